@@ -1,0 +1,1 @@
+"""shardlab: a reproducible laboratory for sharded training of language models."""

@@ -1,0 +1,1 @@
+"""What everything else rests on: parameters, strategies, records, files, processes, errors."""

@@ -1,0 +1,61 @@
+"""The base of everything that a user writes: strict, frozen documents with helpful refusals."""
+
+from typing import Any
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
+
+from shardlab.core.errors import UserError, nearest
+
+
+class Document(BaseModel):
+    """Frozen and strict: unknown keys and wrong types are refused, never converted."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            for key in value:
+                if key not in cls.model_fields:
+                    raise PydanticCustomError(
+                        "unknown_key",
+                        "unknown key; {hint}",
+                        {"key": str(key), "hint": nearest(str(key), cls.model_fields)},
+                    )
+        return value
+
+
+def validate(annotation: Any, value: Any, where: str) -> Any:
+    """`value` as an instance of `annotation`.
+
+    Raises:
+        UserError: one line with the key's path, what was expected and what was found.
+    """
+    try:
+        return pydantic.TypeAdapter(annotation).validate_python(value)
+    except pydantic.ValidationError as error:
+        raise UserError(_one_line(error, where)) from None
+
+
+def _one_line(error: pydantic.ValidationError, where: str) -> str:
+    """The first complaint, addressed by the path that the user wrote (tags of unions left out)."""
+    first = error.errors()[0]
+    parts = [str(part) for part in first["loc"] if not _is_tag(part)]
+    unknown = first.get("ctx", {}).get("key") if first["type"] == "unknown_key" else None
+    path = ".".join([*filter(None, [where]), *parts, *filter(None, [unknown])])
+    found = first["input"]
+    shown = "" if isinstance(found, dict | list | BaseModel) else f" (found {found!r})"
+    more = error.error_count() - 1
+    rest = f"; {more} more below it" if more else ""
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{path}: {message[0].lower()}{message[1:]}{shown}{rest}"
+
+
+def _is_tag(part: str | int) -> bool:
+    """Discriminators and validators put names into the location that no user ever wrote."""
+    return isinstance(part, str) and (part.startswith("codec:") or "[" in part)

@@ -1,0 +1,55 @@
+"""Facts of the machine that a figure was measured on."""
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+
+def describe_host() -> dict[str, Any]:
+    """Processor, usable cores, memory and Python; the same keys on every machine."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": memory_bytes(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+
+
+def memory_bytes() -> int:
+    """Main memory of the machine, or the limit of the control group when that is lower."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.exists() else "max"
+    return physical if text == "max" else min(physical, int(text))
+
+
+def peak_memory_bytes() -> int:
+    """Largest resident set of this process so far."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/self/status has no VmHWM line")
+
+
+def git_revision() -> str:
+    """Commit of the working tree, with `+` when it has changes; `unknown` outside of git."""
+    try:
+        run = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return run.stdout.strip() or "unknown"
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

@@ -1,0 +1,288 @@
+"""The experiment: the schema of `params.yaml`, and how a stage reads the keys that it declared."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import Field, StringConstraints, model_validator
+
+from shardlab.core.document import Document, validate
+from shardlab.core.errors import UserError, nearest
+from shardlab.core.strategy import Strategy
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=40)]
+"""Names become parts of file names: lower-case letters, digits and hyphens."""
+Round = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*$")]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class Data(Document):
+    """Where the text comes from."""
+
+    source: Literal["wikipedia", "json", "jsonl", "mediawiki", "huggingface", "synthetic"] = (
+        "wikipedia"
+    )
+    """wikipedia: the default corpus, fetched by pip; synthetic: generated words, for quick tries"""
+    path: str | None = None
+    """file to read (json, jsonl, mediawiki: .xml or .xml.bz2), or name of a Hugging Face dataset"""
+    documents: int | None = Field(None, ge=1)
+    """keep only this many documents"""
+    bad_records: Literal["refuse", "skip"] = "refuse"
+    """what happens to a record without a title or text: an error, or counted and left out"""
+    validation_share: float = Field(0.02, gt=0, lt=1)
+    """share of the documents kept for validation, chosen by a hash of the title"""
+
+    @model_validator(mode="after")
+    def _path_fits_source(self) -> Self:
+        generated = self.source in ("wikipedia", "synthetic")
+        if generated and self.path is not None:
+            raise ValueError(f"source {self.source!r} needs no path: remove it")
+        if not generated and self.path is None:
+            raise ValueError(f"source {self.source!r} needs a path")
+        return self
+
+
+class Tokenize(Document):
+    """How text becomes token shards."""
+
+    tokenizer: str = "train"
+    """train: a byte-level BPE trained on the training split; gpt2: GPT-2's own; or a path to a
+    tokenizer.json or a folder that holds one"""
+    vocabulary: int | None = Field(2048, ge=257, le=2**31)
+    """tokens in a trained vocabulary; null with a given tokenizer"""
+    shards: int = Field(2, ge=1, le=64)
+    """files that the training split is built in, side by side"""
+
+    @model_validator(mode="after")
+    def _vocabulary_is_for_training(self) -> Self:
+        if (self.tokenizer == "train") != (self.vocabulary is not None):
+            raise ValueError(
+                "vocabulary is the size of a trained tokenizer: give it with tokenizer: train, "
+                "and null otherwise"
+            )
+        return self
+
+
+class Model(Document):
+    """What is trained: a preset with random weights, or a Hugging Face causal language model."""
+
+    preset: Literal["tiny", "small", "10m", "62m", "90m", "300m"] | None = None
+    pretrained: str | None = None
+    """folder or name for AutoModelForCausalLM.from_pretrained"""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.preset is None) == (self.pretrained is None):
+            raise ValueError("give either preset or pretrained")
+        return self
+
+
+class Train(Document):
+    """The training run that every strategy goes through."""
+
+    world_size: int = Field(2, ge=1)
+    threads: int = Field(1, ge=1)
+    """CPU threads per rank; part of the result, because sums depend on it"""
+    steps: int = Field(120, ge=2)
+    batch_size: int = Field(8, ge=1)
+    """sequences per rank and micro-batch"""
+    accumulation: int = Field(1, ge=1)
+    """micro-batches per step"""
+    sequence_length: int = Field(64, ge=2)
+    learning_rate: float = Field(3e-3, gt=0)
+    warmup_steps: int = Field(10, ge=0)
+    """steps of linear learning-rate growth; cosine decay to a tenth follows"""
+    weight_decay: float = Field(0.1, ge=0)
+    clip: float | None = Field(1.0, gt=0)
+    """largest global gradient norm, or null"""
+    untimed_steps: int = Field(5, ge=0)
+    """first steps that no timing counts"""
+    audit_steps: int = Field(1, ge=0)
+    """extra steps after the run, whose gradients are also summed exactly to measure the codec"""
+    profiled_steps: int = Field(3, ge=1)
+    """extra steps after the run that are traced"""
+    timeout_s: float = Field(60, gt=0)
+    """longest wait for another rank"""
+
+    @model_validator(mode="after")
+    def _steps_remain(self) -> Self:
+        if self.untimed_steps >= self.steps:
+            raise ValueError(f"untimed_steps must be below steps ({self.steps})")
+        return self
+
+
+class Agent(Document):
+    """How the search for a better strategy works."""
+
+    start: Name = "fsdp2"
+    """run whose strategy the first round tries to improve"""
+    judge: Literal["rules", "http"] = "rules"
+    """rules: deterministic; http: a language model behind an OpenAI-compatible endpoint"""
+    endpoint: str | None = None
+    """base URL ending in /v1; the key comes from SHARDLAB_API_KEY"""
+    model: str | None = None
+    """name of the language model at the endpoint"""
+    candidates: Literal["action", "config"] = "action"
+    """action: one reversible change of the incumbent; config: whole strategies"""
+    max_candidates: int = Field(6, ge=2, le=16)
+    quality_tolerance: float = Field(0.03, ge=0)
+    """largest relative rise of validation perplexity that a faster strategy may cost"""
+    memory_limit_gb: float | None = Field(None, gt=0)
+    """largest peak memory of one rank; null: that of the machine shared by the ranks"""
+    trial_timeout_s: float = Field(300, gt=0)
+    budget: int = Field(8, ge=1)
+    """trials in all rounds together"""
+    stop_loss: int = Field(4, ge=1)
+    """rejections in a row after which no more is tried"""
+
+    @model_validator(mode="after")
+    def _endpoint_for_http(self) -> Self:
+        if self.judge == "http" and not (self.endpoint and self.model):
+            raise ValueError("judge: http needs endpoint and model")
+        return self
+
+
+class RoundPlan(Document):
+    """One round of the search."""
+
+    after: str
+    """what is known before it: results/results.jsonl, or the history of the round before"""
+
+
+class Params(Document):
+    """The whole of `params.yaml`."""
+
+    data: Data
+    tokenize: Tokenize
+    model: Model
+    train: Train
+    strategies: dict[Name, Strategy]
+    """every strategy by name"""
+    runs: list[Name] = Field(min_length=1)
+    """strategies of the matrix"""
+    seeds: list[Seed] = Field(min_length=1)
+    baseline: Name
+    """run that the others are compared with"""
+    agent: Agent
+    rounds: dict[Round, RoundPlan]
+    last_round: Round
+
+
+class Parameters:
+    """The parameters of a file, as far as it holds them, with overrides from the command line.
+
+    Args:
+        path: YAML or JSON. A file may hold a part of the parameters: what is there must be right.
+        overrides: `key=value` texts, keys dotted and values in YAML, applied before the checks.
+
+    Raises:
+        UserError: the first mistake anywhere in the file, in one line.
+    """
+
+    def __init__(self, path: str | Path = "params.yaml", overrides: Iterable[str] = ()) -> None:
+        self._path = path
+        self._tree = _load(path)
+        for override in overrides:
+            _override(self._tree, override)
+        _check_tree(self._tree)
+
+    def __call__(self, *keys: str) -> Any:
+        """The validated values of dotted keys, one or a list of them.
+
+        A stage names here just the keys that the pipeline files declare for it.
+
+        Raises:
+            UserError: a key that is absent.
+        """
+        values = [self._read(key) for key in keys]
+        return values[0] if len(values) == 1 else values
+
+    def _read(self, key: str) -> Any:
+        node: Any = self._tree
+        for part in key.split("."):
+            if not isinstance(node, dict) or part not in node:
+                valid = list(node) if isinstance(node, dict) else []
+                raise UserError(f"{key}: missing from {self._path}; {nearest(part, valid)}")
+            node = node[part]
+        section, *rest = key.split(".")
+        annotation = {"strategies": Strategy, "rounds": RoundPlan}[section] if rest else None
+        return validate(annotation or _annotation(section), node, key)
+
+
+def _load(path: str | Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; run from the folder that holds it") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict):
+        raise UserError(f"{path}: expected a mapping of sections")
+    return tree
+
+
+def _override(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals:
+        raise UserError(f"--set {override}: expected key=value, for example train.steps=10")
+    *parents, leaf = key.split(".")
+    node = tree
+    for part in parents:
+        node = node.setdefault(part, {})
+        if not isinstance(node, dict):
+            raise UserError(f"--set {key}: {part!r} is a value, not a section")
+    try:
+        node[leaf] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UserError(f"--set {key}: {text!r} is not YAML") from None
+
+
+def _annotation(section: str) -> Any:
+    field = Params.model_fields[section]
+    return Annotated[field.annotation, field]
+
+
+def _check_tree(tree: dict[str, Any]) -> None:
+    values = {}
+    for key, value in tree.items():
+        if key not in Params.model_fields:
+            raise UserError(f"{key}: unknown key; {nearest(str(key), Params.model_fields)}")
+        values[key] = validate(_annotation(key), value, key)
+    _check_references(values)
+
+
+def _check_references(values: dict[str, Any]) -> None:
+    """What one key says of another, where both are there."""
+
+    def refuse(key: str, name: str, valid: list[str], kind: str) -> None:
+        if name not in valid:
+            raise UserError(f"{key}: {name!r} is no {kind}; {nearest(name, valid)}")
+
+    runs = values.get("runs")
+    if runs is not None:
+        for i, run in enumerate(runs):
+            if run in runs[:i]:
+                raise UserError(f"runs.{i}: {run!r} is named twice")
+            if "strategies" in values:
+                refuse(f"runs.{i}", run, list(values["strategies"]), "strategy")
+        if "baseline" in values:
+            refuse("baseline", values["baseline"], runs, "run")
+        if "agent" in values:
+            refuse("agent.start", values["agent"].start, runs, "run")
+    seeds = values.get("seeds", [])
+    if len(set(seeds)) < len(seeds):
+        raise UserError("seeds: a seed is named twice")
+    if "rounds" in values and "last_round" in values:
+        refuse("last_round", values["last_round"], list(values["rounds"]), "round")
+        _check_chain(list(values["rounds"].items()))
+
+
+def _check_chain(rounds: list[tuple[str, RoundPlan]]) -> None:
+    before = "results/results.jsonl"
+    for number, (name, plan) in enumerate(rounds, start=1):
+        if name != str(number):
+            raise UserError(f"rounds.{name}: expected round '{number}' here: count up from '1'")
+        if plan.after != before:
+            raise UserError(f"rounds.{name}.after: expected {before!r} (found {plan.after!r})")
+        before = f"results/rounds/{name}/history.json"

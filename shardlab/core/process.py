@@ -1,0 +1,20 @@
+"""Child processes that never outlive their parent (Linux)."""
+
+import ctypes
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int, sig: int = signal.SIGKILL) -> None:
+    """Asks the kernel to send `sig` to this process when the thread that started it ends.
+
+    Args:
+        parent: process id of the expected parent; if it is already gone, this process ends now.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, sig, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:
+        os.kill(os.getpid(), sig)

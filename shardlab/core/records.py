@@ -1,0 +1,136 @@
+"""The record of one run: everything that reports, forecasts and the agent may know of it.
+
+One record per (run, seed). Times are in milliseconds and leave out the untimed steps; bytes are
+those that one rank sent, averaged over ranks and steps; shares are between 0 and 1.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from shardlab.core.document import Document, validate
+from shardlab.core.files import read_json_lines, write_json_lines
+
+SCHEMA_VERSION = 1
+
+
+class Setting(Document):
+    """What ran, and on what."""
+
+    run: str
+    seed: int
+    engine: str
+    world_size: int
+    model: str
+    parameters: int
+    dataset: str
+    sequence_length: int
+    batch_size: int
+    accumulation: int
+    link: str
+    """how the ranks were joined: loopback, or an emulated rate"""
+    codec: str
+    codec_config: dict[str, Any]
+    weight_codec: str
+    error_feedback: bool
+    strategy: dict[str, Any]
+    """the strategy in its normal form"""
+    strategy_hash: str
+    params_hash: str
+    revision: str
+    torch: str
+    host: dict[str, Any]
+
+
+class Training(Document):
+    """What the training loop measured."""
+
+    steps: int
+    step_ms_mean: float
+    step_ms_p50: float
+    step_ms_p90: float
+    step_ms_p95: float
+    tokens_per_s: float
+    """over all ranks"""
+    train_loss: float
+    """nats per token, mean of the last tenth of the steps"""
+    bytes_raw: float
+    """bytes per step that the engine asked to move"""
+    bytes_wire: float
+    """bytes per step that moved, metadata included"""
+    compression_ratio: float
+    ledger: dict[str, Any]
+    """per kind of message: collectives, bytes, encode and decode time, uncompressed messages"""
+    encode_ms: float
+    decode_ms: float
+    index_bytes: float
+    metadata_bytes: float
+    density: float | None
+    """share of the elements that were sent, for sparse codecs"""
+    extra_collectives: float
+    residual_norm: float | None
+    grad_rel_error: float | None
+    """|compressed mean gradient - exact mean gradient| / |exact|, on the audited steps"""
+    grad_cosine: float | None
+    memory_peak_bytes: int
+    """largest resident set of a rank"""
+    clipped_steps: int
+    invalid_steps: int
+    """steps left out because a gradient was not finite"""
+
+
+class Breakdown(Document):
+    """Where the time of the profiled steps went (mean over steps and ranks)."""
+
+    profiled_step_ms: float
+    compute_ms: float
+    comm_ms_per_step: float
+    comm_share: float
+    comm_ms_by_op: dict[str, float]
+    exposed_comm_ms: float
+    overlap: float
+    """hidden part of all communication"""
+    idle_ms: float
+    backward_comm_share: float
+
+
+class Validation(Document):
+    """Quality of the saved model on the validation split."""
+
+    val_loss: float
+    """nats per token"""
+    val_ppl: float
+    val_bits_per_byte: float
+    val_tokens: int
+    untrained_ppl: float
+    """perplexity of the same model before its first step"""
+
+
+class Record(Setting, Training, Breakdown, Validation):
+    """One line of `results.jsonl`."""
+
+    schema_version: int = Field(SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION)
+
+
+def read_records(path: str | Path) -> list[Record]:
+    """Records of a file of JSON lines.
+
+    Raises:
+        UserError: a line that is no record of this schema version.
+    """
+    lines = read_json_lines(path)
+    return [validate(Record, line, f"{path}:{i}") for i, line in enumerate(lines, 1)]
+
+
+def write_records(path: str | Path, records: list[Record]) -> None:
+    write_json_lines(path, [record.model_dump(mode="json") for record in records])
+
+
+def table_row(record: Record) -> dict[str, Any]:
+    """One flat row: nested values become JSON text. The columns are those of every record."""
+    return {
+        key: json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
+        for key, value in record.model_dump(mode="json").items()
+    }
