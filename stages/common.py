@@ -1,4 +1,4 @@
-"""What every stage does alike: arguments, overrides, a log, one-line errors, and dying with the tool."""
+"""What every stage does alike: arguments, a log, one-line errors, and dying with the tool."""
 
 import argparse
 import inspect
@@ -65,3 +65,14 @@ def _log(name: str, values: list[str], message: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as log:
         log.write(f"{datetime.now().isoformat(timespec='seconds')} {message.rstrip()}\n")
+
+
+def integer(name: str, text: str) -> int:
+    """An argument of a stage as a whole number.
+
+    Raises:
+        UserError: it is none.
+    """
+    if not text.isdecimal():
+        raise UserError(f"{name}: expected a whole number (found {text!r})")
+    return int(text)

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from shardlab.core.document import Document
-from shardlab.core.errors import nearest
+from shardlab.core.errors import UserError, nearest
 
 
 class NoneSpec(Document):
@@ -53,7 +53,7 @@ _SPECS: dict[str, type[Document]] = {
 def _parse(value: Any) -> Any:
     """`"int8:group=64"` as `{"name": "int8", "group": 64}`; refuses names that are no codec."""
     if isinstance(value, str):
-        value = _from_text(value)
+        value = split_text(value)
     name = _name(value)
     if name not in _SPECS:
         raise PydanticCustomError(
@@ -64,15 +64,18 @@ def _parse(value: Any) -> Any:
     return value
 
 
-def _from_text(text: str) -> dict[str, Any]:
+def split_text(text: str) -> dict[str, Any]:
+    """`"int8:group=64"` as `{"name": "int8", "group": 64}`; option values are YAML.
+
+    Raises:
+        UserError: an option that is not `key=value`.
+    """
     name, _, options = text.partition(":")
     parsed: dict[str, Any] = {"name": name}
     for option in filter(None, options.split(",")):
         key, equals, literal = option.partition("=")
         if not equals:
-            raise PydanticCustomError(
-                "codec_option", "codec option {option} is not key=value", {"option": repr(option)}
-            )
+            raise UserError(f"codec option {option!r} is not key=value")
         parsed[key] = yaml.safe_load(literal)
     return parsed
 
@@ -81,11 +84,11 @@ def _name(value: Any) -> Any:
     return value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
 
 
-CodecSpec = Annotated[
+_Spec = Annotated[
     Annotated[NoneSpec, Tag("codec:none")]
     | Annotated[Bf16Spec, Tag("codec:bf16")]
     | Annotated[Int8Spec, Tag("codec:int8")]
     | Annotated[TopKSpec, Tag("codec:topk")],
     Discriminator(lambda value: f"codec:{_name(value)}"),
-    BeforeValidator(_parse),
 ]
+CodecSpec = Annotated[_Spec, BeforeValidator(_parse, json_schema_input_type=_Spec | str)]

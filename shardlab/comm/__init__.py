@@ -1,0 +1,1 @@
+"""Collectives over codecs, error feedback, the ledger, and hooks into other people's models."""

@@ -1,0 +1,97 @@
+"""The ledger: what one rank asked to move, what moved, and what the codec cost."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from time import perf_counter
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Kind = Literal["gradients", "weights"]
+
+
+@dataclass
+class Account:
+    """Sums over the messages of one kind; bytes are those that this rank sends to others."""
+
+    collectives: int = 0
+    extra_collectives: int = 0
+    """collectives that an uncompressed run would not need"""
+    bytes_raw: float = 0.0
+    """what the operation has to send in the dtype it was asked for, by the best algorithm"""
+    bytes_wire: float = 0.0
+    index_bytes: float = 0.0
+    metadata_bytes: float = 0.0
+    elements: int = 0
+    """elements that went through a codec"""
+    elements_sent: int = 0
+    encode_s: float = 0.0
+    decode_s: float = 0.0
+    uncompressed: Counter[str] = field(default_factory=Counter)
+    """messages that a codec was meant for but did not touch, by reason"""
+
+    def summary(self) -> dict[str, Any]:
+        """The sums with the ratio of raw to wire bytes and the share of elements sent."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {
+            **values,
+            "uncompressed": dict(self.uncompressed),
+            "compression_ratio": self.bytes_raw / self.bytes_wire if self.bytes_wire else 1.0,
+            "density": self.elements_sent / self.elements if self.elements else None,
+        }
+
+
+@dataclass
+class Audit:
+    """Compressed against exact reductions of the same vectors, as sums over this rank's shards."""
+
+    error_squared: float = 0.0
+    exact_squared: float = 0.0
+    reduced_squared: float = 0.0
+    product: float = 0.0
+
+    def add(self, reduced: Tensor, exact: Tensor) -> None:
+        """Takes in one reduced vector and its exact counterpart."""
+        reduced, exact = reduced.double(), exact.double()
+        self.error_squared += float((reduced - exact).square().sum())
+        self.exact_squared += float(exact.square().sum())
+        self.reduced_squared += float(reduced.square().sum())
+        self.product += float(torch.dot(reduced, exact))
+
+
+class Ledger:
+    """Counts every message of one rank; `reset` starts anew."""
+
+    def __init__(self) -> None:
+        self.accounts: dict[Kind, Account] = {}
+        self.audit: Audit | None = None
+        """set while exact reductions run beside the compressed ones"""
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets all counts."""
+        self.accounts = {"gradients": Account(), "weights": Account()}
+
+    def summary(self) -> dict[str, dict[str, Any]]:
+        """Per kind of message: bytes_raw, bytes_wire, compression_ratio, collectives and more."""
+        return {kind: account.summary() for kind, account in self.accounts.items()}
+
+    @contextmanager
+    def auditing(self) -> Iterator[Audit]:
+        """While the block runs, reductions are repeated exactly and compared."""
+        self.audit = Audit()
+        try:
+            yield self.audit
+        finally:
+            self.audit = None
+
+
+@contextmanager
+def timed(account: Account, what: Literal["encode_s", "decode_s"]) -> Iterator[None]:
+    """Adds the wall time of the block to the account."""
+    start = perf_counter()
+    yield
+    setattr(account, what, getattr(account, what) + perf_counter() - start)

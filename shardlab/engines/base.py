@@ -1,0 +1,170 @@
+"""The contract of an engine, and what all engines that use autograd as it is have in common."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.profiler import record_function
+
+from shardlab.comm.attach import attach
+from shardlab.comm.ledger import Audit, Ledger
+from shardlab.core.strategy import Compression
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """How the weights are updated: AdamW (Loshchilov and Hutter 2019) behind a clipped gradient."""
+
+    weight_decay: float
+    clip: float | None
+    """largest global gradient norm, or None"""
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What one step did, as this rank saw it."""
+
+    loss: float
+    """nats per token, mean over this rank's micro-batches"""
+    gradient_norm: float
+    """before clipping; the same on all ranks"""
+    applied: bool
+    """False when the gradient was not finite and the step was left out, on all ranks alike"""
+
+
+class Engine(ABC):
+    """Trains one model on the ranks of one process group by one strategy.
+
+    Laws:
+    - all ranks call the same methods in the same order;
+    - from one seed all engines give the same losses, up to the rounding of sums;
+    - gradients are reduced once per step, after the last micro-batch;
+    - what moved between ranks is in `ledger`.
+    """
+
+    ledger: Ledger
+
+    @abstractmethod
+    def step(self, micro_batches: Sequence[Tensor], learning_rate: float) -> StepOutcome:
+        """Forward, backward and update.
+
+        Args:
+            micro_batches: int64 tokens [batch, sequence + 1] each; position t predicts t + 1.
+        """
+
+    @abstractmethod
+    def full_parameters(self) -> dict[str, Tensor]:
+        """The whole model by the names of the unwrapped module, on every rank."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's model, optimizer and residuals; nested mappings of tensors and numbers."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from `state_dict()` of the same rank, bit for bit."""
+
+    @abstractmethod
+    def residual_norm(self) -> float | None:
+        """Norm of what error feedback holds back on this rank; None without error feedback."""
+
+    @abstractmethod
+    def audit(self) -> AbstractContextManager[Audit]:
+        """While the block runs, every reduction is also done exactly and compared."""
+
+
+class AutogradEngine(Engine):
+    """Engines whose wrapped module runs forward and backward by plain autograd.
+
+    A subclass wraps the model and says how a reduction is put off.
+    """
+
+    def __init__(
+        self, module: nn.Module, gradients: Compression, optimization: Optimization
+    ) -> None:
+        self.module = module
+        self._handle = attach(
+            module,
+            gradients.codec,
+            error_feedback=gradients.error_feedback,
+            route=gradients.route,
+            minimum_size=gradients.minimum_size,
+        )
+        self.ledger = self._handle.ledger
+        self._optimization = optimization
+        self._optimizer = torch.optim.AdamW(
+            module.parameters(), lr=0.0, weight_decay=optimization.weight_decay, fused=True
+        )
+
+    @abstractmethod
+    def _without_reduction(self) -> AbstractContextManager[None]:
+        """While the block runs, backward accumulates gradients on each rank alone."""
+
+    def step(self, micro_batches: Sequence[Tensor], learning_rate: float) -> StepOutcome:  # noqa: D102
+        *early, last = micro_batches
+        losses = []
+        if early:
+            with self._without_reduction():
+                losses += [self._accumulate(batch, len(micro_batches)) for batch in early]
+        losses.append(self._accumulate(last, len(micro_batches)))
+        norm = self._clip()
+        applied = math.isfinite(norm)
+        if applied:
+            for group in self._optimizer.param_groups:
+                group["lr"] = learning_rate
+            self._optimizer.step()
+        self._optimizer.zero_grad()
+        return StepOutcome(sum(losses) / len(losses), norm, applied)
+
+    def _accumulate(self, batch: Tensor, count: int) -> float:
+        with record_function("shardlab::forward"):
+            logits = self.module(input_ids=batch[:, :-1]).logits
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+        with record_function("shardlab::backward"):
+            (loss / count).backward()
+        return float(loss.detach())
+
+    def _clip(self) -> float:
+        limit = self._optimization.clip
+        norm = torch.nn.utils.clip_grad_norm_(
+            self.module.parameters(), math.inf if limit is None else limit
+        )
+        return float(getattr(norm, "full_tensor", lambda: norm)())
+
+    def full_parameters(self) -> dict[str, Tensor]:  # noqa: D102
+        options = StateDictOptions(full_state_dict=True)
+        return cast(dict[str, Tensor], get_model_state_dict(self.module, options=options))
+
+    def state_dict(self) -> dict[str, Any]:  # noqa: D102
+        model, optimizer = get_state_dict(self.module, self._optimizer)
+        return {"model": model, "optimizer": optimizer, "residuals": self._handle.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: D102
+        set_state_dict(
+            self.module,
+            self._optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
+        self._handle.load_state_dict(state["residuals"])
+
+    def residual_norm(self) -> float | None:  # noqa: D102
+        feedback = self._handle.feedback
+        return None if feedback is None else feedback.norm()
+
+    @contextmanager
+    def audit(self) -> Iterator[Audit]:  # noqa: D102
+        with self.ledger.auditing() as audit:
+            yield audit

@@ -1,0 +1,18 @@
+"""The engine that a strategy names."""
+
+import torch.distributed as dist
+from torch import nn
+
+from shardlab.core.strategy import Strategy
+from shardlab.engines.base import Engine, Optimization
+from shardlab.engines.ddp import DDPEngine
+from shardlab.engines.fsdp2 import FSDP2Engine
+
+_ENGINES = {"ddp": DDPEngine, "fsdp2": FSDP2Engine}
+
+
+def build_engine(
+    model: nn.Module, strategy: Strategy, optimization: Optimization, group: dist.ProcessGroup
+) -> Engine:
+    """Wraps `model`, which holds the same weights on every rank of `group`, by `strategy`."""
+    return _ENGINES[strategy.engine](model, strategy, optimization, group)

@@ -1,0 +1,34 @@
+"""`ddp`: torch's DistributedDataParallel, the baseline that shards nothing."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from shardlab.core.strategy import Strategy
+from shardlab.engines.base import AutogradEngine, Optimization
+
+
+class DDPEngine(AutogradEngine):
+    """Every rank holds the whole model; buckets of gradients are averaged during backward."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        strategy: Strategy,
+        optimization: Optimization,
+        group: dist.ProcessGroup,
+    ) -> None:
+        full = strategy.normal()
+        wrapped = DistributedDataParallel(
+            model, process_group=group, bucket_cap_mb=full.bucket_mb, gradient_as_bucket_view=True
+        )
+        super().__init__(wrapped, full.gradients, optimization)
+        self._wrapped = wrapped
+
+    @contextmanager
+    def _without_reduction(self) -> Iterator[None]:
+        with self._wrapped.no_sync():
+            yield

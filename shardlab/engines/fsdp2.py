@@ -1,0 +1,43 @@
+"""`fsdp2`: torch's fully_shard, parameters sharded per unit and gathered for use."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from shardlab.core.strategy import Strategy
+from shardlab.engines.base import AutogradEngine, Optimization
+from shardlab.models.build import transformer_blocks
+
+
+class FSDP2Engine(AutogradEngine):
+    """Every rank holds 1/W of each parameter, gradient and optimizer state."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        strategy: Strategy,
+        optimization: Optimization,
+        group: dist.ProcessGroup,
+    ) -> None:
+        full = strategy.normal()
+        device = next(model.parameters()).device.type
+        mesh = DeviceMesh.from_group(group, device)
+        if full.wrap == "block":
+            for block in transformer_blocks(model):
+                fully_shard(block, mesh=mesh, reshard_after_forward=full.reshard_after_forward)
+        # backward begins where forward ended: what the root gathered is needed again at once
+        root = fully_shard(model, mesh=mesh, reshard_after_forward=False)
+        super().__init__(model, full.gradients, optimization)
+        self._root: FSDPModule = root
+
+    @contextmanager
+    def _without_reduction(self) -> Iterator[None]:
+        self._root.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            self._root.set_requires_gradient_sync(True)

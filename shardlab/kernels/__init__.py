@@ -1,0 +1,1 @@
+"""Wire formats in C++ (csrc/), each with the PyTorch reference that defines its bits."""

@@ -1,0 +1,1 @@
+"""The training run: ranks, loop, telemetry, saved model, evaluation."""

@@ -1,0 +1,26 @@
+"""What one training run needs to know."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shardlab.core.files import sha256_of_value
+from shardlab.core.params import Model, Train
+from shardlab.core.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """One run: a strategy with one seed."""
+
+    run: str
+    seed: int
+    strategy: Strategy
+    train: Train
+    model: Model
+    data: Path = field(default=Path("data"))
+    """folder with tokenizer.json, tokens/ and source.json"""
+
+    def params_hash(self) -> str:
+        """16 hexadecimal digits over all parameters that this run reads."""
+        documents = [self.strategy.normal(), self.train, self.model]
+        return sha256_of_value([d.model_dump(mode="json") for d in documents])[:16]

@@ -1,0 +1,153 @@
+"""From what the ranks measured to the metrics of the run."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from shardlab.core.files import read_json
+from shardlab.core.host import describe_host, git_revision, peak_memory_bytes
+from shardlab.core.records import Setting, Training
+from shardlab.engines.base import Engine
+from shardlab.train.plan import RunPlan
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one rank has to tell when its run is over; plain values, so that it can be gathered."""
+
+    events: list[Event]
+    ledger: dict[str, dict[str, Any]]
+    audit: dict[str, float] | None
+    residual_norm: float | None
+    memory_peak_bytes: int
+
+    @classmethod
+    def of_this_rank(
+        cls,
+        events: list[Event],
+        ledger: dict[str, dict[str, Any]],
+        engine: Engine,
+        audit: dict[str, float] | None,
+    ) -> "Measured":
+        """Adds what the process itself knows."""
+        return cls(events, ledger, audit, engine.residual_norm(), peak_memory_bytes())
+
+
+def describe(plan: RunPlan, parameters: int) -> dict[str, Any]:
+    """The `Setting` of a record."""
+    full = plan.strategy.normal()
+    codec = full.gradients.codec.model_dump()
+    return Setting(
+        run=plan.run,
+        seed=plan.seed,
+        engine=full.engine,
+        world_size=plan.train.world_size,
+        model=plan.model.preset or str(plan.model.pretrained),
+        parameters=parameters,
+        dataset=read_json(plan.data / "source.json")["name"],
+        sequence_length=plan.train.sequence_length,
+        batch_size=plan.train.batch_size,
+        accumulation=plan.train.accumulation,
+        link="loopback",
+        codec=codec.pop("name"),
+        codec_config=codec,
+        weight_codec="none",
+        error_feedback=full.gradients.error_feedback,
+        strategy=full.model_dump(mode="json"),
+        strategy_hash=plan.strategy.hash(),
+        params_hash=plan.params_hash(),
+        revision=git_revision(),
+        torch=torch.__version__,
+        host=describe_host(),
+    ).model_dump(mode="json")
+
+
+def merge_events(ranks: Sequence[Measured], tokens_per_step: int) -> list[Event]:
+    """One event per step: the loss is the mean over ranks, the duration that of the slowest."""
+    merged = []
+    for same_step in zip(*(rank.events for rank in ranks), strict=True):
+        step_ms = max(event["step_ms"] for event in same_step)
+        merged.append(
+            {
+                **same_step[0],
+                "loss": statistics.fmean(event["loss"] for event in same_step),
+                "step_ms": step_ms,
+                "tokens": tokens_per_step,
+                "tokens_per_s": tokens_per_step / step_ms * 1e3,
+            }
+        )
+    return merged
+
+
+def summarize(plan: RunPlan, ranks: Sequence[Measured], tokens_per_step: int) -> dict[str, Any]:
+    """The `Training` part of a record."""
+    events = merge_events(ranks, tokens_per_step)
+    timed = events[plan.train.untimed_steps :]
+    step_ms = np.array([event["step_ms"] for event in timed])
+    ledger = _mean_ledger([rank.ledger for rank in ranks], len(timed))
+    both = list(ledger.values())
+    raw, wire = (sum(kind[key] for kind in both) for key in ("bytes_raw", "bytes_wire"))
+    clip = plan.train.clip
+    tail = max(1, len(events) // 10)
+    return Training(
+        steps=len(events),
+        step_ms_mean=float(step_ms.mean()),
+        step_ms_p50=float(np.percentile(step_ms, 50)),
+        step_ms_p90=float(np.percentile(step_ms, 90)),
+        step_ms_p95=float(np.percentile(step_ms, 95)),
+        tokens_per_s=tokens_per_step * len(timed) / float(step_ms.sum()) * 1e3,
+        train_loss=statistics.fmean(event["loss"] for event in events[-tail:]),
+        bytes_raw=raw,
+        bytes_wire=wire,
+        compression_ratio=raw / wire if wire else 1.0,
+        ledger=ledger,
+        encode_ms=sum(kind["encode_s"] for kind in both) * 1e3,
+        decode_ms=sum(kind["decode_s"] for kind in both) * 1e3,
+        index_bytes=sum(kind["index_bytes"] for kind in both),
+        metadata_bytes=sum(kind["metadata_bytes"] for kind in both),
+        density=ledger["gradients"]["density"],
+        extra_collectives=sum(kind["extra_collectives"] for kind in both),
+        residual_norm=_root_of_squares([rank.residual_norm for rank in ranks]),
+        **_gradient_error([rank.audit for rank in ranks]),
+        memory_peak_bytes=max(rank.memory_peak_bytes for rank in ranks),
+        clipped_steps=sum(clip is not None and event["gradient_norm"] > clip for event in events),
+        invalid_steps=sum(not event["applied"] for event in events),
+    ).model_dump(mode="json")
+
+
+def _mean_ledger(ledgers: Sequence[dict[str, Any]], steps: int) -> dict[str, dict[str, Any]]:
+    """Per kind of message: sums become means per rank and step, shares stay as they are."""
+    shares = ("compression_ratio", "density", "uncompressed")
+    result = {}
+    for kind, first in ledgers[0].items():
+        result[kind] = {
+            key: value
+            if key in shares
+            else statistics.fmean(ledger[kind][key] for ledger in ledgers) / steps
+            for key, value in first.items()
+        }
+    return result
+
+
+def _root_of_squares(norms: Sequence[float | None]) -> float | None:
+    known = [norm for norm in norms if norm is not None]
+    return sum(norm**2 for norm in known) ** 0.5 if known else None
+
+
+def _gradient_error(audits: Sequence[dict[str, float] | None]) -> dict[str, float | None]:
+    """Relative error and cosine of the whole gradient, from the sums over every rank's shards."""
+    known = [audit for audit in audits if audit is not None]
+    total = {key: sum(audit[key] for audit in known) for key in (known[0] if known else ())}
+    if not total or not total["exact_squared"]:
+        return {"grad_rel_error": None, "grad_cosine": None}
+    norms = (total["exact_squared"] * total["reduced_squared"]) ** 0.5
+    return {
+        "grad_rel_error": (total["error_squared"] / total["exact_squared"]) ** 0.5,
+        "grad_cosine": total["product"] / norms if norms else None,
+    }

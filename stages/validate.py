@@ -1,0 +1,19 @@
+"""Perplexity and bits per byte of one trained model on the validation split."""
+
+from pathlib import Path
+
+from shardlab.core.params import Parameters
+from shardlab.train.validate import validate_run
+from stages.common import integer, run
+
+
+def main(params: Parameters, run: str, seed: str) -> None:
+    """Writes results/validate/RUN/seedS.json."""
+    train, model = params("train", "model")
+    folder = Path("results/train", run, f"seed{seed}", "final_model")
+    output = Path("results/validate", run, f"seed{seed}.json")
+    validate_run(folder, output, train, model, integer("seed", seed), Path("data"))
+
+
+if __name__ == "__main__":
+    run(main)

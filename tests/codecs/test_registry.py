@@ -1,0 +1,63 @@
+"""Codecs are found by name, and mistakes are answered with what is valid."""
+
+import pytest
+import torch
+
+from shardlab.codecs import registry
+from shardlab.codecs.base import Content
+from shardlab.codecs.identity import Identity
+from shardlab.core.errors import UserError
+
+
+def test_the_three_ways_to_name_a_codec_agree():
+    by_text = registry.make_codec("int8:group=64")
+    by_mapping = registry.make_codec({"name": "int8", "group": 64})
+    assert by_text.group == by_mapping.group == 64
+    assert registry.make_codec(by_text) is by_text
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("int9", ["int9", "int8"]),
+        ("int8:grup=64", ["grup", "group"]),
+        ("int8:group", ["group", "key=value"]),
+        ("topk:density=2", ["density"]),
+    ],
+)
+def test_a_wrong_name_or_option_is_named_with_the_mend(spec, words):
+    with pytest.raises(UserError) as caught:
+        registry.make_codec(spec)
+    assert "\n" not in str(caught.value)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_a_codec_of_ones_own(monkeypatch):
+    monkeypatch.setattr(registry, "_ADDED", {})
+
+    class Halves(Identity):
+        name = "halves"
+
+        def __init__(self, digits: int = 3) -> None:
+            self.digits = digits
+
+        def payload_bytes(self, n):
+            return 2 * n
+
+        def content(self, n, payload):
+            return Content(n, 0, 0)
+
+        def encode(self, vector, key=None):
+            return vector.half().view(torch.uint8)
+
+        def decode_add(self, payload, out, alpha=1.0):
+            out.add_(payload.view(torch.float16).float(), alpha=alpha)
+
+    registry.register("halves", Halves)
+    codec = registry.make_codec("halves:digits=2")
+    assert codec.digits == 2
+    assert codec.decode(codec.encode(torch.ones(4)), 4).tolist() == [1, 1, 1, 1]
+    with pytest.raises(UserError, match="digitz"):
+        registry.make_codec("halves:digitz=2")
+    with pytest.raises(UserError, match="exists already"):
+        registry.register("int8", Halves)

@@ -1,0 +1,199 @@
+"""Engines agree with each other and with one process, reduce once per step, and resume exactly."""
+
+import functools
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+
+from shardlab.core.params import Model
+from shardlab.core.strategy import parse_strategy
+from shardlab.engines.base import Optimization
+from shardlab.engines.build import build_engine
+from shardlab.models.build import build_model
+
+VOCABULARY, LENGTH, BATCH = 300, 16, 4
+STRATEGIES = {
+    "ddp": {"engine": "ddp"},
+    "ddp-buckets": {"engine": "ddp", "bucket_mb": 0.1},
+    "ddp-exchange": {"engine": "ddp", "gradients": {"route": "exchange"}},
+    "fsdp2": {"engine": "fsdp2"},
+    "fsdp2-root": {"engine": "fsdp2", "wrap": "root"},
+    "fsdp2-kept": {"engine": "fsdp2", "reshard_after_forward": False},
+    "fsdp2-exchange": {"engine": "fsdp2", "gradients": {"route": "exchange"}},
+}
+LOSSY = {
+    "ddp-int8": {"engine": "ddp", "gradients": {"codec": "int8"}},
+    "fsdp2-topk": {
+        "engine": "fsdp2",
+        "gradients": {"codec": "topk:density=0.1", "error_feedback": True},
+    },
+    "ddp-topk": {
+        "engine": "ddp",
+        "gradients": {"codec": "topk:density=0.1", "error_feedback": True},
+    },
+}
+
+
+def batch_of(step: int, micro: int, rank: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(10_000 * step + 100 * micro + rank)
+    return torch.randint(VOCABULARY, (BATCH, LENGTH + 1), generator=generator)
+
+
+def make(group, strategy):
+    model = build_model(Model(preset="tiny"), VOCABULARY, LENGTH, 0, seed=1)
+    optimization = Optimization(weight_decay=0.1, clip=0.5)
+    return build_engine(model, parse_strategy(strategy), optimization, group)
+
+
+def train(engine, group, steps, first=0, micro=1):
+    rank = dist.get_rank(group)
+    outcomes = [
+        engine.step([batch_of(step, m, rank) for m in range(micro)], 1e-3)
+        for step in range(first, first + steps)
+    ]
+    return torch.tensor([outcome.loss for outcome in outcomes])
+
+
+@functools.cache
+def losses_of(name: str, world_size: int, micro: int = 1) -> torch.Tensor:
+    """Mean loss over ranks of four steps."""
+
+    def on_rank(group):
+        return {"losses": train(make(group, STRATEGIES[name]), group, 4, micro=micro)}
+
+    results = run_ranks(world_size, on_rank)
+    return torch.stack([result["losses"] for result in results]).mean(0)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_engines_agree_on_two_ranks(name):
+    # a sum of two numbers does not depend on their order; only fused kernels may round otherwise
+    torch.testing.assert_close(losses_of(name, 2), losses_of("ddp", 2), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_two_ranks_equal_two_micro_batches_of_one(name):
+    def on_rank(group):
+        engine = make(group, STRATEGIES[name])
+        losses = [
+            engine.step([batch_of(step, 0, rank) for rank in range(2)], 1e-3).loss
+            for step in range(4)
+        ]
+        return {"losses": torch.tensor(losses)}
+
+    alone = run_ranks(1, on_rank)[0]["losses"]
+    torch.testing.assert_close(alone, losses_of(name, 2), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "fsdp2-exchange"])
+def test_gradients_are_reduced_once_per_step(name):
+    def on_rank(group):
+        counts = []
+        for micro in (1, 3):
+            engine = make(group, STRATEGIES[name])
+            engine.ledger.reset()
+            train(engine, group, 2, micro=micro)
+            counts.append(engine.ledger.summary()["gradients"]["collectives"])
+        return {"counts": torch.tensor(counts)}
+
+    counts = run_ranks(2, on_rank)[0]["counts"]
+    assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.parametrize("name", ["fsdp2", "ddp"])
+def test_accumulation_agrees_between_engines(name):
+    expected = losses_of("ddp", 2, micro=2)
+    torch.testing.assert_close(losses_of(name, 2, micro=2), expected, rtol=1e-5, atol=0)
+
+
+def test_fsdp2_gathers_and_reduces_as_often_as_theory_says():
+    def on_rank(group):
+        engine = make(group, {"engine": "fsdp2"})
+        train(engine, group, 1)
+        summary = engine.ledger.summary()
+        parameters = sum(p.numel() for p in engine.full_parameters().values())
+        tied = engine.full_parameters()["lm_head.weight"].numel()
+        gathers, reduces = summary["weights"], summary["gradients"]
+        return {
+            "collectives": torch.tensor([gathers["collectives"], reduces["collectives"]]),
+            "raw": torch.tensor([gathers["bytes_raw"], reduces["bytes_raw"]]),
+            "wire": torch.tensor([gathers["bytes_wire"], reduces["bytes_wire"]]),
+            "parameters": torch.tensor(parameters - tied),
+        }
+
+    result = run_ranks(2, on_rank)[0]
+    blocks, root = 2, 1
+    assert result["collectives"].tolist() == [2 * blocks + root, blocks + root]
+    gathered, reduced = result["raw"].tolist()
+    # half of every tensor, padded to whole rows per rank: never less than 4N/2
+    assert 2 * result["parameters"] <= reduced <= 2.02 * result["parameters"]
+    assert reduced < gathered < 2 * reduced
+    assert result["wire"].tolist() == [gathered, 2 * reduced]
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_compressed_training_moves_fewer_bytes_and_keeps_ranks_equal(name):
+    def on_rank(group):
+        engine = make(group, LOSSY[name])
+        losses = train(engine, group, 2)
+        engine.ledger.reset()
+        losses = torch.cat([losses, train(engine, group, 2, first=2)])
+        gradients = engine.ledger.summary()["gradients"]
+        total = torch.stack([p.double().sum() for p in engine.full_parameters().values()])
+        return {
+            "losses": losses,
+            "ratio": torch.tensor(gradients["compression_ratio"]),
+            "total": total,
+        }
+
+    first, second = run_ranks(2, on_rank)
+    assert torch.equal(first["total"], second["total"])
+    assert first["ratio"] > 3.5
+    together = (first["losses"] + second["losses"]) / 2
+    torch.testing.assert_close(together, losses_of("ddp", 2), rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "fsdp2-topk"])
+def test_resume_continues_bit_for_bit(name):
+    strategy = {**STRATEGIES, **LOSSY}[name]
+
+    def on_rank(group):
+        engine = make(group, strategy)
+        train(engine, group, 3)
+        saved = clone(engine.state_dict())
+        straight = train(engine, group, 3, first=3)
+        resumed = make(group, strategy)
+        resumed.load_state_dict(saved)
+        return {"straight": straight, "resumed": train(resumed, group, 3, first=3)}
+
+    for result in run_ranks(2, on_rank):
+        assert torch.equal(result["straight"], result["resumed"])
+
+
+def clone(tree):
+    if isinstance(tree, dict):
+        return {key: clone(value) for key, value in tree.items()}
+    return tree.clone() if isinstance(tree, torch.Tensor) else tree
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_a_gradient_that_is_not_finite_is_left_out_on_all_ranks(name):
+    def on_rank(group):
+        engine = make(group, STRATEGIES[name])
+        before = clone(engine.full_parameters())
+        if dist.get_rank(group) == 0:
+            for parameter in engine.module.parameters():
+                parameter.register_post_accumulate_grad_hook(poison)
+        outcome = engine.step([batch_of(0, 0, dist.get_rank(group))], 1e-3)
+        after = engine.full_parameters()
+        same = all(torch.equal(before[key], after[key]) for key in before)
+        return {"applied": torch.tensor(outcome.applied), "same": torch.tensor(same)}
+
+    def poison(parameter):
+        grad = parameter.grad
+        getattr(grad, "_local_tensor", grad).fill_(float("nan"))
+
+    for result in run_ranks(2, on_rank):
+        assert not result["applied"] and result["same"]
