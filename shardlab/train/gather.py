@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -14,7 +15,7 @@ def gather_bytes(content: bytes, group: dist.ProcessGroup) -> list[bytes]:
     dist.all_gather_single(sizes, torch.tensor([len(content)]), group=group)
     longest = int(sizes.max())
     mine = torch.zeros(longest, dtype=torch.uint8)
-    mine[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    mine[: len(content)] = torch.from_numpy(np.frombuffer(content, np.uint8).copy())
     everything = torch.empty(longest * world_size, dtype=torch.uint8)
     dist.all_gather_single(everything, mine, group=group)
     rows = everything.view(world_size, longest)

@@ -1,0 +1,105 @@
+"""One text with its title, how a raw record becomes one, and what happens to those that cannot."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from shardlab.core.errors import UserError
+
+_NAMED = 100
+
+
+class Document(NamedTuple):
+    """One document of a corpus."""
+
+    id: str
+    title: str
+    text: str
+
+    @property
+    def content(self) -> str:
+        """What a model reads: title, newline, text."""
+        return f"{self.title}\n{self.text}"
+
+
+class Tally:
+    """Counts the records that are no documents, or refuses the first of them.
+
+    Args:
+        policy: `refuse` or `skip` (`data.bad_records`).
+        where: name of the source, for messages.
+    """
+
+    def __init__(self, policy: str, where: str) -> None:
+        self._policy = policy
+        self._where = where
+        self._kinds: Counter[str] = Counter()
+        self._left_out: Counter[str] = Counter()
+        self._named: list[str] = []
+
+    def bad(self, position: str, kind: str) -> None:
+        """Notes a bad record, for example at `record 7` of kind `no title`.
+
+        Raises:
+            UserError: when bad records are refused.
+        """
+        if self._policy == "refuse":
+            raise UserError(
+                f"{self._where}: {position}: {kind}; mend it, or set data.bad_records to skip"
+            )
+        self._kinds[kind] += 1
+        if len(self._named) < _NAMED:
+            self._named.append(f"{position}: {kind}")
+
+    def leave_out(self, kind: str) -> None:
+        """Notes a good record that the source leaves out on purpose."""
+        self._left_out[kind] += 1
+
+    def as_json(self) -> dict[str, Any]:
+        """`bad_records` and `left_out`: counts by kind; the first 100 bad ones by position."""
+        return {
+            "bad_records": {
+                "count": self._kinds.total(),
+                "kinds": dict(self._kinds),
+                "first": self._named,
+            },
+            "left_out": dict(self._left_out),
+        }
+
+
+def to_documents(records: Iterable[tuple[str, int, Any]], tally: Tally) -> Iterator[Document]:
+    """The documents of raw records.
+
+    Args:
+        records: position for messages, number from 1, and a value that should be a mapping with
+            `title` and `text` (both non-empty text) and may have an `id` (text or whole number;
+            the record's number stands in for an absent one).
+    """
+    for position, number, value in records:
+        kind = _complaint(value)
+        if kind is None:
+            identity = value.get("id")
+            yield Document(
+                str(number if identity is None else identity), value["title"], value["text"]
+            )
+        else:
+            tally.bad(position, kind)
+
+
+def _complaint(value: Any) -> str | None:
+    if not isinstance(value, dict):
+        return "not an object"
+    for key in ("title", "text"):
+        if value.get(key) is None:
+            return f"no {key}"
+        if not isinstance(value[key], str):
+            return f"{key} is not text"
+        if not value[key].strip():
+            return f"empty {key}"
+    if isinstance(value.get("id"), bool) or not isinstance(value.get("id"), str | int | None):
+        return "id is neither text nor a whole number"
+    try:
+        f"{value.get('id')}{value['title']}{value['text']}".encode()
+    except UnicodeEncodeError:
+        return "half of a surrogate pair in the text"
+    return None

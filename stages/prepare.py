@@ -1,0 +1,23 @@
+"""Brings the text of any source into one JSON array of documents."""
+
+from pathlib import Path
+
+from shardlab.core.files import write_json
+from shardlab.core.params import Parameters
+from shardlab.core.progress import say
+from shardlab.data.corpus import prepare
+from stages.common import run
+
+
+def main(params: Parameters) -> None:
+    """data/corpus.json and data/source.json, which names source, licence and counts."""
+    source = prepare(params("data"), Path("data/corpus.json"), Path(".work"))
+    write_json("data/source.json", source)
+    say(
+        f"prepare: {source['documents']} documents, {source['bytes'] / 1e6:.2f} MB of text "
+        f"from {source['name']}, {source['bad_records']['count']} bad records"
+    )
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,31 @@
+"""Makes the tokenizer, the token shards and their statistics from the corpus."""
+
+from pathlib import Path
+
+from shardlab.core.files import write_json
+from shardlab.core.params import Parameters
+from shardlab.core.progress import say
+from shardlab.data.statistics import describe_tokens
+from shardlab.data.tokenize import build_tokens
+from shardlab.data.tokens import open_split
+from stages.common import run
+
+
+def main(params: Parameters) -> None:
+    """data/tokenizer.json, data/tokens/ and data/statistics.json."""
+    data, options = params("data", "tokenize")
+    out = Path("data")
+    build_tokens(out / "corpus.json", data.validation_share, options, Path(".work"), out)
+    statistics = describe_tokens(
+        open_split(out / "tokens", "train"), open_split(out / "tokens", "validation")
+    )
+    write_json(out / "statistics.json", statistics)
+    train, validation = statistics["train"], statistics["validation"]
+    say(
+        f"tokenize: {train['tokens']} tokens for training, {validation['tokens']} for validation, "
+        f"{train['bytes_per_token']:.2f} bytes per token, vocabulary {statistics['vocabulary']}"
+    )
+
+
+if __name__ == "__main__":
+    run(main)

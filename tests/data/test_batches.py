@@ -1,0 +1,94 @@
+import hashlib
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardlab.core.errors import UserError
+from shardlab.data.loader import Batches, blocks
+from shardlab.data.manifest import Manifest, Shard, write_manifest
+from shardlab.data.tokens import open_split
+
+TOKENS = 1003
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory):
+    """Tokens 0 to 1002 in three shards, one of them empty."""
+    folder = tmp_path_factory.mktemp("tokens")
+    shards = []
+    for i, part in enumerate(np.split(np.arange(TOKENS, dtype="<u2"), [400, 400])):
+        raw = part.tobytes()
+        (folder / f"train-{i}.bin").write_bytes(raw)
+        digest = hashlib.sha256(raw).hexdigest()
+        shards.append(
+            Shard(file=f"train-{i}.bin", tokens=len(part), documents=1, bytes=1, sha256=digest)
+        )
+    manifest = Manifest(
+        dtype="uint16",
+        vocabulary=TOKENS,
+        end_of_text=0,
+        end_of_text_token="end",
+        corpus_sha256="0" * 64,
+        tokenizer_sha256="0" * 64,
+        train=shards,
+        validation=[],
+    )
+    write_manifest(folder, manifest)
+    return open_split(folder, "train")
+
+
+@given(
+    seed=st.integers(0, 2**31 - 1), first=st.integers(0, 10**4), cuts=st.sets(st.integers(1, 39))
+)
+def test_the_order_does_not_depend_on_how_it_is_chopped(split, seed, first, cuts):
+    whole = Batches(split, 16, seed).batch(first, 40)
+    edges = [0, *sorted(cuts), 40]
+    reader = Batches(split, 16, seed)
+    parts = [reader.batch(first + a, b - a) for a, b in pairwise(edges)]
+    assert whole.shape == (40, 17)
+    assert whole.dtype == torch.int64
+    assert torch.equal(torch.cat(parts), whole)
+
+
+@given(st.integers(0, 2**31 - 1), st.integers(0, 5), st.sampled_from([1, 7, 16, 1002]))
+def test_an_epoch_predicts_each_token_of_the_blocks_once(split, seed, epoch, length):
+    batches = Batches(split, length, seed)
+    count = batches.samples_per_epoch
+    samples = batches.batch(epoch * count, count)
+    assert torch.equal(samples, samples[:, :1] + torch.arange(length + 1))
+    assert samples[:, 1:].flatten().sort().values.tolist() == list(range(1, count * length + 1))
+
+
+def test_seeds_and_epochs_have_orders_of_their_own(split):
+    batches = Batches(split, 16, 0)
+    count = batches.samples_per_epoch
+    first = batches.batch(0, count)
+    assert not torch.equal(first, batches.batch(count, count))
+    assert not torch.equal(first, Batches(split, 16, 1).batch(0, count))
+    assert not torch.equal(first, first.sort(dim=0).values)
+
+
+def test_the_order_is_the_one_of_earlier_versions(split):
+    assert Batches(split, 100, 7).batch(8, 4)[:, 0].tolist() == [900, 0, 300, 900]
+
+
+def test_a_split_shorter_than_a_block_is_refused(split):
+    assert Batches(split, TOKENS - 1, 0).samples_per_epoch == 1
+    with pytest.raises(
+        UserError, match=r"1003 tokens, fewer than train\.sequence_length 1003 \+ 1"
+    ):
+        Batches(split, TOKENS, 0)
+
+
+@given(st.integers(1, 1100), st.integers(1, 9))
+def test_evaluation_predicts_every_token_but_the_first_once_in_order(split, length, batch):
+    tensors = list(blocks(split, length, batch))
+    targets = torch.cat([tensor[:, 1:].flatten() for tensor in tensors])
+    assert targets.tolist() == list(range(1, TOKENS))
+    inputs = torch.cat([tensor[:, :-1].flatten() for tensor in tensors])
+    assert torch.equal(inputs + 1, targets)
+    assert all(len(t) <= batch and t.shape[1] == length + 1 for t in tensors[:-1])

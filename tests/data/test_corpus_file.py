@@ -1,0 +1,48 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardlab.core.errors import UserError
+from shardlab.data.corpus_file import read_corpus, write_corpus
+from shardlab.data.document import Document
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+DOCUMENTS = st.lists(st.builds(Document, TEXT, TEXT, TEXT), min_size=1, max_size=10)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    return tmp_path_factory.mktemp("corpus") / "corpus.json"
+
+
+@given(DOCUMENTS)
+def test_what_is_written_is_read_and_is_a_json_array(file, documents):
+    size = write_corpus(file, documents)
+    assert [line.document for line in read_corpus(file)] == documents
+    assert json.loads(file.read_text(encoding="utf-8")) == [d._asdict() for d in documents]
+    assert size == (len(documents), sum(len(f"{d.title}\n{d.text}".encode()) for d in documents))
+
+
+@given(st.data())
+def test_ranges_of_lines_join_to_the_whole(file, data):
+    write_corpus(file, data.draw(DOCUMENTS))
+    lines = list(read_corpus(file))
+    middle = data.draw(st.sampled_from([line.start for line in lines] + [file.stat().st_size]))
+    parts = [*read_corpus(file, 0, middle), *read_corpus(file, middle, file.stat().st_size)]
+    assert parts == lines
+
+
+@given(st.data())
+def test_a_truncated_corpus_is_never_read_to_its_end(file, data):
+    write_corpus(file, data.draw(DOCUMENTS))
+    whole = file.read_bytes()
+    file.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 3))])
+    with pytest.raises(UserError, match=r"byte \d+: damaged .* python -m stages.prepare"):
+        list(read_corpus(file))
+
+
+def test_an_absent_corpus_is_told_with_the_mend(tmp_path):
+    with pytest.raises(UserError, match=r"python -m stages\.prepare"):
+        list(read_corpus(tmp_path / "corpus.json"))

@@ -1,0 +1,109 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from shardlab.core.errors import UserError
+from shardlab.core.files import write_text
+from shardlab.data.synthetic import generate
+from shardlab.data.tokenizer import given_tokenizer, load_tokenizer, train_tokenizer
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+TRAIN = """
+from shardlab.data.synthetic import generate
+from shardlab.data.tokenizer import train_tokenizer
+print(train_tokenizer((d.content for d in generate(100)), 400).sha256)
+"""
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer((document.content for document in generate(100)), 400)
+
+
+@pytest.fixture
+def saved(tokenizer, tmp_path):
+    write_text(tmp_path / "tokenizer.json", tokenizer.to_json())
+    return tmp_path / "tokenizer.json"
+
+
+@given(st.lists(TEXT | st.just("a<|endoftext|>b"), max_size=5))
+def test_any_text_is_decoded_from_its_tokens_and_holds_no_special_one(tokenizer, texts):
+    for text, ids in zip(texts, tokenizer.encode(texts), strict=True):
+        assert tokenizer.decode(ids) == text
+        assert tokenizer.end_of_text_id not in ids
+        assert all(0 <= i < tokenizer.vocabulary for i in ids)
+
+
+def test_training_does_not_depend_on_threads(tokenizer):
+    for threads in ("1", "3"):
+        run = subprocess.run(
+            [sys.executable, "-c", TRAIN],
+            env={**os.environ, "RAYON_NUM_THREADS": threads},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert run.stdout.strip() == tokenizer.sha256
+
+
+def test_the_vocabulary_has_the_size_asked_for(tokenizer):
+    assert tokenizer.vocabulary == 400
+    assert train_tokenizer(iter(["some text"]), 400).vocabulary == 257
+
+
+def test_transformers_loads_the_file(tokenizer, saved):
+    loaded = PreTrainedTokenizerFast(tokenizer_file=str(saved), eos_token="<|endoftext|>")
+    text = "Some words, é🦊."
+    assert loaded(text)["input_ids"] == tokenizer.encode([text])[0]
+    assert loaded.eos_token_id == tokenizer.end_of_text_id
+    assert len(loaded) == tokenizer.vocabulary
+
+
+def test_a_saved_tokenizer_is_the_same_again(tokenizer, saved, tmp_path):
+    for again in (
+        load_tokenizer(saved),
+        *(given_tokenizer(str(p), tmp_path) for p in (saved, saved.parent)),
+    ):
+        assert again.sha256 == tokenizer.sha256
+        assert again.encode(["x<|endoftext|>"]) == tokenizer.encode(["x<|endoftext|>"])
+
+
+def plain(path):
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    model = models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[])
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=10)
+    tokenizer.save(str(path))
+
+
+def test_a_given_tokenizer_gets_an_end_and_loses_padding_and_truncation(tmp_path):
+    plain(tmp_path / "tokenizer.json")
+    tokenizer = given_tokenizer(str(tmp_path), tmp_path)
+    assert (tokenizer.end_of_text, tokenizer.end_of_text_id) == ("<|endoftext|>", 256)
+    assert tokenizer.vocabulary == 257
+    assert [len(ids) for ids in tokenizer.encode(["a", "abcdefgh"])] == [1, 8]
+
+
+@pytest.mark.parametrize("end", ["</s>", {"content": "</s>"}])
+def test_a_configured_end_is_used(tmp_path, end):
+    plain(tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
+    assert given_tokenizer(str(tmp_path), tmp_path).end_of_text == "</s>"
+
+
+def test_what_is_no_tokenizer_is_refused_by_name(tmp_path):
+    with pytest.raises(UserError, match=r"there is no absent.*save_pretrained"):
+        given_tokenizer("absent", tmp_path)
+    path = tmp_path / "tokenizer.json"
+    path.write_text('{"model": {}}')
+    with pytest.raises(UserError, match=r"tokenizer\.json: not a file of the tokenizers library"):
+        given_tokenizer(str(path), tmp_path)

@@ -1,0 +1,152 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardlab.core.errors import UserError
+from shardlab.core.params import Tokenize
+from shardlab.data.corpus_file import read_corpus, write_corpus
+from shardlab.data.document import Document
+from shardlab.data.manifest import read_manifest
+from shardlab.data.plan import plan_shards
+from shardlab.data.split import is_validation
+from shardlab.data.synthetic import generate
+from shardlab.data.tokenize import build_tokens
+from shardlab.data.tokenizer import load_tokenizer
+from shardlab.data.tokens import open_split
+
+SHARE = 0.2
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A folder with corpus, tokenizer and three training shards; one document forges an end."""
+    folder = tmp_path_factory.mktemp("built")
+    forged = Document("f", "forged", "one<|endoftext|>two " * 3)
+    write_corpus(folder / "corpus.json", [forged, *generate(150)])
+    options = Tokenize(tokenizer="train", vocabulary=400, shards=3)
+    build_tokens(folder / "corpus.json", SHARE, options, folder / ".work", folder)
+    return folder
+
+
+@pytest.fixture
+def tokens(built, tmp_path):
+    """A copy of the shards that a test may damage."""
+    for file in (built / "tokens").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+def documents(folder, validation):
+    lines = read_corpus(folder / "corpus.json")
+    all_of_them = [line.document for line in lines]
+    return [d for d in all_of_them if is_validation(d.title, SHARE) == validation]
+
+
+@pytest.mark.parametrize("name", ["train", "validation"])
+def test_shards_join_to_the_tokens_of_the_documents_in_order(built, name):
+    split = open_split(built / "tokens", name)
+    tokenizer = load_tokenizer(built / "tokenizer.json")
+    expected = documents(built, name == "validation")
+    ids = tokenizer.encode([document.content for document in expected])
+    joined = [i for part in ids for i in [*part, tokenizer.end_of_text_id]]
+    assert split.read(0, len(split)).tolist() == joined
+    assert split.documents == len(expected)
+    assert split.text_bytes == sum(len(d.content.encode()) for d in expected)
+    assert (split.vocabulary, split.end_of_text) == (400, tokenizer.end_of_text_id)
+    split.verify()
+
+
+def test_shards_weigh_about_the_same(built):
+    sizes = [shard.bytes for shard in read_manifest(built / "tokens").train]
+    assert len(sizes) == 3
+    assert max(sizes) < 1.2 * min(sizes)
+
+
+def test_nothing_is_left_to_clean(built):
+    assert not any((built / ".work").iterdir())
+
+
+def test_any_range_is_read_across_shards(built):
+    split = open_split(built / "tokens", "train")
+    whole = np.concatenate(list(split.arrays())).astype(np.int64)
+
+    @given(st.data())
+    def law(data):
+        start = data.draw(st.integers(0, len(split)))
+        count = data.draw(st.integers(0, len(split) - start))
+        part = split.read(start, count)
+        assert part.dtype == np.int64
+        assert np.array_equal(part, whole[start : start + count])
+
+    law()
+    for start, count in ((-1, 1), (0, len(split) + 1), (len(split), 1)):
+        with pytest.raises(IndexError):
+            split.read(start, count)
+
+
+@given(st.lists(TEXT, min_size=1, max_size=30, unique=True), st.integers(1, 8))
+@settings(max_examples=50)
+def test_ranges_part_the_training_documents(tmp_path_factory, titles, shards):
+    corpus = tmp_path_factory.getbasetemp() / "plan.json"
+    write_corpus(corpus, [Document("", title, "x" * len(title)) for title in titles])
+    train = [title for title in titles if not is_validation(title, SHARE)]
+    if len(train) in (0, len(titles)):
+        with pytest.raises(UserError, match=r"data\.validation_share"):
+            plan_shards(corpus, SHARE, shards)
+        return
+    ranges = plan_shards(corpus, SHARE, shards)
+    assert len(ranges) == shards
+    found = [line.document.title for r in ranges for line in read_corpus(corpus, *r)]
+    assert [title for title in found if not is_validation(title, SHARE)] == train
+
+
+def test_a_large_vocabulary_takes_four_bytes_per_token(built, tmp_path):
+    big = load_tokenizer(built / "tokenizer.json")
+    big._tokenizer.add_tokens([f"<{i}>" for i in range(70_000)])
+    (tmp_path / "tokenizer.json").write_text(big.to_json(), encoding="utf-8")
+    options = Tokenize(tokenizer=str(tmp_path), vocabulary=None, shards=1)
+    write_corpus(tmp_path / "corpus.json", [*generate(20), Document("x", "t", "<69999>")])
+    build_tokens(tmp_path / "corpus.json", SHARE, options, tmp_path / ".work", tmp_path)
+    assert read_manifest(tmp_path / "tokens").dtype == "uint32"
+    splits = [open_split(tmp_path / "tokens", name) for name in ("train", "validation")]
+    assert max(split.read(0, len(split)).max() for split in splits) == 400 + 69_999
+
+
+def test_a_tokenizer_that_makes_ends_of_text_is_refused(built, tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "a"}')
+    (tmp_path / "tokenizer.json").write_bytes((built / "tokenizer.json").read_bytes())
+    options = Tokenize(tokenizer=str(tmp_path), vocabulary=None, shards=1)
+    with pytest.raises(UserError, match="becomes the end-of-text token 'a'"):
+        build_tokens(built / "corpus.json", SHARE, options, tmp_path / ".work", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_shard_of_another_size_is_refused_by_name(tokens):
+    shard = tokens / "train-1.bin"
+    shard.write_bytes(shard.read_bytes()[:-2])
+    with pytest.raises(UserError, match=r"train-1\.bin: damaged .*python -m stages\.tokenize"):
+        open_split(tokens, "train")
+    shard.unlink()
+    with pytest.raises(UserError, match=r"train-1\.bin: damaged \(it is missing\)"):
+        open_split(tokens, "train")
+    open_split(tokens, "validation")
+
+
+def test_a_changed_byte_is_found_by_the_checksum(tokens):
+    shard = tokens / "validation.bin"
+    raw = bytearray(shard.read_bytes())
+    raw[10] ^= 1
+    shard.write_bytes(raw)
+    with pytest.raises(UserError, match=r"validation\.bin: damaged .*checksum"):
+        open_split(tokens, "validation").verify()
+
+
+@pytest.mark.parametrize("text", [None, "{", '{"dtype": "int8"}'])
+def test_a_damaged_manifest_is_refused_by_name(tokens, text):
+    (tokens / "manifest.json").unlink()
+    if text is not None:
+        (tokens / "manifest.json").write_text(text)
+    with pytest.raises(UserError, match=r"manifest\.json"):
+        open_split(tokens, "train")

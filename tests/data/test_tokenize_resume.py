@@ -1,0 +1,88 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from shardlab.data.corpus_file import write_corpus
+from shardlab.data.synthetic import generate
+
+ROOT = Path(__file__).parents[2]
+PARAMS = """
+data: {source: synthetic, validation_share: 0.05}
+tokenize: {tokenizer: train, vocabulary: 300, shards: 12}
+"""
+
+
+def start(folder):
+    return subprocess.Popen(
+        [sys.executable, "-m", "stages.tokenize"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(folder):
+    stage = start(folder)
+    _, errors = stage.communicate(timeout=120)
+    assert stage.returncode == 0, errors
+
+
+def outputs(folder):
+    files = [p for p in (folder / "data").rglob("*") if p.is_file() and p.name != "corpus.json"]
+    return {p.relative_to(folder): p.read_bytes() for p in files}
+
+
+def receipts(folder):
+    return list((folder / ".work" / "tokenize").glob("*/train-*.json"))
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Two places with one corpus: for a run that is left alone, and for one that is not."""
+    for name in ("calm", "killed"):
+        write_corpus(tmp_path / name / "data" / "corpus.json", generate(1500))
+        (tmp_path / name / "params.yaml").write_text(PARAMS)
+    return tmp_path / "calm", tmp_path / "killed"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_run_goes_on_to_the_same_bytes(folders, number):
+    calm, killed = folders
+    stage = start(killed)
+    while not receipts(killed):
+        assert stage.poll() is None
+        time.sleep(0.001)
+    children = psutil.Process(stage.pid).children(recursive=True)
+    stage.send_signal(number)
+    stage.communicate()
+    assert children
+    assert not psutil.wait_procs(children, timeout=20)[1]
+    kept = receipts(killed)
+    assert 0 < len(kept) < 12
+    assert not outputs(killed)
+    inodes = {path.stem: path.with_suffix(".bin").stat().st_ino for path in kept}
+    torn = kept[0].with_suffix(".bin")
+    torn.write_bytes(torn.read_bytes()[:-1])
+    del inodes[torn.stem]
+
+    finish(killed)
+    finish(calm)
+    assert outputs(killed) == outputs(calm)
+    tokens = killed / "data" / "tokens"
+    assert {name: (tokens / f"{name}.bin").stat().st_ino for name in inodes} == inodes
+
+
+def test_fewer_shards_leave_no_older_ones(folders):
+    folder, _ = folders
+    finish(folder)
+    (folder / "params.yaml").write_text(PARAMS.replace("12", "2"))
+    finish(folder)
+    names = sorted(path.name for path in (folder / "data" / "tokens").iterdir())
+    assert names == ["manifest.json", "train-0.bin", "train-1.bin", "validation.bin"]
