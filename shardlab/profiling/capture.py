@@ -1,0 +1,65 @@
+"""One rank's trace of a few training steps, by torch.profiler."""
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+# the tracing library reports its stages on stderr, above all that a rank has to say
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+
+_WARM_UP_STEPS = 1
+
+
+class Capture:
+    """Traces training steps, one `ProfilerStep#N` annotation around each.
+
+        with Capture(steps=3) as capture:
+            for _ in range(capture.calls):
+                train_one_step()
+                capture.step()
+        capture.export("trace.json.gz")
+
+    The first step warms the profiler up and is not kept. All ranks must capture the same steps.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.calls = _WARM_UP_STEPS + steps
+        """steps to run inside of the block, each followed by `step()`"""
+        self._done = 0
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        self._profile = profile(
+            activities=activities,
+            schedule=schedule(wait=0, warmup=_WARM_UP_STEPS, active=steps, repeat=1),
+        )
+
+    def __enter__(self) -> Self:
+        self._profile.__enter__()
+        return self
+
+    def step(self) -> None:
+        """Ends a step; the next one begins at once."""
+        if torch.cuda.is_available():
+            # kernels that are still queued belong to the step that launched them
+            torch.cuda.synchronize()
+        self._done += 1
+        self._profile.step()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._profile.__exit__(kind, error, traceback)
+        if error is None and self._done != self.calls:
+            raise RuntimeError(f"step() was called {self._done} times, not {self.calls}")
+
+    def export(self, path: str | Path) -> None:
+        """Writes the trace as Chrome JSON; compressed when the name ends in `.gz`."""
+        self._profile.export_chrome_trace(str(path))

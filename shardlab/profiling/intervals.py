@@ -1,0 +1,62 @@
+"""Arithmetic of sets of time, as sorted disjoint intervals: float64 arrays [n, 2] of start and end.
+
+An instant has no length, so whether an interval holds its ends does not matter: empty intervals are
+dropped and touching ones are one.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Intervals = NDArray[np.float64]
+_Mask = NDArray[np.bool_]
+
+EMPTY: Intervals = np.empty((0, 2))
+
+
+def merge(raw: Intervals) -> Intervals:
+    """Any intervals [n, 2], overlapping and in any order, as a set."""
+    raw = raw[raw[:, 1] > raw[:, 0]]
+    if len(raw) == 0:
+        return EMPTY
+    raw = raw[np.argsort(raw[:, 0], kind="stable")]
+    reach = np.maximum.accumulate(raw[:, 1])
+    first = np.concatenate([[True], raw[1:, 0] > reach[:-1]])
+    last = np.concatenate([first[1:], [True]])
+    return np.column_stack([raw[first, 0], reach[last]])
+
+
+def union(a: Intervals, b: Intervals) -> Intervals:
+    """Time in `a`, in `b` or in both."""
+    return merge(np.concatenate([a, b]))
+
+
+def intersection(a: Intervals, b: Intervals) -> Intervals:
+    """Time in both."""
+    return _combine(a, b, lambda in_a, in_b: in_a & in_b)
+
+
+def difference(a: Intervals, b: Intervals) -> Intervals:
+    """Time in `a` and not in `b`."""
+    return _combine(a, b, lambda in_a, in_b: in_a & ~in_b)
+
+
+def length(a: Intervals) -> float:
+    """All of its time, in the unit of its bounds."""
+    return float((a[:, 1] - a[:, 0]).sum())
+
+
+def _combine(a: Intervals, b: Intervals, keep: Callable[[_Mask, _Mask], _Mask]) -> Intervals:
+    """Between two neighbouring bounds, membership does not change: decide once for each piece."""
+    bounds = np.unique(np.concatenate([a.ravel(), b.ravel()]))
+    kept = np.concatenate([[False], keep(_covers(a, bounds), _covers(b, bounds)), [False]])
+    starts, ends = kept[1:] & ~kept[:-1], kept[:-1] & ~kept[1:]
+    return np.column_stack([bounds[starts[:-1]], bounds[ends[:-1]]])
+
+
+def _covers(a: Intervals, bounds: NDArray[np.float64]) -> _Mask:
+    """Whether `a` holds the time just after each bound."""
+    begun = np.searchsorted(a[:, 0], bounds, side="right")
+    ended = np.searchsorted(a[:, 1], bounds, side="right")
+    return begun > ended

@@ -1,0 +1,223 @@
+import gzip
+
+import pytest
+from made_traces import WORKER, WORKER_2, event, label, step, write_rank
+
+from shardlab.core.errors import UserError
+from shardlab.profiling.breakdown import analyse, step_times
+from shardlab.profiling.merge import merge_traces
+from shardlab.profiling.trace import read_trace
+
+
+def merged(tmp_path, *ranks):
+    paths = [
+        write_rank(tmp_path / f"{rank}.json", events, rank) for rank, events in enumerate(ranks)
+    ]
+    merge_traces(paths, tmp_path / "trace.json.gz")
+    return tmp_path / "trace.json.gz"
+
+
+def only_step(tmp_path, *events):
+    trace = read_trace(merged(tmp_path, [*step(1, 0, 1000), *events]))[0]
+    (times,) = step_times(0, trace)
+    return times
+
+
+def test_overlapped_exposed_and_idle_time_are_told_apart(tmp_path):
+    times = only_step(
+        tmp_path,
+        event("aten::mm", 100, 400),
+        label("gloo:all_reduce", 300, 600, WORKER),
+        event("aten::add", 700, 800),
+    )
+    assert times.step_ms == pytest.approx(1.0)
+    assert times.compute_ms == pytest.approx(0.4)
+    assert times.comm_ms == pytest.approx(0.3)
+    assert times.exposed_comm_ms == pytest.approx(0.2)
+    assert times.idle_ms == pytest.approx(0.4)
+    assert times.backward_ms == pytest.approx(0.5)
+    assert times.backward_comm_ms == pytest.approx(0.1)
+
+
+def test_a_collective_within_the_time_of_one_operator_is_hidden(tmp_path):
+    times = only_step(
+        tmp_path, event("aten::mm", 0, 900), label("gloo:all_reduce", 100, 800, WORKER)
+    )
+    assert times.compute_ms == pytest.approx(0.9)
+    assert times.exposed_comm_ms == 0
+
+
+def test_wrappers_of_a_blocking_collective_fake_no_overlap(tmp_path):
+    times = only_step(
+        tmp_path,
+        event("autograd::engine::evaluate_function: AddmmBackward0", 0, 900),
+        event("AddmmBackward0", 10, 890),
+        event("aten::addmm", 20, 120),
+        event("aten::mm", 30, 110),
+        label("FSDP::post_backward_reduce", 200, 800),
+        event("c10d::_reduce_scatter_base_", 210, 230),
+        label("gloo:all_reduce", 220, 790, WORKER),
+    )
+    assert times.exposed_comm_ms == pytest.approx(times.comm_ms)
+    assert times.compute_ms == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        "RegisterPostBackwardFunctionBackward",
+        "torch::autograd::AccumulateGrad",
+        "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad",
+        "c10d::allreduce_",
+        "_c10d_functional::wait_tensor",
+    ],
+)
+def test_a_wait_in_an_operator_without_others_inside_is_no_compute(tmp_path, wrapper):
+    times = only_step(tmp_path, event(wrapper, 0, 900), label("gloo:all_reduce", 100, 800, WORKER))
+    assert times.compute_ms == 0
+    assert times.exposed_comm_ms == pytest.approx(0.7)
+
+
+def test_an_operator_that_holds_a_labelled_range_is_a_wrapper(tmp_path):
+    times = only_step(
+        tmp_path,
+        event("custom::layer", 0, 900),
+        event("aten::mm", 10, 60),
+        label("FSDP::all_gather", 100, 800),
+        label("gloo:all_gather", 100, 800, WORKER),
+    )
+    assert times.compute_ms == pytest.approx(0.05)
+
+
+def test_an_operator_that_holds_only_operators_computes_all_the_time(tmp_path):
+    times = only_step(tmp_path, event("aten::mm", 0, 300), event("aten::as_strided", 10, 12))
+    assert times.compute_ms == pytest.approx(0.3)
+
+
+def test_an_operator_beside_a_launch_holds_it_not(tmp_path):
+    """Times of this size have no digits left for nanoseconds, so neighbours seem to overlap."""
+    begin = now = 4_379_783_536_780_984
+    events = []
+    for i in range(200):
+        for name, nanoseconds in (("aten::mm", 4001 + 37 * i), ("c10d::allreduce_", 1003)):
+            events.append(event(name, now / 1000, now / 1000))
+            events[-1]["dur"] = nanoseconds / 1000
+            now += nanoseconds
+    events += [label("ProfilerStep#1", begin / 1000, now / 1000)]
+    events += [label("shardlab::backward", begin / 1000, now / 1000)]
+    (times,) = step_times(0, read_trace(merged(tmp_path, events))[0])
+    assert times.step_ms - times.compute_ms == pytest.approx(200 * 1003e-6, rel=1e-3)
+
+
+def test_a_range_as_long_as_its_operator_is_held_by_it(tmp_path):
+    """Times of this size have no digits left for nanoseconds, so ends seem to pass each other."""
+    start = 4_379_783_536_780_984 / 1000
+    events = [label("ProfilerStep#1", start, start + 1000)]
+    events += [label("shardlab::backward", start, start + 1000)]
+    for i in range(200):
+        begin = start + 4.003 * i
+        events += [event("custom::layer", begin, begin), label("wait", begin, begin)]
+        events[-1]["dur"] = events[-2]["dur"] = 3.999
+        events[-1]["ts"] += 0.0004
+    (times,) = step_times(0, read_trace(merged(tmp_path, events))[0])
+    assert times.compute_ms == 0
+
+
+def test_work_of_the_collectives_own_threads_is_no_compute(tmp_path):
+    times = only_step(
+        tmp_path,
+        label("gloo:all_reduce", 100, 500, WORKER),
+        event("aten::add_", 200, 300, WORKER),
+        event("aten::copy_", 600, 700, WORKER),
+    )
+    assert times.compute_ms == 0
+
+
+def test_collectives_side_by_side_count_once_in_all_and_each_by_operation(tmp_path):
+    times = only_step(
+        tmp_path,
+        label("gloo:all_reduce", 100, 500, WORKER),
+        label("gloo:all_gather", 300, 700, WORKER_2),
+        label("gloo:all_gather", 800, 900, WORKER),
+    )
+    assert times.comm_ms == pytest.approx(0.7)
+    assert times.comm_ms_by_op == pytest.approx({"gloo:all_reduce": 0.4, "gloo:all_gather": 0.5})
+
+
+def test_what_lies_across_a_step_is_cut_at_its_border(tmp_path):
+    events = [
+        *step(1, 0, 1000),
+        *step(2, 1100, 2100),
+        label("gloo:all_reduce", 900, 1400, WORKER),
+    ]
+    first, second = step_times(0, read_trace(merged(tmp_path, events))[0])
+    assert (first.comm_ms, second.comm_ms) == pytest.approx((0.1, 0.3))
+
+
+def test_on_a_device_its_kernels_are_the_compute_and_nccl_the_communication(tmp_path):
+    times = only_step(
+        tmp_path,
+        event("aten::mm", 0, 1000),
+        event("ampere_sgemm", 100, 400, 7, "kernel", pid=0),
+        event("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgs)", 300, 600, 20, "kernel", pid=0),
+        event("Memcpy HtoD", 700, 800, 7, "gpu_memcpy", pid=0),
+    )
+    assert times.compute_ms == pytest.approx(0.3)
+    assert times.comm_ms_by_op == pytest.approx({"nccl:AllGather": 0.3})
+    assert times.exposed_comm_ms == pytest.approx(0.2)
+
+
+def test_the_breakdown_is_the_mean_over_steps_and_ranks(tmp_path):
+    ranks = [
+        [*step(1, 0, 1000), event("aten::mm", 0, 500), label("gloo:all_reduce", 400, 800, WORKER)],
+        [*step(1, 0, 3000), event("aten::mm", 0, 1500)],
+    ]
+    result = analyse(merged(tmp_path, *ranks))
+    assert result.profiled_step_ms == pytest.approx(2.0)
+    assert result.compute_ms == pytest.approx(1.0)
+    assert result.comm_ms_per_step == pytest.approx(0.2)
+    assert result.comm_share == pytest.approx(0.4 / 4)
+    assert result.overlap == pytest.approx(0.25)
+    assert result.exposed_comm_ms == pytest.approx(0.15)
+    assert result.idle_ms == pytest.approx((0.2 + 1.5) / 2)
+    assert result.backward_comm_share == pytest.approx(0.3 / 2.0)
+
+
+def test_a_job_without_communication_has_share_and_overlap_zero(tmp_path):
+    result = analyse(merged(tmp_path, [*step(1, 0, 1000), event("aten::mm", 0, 500)]))
+    assert (result.comm_share, result.overlap, result.comm_ms_by_op) == (0, 0, {})
+
+
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        ([], "no timed events of rank 0"),
+        ([event("aten::mm", 0, 1)], "rank 0 has no profiled step"),
+        ([label("ProfilerStep#4", 0, 9)], "step 4 of rank 0 has no backward pass"),
+    ],
+)
+def test_an_empty_trace_is_refused_in_one_line(tmp_path, events, message):
+    path = merged(tmp_path, events)
+    with pytest.raises(UserError, match=message) as refusal:
+        analyse(path)
+    assert str(refusal.value).startswith(f"{path}: ")
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_broken_file_is_refused_in_one_line(tmp_path):
+    path = merged(tmp_path, [*step(1, 0, 1000)])
+    whole = path.read_bytes()
+    contents = [whole[:-20], gzip.compress(b'{"ranks": {"0": 0}, "traceEvents": ['), b"[nonsense"]
+    for content in contents:
+        path.write_bytes(content)
+        with pytest.raises(UserError, match="not a whole trace") as refusal:
+            analyse(path)
+        assert "\n" not in str(refusal.value)
+    path.unlink()
+    with pytest.raises(UserError, match="no such trace"):
+        analyse(path)
+
+
+def test_a_trace_of_one_rank_alone_is_refused(tmp_path):
+    with pytest.raises(UserError, match="merge the traces"):
+        analyse(write_rank(tmp_path / "0.json", step(1, 0, 1000)))

@@ -1,0 +1,74 @@
+import pytest
+import torch
+import torch.distributed as dist
+from torch.profiler import record_function
+
+from shardlab.kernels import int8
+from shardlab.profiling.breakdown import analyse, step_times
+from shardlab.profiling.capture import Capture
+from shardlab.profiling.merge import merge_traces
+from shardlab.profiling.trace import read_trace
+from shardlab.train.launch import launch
+
+STEPS = 2
+
+
+def trace_of_two_ranks(folder, step):
+    """The merged trace of two gloo ranks that run `step(weight, group)`."""
+
+    def worker(group):
+        weight = torch.randn(256, 256, requires_grad=True)
+        with Capture(STEPS) as capture:
+            for _ in range(capture.calls):
+                step(weight, group)
+                capture.step()
+        capture.export(folder / f"{dist.get_rank(group)}.json.gz")
+
+    launch(worker, 2, threads=1, timeout_s=60)
+    merge_traces([folder / f"{rank}.json.gz" for rank in range(2)], folder / "trace.json.gz")
+    return folder / "trace.json.gz"
+
+
+def blocking(weight, group):
+    loss = (torch.randn(64, 256) @ weight).square().mean()
+    with record_function("shardlab::backward"):
+        loss.backward()
+        dist.all_reduce(weight.grad, group=group)
+    int8.encode(weight.grad.view(-1), 128)
+
+
+def overlapping(weight, group):
+    loss = (torch.randn(64, 256) @ weight).square().mean()
+    with record_function("shardlab::backward"):
+        loss.backward()
+        work = dist.all_reduce(torch.randn(1 << 20), group=group, async_op=True)
+        for _ in range(20):
+            torch.randn(256, 256) @ weight.detach()
+        work.wait()
+
+
+def test_blocking_collectives_do_not_overlap(tmp_path):
+    path = trace_of_two_ranks(tmp_path, blocking)
+    traces = read_trace(path)
+    assert sorted(traces) == [0, 1]
+    for rank, trace in traces.items():
+        assert len(step_times(rank, trace)) == STEPS
+        assert "shardlab::int8_encode" in trace.names
+    result = analyse(path)
+    assert set(result.comm_ms_by_op) == {"gloo:all_reduce"}
+    assert result.comm_ms_per_step > 0
+    assert result.overlap < 0.02
+    assert 0 < result.backward_comm_share < 1
+    parts = result.compute_ms + result.exposed_comm_ms + result.idle_ms
+    assert parts == pytest.approx(result.profiled_step_ms)
+
+
+def test_collectives_beside_compute_overlap(tmp_path):
+    result = analyse(trace_of_two_ranks(tmp_path, overlapping))
+    assert result.overlap > 0.05
+    assert result.exposed_comm_ms < result.comm_ms_per_step
+
+
+def test_another_number_of_steps_than_announced_is_an_error():
+    with pytest.raises(RuntimeError, match="called 1 times, not 3"), Capture(2) as capture:
+        capture.step()

@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardlab.profiling.intervals import EMPTY, difference, intersection, length, merge, union
+
+SPAN = 64
+RAW = st.lists(st.tuples(st.integers(0, SPAN), st.integers(0, SPAN)).map(sorted), max_size=12).map(
+    lambda pairs: np.array(pairs, dtype=float).reshape(-1, 2)
+)
+
+
+def bitmap(intervals):
+    seconds = np.zeros(SPAN, dtype=bool)
+    for start, end in intervals:
+        seconds[int(start) : int(end)] = True
+    return seconds
+
+
+def is_set(intervals):
+    bounds = intervals.ravel()
+    return intervals.shape[1:] == (2,) and bool((bounds[1:] > bounds[:-1]).all())
+
+
+@given(RAW)
+def test_merging_keeps_exactly_the_time_covered(raw):
+    merged = merge(raw)
+    assert is_set(merged)
+    assert (bitmap(merged) == bitmap(raw)).all()
+    assert length(merged) == bitmap(raw).sum()
+
+
+@pytest.mark.parametrize(
+    ("operation", "law"),
+    [
+        (union, np.logical_or),
+        (intersection, np.logical_and),
+        (difference, lambda a, b: a & ~b),
+    ],
+)
+@given(a=RAW, b=RAW)
+def test_operations_equal_those_of_a_bitmap(operation, law, a, b):
+    result = operation(merge(a), merge(b))
+    assert is_set(result)
+    assert (bitmap(result) == law(bitmap(a), bitmap(b))).all()
+
+
+@given(RAW, RAW)
+def test_lengths_obey_inclusion_and_exclusion(a, b):
+    a, b = merge(a), merge(b)
+    both = length(intersection(a, b))
+    assert length(union(a, b)) == length(a) + length(b) - both
+    assert length(difference(a, b)) == length(a) - both
+
+
+@given(RAW)
+def test_nothing_is_neutral_and_a_set_without_itself_is_nothing(a):
+    a = merge(a)
+    assert (union(a, EMPTY) == a).all()
+    assert len(intersection(a, EMPTY)) == 0
+    assert (difference(a, EMPTY) == a).all()
+    assert len(difference(a, a)) == 0
