@@ -1,0 +1,204 @@
+"""A client of OpenAI-compatible `/chat/completions`, for servers that differ in what they take.
+
+Servers disagree about constrained output: some follow `json_schema`, some answer it with 400, 422
+or 500, some ignore it with 200. So the dialects are tried from the strictest to plain text, and
+what comes back is text that proves nothing.
+"""
+
+import json
+import os
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+
+from shardlab.core.errors import UserError
+
+KEY_VARIABLE = "SHARDLAB_API_KEY"
+
+_LARGEST_BODY = 100_000
+_LARGEST_ANSWER = 8_000
+_LONGEST_WAIT_S = 30.0
+_ANSWER_TOKENS = 1000
+_REFUSED_DIALECT = (400, 422, 500)
+_AWAY = (
+    requests.ConnectionError,
+    requests.Timeout,
+    requests.exceptions.ChunkedEncodingError,
+    TimeoutError,
+)
+"""troubles that may be over at the next attempt"""
+
+Messages = list[dict[str, str]]
+DIALECTS = ("json_schema", "json_object", "text")
+
+
+class Endpoint:
+    """Asks one model at one endpoint.
+
+    The key is sent in the Authorization header and goes nowhere else: no text of an error holds
+    it, an answer that repeats it has it cut out, and redirects are not followed.
+
+    Args:
+        url: base URL, ending in /v1.
+        model: the model's name there.
+        key: or None for a server that wants none.
+        timeout_s: longest wait for one answer.
+        attempts: how often one question is sent while the server is busy or away.
+        wait_s: pause after the first failed attempt; doubles each time, unless the server says how
+            long to wait; never above 30 s.
+
+    Raises:
+        UserError: the URL or the key cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        key: str | None = None,
+        timeout_s: float = 120,
+        attempts: int = 4,
+        wait_s: float = 1,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+            raise UserError(
+                "agent.endpoint: expected http(s)://HOST/v1 without a name or password; "
+                f"a key goes into {KEY_VARIABLE}"
+            )
+        if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
+            raise UserError(f"{KEY_VARIABLE}: holds characters that no key has; set it again")
+        self.model = model
+        self._url = url.rstrip("/") + "/chat/completions"
+        self._host = parts.netloc
+        self._key = key
+        self._timeout_s = timeout_s
+        self._attempts = attempts
+        self._wait_s = wait_s
+        self._dialect = 0
+
+    @classmethod
+    def from_environment(cls, url: str, model: str) -> "Endpoint":
+        """With the key of `SHARDLAB_API_KEY`, where that is set."""
+        return cls(url, model, os.environ.get(KEY_VARIABLE, "").strip() or None)
+
+    @property
+    def dialect(self) -> str:
+        """The dialect that the last answer came in."""
+        return DIALECTS[self._dialect]
+
+    def complete(self, messages: Messages, schema: dict[str, Any]) -> str | None:
+        """The text of the answer, or None when the server's reply has not the agreed shape.
+
+        Raises:
+            UserError: no reply after all attempts, or one that asking again cannot mend.
+        """
+        trouble = ""
+        for attempt in range(self._attempts):
+            try:
+                status, wait, body = self._ask(messages, schema)
+            except _AWAY as error:
+                trouble, wait = type(error).__name__, None
+            except requests.RequestException as error:
+                raise self._failure(type(error).__name__) from None
+            else:
+                if status == 200:
+                    return self._content(body)
+                trouble = f"status {status}"
+                if status != 429 and status < 500:
+                    raise self._failure(trouble)
+            if attempt + 1 < self._attempts:
+                pause = self._wait_s * 2**attempt if wait is None else wait
+                time.sleep(min(pause, _LONGEST_WAIT_S))
+        raise self._failure(f"{trouble} after {self._attempts} attempts")
+
+    def _ask(
+        self, messages: Messages, schema: dict[str, Any]
+    ) -> tuple[int, float | None, bytes | None]:
+        """Status, the wait that the server asks for, body; in the first dialect that it takes."""
+        while True:
+            answer = self._post(_payload(self.dialect, self.model, messages, schema))
+            last = self._dialect + 1 == len(DIALECTS)
+            if last or answer[0] not in _REFUSED_DIALECT:
+                return answer
+            self._dialect += 1
+
+    def _post(self, payload: dict[str, Any]) -> tuple[int, float | None, bytes | None]:
+        deadline = time.monotonic() + self._timeout_s
+        with requests.post(
+            self._url,
+            json=payload,
+            auth=self._authorize,
+            timeout=self._timeout_s,
+            allow_redirects=False,
+            stream=True,
+        ) as response:
+            wait = _seconds(response.headers.get("Retry-After"))
+            if response.status_code != 200:
+                return response.status_code, wait, None
+            return 200, wait, _body(response, deadline)
+
+    def _authorize(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        # being an `auth`, this also keeps requests from sending a password of ~/.netrc
+        if self._key is not None:
+            request.headers["Authorization"] = f"Bearer {self._key}"
+        return request
+
+    def _content(self, body: bytes | None) -> str | None:
+        try:
+            content = json.loads(body or b"")["choices"][0]["message"]["content"]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return None
+        if not isinstance(content, str):
+            return None
+        if self._key:
+            content = content.replace(self._key, "[key]")
+        # half of a surrogate pair is legal in JSON, but no file can hold it
+        return content.encode(errors="replace").decode()[:_LARGEST_ANSWER]
+
+    def _failure(self, trouble: str) -> UserError:
+        hint = f"check {KEY_VARIABLE}" if trouble in ("status 401", "status 403") else "check it"
+        return UserError(
+            f"agent.endpoint: {self._host} gave no answer ({trouble}); {hint}, "
+            "or set agent.judge to rules"
+        )
+
+
+def _payload(
+    dialect: str, model: str, messages: Messages, schema: dict[str, Any]
+) -> dict[str, Any]:
+    """The request; in the plain dialect only what every server knows."""
+    plain: dict[str, Any] = {"model": model, "messages": messages}
+    if dialect == "text":
+        return plain
+    shape: dict[str, Any] = {"type": "json_object", "schema": schema}
+    if dialect == "json_schema":
+        named = {"name": "verdict", "strict": True, "schema": schema}
+        shape = {"type": "json_schema", "json_schema": named}
+    return {
+        **plain,
+        "temperature": 0,
+        "seed": 0,
+        "max_tokens": _ANSWER_TOKENS,
+        "response_format": shape,
+    }
+
+
+def _body(response: requests.Response, deadline: float) -> bytes | None:
+    """What was sent, or None when that is too long; never waits far beyond the deadline."""
+    body = bytearray()
+    # byte by byte, because a longer read would wait for each byte as long as for the first
+    for part in response.iter_content(1):
+        body += part
+        if len(body) > _LARGEST_BODY:
+            return None
+        if time.monotonic() > deadline:
+            raise TimeoutError("the answer did not end in time")
+    return bytes(body)
+
+
+def _seconds(header: str | None) -> float | None:
+    """A Retry-After of seconds; dates are not followed."""
+    return float(header) if header and header.isascii() and header.isdigit() else None

@@ -1,0 +1,29 @@
+"""Accepts a trial's strategy or goes back, and adds the round to the history."""
+
+from shardlab.agent.decision import conclude
+from shardlab.agent.history import known_before
+from shardlab.agent.proposal import read_proposal
+from shardlab.agent.trials import read_trial
+from shardlab.core.files import write_json
+from shardlab.core.params import Parameters
+from shardlab.core.progress import say
+from shardlab.core.records import read_records
+from stages.common import run
+
+RESULTS = "results/results.jsonl"
+
+
+def main(params: Parameters, number: str) -> None:
+    """Writes history.json of the round: everything that the next round has to know."""
+    plan, agent = params(f"rounds.{number}", "agent")
+    folder = f"results/rounds/{number}"
+    before = known_before(plan.after, RESULTS, read_records(RESULTS), agent.start)
+    proposal = read_proposal(f"{folder}/proposal.json")
+    trial = read_trial(f"{folder}/trial.json")
+    history = conclude(before, proposal, trial, agent.quality_tolerance)
+    write_json(f"{folder}/history.json", history.model_dump(mode="json"))
+    say(f"round {number}: {history.rounds[-1].decision}: {history.rounds[-1].reason}")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,41 @@
+"""Proposes the strategy that a round of the search tries."""
+
+from pathlib import Path
+
+from shardlab.agent.endpoint import Endpoint
+from shardlab.agent.history import known_before
+from shardlab.agent.http_judge import HttpJudge
+from shardlab.agent.judge import Judge, RuleJudge
+from shardlab.agent.proposal import propose
+from shardlab.core.files import write_json
+from shardlab.core.params import Agent, Parameters
+from shardlab.core.progress import say
+from shardlab.core.records import read_records
+from stages.common import integer, run
+
+RESULTS = "results/results.jsonl"
+ANSWERS = Path("results/judge")
+
+
+def main(params: Parameters, number: str) -> None:
+    """Writes proposal.json of the round; a language model's answers are kept beside the rounds."""
+    plan, agent = params(f"rounds.{number}", "agent")
+    strategies, runs = params("strategies", "runs")
+    history = known_before(plan.after, RESULTS, read_records(RESULTS), agent.start)
+    unmeasured = {name: each for name, each in strategies.items() if name not in runs}
+    proposal = propose(integer("round", number), history, agent, unmeasured, judge_of(agent))
+    write_json(f"results/rounds/{number}/proposal.json", proposal.model_dump(mode="json"))
+    chosen = proposal.chosen.brief() if proposal.chosen else "nothing"
+    say(f"round {number}: {chosen} ({proposal.verdict.judge}: {proposal.verdict.reason})")
+
+
+def judge_of(agent: Agent) -> Judge:
+    """The judge that the parameters name."""
+    if agent.judge == "rules":
+        return RuleJudge()
+    assert agent.endpoint and agent.model, "the parameters demand both with judge: http"
+    return HttpJudge(Endpoint.from_environment(agent.endpoint, agent.model), ANSWERS)
+
+
+if __name__ == "__main__":
+    run(main)

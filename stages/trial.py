@@ -1,0 +1,58 @@
+"""Measures the proposed strategy of a round, once for each seed."""
+
+from pathlib import Path
+
+from shardlab.agent.proposal import read_proposal
+from shardlab.agent.trials import Trial, TrialFailed, no_trial, run_trial, trial_key
+from shardlab.core.errors import UserError
+from shardlab.core.files import write_json
+from shardlab.core.params import Parameters
+from shardlab.core.progress import say
+from shardlab.core.records import Record
+from shardlab.core.strategy import Strategy
+from shardlab.train.launch import RunFailed
+from shardlab.train.measure import measure
+from shardlab.train.plan import RunPlan
+from stages.common import integer, run
+
+DATA = Path("data")
+STORE = Path(".trials")
+
+
+def main(params: Parameters, number: str) -> None:
+    """Writes trial.json of the round; a trial that failed is a result like any other."""
+    folder = Path("results/rounds", str(integer("round", number)))
+    proposal = read_proposal(folder / "proposal.json")
+    if proposal.chosen is None:
+        trial = no_trial(proposal.verdict.reason)
+    else:
+        trial = _trial(params, proposal.chosen)
+    write_json(folder / "trial.json", trial.model_dump(mode="json"))
+    say(f"round {number}: trial ended with outcome {trial.outcome}")
+
+
+def _trial(params: Parameters, strategy: Strategy) -> Trial:
+    agent, train, model, seeds = params("agent", "train", "model", "seeds")
+
+    def measure_seed(seed: int, folder: Path, left_s: float) -> Record:
+        plan = RunPlan(
+            run=f"trial-{strategy.hash()}",
+            seed=seed,
+            strategy=strategy,
+            train=train,
+            model=model,
+            data=DATA,
+        )
+        try:
+            return measure(plan, folder, left_s)
+        except RunFailed as failure:
+            raise TrialFailed(failure.kind, failure.detail) from failure
+        except UserError as error:  # no user chose this strategy: an engine that refuses it is data
+            raise TrialFailed("crash", str(error)) from error
+
+    key = trial_key(strategy, train, model, seeds, DATA / "tokens/manifest.json")
+    return run_trial(strategy, key, seeds, agent.trial_timeout_s, STORE, measure_seed)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,116 @@
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardlab.agent.history import History, initial_history
+from shardlab.agent.judge import RuleJudge
+from tests.agent.searches import ask, begin, candidate
+from tests.report.made_records import make_record
+
+CANDIDATES = [
+    candidate(wrap="root"),
+    candidate(reshard_after_forward=False),
+    candidate(engine="ddp", bucket_mb=5.0),
+    candidate(gradients={"codec": "int8:group=512"}),
+    candidate(gradients={"codec": "topk:density=0.01", "error_feedback": True}),
+]
+
+
+def with_terms(history: History, **terms: float) -> History:
+    measurements = [each.model_copy(update=terms) for each in history.incumbent.measurements]
+    incumbent = history.incumbent.model_copy(update={"measurements": measurements})
+    return history.model_copy(update={"incumbent": incumbent})
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.permutations(CANDIDATES))
+def test_verdict_does_not_depend_on_the_order(candidates):
+    history = begin()
+    verdict = RuleJudge().choose(ask(history, *candidates))
+    assert verdict == RuleJudge().choose(ask(history, *CANDIDATES))
+    assert verdict.choice in {each.id for each in CANDIDATES}
+
+
+def test_waiting_for_communication_calls_for_a_codec():
+    history = with_terms(begin(["fsdp2"]), exposed_comm_ms=20.0, idle_ms=1.0)
+    verdict = RuleJudge().choose(ask(history, *CANDIDATES[:4]))
+    assert verdict.choice == CANDIDATES[3].id
+    assert "exposed communication is the largest term" in verdict.reason
+    assert "codec: none to int8:group=512" in verdict.reason
+
+
+def test_idle_time_calls_for_fewer_units():
+    history = with_terms(begin(["fsdp2"]), exposed_comm_ms=1.0, idle_ms=20.0)
+    assert RuleJudge().choose(ask(history, *CANDIDATES)).choice == CANDIDATES[0].id
+
+
+def kept_everywhere(step: float, ppl: float) -> History:
+    """fsdp2 and its bf16 twin are measured, and the twin also with parameters kept."""
+    kept = {"reshard_after_forward": False, "gradients": {"codec": "bf16"}}
+    strategy = candidate(**kept).strategy.model_dump(mode="json")
+    figures = {
+        "fsdp2": make_record("fsdp2", 0, step_ms_p50=50.0, val_ppl=180.0),
+        "bf16": make_record("fsdp2-bf16", 0, step_ms_p50=50.0, val_ppl=180.0),
+        "kept": make_record("kept", 0, strategy=strategy, step_ms_p50=step, val_ppl=ppl),
+    }
+    return initial_history(list(figures.values()), "fsdp2")
+
+
+def test_change_that_was_faster_elsewhere_wins_over_what_was_never_measured():
+    history = kept_everywhere(step=40.0, ppl=180.0)
+    verdict = RuleJudge().choose(ask(history, *CANDIDATES))
+    assert verdict.choice == CANDIDATES[1].id
+    assert "steps took 0.800 times as long" in verdict.reason
+
+
+def test_change_that_was_slower_or_worse_elsewhere_is_left_out():
+    for history in (kept_everywhere(60.0, 180.0), kept_everywhere(40.0, 200.0)):
+        alone = RuleJudge().choose(ask(history, CANDIDATES[1]))
+        assert alone.choice is None
+        assert "slower or worse" in alone.reason
+        assert RuleJudge().choose(ask(history, *CANDIDATES)).choice != CANDIDATES[1].id
+
+
+def test_codec_is_judged_by_its_family():
+    other_groups = CANDIDATES[3]
+    history = initial_history(
+        [
+            make_record("ddp", 0, step_ms_p50=40.0, val_ppl=180.0),
+            make_record("ddp-int8", 0, step_ms_p50=36.0, val_ppl=180.0),
+            make_record("fsdp2", 0, step_ms_p50=50.0, val_ppl=180.0),
+        ],
+        "fsdp2",
+    )
+    verdict = RuleJudge().choose(ask(history, *CANDIDATES))
+    assert verdict.choice == other_groups.id
+    assert "steps took 0.900 times as long" in verdict.reason
+
+
+def test_faster_of_two_measured_changes_wins():
+    history = kept_everywhere(step=40.0, ppl=180.0)
+    int8 = make_record("fsdp2-int8", 0, step_ms_p50=30.0, val_ppl=180.0)
+    entry = initial_history([int8], "fsdp2-int8").incumbent
+    history = history.model_copy(update={"measured": {**history.measured, entry.hash: entry}})
+    kept, codec = CANDIDATES[1], CANDIDATES[3]
+    for offered in ((kept, codec), (codec, kept)):
+        assert RuleJudge().choose(ask(history, *offered)).choice == codec.id
+
+
+def test_effects_of_sharding_and_of_gradients_add_up():
+    history = initial_history(
+        [
+            make_record("fsdp2", 0, step_ms_p50=50.0, val_ppl=180.0),
+            make_record("fsdp2-int8", 0, step_ms_p50=45.0, val_ppl=180.0),
+            make_record("ddp", 0, step_ms_p50=40.0, val_ppl=180.0),
+        ],
+        "fsdp2",
+    )
+    both = candidate(engine="ddp", gradients={"codec": "int8"})
+    verdict = RuleJudge().choose(ask(history, both))
+    assert f"steps took {0.9 * 0.8:.3f} times as long" in verdict.reason
+
+
+def test_abstains_when_no_term_is_worth_an_action():
+    history = with_terms(begin(["fsdp2"]), exposed_comm_ms=0.5, idle_ms=0.5)
+    verdict = RuleJudge().choose(ask(history, *CANDIDATES))
+    assert verdict.choice is None
+    assert "is 0.8% of a traced step" in verdict.reason

@@ -1,0 +1,141 @@
+import pytest
+
+from shardlab.agent.trials import TrialFailed, code_digest, read_trial, run_trial, trial_key
+from shardlab.core.errors import UserError
+from shardlab.core.files import write_json
+from shardlab.core.params import Model, Train
+from shardlab.core.strategy import parse_strategy
+from tests.report.made_records import make_record
+
+STRATEGY = parse_strategy({"wrap": "root"})
+
+
+class Measuring:
+    """Counts the calls; fails at `fails_at` where that is given."""
+
+    def __init__(self, fails_at: int | None = None, kind: str = "crash") -> None:
+        self.seeds: list[int] = []
+        self._fails_at, self._kind = fails_at, kind
+
+    def __call__(self, seed, folder, left_s):
+        assert folder.is_dir() and not list(folder.iterdir())
+        assert left_s > 0
+        (folder / "trace").write_text("large")
+        self.seeds.append(seed)
+        if seed == self._fails_at:
+            raise TrialFailed(self._kind, "rank 1: no more memory")
+        return make_record("fsdp2", seed)
+
+
+def run(store, measure, limit_s=300.0, seeds=(0, 1, 2)):
+    return run_trial(STRATEGY, "a" * 64, list(seeds), limit_s, store, measure)
+
+
+def test_each_seed_is_measured_once_and_never_again(tmp_path):
+    first, second = Measuring(), Measuring()
+    trial = run(tmp_path, first)
+    assert (trial.outcome, first.seeds) == ("ok", [0, 1, 2])
+    assert [each.seed for each in trial.records] == [0, 1, 2]
+    assert run(tmp_path, second) == trial
+    assert second.seeds == []
+
+
+def test_only_the_result_stays(tmp_path):
+    run(tmp_path, Measuring())
+    run(tmp_path / "other", Measuring(fails_at=1))
+    assert [path.name for path in tmp_path.glob("*.*")] == ["a" * 64 + ".json"]
+    assert list((tmp_path / "other").iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["timeout", "crash", "memory"])
+def test_failure_is_data_and_ends_the_trial(tmp_path, kind):
+    measure = Measuring(fails_at=1, kind=kind)
+    trial = run(tmp_path, measure)
+    assert (trial.outcome, trial.detail) == (kind, "rank 1: no more memory")
+    assert (trial.records, measure.seeds) == ([], [0, 1])
+
+
+@pytest.mark.parametrize("kind", ["crash", "memory"])
+def test_failure_that_the_machine_may_have_caused_is_measured_again(tmp_path, kind):
+    run(tmp_path, Measuring(fails_at=0, kind=kind))
+    assert run(tmp_path, Measuring()).outcome == "ok"
+
+
+def test_timeout_holds_until_the_limit_is_raised(tmp_path):
+    run(tmp_path, Measuring(fails_at=0, kind="timeout"), limit_s=300.0)
+    for limit in (300.0, 200.0):
+        measure = Measuring()
+        assert run(tmp_path, measure, limit_s=limit).outcome == "timeout"
+        assert measure.seeds == []
+    assert run(tmp_path, Measuring(), limit_s=301.0).outcome == "ok"
+
+
+def test_no_time_left_for_the_next_seed_is_a_timeout(tmp_path):
+    measure = Measuring()
+    trial = run(tmp_path, measure, limit_s=0.0)
+    assert (trial.outcome, measure.seeds) == ("timeout", [])
+    assert "before seed 0" in trial.detail
+
+
+def test_remains_of_a_killed_trial_are_cleared(tmp_path):
+    remains = tmp_path / ("a" * 64 + ".work") / "seed0"
+    remains.mkdir(parents=True)
+    (remains / "half a trace").write_text("x")
+    assert run(tmp_path, Measuring()).outcome == "ok"
+
+
+def test_an_unforeseen_error_is_no_result(tmp_path):
+    def broken(seed, folder, left_s):
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        run(tmp_path, broken)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damaged_store_is_named(tmp_path):
+    (tmp_path / ("a" * 64 + ".json")).write_text('{"outcome": "ok", "recor')
+    with pytest.raises(UserError, match=r"not a stored trial.*delete it"):
+        run(tmp_path, Measuring())
+
+
+def test_trial_survives_the_file(tmp_path):
+    trial = run(tmp_path, Measuring())
+    write_json(tmp_path / "trial.json", trial.model_dump(mode="json"))
+    assert read_trial(tmp_path / "trial.json") == trial
+
+
+def test_key_changes_with_everything_that_a_result_depends_on(tmp_path):
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text("{}")
+    train, model = Train(), Model(preset="tiny")
+
+    def key(strategy=STRATEGY, train=train, model=model, seeds=(0, 1)):
+        return trial_key(strategy, train, model, list(seeds), manifest)
+
+    keys = [
+        key(),
+        key(strategy=parse_strategy({"engine": "ddp"})),
+        key(train=Train(steps=7, untimed_steps=1)),
+        key(model=Model(preset="small")),
+        key(seeds=(0, 2)),
+    ]
+    assert key() == keys[0]
+    assert key(strategy=STRATEGY.normal()) == keys[0]
+    manifest.write_text('{"tokens": 1}')
+    assert len({*keys, key()}) == len(keys) + 1
+
+
+def test_code_digest_covers_modules_and_kernels_alone(tmp_path):
+    library, kernels = tmp_path / "shardlab", tmp_path / "csrc"
+    for folder in (library / "train", library / "report", kernels):
+        folder.mkdir(parents=True)
+    (library / "train/loop.py").write_text("a = 1\n")
+    digests = [code_digest(library)]
+    for path in (library / "train/loop.py", library / "train/new.py", kernels / "int8.cpp"):
+        path.write_text("a = 2\n")
+        digests.append(code_digest(library))
+    assert len(set(digests)) == 4
+    (library / "report/page.py").write_text("b = 1\n")
+    (kernels / "kernels.so").write_bytes(b"built")
+    assert code_digest(library) == digests[-1]

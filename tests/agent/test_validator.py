@@ -1,0 +1,117 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardlab.agent.candidates import Draft
+from shardlab.agent.memory import estimate_peak, state_bytes
+from shardlab.agent.seeds import random_strategies
+from shardlab.agent.validator import admit, memory_limit, reason_to_stop
+from shardlab.core.host import memory_bytes
+from shardlab.core.params import Agent
+from shardlab.core.strategy import parse_strategy
+from tests.agent.searches import AGENT, LIMIT, begin, past_round, proposal_of
+
+ILLEGAL = [
+    {"engine": "ddp", "wrap": "root"},
+    {"engine": "fsdp2", "bucket_mb": 5.0},
+    {"wrap": "root", "reshard_after_forward": True},
+    {"gradients": {"codec": "none", "error_feedback": True}},
+    {"gradients": {"codec": "int8", "route": "native"}},
+    {"gradients": {"codec": "int9"}},
+    {"colour": "red"},
+]
+
+
+def drafts(*documents):
+    return [Draft(document=each, why="by test") for each in documents]
+
+
+@pytest.mark.parametrize("document", ILLEGAL)
+def test_illegal_combination_is_refused_with_its_reason(document):
+    admitted, refused = admit(drafts(document), begin(), LIMIT, 6)
+    assert admitted == []
+    assert refused[0].reason.startswith("strategy")
+
+
+def test_what_was_measured_is_refused_by_any_of_its_spellings():
+    spelled = {"engine": "fsdp2", "wrap": "block", "gradients": {"codec": "int8"}}
+    admitted, refused = admit(drafts(spelled), begin(), LIMIT, 6)
+    assert admitted == []
+    assert refused[0].reason == "already measured: run fsdp2-int8"
+
+
+def test_what_needs_too_much_memory_is_refused_with_the_estimate():
+    history = begin()
+    peak = history.incumbent.measurements[0].memory_peak_bytes
+    document = {"wrap": "root"}
+    admitted, refused = admit(drafts(document), history, peak, 6)
+    assert admitted == []
+    assert "the limit is 812 MB" in refused[0].reason
+    assert admit(drafts(document), history, 2 * peak, 6)[0] != []
+
+
+def test_offer_is_capped_and_in_the_order_of_ids():
+    documents = [each.model_dump(mode="json") for each in random_strategies(3, 40)]
+    admitted, _ = admit(drafts(*documents), begin(), LIMIT, 6)
+    ids = [each.id for each in admitted]
+    assert len(ids) == 6
+    assert ids == sorted(set(ids))
+
+
+@given(st.permutations([{"wrap": "root"}, {"reshard_after_forward": False}, {"engine": "ddp"}]))
+def test_offer_does_not_depend_on_the_order_of_drafts(documents):
+    admitted, _ = admit(drafts(*documents), begin(["fsdp2"]), LIMIT, 6)
+    assert [each.id for each in admitted] == sorted(each.id for each in admitted)
+    assert {each.brief for each in admitted} == {
+        "fsdp2, none, one unit",
+        "fsdp2, none, kept after forward",
+        "ddp, none",
+    }
+
+
+def test_states_by_hand():
+    # 1000 parameters on 4 ranks: 16 bytes each, whole or divided
+    sizes = {
+        ("ddp",): ({"engine": "ddp"}, 16_000),
+        ("sharded",): ({}, 4_000),
+        ("kept",): ({"reshard_after_forward": False}, 8_000),
+        ("one unit",): ({"wrap": "root"}, 12_000),
+        ("residual",): ({"gradients": {"codec": "int8", "error_feedback": True}}, 8_000),
+    }
+    for document, expected in sizes.values():
+        assert state_bytes(parse_strategy(document), 1000, 4) == expected
+
+
+def test_estimate_of_the_incumbent_is_its_measured_peak():
+    history = begin()
+    incumbent = history.incumbent
+    worst = max(each.memory_peak_bytes for each in incumbent.measurements)
+    assert estimate_peak(incumbent.strategy, incumbent, history.workload) == worst
+
+
+def test_memory_limit_is_given_or_the_machines_share():
+    assert memory_limit(Agent(memory_limit_gb=1.5), 2) == 1_500_000_000
+    assert memory_limit(Agent(), 4) == memory_bytes() // 4
+
+
+def test_search_stops_when_the_budget_is_spent():
+    rounds = [past_round(1, "accept"), past_round(2, "none", "none"), past_round(3, "reject")]
+    history = begin().model_copy(update={"rounds": rounds})
+    assert reason_to_stop(history, Agent(budget=3)) is None
+    assert reason_to_stop(history, Agent(budget=2)) == "the budget of 2 trials is spent"
+
+
+def test_search_stops_after_rejections_in_a_row():
+    agent = Agent(stop_loss=2)
+    row = [past_round(1, "reject"), past_round(2, "none", "none"), past_round(3, "reject")]
+    broken = [past_round(1, "reject"), past_round(2, "accept"), past_round(3, "reject")]
+    history = begin()
+    assert "stop-loss" in reason_to_stop(history.model_copy(update={"rounds": row}), agent)
+    assert reason_to_stop(history.model_copy(update={"rounds": broken}), agent) is None
+
+
+def test_nothing_is_offered_when_the_search_has_to_stop():
+    rounds = [past_round(number, "accept") for number in range(1, 9)]
+    proposal = proposal_of(begin().model_copy(update={"rounds": rounds}), agent=AGENT)
+    assert (proposal.candidates, proposal.chosen, proposal.verdict.choice) == ([], None, None)
+    assert "budget" in proposal.verdict.reason
