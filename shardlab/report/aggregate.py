@@ -1,0 +1,214 @@
+"""From records to one row per run: mean and deviation over seeds, paired comparison by seed.
+
+Two runs with the same seed start from the same weights and see the same data, so a difference is
+taken seed by seed, and its uncertainty is that of these differences: Student's t with n - 1 degrees
+of freedom. Times and perplexities are compared as ratios, through their logarithms.
+"""
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+from scipy.stats import t as student_t
+
+from shardlab.core.errors import UserError
+from shardlab.core.records import Record
+from shardlab.core.strategy import parse_strategy
+
+CONFIDENCE = 0.95
+ENOUGH_SEEDS = 3
+"""fewer seeds than this are announced wherever their figures stand"""
+
+MEASURES = [
+    "step_ms_mean",
+    "step_ms_p50",
+    "step_ms_p90",
+    "step_ms_p95",
+    "tokens_per_s",
+    "bytes_raw",
+    "bytes_wire",
+    "compression_ratio",
+    "index_bytes",
+    "metadata_bytes",
+    "density",
+    "encode_ms",
+    "decode_ms",
+    "extra_collectives",
+    "residual_norm",
+    "grad_rel_error",
+    "grad_cosine",
+    "memory_peak_bytes",
+    "clipped_steps",
+    "invalid_steps",
+    "profiled_step_ms",
+    "compute_ms",
+    "comm_ms_per_step",
+    "comm_share",
+    "exposed_comm_ms",
+    "overlap",
+    "idle_ms",
+    "backward_comm_share",
+    "train_loss",
+    "val_loss",
+    "val_ppl",
+    "val_bits_per_byte",
+    "untrained_ppl",
+    "untrained_factor",
+]
+"""numeric fields of a record, and the factor that training gained in perplexity"""
+
+
+def select(records: list[Record], runs: list[str], seeds: list[int]) -> list[Record]:
+    """The records of runs x seeds, in this order.
+
+    Raises:
+        UserError: a record of the matrix is missing or there twice.
+    """
+    found: dict[tuple[str, int], Record] = {}
+    for record in records:
+        key = (record.run, record.seed)
+        if key in found:
+            raise UserError(
+                f"results: run {record.run!r} seed {record.seed} is there twice: "
+                "collect the results again"
+            )
+        found[key] = record
+    wanted = [(run, seed) for run in runs for seed in seeds]
+    for run, seed in wanted:
+        if (run, seed) not in found:
+            raise UserError(
+                f"results: run {run!r} seed {seed} is missing: collect the results again"
+            )
+    return [found[key] for key in wanted]
+
+
+def measurements(records: list[Record]) -> pd.DataFrame:
+    """One row per record: run, seed and `MEASURES` as floats (absent ones are NaN)."""
+    rows = [
+        {
+            **record.model_dump(),
+            "untrained_factor": record.untrained_ppl / record.val_ppl,
+        }
+        for record in records
+    ]
+    table = pd.DataFrame(rows, columns=["run", "seed", *MEASURES])
+    return table.astype(dict.fromkeys(MEASURES, float))
+
+
+def paired_difference(values: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    """Difference of every run to the baseline, seed by seed.
+
+    Args:
+        values: one row per seed, one column per run.
+
+    Returns:
+        Indexed by run: `mean`, and `low` and `high` of its 95 % interval (NaN for a single seed).
+    """
+    # a value that is not finite has to show in the result, so nothing is skipped and inf - inf is
+    # not worth a warning
+    with np.errstate(invalid="ignore"):
+        differences = values.sub(values[baseline], axis=0)
+        n = len(differences)
+        mean = differences.mean(skipna=False)
+        deviation = differences.std(ddof=1, skipna=False)
+        quantile = student_t.ppf((1 + CONFIDENCE) / 2, n - 1) if n > 1 else np.nan
+        half = quantile * deviation / np.sqrt(n)
+    return pd.DataFrame({"mean": mean, "low": mean - half, "high": mean + half})
+
+
+def paired_ratio(values: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    """Like `paired_difference`, for the geometric mean of the ratios to the baseline.
+
+    Args:
+        values: positive numbers.
+    """
+    with np.errstate(over="ignore"):
+        return np.exp(paired_difference(np.log(values), baseline))
+
+
+def verdict(low: float, high: float, none: float) -> str:
+    """Where an interval lies: `higher` or `lower` than the value of no difference, or around it.
+
+    Returns:
+        `unknown` without an interval, which a single seed or a diverged run does not have.
+    """
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return "unknown"
+    if low > none:
+        return "higher"
+    return "lower" if high < none else "same"
+
+
+def comparison(records: list[Record], runs: list[str], baseline: str) -> pd.DataFrame:
+    """One row per run, in the order of `runs`, indexed by run.
+
+    Columns: strategy (in words), engine, codec, seeds, comm_ms_by_op (JSON text); for each of
+    `MEASURES` its mean under its own name and its standard deviation as `NAME_sd`;
+    `step_difference_ms`, `step_ratio`, `ppl_ratio` and `bits_per_byte_difference` to the baseline,
+    each with `_low` and `_high`.
+    """
+    table = measurements(records)
+    grouped = table.groupby("run")[MEASURES]
+    first = {record.run: record for record in reversed(records)}
+    parts = [
+        pd.DataFrame(
+            {
+                "strategy": [parse_strategy(first[run].strategy).brief() for run in runs],
+                "engine": [first[run].engine for run in runs],
+                "codec": [first[run].codec for run in runs],
+                "seeds": grouped.size().reindex(runs).to_numpy(),
+                "comm_ms_by_op": [_by_operation(records, run) for run in runs],
+            },
+            index=pd.Index(runs, name="run"),
+        )
+    ]
+    mean = grouped.mean(skipna=False)
+    deviation = grouped.std(ddof=1, skipna=False)
+    for name in MEASURES:
+        parts.append(pd.DataFrame({name: mean[name], f"{name}_sd": deviation[name]}))
+    for name, compare, measure in (
+        ("step_difference_ms", paired_difference, "step_ms_mean"),
+        ("step_ratio", paired_ratio, "step_ms_mean"),
+        ("ppl_ratio", paired_ratio, "val_ppl"),
+        ("bits_per_byte_difference", paired_difference, "val_bits_per_byte"),
+    ):
+        paired = compare(table.pivot(index="seed", columns="run", values=measure), baseline)
+        parts.append(
+            paired.rename(columns={"mean": name, "low": f"{name}_low", "high": f"{name}_high"})
+        )
+    return pd.concat([part.reindex(runs) for part in parts], axis=1)
+
+
+def _by_operation(records: list[Record], run: str) -> str:
+    """Mean over seeds of the time of each collective; one that a seed lacks took no time there."""
+    seeds = pd.DataFrame([record.comm_ms_by_op for record in records if record.run == run])
+    means = seeds.fillna(0.0).mean()
+    return json.dumps({str(name): float(f"{ms:.4g}") for name, ms in means.items()}, sort_keys=True)
+
+
+def loss_curves(losses: dict[str, dict[int, dict[int, float]]]) -> pd.DataFrame:
+    """Training loss in long form: run, step, mean over seeds, standard deviation over seeds.
+
+    Args:
+        losses: run -> seed -> step -> nats per token.
+
+    Raises:
+        UserError: seeds of one run with different steps.
+    """
+    parts = []
+    for run, seeds in losses.items():
+        table = pd.DataFrame(seeds).sort_index()
+        if any(set(steps) != set(table.index) for steps in seeds.values()):
+            raise UserError(f"events of run {run!r}: the seeds have different steps: train again")
+        parts.append(
+            pd.DataFrame(
+                {
+                    "run": run,
+                    "step": table.index,
+                    "loss": table.mean(axis=1, skipna=False).to_numpy(),
+                    "sd": table.std(axis=1, ddof=1, skipna=False).to_numpy(),
+                }
+            )
+        )
+    return pd.concat(parts, ignore_index=True)

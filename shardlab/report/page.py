@@ -1,0 +1,98 @@
+"""The HTML page: one file that needs nothing else, from a template that escapes every text."""
+
+import io
+import re
+from typing import Any
+
+import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from shardlab.agent.history import History
+from shardlab.core.records import Record
+from shardlab.report.answer import answer
+from shardlab.report.columns import NOTE
+from shardlab.report.plots import save
+from shardlab.report.search import outcome, stories
+from shardlab.report.tables import (
+    Table,
+    definitions,
+    environment,
+    facts,
+    hashes,
+    seed_warning,
+    setting_line,
+)
+
+CAPTIONS = {
+    "loss": "Training loss, mean over seeds with a band of one standard deviation; below, its "
+    "difference to the baseline at the same step.",
+    "step_time": "Wall time of a step without profiling. The line marks the baseline.",
+    "bytes_quality": "What fewer bytes cost in quality. Marker shapes stand for engines; the line "
+    "marks the baseline.",
+    "breakdown": "Compute, exposed communication and idle time sum to the profiled step.",
+}
+
+
+def render(
+    compared: pd.DataFrame,
+    tables: dict[str, Table],
+    figures: dict[str, Figure],
+    records: list[Record],
+    history: History,
+    baseline: str,
+    source: dict[str, Any],
+    statistics: dict[str, Any],
+) -> str:
+    """The whole page.
+
+    Args:
+        compared: `aggregate.comparison`.
+        tables: `tables.run_tables`.
+        figures: `plots.draw_all`.
+        source, statistics: what the data stages say of the corpus; shown as they are.
+    """
+    environment_of_templates = Environment(
+        loader=PackageLoader("shardlab.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    template = environment_of_templates.get_template("report.html.j2")
+    return template.render(
+        title="Sharding and compression strategies compared",
+        answer=answer(compared, baseline, history),
+        warning=seed_warning(records),
+        tables=tables,
+        setting=setting_line(records),
+        plots=[
+            {"svg": _inline(figure, name), "caption": CAPTIONS[name]}
+            for name, figure in figures.items()
+        ],
+        note=NOTE,
+        outcome=outcome(history),
+        rounds=stories(history),
+        source=facts(source),
+        statistics=facts(statistics),
+        definitions=definitions(),
+        environment=environment(records),
+        hashes=hashes(records),
+    )
+
+
+def _inline(figure: Figure, name: str) -> Markup:
+    """The figure as an SVG element; its identifiers get a prefix, unique on the page.
+
+    Matplotlib escapes the texts that it writes into an SVG, so this alone is passed unescaped.
+    """
+    buffer = io.StringIO()
+    save(figure, buffer, "svg")
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
+    svg = re.sub(r'(<svg\b[^>]*?) width="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg\b[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{CAPTIONS[name]}"', 1))

@@ -1,0 +1,108 @@
+"""All files of the report, from records and what stands beside them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from shardlab.agent.history import History
+from shardlab.core.files import atomic, write_json, write_json_lines, write_text
+from shardlab.core.records import Record
+from shardlab.report.aggregate import comparison, loss_curves
+from shardlab.report.page import render
+from shardlab.report.plots import draw_all, save
+from shardlab.report.search import outcome, rounds_table
+from shardlab.report.summary import comparison_rows, summary
+from shardlab.report.tables import (
+    Table,
+    definitions,
+    environment,
+    escape,
+    facts,
+    hashes,
+    headline_markdown,
+    run_tables,
+    seed_warning,
+    setting_line,
+    text_table,
+)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything that a report is made from."""
+
+    records: list[Record]
+    """of every run and seed, in the order of the runs"""
+    baseline: str
+    losses: dict[str, dict[int, dict[int, float]]]
+    """run -> seed -> step -> training loss"""
+    history: History
+    source: dict[str, Any]
+    statistics: dict[str, Any]
+
+
+def write_report(evidence: Evidence, folder: Path) -> None:
+    """The page, tables.md, headline.md, comparison.csv and .jsonl, loss.csv, summary.json, plots/.
+
+    Equal evidence gives equal files, byte for byte.
+    """
+    records, baseline = evidence.records, evidence.baseline
+    runs = list(dict.fromkeys(record.run for record in records))
+    compared = comparison(records, runs, baseline)
+    losses = loss_curves(evidence.losses)
+    tables = run_tables(compared, baseline)
+    figures = draw_all(compared, losses, baseline)
+    for name, figure in figures.items():
+        for kind in ("svg", "png"):
+            with atomic(folder / "plots" / f"{name}.{kind}") as temporary:
+                save(figure, temporary, kind)
+    _write_csv(compared.reset_index(), folder / "comparison.csv")
+    _write_csv(losses, folder / "loss.csv")
+    write_json_lines(folder / "comparison.jsonl", comparison_rows(compared))
+    write_json(folder / "summary.json", summary(compared, evidence.history))
+    write_text(folder / "headline.md", headline_markdown(tables["headline"], records))
+    write_text(folder / "tables.md", _all_tables(tables, evidence))
+    page = render(
+        compared,
+        tables,
+        figures,
+        records,
+        evidence.history,
+        baseline,
+        evidence.source,
+        evidence.statistics,
+    )
+    write_text(folder / "report.html", page)
+
+
+def _write_csv(table: pd.DataFrame, path: Path) -> None:
+    with atomic(path) as temporary:
+        table.to_csv(temporary, index=False, float_format="%.10g", lineterminator="\n")
+
+
+def _all_tables(tables: dict[str, Table], evidence: Evidence) -> str:
+    """Every table of the page in Markdown."""
+    titles = {table.title for table in tables.values()}
+    named = [
+        *tables.values(),
+        rounds_table(evidence.history),
+        _fact_table("Data", facts(evidence.source)),
+        _fact_table("Statistics of the data", facts(evidence.statistics)),
+        _fact_table("Environment", environment(evidence.records)),
+        hashes(evidence.records),
+        definitions(),
+    ]
+    warning = seed_warning(evidence.records)
+    few = f"\n{escape(warning)}\n" if warning else ""
+    parts = [
+        f"## {table.title}\n\n{table.markdown()}{few if table.title in titles else ''}"
+        for table in named
+    ]
+    lines = escape(setting_line(evidence.records)), escape(outcome(evidence.history))
+    return "\n".join(["# Tables\n", *(f"{line}\n" for line in lines), *parts])
+
+
+def _fact_table(title: str, lines: list[tuple[str, str]]) -> Table:
+    return text_table(title, ["name", "value"], [list(line) for line in lines])

@@ -1,0 +1,63 @@
+"""Puts the headline table into the README."""
+
+from pathlib import Path
+
+from shardlab.core.errors import UserError
+from shardlab.core.files import write_text
+from shardlab.core.params import Parameters
+from shardlab.core.progress import say
+from stages.common import run
+
+BEGIN = "<!-- headline:begin -->"
+END = "<!-- headline:end -->"
+
+
+def main(params: Parameters) -> None:
+    """The block between the markers of README.md, and the same in results/report/readme.md."""
+    path = Path("results/report/headline.md")
+    if not path.is_file():
+        raise UserError(f"{path}: no such file: run python -m stages.report")
+    headline = path.read_text(encoding="utf-8")
+    replace_block(Path("README.md"), headline)
+    write_text("results/report/readme.md", block(headline) + "\n")
+    say("readme: the headline table in README.md is up to date")
+
+
+def block(headline: str) -> str:
+    """The headline between its markers.
+
+    Raises:
+        UserError: the headline holds a marker itself.
+    """
+    if BEGIN in headline or END in headline:
+        raise UserError("headline: holds a marker of the README's block: write the report again")
+    return f"{BEGIN}\n{headline.strip()}\n{END}"
+
+
+def replace_block(path: Path, headline: str) -> None:
+    """Puts the headline between the markers of a text file; the rest stays byte for byte.
+
+    A file that already holds it is not written.
+
+    Raises:
+        UserError: no such file, or its markers are not there exactly once and in order.
+    """
+    new = block(headline)
+    try:
+        # bytes, because reading as text would change the ends of lines
+        text = path.read_bytes().decode()
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file: add it, with {BEGIN} and {END} in it") from None
+    start, end = text.find(BEGIN), text.find(END)
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or end < start:
+        raise UserError(
+            f"{path}: expected {BEGIN} and, below it, {END}, each once: "
+            "add the two lines where the headline table belongs"
+        )
+    changed = text[:start] + new + text[end + len(END) :]
+    if changed != text:
+        write_text(path, changed)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,61 @@
+"""Writes the comparison: tables, plots and one HTML page."""
+
+from pathlib import Path
+
+from shardlab.agent.history import read_history
+from shardlab.core.errors import UserError
+from shardlab.core.files import read_json, read_json_lines
+from shardlab.core.params import Parameters
+from shardlab.core.progress import say
+from shardlab.core.records import read_records
+from shardlab.report.aggregate import select
+from shardlab.report.write import Evidence, write_report
+from stages.common import run
+
+_FOLDER = Path("results/report")
+
+
+def main(params: Parameters) -> None:
+    """Everything in results/report except readme.md."""
+    runs, seeds, baseline, last = params("runs", "seeds", "baseline", "last_round")
+    results, history = "results/results.jsonl", f"results/rounds/{last}/history.json"
+    _require(results, "collect")
+    _require(history, f"decide {last}")
+    _require("data/source.json", "prepare")
+    _require("data/statistics.json", "tokenize")
+    evidence = Evidence(
+        records=select(read_records(results), runs, seeds),
+        baseline=baseline,
+        losses={name: {seed: read_losses(name, seed) for seed in seeds} for name in runs},
+        history=read_history(history),
+        source=read_json("data/source.json"),
+        statistics=read_json("data/statistics.json"),
+    )
+    write_report(evidence, _FOLDER)
+    say(f"report: {_FOLDER / 'report.html'}")
+
+
+def read_losses(name: str, seed: int) -> dict[int, float]:
+    """Training loss by step of one run and seed.
+
+    Raises:
+        UserError: an event without step or loss.
+    """
+    path = Path("results/train") / name / f"seed{seed}" / "events.jsonl"
+    _require(path, f"train {name} {seed}")
+    try:
+        return {int(event["step"]): float(event["loss"]) for event in read_json_lines(path)}
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{path}: not the events of a training run ({error!r}): "
+            f"run python -m stages.train {name} {seed}"
+        ) from None
+
+
+def _require(path: str | Path, stage: str) -> None:
+    if not Path(path).is_file():
+        raise UserError(f"{path}: no such file: run python -m stages.{stage}")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,222 @@
+"""Evidence made for tests: no run produced these figures.
+
+Their sizes are like those of two ranks that train a model of a million parameters on a CPU.
+"""
+
+import math
+import random
+from typing import Any
+
+from shardlab.agent.history import History, initial_history
+from shardlab.agent.rounds import Candidate, Refused, Round, TrialSummary, Verdict
+from shardlab.core.records import Record
+from shardlab.core.strategy import Strategy, parse_strategy
+from shardlab.report.write import Evidence
+
+BASELINE = "fsdp2"
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "ddp": {"engine": "ddp"},
+    "ddp-int8": {"engine": "ddp", "gradients": {"codec": "int8:group=128"}},
+    "ddp-topk": {
+        "engine": "ddp",
+        "gradients": {"codec": "topk:density=0.05", "error_feedback": True},
+    },
+    "fsdp2": {"engine": "fsdp2"},
+    "fsdp2-exchange": {"engine": "fsdp2", "gradients": {"codec": "none", "route": "exchange"}},
+    "fsdp2-bf16": {"engine": "fsdp2", "gradients": {"codec": "bf16"}},
+    "fsdp2-int8": {"engine": "fsdp2", "gradients": {"codec": "int8:group=128"}},
+    "fsdp2-topk": {
+        "engine": "fsdp2",
+        "gradients": {"codec": "topk:density=0.05", "error_feedback": True},
+    },
+}
+# step ms, compression ratio, perplexity, relative gradient error
+FIGURES = {
+    "ddp": (41.0, 1.0, 182.0, 0.0),
+    "ddp-int8": (46.5, 3.88, 182.4, 0.0061),
+    "ddp-topk": (52.1, 9.6, 199.0, 0.71),
+    "fsdp2": (48.3, 1.0, 182.1, 0.0),
+    "fsdp2-exchange": (49.0, 1.0, 182.1, 2.1e-8),
+    "fsdp2-bf16": (50.2, 2.0, 182.1, 0.0017),
+    "fsdp2-int8": (51.7, 3.87, 182.6, 0.0062),
+    "fsdp2-topk": (55.0, 9.1, 201.5, 0.72),
+}
+STEPS = 60
+
+
+def make_record(run: str = BASELINE, seed: int = 0, **changes: Any) -> Record:
+    """One record; `changes` replace fields. Equal arguments make equal records."""
+    step, ratio, ppl, error = FIGURES.get(run, FIGURES[BASELINE])
+    strategy = parse_strategy(STRATEGIES.get(run, STRATEGIES[BASELINE]))
+    chance = random.Random(f"{run} {seed}")
+    step *= 1 + 0.02 * chance.uniform(-1, 1)
+    ppl *= 1 + 0.01 * random.Random(seed).uniform(-1, 1) + 0.001 * chance.uniform(-1, 1)
+    profiled, raw = 1.3 * step, 5.2e6 if strategy.engine == "ddp" else 7.8e6
+    exposed, idle, comm = 0.31 * profiled, 0.04 * profiled, 0.34 * profiled
+    return Record(
+        **{
+            **_setting(run, seed, strategy),
+            "steps": STEPS,
+            "step_ms_mean": step,
+            "step_ms_p50": 0.98 * step,
+            "step_ms_p90": 1.1 * step,
+            "step_ms_p95": 1.2 * step,
+            "tokens_per_s": 1024 / step * 1e3,
+            "train_loss": math.log(ppl) - 0.1,
+            "bytes_raw": raw,
+            "bytes_wire": raw / ratio,
+            "compression_ratio": ratio,
+            "ledger": {"reduce_scatter": {"collectives": 5.0, "wire": raw / ratio}},
+            "encode_ms": 0.0 if ratio == 1 else 1.9,
+            "decode_ms": 0.0 if ratio == 1 else 1.2,
+            "index_bytes": 1.1e5 if "topk" in run else 0.0,
+            "metadata_bytes": 0.0 if ratio == 1 else 4.1e4,
+            "density": 0.05 if "topk" in run else None,
+            "extra_collectives": 0.0,
+            "residual_norm": 1.3 if "topk" in run else None,
+            "grad_rel_error": error,
+            "grad_cosine": math.sqrt(max(0.0, 1 - error**2)),
+            "memory_peak_bytes": 812_345_344,
+            "clipped_steps": 31,
+            "invalid_steps": 0,
+            "profiled_step_ms": profiled,
+            "compute_ms": profiled - exposed - idle,
+            "comm_ms_per_step": comm,
+            "comm_share": comm / profiled,
+            "comm_ms_by_op": {"all_gather": 0.4 * comm, "reduce_scatter": 0.6 * comm},
+            "exposed_comm_ms": exposed,
+            "overlap": 1 - exposed / comm,
+            "idle_ms": idle,
+            "backward_comm_share": 0.3,
+            "val_loss": math.log(ppl),
+            "val_ppl": ppl,
+            "val_bits_per_byte": math.log2(ppl) / 3.3,
+            "val_tokens": 48_211,
+            "untrained_ppl": 2101.5,
+            **changes,
+        }
+    )
+
+
+def _setting(run: str, seed: int, strategy: Strategy) -> dict[str, Any]:
+    return {
+        "run": run,
+        "seed": seed,
+        "engine": strategy.engine,
+        "world_size": 2,
+        "model": "tiny",
+        "parameters": 1_312_000,
+        "dataset": "wikipedia",
+        "sequence_length": 64,
+        "batch_size": 8,
+        "accumulation": 1,
+        "link": "loopback",
+        "codec": strategy.gradients.codec.name,
+        "codec_config": strategy.gradients.codec.model_dump(),
+        "weight_codec": "none",
+        "error_feedback": strategy.gradients.error_feedback,
+        "strategy": strategy.normal().model_dump(mode="json"),
+        "strategy_hash": strategy.hash(),
+        "params_hash": "0123456789abcdef",
+        "revision": "4e41bc4d1a2b",
+        "torch": "2.13.0+cpu",
+        "host": {
+            "cpu": "A processor made for tests",
+            "cores": 2,
+            "memory_bytes": 8 * 2**30,
+            "kernel": "6.1.0",
+            "python": "3.11.9",
+        },
+    }
+
+
+def make_records(runs: list[str] | None = None, seeds: int = 3) -> list[Record]:
+    """Runs x seeds in the order of the report."""
+    return [make_record(run, seed) for run in runs or STRATEGIES for seed in range(seeds)]
+
+
+def make_history(records: list[Record], reason: str = "ddp waits less at the end") -> History:
+    """A search of two rounds: one rejected strategy, one abstention."""
+    strategy = parse_strategy(
+        {"engine": "fsdp2", "reshard_after_forward": False, "gradients": {"codec": "bf16"}}
+    )
+    offer = Candidate(
+        id=strategy.hash()[:6],
+        strategy=strategy.normal(),
+        brief=strategy.brief(),
+        why="one change: keep the gathered parameters for backward",
+    )
+    refused = Refused(brief="fsdp2, none", reason="measured before: run fsdp2")
+    tried = TrialSummary(
+        outcome="timeout",
+        detail="after 300 s",
+        hash=strategy.hash(),
+        brief=strategy.brief(),
+        measurements=[],
+    )
+    nothing = TrialSummary(outcome="none", detail="", hash=None, brief=None, measurements=[])
+    rounds = [
+        Round(
+            round=1,
+            verdict=Verdict(choice=offer.id, reason=reason, judge="rules"),
+            candidates=[offer],
+            refused=[refused],
+            trial=tried,
+            decision="reject",
+            reason="the trial gave no figures",
+            comparison=None,
+        ),
+        Round(
+            round=2,
+            verdict=Verdict(choice=None, reason="no candidate is left", judge="rules"),
+            candidates=[],
+            refused=[refused],
+            trial=nothing,
+            decision="none",
+            reason="nothing was tried",
+            comparison=None,
+        ),
+    ]
+    history = initial_history(records, records[0].run)
+    return history.model_copy(update={"rounds": rounds})
+
+
+def make_losses(run: str, seed: int) -> dict[int, float]:
+    """A falling training loss by step."""
+    noise = random.Random(seed)
+    worse = math.log(FIGURES.get(run, FIGURES[BASELINE])[2] / 182) * 2
+    return {
+        step: 5.0 + (2.6 + worse) * math.exp(-step / 15) + 0.06 * noise.gauss(0, 1)
+        for step in range(STEPS)
+    }
+
+
+def make_evidence(records: list[Record], baseline: str = BASELINE, **changes: Any) -> Evidence:
+    """Evidence around given records; `changes` replace its fields."""
+    losses: dict[str, dict[int, dict[int, float]]] = {}
+    for record in records:
+        losses.setdefault(record.run, {})[record.seed] = make_losses(record.run, record.seed)
+    facts: dict[str, Any] = {
+        "records": records,
+        "baseline": baseline,
+        "losses": losses,
+        "history": make_history(records),
+        "source": {
+            "name": "wikipedia",
+            "licence": "CC BY-SA 4.0",
+            "attribution": "Text by the contributors of English Wikipedia; markup removed.",
+            "url": "https://en.wikipedia.org/",
+            "documents": 10_084,
+            "bytes": 7_712_345,
+            "bad_records": {"count": 2, "reasons": {"no text": 2}},
+        },
+        "statistics": {
+            "vocabulary": 2048,
+            "train": {"documents": 9_880, "tokens": 2_312_004, "bytes_per_token": 3.2711},
+            "length": {"mean": 234.1, "p50": 142.0, "p90": 399.0, "p99": 911.0, "max": 40_112},
+            "pad_ratio": 0.0,
+            "entropy_bits": 9.1342,
+        },
+        **changes,
+    }
+    return Evidence(**facts)

@@ -1,0 +1,128 @@
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_records import BASELINE, STRATEGIES, make_losses, make_record, make_records
+
+from shardlab.core.errors import UserError
+from shardlab.report.aggregate import (
+    comparison,
+    loss_curves,
+    paired_difference,
+    paired_ratio,
+    select,
+    verdict,
+)
+
+positive = st.floats(0.01, 1e6)
+
+
+def test_paired_difference_by_hand():
+    values = pd.DataFrame({"base": [9.0, 10.0, 12.5], "other": [10.0, 12.0, 14.0]})
+    found = paired_difference(values, "base").loc["other"]
+    # differences 1, 2, 1.5: mean 1.5, deviation 0.5; t(0.975, 2) = 4.302653 from printed tables
+    half = 4.302653 * 0.5 / math.sqrt(3)
+    assert found["mean"] == 1.5
+    assert found["low"] == pytest.approx(1.5 - half, rel=1e-6)
+    assert found["high"] == pytest.approx(1.5 + half, rel=1e-6)
+
+
+def test_pairs_are_taken_seed_by_seed():
+    """A shift common to all seeds has no uncertainty, however much the seeds differ."""
+    values = pd.DataFrame({"base": [1.0, 50.0, 900.0], "other": [3.0, 52.0, 902.0]})
+    assert paired_difference(values, "base").loc["other"].tolist() == [2, 2, 2]
+
+
+@given(st.lists(st.tuples(positive, positive), min_size=2, max_size=8))
+def test_difference_is_antisymmetric(pairs):
+    values = pd.DataFrame(pairs, columns=["a", "b"])
+    forth = paired_difference(values, "a").loc["b"]
+    back = paired_difference(values, "b").loc["a"]
+    assert forth.tolist() == pytest.approx([-back["mean"], -back["high"], -back["low"]])
+    assert forth["low"] <= forth["mean"] <= forth["high"]
+
+
+@given(st.lists(positive, min_size=2, max_size=8), st.floats(0.1, 10))
+def test_ratio_of_scaled_runs_is_the_scale(base, scale):
+    values = pd.DataFrame({"base": base, "other": [scale * value for value in base]})
+    found = paired_ratio(values, "base")
+    assert found.loc["other"].tolist() == pytest.approx([scale] * 3, rel=1e-6)
+    assert found.loc["base"].tolist() == [1, 1, 1]
+
+
+def test_one_seed_has_no_interval():
+    found = paired_difference(pd.DataFrame({"base": [1.0], "other": [3.0]}), "base").loc["other"]
+    assert found["mean"] == 2
+    assert math.isnan(found["low"])
+    assert math.isnan(found["high"])
+
+
+def test_divergence_is_not_averaged_away():
+    records = [make_record(seed=seed) for seed in range(3)]
+    records += [make_record("ddp", seed) for seed in range(2)]
+    records.append(make_record("ddp", 2, val_ppl=math.inf))
+    row = comparison(records, ["fsdp2", "ddp"], "fsdp2").loc["ddp"]
+    assert row["val_ppl"] == math.inf
+    assert not math.isfinite(row["ppl_ratio_high"])
+
+
+def test_means_and_deviations_are_over_seeds():
+    times = (40, 42, 47)
+    records = [make_record(seed=seed, step_ms_mean=time) for seed, time in enumerate(times)]
+    row = comparison(records, [BASELINE], BASELINE).loc[BASELINE]
+    assert row["step_ms_mean"] == 43
+    assert row["step_ms_mean_sd"] == pytest.approx(np.std(times, ddof=1))
+    assert row["seeds"] == 3
+
+
+def test_no_run_is_dropped_and_order_is_kept():
+    runs = list(reversed(STRATEGIES))
+    records = make_records()
+    assert list(comparison(records, runs, BASELINE).index) == runs
+
+
+def test_codec_that_measures_nothing_leaves_a_gap_not_a_zero():
+    row = comparison(make_records(["fsdp2"]), ["fsdp2"], "fsdp2").loc["fsdp2"]
+    assert math.isnan(row["residual_norm"])
+
+
+def test_select_refuses_holes_and_repeats():
+    records = make_records(["fsdp2", "ddp"])
+    assert [(r.run, r.seed) for r in select(records, ["ddp"], [2, 0])] == [("ddp", 2), ("ddp", 0)]
+    with pytest.raises(UserError, match="'ddp' seed 7 is missing"):
+        select(records, ["ddp"], [7])
+    with pytest.raises(UserError, match="'fsdp2' seed 0 is there twice"):
+        select([*records, records[0]], ["ddp"], [0])
+
+
+def test_loss_curve_is_the_mean_over_seeds():
+    losses = {"ddp": {0: {0: 4.0, 1: 2.0}, 1: {0: 6.0, 1: 3.0}}}
+    table = loss_curves(losses)
+    assert table["step"].tolist() == [0, 1]
+    assert table["loss"].tolist() == [5.0, 2.5]
+    assert table["sd"].tolist() == pytest.approx([math.sqrt(2), math.sqrt(0.5)])
+
+
+def test_loss_curves_of_different_lengths_are_refused():
+    longer = make_losses("ddp", 0)
+    shorter = {step: loss for step, loss in longer.items() if step < 10}
+    with pytest.raises(UserError, match="different steps"):
+        loss_curves({"ddp": {0: longer, 1: shorter}})
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (0.8, 0.9, "lower"),
+        (1.1, 1.2, "higher"),
+        (0.9, 1.1, "same"),
+        (1.0, 1.1, "same"),
+        (math.nan, math.nan, "unknown"),
+        (0.9, math.inf, "unknown"),
+    ],
+)
+def test_verdict_needs_the_whole_interval(low, high, said):
+    assert verdict(low, high, 1) == said

@@ -1,0 +1,66 @@
+import pytest
+
+from shardlab.core.errors import UserError
+from shardlab.core.params import Parameters
+from stages.readme import BEGIN, END, main, replace_block
+
+HEADLINE = "| run | step |\n| --- | ---: |\n| fsdp2 | 48 |\n\nMeasured here.\n"
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "params.yaml").write_text("{}")
+    (tmp_path / "results/report").mkdir(parents=True)
+    (tmp_path / "results/report/headline.md").write_text(HEADLINE)
+    return tmp_path
+
+
+def test_only_the_block_changes(project):
+    before, after = b"# A\r\n\ttext \xc3\xa9\n", b"\n\n## B\r\nend without newline"
+    readme = project / "README.md"
+    readme.write_bytes(before + f"{BEGIN}\nold\n{END}".encode() + after)
+    main(Parameters())
+    text = readme.read_bytes()
+    assert text.startswith(before)
+    assert text.endswith(after)
+    written = (project / "results/report/readme.md").read_text()
+    assert written == f"{BEGIN}\n{HEADLINE}{END}\n"
+    assert written.encode().strip() == text[len(before) : len(text) - len(after)]
+
+
+def test_second_time_writes_nothing(project):
+    readme = project / "README.md"
+    readme.write_text(f"{BEGIN}{END}")
+    main(Parameters())
+    first = readme.stat()
+    main(Parameters())
+    assert (readme.stat().st_mtime_ns, readme.stat().st_ino) == (first.st_mtime_ns, first.st_ino)
+
+
+@pytest.mark.parametrize(
+    "text", ["none", BEGIN, END, f"{END} {BEGIN}", f"{BEGIN}{END}{BEGIN}{END}"]
+)
+def test_markers_must_be_there_once(project, text):
+    readme = project / "README.md"
+    readme.write_text(text)
+    with pytest.raises(UserError, match=r"README\.md: expected .* add the two lines"):
+        main(Parameters())
+    assert readme.read_text() == text
+    assert not (project / "results/report/readme.md").exists()
+
+
+def test_absent_files_are_named(project):
+    with pytest.raises(UserError, match=r"README\.md: no such file"):
+        main(Parameters())
+    (project / "results/report/headline.md").unlink()
+    with pytest.raises(UserError, match=r"headline\.md: no such file: run python -m stages.report"):
+        main(Parameters())
+
+
+def test_headline_cannot_close_its_block_early(project):
+    readme = project / "README.md"
+    readme.write_text(f"{BEGIN}{END}")
+    with pytest.raises(UserError, match="marker"):
+        replace_block(readme, f"a {END} b")
+    assert readme.read_text() == f"{BEGIN}{END}"

@@ -1,0 +1,162 @@
+import hashlib
+import os
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from made_records import STRATEGIES, make_evidence, make_history, make_record, make_records
+
+from shardlab.core.files import read_json, read_json_lines
+from shardlab.report.plots import BASELINE_COLOUR, colours
+from shardlab.report.write import write_report
+
+EVIL = "<script>alert('$1$')</script>"
+FILES = {
+    "report.html",
+    "tables.md",
+    "headline.md",
+    "comparison.csv",
+    "comparison.jsonl",
+    "loss.csv",
+    "summary.json",
+    *(
+        f"plots/{name}.{kind}"
+        for name in ("loss", "step_time", "bytes_quality", "breakdown")
+        for kind in ("svg", "png")
+    ),
+}
+
+
+class _Page(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes, self.text = set(), [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def _hashes(folder):
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    write_report(make_evidence(make_records()), folder)
+    return folder
+
+
+def test_all_files_are_there_and_nothing_else(report):
+    assert set(_hashes(report)) == FILES
+
+
+def test_page_needs_nothing_from_outside(report):
+    page = _Page((report / "report.html").read_text())
+    assert "script" not in page.tags
+    for name, value in page.attributes:
+        if name in ("src", "href", "xlink:href", "srcset", "action", "data", "poster"):
+            assert value.startswith(("#", "data:")), (name, value)
+        if "url(" in (value or ""):
+            assert value.count("url(") == value.count("url(#"), (name, value)
+    text = (report / "report.html").read_text()
+    assert "@import" not in text
+    assert text.count("url(") == text.count("url(#")
+
+
+def test_identifiers_are_unique_and_references_lead_somewhere(report):
+    page = _Page((report / "report.html").read_text())
+    ids = [value for name, value in page.attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+    links = [v for n, v in page.attributes if n in ("href", "xlink:href") and v.startswith("#")]
+    assert links
+    assert {link[1:] for link in links} <= set(ids)
+
+
+def test_page_shows_what_it_must(report):
+    text = _Page((report / "report.html").read_text()).text
+    for part in (
+        *STRATEGIES,
+        "CC BY-SA 4.0",
+        "ddp waits less at the end",
+        "no candidate is left",
+        "after 300 s",
+        "4e41bc4d1a2b",
+        "0123456789abcdef",
+        "snakemake --cores all",
+        "dvc repro",
+        "vocabulary",
+    ):
+        assert part in text, part
+
+
+def test_texts_of_others_are_escaped(tmp_path):
+    records = [make_record(run, seed) for run in (EVIL, "fsdp2") for seed in range(3)]
+    evidence = make_evidence(
+        records,
+        history=make_history(records, reason=EVIL),
+        source={"name": EVIL, "licence": EVIL, EVIL: 1},
+    )
+    write_report(evidence, tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    page = _Page(text)
+    assert "script" not in page.tags
+    assert "<script" not in text
+    assert page.text.count(EVIL) >= 5
+    for name in ("headline.md", "tables.md"):
+        assert "\\<script\\>" in (tmp_path / name).read_text()
+        assert "<script>" not in (tmp_path / name).read_text()
+
+
+def test_same_evidence_gives_the_same_bytes(report, tmp_path):
+    """Another process with another hash seed, so that no order of a set or clock can hide."""
+    code = (
+        "import sys; from pathlib import Path; from made_records import *; "
+        "from shardlab.report.write import write_report; "
+        "write_report(make_evidence(make_records()), Path(sys.argv[1]))"
+    )
+    path = os.pathsep.join(str(p) for p in (Path(__file__).parent, Path.cwd()))
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": path, "TZ": "Asia/Tokyo"}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, check=True)
+    assert _hashes(tmp_path) == _hashes(report)
+
+
+def test_data_files_hold_every_run(report):
+    assert pd.read_csv(report / "comparison.csv")["run"].tolist() == list(STRATEGIES)
+    rows = read_json_lines(report / "comparison.jsonl")
+    assert [row["run"] for row in rows] == list(STRATEGIES)
+    assert pd.read_csv(report / "loss.csv")["run"].unique().tolist() == list(STRATEGIES)
+    assert list(read_json(report / "summary.json")["runs"]) == sorted(STRATEGIES)
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_few_seeds_are_announced_at_every_table(tmp_path, seeds):
+    write_report(make_evidence(make_records(["ddp-int8", "fsdp2"], seeds)), tmp_path)
+    warning = f"Fewer than 3 seeds ({seeds})"
+    assert (tmp_path / "report.html").read_text().count(warning) == 5
+    assert (tmp_path / "tables.md").read_text().count(warning) == 4
+    assert warning in (tmp_path / "headline.md").read_text()
+
+
+def test_baseline_alone_can_be_reported(tmp_path):
+    write_report(make_evidence(make_records(["fsdp2"])), tmp_path)
+    assert set(_hashes(tmp_path)) == FILES
+
+
+def test_every_run_has_a_colour_and_the_baseline_is_black():
+    chosen = colours(["a", "b", "c"], "b")
+    assert list(chosen) == ["a", "c", "b"]
+    assert len(set(chosen.values())) == 3
+    assert chosen["b"] == BASELINE_COLOUR

@@ -1,0 +1,137 @@
+import csv
+import json
+
+import pytest
+from made_records import make_history, make_losses, make_record, make_records
+
+from shardlab.core.errors import UserError
+from shardlab.core.files import write_json, write_json_lines
+from shardlab.core.params import Parameters
+from shardlab.core.records import Breakdown, Record, Validation, read_records
+from stages import collect, report
+
+RUNS, SEEDS = ["ddp", "fsdp2"], [0, 3]
+FOLDERS = {"profile": Breakdown, "validate": Validation}
+
+
+def _write_parts(record):
+    values = record.model_dump(mode="json", exclude={"schema_version"})
+    for folder, kind in FOLDERS.items():
+        part = {name: values.pop(name) for name in kind.model_fields}
+        write_json(f"results/{folder}/{record.run}/seed{record.seed}.json", part)
+    write_json(f"results/train/{record.run}/seed{record.seed}/metrics.json", values)
+
+
+@pytest.fixture
+def measured(tmp_path, monkeypatch):
+    """A project whose matrix is trained, profiled and validated."""
+    monkeypatch.chdir(tmp_path)
+    write_json("params.yaml", {"runs": RUNS, "seeds": SEEDS, "baseline": "fsdp2"})
+    for run in RUNS:
+        for seed in SEEDS:
+            _write_parts(make_record(run, seed))
+    return tmp_path
+
+
+def test_collect_joins_the_parts(measured):
+    collect.main(Parameters())
+    records = read_records("results/results.jsonl")
+    assert records == [make_record(run, seed) for run in RUNS for seed in SEEDS]
+
+
+def test_csv_has_the_columns_of_a_record(measured):
+    collect.main(Parameters())
+    with (measured / "results/results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == list(Record.model_fields)
+    assert [(row["run"], row["seed"]) for row in rows] == [
+        (run, str(seed)) for run in RUNS for seed in SEEDS
+    ]
+    assert json.loads(rows[0]["host"]) == make_record().host
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "said"),
+    [
+        ("profile/ddp/seed3.json", None, "no such file: run python -m stages.profile ddp 3"),
+        ("validate/ddp/seed0.json", "{", "not JSON"),
+        ("validate/ddp/seed0.json", "[1]", "run python -m stages.validate ddp 0"),
+        ("profile/fsdp2/seed3.json", '{"step": 1}', "run python -m stages.profile fsdp2 3"),
+        ("train/ddp/seed3/metrics.json", "\x00", "run python -m stages.train ddp 3"),
+    ],
+)
+def test_collect_refuses_missing_and_foreign_files(measured, path, content, said):
+    file = measured / "results" / path
+    file.unlink()
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(UserError) as caught:
+        collect.main(Parameters())
+    message = str(caught.value)
+    assert message.startswith(f"results/{path}")
+    assert said in message
+    assert "\n" not in message
+    assert not (measured / "results/results.jsonl").exists()
+
+
+def test_collect_refuses_the_metrics_of_another_run(measured):
+    other = measured / "results/train/ddp/seed0/metrics.json"
+    (measured / "results/train/fsdp2/seed0/metrics.json").write_text(other.read_text())
+    with pytest.raises(UserError, match="holds run 'ddp' seed 0: repeat"):
+        collect.main(Parameters())
+
+
+@pytest.fixture
+def collected(measured):
+    """A project that has everything a report needs."""
+    params = {"runs": RUNS, "seeds": SEEDS, "baseline": "fsdp2", "last_round": "1"}
+    write_json("params.yaml", params)
+    collect.main(Parameters())
+    for run in RUNS:
+        for seed in SEEDS:
+            events = [{"step": s, "loss": loss} for s, loss in make_losses(run, seed).items()]
+            write_json_lines(f"results/train/{run}/seed{seed}/events.jsonl", events)
+    history = make_history(make_records(RUNS))
+    write_json("results/rounds/1/history.json", history.model_dump(mode="json"))
+    write_json("data/source.json", {"name": "wikipedia", "licence": "CC BY-SA 4.0"})
+    write_json("data/statistics.json", {"vocabulary": 2048})
+    return measured
+
+
+def test_report_is_written_from_files(collected):
+    report.main(Parameters())
+    text = (collected / "results/report/report.html").read_text()
+    assert "CC BY-SA 4.0" in text
+    assert "Fewer than 3 seeds (2)" in text
+
+
+def test_report_shows_the_runs_of_the_parameters_alone(collected):
+    params = {"runs": ["fsdp2"], "seeds": [3], "baseline": "fsdp2", "last_round": "1"}
+    write_json("params.yaml", params)
+    report.main(Parameters())
+    lines = (collected / "results/report/comparison.jsonl").read_text().splitlines()
+    assert [json.loads(line)["run"] for line in lines] == ["fsdp2"]
+
+
+@pytest.mark.parametrize(
+    ("path", "mend"),
+    [
+        ("results/results.jsonl", "collect"),
+        ("results/rounds/1/history.json", "decide 1"),
+        ("data/source.json", "prepare"),
+        ("data/statistics.json", "tokenize"),
+        ("results/train/ddp/seed3/events.jsonl", "train ddp 3"),
+    ],
+)
+def test_report_names_what_is_missing(collected, path, mend):
+    (collected / path).unlink()
+    with pytest.raises(UserError, match=f"{path}: no such file: run python -m stages.{mend}"):
+        report.main(Parameters())
+    assert not (collected / "results/report").exists()
+
+
+@pytest.mark.parametrize("event", ['{"step": 1}', '{"step": 1, "loss": null}', "[]", "{"])
+def test_report_refuses_foreign_events(collected, event):
+    (collected / "results/train/ddp/seed0/events.jsonl").write_text(event)
+    with pytest.raises(UserError, match=r"events\.jsonl: not the events of a training run"):
+        report.main(Parameters())
