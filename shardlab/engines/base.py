@@ -22,6 +22,9 @@ from shardlab.comm.attach import attach
 from shardlab.comm.ledger import Audit, Ledger
 from shardlab.core.strategy import Compression
 
+_BETAS = (0.9, 0.95)
+"""of AdamW, as language models are commonly trained (Brown et al. 2020, appendix B)"""
+
 
 @dataclass(frozen=True)
 class Optimization:
@@ -105,7 +108,11 @@ class AutogradEngine(Engine):
         self.ledger = self._handle.ledger
         self._optimization = optimization
         self._optimizer = torch.optim.AdamW(
-            module.parameters(), lr=0.0, weight_decay=optimization.weight_decay, fused=True
+            module.parameters(),
+            lr=0.0,
+            betas=_BETAS,
+            weight_decay=optimization.weight_decay,
+            fused=True,
         )
 
     @abstractmethod

@@ -7,8 +7,12 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 from shardlab.core.errors import UserError
+
+# a bar for one small file tells nobody anything
+disable_progress_bar()
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
