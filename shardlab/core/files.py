@@ -28,7 +28,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
         _flush(temporary)
         if path.is_dir():
             shutil.rmtree(path)
-        os.replace(temporary, path)
+        temporary.replace(path)
     finally:
         shutil.rmtree(holder, ignore_errors=True)
 
@@ -41,6 +41,7 @@ def _flush(path: Path) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
+    """Writes UTF-8."""
     with atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
@@ -51,19 +52,23 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def read_json(path: str | Path) -> Any:
+    """The value of a whole JSON file."""
     return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
 def write_json_lines(path: str | Path, values: list[Any]) -> None:
+    """One value per line, keys sorted."""
     write_text(path, "".join(json.dumps(v, sort_keys=True) + "\n" for v in values))
 
 
 def read_json_lines(path: str | Path) -> list[Any]:
+    """The values of a file written by `write_json_lines`."""
     with Path(path).open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines if line.strip()]
 
 
 def sha256_of_file(path: str | Path) -> str:
+    """Hexadecimal digest of the contents, read in pieces."""
     digest = hashlib.sha256()
     with Path(path).open("rb") as handle:
         while chunk := handle.read(_CHUNK):

@@ -125,6 +125,7 @@ def read_records(path: str | Path) -> list[Record]:
 
 
 def write_records(path: str | Path, records: list[Record]) -> None:
+    """JSON lines that `read_records` reads."""
     write_json_lines(path, [record.model_dump(mode="json") for record in records])
 
 

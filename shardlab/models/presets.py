@@ -30,8 +30,8 @@ def preset_config(name: str, vocabulary: int, positions: int, end_of_text: int) 
     """The configuration of preset `name`.
 
     Without dropout, so that equal seeds give equal losses on any number of ranks. Weights start
-    with deviation 1/sqrt(width), as wide as keeps activations at their scale (Glorot and Bengio
-    2010): GPT-2's own 0.02 suits its width and leaves a narrow model at unigram statistics for long.
+    with deviation 1/sqrt(width), which keeps activations at their scale (Glorot and Bengio
+    2010): GPT-2's own 0.02 leaves a narrow model at unigram statistics for long.
     """
     shape = PRESETS[name]
     return GPT2Config(

@@ -15,6 +15,7 @@ from shardlab.data.loader import Batches
 from shardlab.data.tokens import open_split
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
+from shardlab.kernels import native
 from shardlab.profiling.capture import Capture
 from shardlab.profiling.merge import merge_traces
 from shardlab.train.gather import gather_bytes, gather_values
@@ -43,6 +44,7 @@ def train_run(
         UserError: the data or the model cannot be used.
     """
     train = plan.train
+    native.library()  # says once, and not once per rank, when there are no compiled kernels
     worker = partial(_work, plan, folder, telemetry)
     launch(worker, train.world_size, train.threads, train.timeout_s, limit_s)
 

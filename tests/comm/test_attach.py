@@ -34,8 +34,10 @@ def gradients_after(model, group, passes):
         model.zero_grad()
         generator = torch.Generator().manual_seed(10 * i + dist.get_rank(group))
         model(torch.randn(8, 40, generator=generator)).square().mean().backward()
-    grads = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in
-             model.parameters()]
+    grads = [
+        p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
+        for p in model.parameters()
+    ]
     return torch.cat([grad.flatten() for grad in grads])
 
 

@@ -52,7 +52,7 @@ def test_the_error_of_the_rank_that_failed_is_the_one_that_is_told():
             raise ArithmeticError("wrong sum on purpose")
         dist.barrier(group)
 
-    with pytest.raises(RunFailed, match="(?s)rank 1.*wrong sum on purpose") as caught:
+    with pytest.raises(RunFailed, match=r"(?s)rank 1.*wrong sum on purpose") as caught:
         launch(worker, 2, threads=1, timeout_s=30)
     assert caught.value.kind == "crash"
 
@@ -79,7 +79,7 @@ def test_a_killed_rank_is_named_and_takes_the_others_along():
 
 
 def test_a_run_over_its_limit_is_ended():
-    with pytest.raises(RunFailed, match="not done after 0.5 s") as caught:
+    with pytest.raises(RunFailed, match=r"not done after 0\.5 s") as caught:
         launch(lambda group: time.sleep(60), 2, threads=1, timeout_s=60, limit_s=0.5)
     assert caught.value.kind == "timeout"
 
