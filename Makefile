@@ -1,0 +1,58 @@
+# Every target sets up what it needs. The first call installs the pinned packages into .venv.
+.PHONY: run test lint lock clean
+.DELETE_ON_ERROR:
+
+# the stages call `python`: everything below runs with the environment's own first on the path
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+run: .venv/.project
+	@snakemake --cores all --quiet rules
+	@echo
+	@cat results/report/headline.md
+	@echo
+	@echo "The whole comparison: $(CURDIR)/results/report/report.html"
+
+test: .venv/.project
+	@pytest
+
+lint: .venv/.project
+	@ruff check
+	@ruff format --check
+	@snakefmt --check Snakefile workflow
+	@mypy
+	@lint-imports
+
+# exact versions of everything in pyproject.toml; torch without the suffix of one build, so that the
+# machine's package index decides between CPU and CUDA
+lock: .venv/.project
+	@pip-compile --quiet --all-extras --no-annotate --no-emit-find-links --no-emit-index-url \
+	  --no-emit-options --no-emit-trusted-host --output-file=requirements.lock --strip-extras \
+	  pyproject.toml
+	@sed -i -E 's/^(torch==[0-9.]+)\+.*/\1/' requirements.lock
+
+# what the pipeline made outside of git; .venv, DVC's cache and the committed results stay
+clean:
+	@rm -rf .snakemake .trials .work build data dvc_plots logs results/report/plots \
+	  results/report/report.html
+	@find results -name final_model -prune -exec rm -rf {} + 2>/dev/null || true
+	@find results \( -name events.jsonl -o -name trace.json.gz \) -delete 2>/dev/null || true
+
+.venv/bin/python:
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "python3 is too old or absent: shardlab needs Python 3.11 or newer"; exit 1; }
+	@python3 -m venv .venv
+
+.venv/.packages: requirements.lock | .venv/bin/python
+	@echo "Installing the pinned packages into .venv (some minutes the first time) ..."
+	@.venv/bin/python -m pip install --quiet --requirement requirements.lock
+	@touch $@
+
+# The C++ kernels are built into shardlab/kernels; without a compiler the PyTorch reference serves.
+# The path file, unlike an editable installation, comes after the current folder: a copy of this tree
+# (`dvc exp run --temp` makes them) runs its own code.
+.venv/.project: .venv/.packages $(wildcard csrc/*)
+	@cmake -S csrc -B build -G Ninja > /dev/null
+	@cmake --build build -- --quiet
+	@echo "$(CURDIR)" > "$$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shardlab.pth"
+	@touch $@

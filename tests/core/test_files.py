@@ -1,0 +1,101 @@
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardlab.core import files
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+def test_a_failed_block_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    target = tmp_path / "result.json"
+    target.write_text("old")
+    with pytest.raises(RuntimeError), files.atomic(target) as temporary:
+        temporary.write_text("new")
+        raise RuntimeError
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_nothing_has_the_name_before_the_block_ends(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "result.txt"
+    with files.atomic(target) as temporary:
+        temporary.write_text("new")
+        assert not target.exists()
+    assert target.read_text() == "new"
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_a_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    for content in ("old", "new"):
+        with files.atomic(target) as temporary:
+            temporary.mkdir()
+            (temporary / content).write_text(content)
+    assert [p.name for p in target.iterdir()] == ["new"]
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("old", [None, "old"])
+def test_sigkill_in_the_middle_never_shows_half_a_file(tmp_path: Path, old: str | None) -> None:
+    target = tmp_path / "result.txt"
+    if old is not None:
+        target.write_text(old)
+    script = (
+        "import sys, time\n"
+        "from shardlab.core.files import atomic\n"
+        "with atomic(sys.argv[1]) as temporary:\n"
+        "    temporary.write_text('half')\n"
+        "    print('writing', flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(target)], stdout=subprocess.PIPE, text=True
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "writing\n"
+        os.kill(writer.pid, signal.SIGKILL)
+    assert (target.read_text() if target.exists() else None) == old
+    files.write_text(target, "whole")
+    assert target.read_text() == "whole"
+
+
+@given(JSON)
+def test_json_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
+    target = tmp_path_factory.mktemp("json") / "value.json"
+    files.write_json(target, value)
+    assert files.read_json(target) == value
+
+
+@given(st.dictionaries(st.text(), st.integers()))
+def test_the_order_of_keys_changes_neither_hash_nor_file(value: dict[str, int]) -> None:
+    turned = dict(reversed(value.items()))
+    assert files.sha256_of_value(turned) == files.sha256_of_value(value)
+
+
+@given(JSON, JSON)
+def test_other_values_have_other_hashes(one: object, other: object) -> None:
+    same = files.sha256_of_value(one) == files.sha256_of_value(other)
+    assert not same or one == other
+
+
+def test_json_lines_come_back_as_they_were(tmp_path: Path) -> None:
+    values = [{"text": "two\nlines"}, [], None, 1.5]
+    files.write_json_lines(tmp_path / "values.jsonl", values)
+    assert files.read_json_lines(tmp_path / "values.jsonl") == values
+
+
+def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
+    (tmp_path / "abc").write_bytes(b"abc")
+    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2, B.1
+    assert files.sha256_of_file(tmp_path / "abc") == expected

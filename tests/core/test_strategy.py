@@ -1,0 +1,150 @@
+import json
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from shardlab.core.errors import UserError
+from shardlab.core.strategy import Strategy, parse_strategy
+
+CODECS = st.one_of(
+    st.sampled_from(["none", "bf16", "int8", "topk"]),
+    st.integers(1, 512).map(lambda n: {"name": "int8", "group": 8 * n}),
+    st.floats(0.001, 1).map(lambda x: {"name": "topk", "density": x}),
+)
+
+
+@st.composite
+def compressions(draw: st.DrawFn) -> dict[str, Any]:
+    codec = draw(CODECS)
+    plain = codec == "none"
+    options = {
+        "codec": st.just(codec),
+        "route": st.sampled_from([None, "exchange", *(["native"] if plain else [])]),
+        "error_feedback": st.just(False) if plain else st.booleans(),
+        "minimum_size": st.integers(0, 10_000),
+    }
+    return draw(st.fixed_dictionaries({}, optional=options))
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> dict[str, Any]:
+    """Strategies as a user may write them, with any part left out."""
+    engine = draw(st.sampled_from([None, "ddp", "fsdp2"]))
+    document = {"engine": engine} if engine else {}
+    options: dict[str, st.SearchStrategy[Any]] = {"gradients": compressions()}
+    if engine == "ddp":
+        options["bucket_mb"] = st.none() | st.floats(0.1, 100)
+    else:
+        options["wrap"] = st.sampled_from([None, "block", "root"])
+        options["reshard_after_forward"] = st.sampled_from([None, True, False])
+    document |= draw(st.fixed_dictionaries({}, optional=options))
+    assume(not (document.get("wrap") == "root" and document.get("reshard_after_forward")))
+    assume(
+        document.get("gradients", {}).get("codec", "none") != "none"
+        or not document.get("gradients", {}).get("error_feedback")
+    )
+    return document
+
+
+def reverse(value: Any) -> Any:
+    """The same mapping with its keys in another order, at every depth."""
+    if isinstance(value, dict):
+        return {key: reverse(value[key]) for key in reversed(value)}
+    return value
+
+
+@given(documents())
+def test_the_normal_form_is_its_own_normal_form(document: dict[str, Any]) -> None:
+    normal = parse_strategy(document).normal()
+    assert normal.normal() == normal
+
+
+@given(documents())
+def test_the_normal_form_is_a_valid_strategy_of_the_same_hash(document: dict[str, Any]) -> None:
+    strategy = parse_strategy(document)
+    written = json.loads(json.dumps(strategy.normal().model_dump(mode="json")))
+    assert parse_strategy(written).normal() == strategy.normal()
+    assert parse_strategy(written).hash() == strategy.hash()
+
+
+@given(documents(), documents())
+def test_hashes_are_equal_just_when_meanings_are(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    a, b = parse_strategy(one), parse_strategy(other)
+    assert (a.hash() == b.hash()) == (a.normal() == b.normal())
+
+
+@given(documents())
+def test_the_order_of_keys_has_no_meaning(document: dict[str, Any]) -> None:
+    assert parse_strategy(reverse(document)).hash() == parse_strategy(document).hash()
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        ({}, {"engine": "fsdp2", "wrap": "block", "reshard_after_forward": True}),
+        ({"wrap": "root"}, {"wrap": "root", "reshard_after_forward": False}),
+        ({"engine": "ddp"}, {"engine": "ddp", "bucket_mb": 25.0}),
+        ({}, {"gradients": {"codec": "none", "route": "native", "minimum_size": 7}}),
+        (
+            {"gradients": {"codec": "int8:group=128"}},
+            {"gradients": {"codec": {"name": "int8"}, "route": "exchange"}},
+        ),
+    ],
+)
+def test_defaults_written_out_mean_the_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert parse_strategy(one).hash() == parse_strategy(other).hash()
+
+
+def test_the_hash_of_the_default_stays() -> None:
+    """Trials are stored under these hashes: another value throws every stored trial away."""
+    assert Strategy().hash() == "e0141033001f6fb9"
+
+
+@given(documents(), documents())
+def test_the_brief_tells_codecs_and_engines_apart(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    a, b = parse_strategy(one), parse_strategy(other)
+    same = (a.engine, a.gradients.codec) == (b.engine, b.gradients.codec)
+    assert same or a.brief() != b.brief()
+
+
+@pytest.mark.parametrize(
+    "document, message",
+    [
+        ({"engin": "ddp"}, "strategy.engin: unknown key; did you mean 'engine'?"),
+        ({"engine": "dpp"}, "strategy.engine: input should be 'ddp' or 'fsdp2' (found 'dpp')"),
+        (
+            {"engine": "ddp", "wrap": "root"},
+            "strategy: wrap has no meaning for engine 'ddp': remove it",
+        ),
+        (
+            {"gradients": {"error_feedback": True}},
+            "strategy.gradients: error_feedback is pointless with codec 'none': nothing is lost",
+        ),
+        (
+            {"gradients": {"codec": "int8", "route": "native"}},
+            "strategy.gradients: codec 'int8' cannot be summed on the wire: use route: exchange",
+        ),
+        (
+            {"gradients": {"codec": "itn8"}},
+            "strategy.gradients.codec: unknown codec 'itn8'; did you mean 'int8'? (found 'itn8')",
+        ),
+        (
+            {"gradients": {"codec": "int8:gruop=8"}},
+            "strategy.gradients.codec.gruop: unknown key; did you mean 'group'?",
+        ),
+        (
+            {"gradients": {"codec": "topk:density=2.0"}},
+            "strategy.gradients.codec.density: input should be less than or equal to 1 (found 2.0)",
+        ),
+    ],
+)
+def test_a_mistake_is_answered_in_one_line(document: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        parse_strategy(document)
+    assert str(refusal.value) == message

@@ -1,0 +1,74 @@
+"""What a stage imports and reads against what dvc.yaml says that it depends on."""
+
+import ast
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import grimp
+
+
+def import_graph() -> grimp.ImportGraph:
+    """Every import of the library and the stages, those inside of functions too."""
+    return grimp.build_graph(
+        "shardlab", "stages", exclude_type_checking_imports=True, cache_dir=None
+    )
+
+
+def imported(graph: grimp.ImportGraph, module: str) -> set[str]:
+    """`module`, all that it imports directly or not, and the packages around each."""
+    found: set[str] = set()
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        found.add(name)
+        package = name.rpartition(".")[0]
+        waiting += [package] if package else []
+        if name != "shardlab":  # it loads its public names on first use, and no stage uses them so
+            waiting += graph.find_modules_directly_imported_by(name)
+    return found
+
+
+def complaints(
+    graph: grimp.ImportGraph, root: Path, stage: str, declared: Iterable[str]
+) -> list[str]:
+    """What `declared`, the dependencies of a stage in dvc.yaml, misses or names for nothing."""
+    files = {file_of(root, module) for module in imported(graph, f"stages.{stage}")}
+    if any(file.startswith("shardlab/kernels/") for file in files):
+        files.add("csrc/CMakeLists.txt")  # what the bindings load is built there
+    code = [path for path in declared if path.split("/")[0] in ("shardlab", "stages", "csrc")]
+    holds = {path: {f for f in files if f == path or f.startswith(f"{path}/")} for path in code}
+    missing = files - set().union(*holds.values())
+    return [f"{stage}: not declared: {file}" for file in sorted(missing)] + [
+        f"{stage}: declared for nothing: {path}" for path in sorted(holds) if not holds[path]
+    ]
+
+
+def file_of(root: Path, module: str) -> str:
+    path = Path(*module.split("."))
+    package = path / "__init__.py"
+    return str(package if (root / package).exists() else path.with_suffix(".py"))
+
+
+def keys_read(source: str) -> set[str]:
+    """Keys that a stage reads by `params("key", f"section.{name}")`; `*` for what is put in."""
+    calls = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "params"
+    ]
+    return {_text(argument) for call in calls for argument in call.args}
+
+
+def _text(argument: ast.expr) -> str:
+    parts = argument.values if isinstance(argument, ast.JoinedStr) else [argument]
+    return "".join(part.value if isinstance(part, ast.Constant) else "*" for part in parts)
+
+
+def keys_declared(params: Iterable[str]) -> set[str]:
+    """The same keys as dvc.yaml writes them."""
+    return {re.sub(r"\$\{.*?\}", "*", key) for key in params}

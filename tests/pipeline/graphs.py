@@ -1,0 +1,167 @@
+"""The jobs that Snakefile and dvc.yaml describe, read by the tools themselves, and what differs.
+
+Each tool runs in a process of its own, in the folder that holds the files: both keep global state,
+and the Snakefile imports the library of that folder.
+"""
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+
+class Job(NamedTuple):
+    """One command: what it reads, writes and depends on. Paths are relative to the root."""
+
+    command: str
+    inputs: frozenset[str]
+    """files; from dvc.yaml also folders"""
+    outputs: frozenset[str]
+    params: dict[str, str]
+    """dotted key of params.yaml → its value as JSON"""
+    name: str = ""
+    """rule, or stage without its item"""
+    pending: bool = False
+    """Snakemake would run it now"""
+
+
+def dvc_jobs(root: Path) -> dict[str, Job]:
+    """Jobs by command; folders of code are expanded as DVC counts them, other folders are kept."""
+    return _ask("dvc", root)
+
+
+def snakemake_jobs(root: Path) -> dict[str, Job]:
+    """Jobs by command."""
+    return _ask("snakemake", root)
+
+
+def pending(root: Path) -> set[str]:
+    """Commands, less `python -m stages.`, that Snakemake would run now."""
+    jobs = _ask("snakemake-pending", root).values()
+    return {job.command.removeprefix("python -m stages.") for job in jobs if job.pending}
+
+
+def differences(dvc: dict[str, Job], snakemake: dict[str, Job]) -> list[str]:
+    """What the two descriptions do not agree on, in words; empty when they are one pipeline."""
+    found = [f"only in dvc.yaml: {c}" for c in sorted(dvc.keys() - snakemake.keys())]
+    found += [f"only in Snakefile: {c}" for c in sorted(snakemake.keys() - dvc.keys())]
+    whole = {output for job in dvc.values() for output in job.outputs}
+    for command in sorted(dvc.keys() & snakemake.keys()):
+        ours, theirs = dvc[command], snakemake[command]
+        for kind, a, b in (
+            ("parameters", set(ours.params.items()), set(theirs.params.items())),
+            ("outputs", _files(ours.outputs, theirs.outputs, {}, set()), theirs.outputs),
+            ("inputs", _files(ours.inputs, theirs.inputs, snakemake, whole), theirs.inputs),
+        ):
+            if a != b:
+                found.append(f"{command}: {kind}: dvc.yaml {a - b}, Snakefile {b - a}")
+    return found
+
+
+def _files(
+    paths: frozenset[str], listed: frozenset[str], jobs: dict[str, Job], whole: set[str]
+) -> set[str]:
+    """The files that `paths` of dvc.yaml stand for, of those that the Snakefile lists.
+
+    A folder that is an output itself stands for every file below it that a job writes. A folder
+    above the outputs of many jobs stands for the files below it that the Snakefile lists, which
+    must be some of each of these jobs.
+    """
+    files: set[str] = set()
+    for path in paths:
+        below = {file for file in listed if file.startswith(f"{path}/")}
+        written = [{f for f in job.outputs if f.startswith(f"{path}/")} for job in jobs.values()]
+        if path in whole:
+            files |= set().union(*written) or {path}
+        elif all(group & below for group in written if group):
+            files |= below or {path}
+        else:
+            files.add(f"{path} (something of every job that writes there)")
+    return files
+
+
+def _ask(tool: str, root: Path) -> dict[str, Job]:
+    run = subprocess.run(
+        [sys.executable, str(Path(__file__).resolve()), tool],
+        cwd=root,
+        capture_output=True,
+        text=True,
+    )
+    if run.returncode != 0:
+        raise RuntimeError(f"{tool} cannot read {root}:\n{run.stdout}{run.stderr}")
+    jobs = [
+        Job(**job | {"inputs": frozenset(job["inputs"]), "outputs": frozenset(job["outputs"])})
+        for job in json.loads(run.stdout.splitlines()[-1])
+    ]
+    return {job.command: job for job in jobs}
+
+
+def _read_dvc() -> list[dict[str, Any]]:
+    from dvc.dependency.param import ParamsDependency
+    from dvc.repo import Repo
+
+    params = yaml.safe_load(Path("params.yaml").read_text())
+    jobs = []
+    with Repo() as repo:
+        for stage in repo.index.stages:
+            keys = [k for d in stage.deps if isinstance(d, ParamsDependency) for k in d.params]
+            paths = [d.def_path for d in stage.deps if not isinstance(d, ParamsDependency)]
+            inputs = set()
+            for path in paths:
+                of_code = path.startswith(("shardlab", "stages", "csrc")) and Path(path).is_dir()
+                found = repo.dvcignore.find(repo.fs, str(Path(path).resolve())) if of_code else []
+                inputs |= {str(Path(file).relative_to(Path.cwd())) for file in found} or {path}
+            jobs.append(
+                {
+                    "name": stage.addressing.split("@")[0],
+                    "command": stage.cmd,
+                    "inputs": sorted(inputs),
+                    "outputs": sorted(out.def_path for out in stage.outs),
+                    "params": {k: json.dumps(_lookup(params, k), sort_keys=True) for k in keys},
+                }
+            )
+    return jobs
+
+
+def _lookup(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        tree = tree[part]
+    return tree
+
+
+def _read_snakemake(force: bool) -> list[dict[str, Any]]:
+    from snakemake.api import OutputSettings, SnakemakeApi
+    from snakemake.settings.types import DAGSettings, Quietness, ResourceSettings
+
+    with SnakemakeApi(OutputSettings(quiet={Quietness.ALL}, dryrun=True)) as api:
+        flow = api.workflow(ResourceSettings(cores=1), snakefile=Path("Snakefile"))
+        # large files are compared by content too, as in profiles/default
+        flow.dag(DAGSettings(forceall=force, max_checksum_file_size=10 * 1000**3))
+        workflow = flow._workflow  # 9.27 has no public way to the jobs of a DAG
+        workflow._prepare_dag(forceall=force, ignore_incomplete=True, lock_warn_only=False)
+        workflow._build_dag()
+        return [
+            {
+                "name": job.rule.name,
+                "command": " ".join(shlex.split(job.shellcmd)),
+                "inputs": sorted(set(map(str, job.input)) - {"params.yaml"}),
+                "outputs": sorted(map(str, job.output)),
+                "params": dict((dict(job.params.items()).get("values") or {}).items()),
+                "pending": workflow.dag.needrun(job),
+            }
+            for job in workflow.dag.jobs
+            if job.output
+        ]
+
+
+if __name__ == "__main__":
+    TOOLS = {
+        "dvc": _read_dvc,
+        "snakemake": lambda: _read_snakemake(force=True),
+        "snakemake-pending": lambda: _read_snakemake(force=False),
+    }
+    print(json.dumps(TOOLS[sys.argv[1]]()))

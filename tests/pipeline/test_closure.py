@@ -1,0 +1,69 @@
+"""A stage depends on just the code that it imports and the parameters that it reads."""
+
+import subprocess
+import sys
+
+import grimp
+import pytest
+import yaml
+from closure import complaints, import_graph, keys_declared, keys_read
+from workspace import ROOT
+
+STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+STAGES = {name: stage.get("do", stage) for name, stage in STAGES.items()}
+DECLARED = {name: stage["deps"] for name, stage in STAGES.items()}
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    return import_graph()
+
+
+def test_every_command_is_a_stage() -> None:
+    modules = {path.stem for path in (ROOT / "stages").glob("*.py")}
+    assert modules - {"__init__", "common"} == set(STAGES)
+
+
+@pytest.mark.parametrize("stage", DECLARED)
+def test_a_stage_declares_just_what_it_imports(graph: grimp.ImportGraph, stage: str) -> None:
+    assert complaints(graph, ROOT, stage, DECLARED[stage]) == []
+
+
+@pytest.mark.parametrize("lost", [d for d in DECLARED["train"] if d.split("/")[0] != "data"])
+def test_a_lost_dependency_is_told(graph: grimp.ImportGraph, lost: str) -> None:
+    rest = [path for path in DECLARED["train"] if path != lost]
+    assert any(lost in line for line in complaints(graph, ROOT, "train", rest))
+
+
+def test_a_needless_dependency_is_told(graph: grimp.ImportGraph) -> None:
+    declared = [*DECLARED["collect"], "shardlab/comm"]
+    assert complaints(graph, ROOT, "collect", declared) == [
+        "collect: declared for nothing: shardlab/comm"
+    ]
+
+
+def test_an_import_from_afar_is_told() -> None:
+    """A package that core starts to import becomes a dependency of every stage."""
+    graph = import_graph()
+    graph.add_import(importer="shardlab.core.errors", imported="shardlab.models.presets")
+    told = complaints(graph, ROOT, "readme", DECLARED["readme"])
+    assert "readme: not declared: shardlab/models/presets.py" in told
+
+
+def test_the_library_itself_loads_nothing() -> None:
+    """Why `import shardlab`, which every stage does, is no dependency on shardlab.comm."""
+    script = "import sys, shardlab; print([m for m in sys.modules if m.startswith('shardlab.')])"
+    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert run.stdout == "[]\n", run.stderr
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_declares_just_the_parameters_that_it_reads(stage: str) -> None:
+    read = keys_read((ROOT / "stages" / f"{stage}.py").read_text())
+    assert keys_declared(STAGES[stage].get("params", [])) == read
+
+
+def test_keys_are_found_wherever_a_stage_reads_them() -> None:
+    source = "def main(params, run):\n    params('a', f'b.{run}')\n    return params('c.d')\n"
+    assert keys_read(source) == {"a", "b.*", "c.d"}
+    assert keys_declared(["a", "b.${item.run}"]) == {"a", "b.*"}

@@ -1,0 +1,117 @@
+"""Whoever is killed: no process stays, no output looks finished, and the rerun succeeds."""
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from graphs import pending
+from workspace import Marked, run, set_params, wait_for
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("pipeline")]
+
+RUN = Path("results/train/fsdp2/seed0")
+# Snakemake makes a missing file in the middle of the graph again only when it is asked for
+MAKE_RUN = ["snakemake", "--cores", "2", str(RUN / "metrics.json")]
+
+
+@pytest.fixture
+def endless(workspace: Path) -> Path:
+    """One run is missing and would take for ever."""
+    shutil.rmtree(workspace / RUN)
+    (workspace / "params.yaml").rename(workspace / "params.good")
+    shutil.copy2(workspace / "params.good", workspace / "params.yaml")
+    set_params(workspace, train__steps=1_000_000)
+    return workspace
+
+
+@pytest.fixture
+def start(endless: Path) -> Iterator[object]:
+    started = []
+
+    def start(*command: str) -> Marked:
+        """The command, once its ranks are at work."""
+        marked = Marked(endless, *command)
+        started.append(marked)
+        wait_for(lambda: len(stages(marked)) >= 3, 120, "a stage and its two ranks")
+        wait_for(lambda: all(seconds(pid) > 1 for pid in ranks(marked)), 120, "ranks at work")
+        return marked
+
+    yield start
+    for marked in started:
+        marked.close()
+
+
+def stages(marked: Marked) -> list[int]:
+    """The stage and the ranks that it forked, parents first."""
+    return sorted(pid for pid, words in marked.family().items() if "-m stages.train" in words)
+
+
+def ranks(marked: Marked) -> list[int]:
+    return stages(marked)[1:]
+
+
+def seconds(pid: int) -> float:
+    """CPU time that a process has used."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def recover(root: Path, *command: str) -> None:
+    """With the parameters from before, only what is missing is made again."""
+    left = [path.relative_to(root / RUN) for path in (root / RUN).rglob("*") if path.is_file()]
+    unfinished = [path for path in left if path.parts[0].startswith(".")]
+    assert left == unfinished, "something looks finished"
+    shutil.copy2(root / "params.good", root / "params.yaml")
+    run(root, *command)
+    assert (root / RUN / "final_model/model.safetensors").exists()
+
+
+def test_a_killed_stage_takes_its_ranks_with_it(endless: Path, start) -> None:
+    marked = start("python", "-m", "stages.train", "fsdp2", "0")
+    os.kill(stages(marked)[0], signal.SIGKILL)
+    wait_for(lambda: not marked.family(), 15, "no process left")
+    recover(endless, *MAKE_RUN)
+
+
+def test_a_killed_rank_ends_the_stage_with_an_error(endless: Path, start) -> None:
+    marked = start("python", "-m", "stages.train", "fsdp2", "0")
+    os.kill(ranks(marked)[1], signal.SIGKILL)
+    assert marked.process.wait(60) > 0
+    wait_for(lambda: not marked.family(), 15, "no process left")
+    recover(endless, *MAKE_RUN)
+
+
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGINT])
+def test_snakemake_is_ended(endless: Path, start, sig: int) -> None:
+    marked = start(*MAKE_RUN)
+    end(marked, sig)
+    wait_for(lambda: not marked.family(), 30, "no process left")
+    if sig == signal.SIGKILL:
+        run(endless, "snakemake", "--unlock")
+    recover(endless, *MAKE_RUN)
+    run(endless, "snakemake", "--cores", "2")
+    assert pending(endless) == set()
+
+
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_dvc_is_ended(endless: Path, start, sig: int) -> None:
+    marked = start("dvc", "repro", "train@fsdp2-0")
+    end(marked, sig)
+    wait_for(lambda: not marked.family(), 30, "no process left")
+    recover(endless, "dvc", "repro")
+    assert "up to date" in run(endless, "dvc", "status").stdout
+
+
+def end(marked: Marked, sig: int) -> None:
+    """Ctrl-C reaches the whole group, other signals the tool alone."""
+    if sig == signal.SIGINT:
+        os.killpg(marked.process.pid, sig)
+    else:
+        os.kill(marked.process.pid, sig)
+    marked.process.wait(60)

@@ -1,0 +1,52 @@
+"""A mistake in params.yaml is answered in one line before anything runs."""
+
+from pathlib import Path
+
+import pytest
+from workspace import copy_project, run, set_params
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return copy_project(tmp_path / "project")
+
+
+MISTAKES = [
+    ({"train__stepz": 5}, "train.stepz: unknown key; did you mean 'steps'?"),
+    ({"train__steps": "5"}, "train.steps: input should be a valid integer (found '5')"),
+    ({"baseline": "fsdp"}, "baseline: 'fsdp' is no run; did you mean 'fsdp2'?"),
+]
+
+
+@pytest.mark.parametrize("changes, message", MISTAKES)
+def test_snakemake_tells_it(project: Path, changes: dict[str, object], message: str) -> None:
+    set_params(project, **changes)
+    told = run(project, "snakemake", "--cores", "1", check=False)
+    assert told.returncode != 0
+    assert [line for line in told.stdout.splitlines() if "profile profiles/" not in line] == [
+        f"params.yaml: {message}"
+    ]
+    assert not (project / "data").exists()
+
+
+@pytest.mark.parametrize("changes, message", MISTAKES[:1])
+def test_every_stage_tells_it(project: Path, changes: dict[str, object], message: str) -> None:
+    """Of keys that are not its own too, so under DVC nothing runs either."""
+    set_params(project, **changes)
+    told = run(project, "python", "-m", "stages.prepare", check=False)
+    assert (told.returncode, told.stdout) == (2, f"prepare: error: {message}\n")
+    assert not (project / "data").exists()
+
+
+def test_a_missing_section_is_named(project: Path) -> None:
+    path = project / "params.yaml"
+    path.write_text(path.read_text().replace("baseline:", "# baseline:"))
+    told = run(project, "snakemake", "-n", check=False)
+    assert told.returncode != 0
+    assert "baseline: missing from params.yaml" in told.stdout
+
+
+def test_parameters_that_would_not_reach_the_stages_are_refused(project: Path) -> None:
+    told = run(project, "snakemake", "-n", "--config", "baseline=ddp-topk", check=False)
+    assert told.returncode != 0
+    assert "change params.yaml instead" in told.stdout

@@ -1,0 +1,153 @@
+"""Both tools make everything, then nothing; after a change, just what depends on it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from graphs import pending, snakemake_jobs
+from workspace import copy_project, run, set_params
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("pipeline")]
+
+UP_TO_DATE = "Data and pipelines are up to date."
+
+
+def executed(output: str) -> set[str]:
+    """Commands, less `python -m stages.`, that `dvc repro` ran."""
+    return set(re.findall(r"^> python -m stages\.(.*)$", output, re.MULTILINE))
+
+
+def every(root: Path, *names: str) -> set[str]:
+    """Commands of all jobs of these rules."""
+    jobs = snakemake_jobs(root).values()
+    return {j.command.removeprefix("python -m stages.") for j in jobs if j.name in names}
+
+
+def test_snakemake_leaves_nothing_to_do(finished: Path) -> None:
+    assert pending(finished) == set()
+    assert "Nothing to be done" in run(finished, "snakemake", "--cores", "2").stdout
+
+
+def test_what_snakemake_made_dvc_takes_over(recorded: Path) -> None:
+    assert run(recorded, "dvc", "status").stdout.strip() == UP_TO_DATE
+    assert executed(run(recorded, "dvc", "repro").stdout) == set()
+    assert pending(recorded) == set()
+
+
+def test_what_dvc_made_snakemake_takes_over(tmp_path: Path) -> None:
+    root = copy_project(tmp_path / "project")
+    first = executed(run(root, "dvc", "repro").stdout)
+    assert first == {c.removeprefix("python -m stages.") for c in snakemake_jobs(root)}
+    assert UP_TO_DATE in run(root, "dvc", "repro").stdout
+    run(root, "snakemake", "--touch", "-F", "--cores", "1", "all")
+    assert pending(root) == set()
+    assert "Nothing to be done" in run(root, "snakemake", "--cores", "2").stdout
+    assert run(root, "dvc", "status").stdout.strip() == UP_TO_DATE
+
+
+def test_git_sees_small_results_only(recorded: Path) -> None:
+    """And DVC adds no .gitignore of its own: the one of the project names all that it caches."""
+    seen = run(recorded, "git", "status", "--porcelain", "--untracked-files=all").stdout
+    paths = {line[3:] for line in seen.splitlines()}
+    assert all(re.match(r"README\.md|dvc\.lock|results/", path) for path in paths), paths
+    kinds = {Path(path).suffix for path in paths if path.startswith("results/")}
+    assert kinds == {".json", ".jsonl", ".csv", ".md"}
+    assert not any(path.endswith("events.jsonl") for path in paths)
+    assert all((recorded / path).stat().st_size < 100_000 for path in paths)
+
+
+def test_a_clone_with_the_results_in_git_is_known_to_be_current(
+    recorded: Path, tmp_path: Path
+) -> None:
+    """Without any data: what CI can ask of a fresh clone."""
+    source, clone = tmp_path / "source", tmp_path / "clone"
+    run(tmp_path, "cp", "-a", str(recorded), str(source))
+    user = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+    run(source, "git", "add", "--all")
+    run(source, "git", *user, "commit", "-qm", "results")
+    run(tmp_path, "git", "clone", "-q", str(source), str(clone))
+    check = ["dvc", "repro", "--dry", "--allow-missing"]
+    assert executed(run(clone, *check).stdout) == set()
+    set_params(clone, train__steps=13)
+    stale = run(clone, *check, check=False)
+    assert stale.returncode != 0 or executed(stale.stdout)
+
+
+def test_a_codecs_parameter_repeats_its_run_and_what_follows(workspace: Path) -> None:
+    before = (workspace / "params.yaml").read_text()
+    set_params(workspace, **{"strategies__fsdp2-int8__gradients__codec": "int8:group=64"})
+    of_run = {f"{s} fsdp2-int8 {n}" for s in ("train", "profile", "validate") for n in (0, 1)}
+    rest = every(workspace, "collect", "propose", "trial", "decide", "report", "readme")
+    assert pending(workspace) == of_run | rest
+    ran = executed(run(workspace, "dvc", "repro").stdout)
+    assert of_run | {"collect", "propose 1", "report"} <= ran <= of_run | rest
+    # and back: DVC remembers, nothing is executed
+    (workspace / "params.yaml").write_text(before)
+    assert executed(run(workspace, "dvc", "repro").stdout) == set()
+
+
+def test_another_layout_of_params_yaml_changes_nothing(workspace: Path) -> None:
+    path = workspace / "params.yaml"
+    tree = yaml.safe_load(path.read_text())
+    path.write_text("# another layout\n" + yaml.safe_dump(tree, sort_keys=True))
+    assert pending(workspace) == set()
+    assert run(workspace, "dvc", "status").stdout.strip() == UP_TO_DATE
+
+
+def test_one_more_round_runs_alone(workspace: Path) -> None:
+    first = json.loads((workspace / "results/rounds/1/history.json").read_text())
+    rounds = yaml.safe_load((workspace / "params.yaml").read_text())["rounds"]
+    rounds["2"] = {"after": "results/rounds/1/history.json"}
+    set_params(workspace, rounds=rounds, last_round="2")
+    new = {"propose 2", "trial 2", "decide 2", "report"}
+    assert pending(workspace) == new | {"readme"}
+    ran = executed(run(workspace, "dvc", "repro").stdout)
+    assert new <= ran <= new | {"readme"}
+    second = json.loads((workspace / "results/rounds/2/history.json").read_text())
+    assert second["rounds"][:-1] == first["rounds"]
+    run(workspace, "snakemake", "--touch", "-F", "--cores", "1", "all")
+    assert pending(workspace) == set()
+
+
+def test_a_change_of_the_report_repeats_the_report_alone(workspace: Path) -> None:
+    with (workspace / "shardlab/report/tables.py").open("a") as file:
+        file.write("\n# another word\n")
+    assert pending(workspace) == {"report", "readme"}
+    # the headline comes out as it was, and DVC stops there
+    assert executed(run(workspace, "dvc", "repro").stdout) == {"report"}
+
+
+def test_a_change_of_a_kernel_repeats_what_trains(workspace: Path) -> None:
+    with (workspace / "csrc/int8.cpp").open("a") as file:
+        file.write("\n// another word\n")
+    assert pending(workspace) >= every(workspace, "train", "trial")
+    assert pending(workspace).isdisjoint(every(workspace, "prepare", "tokenize"))
+
+
+def test_restored_results_are_not_made_again(workspace: Path) -> None:
+    model = workspace / "results/train/fsdp2/seed0/final_model/model.safetensors"
+    kept = model.read_bytes()
+    model.unlink()
+    run(workspace, "dvc", "checkout")
+    assert model.read_bytes() == kept
+    assert pending(workspace) == set()
+
+
+def test_the_tools_show_the_results(workspace: Path) -> None:
+    metrics = json.loads(run(workspace, "dvc", "metrics", "show", "--json").stdout)
+    shown = metrics[""]["data"]["results/report/summary.json"]["data"]
+    assert shown == json.loads((workspace / "results/report/summary.json").read_text())
+
+    run(workspace, "dvc", "plots", "show")
+    page = (workspace / "dvc_plots/index.html").read_text()
+    assert all(f"{name}.png" in page for name in ("loss", "step_time", "bytes_quality"))
+
+    graph = run(workspace, "dvc", "dag", "--mermaid").stdout
+    assert "train@fsdp2-0" in graph
+    assert "readme" in graph
+
+    run(workspace, "snakemake", "--report", "page.html")
+    page = (workspace / "page.html").read_text()
+    assert all(name in page for name in ("headline.md", "comparison.csv", "loss.svg"))

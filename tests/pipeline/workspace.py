@@ -1,0 +1,133 @@
+"""Temporary copies of the project, and commands and processes in them."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+PARTS = [
+    ".dvc/.gitignore",
+    ".dvc/config",
+    ".dvcignore",
+    ".gitignore",
+    "README.md",
+    "Snakefile",
+    "csrc",
+    "dvc.yaml",
+    "profiles",
+    "pyproject.toml",
+    "shardlab",
+    "stages",
+    "workflow",
+]
+"""What the pipeline consists of, less params.yaml and everything that it makes."""
+
+
+def copy_project(target: Path, params: str = "params/small.yaml") -> Path:
+    """The project without results, committed to a git repository of its own."""
+    copy_parts(PARTS, ROOT, target)
+    shutil.copy2(ROOT / params, target / "params.yaml")
+    for command in (
+        ["git", "init", "--quiet"],
+        ["git", "add", "--all"],
+        ["git", "-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "-qm", "copy"],
+    ):
+        subprocess.run(command, cwd=target, check=True)
+    return target
+
+
+def copy_parts(parts: list[str], source: Path, target: Path) -> None:
+    """Files and folders to the same places below `target`, with their times."""
+    by_products = shutil.ignore_patterns("__pycache__")
+    for part in parts:
+        place = target / part
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if (source / part).is_dir():
+            shutil.copytree(source / part, place, ignore=by_products, dirs_exist_ok=True)
+        else:
+            shutil.copy2(source / part, place)
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """`python` and the tools are those that run the tests; the library is that of the folder."""
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return env | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"} | extra
+
+
+def run(root: Path, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """A command in `root`, both of its streams as text; what it said is shown when it fails."""
+    done = subprocess.run(
+        command,
+        cwd=root,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert not check or done.returncode == 0, f"{' '.join(command)}\n{done.stdout}"
+    return done
+
+
+def set_params(root: Path, **changes: object) -> None:
+    """Changes values of params.yaml; `__` in a key stands for a dot."""
+    path = root / "params.yaml"
+    tree = yaml.safe_load(path.read_text())
+    for key, value in changes.items():
+        *parents, leaf = key.split("__")
+        node = tree
+        for part in parents:
+            node = node[part]
+        node[leaf] = value
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+
+
+class Marked:
+    """A command in the background that can be found again with everything that it started."""
+
+    def __init__(self, root: Path, *command: str) -> None:
+        self._mark = f"SHARDLAB_TEST_MARK={uuid.uuid4().hex}"
+        key, _, value = self._mark.partition("=")
+        self._log = (root / "marked.log").open("w")
+        self.process = subprocess.Popen(
+            command,
+            cwd=root,
+            env=environment(**{key: value}),
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def family(self) -> dict[int, str]:
+        """Process id → command line of every living process that carries the mark."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if self._mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    found[int(folder.name)] = words.strip()
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue  # ended between two looks, or somebody else's
+        return found
+
+    def close(self) -> None:
+        """Ends what is left."""
+        for pid in self.family():
+            os.kill(pid, 9)
+        self.process.wait()
+        self._log.close()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+        time.sleep(0.05)

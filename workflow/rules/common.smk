@@ -1,0 +1,87 @@
+import json
+from pathlib import Path
+
+import yaml
+
+from shardlab.core.errors import UserError
+from shardlab.core.params import Parameters, Params
+
+# SystemExit: Snakemake shows its own exceptions with the place in this file, which is not the mistake
+try:
+    Parameters("params.yaml")(*Params.model_fields)
+except UserError as error:
+    raise SystemExit(f"params.yaml: {error}") from None
+if config != yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8")):
+    raise SystemExit(
+        "--config and --configfile do not reach the stages: change params.yaml instead"
+    )
+
+
+wildcard_constraints:
+    run="|".join(config["runs"]),
+    seed=r"\d+",
+    round=r"\d+",
+
+
+TOKENS = [
+    *(f"data/tokens/train-{i}.bin" for i in range(config["tokenize"]["shards"])),
+    "data/tokens/validation.bin",
+    "data/tokens/manifest.json",
+]
+DATASET = ["data/source.json", "data/tokenizer.json", *TOKENS]
+PLOTS = ["loss", "step_time", "bytes_quality", "breakdown"]
+
+# whoever measures time takes the cores of all its ranks
+CORES_OF_RANKS = config["train"]["world_size"] * config["train"]["threads"]
+
+
+def code(name, *folders):
+    """The files that a stage runs. params.yaml is read by every stage and watched by none:
+    the values that a stage depends on are named in its `params`."""
+    return [
+        ancient("params.yaml"),
+        "stages/__init__.py",
+        "stages/common.py",
+        f"stages/{name}.py",
+        "shardlab/__init__.py",
+        *(file for folder in folders for file in sources(folder)),
+    ]
+
+
+def sources(folder):
+    """Files of a folder of code, less the by-products that .dvcignore names."""
+    return sorted(
+        str(path)
+        for path in Path(folder).rglob("*")
+        if path.is_file() and path.suffix != ".so" and "__pycache__" not in path.parts
+    )
+
+
+def values(*keys):
+    """The values that a stage reads, as text that changes only when a value does."""
+    return {
+        key: json.dumps(lookup(dpath=key.replace(".", "/"), within=config), sort_keys=True)
+        for key in keys
+    }
+
+
+def values_of_run(wildcards):
+    return values("model", f"strategies.{wildcards.run}", "train")
+
+
+def values_of_proposal(wildcards):
+    return values("agent", f"rounds.{wildcards.round}", "runs", "strategies")
+
+
+def values_of_decision(wildcards):
+    return values("agent", f"rounds.{wildcards.round}")
+
+
+def known_before(wildcards):
+    """What the round before this one left behind."""
+    return config["rounds"][wildcards.round]["after"]
+
+
+def every_run(pattern):
+    """`pattern` for each run and seed of the matrix."""
+    return expand(pattern, run=config["runs"], seed=config["seeds"])

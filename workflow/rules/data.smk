@@ -1,0 +1,33 @@
+rule prepare:
+    input:
+        code("prepare", "shardlab/core", "shardlab/data"),
+    output:
+        "data/corpus.json",
+        "data/source.json",
+    log:
+        "logs/prepare.log",
+    benchmark:
+        "logs/benchmarks/prepare.tsv"
+    params:
+        values=values("data"),
+    shell:
+        "python -m stages.prepare"
+
+
+rule tokenize:
+    input:
+        code("tokenize", "shardlab/core", "shardlab/data"),
+        "data/corpus.json",
+    output:
+        "data/tokenizer.json",
+        "data/statistics.json",
+        TOKENS,
+    log:
+        "logs/tokenize.log",
+    benchmark:
+        "logs/benchmarks/tokenize.tsv"
+    threads: config["tokenize"]["shards"]
+    params:
+        values=values("data", "tokenize"),
+    shell:
+        "python -m stages.tokenize"

@@ -1,0 +1,52 @@
+rule report:
+    input:
+        code("report", "shardlab/agent", "shardlab/core", "shardlab/report"),
+        "data/source.json",
+        "data/statistics.json",
+        "results/results.jsonl",
+        every_run("results/train/{run}/seed{seed}/events.jsonl"),
+        expand(rules.decide.output, round=config["last_round"]),
+    output:
+        "results/report/report.html",
+        "results/report/tables.md",
+        report(
+            "results/report/headline.md",
+            caption="../report/headline.rst",
+            category="Comparison",
+        ),
+        report(
+            "results/report/comparison.csv",
+            caption="../report/comparison.rst",
+            category="Comparison",
+        ),
+        "results/report/comparison.jsonl",
+        "results/report/loss.csv",
+        "results/report/summary.json",
+        report(
+            expand("results/report/plots/{plot}.svg", plot=PLOTS),
+            caption="../report/plots.rst",
+            category="Plots",
+        ),
+        expand("results/report/plots/{plot}.png", plot=PLOTS),
+    log:
+        "logs/report.log",
+    benchmark:
+        "logs/benchmarks/report.tsv"
+    params:
+        values=values("baseline", "last_round", "runs", "seeds"),
+    shell:
+        "python -m stages.report"
+
+
+rule readme:
+    input:
+        code("readme", "shardlab/core"),
+        "results/report/headline.md",
+    output:
+        "results/report/readme.md",
+    log:
+        "logs/readme.log",
+    benchmark:
+        "logs/benchmarks/readme.tsv"
+    shell:
+        "python -m stages.readme"

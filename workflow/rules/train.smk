@@ -1,0 +1,93 @@
+rule train:
+    input:
+        code(
+            "train",
+            "csrc",
+            "shardlab/codecs",
+            "shardlab/comm",
+            "shardlab/core",
+            "shardlab/data",
+            "shardlab/engines",
+            "shardlab/kernels",
+            "shardlab/models",
+            "shardlab/profiling",
+            "shardlab/train",
+        ),
+        DATASET,
+    output:
+        "results/train/{run}/seed{seed}/metrics.json",
+        "results/train/{run}/seed{seed}/events.jsonl",
+        "results/train/{run}/seed{seed}/trace.json.gz",
+        "results/train/{run}/seed{seed}/final_model/config.json",
+        "results/train/{run}/seed{seed}/final_model/model.safetensors",
+        "results/train/{run}/seed{seed}/final_model/tokenizer.json",
+        "results/train/{run}/seed{seed}/final_model/tokenizer_config.json",
+    log:
+        "logs/train/{run}/{seed}.log",
+    benchmark:
+        "logs/benchmarks/train/{run}/{seed}.tsv"
+    # all of these first: then the jobs of one core each fill the machine side by side
+    priority: 1
+    threads: CORES_OF_RANKS
+    resources:
+        gpu=config["train"]["world_size"],
+        timing=1,
+    params:
+        values=values_of_run,
+    shell:
+        "python -m stages.train {wildcards.run} {wildcards.seed}"
+
+
+rule profile:
+    input:
+        code("profile", "shardlab/core", "shardlab/profiling"),
+        "results/train/{run}/seed{seed}/trace.json.gz",
+    output:
+        "results/profile/{run}/seed{seed}.json",
+    log:
+        "logs/profile/{run}/{seed}.log",
+    benchmark:
+        "logs/benchmarks/profile/{run}/{seed}.tsv"
+    shell:
+        "python -m stages.profile {wildcards.run} {wildcards.seed}"
+
+
+rule validate:
+    input:
+        code("validate", "shardlab/core", "shardlab/data", "shardlab/models", "shardlab/train"),
+        "results/train/{run}/seed{seed}/final_model/config.json",
+        "results/train/{run}/seed{seed}/final_model/model.safetensors",
+        "results/train/{run}/seed{seed}/final_model/tokenizer.json",
+        "results/train/{run}/seed{seed}/final_model/tokenizer_config.json",
+        "data/tokens/validation.bin",
+        "data/tokens/manifest.json",
+    output:
+        "results/validate/{run}/seed{seed}.json",
+    log:
+        "logs/validate/{run}/{seed}.log",
+    benchmark:
+        "logs/benchmarks/validate/{run}/{seed}.tsv"
+    threads: config["train"]["threads"]
+    params:
+        values=values("model", "train"),
+    shell:
+        "python -m stages.validate {wildcards.run} {wildcards.seed}"
+
+
+rule collect:
+    input:
+        code("collect", "shardlab/core"),
+        every_run("results/train/{run}/seed{seed}/metrics.json"),
+        every_run(rules.profile.output),
+        every_run(rules.validate.output),
+    output:
+        "results/results.jsonl",
+        "results/results.csv",
+    log:
+        "logs/collect.log",
+    benchmark:
+        "logs/benchmarks/collect.tsv"
+    params:
+        values=values("runs", "seeds"),
+    shell:
+        "python -m stages.collect"
