@@ -1,0 +1,89 @@
+"""Everything that the documents tell a reader to type works as it stands there."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import yaml
+from ranks import run_ranks
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from workspace import ROOT, run
+
+from shardlab.codecs import registry
+from shardlab.codecs.identity import Identity
+from shardlab.core.params import Parameters, Params
+
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MAKE_TARGETS = ["make run", "make test"]
+"""tried by whoever runs these tests: the test command itself, and CI's clone"""
+
+
+def fenced(language: str) -> list[str]:
+    pattern = rf"^```{language}\n(.*?)^```$"
+    found = [re.findall(pattern, path.read_text(), re.DOTALL | re.M) for path in DOCUMENTS]
+    return [block for blocks in found for block in blocks]
+
+
+def commands() -> list[str]:
+    lines = [line for block in fenced("sh") for line in block.splitlines()]
+    typed = [line.partition("#")[0].strip() for line in lines]
+    return list(dict.fromkeys(line for line in typed if line))
+
+
+def test_make_targets_are_what_ci_runs() -> None:
+    assert set(MAKE_TARGETS) <= set(commands())
+    script = (ROOT / ".ci/run").read_text()
+    assert all(target in script for target in MAKE_TARGETS)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.xdist_group("pipeline")
+def test_every_command_works(workspace: Path) -> None:
+    (workspace / ".venv").symlink_to(sys.prefix)
+    for command in commands():
+        if command in MAKE_TARGETS:
+            continue
+        if command.startswith("tensorboard"):
+            shown = run(workspace, "timeout", "20", *command.split(), "--port", "0", check=False)
+            assert "http://" in shown.stdout, shown.stdout
+            continue
+        run(workspace, "bash", "-ec", command)
+    assert (workspace / "overview.html").stat().st_size > 100_000
+
+
+@pytest.mark.parametrize("block", fenced("yaml"))
+def test_every_excerpt_of_params_is_valid(block: str, tmp_path: Path) -> None:
+    tree = yaml.safe_load((ROOT / "params.yaml").read_text())
+    for section, values in yaml.safe_load(block).items():
+        tree[section] |= values
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    Parameters(path)(*Params.model_fields)
+
+
+@pytest.mark.parametrize("block", fenced("python"))
+def test_every_excerpt_of_python_runs(block: str) -> None:
+    def on_rank(group: dist.ProcessGroup) -> dict[str, torch.Tensor]:
+        model = DistributedDataParallel(nn.Linear(60, 60))
+
+        class MyCodec(Identity):
+            name = "mine"
+
+            def __init__(self, option: int) -> None:
+                self.option = option
+
+        names = {"model": model, "MyCodec": MyCodec}
+        exec(compile(block, "document", "exec"), names)
+        if "register" in names:
+            assert registry.make_codec("mine:option=3").option == 3
+        else:
+            model(torch.ones(1, 60)).sum().backward()
+            assert names["handle"].ledger.summary()["gradients"]["collectives"] > 0
+        return {}
+
+    run_ranks(2, on_rank)
