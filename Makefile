@@ -21,7 +21,7 @@ lint: .venv/.project
 	@ruff format --check
 	@snakefmt --check Snakefile workflow
 	@mypy
-	@lint-imports
+	@lint-imports --no-logo
 
 # exact versions of everything in pyproject.toml; torch without the suffix of one build, so that the
 # machine's package index decides between CPU and CUDA

@@ -117,7 +117,7 @@ def _read_dvc() -> list[dict[str, Any]]:
                 inputs |= {str(Path(file).relative_to(Path.cwd())) for file in found} or {path}
             jobs.append(
                 {
-                    "name": stage.addressing.split("@")[0],
+                    "name": stage.name.split("@")[0],
                     "command": stage.cmd,
                     "inputs": sorted(inputs),
                     "outputs": sorted(out.def_path for out in stage.outs),

@@ -31,7 +31,7 @@ def only(tree: dict[str, Any], keys: list[str]) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stage_reads_only_what_it_declares(kind: str, finished: Path, tmp_path: Path) -> None:
     with Repo(str(finished)) as repo:
-        stage = next(s for s in repo.index.stages if s.addressing.split("@")[0] == kind)
+        stage = next(s for s in repo.index.stages if s.name.split("@")[0] == kind)
     files = [d.def_path for d in stage.deps if not isinstance(d, ParamsDependency)]
     keys = [k for d in stage.deps if isinstance(d, ParamsDependency) for k in d.params]
     outputs = [out.def_path for out in stage.outs]
