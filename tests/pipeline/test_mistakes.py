@@ -1,5 +1,6 @@
-"""A mistake in params.yaml is answered in one line before anything runs."""
+"""A mistake of the user is answered in one line, and what was good stays."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,19 @@ def test_parameters_that_would_not_reach_the_stages_are_refused(project: Path) -
     told = run(project, "snakemake", "-n", "--config", "baseline=ddp-topk", check=False)
     assert told.returncode != 0
     assert "change params.yaml instead" in told.stdout
+
+
+def test_a_bad_source_leaves_a_good_corpus(tmp_path: Path) -> None:
+    root = copy_project(tmp_path / "project")
+    set_params(root, data={"source": "json", "path": "mine.json"})
+    words = [{"id": str(i), "title": f"t{i}", "text": "some words " * 30} for i in range(20)]
+    (root / "mine.json").write_text(json.dumps(words))
+    run(root, "snakemake", "--cores", "1", "--", "data/corpus.json")
+    good = {name: (root / "data" / name).read_bytes() for name in ("corpus.json", "source.json")}
+    cut = len(json.dumps(words[:7])) + 20
+    (root / "mine.json").write_text(json.dumps(words)[:cut])
+    again = ["snakemake", "--cores", "1", "-R", "prepare", "--", "data/corpus.json"]
+    refused = run(root, *again, check=False)
+    assert refused.returncode != 0
+    assert f"byte {cut}, record 8" in refused.stdout
+    assert good == {name: (root / "data" / name).read_bytes() for name in good}

@@ -2,8 +2,9 @@ rule prepare:
     input:
         code("prepare", "shardlab/core", "shardlab/data"),
     output:
-        "data/corpus.json",
-        "data/source.json",
+        # a good corpus stays when a bad source is refused
+        update("data/corpus.json"),
+        update("data/source.json"),
     log:
         "logs/prepare.log",
     benchmark:
