@@ -1,5 +1,5 @@
 # Every target sets up what it needs. The first call installs the pinned packages into .venv.
-.PHONY: run test lint lock clean
+.PHONY: run test test-long lint lock clean
 .DELETE_ON_ERROR:
 
 # the stages call `python`: everything below runs with the environment's own first on the path
@@ -14,7 +14,11 @@ run: .venv/.project
 	@echo "The whole comparison: $(CURDIR)/results/report/report.html"
 
 test: .venv/.project
-	@pytest
+	@pytest -m "not long"
+
+# both tools from nothing, processes that are killed, every command of the documents
+test-long: .venv/.project
+	@pytest -m long
 
 lint: .venv/.project
 	@ruff check
