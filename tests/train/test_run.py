@@ -1,0 +1,144 @@
+"""A whole run: files that say what happened, the same twice, and a model that others load."""
+
+import gzip
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from shardlab.core.files import read_json, read_json_lines, write_json
+from shardlab.core.params import Data, Model, Tokenize, Train
+from shardlab.core.records import Record
+from shardlab.core.strategy import parse_strategy
+from shardlab.data.corpus import prepare
+from shardlab.data.tokenize import build_tokens
+from shardlab.data.tokens import open_split
+from shardlab.train.evaluate import evaluate
+from shardlab.train.launch import RunFailed
+from shardlab.train.measure import measure
+from shardlab.train.plan import RunPlan
+from shardlab.train.run import train_run
+
+TRAIN = Train(
+    steps=6,
+    batch_size=2,
+    sequence_length=16,
+    untimed_steps=2,
+    warmup_steps=2,
+    audit_steps=1,
+    profiled_steps=2,
+)
+INT8 = {"engine": "fsdp2", "gradients": {"codec": "int8", "error_feedback": True}}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    source = prepare(Data(source="synthetic", documents=120), folder / "corpus.json", folder)
+    write_json(folder / "source.json", source)
+    options = Tokenize(vocabulary=300, shards=1)
+    build_tokens(folder / "corpus.json", 0.1, options, folder / "work", folder)
+    return folder
+
+
+def plan(data, strategy=None, train=TRAIN):
+    return RunPlan("a-run", 1, parse_strategy(strategy or INT8), train, Model(preset="tiny"), data)
+
+
+@pytest.fixture(scope="module")
+def measured(data, tmp_path_factory) -> tuple[Record, Path]:
+    folder = tmp_path_factory.mktemp("run")
+    return measure(plan(data), folder), folder
+
+
+def test_the_record_adds_up(measured):
+    record, folder = measured
+    assert (record.run, record.seed, record.codec, record.error_feedback) == (
+        "a-run",
+        1,
+        "int8",
+        True,
+    )
+    assert record.steps == len(read_json_lines(folder / "events.jsonl")) == 6
+    assert record.compression_ratio == pytest.approx(record.bytes_raw / record.bytes_wire)
+    kinds = record.ledger.values()
+    assert record.bytes_wire == pytest.approx(sum(kind["bytes_wire"] for kind in kinds))
+    parts = record.compute_ms + record.exposed_comm_ms + record.idle_ms
+    assert parts == pytest.approx(record.profiled_step_ms, rel=1e-6)
+    assert 0 < record.grad_rel_error < 0.1 and record.grad_cosine > 0.99
+    assert record.residual_norm > 0
+    assert record.val_ppl == pytest.approx(math.exp(record.val_loss))
+    assert record.val_ppl < record.untrained_ppl
+
+
+def test_the_same_plan_gives_the_same_losses_and_weights(measured, data, tmp_path):
+    _, folder = measured
+    train_run(plan(data), tmp_path)
+    first, second = (
+        [event["loss"] for event in read_json_lines(f / "events.jsonl")] for f in (folder, tmp_path)
+    )
+    assert first == second
+    weights = "final_model/model.safetensors"
+    assert (folder / weights).read_bytes() == (tmp_path / weights).read_bytes()
+
+
+def test_four_ranks_see_what_one_sees(data, tmp_path):
+    losses = {}
+    for world_size in (1, 4):
+        train = TRAIN.model_copy(update={"world_size": world_size, "batch_size": 4 // world_size})
+        train_run(plan(data, {"engine": "ddp"}, train), tmp_path / str(world_size))
+        events = read_json_lines(tmp_path / str(world_size) / "events.jsonl")
+        losses[world_size] = torch.tensor([event["loss"] for event in events])
+    torch.testing.assert_close(losses[1], losses[4], rtol=1e-5, atol=0)
+
+
+def test_the_saved_model_is_a_hugging_face_model(measured, data):
+    _, folder = measured
+    model = AutoModelForCausalLM.from_pretrained(folder / "final_model")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "final_model")
+    split = open_split(data / "tokens", "validation")
+    assert tokenizer.eos_token_id == split.end_of_text == model.config.eos_token_id
+    ids = tokenizer("Some words.", return_tensors="pt").input_ids
+    assert torch.isfinite(model(ids).logits).all()
+
+
+def test_the_trace_shows_both_ranks_and_our_operators(measured):
+    _, folder = measured
+    with gzip.open(folder / "trace.json.gz") as file:
+        trace = json.load(file)
+    names = {event["name"] for event in trace["traceEvents"]}
+    assert set(trace["ranks"].values()) == {0, 1}
+    assert {"shardlab::int8_encode_residual", "shardlab::backward", "gloo:all_to_all"} <= names
+
+
+def test_a_run_that_fails_leaves_nothing_that_looks_finished(data, tmp_path):
+    endless = TRAIN.model_copy(update={"steps": 1_000_000})
+    with pytest.raises(RunFailed):
+        train_run(plan(data, train=endless), tmp_path, limit_s=1)
+    assert not (tmp_path / "metrics.json").exists()
+    assert not list(tmp_path.rglob("*.json*"))
+
+
+def test_a_uniform_model_has_the_perplexity_of_its_vocabulary(data):
+    class Uniform(nn.Module):
+        def forward(self, input_ids):
+            logits = torch.zeros(*input_ids.shape, 300)
+            return type("Output", (), {"logits": logits})
+
+    split = open_split(data / "tokens", "validation")
+    quality = evaluate(Uniform(), split, 16, 4)
+    assert quality.tokens == len(split) - 1
+    assert quality.perplexity == pytest.approx(300, rel=1e-4)
+    bits = quality.tokens * math.log2(300) / split.text_bytes
+    assert quality.bits_per_byte == pytest.approx(bits, rel=1e-4)
+
+
+def test_metrics_name_what_they_were_made_with(measured):
+    record, folder = measured
+    metrics = read_json(folder / "metrics.json")
+    assert metrics["strategy_hash"] == parse_strategy(INT8).hash()
+    assert record.torch == torch.__version__ and record.host["cores"] >= 1
