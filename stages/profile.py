@@ -1,23 +1,41 @@
 """Where the time of one run's profiled steps went: compute, communication, overlap, idle."""
 
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 
-from shardlab.core.files import write_json
+from shardlab.core.files import atomic, write_json
 from shardlab.core.params import Parameters
 from shardlab.core.progress import say
-from shardlab.profiling.breakdown import analyse
+from shardlab.profiling.breakdown import StepTimes, read_steps, summarize
 from stages.common import integer, run
 
 
 def main(params: Parameters, run: str, seed: str) -> None:
-    """Writes results/profile/RUN/seedS.json."""
-    seed_name = f"seed{integer('seed', seed)}"
-    breakdown = analyse(Path("results/train", run, seed_name, "trace.json.gz"))
-    write_json(Path("results/profile", run, f"{seed_name}.json"), breakdown.model_dump(mode="json"))
+    """results/profile/RUN/seedS.csv, a row per step and rank, and their means in seedS.json."""
+    folder = Path("results/train", run, f"seed{integer('seed', seed)}")
+    steps = read_steps(folder / "trace.json.gz")
+    mean = summarize(steps)
+    output = Path("results/profile", run)
+    write_rows(output / f"{folder.name}.csv", steps)
+    write_json(output / f"{folder.name}.json", mean.model_dump(mode="json"))
     say(
-        f"{run} seed {seed}: step {breakdown.profiled_step_ms:.1f} ms, "
-        f"communication {breakdown.comm_share:.0%} of it, {breakdown.overlap:.0%} overlapped"
+        f"{run} seed {seed}: step {mean.profiled_step_ms:.1f} ms, "
+        f"communication {mean.comm_share:.0%} of it, {mean.overlap:.0%} overlapped"
     )
+
+
+def write_rows(path: Path, steps: Sequence[StepTimes]) -> None:
+    """One row per step and rank; times by operation as JSON text."""
+    with atomic(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        names = [field.name for field in fields(StepTimes)]
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        writer.writeheader()
+        for step in steps:
+            by_operation = json.dumps(step.comm_ms_by_op, sort_keys=True)
+            writer.writerow({**asdict(step), "comm_ms_by_op": by_operation})
 
 
 if __name__ == "__main__":

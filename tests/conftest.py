@@ -2,6 +2,12 @@
 
 import os
 
+from hypothesis import settings
+
 # one thread everywhere: sums depend on the number of threads, and forked ranks must not
 # inherit a pool that was already started
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# how long an example takes says more of the machine's other work than of the code
+settings.register_profile("shardlab", deadline=None)
+settings.load_profile("shardlab")

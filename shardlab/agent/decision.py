@@ -8,15 +8,12 @@ One seed has no interval, so it cannot show a gain: the trial is rejected and th
 
 import math
 
-from scipy.stats import t as student_t
-
 from shardlab.agent.history import History, Measured
 from shardlab.agent.proposal import Proposal
 from shardlab.agent.rounds import Comparison, Decision, Measurement, Round, TrialSummary
 from shardlab.agent.trials import Trial
 from shardlab.core.errors import UserError
-
-CONFIDENCE = 0.95
+from shardlab.core.statistics import interval_factor
 
 
 def decide(
@@ -146,7 +143,7 @@ def _interval(logs: list[float], mean: float) -> list[float] | None:
     if count < 2:
         return None
     deviation = math.sqrt(sum((each - mean) ** 2 for each in logs) / (count - 1))
-    half = float(student_t.ppf((1 + CONFIDENCE) / 2, count - 1)) * deviation / math.sqrt(count)
+    half = interval_factor(count) * deviation
     return [math.exp(mean - half), math.exp(mean + half)]
 
 

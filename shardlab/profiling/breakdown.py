@@ -76,9 +76,18 @@ def analyse(path: str | Path) -> Breakdown:
     Raises:
         UserError: the trace holds no step or no backward pass, or is not whole.
     """
+    return summarize(read_steps(path))
+
+
+def read_steps(path: str | Path) -> list[StepTimes]:
+    """Every profiled step of every rank of a merged trace.
+
+    Raises:
+        UserError: the trace holds no step or no backward pass, or is not whole.
+    """
     traces = read_trace(path)
     try:
-        return summarize([t for rank in traces for t in step_times(rank, traces[rank])])
+        return [t for rank in traces for t in step_times(rank, traces[rank])]
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 

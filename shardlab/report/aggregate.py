@@ -10,13 +10,12 @@ import math
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t as student_t
 
 from shardlab.core.errors import UserError
 from shardlab.core.records import Record
+from shardlab.core.statistics import interval_factor
 from shardlab.core.strategy import parse_strategy
 
-CONFIDENCE = 0.95
 ENOUGH_SEEDS = 3
 """fewer seeds than this are announced wherever their figures stand"""
 
@@ -112,8 +111,7 @@ def paired_difference(values: pd.DataFrame, baseline: str) -> pd.DataFrame:
         n = len(differences)
         mean = differences.mean(skipna=False)
         deviation = differences.std(ddof=1, skipna=False)
-        quantile = student_t.ppf((1 + CONFIDENCE) / 2, n - 1) if n > 1 else np.nan
-        half = quantile * deviation / np.sqrt(n)
+        half = interval_factor(n) * deviation
     return pd.DataFrame({"mean": mean, "low": mean - half, "high": mean + half})
 
 

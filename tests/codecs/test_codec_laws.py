@@ -22,7 +22,7 @@ def as_tensor(values: np.ndarray) -> torch.Tensor:
 
 @every_codec
 @given(values=vectors)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_payload_is_as_long_as_promised(spec, values):
     codec = make_codec(spec)
     payload = codec.encode(as_tensor(values))
@@ -35,7 +35,7 @@ def test_payload_is_as_long_as_promised(spec, values):
 
 @every_codec
 @given(values=vectors)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_encoding_is_a_function_of_the_vector(spec, values):
     codec = make_codec(spec)
     vector = as_tensor(values)
@@ -46,7 +46,7 @@ def test_encoding_is_a_function_of_the_vector(spec, values):
 
 @every_codec
 @given(values=vectors)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_decoding_is_a_contraction(spec, values):
     codec = make_codec(spec)
     x = as_tensor(values)
@@ -58,7 +58,7 @@ def test_decoding_is_a_contraction(spec, values):
 
 @every_codec
 @given(values=vectors, alpha=st.sampled_from([1.0, 0.5, -2.0]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_decode_add_adds_alpha_times_the_decoded_vector(spec, values, alpha):
     codec = make_codec(spec)
     x = as_tensor(values)
@@ -71,7 +71,7 @@ def test_decode_add_adds_alpha_times_the_decoded_vector(spec, values, alpha):
 
 @every_codec
 @given(values=vectors)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_sent_and_residual_make_what_was_given(spec, values):
     codec = make_codec(spec)
     x = as_tensor(values)

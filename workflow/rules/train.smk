@@ -43,6 +43,7 @@ rule profile:
         code("profile", "shardlab/core", "shardlab/profiling"),
         "results/train/{run}/seed{seed}/trace.json.gz",
     output:
+        "results/profile/{run}/seed{seed}.csv",
         "results/profile/{run}/seed{seed}.json",
     log:
         "logs/profile/{run}/{seed}.log",
