@@ -30,8 +30,8 @@ class StepEvent:
 class Loop:
     """Feeds an engine with batches whose order depends on the seed alone.
 
-    With S = accumulation * world size * batch size, step s takes the samples s * S to (s + 1) * S - 1:
-    any number of ranks sees the same samples in the same steps as long as S is the same.
+    With S = accumulation * world size * batch size, step s takes the S samples from s * S on: any
+    number of ranks sees the same samples in the same steps as long as S is the same.
     """
 
     def __init__(
