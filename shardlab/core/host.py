@@ -34,18 +34,26 @@ def peak_memory_bytes() -> int:
     raise OSError("/proc/self/status has no VmHWM line")
 
 
+_MADE_BY_THE_PIPELINE = (":!results", ":!README.md", ":!dvc.lock")
+
+
 def git_revision() -> str:
-    """Commit of the working tree, with `+` when it has changes; `unknown` outside of git."""
+    """Commit of the working tree; `unknown` outside of git.
+
+    With `+` when a tracked file has changes, other than what the pipeline itself writes.
+    """
+    commit = _git("rev-parse", "--short=12", "HEAD")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", *_MADE_BY_THE_PIPELINE)
+    return f"{commit}{'+' if changed else ''}" if commit else "unknown"
+
+
+def _git(*arguments: str) -> str:
+    """What git prints; nothing where there is no git or no repository."""
     try:
-        run = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
+        run = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    return run.stdout.strip() or "unknown"
+        return ""
+    return run.stdout.strip() if run.returncode == 0 else ""
 
 
 def _cpu_name() -> str:
