@@ -37,18 +37,24 @@ def _speed(compared: pd.DataFrame, baseline: str) -> str:
 
 
 def _codecs(compared: pd.DataFrame, baseline: str) -> str:
-    """Whether compression shortened the step on this link."""
-    coded = compared[(compared["codec"] != "none") & (compared.index != baseline)]
+    """Whether compression shortened the step on this link, told by runs of one engine alone."""
+    engine = compared.loc[baseline, "engine"]
+    coded = compared[
+        (compared["engine"] == engine)
+        & (compared["codec"] != "none")
+        & (compared.index != baseline)
+    ]
     if coded.empty:
-        return "No run other than the baseline compresses its gradients."
+        return f"No {engine} run other than the baseline compresses its gradients."
     verdicts = [
         verdict(low, high, 1)
         for low, high in zip(coded["step_ratio_low"], coded["step_ratio_high"], strict=True)
     ]
+    runs = f"Of {len(coded)} {engine} runs with a codec"
     if "unknown" in verdicts:
-        return f"Of {len(coded)} runs with a codec none can be judged on time by a single seed."
+        return f"{runs} none can be judged on time by a single seed."
     return (
-        f"Of {len(coded)} runs with a codec, {verdicts.count('lower')} took a shorter step than "
+        f"{runs}, {verdicts.count('lower')} took a shorter step than "
         f"the baseline, {verdicts.count('higher')} a longer one and {verdicts.count('same')} "
         "cannot be told apart from it."
     )

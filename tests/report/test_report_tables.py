@@ -61,6 +61,15 @@ def test_answer_claims_no_more_than_the_interval():
     assert said([60.0, 61.0, 62.0]).startswith("No run has a shorter mean step")
 
 
+def test_an_engines_gain_is_not_credited_to_the_codec():
+    records = [
+        make_record(run, seed) for run in ("fsdp2", "fsdp2-int8", "ddp-int8") for seed in range(3)
+    ]
+    sentence = answer_of(records, ["fsdp2", "fsdp2-int8", "ddp-int8"])[1]
+    assert sentence.startswith("Of 1 fsdp2 runs with a codec, 0 took a shorter step")
+    assert "No fsdp2 run other" in answer_of(records, ["fsdp2", "ddp-int8"])[1]
+
+
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_few_seeds_are_announced(seeds):
     records = make_records(seeds=seeds)
