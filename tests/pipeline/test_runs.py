@@ -16,14 +16,14 @@ UP_TO_DATE = "Data and pipelines are up to date."
 
 
 def executed(output: str) -> set[str]:
-    """Commands, less `python -m stages.`, that `dvc repro` ran."""
-    return set(re.findall(r"^> python -m stages\.(.*)$", output, re.MULTILINE))
+    """Commands, less `exec python -m stages.`, that `dvc repro` ran."""
+    return set(re.findall(r"^> exec python -m stages\.(.*)$", output, re.MULTILINE))
 
 
 def every(root: Path, *names: str) -> set[str]:
     """Commands of all jobs of these rules."""
     jobs = snakemake_jobs(root).values()
-    return {j.command.removeprefix("python -m stages.") for j in jobs if j.name in names}
+    return {j.command.removeprefix("exec python -m stages.") for j in jobs if j.name in names}
 
 
 def test_snakemake_leaves_nothing_to_do(finished: Path) -> None:
@@ -40,7 +40,7 @@ def test_what_snakemake_made_dvc_takes_over(recorded: Path) -> None:
 def test_what_dvc_made_snakemake_takes_over(tmp_path: Path) -> None:
     root = copy_project(tmp_path / "project")
     first = executed(run(root, "dvc", "repro").stdout)
-    assert first == {c.removeprefix("python -m stages.") for c in snakemake_jobs(root)}
+    assert first == {c.removeprefix("exec python -m stages.") for c in snakemake_jobs(root)}
     assert UP_TO_DATE in run(root, "dvc", "repro").stdout
     run(root, "snakemake", "--touch", "-F", "--cores", "1", "all")
     assert pending(root) == set()

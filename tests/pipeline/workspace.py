@@ -56,8 +56,13 @@ def copy_parts(parts: list[str], source: Path, target: Path) -> None:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """`python` and the tools are those that run the tests; the library is that of the folder."""
+    """`python` and the tools are those that run the tests; the library is that of the folder.
+
+    DVC runs commands in `$SHELL`; the plainest one does the least for us (it forks for every
+    command), so what holds there holds in the others.
+    """
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    env["SHELL"] = "/bin/sh"
     return env | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"} | extra
 
 

@@ -12,7 +12,7 @@ rule propose:
     params:
         values=values_of_proposal,
     shell:
-        "python -m stages.propose {wildcards.round}"
+        "exec python -m stages.propose {wildcards.round}"
 
 
 rule trial:
@@ -46,7 +46,7 @@ rule trial:
     params:
         values=values("agent", "model", "seeds", "train"),
     shell:
-        "python -m stages.trial {wildcards.round}"
+        "exec python -m stages.trial {wildcards.round}"
 
 
 rule decide:
@@ -65,4 +65,4 @@ rule decide:
     params:
         values=values_of_decision,
     shell:
-        "python -m stages.decide {wildcards.round}"
+        "exec python -m stages.decide {wildcards.round}"

@@ -12,7 +12,7 @@ rule prepare:
     params:
         values=values("data"),
     shell:
-        "python -m stages.prepare"
+        "exec python -m stages.prepare"
 
 
 rule tokenize:
@@ -31,4 +31,4 @@ rule tokenize:
     params:
         values=values("data", "tokenize"),
     shell:
-        "python -m stages.tokenize"
+        "exec python -m stages.tokenize"

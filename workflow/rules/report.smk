@@ -35,7 +35,7 @@ rule report:
     params:
         values=values("baseline", "last_round", "runs", "seeds"),
     shell:
-        "python -m stages.report"
+        "exec python -m stages.report"
 
 
 rule readme:
@@ -49,4 +49,4 @@ rule readme:
     benchmark:
         "logs/benchmarks/readme.tsv"
     shell:
-        "python -m stages.readme"
+        "exec python -m stages.readme"

@@ -35,7 +35,7 @@ rule train:
     params:
         values=values_of_run,
     shell:
-        "python -m stages.train {wildcards.run} {wildcards.seed}"
+        "exec python -m stages.train {wildcards.run} {wildcards.seed}"
 
 
 rule profile:
@@ -50,7 +50,7 @@ rule profile:
     benchmark:
         "logs/benchmarks/profile/{run}/{seed}.tsv"
     shell:
-        "python -m stages.profile {wildcards.run} {wildcards.seed}"
+        "exec python -m stages.profile {wildcards.run} {wildcards.seed}"
 
 
 rule validate:
@@ -72,7 +72,7 @@ rule validate:
     params:
         values=values("model", "train"),
     shell:
-        "python -m stages.validate {wildcards.run} {wildcards.seed}"
+        "exec python -m stages.validate {wildcards.run} {wildcards.seed}"
 
 
 rule collect:
@@ -91,4 +91,4 @@ rule collect:
     params:
         values=values("runs", "seeds"),
     shell:
-        "python -m stages.collect"
+        "exec python -m stages.collect"
