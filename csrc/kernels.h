@@ -1,8 +1,11 @@
-// The C ABI of the CPU kernels. Payload formats: shardlab/kernels/int8.py and bf16.py.
+// What all CPU kernels share. Each family has a file here and one of the same name in shardlab/kernels,
+// which specifies its payload.
 //
 // All pointers may be unaligned to the vector size; payloads may be unaligned to their own words,
-// since they are slices of larger messages. Buffers of one call never overlap. Nothing is
+// since they are slices of larger messages. Buffers of one call never overlap, except that
+// `kept` may be `residual`. Nothing is
 // allocated, nothing throws, no state is kept: every function may run on several threads at once.
+// Vectors are cut into ranges for threads, so parts of a payload have a pointer each.
 #pragma once
 
 #include <cstdint>
@@ -17,24 +20,7 @@
 
 // Helpers have no code of their own: each becomes part of a kernel and of its instruction set.
 #define SHARDLAB_INLINE static inline __attribute__((always_inline))
+#define SHARDLAB_INLINE_MEMBER inline __attribute__((always_inline))
 
-// x[n] -> payload[2 * ceil(n / group) + n]
-SHARDLAB_KERNEL void int8_encode(const float* x, int64_t n, int64_t group, uint8_t* payload);
-
-// p = x + residual; p -> payload; residual = p - decoded payload, unchanged where that is not finite
-SHARDLAB_KERNEL void int8_encode_residual(const float* x, float* residual, int64_t n,
-                                          int64_t group, uint8_t* payload);
-
-// out[n] += alpha * decoded payload
-SHARDLAB_KERNEL void int8_decode_add(const uint8_t* payload, int64_t n, int64_t group, float alpha,
-                                     float* out);
-
-// x[n] -> payload[2 * n]
-SHARDLAB_KERNEL void bf16_encode(const float* x, int64_t n, uint8_t* payload);
-
-// as int8_encode_residual
-SHARDLAB_KERNEL void bf16_encode_residual(const float* x, float* residual, int64_t n,
-                                          uint8_t* payload);
-
-// out[n] += alpha * decoded payload
-SHARDLAB_KERNEL void bf16_decode_add(const uint8_t* payload, int64_t n, float alpha, float* out);
+// Loops whose output may be an input (`kept` may be `residual`): element i depends on element i alone.
+#define SHARDLAB_ELEMENTWISE _Pragma("GCC ivdep")

@@ -18,6 +18,7 @@ from shardlab.agent.seeds import (
     heuristic,
     random_strategies,
 )
+from shardlab.core.codec_spec import codec_text
 from shardlab.core.document import Document
 from shardlab.core.strategy import Strategy
 
@@ -58,7 +59,7 @@ def actions(strategy: Strategy) -> list[Draft]:
     (a bucket size under `ddp`, the route of the old codec) go back to their defaults.
     """
     form = strategy.normal().model_dump(mode="json", exclude_none=True)
-    kinds = [_wraps(form), _codecs(form), _engines(form), _messages(form)]
+    kinds = [_wraps(form), _codecs(strategy, form), _engines(form), _messages(form)]
     turns = chain.from_iterable(zip_longest(*kinds))
     return [draft for draft in turns if draft is not None]
 
@@ -76,8 +77,8 @@ def _wraps(form: dict[str, Any]) -> Iterator[Draft]:
     yield _change(form, "wrap", form["wrap"], other, without=("reshard_after_forward",))
 
 
-def _codecs(form: dict[str, Any]) -> Iterator[Draft]:
-    now = _codec_text(form["gradients"]["codec"])
+def _codecs(strategy: Strategy, form: dict[str, Any]) -> Iterator[Draft]:
+    now = codec_text(strategy.gradients.codec)
     for text, feedback in CODECS:
         if text != now:
             gradients = {"codec": text, "error_feedback": feedback}
@@ -115,11 +116,6 @@ def _change_gradients(
 ) -> Draft:
     words = in_words((Change(key, gradients[key], after),))
     return Draft(document={**form, "gradients": {**gradients, key: after}}, why=f"action: {words}")
-
-
-def _codec_text(codec: dict[str, Any]) -> str:
-    options = ",".join(f"{key}={value}" for key, value in codec.items() if key != "name")
-    return f"{codec['name']}:{options}" if options else codec["name"]
 
 
 def _whole_strategies(

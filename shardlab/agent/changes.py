@@ -2,10 +2,11 @@
 
 from typing import Any, NamedTuple
 
+from shardlab.core.codec_spec import codec_text
 from shardlab.core.strategy import Strategy
 
 SHARDING = {"engine", "wrap", "reshard_after_forward", "bucket_mb"}
-"""settings of the model's distribution; all others say how gradients travel"""
+"""settings of the model's distribution; all others say how messages travel"""
 
 
 class Change(NamedTuple):
@@ -29,15 +30,17 @@ def in_words(found: tuple[Change, ...]) -> str:
 
 def _settings(strategy: Strategy) -> dict[str, Any]:
     """The normal form in one level; a codec and its options are one setting."""
-    form = strategy.normal().model_dump(mode="json")
-    gradients = form.pop("gradients")
-    codec = gradients.pop("codec")
-    name = codec.pop("name")
-    options = ",".join(f"{key}={value}" for key, value in sorted(codec.items()))
+    normal = strategy.normal()
+    form = normal.model_dump(mode="json", exclude={"gradients", "weights"})
+    gradients, weights = normal.gradients, normal.weights
+    between = gradients.between_nodes
     return {
         **form,
-        "codec": f"{name}:{options}" if options else name,
-        **gradients,
+        "weights": weights and codec_text(weights.codec),
+        "weights_minimum_size": weights and weights.minimum_size,
+        **gradients.model_dump(mode="json"),
+        "codec": codec_text(gradients.codec),
+        "between_nodes": between and codec_text(between),
     }
 
 

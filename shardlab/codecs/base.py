@@ -1,6 +1,8 @@
 """The contract of a codec."""
 
+import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -14,6 +16,16 @@ class MessageKey(NamedTuple):
     step: int
     unit: str
     rank: int
+
+    def words(self) -> tuple[int, int]:
+        """Two numbers of 32 bits that differ from those of every other key (BLAKE2b)."""
+        text = f"{self.seed}\0{self.step}\0{self.unit}\0{self.rank}"
+        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+        return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+
+    def shared(self) -> "MessageKey":
+        """The same for the messages of all ranks."""
+        return self._replace(rank=-1)
 
 
 class Content(NamedTuple):
@@ -30,68 +42,122 @@ class Content(NamedTuple):
 class Codec(ABC):
     """Turns a float32 vector into a payload and adds the decoded payload to another vector.
 
-    Laws, for every vector x of n finite elements:
-    - the payload is one contiguous `uint8` tensor with everything in it: whoever knows the codec
-      and n can decode it;
-    - `payload_bytes(n)` is its size, or None when the size depends on the values;
+    Laws, for every vector x of n elements:
+    - the payload is one contiguous `uint8` tensor with everything in it: whoever knows the codec,
+      n and the key can decode it;
+    - it has `payload_bytes(n)` bytes; at most as many if the codec is `variable`;
     - `encode` is a function of (x, key) alone: same bytes on every machine and thread count;
     - `decode_add(payload, out, alpha)` adds `alpha * D(payload)` to `out` and changes nothing else;
-    - after `encode_residual(x, e)`: D(payload) + e_new = x + e_old, up to one rounding in float32;
+    - after `encode_residual(x, e, kept)`: D(payload) + kept = x + e, up to one rounding in float32;
+    - an x with a NaN or an infinity decodes to a vector that holds a NaN or an infinity, and
+      `kept` is finite wherever e was: a wrong number never passes unnoticed and never stays;
     - a linear codec's payloads, viewed as float32, may be summed before they are decoded.
+
+    Payloads start at a multiple of 8 bytes. Buffers of one call never overlap, except that `kept`
+    may be `residual`.
     """
 
     name: ClassVar[str]
     """what a strategy calls it"""
-    unbiased: ClassVar[bool]
+    unbiased: bool
     """the mean of D(encode(x, key)) over keys is x"""
-    linear: ClassVar[bool]
+    linear: ClassVar[bool] = False
     """payloads can be summed on the wire"""
+    variable: bool = False
+    """the payload's size depends on the values"""
 
     @abstractmethod
-    def payload_bytes(self, n: int) -> int | None:
-        """Size of the payload of n elements in bytes."""
+    def payload_bytes(self, n: int) -> int:
+        """Size of the payload of n elements in bytes; the largest possible if `variable`."""
 
     @abstractmethod
     def content(self, n: int, payload: Tensor) -> Content:
         """What `payload`, made from n elements, consists of."""
 
     @abstractmethod
-    def encode(self, vector: Tensor, key: MessageKey | None = None) -> Tensor:
-        """The payload of a contiguous float32 vector; random codecs need the key."""
+    def encode(
+        self, vector: Tensor, key: MessageKey | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """The payload of a contiguous float32 vector.
+
+        Args:
+            key: needed by random codecs.
+            out: uint8 [payload_bytes(n)] to write to; the payload is the part of it that was used.
+        """
 
     @abstractmethod
-    def decode_add(self, payload: Tensor, out: Tensor, alpha: float = 1.0) -> None:
+    def decode_add(
+        self, payload: Tensor, out: Tensor, alpha: float = 1.0, key: MessageKey | None = None
+    ) -> None:
         """Adds `alpha` times the decoded payload to the float32 vector `out`.
 
-        The payload's memory starts at a multiple of 8 bytes.
+        Args:
+            key: of the encoding; needed by codecs whose choice of elements is random.
 
         Raises:
             ValueError: the payload cannot have come from this codec and `out.numel()` elements.
         """
 
     def encode_residual(
-        self, vector: Tensor, residual: Tensor, key: MessageKey | None = None
+        self,
+        vector: Tensor,
+        residual: Tensor,
+        kept: Tensor,
+        key: MessageKey | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
-        """The payload of `vector + residual`; `residual` becomes what the payload leaves out.
+        """The payload of `vector + residual`; `kept` becomes what the payload leaves out.
 
         The error-feedback step of Seide et al. 2014 (section 3.1) and Karimireddy et al. 2019
-        (algorithm 2). A codec with a faster way in one pass over memory overrides it.
+        (algorithm 2). Where the difference is not finite `kept` is the residual as it was. A codec
+        with a faster way in one pass over memory overrides it.
         """
-        residual.add_(vector)
-        payload = self.encode(residual, key)
-        self.decode_add(payload, residual, alpha=-1.0)
+        wanted = vector + residual
+        payload = self.encode(wanted, key, out)
+        self.decode_add(payload, wanted, -1.0, key)
+        torch.where(wanted.isfinite(), wanted, residual, out=kept)
         return payload
 
-    def decode(self, payload: Tensor, n: int) -> Tensor:
+    def decode_sum(
+        self,
+        payloads: Sequence[Tensor],
+        out: Tensor,
+        alpha: float = 1.0,
+        keys: Sequence[MessageKey] | None = None,
+    ) -> None:
+        """out = alpha * (D(payload 0) + D(payload 1) + ...), summed in this order in float32.
+
+        What the owner of a shard does with the payloads of all ranks. Codecs override it with one
+        pass over memory, or where the method defines another sum (a majority vote).
+        """
+        out.zero_()
+        for index, payload in enumerate(payloads):
+            self.decode_add(payload, out, 1.0, keys[index] if keys else None)
+        if alpha != 1.0:
+            out.mul_(alpha)
+
+    def decode(self, payload: Tensor, n: int, key: MessageKey | None = None) -> Tensor:
         """The decoded vector of n elements."""
         out = torch.zeros(n, dtype=torch.float32, device=payload.device)
-        self.decode_add(payload, out)
+        self.decode_add(payload, out, 1.0, key)
         return out
 
     def _check_payload(self, payload: Tensor, n: int) -> None:
         expected = self.payload_bytes(n)
-        if payload.dtype != torch.uint8 or payload.numel() != expected:
+        fits = payload.numel() <= expected if self.variable else payload.numel() == expected
+        if payload.dtype != torch.uint8 or not fits:
             raise ValueError(
                 f"{self.name}: payload of {payload.numel()} {payload.dtype} elements, expected "
-                f"{expected} bytes for {n} elements"
+                f"{'at most ' if self.variable else ''}{expected} bytes for {n} elements"
             )
+
+
+def key_words(key: MessageKey | None, name: str) -> tuple[int, int]:
+    """The words of a key that a random codec cannot do without.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if key is None:
+        raise ValueError(f"{name}: a random codec needs the key of the message")
+    return key.words()

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from shardlab.codecs.base import Codec, Content, MessageKey
-from shardlab.kernels import bf16
+from shardlab.kernels import casts
 
 
 class BFloat16(Codec):
@@ -16,22 +16,30 @@ class BFloat16(Codec):
 
     name = "bf16"
     unbiased = False
-    linear = False
 
     def payload_bytes(self, n: int) -> int:  # noqa: D102
-        return bf16.payload_bytes(n)
+        return 2 * n
 
     def content(self, n: int, payload: Tensor) -> Content:  # noqa: D102
         return Content(n, 0, 0)
 
-    def encode(self, vector: Tensor, key: MessageKey | None = None) -> Tensor:  # noqa: D102
-        return bf16.encode(vector)
+    def encode(  # noqa: D102
+        self, vector: Tensor, key: MessageKey | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        return casts.BF16.encode(vector, casts.GROUP, payload=out)
 
     def encode_residual(  # noqa: D102
-        self, vector: Tensor, residual: Tensor, key: MessageKey | None = None
+        self,
+        vector: Tensor,
+        residual: Tensor,
+        kept: Tensor,
+        key: MessageKey | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
-        return bf16.encode_residual(vector, residual)
+        return casts.BF16.encode_residual(vector, residual, kept, casts.GROUP, payload=out)
 
-    def decode_add(self, payload: Tensor, out: Tensor, alpha: float = 1.0) -> None:  # noqa: D102
+    def decode_add(  # noqa: D102
+        self, payload: Tensor, out: Tensor, alpha: float = 1.0, key: MessageKey | None = None
+    ) -> None:
         self._check_payload(payload, out.numel())
-        bf16.decode_add(payload, out, alpha)
+        casts.BF16.decode_add(payload, casts.GROUP, out, alpha)

@@ -22,17 +22,27 @@ class Identity(Codec):
     def content(self, n: int, payload: Tensor) -> Content:  # noqa: D102
         return Content(n, 0, 0)
 
-    def encode(self, vector: Tensor, key: MessageKey | None = None) -> Tensor:
-        """A view of the vector's own memory: nothing is copied."""
-        return vector.view(torch.uint8)
+    def encode(
+        self, vector: Tensor, key: MessageKey | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """A view of the vector's own memory where no buffer is given: nothing is copied."""
+        payload = vector.view(torch.uint8)
+        return payload if out is None else out.copy_(payload)
 
     def encode_residual(  # noqa: D102
-        self, vector: Tensor, residual: Tensor, key: MessageKey | None = None
+        self,
+        vector: Tensor,
+        residual: Tensor,
+        kept: Tensor,
+        key: MessageKey | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
-        payload = (vector + residual).view(torch.uint8)
-        residual.zero_()
+        payload = self.encode(vector + residual, key, out)
+        kept.zero_()
         return payload
 
-    def decode_add(self, payload: Tensor, out: Tensor, alpha: float = 1.0) -> None:  # noqa: D102
+    def decode_add(  # noqa: D102
+        self, payload: Tensor, out: Tensor, alpha: float = 1.0, key: MessageKey | None = None
+    ) -> None:
         self._check_payload(payload, out.numel())
         out.add_(payload.view(torch.float32), alpha=alpha)

@@ -19,25 +19,33 @@ class Int8(Codec):
 
     name = "int8"
     unbiased = False
-    linear = False
 
-    def __init__(self, group: int = 128) -> None:
+    def __init__(self, group: int = 128, rounding: str = "nearest") -> None:
         self.group = group
 
     def payload_bytes(self, n: int) -> int:  # noqa: D102
-        return int8.payload_bytes(n, self.group)
+        return int8.KERNEL.payload_bytes(n, self.group)
 
     def content(self, n: int, payload: Tensor) -> Content:  # noqa: D102
         return Content(n, 0, payload.numel() - n)
 
-    def encode(self, vector: Tensor, key: MessageKey | None = None) -> Tensor:  # noqa: D102
-        return int8.encode(vector, self.group)
+    def encode(  # noqa: D102
+        self, vector: Tensor, key: MessageKey | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        return int8.KERNEL.encode(vector, self.group, payload=out)
 
     def encode_residual(  # noqa: D102
-        self, vector: Tensor, residual: Tensor, key: MessageKey | None = None
+        self,
+        vector: Tensor,
+        residual: Tensor,
+        kept: Tensor,
+        key: MessageKey | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
-        return int8.encode_residual(vector, residual, self.group)
+        return int8.KERNEL.encode_residual(vector, residual, kept, self.group, payload=out)
 
-    def decode_add(self, payload: Tensor, out: Tensor, alpha: float = 1.0) -> None:  # noqa: D102
+    def decode_add(  # noqa: D102
+        self, payload: Tensor, out: Tensor, alpha: float = 1.0, key: MessageKey | None = None
+    ) -> None:
         self._check_payload(payload, out.numel())
-        int8.decode_add(payload, self.group, out, alpha)
+        int8.KERNEL.decode_add(payload, self.group, out, alpha)

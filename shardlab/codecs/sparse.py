@@ -23,9 +23,10 @@ class TopK(Codec):
 
     name = "topk"
     unbiased = False
-    linear = False
 
-    def __init__(self, density: float = 0.01) -> None:
+    def __init__(
+        self, density: float = 0.01, values: str = "fp32", indices: str = "smaller"
+    ) -> None:
         self.density = density
 
     def payload_bytes(self, n: int) -> int:  # noqa: D102
@@ -36,7 +37,9 @@ class TopK(Codec):
         k = self._kept(n)
         return Content(k, self._index_bytes(n, k), 0)
 
-    def encode(self, vector: Tensor, key: MessageKey | None = None) -> Tensor:  # noqa: D102
+    def encode(  # noqa: D102
+        self, vector: Tensor, key: MessageKey | None = None, out: Tensor | None = None
+    ) -> Tensor:
         n = vector.numel()
         k = self._kept(n)
         index = _largest(vector.abs(), k)
@@ -47,9 +50,11 @@ class TopK(Codec):
             places = torch.from_numpy(np.packbits(chosen, bitorder="little")).to(vector.device)
         else:
             places = index.to(torch.int32).view(torch.uint8)
-        return torch.cat([values, places])
+        return torch.cat([values, places], out=out)
 
-    def decode_add(self, payload: Tensor, out: Tensor, alpha: float = 1.0) -> None:  # noqa: D102
+    def decode_add(  # noqa: D102
+        self, payload: Tensor, out: Tensor, alpha: float = 1.0, key: MessageKey | None = None
+    ) -> None:
         n = out.numel()
         self._check_payload(payload, n)
         k = self._kept(n)

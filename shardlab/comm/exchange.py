@@ -51,7 +51,7 @@ class Exchange(Collective):
                 self._encode(codec, feedback, chunk, f"{unit}>{to}")
                 for to, chunk in enumerate(chunks)
             ]
-        received = self._all_to_all(payloads, codec.payload_bytes(output.numel()))
+        received = self._all_to_all(payloads, _size(codec, output.numel()))
         with timed(self.account, "decode_s"):
             output.zero_()
             for payload in received:
@@ -78,7 +78,7 @@ class Exchange(Collective):
         codec, feedback = self._choose(output)
         with timed(self.account, "encode_s"):
             payload = self._encode(codec, feedback, shard, f"{unit}<")
-        received = self._gather(payload, codec.payload_bytes(shard.numel()))
+        received = self._gather(payload, _size(codec, shard.numel()))
         with timed(self.account, "decode_s"):
             output.zero_()
             for part, piece in zip(output.chunk(self.world_size), received, strict=True):
@@ -145,6 +145,10 @@ class Exchange(Collective):
             account.elements_sent += content.elements
             account.index_bytes += content.index_bytes
             account.metadata_bytes += content.metadata_bytes
+
+
+def _size(codec: Codec, n: int) -> int | None:
+    return None if codec.variable else codec.payload_bytes(n)
 
 
 def _aligned(payloads: Sequence[Tensor]) -> list[Tensor]:

@@ -32,7 +32,7 @@ class ErrorFeedback:
                 f"error feedback: message {part!r} has {vector.numel()} elements, its residual "
                 f"{residual.numel()}: the layout of the model changed"
             )
-        return codec.encode_residual(vector, residual, key)
+        return codec.encode_residual(vector, residual, residual, key)
 
     def norm(self) -> float:
         """Euclidean norm over all residuals of this rank."""

@@ -1,53 +1,34 @@
-"""How a codec is named in a strategy: its name and options, as a mapping or as `name:key=value`.
+"""How a codec is named in a strategy: its name and options, as a mapping or as `name:key=value`."""
 
-The algorithms live in `shardlab.codecs`; their options live here, so that a strategy can be
-checked, normalised and hashed without importing torch.
-"""
-
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import yaml
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Tag
 from pydantic_core import PydanticCustomError
 
+from shardlab.core.codec_options import (
+    SPECS,
+    Bf16Spec,
+    Dynamic8Spec,
+    EfSignSpec,
+    Fp8Spec,
+    Fp16Spec,
+    GradiVeqSpec,
+    Int4Spec,
+    Int8Spec,
+    NaturalSpec,
+    NoneSpec,
+    OneBitSpec,
+    PowerSgdSpec,
+    QsgdSpec,
+    RandomKSpec,
+    SignSpec,
+    SketchSpec,
+    ThresholdSpec,
+    TopKSpec,
+)
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError, nearest
-
-
-class NoneSpec(Document):
-    """No compression: float32 as it is."""
-
-    name: Literal["none"] = "none"
-
-
-class Bf16Spec(Document):
-    """Rounded to bfloat16."""
-
-    name: Literal["bf16"] = "bf16"
-
-
-class Int8Spec(Document):
-    """Eight-bit integers with one scale per group."""
-
-    name: Literal["int8"] = "int8"
-    group: int = Field(128, ge=8, le=4096, multiple_of=8)
-    """elements that share one scale"""
-
-
-class TopKSpec(Document):
-    """The largest elements by magnitude."""
-
-    name: Literal["topk"] = "topk"
-    density: float = Field(0.01, gt=0, le=1)
-    """share of the elements that is sent"""
-
-
-_SPECS: dict[str, type[Document]] = {
-    "none": NoneSpec,
-    "bf16": Bf16Spec,
-    "int8": Int8Spec,
-    "topk": TopKSpec,
-}
 
 
 def _parse(value: Any) -> Any:
@@ -55,11 +36,11 @@ def _parse(value: Any) -> Any:
     if isinstance(value, str):
         value = split_text(value)
     name = _name(value)
-    if name not in _SPECS:
+    if name not in SPECS:
         raise PydanticCustomError(
             "unknown_codec",
             "unknown codec {name}; {hint}",
-            {"name": repr(name), "hint": nearest(str(name), _SPECS)},
+            {"name": repr(name), "hint": nearest(str(name), SPECS)},
         )
     return value
 
@@ -80,15 +61,41 @@ def split_text(text: str) -> dict[str, Any]:
     return parsed
 
 
+def codec_text(codec: Document) -> str:
+    """`"int8:group=64"`: the name, the first option, and all that are not at their default."""
+    fields = [key for key in type(codec).model_fields if key != "name"]
+    values = codec.model_dump()
+    shown = [
+        f"{key}={values[key]}"
+        for key in fields
+        if key == fields[0] or values[key] != type(codec).model_fields[key].default
+    ]
+    return f"{values['name']}:{','.join(shown)}" if shown else str(values["name"])
+
+
 def _name(value: Any) -> Any:
     return value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
 
 
 _Spec = Annotated[
     Annotated[NoneSpec, Tag("codec:none")]
+    | Annotated[Fp16Spec, Tag("codec:fp16")]
     | Annotated[Bf16Spec, Tag("codec:bf16")]
+    | Annotated[Fp8Spec, Tag("codec:fp8")]
     | Annotated[Int8Spec, Tag("codec:int8")]
-    | Annotated[TopKSpec, Tag("codec:topk")],
+    | Annotated[Int4Spec, Tag("codec:int4")]
+    | Annotated[Dynamic8Spec, Tag("codec:dynamic8")]
+    | Annotated[QsgdSpec, Tag("codec:qsgd")]
+    | Annotated[NaturalSpec, Tag("codec:natural")]
+    | Annotated[SignSpec, Tag("codec:sign")]
+    | Annotated[EfSignSpec, Tag("codec:efsign")]
+    | Annotated[OneBitSpec, Tag("codec:onebit")]
+    | Annotated[TopKSpec, Tag("codec:topk")]
+    | Annotated[RandomKSpec, Tag("codec:randomk")]
+    | Annotated[ThresholdSpec, Tag("codec:threshold")]
+    | Annotated[SketchSpec, Tag("codec:sketch")]
+    | Annotated[GradiVeqSpec, Tag("codec:gradiveq")]
+    | Annotated[PowerSgdSpec, Tag("codec:powersgd")],
     Discriminator(lambda value: f"codec:{_name(value)}"),
 ]
 CodecSpec = Annotated[_Spec, BeforeValidator(_parse, json_schema_input_type=_Spec | str)]

@@ -8,43 +8,90 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from shardlab.core.codec_spec import CodecSpec, NoneSpec
+from shardlab.core.codec_options import IN_ROUNDS, SPARSE, SUMMABLE, NoneSpec, RandomKSpec
+from shardlab.core.codec_spec import CodecSpec, codec_text
 from shardlab.core.document import Document, validate
 from shardlab.core.files import sha256_of_value
 
 
 class Compression(Document):
-    """How the messages of one kind (gradients) travel."""
+    """How the gradients travel."""
 
     codec: CodecSpec = NoneSpec()
     route: Literal["native", "exchange"] | None = None
     """native: the process group's own collective, whose payloads are summed on the wire (only
-    `none`); exchange: all-to-all of payloads, decoded and summed by the owner. Default: native for
-    `none`, exchange for the others."""
+    `none` and codecs whose payloads can be summed); exchange: all-to-all of payloads, decoded and
+    summed by the owner. Default: native for `none`, exchange for the others."""
     error_feedback: bool = False
     """what was not sent is added to the next vector of the same unit"""
+    residual: Literal["fp32", "bf16", "int8"] = "fp32"
+    """how error feedback stores what was not sent"""
+    minimum_size: int = Field(1024, ge=0)
+    """messages with fewer elements travel uncompressed"""
+    exclude: tuple[str, ...] = ()
+    """parameters whose name matches one of these patterns (`*.bias`) travel uncompressed"""
+    warmup_steps: int = Field(0, ge=0)
+    """steps at the start that travel uncompressed"""
+    between_nodes: CodecSpec | None = None
+    """codec of the second of two levels, between nodes; `codec` then serves inside a node"""
+    ranks_per_node: int | None = Field(None, ge=2)
+    """size of a node, where `between_nodes` is given; default: the launcher's"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists(cls, value: Any) -> Any:
+        """YAML and JSON have lists where a frozen document has tuples."""
+        if isinstance(value, dict) and isinstance(value.get("exclude"), list):
+            return {**value, "exclude": tuple(value["exclude"])}
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        name = self.codec.name
+        if name == "none" and self.error_feedback:
+            raise ValueError("error_feedback is pointless with codec 'none': nothing is lost")
+        if isinstance(self.codec, RandomKSpec) and self.error_feedback and self.codec.scaled:
+            raise ValueError("scaled: true diverges with error_feedback: remove one of them")
+        if self.route == "native" and name not in SUMMABLE:
+            raise ValueError(f"codec {name!r} cannot be summed on the wire: use route: exchange")
+        if self.residual != "fp32" and not self.error_feedback:
+            raise ValueError("residual has no meaning without error_feedback: remove it")
+        if self.ranks_per_node is not None and self.between_nodes is None:
+            raise ValueError("ranks_per_node has no meaning without between_nodes: remove it")
+        for level in (self.codec, self.between_nodes):
+            if self.between_nodes is not None and level is not None and level.name in IN_ROUNDS:
+                raise ValueError(
+                    f"codec {level.name!r} has no two-level form: remove between_nodes"
+                )
+        return self
+
+    def normal(self) -> "Compression":
+        """Defaults written out; options that change nothing reset."""
+        plain = self.codec.name == "none" and self.between_nodes is None
+        updates: dict[str, Any] = {"route": self.route or ("native" if plain else "exchange")}
+        if plain:
+            updates |= {"minimum_size": 0, "exclude": (), "warmup_steps": 0}
+        return self.model_copy(update=updates)
+
+
+class WeightCompression(Document):
+    """How the parameters travel when they are gathered."""
+
+    codec: CodecSpec = NoneSpec()
     minimum_size: int = Field(1024, ge=0)
     """messages with fewer elements travel uncompressed"""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.codec.name == "none" and self.error_feedback:
-            raise ValueError("error_feedback is pointless with codec 'none': nothing is lost")
-        if self.codec.name != "none" and self.route == "native":
+        if self.codec.name in IN_ROUNDS or self.codec.name in SPARSE:
             raise ValueError(
-                f"codec {self.codec.name!r} cannot be summed on the wire: use route: exchange"
+                f"codec {self.codec.name!r} is for gradients: weights need every element"
             )
         return self
 
-    def normal(self) -> "Compression":
-        """Defaults written out; options that change nothing reset."""
-        plain = self.codec.name == "none"
-        return self.model_copy(
-            update={
-                "route": self.route or ("native" if plain else "exchange"),
-                "minimum_size": 0 if plain else self.minimum_size,
-            }
-        )
+    def normal(self) -> "WeightCompression | None":
+        """None where nothing is compressed."""
+        return None if self.codec.name == "none" else self
 
 
 class Strategy(Document):
@@ -58,10 +105,14 @@ class Strategy(Document):
     bucket_mb: float | None = Field(None, gt=0)
     """ddp: size of a gradient bucket in MiB (default 25)"""
     gradients: Compression = Compression()
+    weights: WeightCompression | None = None
+    """fsdp2: how gathered parameters travel (default: as they are)"""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        foreign = {"ddp": ("wrap", "reshard_after_forward"), "fsdp2": ("bucket_mb",)}[self.engine]
+        foreign = {"ddp": ("wrap", "reshard_after_forward", "weights"), "fsdp2": ("bucket_mb",)}[
+            self.engine
+        ]
         for key in foreign:
             if getattr(self, key) is not None:
                 raise ValueError(f"{key} has no meaning for engine {self.engine!r}: remove it")
@@ -82,21 +133,30 @@ class Strategy(Document):
             reshard = self.reshard_after_forward
             updates["wrap"] = wrap
             updates["reshard_after_forward"] = wrap == "block" if reshard is None else reshard
+            updates["weights"] = self.weights.normal() if self.weights else None
         return self.model_copy(update=updates)
 
     def hash(self) -> str:
         """16 hexadecimal digits; equal for equal meanings."""
-        return sha256_of_value(self.normal().model_dump(mode="json"))[:16]
+        return sha256_of_value(_meaning(self.normal()))[:16]
 
     def brief(self) -> str:
         """The strategy in a few words, for tables and prompts."""
-        full, given = self.normal(), self.gradients.codec
-        options = ",".join(f"{k}={v}" for k, v in given.model_dump().items() if k != "name")
-        words = [full.engine, given.name + (f":{options}" if options else "")]
-        if full.gradients.error_feedback:
-            words.append("error feedback")
-        if given.name == "none" and full.gradients.route == "exchange":
+        full, given = self.normal(), self.gradients
+        words = [full.engine, codec_text(given.codec)]
+        if given.between_nodes is not None:
+            words.append(f"{codec_text(given.between_nodes)} between nodes")
+        if given.error_feedback:
+            kept = "" if given.residual == "fp32" else f" in {given.residual}"
+            words.append(f"error feedback{kept}")
+        if given.codec.name == "none" and full.gradients.route == "exchange":
             words.append("exchange")
+        if full.gradients.exclude:
+            words.append(f"without {' '.join(full.gradients.exclude)}")
+        if full.gradients.warmup_steps:
+            words.append(f"after {full.gradients.warmup_steps} steps")
+        if full.weights is not None:
+            words.append(f"weights {codec_text(full.weights.codec)}")
         if full.engine == "ddp" and full.bucket_mb != 25:
             words.append(f"buckets of {full.bucket_mb:g} MiB")
         if full.engine == "fsdp2" and full.wrap == "root":
@@ -104,6 +164,16 @@ class Strategy(Document):
         if full.engine == "fsdp2" and full.wrap == "block" and not full.reshard_after_forward:
             words.append("kept after forward")
         return ", ".join(words)
+
+
+def _meaning(document: Document) -> dict[str, Any]:
+    """Plain data without defaults: an option that comes later leaves the hashes as they are."""
+    meaning: dict[str, Any] = {}
+    for key, field in type(document).model_fields.items():
+        value = getattr(document, key)
+        if key == "name" or value != field.default:
+            meaning[key] = _meaning(value) if isinstance(value, Document) else value
+    return meaning
 
 
 def parse_strategy(value: Any, where: str = "strategy") -> Strategy:

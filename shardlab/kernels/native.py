@@ -6,24 +6,18 @@ ctypes releases the interpreter lock while a kernel runs, so communication threa
 
 import ctypes
 import os
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+
+from torch import Tensor
 
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say
 
 LIBRARY = Path(__file__).with_name("libshardlab_kernels.so")
 
-_POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-# csrc/kernels.h
-_SIGNATURES = {
-    "int8_encode": (_POINTER, _INT, _INT, _POINTER),
-    "int8_encode_residual": (_POINTER, _POINTER, _INT, _INT, _POINTER),
-    "int8_decode_add": (_POINTER, _INT, _INT, _FLOAT, _POINTER),
-    "bf16_encode": (_POINTER, _INT, _POINTER),
-    "bf16_encode_residual": (_POINTER, _POINTER, _INT, _POINTER),
-    "bf16_decode_add": (_POINTER, _INT, _FLOAT, _POINTER),
-}
+POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
 def available() -> bool:
@@ -38,7 +32,7 @@ def library() -> ctypes.CDLL | None:
     The answer is kept for the life of the process and of those forked from it.
 
     Raises:
-        UserError: `SHARDLAB_KERNELS` has an unknown value, or the library lacks a kernel.
+        UserError: `SHARDLAB_KERNELS` has an unknown value.
     """
     wanted = os.environ.get("SHARDLAB_KERNELS", "")
     if wanted not in ("", "reference"):
@@ -51,11 +45,30 @@ def library() -> ctypes.CDLL | None:
             "using the PyTorch reference, slower"
         )
         return None
-    loaded = ctypes.CDLL(str(LIBRARY))
-    for name, arguments in _SIGNATURES.items():
-        function = getattr(loaded, name, None)
-        if function is None:
+    return ctypes.CDLL(str(LIBRARY))
+
+
+def function(name: str, *arguments: type) -> Callable[..., None]:
+    """The kernel `name` of csrc/, bound when it is first called.
+
+    Raises:
+        UserError: (when called) the library was built from sources without it.
+    """
+
+    @cache
+    def bound() -> Callable[..., None]:
+        loaded = library()
+        assert loaded is not None, "callers ask `compiled` first"
+        found = getattr(loaded, name, None)
+        if found is None:
             raise UserError(f"{LIBRARY}: built from older sources ({name} is missing): reinstall")
-        function.argtypes = arguments
-        function.restype = None
-    return loaded
+        found.argtypes = arguments
+        found.restype = None
+        return found
+
+    return lambda *values: bound()(*values)
+
+
+def compiled(values: Tensor) -> bool:
+    """Whether the compiled kernels serve for this vector; otherwise the PyTorch reference does."""
+    return values.device.type == "cpu" and library() is not None

@@ -77,7 +77,7 @@ def test_sent_and_residual_make_what_was_given(spec, values):
     x = as_tensor(values)
     residual = torch.linspace(-1, 1, x.numel())
     given_sum = x + residual
-    payload = codec.encode_residual(x, residual)
+    payload = codec.encode_residual(x, residual, residual)
     sent = codec.decode(payload, x.numel())
     torch.testing.assert_close(sent + residual, given_sum, rtol=1e-5, atol=1e-6)
 

@@ -17,7 +17,10 @@ def test_gpu_and_cpu_agree_bit_for_bit(spec, n):
     x = torch.randn(n, generator=torch.Generator().manual_seed(n)) * 1e-3
     residual = torch.linspace(-1e-4, 1e-4, n)
     ours, theirs = residual.clone(), residual.cuda()
-    payload, on_gpu = codec.encode_residual(x, ours), codec.encode_residual(x.cuda(), theirs)
+    payload, on_gpu = (
+        codec.encode_residual(x, ours, ours),
+        codec.encode_residual(x.cuda(), theirs, theirs),
+    )
     assert on_gpu.is_cuda and torch.equal(payload, on_gpu.cpu())
     assert torch.equal(ours, theirs.cpu())
     assert torch.equal(codec.decode(payload, n), codec.decode(on_gpu, n).cpu())

@@ -47,10 +47,10 @@ def test_a_codec_of_ones_own(monkeypatch):
         def content(self, n, payload):
             return Content(n, 0, 0)
 
-        def encode(self, vector, key=None):
+        def encode(self, vector, key=None, out=None):
             return vector.half().view(torch.uint8)
 
-        def decode_add(self, payload, out, alpha=1.0):
+        def decode_add(self, payload, out, alpha=1.0, key=None):
             out.add_(payload.view(torch.float16).float(), alpha=alpha)
 
     registry.register("halves", Halves)

@@ -34,7 +34,7 @@ def blocking(weight, group):
     with record_function("shardlab::backward"):
         loss.backward()
         dist.all_reduce(weight.grad, group=group)
-    int8.encode(weight.grad.view(-1), 128)
+    int8.KERNEL.encode(weight.grad.view(-1), 128)
 
 
 def overlapping(weight, group):

@@ -1,0 +1,36 @@
+"""Shorter floats without a scale.
+
+Layout: `shardlab.kernels.grouped`, without heads, codes of 16 bits.
+
+bfloat16, the upper half of float32, rounded:
+* to the nearest, ties to even; magnitudes above the largest bfloat16 become infinity;
+* NaN stays NaN: its sign and upper payload bits are kept, the quiet bit is set.
+"""
+
+import torch
+from torch import Tensor
+
+from shardlab.kernels.grouped import Format, GroupedKernel
+
+GROUP = 1024
+"""elements that the kernels take at a time; nothing of it is seen in a payload"""
+
+
+class Bf16Format(Format):
+    """float32 rounded to bfloat16."""
+
+    name = "bf16"
+    head_bytes = 0
+    bits = 16
+
+    def quantize(self, rows: Tensor, chance: Tensor | None) -> tuple[Tensor, Tensor]:  # noqa: D102
+        # PyTorch's own NaN differs between its vector and scalar code
+        quiet = ((rows.view(torch.int32) >> 16) | 0x0040).to(torch.int16)
+        codes = torch.where(rows.isnan(), quiet, rows.to(torch.bfloat16).view(torch.int16))
+        return codes.new_empty(len(rows), 0, dtype=torch.uint8), codes
+
+    def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:  # noqa: D102
+        return codes.view(torch.bfloat16).to(torch.float32)
+
+
+BF16 = GroupedKernel(Bf16Format())

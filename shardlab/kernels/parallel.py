@@ -1,0 +1,39 @@
+"""Kernels over ranges of a vector, on as many threads as torch uses."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import torch
+
+_WORTH_A_THREAD = 1 << 16
+"""elements; below, handing work to a thread costs more than it saves"""
+
+
+def for_ranges(n: int, multiple: int, kernel: Callable[[int, int], None]) -> None:
+    """Calls `kernel(start, stop)` on ranges that make up [0, n), each on a thread of its own.
+
+    Compiled kernels release the interpreter lock, so the ranges run side by side.
+
+    Args:
+        multiple: every range but the last starts and stops at a multiple of it.
+    """
+    threads = min(torch.get_num_threads(), n // max(_WORTH_A_THREAD, multiple))
+    if threads < 2:
+        kernel(0, n)
+        return
+    size = -(-n // (threads * multiple)) * multiple
+    later = [_pool().submit(kernel, start, min(start + size, n)) for start in range(size, n, size)]
+    kernel(0, size)
+    for future in later:
+        future.result()
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(1, torch.get_num_threads() - 1), "shardlab-kernel")
+
+
+# a forked process has none of its parent's threads
+os.register_at_fork(after_in_child=_pool.cache_clear)
