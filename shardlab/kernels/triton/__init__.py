@@ -1,0 +1,1 @@
+"""The kernels for CUDA, written in Triton; imported only when a vector lies on a GPU."""

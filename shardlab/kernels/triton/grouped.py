@@ -1,0 +1,220 @@
+"""Grouped formats (`shardlab.kernels.grouped`) in Triton: same payloads, bit for bit.
+
+One program takes ROWS groups. A group is a tile [PLANES, WIDTH]: in the payload, byte j of a group
+holds elements j, j + m, j + 2 m, ... of its m bytes, so planes are packed by shifts alone. A
+format is three functions that Triton compiles into the kernels: `head` (the word of a group),
+`code` and `value`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_TILE = 2048
+"""elements of a program: enough to keep a multiprocessor busy, few enough for its registers"""
+
+
+class TritonFormat(NamedTuple):
+    """Functions of one format whose head is one word of 16 bits."""
+
+    bits: int
+    head: Any
+    """(given [ROWS, PLANES, WIDTH] with zeros beyond the group, group) -> words, int32 [ROWS]"""
+    code: Any
+    """(given, words [ROWS, 1, 1], elements: their numbers in the message, k0, k1) -> int32 codes"""
+    value: Any
+    """(codes, words) -> float32"""
+
+
+@triton.jit
+def _encode_kernel(
+    x,
+    residual,
+    kept,
+    payload,
+    groups,
+    group,
+    head_offset,
+    code_offset,
+    first_element,
+    k0,
+    k1,
+    HEAD: tl.constexpr,
+    CODE: tl.constexpr,
+    VALUE: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    BITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    PLANES: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Groups of `group` elements each; the caller gives the shorter last one a call of its own."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None, None]
+    plane = tl.arange(0, PLANES)[None, :, None]
+    column = tl.arange(0, WIDTH)[None, None, :]
+    width = (group * BITS + 7) // 8 if BITS < 8 else group
+    place = plane * width + column
+    inside = (row < groups) & (column < width) & (place < group)
+    element = first_element + row * group + place
+    given = tl.load(x + element, mask=inside, other=0.0)
+    if RESIDUAL:
+        before = tl.load(residual + element, mask=inside, other=0.0)
+        given = given + before
+    word = HEAD(given, group)
+    line = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    heads = (payload + head_offset).to(tl.pointer_type(tl.int16))
+    tl.store(heads + line, word.to(tl.int16), mask=line < groups)
+    word = word[:, None, None]
+    code = CODE(given, word, element.to(tl.uint32), k0, k1)
+    packed = tl.sum(tl.where(inside, code & ((1 << BITS) - 1), 0) << (BITS * plane), axis=1)
+    line = line[:, None]
+    column = tl.arange(0, WIDTH)[None, :]
+    tl.store(
+        payload + code_offset + line * width + column,
+        packed.to(tl.uint8),
+        mask=(line < groups) & (column < width),
+    )
+    if RESIDUAL:
+        rest = given - VALUE(code & ((1 << BITS) - 1), word)
+        finite = tl.abs(rest) < float("inf")
+        tl.store(kept + element, tl.where(finite, rest, before), mask=inside)
+
+
+@triton.jit
+def _decode_kernel(
+    payloads,
+    out,
+    alpha,
+    count,
+    groups,
+    group,
+    head_offset,
+    code_offset,
+    first_element,
+    VALUE: tl.constexpr,
+    ADD: tl.constexpr,
+    BITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    PLANES: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None, None]
+    plane = tl.arange(0, PLANES)[None, :, None]
+    column = tl.arange(0, WIDTH)[None, None, :]
+    width = (group * BITS + 7) // 8 if BITS < 8 else group
+    place = plane * width + column
+    inside = (row < groups) & (column < width) & (place < group)
+    total = tl.zeros([ROWS, PLANES, WIDTH], tl.float32)
+    for index in range(count):
+        payload = tl.load(payloads + index).to(tl.pointer_type(tl.uint8))
+        words = (payload + head_offset).to(tl.pointer_type(tl.int16))
+        word = tl.load(words + row, mask=row < groups, other=0).to(tl.int32) & 0xFFFF
+        packed = tl.load(payload + code_offset + row * width + column, mask=inside, other=0)
+        code = (packed.to(tl.int32) >> (BITS * plane)) & ((1 << BITS) - 1)
+        value = VALUE(code, word)
+        total = tl.where(index == 0, value, total + value)
+    element = first_element + row * group + place
+    if ADD:
+        before = tl.load(out + element, mask=inside, other=0.0)
+        tl.store(out + element, before + total * alpha, mask=inside)
+    else:
+        tl.store(out + element, total * alpha, mask=inside)
+
+
+def encode(
+    format: TritonFormat,
+    x: Tensor,
+    residual: Tensor | None,
+    kept: Tensor | None,
+    group: int,
+    k0: int,
+    k1: int,
+    payload: Tensor,
+) -> None:
+    """The operator `NAME_encode` of `shardlab.kernels.grouped`, where the vectors are."""
+    for span in _spans(x.numel(), group, format.bits):
+        _encode_kernel[(triton.cdiv(span.groups, span.rows),)](
+            x,
+            x if residual is None else residual,
+            x if kept is None else kept,
+            payload,
+            span.groups,
+            span.group,
+            span.head_offset,
+            span.code_offset,
+            span.first_element,
+            k0,
+            k1,
+            HEAD=format.head,
+            CODE=format.code,
+            VALUE=format.value,
+            RESIDUAL=residual is not None,
+            BITS=format.bits,
+            **span.tile(),
+            # a fused multiply-add rounds once where the specification rounds twice
+            enable_fp_fusion=False,
+        )
+
+
+def decode(
+    format: TritonFormat,
+    payloads: Sequence[Tensor],
+    group: int,
+    out: Tensor,
+    alpha: float,
+    add: bool,
+) -> None:
+    """The operator `NAME_decode` of `shardlab.kernels.grouped`, where the vectors are."""
+    addresses = torch.tensor([each.data_ptr() for each in payloads], device=out.device)
+    for span in _spans(out.numel(), group, format.bits):
+        _decode_kernel[(triton.cdiv(span.groups, span.rows),)](
+            addresses,
+            out,
+            alpha,
+            len(payloads),
+            span.groups,
+            span.group,
+            span.head_offset,
+            span.code_offset,
+            span.first_element,
+            VALUE=format.value,
+            ADD=add,
+            BITS=format.bits,
+            **span.tile(),
+            enable_fp_fusion=False,
+        )
+
+
+class _Span(NamedTuple):
+    """Groups of equal length in a message: all full ones, or the shorter last one."""
+
+    groups: int
+    group: int
+    head_offset: int
+    code_offset: int
+    first_element: int
+    bits: int
+
+    @property
+    def rows(self) -> int:
+        return max(1, _TILE // triton.next_power_of_2(self.group))
+
+    def tile(self) -> dict[str, int]:
+        """Sizes of a program's tile, powers of two."""
+        planes = max(1, 8 // self.bits)
+        width = -(-self.group // planes)
+        return {"ROWS": self.rows, "PLANES": planes, "WIDTH": triton.next_power_of_2(width)}
+
+
+def _spans(n: int, group: int, bits: int) -> list[_Span]:
+    full, rest = divmod(n, group)
+    border = 2 * (full + (rest > 0))
+    spans = [_Span(full, group, 0, border, 0, bits)] if full else []
+    if rest:
+        first = full * group
+        spans.append(_Span(1, rest, 2 * full, border + first * bits // 8, first, bits))
+    return spans

@@ -1,0 +1,58 @@
+"""The Triton kernels in Triton's interpreter on the CPU, against the PyTorch reference."""
+
+import os
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_vectors import any_bits, bits, vectors
+
+# before Triton compiles anything
+os.environ["TRITON_INTERPRET"] = "0" if torch.cuda.is_available() else "1"
+pytest.importorskip("triton")
+
+from shardlab.kernels import int8
+from shardlab.kernels.triton import grouped
+from shardlab.kernels.triton.int8 import INT8
+
+FORMATS = {"int8": (int8.KERNEL, INT8)}
+KEY = (0x12345678, 0x9ABCDEF0)
+GROUPS = st.sampled_from([8, 16, 128, 1000])
+every_format = pytest.mark.parametrize(("kernel", "format"), FORMATS.values(), ids=FORMATS)
+
+
+def check(kernel, format, x, residual, group):
+    """Payload, residual and sums of both."""
+    size = kernel.payload_bytes(len(x), group)
+    payload, expected = torch.zeros(2, size, dtype=torch.uint8)
+    kept, kept_expected, out, out_expected = torch.ones(4, len(x))
+    grouped.encode(format, x, residual, kept, group, *KEY, payload)
+    kernel.encode_reference(x, residual, kept_expected, group, *KEY, expected)
+    assert payload.tolist() == expected.tolist()
+    assert bits(kept) == bits(kept_expected)
+    plain = torch.zeros_like(payload)
+    grouped.encode(format, x, None, None, group, *KEY, plain)
+    kernel.encode_reference(x, None, None, group, *KEY, expected)
+    assert plain.tolist() == expected.tolist()
+    for add in (False, True):
+        grouped.decode(format, [payload, plain, payload], group, out, 1 / 3, add)
+        kernel.decode_reference([payload, plain, payload], group, out_expected, 1 / 3, add)
+        assert bits(out) == bits(out_expected)
+
+
+@every_format
+@given(st.data(), GROUPS)
+@settings(max_examples=20)
+def test_payloads_residuals_and_sums_equal_the_reference(kernel, format, data, group):
+    x = data.draw(vectors())
+    check(kernel, format, x, data.draw(vectors(n=len(x))), group)
+
+
+@every_format
+@given(st.integers(0, 2**31), st.integers(1, 600), GROUPS)
+@settings(max_examples=20)
+def test_every_bit_pattern_equals_the_reference(kernel, format, seed, n, group):
+    x, residual = any_bits(n, seed), any_bits(n, seed + 1)
+    residual[x.isnan() & residual.isnan()] = 0.0
+    check(kernel, format, x, residual, group)
