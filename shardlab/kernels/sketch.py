@@ -68,9 +68,7 @@ def estimate_reference(table: Tensor, keys: list[int], estimates: Tensor) -> Non
     estimates.copy_(0.5 * values[(rows - 1) // 2] + 0.5 * values[rows // 2] + 0.0)
 
 
-def _places(
-    n: int, buckets: int, k0: int, k1: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def _places(n: int, buckets: int, k0: int, k1: int, device: torch.device) -> tuple[Tensor, Tensor]:
     bits = random_bits(n, k0, k1, device)
     return ((bits >> 1) * buckets) >> 31, 1.0 - 2.0 * (bits & 1)
 
