@@ -16,13 +16,13 @@ class GradiVeQ(Rounds):
     The coefficients U^T x_r are linear in x_r, so they are summed on the wire. Step 0 and every
     `refresh`-th step after it travel uncompressed: then U becomes the leading eigenvectors of
     sum s s^T over the slices s of the sum. Rank 0 finds them and sends them to all, so that ranks
-    on hosts of different kinds hold the same bytes. A sum that is zero or whose squares overflow
-    leaves U as it was; without a U the next step is uncompressed too.
+    on hosts of different kinds hold the same bytes. A sum of zeros leaves U as it was; without a U
+    the next step is uncompressed too.
 
     Biased; a contraction as far as the subspace of U holds the slices (|x - sent| <= |x|), so it
     needs error feedback. Bits per element: 32 * components / slice, plus 32 bits for each chunk;
-    per refresh 32 bits per element and, each way of an all-reduce, slice * components numbers (and
-    slice * (slice + 1) / 2 after a reduce-scatter).
+    per refresh 32 bits per element and an all-reduce of slice * components numbers (after a
+    reduce-scatter of slice * (slice + 1) / 2 + 1 more).
 
     Args:
         slice: elements of a slice.
@@ -89,17 +89,19 @@ class GradiVeQ(Rounds):
 
     def _learn_scattered(self, given: Tensor, unit: Unit, wire: Wire) -> Tensor:
         result = wire.sum_scatter(given)
-        upper = torch.triu_indices(self.slice, self.slice, device=given.device).unbind()
-        message = given.new_zeros(upper[0].numel() + 1)
-        message[:-1] = _second_moment(result, self.slice)[upper]
-        message[-1] = alarm(given)
-        wire.sum(message)
-        if not all_finite(message[-1:]):
+        # a number of the size of the largest element: squares of what it divides stay in range
+        scale = (_largest(result) / wire.world_size + alarm(given)).view(1)
+        wire.sum(scale)
+        if not all_finite(scale):
             return nothing_sent(given, result.numel())
-        moment = given.new_zeros(self.slice, self.slice)
-        moment[upper] = message[:-1]
-        self._renew(moment.T if wire.rank == 0 else None, unit, wire, given)
         given.zero_()
+        if scale.any():
+            upper = torch.triu_indices(self.slice, self.slice, device=given.device).unbind()
+            message = _second_moment(result / scale, self.slice)[upper]
+            wire.sum(message)
+            moment = given.new_zeros(self.slice, self.slice)
+            moment[upper] = message
+            self._renew(moment if wire.rank == 0 else None, unit, wire, given)
         return result
 
     def _learn(self, given: Tensor, unit: Unit, wire: Wire) -> Tensor:
@@ -107,21 +109,26 @@ class GradiVeQ(Rounds):
         wire.sum(result)
         if not all_finite(result):
             return nothing_sent(given, result.numel())
-        moment = _second_moment(result, self.slice) if wire.rank == 0 else None
-        self._renew(moment, unit, wire, given)
         given.zero_()
+        scale = _largest(result)
+        if scale > 0:
+            moment = _second_moment(result / scale, self.slice) if wire.rank == 0 else None
+            self._renew(moment, unit, wire, given)
         return result
 
     def _renew(self, moment: Tensor | None, unit: Unit, wire: Wire, like: Tensor) -> None:
-        """Takes over the eigenvectors of the matrix that rank 0 holds (its lower triangle)."""
+        """Takes over the leading eigenvectors of the matrix (its upper triangle) of rank 0."""
         basis = like.new_zeros(self.slice, self.components)
-        if moment is not None and all_finite(moment) and moment.any():
+        if moment is not None:
             # eigenvalues ascend
-            vectors = torch.linalg.eigh(moment.double(), UPLO="L").eigenvectors
+            vectors = torch.linalg.eigh(moment.double(), UPLO="U").eigenvectors
             basis.copy_(vectors[:, -self.components :])
         wire.sum(basis.view(-1))
-        if basis.any():
-            self.state[unit.name] = basis
+        self.state[unit.name] = basis
+
+
+def _largest(vector: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(vector, ord=float("inf"))
 
 
 def _slices(vector: Tensor, size: int) -> tuple[Tensor, Tensor]:
