@@ -126,7 +126,9 @@ class PowerSgd(Rounds):
         wire: Wire,
         key: MessageKey,
     ) -> list[tuple[Tensor, Tensor]] | None:
-        """P and summed Q of every matrix, of which `chunks` keep what was not sent.
+        """P^T and the summed Q^T of every matrix, of which `chunks` keep what was not sent.
+
+        Transposed, since products with thin matrices are many times faster along their rows.
 
         Args:
             rider: summed in place, in the message of the first round.
@@ -136,23 +138,23 @@ class PowerSgd(Rounds):
         """
         warm = [self._warm(unit, matrix, key, chunks.device) for matrix in matrices]
         message = chunks.new_empty(self.rank * sum(m.rows for m in matrices) + rider.numel())
-        *lefts, end = _views(message, [m.rows for m in matrices], self.rank)
+        *lefts, end = _thin(message, [m.rows for m in matrices], self.rank)
         for matrix, q, left in zip(matrices, warm, lefts, strict=True):
             for rows, part in matrix.parts(chunks):
-                torch.mm(part, q, out=left[rows])
+                torch.mm(q, part.T, out=left[:, rows])
         end.copy_(rider)
         wire.sum(message)
         if not all_finite(message):
             return None
         rider.copy_(end)
-        lefts = [torch.linalg.qr(left.double()).Q.float() for left in lefts]
+        lefts = [_orthonormal(left) for left in lefts]
 
         own = chunks.new_zeros(self.rank * sum(m.columns for m in matrices))
         summed = own.clone()
-        *owns, _ = _views(own, [m.columns for m in matrices], self.rank)
+        *owns, _ = _thin(own, [m.columns for m in matrices], self.rank)
         for matrix, p, right in zip(matrices, lefts, owns, strict=True):
             for rows, part in matrix.parts(chunks):
-                right.addmm_(part.T, p[rows])
+                right.addmm_(p[:, rows], part)
         if matrices:
             summed.copy_(own)
             wire.sum(summed)
@@ -160,8 +162,8 @@ class PowerSgd(Rounds):
             return None
         for matrix, p, right in zip(matrices, lefts, owns, strict=True):
             for rows, part in matrix.parts(chunks):
-                part.addmm_(p[rows], right.T, alpha=-1)
-        *rights, _ = _views(summed, [m.columns for m in matrices], self.rank)
+                part.addmm_(p[:, rows].T, right, alpha=-1)
+        *rights, _ = _thin(summed, [m.columns for m in matrices], self.rank)
         for matrix, right in zip(matrices, rights, strict=True):
             self.state[f"{unit.name}/{matrix.name}"] = self._normal(right, matrix, key)
         return list(zip(lefts, rights, strict=True))
@@ -171,22 +173,27 @@ class PowerSgd(Rounds):
         return self._drawn(matrix, key, device) if known is None else known
 
     def _normal(self, right: Tensor, matrix: _Matrix, key: MessageKey) -> Tensor:
-        """The columns at length 1; zeros are drawn anew, since they would stay zeros forever."""
-        lengths = right.double().norm(dim=0)
+        """Rows of length 1; zeros are drawn anew, since they would stay zeros forever."""
+        lengths = right.double().norm(dim=1, keepdim=True)
         lost = lengths == 0
         normal = (right / lengths.where(~lost, 1.0)).float()
         return normal.where(~lost, self._drawn(matrix, key, right.device)) if lost.any() else normal
 
     def _drawn(self, matrix: _Matrix, key: MessageKey, device: torch.device) -> Tensor:
         words = key.shared()._replace(unit=f"{key.unit}/{matrix.name}").words()
-        return uniform(matrix.columns * self.rank, *words, device).view(-1, self.rank) - 0.5
+        return uniform(self.rank * matrix.columns, *words, device).view(self.rank, -1) - 0.5
 
 
-def _views(message: Tensor, lengths: list[int], rank: int) -> list[Tensor]:
-    """Matrices [length, rank] that lie one after another, and what comes after them."""
+def _thin(message: Tensor, lengths: list[int], rank: int) -> list[Tensor]:
+    """Matrices [rank, length] that lie one after another, and what comes after them."""
     sizes = [rank * length for length in lengths]
     *thin, end = message.split([*sizes, message.numel() - sum(sizes)])
-    return [*(each.view(-1, rank) for each in thin), end]
+    return [*(each.view(rank, -1) for each in thin), end]
+
+
+def _orthonormal(rows: Tensor) -> Tensor:
+    """Orthonormal rows of the same span (of any directions, where the rows have no such span)."""
+    return torch.linalg.qr(rows.double().T).Q.T.float().contiguous()
 
 
 def _cut(chunks: Tensor, spans: list[slice]) -> Tensor:
@@ -210,7 +217,7 @@ def _assemble(
         first = index * matrix.height
         alone = matrix._replace(rows=max(0, min(matrix.height, matrix.rows - first)))
         for rows, part in alone.parts(own):
-            torch.mm(p[first:][rows], q.T, out=part)
+            torch.mm(p[:, first:][:, rows].T, q, out=part)
     start = 0
     for span in layout.exact:
         size = span.stop - span.start
