@@ -11,13 +11,13 @@ from shardlab.codecs.unit import Unit
 class GradiVeQ(Rounds):
     """sent_r = U U^T x_r for each slice of x_r, with U the principal components of past slices.
 
-    Yu et al. 2018 (sections 3 and 4), without a mean. Each chunk of n elements is cut into
-    m = ceil(n / slice) slices, the last filled up with zeros; U is float32 [slice, components].
-    The coefficients U^T x_r are linear in x_r, so they are summed on the wire. Step 0 and every
-    `refresh`-th step after it travel uncompressed: then U becomes the leading eigenvectors of
-    sum s s^T over the slices s of the sum. Rank 0 finds them and sends them to all, so that ranks
-    on hosts of different kinds hold the same bytes. A sum of zeros leaves U as it was; without a U
-    the next step is uncompressed too.
+    The linear compressor of Yu et al. 2018, without a mean and with one U for a unit. Each chunk of
+    n elements is cut into m = ceil(n / slice) slices, the last filled up with zeros; U is float32
+    [slice, components]. The coefficients U^T x_r are linear in x_r, so they are summed on the wire.
+    Step 0 and every `refresh`-th step after it travel uncompressed: then U becomes the leading
+    eigenvectors of sum s s^T over the slices s of the sum. Rank 0 finds them and sends them to all,
+    so that ranks on hosts of different kinds hold the same bytes. A sum of zeros leaves U as it
+    was; without a U the next step is uncompressed too.
 
     Biased; a contraction as far as the subspace of U holds the slices (|x - sent| <= |x|), so it
     needs error feedback. Bits per element: 32 * components / slice, plus 32 bits for each chunk;
@@ -79,13 +79,16 @@ class GradiVeQ(Rounds):
 
     def _basis(self, n: int, unit: Unit, wire: Wire, key: MessageKey) -> Tensor | None:
         """The basis to send by; None where this message travels as it is."""
-        if self.coefficients(n) >= n:
-            wire.uncompressed(f"no longer than its {self.components} coefficients per slice")
+        if not self._shortens(n):
+            wire.uncompressed("no longer than its coefficients")
             return None
         if key.step % self.refresh == 0 or unit.name not in self.state:
             wire.uncompressed("renews the principal components")
             return None
         return self.state[unit.name]
+
+    def _shortens(self, n: int) -> bool:
+        return self.coefficients(n) < n
 
     def _learn_scattered(self, given: Tensor, unit: Unit, wire: Wire) -> Tensor:
         result = wire.sum_scatter(given)
@@ -95,7 +98,7 @@ class GradiVeQ(Rounds):
         if not all_finite(scale):
             return nothing_sent(given, result.numel())
         given.zero_()
-        if scale.any():
+        if scale.any() and self._shortens(result.numel()):
             upper = torch.triu_indices(self.slice, self.slice, device=given.device).unbind()
             message = _second_moment(result / scale, self.slice)[upper]
             wire.sum(message)
@@ -111,7 +114,7 @@ class GradiVeQ(Rounds):
             return nothing_sent(given, result.numel())
         given.zero_()
         scale = _largest(result)
-        if scale > 0:
+        if scale.any() and self._shortens(result.numel()):
             moment = _second_moment(result / scale, self.slice) if wire.rank == 0 else None
             self._renew(moment, unit, wire, given)
         return result

@@ -15,7 +15,7 @@ _NEAR = 1 << 16
 class Sketch(Rounds):
     """The k elements of largest magnitude of the *sum*, as a count sketch of it estimates them.
 
-    Ivkin et al. 2019 (Sketched-SGD, algorithm 1). Round 1 sums the sketches S(x_r), a table of
+    Ivkin et al. 2019 (Sketched-SGD with HeavyMix). Round 1 sums the sketches S(x_r), a table of
     `rows` x max(1, round(width * n)) buckets (`shardlab.kernels.sketch`): linear, so the sum is the
     sketch of the sum. The k = max(1, round(density * n)) largest estimates are selected, ties to
     the lower index. Round 2 sums the exact values of the selected elements: sent_r is x_r there
@@ -23,7 +23,8 @@ class Sketch(Rounds):
 
     Biased; with a sketch wide enough to find the largest elements a contraction with
     delta >= k / n, so it needs error feedback. An element whose square is a share of at least
-    c / buckets of |sum x_r|^2 is found with probability 1 - exp(-O(rows)) (Charikar et al. 2002).
+    c / buckets of |sum x_r|^2, for some constant c, is found with probability 1 - exp(-Omega(rows))
+    (Charikar et al. 2002).
 
     Bits per element of a reduce-scatter: 32 * rows * width + 32 * density, and for the places,
     which owners tell each other, 16 * density + 2**-11. An all-reduce needs no places.

@@ -167,3 +167,22 @@ def test_gradiveq_sends_slices_of_few_dimensions_exactly(how, world_size):
         result = joined([found[f"result{step}"] for found in ranks], how)
         exact = sum(vector(rank, step) for rank in range(world_size))
         torch.testing.assert_close(result, exact, rtol=1e-4, atol=1e-4)
+
+
+@both_ways
+def test_gradiveq_leaves_alone_what_it_would_not_shorten(how):
+    def on_rank(group):
+        rank, n = dist.get_rank(group), 40
+        call = Call(group, "gradiveq:slice=256,components=64,refresh=2", how, Unit("flat"))
+        vector = torch.randn(n, generator=torch.Generator().manual_seed(rank))
+        for step in range(3):
+            result, rest = call(vector, step)
+            assert not rest.any()
+        account = call.ledger.accounts["gradients"]
+        assert account.uncompressed == {"no longer than its coefficients": 3}
+        assert not call.method.state
+        return {"result": result, "vector": vector}
+
+    ranks = run_ranks(2, on_rank)
+    result = joined([found["result"] for found in ranks], how)
+    torch.testing.assert_close(result, ranks[0]["vector"] + ranks[1]["vector"])
