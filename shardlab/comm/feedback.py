@@ -24,6 +24,23 @@ class ErrorFeedback:
         Raises:
             ValueError: the part had another length before.
         """
+        residual = self._residual(part, vector)
+        return codec.encode_residual(vector, residual, residual, key)
+
+    def given(self, vector: Tensor, part: str) -> Tensor:
+        """`vector` and what is left over from the message before, as a new vector.
+
+        Raises:
+            ValueError: the part had another length before.
+        """
+        return vector + self._residual(part, vector)
+
+    def keep(self, part: str, rest: Tensor) -> None:
+        """Of what `given` returned, `rest` was not sent; elements that are not finite stay out."""
+        residual = self._residuals[part]
+        torch.where(rest.isfinite(), rest, residual, out=residual)
+
+    def _residual(self, part: str, vector: Tensor) -> Tensor:
         residual = self._residuals.get(part)
         if residual is None:
             residual = self._residuals[part] = torch.zeros_like(vector)
@@ -32,7 +49,7 @@ class ErrorFeedback:
                 f"error feedback: message {part!r} has {vector.numel()} elements, its residual "
                 f"{residual.numel()}: the layout of the model changed"
             )
-        return codec.encode_residual(vector, residual, residual, key)
+        return residual
 
     def norm(self) -> float:
         """Euclidean norm over all residuals of this rank."""
