@@ -2,65 +2,34 @@
 #include <cfloat>
 
 #include "grouped.h"
+#include "scale.h"
 
 // 1.5 * 2^23: a float this large has no fraction bits, so adding it rounds a small float to the
 // nearest integer, ties to even, and leaves that integer in the low bits. Unlike rint() it
 // vectorises on every instruction set.
 static constexpr float kRounder = 12582912.0f;
 
-static constexpr uint16_t kNotFinite = 0x7FC0;      // bfloat16 NaN
-static constexpr uint32_t kTooLarge = 0x7F000000u;  // 2^127: code * scale would overflow
-
-// The scale of a group whose largest code is `levels`, from the bit pattern of its largest magnitude.
-SHARDLAB_INLINE uint16_t scale_of(uint32_t largest, float levels) {
-  if (largest >= kTooLarge) return kNotFinite;
-  if (largest == 0) return 0;
-  float scale = float_of(largest) / levels;
-  // no subnormal scale: hosts that flush subnormals to zero must decode the same values
-  if (scale < FLT_MIN) scale = FLT_MIN;
-  return static_cast<uint16_t>((bits_of(scale) + 0xFFFFu) >> 16);
-}
-
-// Bit patterns of magnitudes are ordered as the magnitudes are, with NaN above all.
-SHARDLAB_INLINE uint32_t largest_of(const float* given, int64_t count) {
-  uint32_t largest = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const uint32_t magnitude = bits_of(given[i]) & 0x7FFFFFFFu;
-    largest = magnitude > largest ? magnitude : largest;
-  }
-  return largest;
-}
-
-struct Int8 {
-  static constexpr int64_t kHeadBytes = 2, kBits = 8;
-  struct Head {
-    uint16_t word;
-    float scale;
-  };
+struct Int8 : ScaleHead {
+  static constexpr int64_t kBits = 8;
 
   SHARDLAB_INLINE_MEMBER static Head head_of(const float* given, int64_t count) {
-    const uint16_t word = scale_of(largest_of(given, count), 127.0f);
-    return {word, widened(word)};
-  }
-  SHARDLAB_INLINE_MEMBER static void store(Head head, uint8_t* to) { store_word(to, head.word); }
-  SHARDLAB_INLINE_MEMBER static Head load(const uint8_t* from) {
-    const uint16_t word = load_word(from);
+    const uint16_t word = scale_of(largest_of(given, count), 127.0f, FLT_MIN);
     return {word, widened(word)};
   }
   SHARDLAB_INLINE_MEMBER static void encode(const float* given, int64_t count, Head head, Random,
                                             uint8_t* __restrict codes) {
-    if (head.word == 0 || head.word == kNotFinite) {
+    if (has_no_codes(head)) {
       for (int64_t i = 0; i < count; ++i) codes[i] = 0;
       return;
     }
-    const float reciprocal = 1.0f / head.scale;
+    const float reciprocal = 1.0f / head.value;
     for (int64_t i = 0; i < count; ++i)
       codes[i] = static_cast<uint8_t>(bits_of(given[i] * reciprocal + kRounder));
   }
   SHARDLAB_INLINE_MEMBER static void decode(const uint8_t* codes, int64_t count, Head head,
                                             float* __restrict values) {
     for (int64_t i = 0; i < count; ++i)
-      values[i] = static_cast<float>(static_cast<int8_t>(codes[i])) * head.scale;
+      values[i] = static_cast<float>(static_cast<int8_t>(codes[i])) * head.value;
   }
 };
 

@@ -13,13 +13,29 @@ from shardlab.codecs.integers import Int8
 from shardlab.codecs.powersgd import PowerSgd
 from shardlab.codecs.rounds import Rounds
 from shardlab.codecs.sketch import Sketch
+from shardlab.codecs.casts import BFloat16, Float16
+from shardlab.codecs.dynamic import Dynamic8
+from shardlab.codecs.floats import Fp8
+from shardlab.codecs.identity import Identity
+from shardlab.codecs.integers import Int8
+from shardlab.codecs.natural import Natural
 from shardlab.codecs.sparse import TopK
 from shardlab.core.codec_spec import CodecSpec, split_text
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError, nearest
 
 _BUILT_IN: dict[str, Callable[..., Codec]] = {
-    codec.name: codec for codec in (Identity, BFloat16, Int8, TopK)
+    codec.name: codec
+    for codec in (
+        Identity,
+        BFloat16,
+        Float16,
+        Fp8,
+        Int8,
+        Dynamic8,
+        Natural,
+        TopK,
+    )
 }
 _IN_ROUNDS: dict[str, Callable[..., Rounds]] = {
     method.name: method for method in (Sketch, GradiVeQ, PowerSgd)

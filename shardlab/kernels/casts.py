@@ -5,6 +5,11 @@ Layout: `shardlab.kernels.grouped`, without heads, codes of 16 bits.
 bfloat16, the upper half of float32, rounded:
 * to the nearest, ties to even; magnitudes above the largest bfloat16 become infinity;
 * NaN stays NaN: its sign and upper payload bits are kept, the quiet bit is set.
+
+float16 of IEEE 754, rounded:
+* to the nearest, ties to even, subnormal numbers included; a finite magnitude above 65504 becomes
+  65504: nothing that was a number stops being one, and the rest is in the residual;
+* infinity stays infinity; NaN stays NaN of its sign, 0x7E00.
 """
 
 import torch
@@ -14,6 +19,8 @@ from shardlab.kernels.grouped import Format, GroupedKernel
 
 GROUP = 1024
 """elements that the kernels take at a time; nothing of it is seen in a payload"""
+LARGEST_FP16 = 65504.0
+"""finite float16"""
 
 
 class Bf16Format(Format):
@@ -33,4 +40,22 @@ class Bf16Format(Format):
         return codes.view(torch.bfloat16).to(torch.float32)
 
 
+class Fp16Format(Format):
+    """float32 rounded to float16."""
+
+    name = "fp16"
+    head_bytes = 0
+    bits = 16
+
+    def quantize(self, rows: Tensor, chance: Tensor | None) -> tuple[Tensor, Tensor]:  # noqa: D102
+        quiet = (((rows.view(torch.int32) >> 16) & 0x8000) | 0x7E00).to(torch.int16)
+        finite = torch.where(rows.isinf(), rows, rows.clamp(-LARGEST_FP16, LARGEST_FP16))
+        codes = torch.where(rows.isnan(), quiet, finite.to(torch.float16).view(torch.int16))
+        return codes.new_empty(len(rows), 0, dtype=torch.uint8), codes
+
+    def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:  # noqa: D102
+        return codes.view(torch.float16).to(torch.float32)
+
+
 BF16 = GroupedKernel(Bf16Format())
+FP16 = GroupedKernel(Fp16Format())

@@ -7,7 +7,8 @@ Payload of n float32 elements in groups of G (the last group may be shorter):
     ceil(n * bits / 8)          code of each element
 
 Codes of less than 8 bits are packed in planes: of the m = ceil(count * bits / 8) bytes of a group
-of `count` elements, byte j holds elements j, j + m, j + 2 m, ... from its lowest bits up.
+of `count` elements, byte j holds elements j, j + m, j + 2 m, ... from its lowest bits up. Codes of
+9 bits are their low bytes, one for each element of a group, then their highest bits so packed.
 """
 
 import ctypes
@@ -34,7 +35,7 @@ class Format(ABC):
     """of the kernels: NAME_encode and NAME_decode"""
     head_bytes: ClassVar[int]
     bits: ClassVar[int]
-    """of a code: 1, 2, 4, 8 or 16"""
+    """of a code: 1, 2, 4, 8, 9 or 16"""
     random: ClassVar[bool] = False
 
     @abstractmethod
@@ -247,6 +248,8 @@ def _pack(codes: Tensor, bits: int) -> Tensor:
     """uint8 [groups, bytes] from codes [groups, count]."""
     if bits == 16:
         return codes.to(torch.int16).view(torch.uint8)
+    if bits == 9:
+        return torch.cat([(codes & 0xFF).to(torch.uint8), _pack(codes >> 8, 1)], 1)
     groups, count = codes.shape
     width, per_byte = -(-count * bits // 8), 8 // bits
     planes = torch.nn.functional.pad(codes.to(torch.uint8), (0, width * per_byte - count))
@@ -257,9 +260,12 @@ def _pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def _unpack(packed: Tensor, bits: int, count: int) -> Tensor:
-    """Codes [groups, count] from uint8 [groups, bytes]; int16 for 16 bits, else uint8."""
+    """Codes [groups, count] from uint8 [groups, bytes]; int16 for 9 and 16 bits, else uint8."""
     if bits == 16:
         # a copy, since slices of larger messages may start at odd addresses
         return packed.clone().view(torch.int16)
+    if bits == 9:
+        highest = _unpack(packed[:, count:], 1, count).to(torch.int16)
+        return packed[:, :count].to(torch.int16) | highest << 8
     planes = [(packed >> (bits * place)) & (2**bits - 1) for place in range(8 // bits)]
     return torch.cat(planes, 1)[:, :count]

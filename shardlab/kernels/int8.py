@@ -44,11 +44,16 @@ class Int8Format(Format):
         return codes.view(torch.int8).to(torch.float32) * scale
 
 
-def scale_words(rows: Tensor, levels: float) -> Tensor:
-    """The bits of the bfloat16 scales of groups [groups, G], int16 [groups, 1]."""
+def scale_words(rows: Tensor, levels: float, smallest: float = _SMALLEST_SCALE) -> Tensor:
+    """The bits of the bfloat16 scales of groups [groups, G], int16 [groups, 1].
+
+    Args:
+        levels: what the largest magnitude of a group becomes in units of its scale, at most.
+        smallest: no scale but that of zeros is smaller.
+    """
     largest = rows.abs().amax(1, keepdim=True)
     # by a tensor: some devices divide by a number through its reciprocal, which rounds twice
-    scale = (largest / torch.full_like(largest, levels)).clamp_min(_SMALLEST_SCALE)
+    scale = (largest / torch.full_like(largest, levels)).clamp_min(smallest)
     bits = (scale.view(torch.int32) + 0xFFFF) >> 16
     bits = bits.masked_fill(largest == 0, 0).masked_fill(~(largest < _TOO_LARGE), _NOT_FINITE)
     return bits.to(torch.int16)

@@ -11,8 +11,20 @@ import torch
 from kernel_vectors import any_bits, bits
 
 from shardlab.kernels import casts, int8, native, sketch
+from shardlab.kernels import casts, dynamic8, fp8, int8, native, natural
 
-GROUPED = {kernel.format.name: kernel for kernel in (int8.KERNEL, casts.BF16)}
+GROUPED = {
+    kernel.format.name: kernel
+    for kernel in (
+        int8.KERNEL,
+        casts.BF16,
+        casts.FP16,
+        fp8.KERNELS["e4m3"],
+        fp8.KERNELS["e5m2"],
+        dynamic8.KERNEL,
+        natural.KERNEL,
+    )
+}
 KEY = (0x12345678, 0x9ABCDEF0)
 
 
