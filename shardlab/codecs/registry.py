@@ -6,19 +6,16 @@ from typing import Any
 from pydantic import BaseModel
 
 from shardlab.codecs.base import Codec
-from shardlab.codecs.casts import BFloat16
-from shardlab.codecs.gradiveq import GradiVeQ
-from shardlab.codecs.identity import Identity
-from shardlab.codecs.integers import Int8
-from shardlab.codecs.powersgd import PowerSgd
-from shardlab.codecs.rounds import Rounds
-from shardlab.codecs.sketch import Sketch
 from shardlab.codecs.casts import BFloat16, Float16
 from shardlab.codecs.dynamic import Dynamic8
 from shardlab.codecs.floats import Fp8
+from shardlab.codecs.gradiveq import GradiVeQ
 from shardlab.codecs.identity import Identity
 from shardlab.codecs.integers import Int8
 from shardlab.codecs.natural import Natural
+from shardlab.codecs.powersgd import PowerSgd
+from shardlab.codecs.rounds import Rounds
+from shardlab.codecs.sketch import Sketch
 from shardlab.codecs.sparse import TopK
 from shardlab.core.codec_spec import CodecSpec, split_text
 from shardlab.core.document import validate

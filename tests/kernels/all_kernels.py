@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 from kernel_vectors import any_bits, bits
 
-from shardlab.kernels import casts, int8, native, sketch
-from shardlab.kernels import casts, dynamic8, fp8, int8, native, natural
+from shardlab.kernels import casts, dynamic8, fp8, int8, native, natural, sketch
 
 GROUPED = {
     kernel.format.name: kernel
