@@ -2,9 +2,9 @@
 
 A model of 17 M parameters takes 40 AdamW steps on the tokens of the pipeline. Then come
 
-- `ranks`, float32 [8, 4 Mi]: gradients of 8 different batches at the same weights, of the token
-  embedding and the matrices of the first block;
-- `large`, float32 [16 Mi]: the gradient of the first batch, of all matrices;
+- `before` and `ranks`, float32 [8, 4 Mi]: gradients of 8 different batches each, all at the same
+  weights, of the token embedding and the matrices of the first block;
+- `large`, float32 [16 Mi]: the gradient of one batch, of all matrices;
 - `steps`, float32 [24, 4, 1 Mi]: gradients of 4 batches in each of 24 further steps, of every
   fourth row of the matrices of `ranks`.
 
@@ -16,10 +16,9 @@ change. Every other benchmark reads it, or makes it when it is absent.
 
 import argparse
 import json
+import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import GPT2LMHeadModel
 
+from benchmarks.children import on_ranks
 from shardlab.codecs.unit import Block, Unit
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, sha256_of_file
@@ -44,40 +44,40 @@ _ROWS = 2048
 """of the embedding; with them `ranks` has 4 Mi and `large` 16 Mi elements"""
 _WARM_UP, _RATE, _DECAY, _CLIP = 10, 1e-3, 0.1, 1.0
 _TRAINED, _BATCH, _LENGTH, _SEED = 40, 8, 64, 0
+VECTORS = ("before", "ranks", "large", "steps")
 RECIPE = (
-    f"shape {tuple(_SHAPE)}, {_TRAINED} steps of AdamW at {_RATE}, batches of {_BATCH} x {_LENGTH}, "
-    f"seed {_SEED}, {RANKS} ranks, {STEPS} steps of {SENDERS} ranks, every {EVERY}th row"
+    f"shape {tuple(_SHAPE)}, {_TRAINED} steps of AdamW at {_RATE}, batches of {_BATCH} x "
+    f"{_LENGTH}, seed {_SEED}, 2 x {RANKS} ranks, {STEPS} steps of {SENDERS} ranks, every "
+    f"{EVERY}th row"
 )
 
 
-@dataclass(frozen=True)
 class Gradients:
-    """The vectors of the file and the blocks that they are made of."""
+    """The vectors of a file, each read when it is first asked for, and the blocks in them."""
 
-    ranks: Tensor
-    large: Tensor
-    steps: Tensor
-    unit: Unit
-    """of a row of `ranks`"""
-    small_unit: Unit
-    """of a row of `steps`"""
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        described = _described(path)
+        self.unit, self.large_unit, self.small_unit = (
+            Unit(name, tuple(Block(*block) for block in json.loads(described[name])))
+            for name in ("unit", "large_unit", "small_unit")
+        )
+        """of a row of `before` and `ranks`, of `large`, and of a row of `steps`"""
 
-
-def scattered(vector: Tensor, unit: Unit, world_size: int) -> Tensor:
-    """A vector of whole blocks as `fully_shard` lays it out: chunk after chunk, rows of each block.
-
-    Raises:
-        ValueError: the rows of a block cannot be shared out evenly.
-    """
-    if any(block.rows % world_size for block in unit.blocks):
-        raise ValueError(f"{unit.name}: its rows do not fit {world_size} ranks")
-    sizes = [block.rows * block.columns for block in unit.blocks]
-    parts = [part.view(world_size, -1) for part in vector.split(sizes)]
-    return torch.cat(parts, 1).flatten()
+    def __getattr__(self, name: str) -> Tensor:
+        """One of `VECTORS`."""
+        if name not in VECTORS:
+            raise AttributeError(name)
+        with safe_open(self._path, framework="pt") as file:
+            vector = file.get_tensor(name)
+        setattr(self, name, vector)
+        return vector
 
 
-def load(data: Path, work: Path) -> Gradients:
-    """The gradients in `work`, made from the tokens in `data` if they are not there yet.
+def prepare(data: Path, work: Path) -> Path:
+    """The file in `work`, made from the tokens in `data` if it is not there yet.
+
+    The work is done in a child process: this one stays free of threads, so that it can fork ranks.
 
     Raises:
         UserError: no tokens, or too small a vocabulary.
@@ -89,15 +89,9 @@ def load(data: Path, work: Path) -> Gradients:
     recipe = f"{RECIPE}; tokens {sha256_of_file(manifest)}"
     if not path.is_file() or _described(path)["recipe"] != recipe:
         say(f"benchmarks: making {path} ({RECIPE})")
-        _make(open_split(data / "tokens", "train"), recipe, path)
-    with safe_open(path, framework="pt") as file:
-        known = file.metadata()
-        vectors = {name: file.get_tensor(name) for name in ("ranks", "large", "steps")}
-    unit, small = (
-        Unit("matrices", tuple(Block(*block) for block in json.loads(known[key])))
-        for key in ("blocks", "small_blocks")
-    )
-    return Gradients(**vectors, unit=unit, small_unit=small)
+        split = open_split(data / "tokens", "train")
+        on_ranks(1, lambda _: _make(split, recipe, path), threads=os.cpu_count() or 1)
+    return path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,13 +101,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def statistics(gradients: Gradients) -> dict[str, float]:
-    """Kurtosis of rank 0's vector, and the mean cosine between the vectors of two ranks."""
+    """What the errors of codecs depend on.
+
+    Kurtosis of a vector, mean cosine between the vectors of two ranks, and |sum of the mean
+    gradients of all steps| / sum of their norms: 1 if they agree, 1 / sqrt(24) = 0.20 if not at all.
+    """
     ranks = gradients.ranks.double()
     first = ranks[0]
     kurtosis = float(first.sub(first.mean()).pow(4).mean() / first.var(correction=0).square())
     unit = F.normalize(ranks, dim=1)
     cosines = (unit @ unit.T)[*torch.triu_indices(len(ranks), len(ranks), 1)]
-    return {"kurtosis": kurtosis, "cosine between ranks": float(cosines.mean())}
+    means = gradients.steps.mean(1).double()
+    return {
+        "kurtosis": kurtosis,
+        "cosine between ranks": float(cosines.mean()),
+        "coherence of steps": float(means.sum(0).norm() / means.norm(dim=1).sum()),
+    }
 
 
 def _described(path: Path) -> dict[str, str]:
@@ -170,27 +173,36 @@ def _make(split: TokenSplit, recipe: str, path: Path) -> None:
     for _ in track(range(_TRAINED), "train", unit="step"):
         losses.append(training.backward())
         training.update()
-    ranks, large, blocks = [], torch.empty(0), []
-    for rank in track(range(RANKS), "ranks", unit="rank"):
+    vectors = []
+    for _ in track(range(2 * RANKS), "ranks", unit="rank"):
         training.model.zero_grad()
         training.backward()
-        matrices = dict(training.gradients())
-        if rank == 0:
-            large = torch.cat([matrix.flatten() for matrix in matrices.values()])
+        matrices = {name: gradient.clone() for name, gradient in training.gradients()}
         first = {k: v for k, v in matrices.items() if "wte" in k or ".h.0." in k}
-        blocks = [(name, *matrix.shape) for name, matrix in first.items()]
-        ranks.append(torch.cat([matrix.flatten() for matrix in first.values()]))
+        vectors.append(_joined(first))
     steps = [_one_step(training, set(first)) for _ in track(range(STEPS), "steps", unit="step")]
-    small = [(name, rows // EVERY, columns) for name, rows, columns in blocks]
+    units = {
+        "unit": _blocks(first),
+        "large_unit": _blocks(matrices),
+        "small_unit": _blocks({name: matrix[::EVERY] for name, matrix in first.items()}),
+    }
     with atomic(path) as temporary:
-        tensors = {"ranks": torch.stack(ranks), "large": large, "steps": torch.stack(steps)}
-        described: dict[str, Any] = {"blocks": blocks, "small_blocks": small}
-        save_file(
-            tensors,
-            temporary,
-            {"recipe": recipe, **{key: json.dumps(value) for key, value in described.items()}},
-        )
+        tensors = {
+            "before": torch.stack(vectors[:RANKS]),
+            "ranks": torch.stack(vectors[RANKS:]),
+            "large": _joined(matrices),
+            "steps": torch.stack(steps),
+        }
+        save_file(tensors, temporary, {"recipe": recipe, **units})
     say(f"benchmarks: loss {losses[0]:.2f} to {losses[-1]:.2f}; made in {seconds():.0f} s")
+
+
+def _joined(matrices: dict[str, Tensor]) -> Tensor:
+    return torch.cat([matrix.flatten() for matrix in matrices.values()])
+
+
+def _blocks(matrices: dict[str, Tensor]) -> str:
+    return json.dumps([(name, *matrix.shape) for name, matrix in matrices.items()])
 
 
 def _one_step(training: _Training, names: set[str]) -> Tensor:
@@ -200,8 +212,8 @@ def _one_step(training: _Training, names: set[str]) -> Tensor:
     for _ in range(SENDERS):
         training.model.zero_grad()
         training.backward()
-        chosen = [m[::EVERY].flatten() for name, m in training.gradients() if name in names]
-        vectors.append(torch.cat(chosen))
+        chosen = {name: m[::EVERY] for name, m in training.gradients() if name in names}
+        vectors.append(_joined(chosen))
         for parameter in training.model.parameters():
             assert parameter.grad is not None
             share = parameter.grad / SENDERS
@@ -213,11 +225,13 @@ def _one_step(training: _Training, names: set[str]) -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     add_arguments(parser)
     args = parser.parse_args()
-    gradients = load(args.data, args.work)
-    for name in ("ranks", "large", "steps"):
+    gradients = Gradients(prepare(args.data, args.work))
+    for name in VECTORS:
         print(f"{name}: float32 {list(getattr(gradients, name).shape)}")
     for name, value in statistics(gradients).items():
         print(f"{name}: {value:.4g}")
