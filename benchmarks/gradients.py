@@ -104,7 +104,7 @@ def statistics(gradients: Gradients) -> dict[str, float]:
     """What the errors of codecs depend on.
 
     Kurtosis of a vector, mean cosine between the vectors of two ranks, and |sum of the mean
-    gradients of all steps| / sum of their norms: 1 if they agree, 1 / sqrt(24) = 0.20 if not at all.
+    gradients of all steps| / sum of their norms: 1 if all agree, 1 / sqrt(24) = 0.20 if none does.
     """
     ranks = gradients.ranks.double()
     first = ranks[0]

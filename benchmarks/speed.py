@@ -14,6 +14,7 @@ from torch import Tensor
 from shardlab.codecs.base import Codec, MessageKey
 from shardlab.codecs.rounds import Rounds
 from shardlab.codecs.unit import Unit
+from shardlab.core.progress import stopwatch
 
 PAYLOADS = (2, 4, 8)
 KEY = MessageKey(0, 0, "gradient", 0)
@@ -35,12 +36,21 @@ class Speed:
     """by call: rate of two threads over that of one"""
 
 
-def best_times(calls: dict[str, Call], rounds: int, threads: int = 1) -> dict[str, float]:
-    """Seconds of the fastest round of each call; they take turns."""
+def best_times(
+    calls: dict[str, Call], rounds: int, threads: int = 1, limit_s: float = float("inf")
+) -> dict[str, float]:
+    """Seconds of the fastest round of each call; they take turns.
+
+    Args:
+        limit_s: no new round starts later than this, but two there are.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     best = dict.fromkeys(calls, float("inf"))
-    for _ in range(rounds + 1):
+    seconds = stopwatch()
+    for done in range(rounds + 1):
+        if done >= 2 and seconds() > limit_s:
+            break
         for name, call in calls.items():
             start = time.perf_counter()
             call()
@@ -81,26 +91,32 @@ def codec_speed(codec: Codec, x: Tensor, rounds: int) -> Speed:
     )
 
 
-class _Alone:
-    """The wire of a single rank."""
+class Alone:
+    """The wire of a single rank; counts the bytes that it is given, each collective once."""
 
     rank, world_size = 0, 1
 
+    def __init__(self) -> None:
+        self.bytes = 0
+
     def sum(self, vector: Tensor) -> None:
         """Nothing to add."""
+        self.bytes += vector.nbytes
 
     def sum_scatter(self, vector: Tensor) -> Tensor:
         """The vector itself."""
+        self.bytes += vector.nbytes
         return vector.clone()
 
     def gather(self, shard: Tensor) -> Tensor:
         """The shard itself."""
+        self.bytes += shard.nbytes
         return shard.clone()
 
 
 def rounds_speed(method: Rounds, x: Tensor, unit: Unit, rounds: int) -> Speed:
     """Of a method in rounds, whose state was formed before; without the time on the wire."""
-    given, wire, step = x.clone(), _Alone(), 0
+    given, wire, step = x.clone(), Alone(), 0
     method.sum_scatter(given, unit, wire, KEY)
 
     def reduce() -> None:
