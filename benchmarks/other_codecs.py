@@ -76,15 +76,15 @@ def _qcomm(precision: str) -> Callable[[Tensor], Calls]:
 
 
 def _bitsandbytes_8bit(x: Tensor) -> Calls:
+    """Decoding has no buffer to reuse: its operator with `out` does not exist on the CPU."""
     from bitsandbytes import functional
 
     codes, state = functional.quantize_blockwise(x, blocksize=256)
-    out = torch.empty_like(x)
     return Calls(
         lambda: functional.quantize_blockwise(
             x, code=state.code, absmax=state.absmax, out=codes, blocksize=256
         ),
-        lambda: functional.dequantize_blockwise(codes, state, out=out, blocksize=256),
+        lambda: functional.dequantize_blockwise(codes, state, blocksize=256),
         _size(codes, state.absmax),
     )
 
@@ -93,12 +93,11 @@ def _bitsandbytes_nf4(x: Tensor) -> Calls:
     from bitsandbytes import functional
 
     codes, state = functional.quantize_4bit(x, blocksize=ROW, quant_type="nf4")
-    out = torch.empty_like(x)
     return Calls(
         lambda: functional.quantize_4bit(
             x, absmax=state.absmax, out=codes, blocksize=ROW, quant_type="nf4"
         ),
-        lambda: functional.dequantize_4bit(codes, state, out=out),
+        lambda: functional.dequantize_4bit(codes, state),
         _size(codes, state.absmax),
     )
 

@@ -11,6 +11,7 @@ these of our codecs. A package that does not work is in the table with its error
 import argparse
 import os
 import sys
+import textwrap
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ from shardlab.core.progress import say
 from shardlab.report.numbers import ABSENT, figure
 from shardlab.report.tables import text_table
 
+_FAILURE_WIDTH = 120
 _LIMIT_S = 20.0
 """for the rounds of one rival; the slowest take seconds for a call"""
 
@@ -93,7 +95,8 @@ def _match(rival: Rival, gradients: Gradients, rounds: int) -> Match:
             return names | _compare(ours, theirs, x, rounds)
         except Exception as error:  # whatever somebody else's package raises is its result
             first = (str(error).splitlines() or [""])[0]
-            return names | {"failure": f"{type(error).__name__}: {first}"}
+            told = textwrap.shorten(first, _FAILURE_WIDTH, placeholder=" ...")
+            return names | {"failure": f"{type(error).__name__}: {told}"}
 
     return Match(**on_ranks(1, work)[0])
 
