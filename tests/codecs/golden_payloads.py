@@ -1,6 +1,6 @@
 """Payloads of one fixed vector, kept in files: what guards the wire formats against change.
 
-    python tests/codecs/golden_payloads.py
+    python -m tests.codecs.golden_payloads
 
 writes the files of `SPECS` that are absent. A format that is meant to change gets a new `VERSION`
 and new files; a file that is there is never written over.
