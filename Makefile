@@ -1,5 +1,5 @@
 # Every target sets up what it needs. The first call installs the pinned packages into .venv.
-.PHONY: run test test-long lint lock clean
+.PHONY: run test test-long lint lock rivals clean
 .DELETE_ON_ERROR:
 
 # the stages call `python`: everything below runs with the environment's own first on the path
@@ -34,6 +34,11 @@ lock: .venv/.project
 	  --no-emit-options --no-emit-trusted-host --output-file=requirements.lock --strip-extras \
 	  pyproject.toml
 	@sed -i -E 's/^(torch==[0-9.]+)\+.*/\1/' requirements.lock
+
+# other people's codecs, for benchmarks/rivals.py alone: beside the environment, not in it
+rivals: .venv/.packages
+	@rm -rf .work/rivals
+	@pip install --quiet --no-deps --target .work/rivals --requirement benchmarks/requirements.txt
 
 # what the pipeline made outside of git; .venv, DVC's cache and the committed results stay
 clean:

@@ -27,13 +27,17 @@ PRESETS = {
 
 
 def preset_config(name: str, vocabulary: int, positions: int, end_of_text: int) -> GPT2Config:
-    """The configuration of preset `name`.
+    """The configuration of preset `name`."""
+    return shape_config(PRESETS[name], vocabulary, positions, end_of_text)
+
+
+def shape_config(shape: Shape, vocabulary: int, positions: int, end_of_text: int) -> GPT2Config:
+    """The configuration of a GPT-2 of any shape.
 
     Without dropout, so that equal seeds give equal losses on any number of ranks. Weights start
     with deviation 1/sqrt(width), which keeps activations at their scale (Glorot and Bengio
     2010): GPT-2's own 0.02 leaves a narrow model at unigram statistics for long.
     """
-    shape = PRESETS[name]
     return GPT2Config(
         vocab_size=vocabulary,
         n_positions=positions,

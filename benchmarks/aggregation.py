@@ -1,0 +1,196 @@
+"""Errors of the mean gradient when it is reduced and scattered through a method.
+
+Every rank cuts its vector into one chunk for each owner, encodes chunk by chunk, and the owner sums
+what it decodes: the exchange of `shardlab.comm`. Codecs do it in one process; methods in rounds on
+real ranks, whose messages are counted.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.gradients import Gradients
+from shardlab.codecs.base import Codec, MessageKey
+from shardlab.codecs.rounds import Rounds
+from shardlab.codecs.unit import Unit
+
+WORLD_SIZES = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Errors:
+    """What one method does to the mean of the ranks' vectors."""
+
+    bits: float
+    """bytes that a rank sends to others x 8 / elements that it sends them"""
+    one_shot: list[float]
+    """|mean received - exact mean| / |exact mean| at each of `WORLD_SIZES`"""
+    cumulative: float
+    """the same of the sum over the steps"""
+    cumulative_feedback: float | None
+    extra_collectives: float
+    """per reduction"""
+
+
+def scattered(vector: Tensor, unit: Unit, world_size: int) -> Tensor:
+    """A vector of whole blocks as `fully_shard` lays it out: chunk after chunk, rows of each block.
+
+    Raises:
+        ValueError: the rows of a block cannot be shared out evenly.
+    """
+    if any(block.rows % world_size for block in unit.blocks):
+        raise ValueError(f"{unit.name}: its rows do not fit {world_size} ranks")
+    sizes = [block.rows * block.columns for block in unit.blocks]
+    parts = [part.view(world_size, -1) for part in vector.split(sizes)]
+    return torch.cat(parts, 1).flatten()
+
+
+def relative(received: Tensor, exact: Tensor, magnitude: bool = True) -> float:
+    """|received - exact| / |exact|; without magnitude, of what is scaled to the exact one's."""
+    received, exact = received.double(), exact.double()
+    if not magnitude:
+        received = received * (exact.abs().mean() / received.abs().mean())
+    return float((received - exact).norm() / exact.norm())
+
+
+def codec_errors(codec: Codec, gradients: Gradients, magnitude: bool) -> Errors:
+    """Of a codec; one without magnitude gets no error feedback, which needs it."""
+    one_shot, sent = [], 0
+    for world_size in WORLD_SIZES:
+        vectors = gradients.ranks[:world_size]
+        mean, sent = reduced(codec, [scattered(v, gradients.unit, world_size) for v in vectors], 0)
+        exact = scattered(vectors.double().mean(0), gradients.unit, world_size)
+        one_shot.append(relative(mean, exact, magnitude))
+    plain = _cumulative(codec, gradients, feedback=False, magnitude=magnitude)
+    lossless = plain == 0
+    return Errors(
+        bits=8 * sent / gradients.ranks.numel(),
+        one_shot=one_shot,
+        cumulative=plain,
+        cumulative_feedback=_cumulative(codec, gradients, feedback=True, magnitude=True)
+        if magnitude and not lossless
+        else None,
+        extra_collectives=1.0 if codec.variable else 0.0,
+    )
+
+
+def reduced(
+    codec: Codec, vectors: list[Tensor], step: int, residuals: list[Tensor] | None = None
+) -> tuple[Tensor, int]:
+    """The mean of the vectors [n] as the owners of their chunks have it, and all bytes encoded."""
+    world_size, sent = len(vectors), 0
+    mean = torch.empty_like(vectors[0])
+    chunks = [vector.chunk(world_size) for vector in vectors]
+    rests = None if residuals is None else [residual.chunk(world_size) for residual in residuals]
+    for owner, out in enumerate(mean.chunk(world_size)):
+        keys = [MessageKey(0, step, f"gradient>{owner}", rank) for rank in range(world_size)]
+        payloads = []
+        for rank, key in enumerate(keys):
+            chunk = chunks[rank][owner]
+            if rests is None:
+                payloads.append(codec.encode(chunk, key))
+            else:
+                rest = rests[rank][owner]
+                payloads.append(codec.encode_residual(chunk, rest, rest, key))
+        codec.decode_sum(payloads, out, 1 / world_size, keys)
+        sent += sum(payload.numel() for payload in payloads)
+    return mean, sent
+
+
+def _cumulative(codec: Codec, gradients: Gradients, feedback: bool, magnitude: bool) -> float:
+    world_size = gradients.steps.shape[1]
+    residuals = [torch.zeros_like(v) for v in gradients.steps[0]] if feedback else None
+    applied, exact = 0.0, 0.0
+    for step, ranks in enumerate(gradients.steps):
+        vectors = [scattered(v, gradients.small_unit, world_size) for v in ranks]
+        mean, _ = reduced(codec, vectors, step, residuals)
+        applied, exact = applied + mean.double(), exact + torch.stack(vectors).double().mean(0)
+    return relative(applied, exact, magnitude)
+
+
+class CountingWire:
+    """Sums and gathers of a process group, with the bytes that the best algorithms would send."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.world_size = dist.get_world_size(group)
+        self.bytes = 0.0
+        self.collectives = 0
+
+    def sum(self, vector: Tensor) -> None:
+        """In place."""
+        self._count(2 * vector.nbytes)
+        dist.all_reduce(vector, group=self.group)
+
+    def sum_scatter(self, vector: Tensor) -> Tensor:
+        """Chunk `rank` of the sum."""
+        self._count(vector.nbytes)
+        taken = torch.empty_like(vector)
+        dist.all_to_all_single(taken, vector, group=self.group)
+        return taken.view(self.world_size, -1).sum(0)
+
+    def gather(self, shard: Tensor) -> Tensor:
+        """All shards, one after the other."""
+        self._count(shard.nbytes * self.world_size)
+        taken = shard.new_empty(shard.numel() * self.world_size)
+        dist.all_gather_single(taken, shard, group=self.group)
+        return taken
+
+    def _count(self, whole: int) -> None:
+        self.bytes += whole * (self.world_size - 1) / self.world_size
+        self.collectives += 1
+
+
+@contextmanager
+def _counted(wire: CountingWire) -> Iterator[list[float]]:
+    """Bytes and collectives of the block."""
+    counts = [0.0, 0.0]
+    before = wire.bytes, wire.collectives
+    yield counts
+    counts[:] = [wire.bytes - before[0], wire.collectives - before[1]]
+
+
+def rounds_one_shot(method: Rounds, gradients: Gradients, group: dist.ProcessGroup) -> float:
+    """On every rank; `method` has seen other batches at the same weights before."""
+    wire = CountingWire(group)
+    unit, size = gradients.unit, wire.world_size
+    for step, source in enumerate((gradients.before, gradients.ranks)):
+        given = scattered(source[wire.rank], unit, size)
+        shard = method.sum_scatter(given, unit, wire, MessageKey(0, step, unit.name, wire.rank))
+    exact = scattered(gradients.ranks[:size].double().mean(0), unit, size)
+    return relative(wire.gather(shard / size), exact)
+
+
+def rounds_cumulative(
+    method: Rounds, gradients: Gradients, feedback: bool, group: dist.ProcessGroup
+) -> tuple[float, float, float]:
+    """Cumulative error, bits per element and extra collectives per reduction, on every rank."""
+    wire = CountingWire(group)
+    unit, size, n = gradients.small_unit, wire.world_size, gradients.steps.shape[2]
+    residual = torch.zeros(n)
+    applied, exact = torch.zeros(n // size).double(), torch.zeros(n // size).double()
+    with _counted(wire) as counts:
+        for step, ranks in enumerate(gradients.steps):
+            given = scattered(ranks[wire.rank], unit, size) + residual
+            key = MessageKey(0, step, unit.name, wire.rank)
+            applied += method.sum_scatter(given, unit, wire, key) / size
+            exact += scattered(ranks.double().mean(0), unit, size).chunk(size)[wire.rank]
+            residual = given if feedback else residual
+    steps = len(gradients.steps)
+    sent = counts[0] / steps / (n * (size - 1) / size)
+    error = relative(wire.gather(applied), wire.gather(exact))
+    return error, 8 * sent, counts[1] / steps - 1
+
+
+def rounds_errors(
+    one_shot: list[float],
+    plain: tuple[float, float, float],
+    feedback: tuple[float, float, float],
+) -> Errors:
+    """The same as `codec_errors`, from what the ranks returned."""
+    return Errors(plain[1], one_shot, plain[0], feedback[0], plain[2])

@@ -1,0 +1,186 @@
+"""Our codecs against those of other people: one table of ratios by task.
+
+    make rivals
+    python -m benchmarks.rivals [SPEC ...] [--data FOLDER] [--work FOLDER] [--rivals FOLDER]
+
+One thread, the same real gradient of 16 Mi elements, buffers reused where the package lets one; the
+calls of both sides take turns and the fastest of several rounds counts. SPEC: only the rivals of
+these of our codecs. A package that does not work is in the table with its error.
+"""
+
+import argparse
+import os
+import sys
+import textwrap
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.aggregation import relative
+from benchmarks.children import on_ranks
+from benchmarks.gradients import Gradients, add_arguments, prepare
+from benchmarks.other_codecs import RIVALS, Calls, Rival
+from benchmarks.speed import KEY, Alone, best_times
+from shardlab.codecs.base import Codec
+from shardlab.codecs.registry import make_codec
+from shardlab.codecs.rounds import Rounds
+from shardlab.codecs.unit import Block, Unit
+from shardlab.core.errors import UserError
+from shardlab.core.files import write_json
+from shardlab.core.host import describe_host, git_revision
+from shardlab.core.progress import say
+from shardlab.report.numbers import ABSENT, figure
+from shardlab.report.tables import text_table
+
+_FAILURE_WIDTH = 120
+_LIMIT_S = 20.0
+"""for the rounds of one rival; the slowest take seconds for a call"""
+
+
+@dataclass(frozen=True)
+class Match:
+    """One rival beside our codec; rates in GB of float32 per second."""
+
+    task: str
+    theirs: str
+    ours: str
+    failure: str | None = None
+    encode: tuple[float, float] | None = None
+    """ours, theirs"""
+    decode: tuple[float, float] | None = None
+    bits: tuple[float, float] | None = None
+    error: tuple[float, float] | None = None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("specs", nargs="*", metavar="SPEC", help="of our codecs; default: all")
+    parser.add_argument("--rivals", type=Path, default=Path(".work/rivals"), help="their packages")
+    parser.add_argument("--rounds", type=int, default=12)
+    add_arguments(parser)
+    args = parser.parse_args()
+    if not args.rivals.is_dir():
+        raise SystemExit(f"{args.rivals}: no such folder: run make rivals")
+    sys.path.append(str(args.rivals))
+    chosen = [rival for rival in RIVALS if not args.specs or rival.ours in args.specs]
+    if not chosen:
+        raise UserError(f"no rival of {', '.join(args.specs)}")
+    for rival in chosen:
+        make_codec(rival.ours)
+    gradients = Gradients(prepare(args.data, args.work))
+    matches = []
+    for rival in chosen:
+        matches.append(_match(rival, gradients, args.rounds))
+        say(f"benchmarks: {rival.name}: {matches[-1].failure or 'measured'}")
+    result = {"host": describe_host(), "revision": git_revision()}
+    write_json(args.work / "rivals.json", {**result, "matches": [asdict(m) for m in matches]})
+    print(_table(matches))
+
+
+def _match(rival: Rival, gradients: Gradients, rounds: int) -> Match:
+    """In a child process: what one package does to a process does not meet the next."""
+    names = {"task": rival.task, "theirs": rival.name, "ours": rival.ours}
+
+    def work(_: Any) -> dict[str, Any]:
+        os.environ["OMP_NUM_THREADS"] = "1"  # for libraries that bring an OpenMP of their own
+        warnings.simplefilter("ignore")
+        x = gradients.large
+        ours = _ours(rival.ours, x)
+        try:
+            theirs = rival.make(x)
+            return names | _compare(ours, theirs, x, rounds)
+        except Exception as error:  # whatever somebody else's package raises is its result
+            first = (str(error).splitlines() or [""])[0]
+            told = textwrap.shorten(first, _FAILURE_WIDTH, placeholder=" ...")
+            return names | {"failure": f"{type(error).__name__}: {told}"}
+
+    return Match(**on_ranks(1, work)[0])
+
+
+def _compare(ours: Calls, theirs: Calls, x: Tensor, rounds: int) -> dict[str, Any]:
+    calls = {
+        "our encode": ours.encode,
+        "their encode": theirs.encode,
+        "our decode": ours.decode,
+        "their decode": theirs.decode,
+    }
+    times = best_times(calls, rounds, limit_s=_LIMIT_S)
+    rates = {name: 4e-9 * x.numel() / seconds for name, seconds in times.items()}
+    decoded = [side.decode() for side in (ours, theirs)]
+    pair: dict[str, Any] = {
+        "encode": (rates["our encode"], rates["their encode"]),
+        "bits": tuple(8 * side.wire_bytes / x.numel() for side in (ours, theirs)),
+    }
+    if decoded[0] is not None and decoded[1] is not None:
+        pair["decode"] = (rates["our decode"], rates["their decode"])
+        pair["error"] = tuple(relative(d.flatten(), x) for d in decoded if d is not None)
+    return pair
+
+
+def _ours(spec: str, x: Tensor) -> Calls:
+    codec: Codec | Rounds = make_codec(spec)
+    if isinstance(codec, Rounds):
+        return _ours_in_rounds(codec, x)
+    n, out = x.numel(), torch.empty_like(x)
+    buffer = torch.empty(codec.payload_bytes(n), dtype=torch.uint8)
+    payload = codec.encode(x, KEY).clone()
+
+    def decode() -> Tensor:
+        codec.decode_sum([payload], out, 1.0, [KEY])
+        return out
+
+    return Calls(lambda: codec.encode(x, KEY, buffer), decode, payload.numel())
+
+
+def _ours_in_rounds(method: Rounds, x: Tensor) -> Calls:
+    """All of a reduction on one rank, on one square matrix."""
+    side = int(x.numel() ** 0.5)
+    unit = Unit("square", (Block("square", side, side),))
+    given, wire = x[: side * side].clone(), Alone()
+
+    def reduce() -> None:
+        given.copy_(x[: side * side])
+        method.sum_scatter(given, unit, wire, KEY)
+
+    reduce()
+    wire.bytes = 0
+    reduce()
+    return Calls(reduce, lambda: None, wire.bytes)
+
+
+def _table(matches: list[Match]) -> str:
+    headings = [
+        "task",
+        "theirs",
+        "ours",
+        "encode: ours / theirs, GB/s",
+        "ratio",
+        "decode: ours / theirs, GB/s",
+        "ratio",
+        "bits: ours / theirs",
+        "error: ours / theirs",
+    ]
+    rows = []
+    for match in matches:
+        head = [match.task, match.theirs, match.ours]
+        if match.failure is not None:
+            rows.append([*head, f"theirs fails: {match.failure}", *[ABSENT] * 5])
+            continue
+        encode, decode = (
+            [_pair(pair), f"{figure(pair[0] / pair[1])} x" if pair else ABSENT]
+            for pair in (match.encode, match.decode)
+        )
+        rows.append([*head, *encode, *decode, _pair(match.bits), _pair(match.error)])
+    return text_table("Ours against theirs", headings, rows).markdown()
+
+
+def _pair(pair: tuple[float, float] | None) -> str:
+    return ABSENT if pair is None else f"{figure(pair[0])} / {figure(pair[1])}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Speed of a codec on one vector: bytes touched per second, beside memcpy's in the same rounds.
+
+Touched is every byte that an ideal single pass reads or writes once. One thread unless said
+otherwise, reused buffers, the fastest of several rounds in which all calls take their turn.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shardlab.codecs.base import Codec, MessageKey
+from shardlab.codecs.rounds import Rounds
+from shardlab.codecs.unit import Unit
+from shardlab.core.progress import stopwatch
+
+PAYLOADS = (2, 4, 8)
+KEY = MessageKey(0, 0, "gradient", 0)
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Rates of a codec; a method in rounds has `encode` alone, for its whole work on one rank."""
+
+    encode: float
+    """GB of float32 per second"""
+    encode_residual: float | None
+    decode: float | None
+    """GB of float32 per second of each of 4 payloads that are summed"""
+    shares: dict[str, float]
+    """by call: bytes touched per second, as a share of memcpy's"""
+    second_thread: dict[str, float]
+    """by call: rate of two threads over that of one"""
+
+
+def best_times(
+    calls: dict[str, Call], rounds: int, threads: int = 1, limit_s: float = float("inf")
+) -> dict[str, float]:
+    """Seconds of the fastest round of each call; they take turns.
+
+    Args:
+        limit_s: no new round starts later than this, but two there are.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    best = dict.fromkeys(calls, float("inf"))
+    seconds = stopwatch()
+    for done in range(rounds + 1):
+        if done >= 2 and seconds() > limit_s:
+            break
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            best[name] = min(best[name], time.perf_counter() - start)
+    torch.set_num_threads(before)
+    return best
+
+
+def codec_speed(codec: Codec, x: Tensor, rounds: int) -> Speed:
+    """Of a codec on float32 [n]."""
+    n = x.numel()
+    residual, out = torch.zeros_like(x), torch.zeros_like(x)
+    buffer = torch.empty(codec.payload_bytes(n), dtype=torch.uint8)
+    keys = [KEY._replace(rank=rank) for rank in range(max(PAYLOADS))]
+    payloads = [codec.encode(x, key).clone() for key in keys]
+    wire = payloads[0].numel()
+
+    def summed(count: int) -> Call:
+        return lambda: codec.decode_sum(payloads[:count], out, 1 / count, keys[:count])
+
+    calls: dict[str, Call] = {
+        "memcpy": lambda: out.copy_(x),
+        "encode": lambda: codec.encode(x, KEY, buffer),
+        "encode + residual": lambda: codec.encode_residual(x, residual, residual, KEY, buffer),
+    } | {f"sum of {count}": summed(count) for count in PAYLOADS}
+    touched = {"memcpy": 8 * n, "encode": 4 * n + wire, "encode + residual": 12 * n + wire} | {
+        f"sum of {count}": 4 * n + count * wire for count in PAYLOADS
+    }
+    times = best_times(calls, rounds)
+    faster = best_times(calls, rounds, threads=2)
+    memcpy = touched["memcpy"] / times["memcpy"]
+    return Speed(
+        encode=4e-9 * n / times["encode"],
+        encode_residual=4e-9 * n / times["encode + residual"],
+        decode=4e-9 * n * 4 / times["sum of 4"],
+        shares={name: touched[name] / times[name] / memcpy for name in calls},
+        second_thread={name: times[name] / faster[name] for name in calls},
+    )
+
+
+class Alone:
+    """The wire of a single rank; counts the bytes that it is given, each collective once."""
+
+    rank, world_size = 0, 1
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def sum(self, vector: Tensor) -> None:
+        """Nothing to add."""
+        self.bytes += vector.nbytes
+
+    def sum_scatter(self, vector: Tensor) -> Tensor:
+        """The vector itself."""
+        self.bytes += vector.nbytes
+        return vector.clone()
+
+    def gather(self, shard: Tensor) -> Tensor:
+        """The shard itself."""
+        self.bytes += shard.nbytes
+        return shard.clone()
+
+
+def rounds_speed(method: Rounds, x: Tensor, unit: Unit, rounds: int) -> Speed:
+    """Of a method in rounds, whose state was formed before; without the time on the wire."""
+    given, wire, step = x.clone(), Alone(), 0
+    method.sum_scatter(given, unit, wire, KEY)
+
+    def reduce() -> None:
+        nonlocal step
+        step += 1
+        given.copy_(x)
+        method.sum_scatter(given, unit, wire, KEY._replace(step=step))
+
+    out = torch.zeros_like(x)
+    times = best_times({"memcpy": lambda: out.copy_(x), "reduce": reduce}, max(2, rounds // 4))
+    work = times["reduce"] - times["memcpy"]
+    return Speed(4e-9 * x.numel() / work, None, None, {}, {})
