@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from shardlab.codecs.unit import Unit
 from shardlab.comm.collective import Collective, Native
 from shardlab.core.errors import UserError
 
@@ -56,7 +57,7 @@ class _BucketHook:
         if collective is self._native:
             work = self._native.start_all_reduce(vector.mul_(scale))
             return work.get_future().then(lambda future: future.value()[0])
-        collective.all_reduce(vector, scale, f"bucket{bucket.index()}")
+        collective.all_reduce(vector, scale, Unit(f"bucket{bucket.index()}"))
         done: torch.futures.Future[Tensor] = torch.futures.Future()
         done.set_result(vector)
         return done

@@ -15,11 +15,19 @@ class ErrorFeedback:
     def __init__(self) -> None:
         self._residuals: dict[str, Tensor] = {}
 
-    def encode(self, codec: Codec, vector: Tensor, part: str, key: MessageKey) -> Tensor:
+    def encode(
+        self,
+        codec: Codec,
+        vector: Tensor,
+        part: str,
+        key: MessageKey,
+        out: Tensor | None = None,
+    ) -> Tensor:
         """The payload of `vector` and what is left over from the message before.
 
         Args:
             part: names the residual; a message that goes to several ranks has one part for each.
+            out: uint8 [codec.payload_bytes(n)] to write to, as for `Codec.encode`.
 
         Raises:
             ValueError: the part had another length before.
@@ -32,7 +40,7 @@ class ErrorFeedback:
                 f"error feedback: message {part!r} has {vector.numel()} elements, its residual "
                 f"{residual.numel()}: the layout of the model changed"
             )
-        return codec.encode_residual(vector, residual, residual, key)
+        return codec.encode_residual(vector, residual, residual, key, out)
 
     def norm(self) -> float:
         """Euclidean norm over all residuals of this rank."""

@@ -17,6 +17,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
     DefaultReduceScatter,
 )
 
+from shardlab.codecs.unit import Unit
 from shardlab.comm.collective import Collective, Native
 from shardlab.core.errors import UserError
 
@@ -53,7 +54,7 @@ class _ReduceScatterHook(_Allocate, ReduceScatter):
 
     def __init__(self, make: MakeCollective, unit: str) -> None:
         self._make = make
-        self._unit = unit
+        self._unit = Unit(unit)
 
     def __call__(
         self,
