@@ -121,7 +121,8 @@ class Coded(Collective):
             payload = self.codec.encode(vector, key, out)
         else:
             payload = self.feedback.encode(self.codec, vector, part, key, out)
-        if payload.data_ptr() != out.data_ptr():
+        # an empty tensor has no address
+        if payload.numel() and payload.data_ptr() != out.data_ptr():
             raise ValueError(f"codec {self.codec.name!r} wrote elsewhere than to `out`")
         return payload
 

@@ -63,7 +63,7 @@ class Collective(ABC):
 
     def _chunks(self, vector: Tensor) -> list[Tensor]:
         """The W equal parts of a vector."""
-        return list(vector.view(self.world_size, -1).unbind())
+        return list(vector.view(self.world_size, vector.numel() // self.world_size).unbind())
 
     def _check_finite(self, reduced: Tensor) -> None:
         """Counts a result with a NaN or an infinity."""
