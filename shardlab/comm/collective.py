@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 import torch.distributed as dist
 from torch import Tensor
 
+from shardlab.codecs.unit import Unit
 from shardlab.comm.ledger import Account, Kind, Ledger
 
 
@@ -14,7 +15,7 @@ class Collective(ABC):
     Laws:
     - every rank ends with the same bytes wherever the mathematics says "the same vector";
     - what moves is in the ledger, under `kind`, in bytes that this rank sends to others;
-    - a message is named by its `unit`: a name that is the same on all ranks and in all steps.
+    - a message is named by its `unit`, which is the same on all ranks and in all steps.
     """
 
     def __init__(self, group: dist.ProcessGroup, ledger: Ledger, kind: Kind) -> None:
@@ -30,16 +31,23 @@ class Collective(ABC):
         return self.ledger.accounts[self.kind]
 
     @abstractmethod
-    def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: str) -> None:
+    def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:
         """output[n] = scale * sum over ranks of chunk `rank` of vector[world_size * n]."""
 
     @abstractmethod
-    def all_reduce(self, vector: Tensor, scale: float, unit: str) -> None:
+    def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:
         """vector[n] = scale * sum over ranks of vector, in place."""
 
     @abstractmethod
-    def all_gather(self, output: Tensor, shard: Tensor, unit: str) -> None:
+    def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:
         """output[world_size * n] = the shards[n] of all ranks, one after the other."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What the next messages depend on, beside their vectors: counters and the like."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:  # noqa: B027
+        """Continues from `state_dict()`."""
 
     def _count(self, raw: float, wire: float, extra: int = 0, collectives: int = 1) -> None:
         account = self.account
@@ -60,7 +68,7 @@ class Native(Collective):
     so twice the necessary bytes move; the ledger counts them.
     """
 
-    def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: str) -> None:  # noqa: D102
+    def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
         needed = self._share_of_others(vector.nbytes)
         doubled = dist.get_backend(self.group) == "gloo"
         self._count(raw=needed, wire=2 * needed if doubled else needed)
@@ -68,7 +76,7 @@ class Native(Collective):
         if scale != 1:
             output.mul_(scale)
 
-    def all_reduce(self, vector: Tensor, scale: float, unit: str) -> None:  # noqa: D102
+    def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
         if scale != 1:
             vector.mul_(scale)
         self.start_all_reduce(vector).wait()
@@ -79,7 +87,7 @@ class Native(Collective):
         self._count(raw=needed, wire=needed)
         return dist.all_reduce(vector, group=self.group, async_op=True)
 
-    def all_gather(self, output: Tensor, shard: Tensor, unit: str) -> None:  # noqa: D102
+    def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
         self.start_all_gather(output, shard).wait()
 
     def start_all_gather(self, output: Tensor, shard: Tensor) -> dist.Work:

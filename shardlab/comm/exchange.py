@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shardlab.codecs.base import Codec, MessageKey
 from shardlab.codecs.identity import Identity
+from shardlab.codecs.unit import Unit
 from shardlab.comm.collective import Collective
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Kind, Ledger, timed
@@ -43,12 +44,12 @@ class Exchange(Collective):
         self._seed = seed
         self._step = 0
 
-    def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: str) -> None:  # noqa: D102
+    def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
         codec, feedback = self._choose(vector)
         chunks = list(vector.chunk(self.world_size))
         with timed(self.account, "encode_s"):
             payloads = [
-                self._encode(codec, feedback, chunk, f"{unit}>{to}")
+                self._encode(codec, feedback, chunk, f"{unit.name}>{to}")
                 for to, chunk in enumerate(chunks)
             ]
         received = self._all_to_all(payloads, _size(codec, output.numel()))
@@ -64,7 +65,7 @@ class Exchange(Collective):
         if self.ledger.audit is not None:
             self.ledger.audit.add(output, self._exact(chunks, scale))
 
-    def all_reduce(self, vector: Tensor, scale: float, unit: str) -> None:
+    def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:
         """A reduce-scatter and an all-gather of the owners' sums; each has its own residual."""
         n, size = vector.numel(), self.world_size
         padded = torch.nn.functional.pad(vector, (0, -n % size))
@@ -73,11 +74,11 @@ class Exchange(Collective):
         self.all_gather(padded, shard, unit)
         vector.copy_(padded[:n])
 
-    def all_gather(self, output: Tensor, shard: Tensor, unit: str) -> None:
+    def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:
         """The owner too uses its decoded payload, so that all ranks hold the same values."""
         codec, feedback = self._choose(output)
         with timed(self.account, "encode_s"):
-            payload = self._encode(codec, feedback, shard, f"{unit}<")
+            payload = self._encode(codec, feedback, shard, f"{unit.name}<")
         received = self._gather(payload, _size(codec, shard.numel()))
         with timed(self.account, "decode_s"):
             output.zero_()

@@ -82,7 +82,7 @@ def test_residuals_are_saved_and_taken_back():
 
 
 def test_a_model_that_is_not_wrapped_is_refused():
-    with pytest.raises(UserError, match="neither wrapped by fully_shard nor"):
+    with pytest.raises(UserError, match="wrapped neither by fully_shard nor"):
         shardlab.attach(network(), gradients="int8")
 
 

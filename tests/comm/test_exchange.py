@@ -6,6 +6,7 @@ import torch.distributed as dist
 from ranks import run_ranks
 
 from shardlab.codecs.registry import make_codec
+from shardlab.codecs.unit import Unit
 from shardlab.comm.collective import Native
 from shardlab.comm.exchange import Exchange
 from shardlab.comm.feedback import ErrorFeedback
@@ -30,7 +31,7 @@ def test_reduce_scatter_is_the_sum_of_decoded_chunks(spec, world_size):
     def on_rank(group):
         out = torch.empty(N)
         vector = vector_of(dist.get_rank(group), N * world_size)
-        collective(group, spec).reduce_scatter(out, vector, 0.5, "unit")
+        collective(group, spec).reduce_scatter(out, vector, 0.5, Unit("unit"))
         return {"out": out}
 
     codec = make_codec(spec)
@@ -46,7 +47,7 @@ def test_reduce_scatter_is_the_sum_of_decoded_chunks(spec, world_size):
 def test_all_reduce_leaves_the_same_bytes_on_all_ranks(spec):
     def on_rank(group):
         vector = vector_of(dist.get_rank(group), 1001)
-        collective(group, spec).all_reduce(vector, 1 / 3, "unit")
+        collective(group, spec).all_reduce(vector, 1 / 3, Unit("unit"))
         return {"out": vector}
 
     first, *others = run_ranks(3, on_rank)
@@ -60,7 +61,7 @@ def test_all_reduce_leaves_the_same_bytes_on_all_ranks(spec):
 def test_the_owner_too_uses_what_it_sent(spec):
     def on_rank(group):
         out = torch.empty(2 * N)
-        collective(group, spec).all_gather(out, vector_of(dist.get_rank(group), N), "unit")
+        collective(group, spec).all_gather(out, vector_of(dist.get_rank(group), N), Unit("unit"))
         return {"out": out}
 
     codec = make_codec(spec)
@@ -83,7 +84,7 @@ def test_the_ledger_counts_the_bytes_that_moved(spec):
         dist.all_to_all_single = counting
         exchange = collective(group, spec)
         out = torch.empty(N)
-        exchange.reduce_scatter(out, vector_of(dist.get_rank(group), 3 * N), 1.0, "unit")
+        exchange.reduce_scatter(out, vector_of(dist.get_rank(group), 3 * N), 1.0, Unit("unit"))
         account = exchange.account
         return {"moved": moved, "wire": torch.tensor([account.bytes_wire, account.bytes_raw])}
 
@@ -103,7 +104,7 @@ def test_error_feedback_conserves_every_gradient(spec):
         total = torch.zeros(N)
         for step in range(steps):
             out = torch.empty(N)
-            exchange.reduce_scatter(out, vector_of(rank, 2 * N, step), 1.0, "unit")
+            exchange.reduce_scatter(out, vector_of(rank, 2 * N, step), 1.0, Unit("unit"))
             total += out
         assert exchange.feedback is not None
         state = exchange.feedback.state_dict()
@@ -125,7 +126,7 @@ def test_short_messages_travel_uncompressed_and_are_reported():
     def on_rank(group):
         exchange = collective(group, "topk:density=0.1", feedback=True, minimum_size=1000)
         out = torch.empty(N)
-        exchange.reduce_scatter(out, vector_of(dist.get_rank(group), 2 * N), 1.0, "unit")
+        exchange.reduce_scatter(out, vector_of(dist.get_rank(group), 2 * N), 1.0, Unit("unit"))
         count = exchange.account.uncompressed["fewer than 1000 elements"]
         return {"out": out, "count": torch.tensor(count)}
 
@@ -142,9 +143,9 @@ def test_native_and_exchange_agree_without_a_codec():
         results = {}
         for name, c in {"native": native, "ours": ours}.items():
             out, vector = torch.empty(N), vector_of(rank, 2 * N)
-            c.reduce_scatter(out, vector, 0.5, "unit")
+            c.reduce_scatter(out, vector, 0.5, Unit("unit"))
             whole = vector_of(rank, 2 * N)
-            c.all_reduce(whole, 0.5, "unit2")
+            c.all_reduce(whole, 0.5, Unit("unit2"))
             results |= {f"{name}_rs": out, f"{name}_ar": whole}
         wire = [native.account.bytes_wire, ours.account.bytes_wire]
         return {**results, "wire": torch.tensor(wire)}
@@ -161,7 +162,7 @@ def test_the_audit_measures_the_error_of_the_codec():
         exchange = collective(group, "int8:group=32")
         out = torch.empty(N)
         with exchange.ledger.auditing() as audit:
-            exchange.reduce_scatter(out, vector_of(dist.get_rank(group), 2 * N), 0.5, "unit")
+            exchange.reduce_scatter(out, vector_of(dist.get_rank(group), 2 * N), 0.5, Unit("unit"))
         return {"out": out, "sums": torch.tensor([audit.error_squared, audit.exact_squared])}
 
     for rank, result in enumerate(run_ranks(2, on_rank)):
