@@ -13,7 +13,7 @@ class ErrorFeedback:
     """Residuals of one sender, one per part of a message (Karimireddy et al. 2019, algorithm 2).
 
     A part is named by its unit: `unit>to` is what goes to rank `to` of a reduce-scatter, `unit<`
-    what an owner gives to an all-gather, `unit` a vector that is sent as a whole.
+    what an owner gives to an all-gather, `unit*` a vector that is sent as a whole.
 
     Laws:
     - over any number of messages, sum(sent) + residual = sum(given), up to the rounding of the

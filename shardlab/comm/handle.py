@@ -122,7 +122,7 @@ def merge_states(states: Sequence[_State], world_size: int, rank: int) -> _State
     counters = {
         name: tensor
         for name, tensor in states[0].items()
-        if not name.startswith(_RESIDUALS) and tensor.numel() == 1
+        if not name.startswith(_RESIDUALS) and ".method/" not in name and tensor.numel() == 1
     }
     return {**{_RESIDUALS + name: tensor for name, tensor in residuals.items()}, **counters}
 

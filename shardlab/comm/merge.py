@@ -56,7 +56,7 @@ def merge_residuals(states: Sequence[State], world_size: int, rank: int) -> Stat
 
 
 def _parts(unit: str, layout: Layout) -> list[str]:
-    return [unit, f"{unit}<", *(f"{unit}>{to}" for to in range(layout.world_size))]
+    return [f"{unit}*", f"{unit}<", *(f"{unit}>{to}" for to in range(layout.world_size))]
 
 
 def _merge_unit(
@@ -74,12 +74,12 @@ def _merge_unit(
         shards = [widen(state[f"{unit}<"]) for state in states]
         anew = new.chunks_of(layout.blocks_of(shards))
         merged[f"{unit}<"] = store_like(first[f"{unit}<"], anew[rank])
-    if unit in first:
-        vector = _mean([state[unit] for state in states])
+    if f"{unit}*" in first:
+        vector = _mean([state[f"{unit}*"] for state in states])
         if layout.scattered:
             blocks = layout.blocks_of(vector.chunk(layout.world_size))
             vector = torch.cat(new.chunks_of(blocks))
-        merged[unit] = store_like(first[unit], vector)
+        merged[f"{unit}*"] = store_like(first[f"{unit}*"], vector)
     return merged
 
 
