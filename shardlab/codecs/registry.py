@@ -51,7 +51,7 @@ def register(name: str, factory: Callable[..., Codec]) -> None:
     _ADDED[name] = factory
 
 
-def make_codec(spec: str | Mapping[str, Any] | BaseModel | Codec) -> Codec:
+def make_codec(spec: str | Mapping[str, Any] | BaseModel | Codec | Rounds) -> Codec:
     """A codec from `"int8:group=64"`, `{"name": "int8", "group": 64}`, or a codec itself.
 
     Raises:

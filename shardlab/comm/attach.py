@@ -1,99 +1,194 @@
-"""One call that compresses the gradients of somebody else's FSDP2 or DDP model."""
+"""One call that compresses what somebody else's FSDP2, FSDP1 or DDP model communicates."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch.distributed as dist
 from pydantic import BaseModel
-from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.codecs.base import Codec
-from shardlab.codecs.registry import make_codec
-from shardlab.comm.collective import Collective, Native
+from shardlab.codecs.registry import make_codec, make_method
+from shardlab.codecs.rounds import Rounds
+from shardlab.comm.build import Route, make_collective
+from shardlab.comm.collective import Collective
 from shardlab.comm.ddp_hooks import attach_ddp
-from shardlab.comm.exchange import Exchange
 from shardlab.comm.feedback import ErrorFeedback
+from shardlab.comm.fsdp1_hooks import attach_fsdp1, excluded_units
 from shardlab.comm.fsdp2_hooks import attach_fsdp2
+from shardlab.comm.handle import Handle, PerGroup
 from shardlab.comm.ledger import Ledger
+from shardlab.comm.names import matching, parameter_names
+from shardlab.comm.residuals import Residual
+from shardlab.comm.steps import tell_steps
+from shardlab.core.codec_options import SPECS
+from shardlab.core.document import validate
 from shardlab.core.errors import UserError
+from shardlab.core.strategy import Compression, WeightCompression
 
-Spec = str | Mapping[str, Any] | BaseModel | Codec
-
-
-class Handle:
-    """What `attach` returns: the ledger, the residuals, and the way out."""
-
-    def __init__(
-        self, ledger: Ledger, feedback: ErrorFeedback | None, detach: Callable[[], None]
-    ) -> None:
-        self.ledger = ledger
-        self.feedback = feedback
-        self._detach = detach
-
-    def detach(self) -> None:
-        """The model communicates as it did before; the ledger keeps its counts."""
-        self._detach()
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """This rank's residuals, to be saved with the checkpoint of the same rank."""
-        return self.feedback.state_dict() if self.feedback else {}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continues from saved residuals."""
-        if self.feedback is not None:
-            self.feedback.load_state_dict(state)
+Spec = str | Mapping[str, Any] | BaseModel | Codec | Rounds
 
 
 def attach(
     model: nn.Module,
     gradients: Spec = "none",
+    weights: Spec = "none",
     *,
     error_feedback: bool = False,
+    residual: Residual = "fp32",
     route: Literal["native", "exchange"] | None = None,
     minimum_size: int = 1024,
+    exclude: Sequence[str] = (),
+    warmup_steps: int = 0,
+    between_nodes: Spec | None = None,
+    ranks_per_node: int | None = None,
+    weights_minimum_size: int = 1024,
+    seed: int = 0,
 ) -> Handle:
-    """Sends the gradients of `model` through a codec and counts every byte.
+    """Sends the gradients (and gathered parameters) of `model` through codecs; counts every byte.
 
     Args:
-        model: wrapped by `fully_shard` or DistributedDataParallel.
+        model: wrapped by `fully_shard`, FullyShardedDataParallel or DistributedDataParallel, or a
+            module around such a model. All ranks call with the same arguments, before the first
+            forward pass.
         gradients: codec by name with options (`"int8:group=64"`), as a mapping, or as an object.
+        weights: codec of the parameters that `fully_shard` gathers.
         error_feedback: what was not sent is added to the next gradient of the same unit.
+        residual: how error feedback stores that: fp32, bf16 or int8.
         route: native (the group's own collective) or exchange (all-to-all of payloads); by default
             native for `none` and exchange for the others.
-        minimum_size: messages with fewer elements travel uncompressed; the ledger says so.
+        minimum_size: gradient messages with fewer elements travel uncompressed.
+        exclude: patterns of the names of parameters (`"*.bias"`) whose gradients travel
+            uncompressed.
+        warmup_steps: gradient messages of each unit, from the start, that travel uncompressed.
+        between_nodes: codec of a second level between nodes; `gradients` serves inside them.
+        ranks_per_node: size of a node; by default as the launcher says.
+        weights_minimum_size: gathered parameters of fewer elements travel uncompressed.
+        seed: of random codecs.
+
+    The ledger says what travelled uncompressed, and why.
 
     Raises:
-        UserError: the model is wrapped by neither, or codec and route do not fit.
+        UserError: in one line: unknown codec or option, options that do not fit each other or the
+            model, a pattern that matches nothing, a model that nobody wrapped.
     """
-    codec = make_codec(gradients)
-    native = codec.name == "none" if route is None else route == "native"
-    if native and codec.name != "none":
+    patterns = (exclude,) if isinstance(exclude, str) else tuple(exclude)
+    codec, weight_codec = make_method(gradients), make_codec(weights)
+    between = None if between_nodes is None else make_codec(between_nodes)
+    plain = codec.name == "none" and between is None
+    native = plain if route is None else route == "native"
+    if native and not (isinstance(codec, Codec) and codec.linear and between is None):
         raise UserError(f"codec {codec.name!r} cannot be summed on the wire: use route='exchange'")
+    options = {
+        "codec": _checkable(gradients),
+        "between_nodes": None if between_nodes is None else _checkable(between_nodes),
+        "error_feedback": error_feedback,
+        "residual": residual,
+        "minimum_size": minimum_size,
+        "exclude": patterns,
+        "warmup_steps": warmup_steps,
+        "ranks_per_node": ranks_per_node,
+    }
+    validate(Compression, options, "attach")
+    for_weights = {"codec": _checkable(weights), "minimum_size": weights_minimum_size}
+    validate(WeightCompression, for_weights, "attach: weights")
+    wrapped = _find(model)
+    if weight_codec.name != "none" and wrapped.whole_weights is not None:
+        raise UserError(f"attach: {wrapped.whole_weights}: remove weights, or use fully_shard")
+    excluded = wrapped.excluded(patterns)
+    if plain:
+        minimum_size, excluded, warmup_steps = 0, frozenset(), 0
+    return _wire(
+        model,
+        wrapped,
+        Route(codec, native, minimum_size, excluded, warmup_steps, between, ranks_per_node, seed),
+        Route(weight_codec, weight_codec.name == "none", weights_minimum_size, seed=seed),
+        ErrorFeedback(residual) if error_feedback else None,
+    )
+
+
+class _Wrapped(NamedTuple):
+    """What differs between the ways to wrap a model."""
+
+    attach: Callable[[PerGroup, PerGroup], Callable[[], None]]
+    excluded: Callable[[Sequence[str]], frozenset[str]]
+    """names of blocks, from patterns of parameters"""
+    whole_weights: str | None = None
+    """why no codec can serve weights"""
+
+
+def _find(model: nn.Module) -> _Wrapped:
+    """The wrapper, which may lie inside of `model`."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            return _fsdp2(model)
+        if isinstance(module, FullyShardedDataParallel):
+            return _fsdp1(model)
+        if isinstance(module, DistributedDataParallel):
+            return _ddp(module)
+    raise UserError(
+        f"attach: {type(model).__name__} is wrapped neither by fully_shard nor by "
+        "FullyShardedDataParallel or DistributedDataParallel: wrap it first"
+    )
+
+
+def _fsdp2(model: nn.Module) -> _Wrapped:
+    return _Wrapped(
+        lambda gradients, weights: attach_fsdp2(model, gradients, weights),
+        lambda patterns: matching(patterns, parameter_names(model).values()),
+    )
+
+
+def _fsdp1(model: nn.Module) -> _Wrapped:
+    return _Wrapped(
+        lambda gradients, _: attach_fsdp1(model, gradients),
+        lambda patterns: excluded_units(model, patterns),
+        "torch has no hook for the parameters that FullyShardedDataParallel gathers",
+    )
+
+
+def _ddp(model: DistributedDataParallel) -> _Wrapped:
+    return _Wrapped(
+        lambda gradients, _: attach_ddp(model, gradients),
+        lambda patterns: matching(patterns, parameter_names(model.module).values()),
+        "DistributedDataParallel gathers no parameters",
+    )
+
+
+def _wire(
+    model: nn.Module,
+    wrapped: _Wrapped,
+    gradients: Route,
+    weights: Route,
+    feedback: ErrorFeedback | None,
+) -> Handle:
     ledger = Ledger()
-    feedback = ErrorFeedback() if error_feedback else None
-    collectives: dict[dist.ProcessGroup, Collective] = {}
 
     def for_gradients(group: dist.ProcessGroup) -> Collective:
-        if group not in collectives:
-            collectives[group] = (
-                Native(group, ledger, "gradients")
-                if native
-                else Exchange(group, ledger, "gradients", codec, feedback, minimum_size)
-            )
-        return collectives[group]
+        return make_collective(group, ledger, "gradients", gradients, feedback)
 
-    def for_weights(group: dist.ProcessGroup) -> Native:
-        return Native(group, ledger, "weights")
+    def for_weights(group: dist.ProcessGroup) -> Collective:
+        return make_collective(group, ledger, "weights", weights)
 
-    if isinstance(model, FSDPModule):
-        detach = attach_fsdp2(model, for_gradients, for_weights)
-    elif isinstance(model, DistributedDataParallel):
-        detach = attach_ddp(model, for_gradients)
-    else:
-        raise UserError(
-            f"attach: {type(model).__name__} is neither wrapped by fully_shard nor by "
-            "DistributedDataParallel: wrap it first"
-        )
-    return Handle(ledger, feedback, detach)
+    kinds = PerGroup("gradients", for_gradients), PerGroup("weights", for_weights)
+    undo = [wrapped.attach(*kinds)]
+    if feedback is not None:
+        undo.append(tell_steps(model, feedback))
+
+    def detach() -> None:
+        for each in undo:
+            each()
+
+    return Handle(ledger, feedback, kinds, detach)
+
+
+def _checkable(spec: Spec) -> Any:
+    """What stands for a codec where options are checked against each other.
+
+    A codec that the user wrote loses something and takes one payload, like `bf16`.
+    """
+    codec = make_method(spec)
+    named = not isinstance(spec, Codec | Rounds) and codec.name in SPECS
+    return spec if named else "none" if codec.name == "none" else "bf16"

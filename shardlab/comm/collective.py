@@ -50,6 +50,13 @@ class Collective(ABC):
         `shard` may be this rank's part of `output`.
         """
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """What the next messages depend on, beside their vectors: counters and the like."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:  # noqa: B027
+        """Continues from `state_dict()`."""
+
     def _count(self, raw: float, wire: float, extra: int = 0, collectives: int = 1) -> None:
         account = self.account
         account.collectives += collectives

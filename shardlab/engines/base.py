@@ -19,8 +19,9 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.profiler import record_function
 
 from shardlab.comm.attach import attach
+from shardlab.comm.handle import Handle
 from shardlab.comm.ledger import Audit, Ledger
-from shardlab.core.strategy import Compression
+from shardlab.core.strategy import Strategy, WeightCompression
 
 _BETAS = (0.9, 0.95)
 """of AdamW, as language models are commonly trained (Brown et al. 2020, appendix B)"""
@@ -73,7 +74,7 @@ class Engine(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """This rank's model, optimizer and residuals; nested mappings of tensors and numbers."""
+        """Nested mappings of tensors and numbers: this rank's model, optimizer, communication."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -95,16 +96,10 @@ class AutogradEngine(Engine):
     """
 
     def __init__(
-        self, module: nn.Module, gradients: Compression, optimization: Optimization
+        self, module: nn.Module, strategy: Strategy, optimization: Optimization, seed: int
     ) -> None:
         self.module = module
-        self._handle = attach(
-            module,
-            gradients.codec,
-            error_feedback=gradients.error_feedback,
-            route=gradients.route,
-            minimum_size=gradients.minimum_size,
-        )
+        self._handle = _attach(module, strategy.normal(), seed)
         self.ledger = self._handle.ledger
         self._optimization = optimization
         self._optimizer = torch.optim.AdamW(
@@ -132,6 +127,8 @@ class AutogradEngine(Engine):
             for group in self._optimizer.param_groups:
                 group["lr"] = learning_rate
             self._optimizer.step()
+        else:
+            self._handle.rollback()
         self._optimizer.zero_grad()
         return StepOutcome(sum(losses) / len(losses), norm, applied)
 
@@ -156,7 +153,7 @@ class AutogradEngine(Engine):
 
     def state_dict(self) -> dict[str, Any]:  # noqa: D102
         model, optimizer = get_state_dict(self.module, self._optimizer)
-        return {"model": model, "optimizer": optimizer, "residuals": self._handle.state_dict()}
+        return {"model": model, "optimizer": optimizer, "communication": self._handle.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: D102
         set_state_dict(
@@ -165,7 +162,7 @@ class AutogradEngine(Engine):
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
         )
-        self._handle.load_state_dict(state["residuals"])
+        self._handle.load_state_dict(state["communication"])
 
     def residual_norm(self) -> float | None:  # noqa: D102
         feedback = self._handle.feedback
@@ -175,3 +172,22 @@ class AutogradEngine(Engine):
     def audit(self) -> Iterator[Audit]:  # noqa: D102
         with self.ledger.auditing() as audit:
             yield audit
+
+
+def _attach(module: nn.Module, strategy: Strategy, seed: int) -> Handle:
+    given, weights = strategy.gradients, strategy.weights or WeightCompression()
+    return attach(
+        module,
+        given.codec,
+        weights.codec,
+        error_feedback=given.error_feedback,
+        residual=given.residual,
+        route=given.route,
+        minimum_size=given.minimum_size,
+        exclude=given.exclude,
+        warmup_steps=given.warmup_steps,
+        between_nodes=given.between_nodes,
+        ranks_per_node=given.ranks_per_node,
+        weights_minimum_size=weights.minimum_size,
+        seed=seed,
+    )

@@ -12,7 +12,15 @@ _ENGINES = {"ddp": DDPEngine, "fsdp2": FSDP2Engine}
 
 
 def build_engine(
-    model: nn.Module, strategy: Strategy, optimization: Optimization, group: dist.ProcessGroup
+    model: nn.Module,
+    strategy: Strategy,
+    optimization: Optimization,
+    group: dist.ProcessGroup,
+    seed: int = 0,
 ) -> Engine:
-    """Wraps `model`, which holds the same weights on every rank of `group`, by `strategy`."""
-    return _ENGINES[strategy.engine](model, strategy, optimization, group)
+    """Wraps `model`, which holds the same weights on every rank of `group`, by `strategy`.
+
+    Args:
+        seed: of random codecs.
+    """
+    return _ENGINES[strategy.engine](model, strategy, optimization, group, seed)

@@ -20,12 +20,13 @@ class DDPEngine(AutogradEngine):
         strategy: Strategy,
         optimization: Optimization,
         group: dist.ProcessGroup,
+        seed: int = 0,
     ) -> None:
         full = strategy.normal()
         wrapped = DistributedDataParallel(
             model, process_group=group, bucket_cap_mb=full.bucket_mb, gradient_as_bucket_view=True
         )
-        super().__init__(wrapped, full.gradients, optimization)
+        super().__init__(wrapped, full, optimization, seed)
         self._wrapped = wrapped
 
     @contextmanager

@@ -22,6 +22,7 @@ class FSDP2Engine(AutogradEngine):
         strategy: Strategy,
         optimization: Optimization,
         group: dist.ProcessGroup,
+        seed: int = 0,
     ) -> None:
         full = strategy.normal()
         device = next(model.parameters()).device.type
@@ -31,7 +32,7 @@ class FSDP2Engine(AutogradEngine):
                 fully_shard(block, mesh=mesh, reshard_after_forward=full.reshard_after_forward)
         # backward begins where forward ended: what the root gathered is needed again at once
         root = fully_shard(model, mesh=mesh, reshard_after_forward=False)
-        super().__init__(model, full.gradients, optimization)
+        super().__init__(model, full, optimization, seed)
         self._root: FSDPModule = root
 
     @contextmanager

@@ -58,7 +58,8 @@ def _work(
     model = build_for(plan.model, train, plan.seed, split)
     # wrapping takes the model apart: what describes it is read before
     parameters = sum(p.numel() for p in model.parameters())
-    engine = build_engine(model, plan.strategy, Optimization(train.weight_decay, train.clip), group)
+    optimization = Optimization(train.weight_decay, train.clip)
+    engine = build_engine(model, plan.strategy, optimization, group, plan.seed)
     batches = Batches(split, train.sequence_length, plan.seed)
     loop = Loop(engine, batches, train, group)
     telemetry = None

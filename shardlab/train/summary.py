@@ -57,7 +57,7 @@ def describe(plan: RunPlan, parameters: int) -> dict[str, Any]:
         link="loopback",
         codec=codec.pop("name"),
         codec_config=codec,
-        weight_codec="none",
+        weight_codec=full.weights.codec.name if full.weights else "none",
         error_feedback=full.gradients.error_feedback,
         strategy=full.model_dump(mode="json"),
         strategy_hash=plan.strategy.hash(),

@@ -71,12 +71,16 @@ def test_offer_does_not_depend_on_the_order_of_drafts(documents):
 
 def test_states_by_hand():
     # 1000 parameters on 4 ranks: 16 bytes each, whole or divided
+    feedback = {"codec": "int8", "error_feedback": True}
     sizes = {
         ("ddp",): ({"engine": "ddp"}, 16_000),
         ("sharded",): ({}, 4_000),
         ("kept",): ({"reshard_after_forward": False}, 8_000),
         ("one unit",): ({"wrap": "root"}, 12_000),
-        ("residual",): ({"gradients": {"codec": "int8", "error_feedback": True}}, 8_000),
+        ("residual",): ({"gradients": feedback}, 12_000),
+        ("bf16",): ({"gradients": {**feedback, "residual": "bf16"}}, 8_000),
+        ("int8",): ({"gradients": {**feedback, "residual": "int8"}}, 4_000 + 2_031),
+        ("owners",): ({"engine": "ddp", "gradients": feedback}, 26_000),
     }
     for document, expected in sizes.values():
         assert state_bytes(parse_strategy(document), 1000, 4) == expected

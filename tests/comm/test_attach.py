@@ -1,53 +1,39 @@
 """`shardlab.attach` on models that other people's code wrapped."""
 
+import gc
+
 import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
 from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.optim import optimizer
+from wrapped_models import (
+    WRAPPERS,
+    backward,
+    batch,
+    fsdp2,
+    full,
+    gradients_after,
+    hsdp,
+    network,
+)
 
 import shardlab
-from shardlab.core.errors import UserError
+
+SHARDED = ["fsdp2", "fsdp1", "fsdp1-zero2"]
 
 
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(40, 60), nn.ReLU(), nn.Linear(60, 30))
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_three_lines_compress_somebody_elses_model(name):
+    wrap = WRAPPERS[name]
 
-
-def fsdp2(group):
-    model = network()
-    for layer in model:
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer)
-    return fully_shard(model)
-
-
-def ddp(group):
-    return DistributedDataParallel(network())
-
-
-def gradients_after(model, group, passes):
-    for i in range(passes):
-        model.zero_grad()
-        generator = torch.Generator().manual_seed(10 * i + dist.get_rank(group))
-        model(torch.randn(8, 40, generator=generator)).square().mean().backward()
-    grads = [
-        p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
-        for p in model.parameters()
-    ]
-    return torch.cat([grad.flatten() for grad in grads])
-
-
-@pytest.mark.parametrize("wrap", [fsdp2, ddp])
-def test_three_lines_compress_somebody_elses_model(wrap):
     def on_rank(group):
         exact = gradients_after(wrap(group), group, 2)
         model = wrap(group)
         handle = shardlab.attach(model, gradients="int8:group=64", minimum_size=100)
-        lossy = gradients_after(model, group, 1)
+        gradients_after(model, group, 1)
         handle.ledger.reset()
         lossy = gradients_after(model, group, 2)
         summary = handle.ledger.summary()["gradients"]
@@ -65,27 +51,210 @@ def test_three_lines_compress_somebody_elses_model(wrap):
     assert first["ratio"] > 3
 
 
-def test_residuals_are_saved_and_taken_back():
+@pytest.mark.parametrize("name", WRAPPERS)
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_nothing_is_lost_where_nothing_is_compressed(name, world_size):
     def on_rank(group):
+        exact = gradients_after(WRAPPERS[name](group), group, 2)
+        results = {"exact": exact}
+        for route in ("native", "exchange"):
+            model = WRAPPERS[name](group)
+            shardlab.attach(model, "none", route=route)
+            results[route] = gradients_after(model, group, 2)
+        return results
+
+    for result in run_ranks(world_size, on_rank):
+        torch.testing.assert_close(result["native"], result["exact"], rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(result["exchange"], result["exact"], rtol=1e-5, atol=1e-7)
+
+
+def test_between_replicas_nothing_is_compressed_and_that_is_reported():
+    def on_rank(group):
+        exact = gradients_after(hsdp(group), group, 2)
+        model = hsdp(group)
+        handle = shardlab.attach(model, "int8:group=64")
+        lossy = gradients_after(model, group, 2)
+        reported = handle.ledger.summary()["gradients"]["uncompressed"]
+        assert reported == {"all-reduce between replicas": 2}
+        return {"exact": exact, "lossy": lossy}
+
+    first, *others = run_ranks(4, on_rank)
+    assert all(torch.equal(first["lossy"], other["lossy"]) for other in others)
+    error = (first["lossy"] - first["exact"]).norm() / first["exact"].norm()
+    assert 0 < error < 0.02
+
+
+def test_gathered_parameters_travel_through_their_own_codec():
+    def on_rank(group):
+        exact = fsdp2(group)
         model = fsdp2(group)
-        handle = shardlab.attach(model, "topk:density=0.1", error_feedback=True, minimum_size=0)
-        gradients_after(model, group, 2)
-        state = {name: residual.clone() for name, residual in handle.state_dict().items()}
-        straight = gradients_after(model, group, 3)
-        other = fsdp2(group)
-        fresh = shardlab.attach(other, "topk:density=0.1", error_feedback=True, minimum_size=0)
-        fresh.load_state_dict(state)
-        return {"straight": straight, "resumed": gradients_after(other, group, 3)}
+        handle = shardlab.attach(model, weights="int8:group=64", weights_minimum_size=100)
+        x = batch(dist.get_rank(group), 0)
+        handle.ledger.reset()
+        difference = (model(x) - exact(x)).norm() / exact(x).norm()
+        model[0].unshard()
+        gathered = model[0].weight.detach().clone()
+        model[0].reshard()
+        summary = handle.ledger.summary()["weights"]
+        same = [torch.equal(full(model, "data")[k], v) for k, v in full(exact, "data").items()]
+        return {
+            "difference": difference,
+            "gathered": gathered,
+            "ratio": torch.tensor(summary["compression_ratio"]),
+            "short": torch.tensor(summary["uncompressed"]["fewer than 100 elements"]),
+            "same": torch.tensor(same),
+        }
+
+    first, second = run_ranks(2, on_rank)
+    assert torch.equal(first["gathered"], second["gathered"])
+    assert 0 < first["difference"] < 0.05
+    assert first["ratio"] > 3.5 and first["short"] == 1
+    # the shards themselves stay exact
+    assert first["same"].all()
+
+
+def test_what_a_codec_cannot_take_is_reported():
+    def on_rank(group):
+        model = network()
+        fully_shard(model, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16))
+        handle = shardlab.attach(model, "int8", "int8")
+        backward(model, group, 0)
+        summary = handle.ledger.summary()
+        return {
+            kind: torch.tensor(summary[kind]["uncompressed"]["torch.bfloat16"])
+            for kind in ("gradients", "weights")
+        }
 
     for result in run_ranks(2, on_rank):
-        assert torch.equal(result["straight"], result["resumed"])
+        assert result["gradients"] == 1 and result["weights"] >= 1
 
 
-def test_a_model_that_is_not_wrapped_is_refused():
-    with pytest.raises(UserError, match="neither wrapped by fully_shard nor"):
-        shardlab.attach(network(), gradients="int8")
+def test_a_unit_in_which_a_parameter_has_no_gradient_travels_uncompressed():
+    def on_rank(group):
+        model = network()
+        fully_shard(model)
+        handle = shardlab.attach(model, "topk:density=0.1", error_feedback=True)
+        model[0].weight.requires_grad_(False)
+        backward(model, group, 0)
+        reported = handle.ledger.summary()["gradients"]["uncompressed"]
+        return {"count": torch.tensor(reported["a parameter without gradient"])}
+
+    assert run_ranks(2, on_rank)[0]["count"] == 1
 
 
-def test_a_codec_that_cannot_be_summed_is_refused_on_the_native_route():
-    with pytest.raises(UserError, match="cannot be summed"):
-        shardlab.attach(network(), gradients="int8", route="native")
+@pytest.mark.parametrize("name", ["fsdp2", "fsdp1", "ddp"])
+def test_a_wrapper_may_lie_inside_of_the_model(name):
+    class Around(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self._forward_module = inner
+
+        def forward(self, x):
+            return self._forward_module(x)
+
+    def on_rank(group):
+        model = Around(WRAPPERS[name](group))
+        handle = shardlab.attach(
+            model, "int8", minimum_size=0, exclude=() if name == "fsdp1" else ["3.bias"]
+        )
+        backward(model, group, 0)
+        backward(model, group, 1)
+        return {"wire": torch.tensor(handle.ledger.summary()["gradients"]["bytes_wire"])}
+
+    assert run_ranks(2, on_rank)[0]["wire"] > 0
+
+
+@pytest.mark.parametrize("name", [*SHARDED, "fsdp1-replicated"])
+@pytest.mark.parametrize("residual", ["fp32", "bf16", "int8"])
+def test_a_run_that_is_resumed_equals_one_that_is_not(name, residual):
+    def attach(model):
+        return shardlab.attach(
+            model,
+            "topk:density=0.1",
+            error_feedback=True,
+            residual=residual,
+            minimum_size=0,
+            warmup_steps=3,
+        )
+
+    def train(model, sgd, group, steps):
+        for step in steps:
+            sgd.zero_grad()
+            backward(model, group, step)
+            sgd.step()
+
+    def make(group):
+        model = WRAPPERS[name](group)
+        return model, attach(model), torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def on_rank(group):
+        model, handle, sgd = make(group)
+        train(model, sgd, group, range(5))
+        saved = handle.state_dict()
+        weights = {k: v.clone() for k, v in model.state_dict().items()}
+        train(model, sgd, group, range(5, 8))
+        other, fresh, sgd = make(group)
+        other.load_state_dict(weights)
+        fresh.load_state_dict(saved)
+        train(other, sgd, group, range(5, 8))
+        straight, resumed = full(model, "data"), full(other, "data")
+        same = [torch.equal(straight[key], resumed[key]) for key in straight]
+        state, again = handle.state_dict(), fresh.state_dict()
+        same += [torch.equal(state[key], again[key]) for key in state]
+        return {"same": torch.tensor(same), "norm": torch.tensor(handle.feedback.norm())}
+
+    for result in run_ranks(2, on_rank):
+        assert result["same"].all() and result["norm"] > 0
+
+
+@pytest.mark.parametrize("name", ["fsdp2", "ddp", "fsdp1"])
+@pytest.mark.parametrize("reductions", [1, 2])
+def test_a_step_that_is_left_out_leaves_no_trace_on_any_rank(name, reductions):
+    """A NaN on one rank; with two reductions the first of the step is still finite."""
+
+    def on_rank(group):
+        model = WRAPPERS[name](group)
+        handle = shardlab.attach(model, "int8:group=32", error_feedback=True, minimum_size=0)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            sgd.zero_grad()
+            backward(model, group, step)
+            sgd.step()
+        sgd.zero_grad()
+        residuals, parameters = handle.state_dict(), full(model, "data")
+        for reduction in range(reductions):
+            x = batch(dist.get_rank(group), reduction)
+            if reduction == reductions - 1 and dist.get_rank(group) == 0:
+                x[0, 0] = float("nan")
+            model(x).pow(3).mean().backward()
+        finite = all(grad.isfinite().all() for grad in full(model, "grad").values())
+        changed = handle.state_dict()
+        handle.rollback()
+        after, unchanged = handle.state_dict(), full(model, "data")
+        same = [torch.equal(residuals[key], after[key]) for key in residuals]
+        same += [torch.equal(parameters[key], unchanged[key]) for key in parameters]
+        moved = any(not torch.equal(residuals[key], changed[key]) for key in residuals)
+        return {
+            "finite": torch.tensor(finite),
+            "same": torch.tensor(same),
+            "moved": torch.tensor(moved),
+        }
+
+    results = run_ranks(2, on_rank)
+    for result in results:
+        assert not result["finite"] and result["same"].all()
+    # the rank whose numbers were good had taken the step into its residuals
+    assert results[1]["moved"]
+
+
+def test_a_handle_lets_go_of_its_model():
+    def on_rank(group):
+        counts = []
+        for _ in range(2):
+            shardlab.attach(fsdp2(group), "int8", error_feedback=True)
+            counts.append(len(optimizer._global_optimizer_post_hooks))
+        gc.collect()
+        counts.append(len(optimizer._global_optimizer_post_hooks))
+        return {"counts": torch.tensor(counts)}
+
+    assert run_ranks(1, on_rank)[0]["counts"][-1] == 0

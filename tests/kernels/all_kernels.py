@@ -11,7 +11,6 @@ import torch
 from kernel_vectors import any_bits, bits
 
 from shardlab.kernels import casts, dynamic8, fp8, int8, native, natural, sketch
-from shardlab.kernels import casts, int8, native
 from shardlab.kernels.checksum import checksum
 
 GROUPED = {

@@ -1,0 +1,87 @@
+"""Which collective serves a process group: the one place that knows them all."""
+
+import os
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from shardlab.codecs.base import Codec
+from shardlab.codecs.identity import Identity
+from shardlab.codecs.rounds import Rounds
+from shardlab.comm.collective import Collective, Native
+from shardlab.comm.exchange import Exchange
+from shardlab.comm.feedback import ErrorFeedback
+from shardlab.comm.filter import Filter
+from shardlab.comm.hierarchy import TwoLevel
+from shardlab.comm.ledger import Kind, Ledger
+from shardlab.comm.linear import LinearNative
+from shardlab.comm.rounds import RoundsCollective
+from shardlab.core.errors import UserError
+
+
+@dataclass(frozen=True)
+class Route:
+    """How the messages of one kind travel; what `attach` was told, checked and looked up."""
+
+    codec: Codec | Rounds
+    native: bool = False
+    """by the group's own collective"""
+    minimum_size: int = 0
+    excluded: frozenset[str] = frozenset()
+    """names of blocks that travel uncompressed"""
+    warmup: int = 0
+    """messages of each unit that travel uncompressed"""
+    between_nodes: Codec | None = None
+    ranks_per_node: int | None = None
+    seed: int = 0
+
+
+def make_collective(
+    group: dist.ProcessGroup,
+    ledger: Ledger,
+    kind: Kind,
+    route: Route,
+    feedback: ErrorFeedback | None = None,
+) -> Collective:
+    """The collective that moves the messages of `kind` over `group`.
+
+    Raises:
+        UserError: two levels are asked for, and nobody says how large a node is.
+    """
+    if route.native and route.codec.name == "none":
+        return Native(group, ledger, kind)
+    inner = _inner(group, ledger, kind, route, feedback)
+    # on gloo the native reduce-scatter moves twice what is needed
+    exact: Collective = Native(group, ledger, kind)
+    if dist.get_backend(group) == "gloo":
+        exact = Exchange(group, ledger, kind, Identity())
+    return Filter(inner, exact, route.excluded, route.warmup, feedback)
+
+
+def _inner(
+    group: dist.ProcessGroup,
+    ledger: Ledger,
+    kind: Kind,
+    route: Route,
+    feedback: ErrorFeedback | None,
+) -> Collective:
+    """What compresses."""
+    method, rest = route.codec, (feedback, route.minimum_size, route.seed)
+    if isinstance(method, Rounds):
+        return RoundsCollective(group, ledger, kind, method, *rest)
+    if route.between_nodes is not None:
+        size = ranks_per_node(route)
+        return TwoLevel(group, ledger, kind, method, route.between_nodes, size, *rest)
+    if route.native:
+        return LinearNative(group, ledger, kind, method, *rest)
+    return Exchange(group, ledger, kind, method, *rest)
+
+
+def ranks_per_node(route: Route) -> int:
+    """The size of a node: as given, else what the launcher says."""
+    if route.ranks_per_node is not None:
+        return route.ranks_per_node
+    told = os.environ.get("LOCAL_WORLD_SIZE")
+    if told is None:
+        raise UserError("between_nodes: no launcher says how large a node is: give ranks_per_node")
+    return int(told)

@@ -1,0 +1,155 @@
+"""What no codec may touch travels uncompressed, and the ledger says why."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from shardlab.codecs.unit import Unit
+from shardlab.comm.collective import Collective, Native
+from shardlab.comm.feedback import ErrorFeedback
+from shardlab.comm.layout import Layout
+
+BY_NAME = "excluded by name"
+WARM_UP = "warm-up"
+NO_GRADIENT = "a parameter without gradient"
+_MESSAGES = "messages:"
+
+
+class Filter(Collective):
+    """Sends through `inner` what a codec may touch and the rest as it is.
+
+    Uncompressed travel, in this order: messages that are not float32; messages in which parameters
+    of the unit are missing; the first `warmup` messages of a unit; excluded blocks, taken out of
+    the message and sent as one of their own.
+
+    Args:
+        inner: for the rest.
+        exact: uncompressed, for float32.
+        excluded: names of blocks.
+        warmup: messages of each unit.
+        feedback: learns how its residuals are laid out.
+    """
+
+    def __init__(
+        self,
+        inner: Collective,
+        exact: Collective,
+        excluded: frozenset[str] = frozenset(),
+        warmup: int = 0,
+        feedback: ErrorFeedback | None = None,
+    ) -> None:
+        super().__init__(inner.group, inner.ledger, inner.kind)
+        self.inner = inner
+        self._exact = exact
+        self._native = Native(inner.group, inner.ledger, inner.kind)
+        self._excluded = excluded
+        self._warmup = warmup
+        self._feedback = feedback
+        self._messages: dict[str, int] = {}
+
+    def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
+        widths = unit.chunk_sizes(self.world_size)
+        uncompressed = self._uncompressed(vector, widths, output.numel(), unit)
+        if uncompressed is not None:
+            uncompressed.reduce_scatter(output, vector, scale, unit)
+            return
+
+        def send(collective: Collective, part: Unit, given: Tensor, taken: Tensor) -> None:
+            if self._feedback is not None and collective is self.inner:
+                layout = Layout.scattering(part, self.world_size, taken.numel())
+                self._feedback.lay_out(part.name, layout)
+            collective.reduce_scatter(taken, given, scale, part)
+
+        if not self._excludes(unit):
+            send(self.inner, unit, vector, output)
+            return
+        self._apart(unit, widths, vector.view(self.world_size, -1), output.view(1, -1), send)
+
+    def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
+        widths = unit.chunk_sizes(1)
+        uncompressed = self._uncompressed(vector, widths, vector.numel(), unit)
+        if uncompressed is not None:
+            uncompressed.all_reduce(vector, scale, unit)
+            return
+
+        def send(collective: Collective, part: Unit, given: Tensor, taken: Tensor) -> None:
+            if self._feedback is not None and collective is self.inner:
+                layout = Layout.whole(self.world_size, given.numel())
+                self._feedback.lay_out(part.name, layout)
+            collective.all_reduce(given, scale, part)
+            if given is not taken:
+                taken.copy_(given)
+
+        if not self._excludes(unit):
+            send(self.inner, unit, vector, vector)
+            return
+        rows = vector.view(1, -1)
+        self._apart(unit, widths, rows, rows, send)
+
+    def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
+        widths = unit.chunk_sizes(self.world_size)
+        uncompressed = self._uncompressed(shard, widths, shard.numel(), unit)
+        (uncompressed or self.inner).all_gather(output, shard, unit)
+
+    def state_dict(self) -> dict[str, Tensor]:  # noqa: D102
+        counts = {_MESSAGES + unit: torch.tensor(n) for unit, n in self._messages.items()}
+        return {**self.inner.state_dict(), **counts}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:  # noqa: D102
+        counts = {name: n for name, n in state.items() if name.startswith(_MESSAGES)}
+        self._messages = {name.removeprefix(_MESSAGES): int(n) for name, n in counts.items()}
+        self.inner.load_state_dict({k: v for k, v in state.items() if k not in counts})
+
+    def _uncompressed(
+        self, vector: Tensor, widths: list[int], n: int, unit: Unit
+    ) -> Collective | None:
+        """Who takes a message that no codec may touch; None if one may."""
+        if vector.dtype != torch.float32:
+            self._report(str(vector.dtype))
+            return self._native
+        if widths and sum(widths) != n:
+            self._report(NO_GRADIENT)
+            return self._exact
+        sent = self._messages.get(unit.name, 0)
+        if sent < self._warmup:
+            self._messages[unit.name] = sent + 1
+            self._report(WARM_UP)
+            return self._exact
+        return None
+
+    def _excludes(self, unit: Unit) -> bool:
+        return any(block.name in self._excluded for block in unit.blocks)
+
+    def _apart(
+        self,
+        unit: Unit,
+        widths: list[int],
+        given: Tensor,
+        taken: Tensor,
+        send: Callable[[Collective, Unit, Tensor, Tensor], None],
+    ) -> None:
+        """Two messages from the columns of `given`, whose results are columns of `taken`."""
+        self._report(BY_NAME)
+        first = True
+        for collective, wanted in ((self._exact, True), (self.inner, False)):
+            picks = [(block.name in self._excluded) == wanted for block in unit.blocks]
+            blocks = tuple(b for b, pick in zip(unit.blocks, picks, strict=True) if pick)
+            if not blocks:
+                continue
+            columns = [
+                piece for piece, pick in zip(given.split(widths, 1), picks, strict=True) if pick
+            ]
+            vector = torch.cat(columns, 1).flatten()
+            result = vector.new_empty(vector.numel() // len(given))
+            send(collective, Unit(unit.name, blocks), vector, result)
+            sizes = [piece.shape[1] for piece in columns]
+            targets = [t for t, pick in zip(taken.split(widths, 1), picks, strict=True) if pick]
+            for target, piece in zip(targets, result.split(sizes), strict=True):
+                target.copy_(piece)
+            if not first:
+                self.account.extra_collectives += 1
+            first = False
+
+    def _report(self, reason: str) -> None:
+        self.account.uncompressed[reason] += 1

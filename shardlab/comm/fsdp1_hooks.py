@@ -1,0 +1,113 @@
+"""Puts collectives into FSDP1 (`torch.distributed.fsdp.FullyShardedDataParallel`) models.
+
+`register_comm_hook(state, hook)` is for gradients alone: torch calls `hook(state, gradient, shard)`
+with the padded flat gradient of one unit and the shard to fill, or `hook(state, gradient)` where
+nothing is sharded (NO_SHARD), and leaves the averaging to the hook. It does not say whose gradient
+it is, but keeps the state that it passes in each unit: after registration every unit gets its own
+(torch 2.13, `torch/distributed/fsdp/_runtime_utils.py`, `_reduce_grad`).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+from shardlab.codecs.unit import Block, Unit
+from shardlab.comm.collective import Collective
+from shardlab.comm.names import matching, plain
+from shardlab.core.errors import UserError
+
+_HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
+
+
+class _State(NamedTuple):
+    """What a unit passes to its hook."""
+
+    collective: Collective
+    unit: Unit
+
+
+def attach_fsdp1(
+    model: nn.Module, gradients: Callable[[dist.ProcessGroup], Collective]
+) -> Callable[[], None]:
+    """Gives every unit of `model` our collective; returns a function that takes it out.
+
+    Raises:
+        UserError: hybrid sharding, or a hook is there already.
+    """
+    units = _units(model)
+    for name, module in units.items():
+        if module.sharding_strategy in _HYBRID:
+            raise UserError(
+                f"fsdp1: torch takes no communication hook for {module.sharding_strategy.name} "
+                f"({name}): use fully_shard with a two-dimensional mesh"
+            )
+    inner = {m for unit in units.values() for m in unit.modules() if m is not unit}
+    for root in (unit for unit in units.values() if unit not in inner):
+        try:
+            root.register_comm_hook(None, _average)
+        except AssertionError as error:
+            raise UserError(f"fsdp1: {error}") from None
+    for name, module in units.items():
+        assert module.process_group is not None, "set unless the strategy is hybrid"
+        unit = Unit(name, _blocks(name, module))
+        module._comm_hook_state = _State(gradients(module.process_group), unit)
+
+    def detach() -> None:
+        for module in units.values():
+            module._comm_hook = None
+            module._comm_hook_state = None
+
+    return detach
+
+
+def excluded_units(model: nn.Module, patterns: Sequence[str]) -> frozenset[str]:
+    """The units of which every parameter matches a pattern.
+
+    Raises:
+        UserError: a pattern matches nothing, or parts of a unit.
+    """
+    names = {name: _names(name, unit) for name, unit in _units(model).items()}
+    excluded = matching(patterns, [[name] for unit in names.values() for name in unit])
+    whole = set()
+    for unit, inside in names.items():
+        left = [name for name in inside if name not in excluded]
+        if inside and not left:
+            whole.add(unit)
+        elif len(left) < len(inside):
+            raise UserError(
+                f"exclude: FSDP1 makes one flat vector of unit {unit!r}, which cannot be split by "
+                f"parameter ({left[0]!r} does not match): match whole units, or use fully_shard"
+            )
+    return frozenset(whole)
+
+
+def _units(model: nn.Module) -> dict[str, FullyShardedDataParallel]:
+    return {
+        plain(name) or "root": module
+        for name, module in model.named_modules()
+        if isinstance(module, FullyShardedDataParallel)
+    }
+
+
+def _names(name: str, unit: FullyShardedDataParallel) -> list[str]:
+    prefix = "" if name == "root" else f"{name}."
+    flat = unit._flat_param
+    return [] if flat is None else [prefix + plain(each) for each in flat._fqns]
+
+
+def _blocks(name: str, unit: FullyShardedDataParallel) -> tuple[Block, ...]:
+    flat = unit._flat_param
+    return () if flat is None else (Block(name, flat._unpadded_unsharded_size.numel(), 1),)
+
+
+def _average(state: _State, gradient: Tensor, shard: Tensor | None = None) -> None:
+    """What FSDP1 calls for every flat gradient."""
+    collective, unit = state
+    scale = 1 / collective.world_size
+    if shard is None:
+        collective.all_reduce(gradient, scale, unit)
+    else:
+        collective.reduce_scatter(shard, gradient, scale, unit)

@@ -1,0 +1,131 @@
+"""What `attach` returns."""
+
+from collections.abc import Callable, Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+
+from shardlab.comm.collective import Collective
+from shardlab.comm.feedback import ErrorFeedback
+from shardlab.comm.ledger import Kind, Ledger
+from shardlab.comm.merge import merge_residuals
+from shardlab.core.errors import UserError
+
+_RESIDUALS = "gradients.residual."
+_State = dict[str, Tensor]
+
+
+class PerGroup:
+    """The collectives of one kind, each made when its process group is first used."""
+
+    def __init__(self, kind: Kind, make: Callable[[dist.ProcessGroup], Collective]) -> None:
+        self._kind = kind
+        self._make = make
+        self._made: dict[dist.ProcessGroup, Collective] = {}
+        self._loaded: _State = {}
+
+    def __call__(self, group: dist.ProcessGroup) -> Collective:
+        """The collective of `group`."""
+        if group not in self._made:
+            prefix = self._prefix(len(self._made))
+            self._made[group] = self._make(group)
+            self._made[group].load_state_dict(_below(prefix, self._loaded))
+        return self._made[group]
+
+    def state_dict(self) -> _State:
+        """The states of all collectives, by the order in which their groups were first used."""
+        return {
+            self._prefix(index) + key: tensor
+            for index, collective in enumerate(self._made.values())
+            for key, tensor in collective.state_dict().items()
+        }
+
+    def load_state_dict(self, state: _State) -> None:
+        """Continues from `state_dict()`, also with the groups that are still to come."""
+        self._loaded = state
+        for index, collective in enumerate(self._made.values()):
+            collective.load_state_dict(_below(self._prefix(index), state))
+
+    def _prefix(self, index: int) -> str:
+        return f"{self._kind}.group{index}."
+
+
+class Handle:
+    """The ledger, the residuals, the state to save, and the way out."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        feedback: ErrorFeedback | None,
+        collectives: Sequence[PerGroup],
+        detach: Callable[[], None],
+    ) -> None:
+        self.ledger = ledger
+        self.feedback = feedback
+        self._collectives = collectives
+        self._detach = detach
+
+    def rollback(self) -> None:
+        """Takes back what error feedback noted since the last update of the parameters.
+
+        To be called on all ranks when a gradient is not used, as it is not finite: what was sent
+        with it was not applied.
+        """
+        if self.feedback is not None:
+            self.feedback.rollback()
+
+    def detach(self) -> None:
+        """The model communicates as it did before; the ledger keeps its counts."""
+        self._detach()
+
+    def state_dict(self) -> _State:
+        """This rank's residuals and counters, to be saved with the checkpoint of the same rank.
+
+        A flat mapping of names to tensors, none of which is written to later.
+        """
+        residuals = self.feedback.state_dict() if self.feedback else {}
+        state = {_RESIDUALS + name: tensor for name, tensor in residuals.items()}
+        for collectives in self._collectives:
+            state |= collectives.state_dict()
+        return {name: tensor.clone() for name, tensor in state.items()}
+
+    def load_state_dict(self, state: _State) -> None:
+        """Continues from `state_dict()` of the same rank, or from `merge_states`.
+
+        Raises:
+            UserError: the state holds residuals, but there is no error feedback.
+        """
+        residuals = _below(_RESIDUALS, state)
+        if self.feedback is not None:
+            self.feedback.load_state_dict(residuals)
+        elif residuals:
+            raise UserError(
+                "the state holds residuals: attach with error_feedback=True, or remove its keys "
+                f"that begin with {_RESIDUALS!r}"
+            )
+        for collectives in self._collectives:
+            collectives.load_state_dict(state)
+
+
+def merge_states(states: Sequence[_State], world_size: int, rank: int) -> _State:
+    """The state for `rank` of `world_size`, from `Handle.state_dict()` of all old ranks in order.
+
+    Residuals are put together (`shardlab.comm.merge`), counters are the same everywhere. What a
+    method learned about vectors of the old layout begins anew.
+
+    Raises:
+        UserError: a state is missing, or a residual has no layout.
+    """
+    if not states:
+        raise UserError("merge_states: give the states of all old ranks, in their order")
+    residuals = merge_residuals([_below(_RESIDUALS, s) for s in states], world_size, rank)
+    counters = {
+        name: tensor
+        for name, tensor in states[0].items()
+        if not name.startswith(_RESIDUALS) and ".method/" not in name and tensor.numel() == 1
+    }
+    return {**{_RESIDUALS + name: tensor for name, tensor in residuals.items()}, **counters}
+
+
+def _below(prefix: str, state: _State) -> _State:
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}

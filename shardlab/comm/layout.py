@@ -1,0 +1,77 @@
+"""How the blocks of a unit lie in a message of a given world size."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from shardlab.codecs.unit import Block, Unit
+
+PREFIX = "layout:"
+"""of layouts in the state of error feedback; parts are named by units, which have no colon"""
+
+
+class Layout(NamedTuple):
+    """`scattered` as `shardlab.codecs.unit.Unit` has it: rows over the ranks, block by block;
+
+    otherwise one vector that is padded at its end to a multiple of the world size.
+    """
+
+    world_size: int
+    scattered: bool
+    shapes: tuple[tuple[int, int], ...]
+    """rows and columns of each block"""
+
+    @classmethod
+    def scattering(cls, unit: Unit, world_size: int, n: int) -> "Layout":
+        """Of a vector[world_size * n] that is scattered; without blocks it is one of n rows."""
+        blocks = unit.blocks or (Block(unit.name, world_size * n, 1),)
+        return cls(world_size, True, tuple((b.rows, b.columns) for b in blocks))
+
+    @classmethod
+    def whole(cls, world_size: int, n: int) -> "Layout":
+        """Of a vector[n] that is summed as it is."""
+        return cls(world_size, False, ((n, 1),))
+
+    def tensor(self) -> Tensor:
+        """int64 [2 + 2 * blocks], for a state."""
+        numbers = [self.world_size, int(self.scattered)]
+        return torch.tensor([*numbers, *(x for shape in self.shapes for x in shape)])
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Layout":
+        """From `tensor()`."""
+        world_size, scattered, *rest = tensor.tolist()
+        shapes = tuple(zip(rest[::2], rest[1::2], strict=True))
+        return cls(world_size, bool(scattered), shapes)
+
+    def describe(self) -> str:
+        """In a few words."""
+        elements = sum(rows * columns for rows, columns in self.shapes)
+        return f"{elements} elements in {len(self.shapes)} blocks on {self.world_size} ranks"
+
+    def for_ranks(self, world_size: int) -> "Layout":
+        """The same blocks on another number of ranks."""
+        return self._replace(world_size=world_size)
+
+    def blocks_of(self, chunks: Sequence[Tensor]) -> list[Tensor]:
+        """The blocks [rows, columns] without padding, from the chunks of all ranks."""
+        together = torch.stack(list(chunks))
+        pieces = together.split(self._widths(), 1)
+        return [
+            piece.reshape(-1, columns)[:rows]
+            for piece, (rows, columns) in zip(pieces, self.shapes, strict=True)
+        ]
+
+    def chunks_of(self, blocks: Sequence[Tensor]) -> list[Tensor]:
+        """The chunk of each rank, padded with zeros, from the blocks [rows, columns]."""
+        size = self.world_size
+        pieces = [
+            torch.nn.functional.pad(block, (0, 0, 0, -len(block) % size)).reshape(size, -1)
+            for block in blocks
+        ]
+        return list(torch.cat(pieces, 1))
+
+    def _widths(self) -> list[int]:
+        return [-(-rows // self.world_size) * columns for rows, columns in self.shapes]

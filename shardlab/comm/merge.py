@@ -1,0 +1,90 @@
+"""States of one number of ranks for another: what error feedback holds back is never dropped.
+
+The applied mean of W ranks is (1/W) * sum over ranks r of D(C(g_r + e_r)), so the residuals still
+owe (1/W) * sum of e_r to the parameters. On W' ranks the same is owed if
+
+    (1/W') * sum over r' of e'_r' = (1/W) * sum over r of e_r,
+
+which holds for e'_r' = (1/W) * sum over r of e_r on every new rank: old residuals are summed, and
+the sum is shared by the new ranks. What the owner of a shard holds back of a mean (part `unit<`) is
+owed as it is: the shards are put together and cut anew.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shardlab.comm.layout import PREFIX, Layout
+from shardlab.comm.residuals import store_like, widen
+from shardlab.core.errors import UserError
+
+State = dict[str, Tensor]
+
+
+def merge_residuals(states: Sequence[State], world_size: int, rank: int) -> State:
+    """The state of error feedback for `rank` of `world_size`, from those of all old ranks.
+
+    Args:
+        states: `ErrorFeedback.state_dict()` of every old rank, in their order.
+
+    Raises:
+        UserError: a state is missing, or a residual has no layout.
+    """
+    layouts = {
+        name.removeprefix(PREFIX): Layout.of(tensor)
+        for name, tensor in states[0].items()
+        if name.startswith(PREFIX)
+    }
+    merged: State = {}
+    for unit, layout in layouts.items():
+        if layout.world_size != len(states):
+            raise UserError(
+                f"merge_states: {unit!r} was shared by {layout.world_size} ranks, but there are "
+                f"{len(states)} states: give those of all ranks, in their order"
+            )
+        merged |= _merge_unit(states, unit, layout, world_size, rank)
+        merged[PREFIX + unit] = layout.for_ranks(world_size).tensor()
+    done = {part for unit, layout in layouts.items() for part in _parts(unit, layout)}
+    lost = [name for name in states[0] if not name.startswith(PREFIX) and name not in done]
+    if lost:
+        raise UserError(
+            f"merge_states: nobody knows the layout of the residual {lost[0]!r}: such residuals "
+            "serve the same number of ranks alone"
+        )
+    return merged
+
+
+def _parts(unit: str, layout: Layout) -> list[str]:
+    return [f"{unit}*", f"{unit}<", *(f"{unit}>{to}" for to in range(layout.world_size))]
+
+
+def _merge_unit(
+    states: Sequence[State], unit: str, layout: Layout, world_size: int, rank: int
+) -> State:
+    new = layout.for_ranks(world_size)
+    first = states[0]
+    merged: State = {}
+    if f"{unit}>0" in first:
+        old = range(layout.world_size)
+        chunks = [_mean([state[f"{unit}>{to}"] for state in states]) for to in old]
+        anew = new.chunks_of(layout.blocks_of(chunks))
+        merged |= {f"{unit}>{to}": store_like(first[f"{unit}>0"], c) for to, c in enumerate(anew)}
+    if f"{unit}<" in first:
+        shards = [widen(state[f"{unit}<"]) for state in states]
+        anew = new.chunks_of(layout.blocks_of(shards))
+        merged[f"{unit}<"] = store_like(first[f"{unit}<"], anew[rank])
+    if f"{unit}*" in first:
+        vector = _mean([state[f"{unit}*"] for state in states])
+        if layout.scattered:
+            blocks = layout.blocks_of(vector.chunk(layout.world_size))
+            vector = torch.cat(new.chunks_of(blocks))
+        merged[f"{unit}*"] = store_like(first[f"{unit}*"], vector)
+    return merged
+
+
+def _mean(stored: Sequence[Tensor]) -> Tensor:
+    """Over the old ranks, summed in float64."""
+    total = sum(widen(each).double() for each in stored)
+    assert isinstance(total, Tensor)
+    return (total / len(stored)).float()

@@ -1,0 +1,69 @@
+"""How a residual is stored: as float32, as bfloat16 or as eight-bit integers.
+
+    fp32    4 bytes per element, exact
+    bf16    2 bytes, rounded to nearest even
+    int8    1 byte and 1/64 for the scales: `shardlab.kernels.int8` in groups of 128
+
+What rounding drops here is lost to error feedback, as in LoCo (Xie et al. 2024), which stores
+residuals in eight bits. Magnitudes above 2**126, which neither narrow form can hold, are cut there.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from shardlab.kernels import int8
+
+Residual = Literal["fp32", "bf16", "int8"]
+
+_GROUP = 128
+_LARGEST = 2.0**126
+_DTYPES: dict[Residual, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "int8": torch.uint8,
+}
+
+
+def blank(kind: Residual, n: int, device: torch.device) -> Tensor:
+    """n zeros."""
+    size = int8.KERNEL.payload_bytes(n, _GROUP) if kind == "int8" else n
+    return torch.zeros(size, dtype=_DTYPES[kind], device=device)
+
+
+def elements(stored: Tensor) -> int:
+    """How many elements `stored` holds."""
+    if stored.dtype != torch.uint8:
+        return stored.numel()
+    groups = -(-stored.numel() // (_GROUP + 2))
+    return stored.numel() - 2 * groups
+
+
+def widen(stored: Tensor) -> Tensor:
+    """The elements in float32; `stored` itself where it is that already."""
+    if stored.dtype != torch.uint8:
+        return stored.float()
+    vector = torch.empty(elements(stored), dtype=torch.float32, device=stored.device)
+    int8.KERNEL.decode_sum([stored], _GROUP, vector)
+    return vector
+
+
+def narrow(vector: Tensor, stored: Tensor) -> None:
+    """Stores a finite float32 vector; overwrites it where the form is not exact."""
+    if stored.dtype == torch.float32:
+        stored.copy_(vector)
+        return
+    vector.clamp_(-_LARGEST, _LARGEST)
+    if stored.dtype == torch.uint8:
+        int8.KERNEL.encode(vector, _GROUP, payload=stored)
+    else:
+        stored.copy_(vector)
+
+
+def store_like(stored: Tensor, vector: Tensor) -> Tensor:
+    """A float32 vector in the form of `stored`."""
+    kind = next(kind for kind, dtype in _DTYPES.items() if dtype == stored.dtype)
+    result = blank(kind, vector.numel(), vector.device)
+    narrow(vector.clone(), result)
+    return result

@@ -1,0 +1,69 @@
+"""Mistakes in a call of `shardlab.attach` are answered in one line."""
+
+import re
+
+import pytest
+import torch
+from ranks import run_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from wrapped_models import ddp, fsdp1, fsdp2, network
+
+import shardlab
+from shardlab.core.errors import UserError
+
+
+def hybrid(group):
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b"))
+    return FullyShardedDataParallel(
+        network(),
+        sharding_strategy=ShardingStrategy.HYBRID_SHARD,
+        device_mesh=mesh,
+        device_id=torch.device("cpu"),
+    )
+
+
+def ddp_twice(group):
+    model = ddp(group)
+    shardlab.attach(model, "int8")
+    return model
+
+
+def fsdp1_twice(group):
+    model = fsdp1(group)
+    shardlab.attach(model, "int8")
+    return model
+
+
+CASES = [
+    (fsdp2, {"gradients": "int9"}, "unknown codec 'int9'; did you mean 'int8'?"),
+    (fsdp2, {"gradients": "int8:groop=8"}, "groop: unknown key; did you mean 'group'?"),
+    (fsdp2, {"gradients": "int8", "route": "native"}, "cannot be summed"),
+    (fsdp2, {"gradients": "none", "error_feedback": True}, "pointless"),
+    (fsdp2, {"gradients": "int8", "residual": "int8"}, "no meaning without error_feedback"),
+    (fsdp2, {"gradients": "int8", "ranks_per_node": 2}, "no meaning without between_nodes"),
+    (fsdp2, {"gradients": "int8", "minimum_size": -1}, "minimum_size"),
+    (fsdp2, {"weights": "topk"}, "weights need every element"),
+    (fsdp2, {"exclude": "2.bia"}, "no parameter matches '2.bia'; did you mean '2.bias'?"),
+    (ddp, {"weights": "int8"}, "gathers no parameters"),
+    (fsdp1, {"weights": "int8"}, "no hook for the parameters"),
+    (fsdp1, {"gradients": "int8", "exclude": ["*.bias"]}, "one flat vector of unit 'root'"),
+    (hybrid, {"gradients": "int8"}, "no communication hook for HYBRID_SHARD"),
+    (ddp_twice, {"gradients": "int8"}, "ddp: .*register_comm_hook"),
+    (fsdp1_twice, {"gradients": "int8"}, "already registered"),
+    (lambda group: network(), {}, "wrapped neither by fully_shard nor"),
+]
+
+
+def test_mistakes_are_answered_in_one_line():
+    def on_rank(group):
+        for make, options, expected in CASES:
+            model = make(group)
+            with pytest.raises(UserError) as error:
+                shardlab.attach(model, **options)
+            answer = str(error.value)
+            assert re.search(expected, answer), f"{expected!r} is not in {answer!r}"
+            assert "\n" not in answer
+        return {"done": torch.tensor(True)}
+
+    assert run_ranks(2, on_rank)[0]["done"]

@@ -1,0 +1,148 @@
+"""Error feedback: nothing is lost, NaN never stays, skipped steps leave no trace."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardlab.codecs.base import MessageKey
+from shardlab.codecs.registry import make_codec
+from shardlab.comm.feedback import ErrorFeedback
+from shardlab.comm.residuals import blank, elements
+
+KEY = MessageKey(0, 0, "unit", 0)
+KINDS = ["fp32", "bf16", "int8"]
+
+
+def vectors(count: int, n: int = 300) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(n, generator=generator) for _ in range(count)]
+
+
+def send(
+    feedback: ErrorFeedback, vector: torch.Tensor, part: str = "unit>0", spec="topk:density=0.1"
+) -> torch.Tensor:
+    codec = make_codec(spec)
+    return codec.decode(feedback.encode(codec, vector, part, KEY), vector.numel())
+
+
+def bits(feedback: ErrorFeedback) -> dict[str, bytes]:
+    state = feedback.state_dict()
+    return {part: stored.view(torch.uint8).numpy().tobytes() for part, stored in state.items()}
+
+
+# what storage may lose in each of ten steps: half a unit in the last place of the largest value
+@pytest.mark.parametrize(("kind", "tolerance"), [("fp32", 1e-5), ("bf16", 0.2), ("int8", 0.4)])
+def test_what_is_sent_and_what_is_kept_add_up_to_what_was_given(kind, tolerance):
+    feedback = ErrorFeedback(kind)
+    every = vectors(10)
+    sent = sum(send(feedback, vector) for vector in every)
+    exact = ErrorFeedback("fp32")
+    exact.load_state_dict(feedback.state_dict())
+    error = sent + exact.state_dict()["unit>0"] - sum(every)
+    assert error.abs().max() < tolerance
+    assert feedback.norm() > 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_that_is_taken_back_leaves_no_trace(kind):
+    feedback = ErrorFeedback(kind)
+    first, second, third, fourth = vectors(4)
+    send(feedback, first, "a>0")
+    send(feedback, second, "b>0")
+    feedback.step_ended()
+    before = bits(feedback)
+    send(feedback, third, "b>0")
+    # a second reduction of the same step, and a part that was never sent before
+    send(feedback, fourth, "b>0")
+    send(feedback, fourth, "new>0")
+    assert bits(feedback)["b>0"] != before["b>0"]
+    feedback.rollback()
+    zeros = blank(kind, 300, torch.device("cpu")).view(torch.uint8).numpy().tobytes()
+    assert bits(feedback) == {**before, "new>0": zeros}
+    feedback.rollback()
+    assert bits(feedback) == {**before, "new>0": zeros}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_that_was_applied_is_not_taken_back(kind):
+    feedback = ErrorFeedback(kind)
+    send(feedback, vectors(1)[0])
+    after = bits(feedback)
+    feedback.step_ended()
+    feedback.rollback()
+    assert bits(feedback) == after
+
+
+def test_until_steps_are_told_a_part_that_comes_again_starts_one():
+    feedback = ErrorFeedback()
+    first, second = vectors(2)
+    send(feedback, first)
+    after = bits(feedback)
+    send(feedback, second)
+    feedback.rollback()
+    assert bits(feedback) == after
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rounds_take_the_residual_and_give_it_back(kind):
+    feedback = ErrorFeedback(kind)
+    first, second = vectors(2)
+    assert torch.equal(feedback.given(first, "unit*"), first)
+    feedback.keep("unit*", first / 2)
+    feedback.step_ended()
+    given_again = feedback.given(second, "unit*")
+    torch.testing.assert_close(given_again, second + first / 2, rtol=0, atol=0.02)
+    before = bits(feedback)
+    feedback.keep("unit*", second)
+    feedback.rollback()
+    assert bits(feedback) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 3e38])
+@given(where=st.integers(0, 299), twice=st.booleans())
+def test_no_residual_takes_a_value_that_is_not_finite(kind, bad, where, twice):
+    feedback = ErrorFeedback(kind)
+    good, other = vectors(2)
+    wrong = other.clone()
+    wrong[where] = bad
+    send(feedback, good)
+    for _ in range(1 + twice):
+        send(feedback, wrong, spec="int8:group=32")
+        feedback.given(wrong, "rounds*")
+        feedback.keep("rounds*", wrong)
+    loaded = ErrorFeedback("fp32")
+    loaded.load_state_dict(feedback.state_dict())
+    assert all(stored.isfinite().all() for stored in loaded.state_dict().values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [0, 1, 127, 128, 129, 1000])
+def test_stored_residuals_know_their_length(kind, n):
+    assert elements(blank(kind, n, torch.device("cpu"))) == n
+
+
+@pytest.mark.parametrize(("kind", "per_element"), [("fp32", 4), ("bf16", 2), ("int8", 1 + 2 / 128)])
+def test_memory_is_that_of_two_generations(kind, per_element):
+    feedback = ErrorFeedback(kind)
+    send(feedback, torch.ones(1280))
+    assert feedback.nbytes() == 2 * per_element * 1280
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_residuals_continue_bit_for_bit(kind):
+    feedback = ErrorFeedback(kind)
+    first, second = vectors(2)
+    send(feedback, first)
+    resumed = ErrorFeedback(kind)
+    resumed.load_state_dict({k: v.clone() for k, v in feedback.state_dict().items()})
+    assert torch.equal(send(feedback, second), send(resumed, second))
+    assert bits(feedback) == bits(resumed)
+
+
+def test_a_message_of_another_length_is_refused():
+    feedback = ErrorFeedback()
+    send(feedback, torch.ones(10))
+    with pytest.raises(ValueError, match="'unit>0' has 11 elements, its residual 10"):
+        send(feedback, torch.ones(11))
