@@ -1,29 +1,34 @@
 """The contract of a collective, and its trivial implementation: the process group's own."""
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.codecs.unit import Unit
 from shardlab.comm.ledger import Account, Kind, Ledger
+from shardlab.comm.transport import Transport
 
 
 class Collective(ABC):
-    """reduce-scatter, all-reduce and all-gather of float32 vectors over one process group.
+    """reduce-scatter, all-reduce and all-gather of float vectors over one process group.
 
     Laws:
     - every rank ends with the same bytes wherever the mathematics says "the same vector";
     - what moves is in the ledger, under `kind`, in bytes that this rank sends to others;
-    - a message is named by its `unit`, which is the same on all ranks and in all steps.
+    - a message belongs to a `unit`, which is the same on all ranks and in all steps.
     """
 
     def __init__(self, group: dist.ProcessGroup, ledger: Ledger, kind: Kind) -> None:
         self.group = group
         self.ledger = ledger
         self.kind = kind
-        self.world_size = dist.get_world_size(group)
-        self.rank = dist.get_rank(group)
+        self.transport = Transport(group)
+        self.world_size = self.transport.world_size
+        self.rank = self.transport.rank
 
     @property
     def account(self) -> Account:
@@ -40,10 +45,13 @@ class Collective(ABC):
 
     @abstractmethod
     def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:
-        """output[world_size * n] = the shards[n] of all ranks, one after the other."""
+        """output[world_size * n] = the shards[n] of all ranks, one after the other.
+
+        `shard` may be this rank's part of `output`.
+        """
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What the next messages depend on, beside their vectors: counters and the like."""
+        """What the next messages depend on beside their vectors, the same on all ranks."""
         return {}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:  # noqa: B027
@@ -60,26 +68,53 @@ class Collective(ABC):
         """(W-1)/W of a full vector: what a reduce-scatter or all-gather has to send per rank."""
         return nbytes * (self.world_size - 1) / self.world_size
 
+    def _chunks(self, vector: Tensor) -> list[Tensor]:
+        """The W equal parts of a vector."""
+        return list(vector.view(self.world_size, vector.numel() // self.world_size).unbind())
+
+    def _check_finite(self, reduced: Tensor) -> None:
+        """Counts a result with a NaN or an infinity."""
+        # every such element shows in the sum, which may also overflow by itself
+        if not math.isfinite(float(reduced.sum())) and not bool(reduced.isfinite().all()):
+            self.account.not_finite += 1
+
+    def _audit(self, reduced: Tensor, vector: Tensor, scale: float) -> None:
+        """While auditing: compares a reduction with the exact one, which is counted nowhere.
+
+        Args:
+            reduced: this rank's shard of the sum.
+            vector: what this rank gave, [world_size * n].
+        """
+        if self.ledger.audit is None:
+            return
+        chunks, exact = self._chunks(vector), torch.empty_like(reduced)
+        parts = [torch.empty_like(chunk) for chunk in chunks]
+        parts[self.rank] = chunks[self.rank]
+        self.transport.exchange(chunks, parts)
+        add_up(parts, exact, scale)
+        self.ledger.audit.add(reduced, exact)
+
 
 class Native(Collective):
     """The process group's own collectives, uncompressed.
 
     On gloo a reduce-scatter is an all-reduce of the full vector of which each rank keeps its part,
-    so twice the necessary bytes move; the ledger counts them.
+    so twice the necessary bytes move; the ledger counts them. gloo's all-gather of long vectors
+    uses half of a link, so `Transport` does it there, with the same bytes.
     """
 
     def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
-        needed = self._share_of_others(vector.nbytes)
-        doubled = dist.get_backend(self.group) == "gloo"
-        self._count(raw=needed, wire=2 * needed if doubled else needed)
-        dist.reduce_scatter_single(output, vector, op=dist.ReduceOp.SUM, group=self.group)
+        wire = sum_scatter(output, vector, self.group)
+        self._count(raw=self._share_of_others(vector.nbytes), wire=wire)
         if scale != 1:
             output.mul_(scale)
+        self._check_finite(output)
 
     def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
         if scale != 1:
             vector.mul_(scale)
         self.start_all_reduce(vector).wait()
+        self._check_finite(vector)
 
     def start_all_reduce(self, vector: Tensor) -> dist.Work:
         """Starts the sum over ranks, in place, and returns at once."""
@@ -94,4 +129,32 @@ class Native(Collective):
         """Starts the gathering and returns at once."""
         needed = self._share_of_others(output.nbytes)
         self._count(raw=needed, wire=needed)
+        if dist.get_backend(self.group) == "gloo":
+            return self.transport.start_gather(shard, self._chunks(output))
         return dist.all_gather_single(output, shard, group=self.group, async_op=True)
+
+
+def sum_scatter(output: Tensor, vector: Tensor, group: dist.ProcessGroup) -> float:
+    """The group's own reduce-scatter by sum; returns the bytes that this rank sent."""
+    dist.reduce_scatter_single(output, vector, op=dist.ReduceOp.SUM, group=group)
+    world_size = dist.get_world_size(group)
+    times = 2 if dist.get_backend(group) == "gloo" else 1
+    return times * vector.nbytes * (world_size - 1) / world_size
+
+
+def add_up(parts: Sequence[Tensor], out: Tensor, scale: float) -> None:
+    """out = scale * (part 0 + part 1 + ...), in this order and in float32 whatever the dtype."""
+    if out.dtype != torch.float32:
+        total = torch.empty_like(out, dtype=torch.float32)
+        add_up([part.float() for part in parts], total, scale)
+        out.copy_(total)
+        return
+    first, *others = parts
+    if not others:
+        torch.mul(first, scale, out=out)
+        return
+    torch.add(first, others[0], out=out)
+    for part in others[1:]:
+        out.add_(part)
+    if scale != 1:
+        out.mul_(scale)

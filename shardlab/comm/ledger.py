@@ -23,6 +23,8 @@ class Account:
     bytes_raw: float = 0.0
     """what the operation has to send in the dtype it was asked for, by the best algorithm"""
     bytes_wire: float = 0.0
+    bytes_between_nodes: float = 0.0
+    """of bytes_wire: what a two-level collective sends from node to node"""
     index_bytes: float = 0.0
     metadata_bytes: float = 0.0
     elements: int = 0
@@ -30,6 +32,8 @@ class Account:
     elements_sent: int = 0
     encode_s: float = 0.0
     decode_s: float = 0.0
+    not_finite: int = 0
+    """results of reductions that hold a NaN or an infinity, as far as this rank sees them"""
     uncompressed: Counter[str] = field(default_factory=Counter)
     """messages that a codec was meant for but did not touch, by reason"""
 

@@ -11,13 +11,14 @@ import torch
 from kernel_vectors import any_bits, bits
 
 from shardlab.kernels import casts, int8, native
+from shardlab.kernels.checksum import checksum
 
 GROUPED = {kernel.format.name: kernel for kernel in (int8.KERNEL, casts.BF16)}
 KEY = (0x12345678, 0x9ABCDEF0)
 
 
 def digest() -> str:
-    """Of payloads, residuals and sums for many sizes of random bits."""
+    """Of payloads, residuals, sums and checksums for many sizes of random bits."""
     result = hashlib.sha256()
     for kernel in GROUPED.values():
         for seed, n in enumerate([1, 7, 129, 5000]):
@@ -25,6 +26,8 @@ def digest() -> str:
             payload = kernel.encode_residual(x, residual, kept, 128, KEY)
             kernel.decode_sum([payload, payload], 128, residual, 1 / 3)
             result.update(repr((payload.tolist(), bits(kept), bits(residual))).encode())
+    for n in (8, 8000):
+        result.update(repr(checksum(any_bits(n, n).view(torch.uint8))).encode())
     return result.hexdigest()
 
 

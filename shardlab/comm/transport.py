@@ -1,0 +1,152 @@
+"""Moves bytes of known sizes between the ranks of a group, in pieces on gloo.
+
+gloo carries one large message in one direction at a time: two ranks that exchange 16 MiB use about
+half of a link. Pieces of 256 KiB make it full duplex. Up to 16 of them are under way to each rank:
+with two, waking up for every piece costs half of the speed where no link limits it
+(`benchmarks/transport.py`). Pieces are slices of the caller's buffers: nothing is copied.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+PIECE = 256 << 10
+"""bytes"""
+IN_FLIGHT = 16
+"""pieces to and from each rank"""
+_TAG = 0x51AB
+"""keeps our messages from those that a program sends between the same ranks by itself"""
+
+
+class Transport:
+    """All-to-all and all-gather of bytes over one process group.
+
+    Messages between two ranks arrive in the order in which both ranks asked for them, so all ranks
+    of a group make the same calls in the same order; groups do not disturb each other. What a rank
+    sends to itself stays where it is.
+
+    Raises:
+        RuntimeError: (all methods) a rank is gone or silent; names the rank.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.world_size = dist.get_world_size(group)
+        self._in_pieces = dist.get_backend(group) == "gloo"
+
+    def exchange(self, given: Sequence[Tensor], taken: Sequence[Tensor]) -> None:
+        """given[i] goes to rank i, taken[i] comes from rank i.
+
+        Args:
+            given, taken: one contiguous vector per rank, of any dtype and of any size down to none;
+                rank a's given[b] has as many bytes as rank b's taken[a]. Those of this rank itself
+                are not touched.
+        """
+        self.start(given, taken).wait()
+
+    def start(self, given: Sequence[Tensor], taken: Sequence[Tensor]) -> dist.Work:
+        """The same, but returns before all is done; `given` must stay as it is until then."""
+        return _Transfer(self._waves([_bytes(t) for t in given], [_bytes(t) for t in taken]))
+
+    def start_gather(self, shard: Tensor, parts: Sequence[Tensor]) -> dist.Work:
+        """Starts to bring the shard of every rank, all of one size, to all ranks.
+
+        Args:
+            parts: one per rank; this rank's own part may be `shard` itself.
+        """
+        own = parts[self.rank]
+        if own.data_ptr() != shard.data_ptr():
+            own.copy_(shard)
+        return self.start([shard] * self.world_size, parts)
+
+    def _waves(self, given: list[Tensor], taken: list[Tensor]) -> Iterator[list["_Posted"]]:
+        """Posts a piece to and from every rank, time after time."""
+        longest = max(part.numel() for part in (*given, *taken))
+        size = PIECE if self._in_pieces else max(longest, 1)
+        for start in range(0, longest, size):
+            pieces = []
+            # every rank turns to another one first
+            for shift in range(1, self.world_size):
+                to, source = (self.rank + shift) % self.world_size, self.rank - shift
+                source %= self.world_size
+                if start < taken[source].numel():
+                    pieces.append(_Piece(source, False, taken[source][start : start + size]))
+                if start < given[to].numel():
+                    pieces.append(_Piece(to, True, given[to][start : start + size]))
+            if pieces:
+                yield self._post(pieces)
+
+    def _post(self, pieces: list["_Piece"]) -> list["_Posted"]:
+        if self._in_pieces:
+            return [_Posted(piece, self._post_one(piece)) for piece in pieces]
+        operations = [
+            dist.P2POp(
+                dist.isend if piece.outgoing else dist.irecv,
+                piece.data,
+                group=self.group,
+                group_peer=piece.peer,
+            )
+            for piece in pieces
+        ]
+        # devices carry them out as one operation
+        return [_Posted(pieces[0], work) for work in dist.batch_isend_irecv(operations)]
+
+    def _post_one(self, piece: "_Piece") -> dist.Work | None:
+        if piece.outgoing:
+            return dist.isend(piece.data, group=self.group, tag=_TAG, group_dst=piece.peer)
+        return dist.irecv(piece.data, group=self.group, tag=_TAG, group_src=piece.peer)
+
+
+class _Piece(NamedTuple):
+    peer: int
+    outgoing: bool
+    data: Tensor
+
+
+class _Posted(NamedTuple):
+    piece: _Piece
+    work: dist.Work | None
+
+    def wait(self) -> None:
+        assert self.work is not None, "this rank is in the group"
+        try:
+            self.work.wait()
+        except RuntimeError as error:
+            direction = "to" if self.piece.outgoing else "from"
+            raise RuntimeError(f"bytes {direction} rank {self.piece.peer}: {error}") from error
+
+
+class _Transfer(dist.Work):
+    """One exchange under way. Its first pieces are posted at once, the others while it is awaited,
+    and so in the same order on all ranks."""
+
+    def __init__(self, waves: Iterator[list[_Posted]]) -> None:
+        super().__init__()
+        self._waves = waves
+        self._in_flight: deque[list[_Posted]] = deque()
+        while len(self._in_flight) < IN_FLIGHT and self._post():
+            pass
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Returns when every piece has arrived; the group's own timeout holds."""
+        while self._in_flight:
+            for posted in self._in_flight.popleft():
+                posted.wait()
+            self._post()
+        return True
+
+    def _post(self) -> bool:
+        wave = next(self._waves, None)
+        if wave is not None:
+            self._in_flight.append(wave)
+        return wave is not None
+
+
+def _bytes(vector: Tensor) -> Tensor:
+    return vector.view(-1).view(torch.uint8)
