@@ -7,8 +7,12 @@ from pydantic import BaseModel
 
 from shardlab.codecs.base import Codec
 from shardlab.codecs.casts import BFloat16
+from shardlab.codecs.gradiveq import GradiVeQ
 from shardlab.codecs.identity import Identity
 from shardlab.codecs.integers import Int8
+from shardlab.codecs.powersgd import PowerSgd
+from shardlab.codecs.rounds import Rounds
+from shardlab.codecs.sketch import Sketch
 from shardlab.codecs.sparse import TopK
 from shardlab.core.codec_spec import CodecSpec, split_text
 from shardlab.core.document import validate
@@ -16,6 +20,9 @@ from shardlab.core.errors import UserError, nearest
 
 _BUILT_IN: dict[str, Callable[..., Codec]] = {
     codec.name: codec for codec in (Identity, BFloat16, Int8, TopK)
+}
+_IN_ROUNDS: dict[str, Callable[..., Rounds]] = {
+    method.name: method for method in (Sketch, GradiVeQ, PowerSgd)
 }
 _ADDED: dict[str, Callable[..., Codec]] = {}
 
@@ -26,7 +33,7 @@ def register(name: str, factory: Callable[..., Codec]) -> None:
     Raises:
         UserError: the name is taken.
     """
-    if name in _BUILT_IN or name in _ADDED:
+    if name in _BUILT_IN or name in _IN_ROUNDS or name in _ADDED:
         raise UserError(f"codec {name!r} exists already: choose another name")
     _ADDED[name] = factory
 
@@ -35,19 +42,35 @@ def make_codec(spec: str | Mapping[str, Any] | BaseModel | Codec) -> Codec:
     """A codec from `"int8:group=64"`, `{"name": "int8", "group": 64}`, or a codec itself.
 
     Raises:
+        UserError: unknown name or option, with the valid ones; a method of several rounds.
+    """
+    method = make_method(spec)
+    if isinstance(method, Rounds):
+        raise UserError(
+            f"codec {method.name!r} takes several rounds of messages: it serves the gradients of "
+            "one level only"
+        )
+    return method
+
+
+def make_method(spec: str | Mapping[str, Any] | BaseModel | Codec | Rounds) -> Codec | Rounds:
+    """The same for all methods: codecs, and those that take several rounds of messages.
+
+    Raises:
         UserError: unknown name or option, with the valid ones.
     """
-    if isinstance(spec, Codec):
+    if isinstance(spec, Codec | Rounds):
         return spec
     given = spec.model_dump() if isinstance(spec, BaseModel) else spec
     options = dict(split_text(given) if isinstance(given, str) else given)
     name = options.get("name")
     if name in _ADDED:
         return _make_added(options)
-    if name not in _BUILT_IN:
-        raise UserError(f"unknown codec {name!r}; {nearest(str(name), {**_BUILT_IN, **_ADDED})}")
+    known: dict[str, Callable[..., Codec | Rounds]] = {**_BUILT_IN, **_IN_ROUNDS}
+    if name not in known:
+        raise UserError(f"unknown codec {name!r}; {nearest(str(name), {**known, **_ADDED})}")
     checked = validate(CodecSpec, options, "codec").model_dump()
-    return _BUILT_IN[checked.pop("name")](**checked)
+    return known[checked.pop("name")](**checked)
 
 
 def _make_added(options: dict[str, Any]) -> Codec:

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import ClassVar, Protocol
 
+import torch
 from torch import Tensor
 
 from shardlab.codecs.base import MessageKey
@@ -10,19 +11,25 @@ from shardlab.codecs.unit import Unit
 
 
 class Wire(Protocol):
-    """Sums and gathers of float32 vectors over the ranks; what a round is made of."""
+    """Sums and gathers of vectors over the ranks; what a round is made of."""
 
     rank: int
     world_size: int
 
     def sum(self, vector: Tensor) -> None:
-        """vector[m] = sum over ranks of vector, in place; the same bytes on all ranks."""
+        """vector[m] = sum over ranks of vector, float32, in place; the same bytes on all ranks."""
 
     def sum_scatter(self, vector: Tensor) -> Tensor:
         """The sum over ranks of chunk `rank` of vector[world_size * m]: float32 [m]."""
 
     def gather(self, shard: Tensor) -> Tensor:
-        """The shards[m] of all ranks, one after the other: float32 [world_size * m]."""
+        """The shards[m] of all ranks, one after the other: [world_size * m], of the same dtype.
+
+        Places of elements are integers, and counted as such.
+        """
+
+    def uncompressed(self, reason: str) -> None:
+        """Says that what is summed now travels as it is, and why."""
 
 
 class Rounds(ABC):
@@ -32,8 +39,8 @@ class Rounds(ABC):
     - the result is the sum over ranks of sent_r, the same bytes wherever two ranks hold it;
     - `given` becomes x_r - sent_r (what was not sent), up to rounding in float32;
     - the result is a function of the vectors, the key and `state` alone;
-    - a NaN or an infinity on any rank makes the result hold one on every rank, and neither `given`
-      nor `state` keeps it.
+    - a NaN or an infinity on any rank makes the result hold one on every rank; then `given` is all
+      zeros and `state` is as it was.
     """
 
     name: ClassVar[str]
@@ -56,6 +63,28 @@ class Rounds(ABC):
     def sum(self, given: Tensor, unit: Unit, wire: Wire, key: MessageKey) -> Tensor:
         """The sum over ranks of given[n]: float32 [n], the same bytes on all ranks."""
 
-    @abstractmethod
+    def elements_sent(self, n: int) -> int:
+        """Of n elements, how many can differ from zero in sent_r."""
+        return n
+
     def reset(self) -> None:
         """Forgets `state`."""
+        self.state.clear()
+
+
+def alarm(values: Tensor) -> Tensor:
+    """0 if all values are finite, else NaN: float32 []. Summed on the wire it tells all ranks."""
+    if not values.numel():
+        return values.new_zeros(())
+    return 0 * torch.linalg.vector_norm(values, ord=float("inf"))
+
+
+def all_finite(values: Tensor) -> bool:
+    """Whether there is neither a NaN nor an infinity in `values`."""
+    return not bool(alarm(values).isnan())
+
+
+def nothing_sent(given: Tensor, n: int) -> Tensor:
+    """The result of n elements where a number is not finite on some rank: NaN throughout."""
+    given.zero_()
+    return given.new_full((n,), float("nan"))

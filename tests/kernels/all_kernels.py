@@ -12,6 +12,7 @@ from kernel_vectors import any_bits, bits
 
 from shardlab.kernels import casts, int8, native
 from shardlab.kernels.checksum import checksum
+from shardlab.kernels import casts, int8, native, sketch
 
 GROUPED = {kernel.format.name: kernel for kernel in (int8.KERNEL, casts.BF16)}
 KEY = (0x12345678, 0x9ABCDEF0)
@@ -28,7 +29,17 @@ def digest() -> str:
             result.update(repr((payload.tolist(), bits(kept), bits(residual))).encode())
     for n in (8, 8000):
         result.update(repr(checksum(any_bits(n, n).view(torch.uint8))).encode())
+    _add_sketches(result)
     return result.hexdigest()
+
+
+def _add_sketches(result: "hashlib._Hash") -> None:
+    keys = [KEY, KEY[::-1], (1, 2)]
+    for seed, n in enumerate([1, 255, 5000]):
+        table = torch.zeros(3, 100)
+        sketch.add(any_bits(n, seed), keys, table)
+        estimates = sketch.estimate(table, keys, n)
+        result.update(repr((bits(table), bits(estimates))).encode())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,166 @@
+"""Slices of a vector in a basis of few principal components: `gradiveq`."""
+
+import torch
+from torch import Tensor
+
+from shardlab.codecs.base import MessageKey
+from shardlab.codecs.rounds import Rounds, Wire, alarm, all_finite, nothing_sent
+from shardlab.codecs.unit import Unit
+
+
+class GradiVeQ(Rounds):
+    """sent_r = U U^T x_r for each slice of x_r, with U the principal components of past slices.
+
+    The linear compressor of Yu et al. 2018, without a mean and with one U for a unit. Each chunk of
+    n elements is cut into m = ceil(n / slice) slices, the last filled up with zeros; U is float32
+    [slice, components]. The coefficients U^T x_r are linear in x_r, so they are summed on the wire.
+    Step 0 and every `refresh`-th step after it travel uncompressed: then U becomes the leading
+    eigenvectors of sum s s^T over the slices s of the sum. Rank 0 finds them and sends them to all,
+    so that ranks on hosts of different kinds hold the same bytes. A sum of zeros leaves U as it
+    was; without a U the next step is uncompressed too.
+
+    Biased; a contraction as far as the subspace of U holds the slices (|x - sent| <= |x|), so it
+    needs error feedback. Bits per element: 32 * components / slice, plus 32 bits for each chunk;
+    per refresh 32 bits per element and an all-reduce of slice * components numbers (after a
+    reduce-scatter of slice * (slice + 1) / 2 + 1 more).
+
+    Args:
+        slice: elements of a slice.
+        components: coefficients that are sent for a slice.
+        refresh: steps from one uncompressed step to the next.
+    """
+
+    name = "gradiveq"
+
+    def __init__(self, slice: int = 256, components: int = 32, refresh: int = 50) -> None:
+        super().__init__()
+        self.slice = slice
+        self.components = components
+        self.refresh = refresh
+
+    def coefficients(self, n: int) -> int:
+        """Numbers that are sent for n elements."""
+        return -(-n // self.slice) * self.components
+
+    def sum_scatter(self, given: Tensor, unit: Unit, wire: Wire, key: MessageKey) -> Tensor:  # noqa: D102
+        chunks = given.view(wire.world_size, -1)
+        n = chunks.shape[1]
+        basis = self._basis(n, unit, wire, key)
+        if basis is None:
+            return self._learn_scattered(given, unit, wire)
+        message = given.new_empty(wire.world_size, self.coefficients(n) + 1)
+        for chunk, part in zip(chunks, message, strict=True):
+            _project(chunk, basis, part[:-1])
+        message[:, -1] = alarm(message[:, :-1])
+        summed = wire.sum_scatter(message.flatten())
+        if not all_finite(summed[-1:]):
+            return nothing_sent(given, n)
+        for chunk, part in zip(chunks, message, strict=True):
+            _add_decoded(part[:-1], basis, chunk, -1)
+        result = given.new_zeros(n)
+        _add_decoded(summed[:-1], basis, result, 1)
+        return result
+
+    def sum(self, given: Tensor, unit: Unit, wire: Wire, key: MessageKey) -> Tensor:  # noqa: D102
+        n = given.numel()
+        basis = self._basis(n, unit, wire, key)
+        if basis is None:
+            return self._learn(given, unit, wire)
+        own = given.new_empty(self.coefficients(n))
+        _project(given, basis, own)
+        summed = own.clone()
+        wire.sum(summed)
+        if not all_finite(summed):
+            return nothing_sent(given, n)
+        _add_decoded(own, basis, given, -1)
+        result = given.new_zeros(n)
+        _add_decoded(summed, basis, result, 1)
+        return result
+
+    def _basis(self, n: int, unit: Unit, wire: Wire, key: MessageKey) -> Tensor | None:
+        """The basis to send by; None where this message travels as it is."""
+        if not self._shortens(n):
+            wire.uncompressed("no longer than its coefficients")
+            return None
+        if key.step % self.refresh == 0 or unit.name not in self.state:
+            wire.uncompressed("renews the principal components")
+            return None
+        return self.state[unit.name]
+
+    def _shortens(self, n: int) -> bool:
+        return self.coefficients(n) < n
+
+    def _learn_scattered(self, given: Tensor, unit: Unit, wire: Wire) -> Tensor:
+        result = wire.sum_scatter(given)
+        # a number of the size of the largest element: squares of what it divides stay in range
+        scale = (_largest(result) / wire.world_size + alarm(given)).view(1)
+        wire.sum(scale)
+        if not all_finite(scale):
+            return nothing_sent(given, result.numel())
+        given.zero_()
+        if scale.any() and self._shortens(result.numel()):
+            upper = torch.triu_indices(self.slice, self.slice, device=given.device).unbind()
+            message = _second_moment(result / scale, self.slice)[upper]
+            wire.sum(message)
+            moment = given.new_zeros(self.slice, self.slice)
+            moment[upper] = message
+            self._renew(moment if wire.rank == 0 else None, unit, wire, given)
+        return result
+
+    def _learn(self, given: Tensor, unit: Unit, wire: Wire) -> Tensor:
+        result = given.clone()
+        wire.sum(result)
+        if not all_finite(result):
+            return nothing_sent(given, result.numel())
+        given.zero_()
+        scale = _largest(result)
+        if scale.any() and self._shortens(result.numel()):
+            moment = _second_moment(result / scale, self.slice) if wire.rank == 0 else None
+            self._renew(moment, unit, wire, given)
+        return result
+
+    def _renew(self, moment: Tensor | None, unit: Unit, wire: Wire, like: Tensor) -> None:
+        """Takes over the leading eigenvectors of the matrix (its upper triangle) of rank 0."""
+        basis = like.new_zeros(self.slice, self.components)
+        if moment is not None:
+            # eigenvalues ascend
+            vectors = torch.linalg.eigh(moment.double(), UPLO="U").eigenvectors
+            basis.copy_(vectors[:, -self.components :])
+        wire.sum(basis.view(-1))
+        self.state[unit.name] = basis
+
+
+def _largest(vector: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(vector, ord=float("inf"))
+
+
+def _slices(vector: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The whole slices [m, size], and the rest [1, fewer than size]."""
+    full = vector.numel() // size * size
+    return vector[:full].view(-1, size), vector[full:].view(1, -1)
+
+
+def _project(vector: Tensor, basis: Tensor, out: Tensor) -> None:
+    """out = U^T s for every slice s of the vector."""
+    components = basis.shape[1]
+    whole, rest = _slices(vector, len(basis))
+    torch.mm(whole, basis, out=out[: len(whole) * components].view(-1, components))
+    if rest.numel():
+        torch.mm(rest, basis[: rest.shape[1]], out=out[-components:].view(1, -1))
+
+
+def _add_decoded(coefficients: Tensor, basis: Tensor, out: Tensor, alpha: int) -> None:
+    """Every slice of `out` += alpha * U c."""
+    rows = coefficients.view(-1, basis.shape[1])
+    whole, rest = _slices(out, len(basis))
+    whole.addmm_(rows[: len(whole)], basis.T, alpha=alpha)
+    if rest.numel():
+        rest.addmm_(rows[-1:], basis[: rest.shape[1]].T, alpha=alpha)
+
+
+def _second_moment(vector: Tensor, size: int) -> Tensor:
+    """Sum of s s^T over the slices s: float32 [size, size]."""
+    whole, rest = _slices(vector, size)
+    moment = whole.T @ whole
+    moment[: rest.shape[1], : rest.shape[1]] += rest.T @ rest
+    return moment

@@ -1,0 +1,131 @@
+"""Sums of which only the largest elements are sent, found by a sketch: `sketch`."""
+
+import torch
+from torch import Tensor
+
+from shardlab.codecs.base import MessageKey
+from shardlab.codecs.rounds import Rounds, Wire, alarm, all_finite, nothing_sent
+from shardlab.codecs.unit import Unit
+from shardlab.kernels import sketch
+
+_NEAR = 1 << 16
+"""elements of a stretch inside which 16 bits name a place"""
+
+
+class Sketch(Rounds):
+    """The k elements of largest magnitude of the *sum*, as a count sketch of it estimates them.
+
+    Ivkin et al. 2019 (Sketched-SGD with HeavyMix). Round 1 sums the sketches S(x_r), a table of
+    `rows` x max(1, round(width * n)) buckets (`shardlab.kernels.sketch`): linear, so the sum is the
+    sketch of the sum. The k = max(1, round(density * n)) largest estimates are selected, ties to
+    the lower index. Round 2 sums the exact values of the selected elements: sent_r is x_r there
+    and 0 elsewhere. Hashes are drawn anew in every step.
+
+    Biased; with a sketch wide enough to find the largest elements a contraction with
+    delta >= k / n, so it needs error feedback. An element whose square is a share of at least
+    c / buckets of |sum x_r|^2, for some constant c, is found with probability 1 - exp(-Omega(rows))
+    (Charikar et al. 2002).
+
+    Bits per element of a reduce-scatter: 32 * rows * width + 32 * density, and for the places,
+    which owners tell each other, 16 * density + 2**-11. An all-reduce needs no places.
+
+    Args:
+        rows: independent hash functions; the estimate is their median.
+        width: buckets of a row, as a share of the elements.
+        density: share of the elements that is sent exactly.
+    """
+
+    name = "sketch"
+
+    def __init__(self, rows: int = 5, width: float = 0.02, density: float = 0.01) -> None:
+        super().__init__()
+        self.rows = rows
+        self.width = width
+        self.density = density
+
+    def elements_sent(self, n: int) -> int:  # noqa: D102
+        return min(n, max(1, round(self.density * n)))
+
+    def buckets(self, n: int) -> int:
+        """Buckets in a row of the sketch of n elements."""
+        return max(1, round(self.width * n))
+
+    def sum_scatter(self, given: Tensor, unit: Unit, wire: Wire, key: MessageKey) -> Tensor:
+        """Every owner has a sketch of its own chunk and tells the others what it selected."""
+        chunks = given.view(wire.world_size, -1)
+        n, keys = chunks.shape[1], self._keys(key)
+        message = given.new_zeros(wire.world_size, self.rows * self.buckets(n) + 1)
+        for chunk, part in zip(chunks, message, strict=True):
+            sketch.add(chunk, keys, part[:-1].view(self.rows, -1))
+        message[:, -1] = alarm(message)
+        summed = wire.sum_scatter(message.flatten())
+        if not all_finite(summed[-1:]):
+            return nothing_sent(given, n)
+        selected = self._select(summed[:-1], keys, n)
+        everyones = wire.gather(pack_places(selected, n)).view(wire.world_size, -1)
+        places = torch.cat(
+            [unpack_places(packed, n) + n * rank for rank, packed in enumerate(everyones)]
+        )
+        result = given.new_zeros(n)
+        result[selected] = wire.sum_scatter(_taken(given, places))
+        return result
+
+    def sum(self, given: Tensor, unit: Unit, wire: Wire, key: MessageKey) -> Tensor:  # noqa: D102
+        n, keys = given.numel(), self._keys(key)
+        table = given.new_zeros(self.rows, self.buckets(n))
+        sketch.add(given, keys, table)
+        wire.sum(table.view(-1))
+        if not all_finite(table):
+            return nothing_sent(given, n)
+        selected = self._select(table, keys, n)
+        values = _taken(given, selected)
+        wire.sum(values)
+        result = given.new_zeros(n)
+        result[selected] = values
+        return result
+
+    def _keys(self, key: MessageKey) -> list[tuple[int, int]]:
+        shared = key.shared()
+        return [shared._replace(unit=f"{key.unit}#{row}").words() for row in range(self.rows)]
+
+    def _select(self, table: Tensor, keys: list[tuple[int, int]], n: int) -> Tensor:
+        estimates = sketch.estimate(table.view(self.rows, -1), keys, n)
+        return _largest(estimates, self.elements_sent(n))
+
+
+def _taken(given: Tensor, places: Tensor) -> Tensor:
+    """The elements at `places`, which become zero in `given`."""
+    values = given[places]
+    given[places] = 0
+    return values
+
+
+def _largest(estimates: Tensor, k: int) -> Tensor:
+    """Places of the k largest magnitudes in ascending order; ties go to the lower place."""
+    # bit patterns of magnitudes are ordered as the magnitudes are, with NaN above all
+    magnitude = estimates.view(torch.int32) & 0x7FFFFFFF
+    smallest = torch.topk(magnitude, k, sorted=False).values.min()
+    above = torch.nonzero(magnitude > smallest).flatten()
+    equal = torch.nonzero(magnitude == smallest).flatten()[: k - above.numel()]
+    return torch.cat([above, equal]).sort().values
+
+
+def pack_places(places: Tensor, n: int) -> Tensor:
+    """Ascending places in [0, n) as int32: how many lie in each stretch, then 16 bits for each.
+
+    Returns:
+        [ceil(n / 65536) + ceil(k / 2)]: per stretch of 65536 elements the number of places in it;
+        then the places modulo 65536, two to a word, the first in the lower half.
+    """
+    counts = torch.bincount(places // _NEAR, minlength=-(-n // _NEAR)).to(torch.int32)
+    halves = torch.nn.functional.pad(places % _NEAR, (0, places.numel() % 2)).view(-1, 2)
+    return torch.cat([counts, (halves[:, 0] | halves[:, 1] << 16).to(torch.int32)])
+
+
+def unpack_places(packed: Tensor, n: int) -> Tensor:
+    """What `pack_places` packed: int64 [k]."""
+    stretches = -(-n // _NEAR)
+    counts, words = packed[:stretches].long(), packed[stretches:].long()
+    near = torch.stack([words & 0xFFFF, (words >> 16) & 0xFFFF], 1).flatten()
+    start = torch.arange(stretches, device=packed.device).repeat_interleave(counts) * _NEAR
+    return start + near[: start.numel()]

@@ -1,0 +1,124 @@
+"""Collectives over methods that take several rounds of messages."""
+
+from collections import Counter
+from collections.abc import Callable
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardlab.codecs.base import MessageKey
+from shardlab.codecs.rounds import Rounds, Wire, all_finite
+from shardlab.codecs.unit import Unit
+from shardlab.comm.collective import Collective, Native
+from shardlab.comm.feedback import ErrorFeedback
+from shardlab.comm.ledger import Kind, Ledger
+from shardlab.comm.wire import GroupWire
+
+Reduce = Callable[[Tensor, Unit, Wire, MessageKey], Tensor]
+
+
+class RoundsCollective(Collective):
+    """Reductions by a method of several rounds; gathers are the process group's own.
+
+    The ledger's `encode_s` is all that the method computes, `extra_collectives` its rounds beyond
+    the first. Where the result is not finite (the same on all ranks) residuals stay as they were.
+
+    Args:
+        method: for vectors of at least `minimum_size` elements; shorter ones travel as float32.
+        feedback: residuals of this rank, or None: one for each unit, named `UNIT*`.
+        seed: of the random numbers that all ranks share.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        ledger: Ledger,
+        kind: Kind,
+        method: Rounds,
+        feedback: ErrorFeedback | None = None,
+        minimum_size: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(group, ledger, kind)
+        self.method = method
+        self.feedback = feedback
+        self.minimum_size = minimum_size
+        self._seed = seed
+        self._steps: Counter[str] = Counter()
+        self._wire = GroupWire(group, ledger, kind)
+        self._native = Native(group, ledger, kind)
+
+    def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
+        if self._is_short(vector):
+            total = self._wire.sum_scatter(vector)
+        else:
+            total = self._reduce(self.method.sum_scatter, vector, unit)
+        torch.mul(total, scale, out=output)
+        self._count(raw=self._share_of_others(vector.nbytes), wire=0, collectives=0)
+        if self.ledger.audit is not None:
+            self.ledger.audit.add(output, self._exact(vector, output.numel(), scale))
+
+    def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
+        self._count(raw=2 * self._share_of_others(vector.nbytes), wire=0, collectives=0)
+        if self._is_short(vector):
+            total = vector.clone()
+            self._wire.sum(total)
+        else:
+            total = self._reduce(self.method.sum, vector, unit)
+        total.mul_(scale)
+        if self.ledger.audit is not None:
+            padded = torch.nn.functional.pad(vector, (0, -vector.numel() % self.world_size))
+            exact = self._exact(padded, padded.numel() // self.world_size, scale)
+            own = total[self.rank * exact.numel() :][: exact.numel()]
+            self.ledger.audit.add(own, exact[: own.numel()])
+        vector.copy_(total)
+
+    def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
+        self._native.all_gather(output, shard, unit)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Steps of every unit, and what the method carries on; the same on all ranks."""
+        steps = {f"step/{unit}": torch.tensor(step) for unit, step in self._steps.items()}
+        return steps | {f"method/{name}": value for name, value in self.method.state.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Continues from a saved state."""
+        self._steps.clear()
+        self.method.reset()
+        for name, value in state.items():
+            what, _, rest = name.partition("/")
+            if what == "step":
+                self._steps[rest] = int(value)
+            else:
+                self.method.state[rest] = value.clone()
+
+    def _is_short(self, vector: Tensor) -> bool:
+        if vector.numel() >= self.minimum_size:
+            return False
+        self._wire.uncompressed(f"fewer than {self.minimum_size} elements")
+        return True
+
+    def _reduce(self, reduce: Reduce, vector: Tensor, unit: Unit) -> Tensor:
+        part, wire = f"{unit.name}*", self._wire
+        key = MessageKey(self._seed, self._steps[unit.name], unit.name, self.rank)
+        self._steps[unit.name] += 1
+        rounds, seconds, reported, start = wire.rounds, wire.seconds, wire.reported, perf_counter()
+        given = vector.clone() if self.feedback is None else self.feedback.given(vector, part)
+        total = reduce(given, unit, wire, key)
+        if self.feedback is not None and all_finite(total):
+            self.feedback.keep(part, given)
+        self.account.encode_s += perf_counter() - start - (wire.seconds - seconds)
+        self.account.extra_collectives += wire.rounds - rounds - 1
+        if wire.reported == reported:
+            times = vector.numel() // total.numel()
+            self.account.elements += vector.numel()
+            self.account.elements_sent += times * self.method.elements_sent(total.numel())
+        return total
+
+    def _exact(self, vector: Tensor, n: int, scale: float) -> Tensor:
+        """The reduce-scatter in float32; counted nowhere, since no run needs it."""
+        taken = torch.empty_like(vector)
+        dist.all_to_all_single(taken, vector, group=self.group)
+        return taken.view(self.world_size, n).sum(0).mul_(scale)

@@ -1,0 +1,188 @@
+"""What each method of several rounds is for: sums that it sends without loss."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ranks import run_ranks
+from round_vectors import LAYOUTS, UNIT, Call, gradients, scattered, whole
+
+from shardlab.codecs.sketch import pack_places, unpack_places
+from shardlab.codecs.unit import Block, Unit
+
+both_ways = pytest.mark.parametrize("how", list(LAYOUTS))
+
+
+def of_low_rank(rank: int, step: int, columns_space: int = 3) -> list[torch.Tensor]:
+    """Matrices of full rank on no rank: the sum over ranks has `columns_space` dimensions."""
+    generator = torch.Generator().manual_seed(step)
+    right = [torch.randn(columns_space, b.columns, generator=generator) for b in UNIT.blocks]
+    own = torch.Generator().manual_seed(100 * step + rank + 1)
+    return [
+        torch.randn(b.rows, columns_space, generator=own) @ r
+        for b, r in zip(UNIT.blocks, right, strict=True)
+    ]
+
+
+def summed(matrices, world_size, how):
+    total = [sum(parts) for parts in zip(*(matrices(r) for r in range(world_size)), strict=True)]
+    return {"sum": whole, "sum_scatter": scattered}[how](total, world_size)
+
+
+def joined(parts, how):
+    return parts[0] if how == "sum" else torch.cat(parts)
+
+
+@both_ways
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_powersgd_sends_sums_of_low_rank_exactly(how, world_size):
+    def on_rank(group):
+        call = Call(group, "powersgd:rank=3", how)
+        # after a step of zeros and one of a single dimension, too
+        call(torch.zeros_like(call.lay_out(gradients(0, 0))), 0)
+        call(call.lay_out(of_low_rank(dist.get_rank(group), 1, 1)), 1)
+        call(call.lay_out(of_low_rank(dist.get_rank(group), 2)), 2)
+        result, _ = call(call.lay_out(of_low_rank(dist.get_rank(group), 3)), 3)
+        return {"result": result}
+
+    parts = [found["result"] for found in run_ranks(world_size, on_rank)]
+    exact = summed(lambda rank: of_low_rank(rank, 3), world_size, how)
+    torch.testing.assert_close(joined(parts, how), exact, rtol=1e-3, atol=1e-3)
+
+
+def test_powersgd_comes_close_to_the_best_approximation_of_its_rank():
+    unit = Unit("u", (Block("m", 60, 50),))
+    spectrum = 0.7 ** torch.arange(50)
+
+    def matrix():
+        generator = torch.Generator().manual_seed(3)
+        left = torch.linalg.qr(torch.randn(60, 50, generator=generator)).Q
+        right = torch.linalg.qr(torch.randn(50, 50, generator=generator)).Q
+        return left * spectrum @ right
+
+    def on_rank(group):
+        call = Call(group, "powersgd:rank=4", "sum", unit)
+        for step in range(12):
+            result, _ = call(matrix().flatten() / 2, step)
+        return {"error": (result - matrix().flatten()).norm()}
+
+    best = spectrum[4:].norm()
+    for found in run_ranks(2, on_rank):
+        assert best * (1 - 1e-4) < found["error"] < best * 1.01
+
+
+def test_powersgd_leaves_alone_what_it_would_not_shorten():
+    def on_rank(group):
+        rank = dist.get_rank(group)
+        call = Call(group, "powersgd:rank=30", "sum_scatter")
+        result, rest = call(call.lay_out(gradients(rank, 0)), 0)
+        assert not rest.any() and not call.method.state
+        reported = call.ledger.accounts["gradients"].uncompressed
+        assert reported == {"no matrix that rank 30 makes shorter": 1}
+        return {"result": result}
+
+    parts = [found["result"] for found in run_ranks(2, on_rank)]
+    exact = summed(lambda rank: gradients(rank, 0), 2, "sum_scatter")
+    torch.testing.assert_close(torch.cat(parts), exact, rtol=1e-6, atol=1e-6)
+
+
+def test_powersgd_refuses_a_vector_of_another_length_than_its_blocks():
+    def on_rank(group):
+        call = Call(group, "powersgd", "sum")
+        with pytest.raises(ValueError, match="'layer' has blocks of"):
+            call(torch.zeros(100), 0)
+        return {}
+
+    run_ranks(1, on_rank)
+
+
+@both_ways
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_sketch_finds_what_is_large_in_the_sum_and_sends_it_exactly(how, world_size):
+    n, large = 6000, 12
+
+    def vectors(world_size):
+        """Large only in the sum; on single ranks hidden below elements that cancel."""
+        generator = torch.Generator().manual_seed(1)
+        noise = 0.001 * torch.randn(world_size, n, generator=generator)
+        cancelling = 50 * torch.randn(world_size, n, generator=generator)
+        cancelling -= cancelling.mean(0)
+        places = torch.randperm(n, generator=generator)
+        signal = torch.zeros(world_size, n)
+        signal[:, places[:large]] = torch.randn(world_size, large, generator=generator) + 30.0
+        signal[:, places[large:40]] += cancelling[:, places[large:40]]
+        return signal + noise
+
+    def on_rank(group):
+        call = Call(group, "sketch:rows=7,width=0.1,density=0.01", how, Unit("flat"))
+        result, rest = call(vectors(world_size)[dist.get_rank(group)].contiguous(), 0)
+        return {"result": result, "rest": rest}
+
+    ranks = run_ranks(world_size, on_rank)
+    result = joined([found["result"] for found in ranks], how)
+    exact = vectors(world_size).sum(0)
+    found = exact.abs() > 10
+    assert found.sum() == large
+    torch.testing.assert_close(result[found], exact[found], rtol=1e-6, atol=1e-6)
+    for rank in ranks:
+        assert not rank["rest"][found].any()
+
+
+@given(st.integers(1, 300_000), st.integers(0, 2**31), st.integers(1, 400))
+@settings(max_examples=40)
+def test_places_are_packed_in_sixteen_bits_each(n, seed, k):
+    k = min(k, n)
+    generator = torch.Generator().manual_seed(seed)
+    places = torch.randint(0, n, (k,), generator=generator).unique()
+    packed = pack_places(places, n)
+    assert torch.equal(unpack_places(packed, n), places)
+    assert packed.dtype == torch.int32
+    assert packed.numel() == -(-n // 65536) + -(-places.numel() // 2)
+
+
+@both_ways
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_gradiveq_sends_slices_of_few_dimensions_exactly(how, world_size):
+    n, size, dimensions = 12 * 40, 40, 5
+
+    def vector(rank, step):
+        generator = torch.Generator().manual_seed(7)
+        space = torch.randn(dimensions, size, generator=generator)
+        own = torch.Generator().manual_seed(100 * step + rank)
+        return (torch.randn(n // size, dimensions, generator=own) @ space).flatten()
+
+    def on_rank(group):
+        call = Call(group, "gradiveq:slice=40,components=5,refresh=4", how, Unit("flat"))
+        found = {}
+        for step in range(5):
+            result, _ = call(vector(dist.get_rank(group), step), step)
+            found[f"result{step}"] = result
+        renewed = call.ledger.accounts["gradients"].uncompressed
+        assert renewed == {"renews the principal components": 2}
+        return found
+
+    ranks = run_ranks(world_size, on_rank)
+    for step in range(5):
+        result = joined([found[f"result{step}"] for found in ranks], how)
+        exact = sum(vector(rank, step) for rank in range(world_size))
+        torch.testing.assert_close(result, exact, rtol=1e-4, atol=1e-4)
+
+
+@both_ways
+def test_gradiveq_leaves_alone_what_it_would_not_shorten(how):
+    def on_rank(group):
+        rank, n = dist.get_rank(group), 40
+        call = Call(group, "gradiveq:slice=256,components=64,refresh=2", how, Unit("flat"))
+        vector = torch.randn(n, generator=torch.Generator().manual_seed(rank))
+        for step in range(3):
+            result, rest = call(vector, step)
+            assert not rest.any()
+        account = call.ledger.accounts["gradients"]
+        assert account.uncompressed == {"no longer than its coefficients": 3}
+        assert not call.method.state
+        return {"result": result, "vector": vector}
+
+    ranks = run_ranks(2, on_rank)
+    result = joined([found["result"] for found in ranks], how)
+    torch.testing.assert_close(result, ranks[0]["vector"] + ranks[1]["vector"])
