@@ -51,7 +51,7 @@ class Collective(ABC):
         """
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What the next messages depend on, beside their vectors: counters and the like."""
+        """What the next messages depend on beside their vectors, the same on all ranks."""
         return {}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:  # noqa: B027

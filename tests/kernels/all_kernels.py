@@ -11,7 +11,9 @@ import torch
 from kernel_vectors import any_bits, bits
 
 from shardlab.kernels import casts, dynamic8, fp8, int8, native, natural, sketch
+from shardlab.kernels import casts, int8, native
 from shardlab.kernels.checksum import checksum
+from shardlab.kernels import casts, int8, native, sketch
 
 GROUPED = {
     kernel.format.name: kernel
@@ -37,9 +39,9 @@ def digest() -> str:
             payload = kernel.encode_residual(x, residual, kept, 128, KEY)
             kernel.decode_sum([payload, payload], 128, residual, 1 / 3)
             result.update(repr((payload.tolist(), bits(kept), bits(residual))).encode())
-    _add_sketches(result)
     for n in (8, 8000):
         result.update(repr(checksum(any_bits(n, n).view(torch.uint8))).encode())
+    _add_sketches(result)
     return result.hexdigest()
 
 

@@ -1,0 +1,63 @@
+"""Accelerate with FSDP2: a small random GPT-2 on two ranks, its communication compressed.
+
+    torchrun --standalone --nproc-per-node 2 examples/accelerate_fsdp2.py
+
+The lines that end with `# <- shardlab` are all that compression takes.
+"""
+
+import json
+
+import torch
+from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import shardlab  # <- shardlab
+
+VOCABULARY, LENGTH = 100, 64
+
+
+def main() -> None:
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["GPT2Block"],
+        cpu_ram_efficient_loading=False,
+    )
+    accelerator = Accelerator(cpu=not torch.accelerator.is_available(), fsdp_plugin=plugin)
+    if accelerator.device.type == "cpu":
+        # Accelerate turns to DDP on CPUs, where fully_shard serves as well: ask for it again
+        accelerator.state.distributed_type = DistributedType.FSDP
+        accelerator.state.fsdp_plugin = plugin
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=LENGTH,
+        n_embd=64,
+        n_layer=2,
+        n_head=2,
+        bos_token_id=0,
+        eos_token_id=0,
+        use_cache=False,
+    )
+    model = GPT2LMHeadModel(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    handle = shardlab.attach(model, "int8:group=64", "int8", error_feedback=True)  # <- shardlab
+
+    batches = torch.Generator().manual_seed(accelerator.process_index)
+    for step in range(20):
+        # the next number, as a text that can be learned
+        first = torch.randint(VOCABULARY, (8, 1), generator=batches)
+        tokens = (first + torch.arange(LENGTH)) % VOCABULARY
+        loss = model(input_ids=tokens, labels=tokens).loss
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        accelerator.print(f"step {step}: loss {loss.item():.3f}")
+
+    accelerator.print(json.dumps(handle.ledger.summary()))  # <- shardlab
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Lightning Fabric with FSDP2: a small perceptron on two ranks, its communication compressed.
+
+    torchrun --standalone --nproc-per-node 2 examples/fabric_fsdp2.py
+
+The lines that end with `# <- shardlab` are all that compression takes.
+"""
+
+import json
+
+import torch
+from lightning_fabric import Fabric
+from lightning_fabric.strategies import ModelParallelStrategy
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+import shardlab  # <- shardlab
+
+
+def shard(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh["data_parallel"])
+    return fully_shard(model, mesh=mesh["data_parallel"])
+
+
+def main() -> None:
+    strategy = ModelParallelStrategy(shard, data_parallel_size=2, tensor_parallel_size=1)
+    fabric = Fabric(accelerator="cpu", devices=2, strategy=strategy)
+    fabric.launch()
+    fabric.seed_everything(0)
+    model = fabric.setup_module(
+        nn.Sequential(
+            nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 64)
+        )
+    )
+    optimizer = fabric.setup_optimizers(torch.optim.AdamW(model.parameters(), lr=3e-3))
+    handle = shardlab.attach(model, "int8:group=64", "int8", error_feedback=True)  # <- shardlab
+
+    batches = torch.Generator().manual_seed(fabric.global_rank)
+    for step in range(20):
+        x = torch.randn(32, 64, generator=batches)
+        loss = (model(x) - x.flip(1)).square().mean()
+        fabric.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        fabric.print(f"step {step}: loss {loss.item():.3f}")
+
+    fabric.print(json.dumps(handle.ledger.summary()))  # <- shardlab
+
+
+if __name__ == "__main__":
+    main()

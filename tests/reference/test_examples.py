@@ -1,0 +1,50 @@
+"""The example scripts run as they are, on two ranks, and compression is three lines of each."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NEEDED = {
+    "fsdp2": "transformers",
+    "accelerate_fsdp2": "accelerate",
+    "fabric_fsdp2": "lightning_fabric",
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NEEDED)
+def test_an_example_trains_and_prints_what_it_saved(name):
+    pytest.importorskip(NEEDED[name])
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    run = subprocess.run(
+        [*launcher, f"examples/{name}.py"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    losses = [float(line.split()[-1]) for line in run.stdout.splitlines() if "loss" in line]
+    assert len(losses) == 20 and losses[-1] < 0.9 * losses[0]
+    summary = json.loads(run.stdout.splitlines()[-1])
+    for kind in ("gradients", "weights"):
+        assert summary[kind]["collectives"] >= 60
+        assert summary[kind]["compression_ratio"] > 3.5
+        assert summary[kind]["bytes_wire"] * 3.5 < summary[kind]["bytes_raw"]
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_compression_takes_three_lines(name):
+    lines = (ROOT / "examples" / f"{name}.py").read_text().splitlines()
+    marked = [line for line in lines if line.endswith("  # <- shardlab")]
+    assert len(marked) == 3
+    rest = ast.parse("\n".join(line for line in lines if line not in marked))
+    names = {node.id for node in ast.walk(rest) if isinstance(node, ast.Name)}
+    assert not names & {"shardlab", "handle"}
