@@ -1,11 +1,12 @@
 // Signs with the mean magnitude of their group.
-#include "grouped.h"
 #include "signs.h"
 
 struct EfSign {
   static constexpr int64_t kHeadBytes = 2, kBits = 1;
   struct Head {
     uint16_t word;
+    SHARDLAB_INLINE_MEMBER float clear() const { return widened(word); }
+    SHARDLAB_INLINE_MEMBER float set() const { return -widened(word); }
   };
 
   SHARDLAB_INLINE_MEMBER static Head head_of(const float* given, int64_t count) {
@@ -19,9 +20,8 @@ struct EfSign {
   }
   SHARDLAB_INLINE_MEMBER static void decode(const uint8_t* codes, int64_t count, Head head,
                                             float* __restrict values) {
-    const float mean = widened(head.word);
-    choose(codes, count, mean, -mean, values);
+    choose(codes, count, head.clear(), head.set(), values);
   }
 };
 
-SHARDLAB_GROUPED(efsign, EfSign)
+SHARDLAB_SIGNS(efsign, EfSign)

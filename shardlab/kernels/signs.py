@@ -23,7 +23,7 @@ def lane_sums(rows: Tensor) -> Tensor:
     """The sum of each row, in the order above: float32 [groups, 1] from [groups, G]."""
     padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % _LANES))
     lanes = torch.zeros(len(rows), _LANES, device=rows.device)
-    for part in padded.split(_LANES, 1):
+    for part in padded.view(len(rows), padded.shape[1] // _LANES, _LANES).unbind(1):
         lanes += part
     while lanes.shape[1] > 1:
         lower, upper = lanes.chunk(2, 1)
