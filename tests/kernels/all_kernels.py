@@ -26,6 +26,10 @@ GROUPED = {
         dynamic8.KERNEL,
         natural.KERNEL,
     )
+from shardlab.kernels import casts, efsign, int8, native, onebit
+
+GROUPED = {
+    kernel.format.name: kernel for kernel in (int8.KERNEL, casts.BF16, efsign.KERNEL, onebit.KERNEL)
 }
 KEY = (0x12345678, 0x9ABCDEF0)
 

@@ -1,0 +1,50 @@
+// Signs with the means of the elements below zero and of the others of their group.
+#include "signs.h"
+
+struct OneBit {
+  static constexpr int64_t kHeadBytes = 4, kBits = 1;
+  struct Head {
+    uint16_t others, below;
+    SHARDLAB_INLINE_MEMBER float clear() const { return widened(others); }
+    SHARDLAB_INLINE_MEMBER float set() const { return widened(below); }
+  };
+
+  SHARDLAB_INLINE_MEMBER static Head head_of(const float* given, int64_t count) {
+    float others[kLanes], below[kLanes];
+    int32_t set[kLanes];
+    clear(others), clear(below), clear(set);
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes)
+      for (int64_t l = 0; l < kLanes; ++l) add(given[i + l], others[l], below[l], set[l]);
+    for (int64_t l = 0; i + l < count; ++l) add(given[i + l], others[l], below[l], set[l]);
+    int32_t negative = 0;
+    for (int64_t l = 0; l < kLanes; ++l) negative += set[l];
+    const Head head{mean_word(folded(others), count - negative), mean_word(folded(below), negative)};
+    return head.others == kNoMean || head.below == kNoMean ? Head{kNoMean, kNoMean} : head;
+  }
+  SHARDLAB_INLINE_MEMBER static void store(Head head, uint8_t* to) {
+    store_word(to, head.others);
+    store_word(to + 2, head.below);
+  }
+  SHARDLAB_INLINE_MEMBER static Head load(const uint8_t* from) {
+    return {load_word(from), load_word(from + 2)};
+  }
+  SHARDLAB_INLINE_MEMBER static void encode(const float* given, int64_t count, Head, Random,
+                                            uint8_t* __restrict codes) {
+    pack_signs(given, count, codes);
+  }
+  SHARDLAB_INLINE_MEMBER static void decode(const uint8_t* codes, int64_t count, Head head,
+                                            float* __restrict values) {
+    choose(codes, count, head.clear(), head.set(), values);
+  }
+
+ private:
+  SHARDLAB_INLINE_MEMBER static void add(float value, float& others, float& below, int32_t& set) {
+    const int32_t mask = value < 0.0f ? -1 : 0;
+    others += float_of(bits_of(value) & ~static_cast<uint32_t>(mask));
+    below += float_of(bits_of(value) & static_cast<uint32_t>(mask));
+    set -= mask;
+  }
+};
+
+SHARDLAB_SIGNS(onebit, OneBit)

@@ -1,0 +1,178 @@
+// One bit per element, and means that every instruction set sums alike: shardlab/kernels/signs.py
+// defines both.
+#pragma once
+
+#include <cfloat>
+
+#include "grouped.h"
+
+static constexpr int64_t kLanes = 32;
+// Before a short loop over lanes: compilers that unroll it too early take its lanes for scalars.
+#define SHARDLAB_LANES _Pragma("GCC unroll 1")
+static constexpr uint16_t kNoMean = 0x7FC0;  // bfloat16 NaN
+
+SHARDLAB_INLINE uint32_t load_quad(const uint8_t* from) {
+  return load_word(from) | static_cast<uint32_t>(load_word(from + 2)) << 16;
+}
+
+SHARDLAB_INLINE float magnitude_of(float value) { return float_of(bits_of(value) & 0x7FFFFFFFu); }
+
+// Lane l holds elements l, l + 32, l + 64, ...; then the upper half is added to the lower one.
+template <int64_t kHalf = kLanes / 2>
+SHARDLAB_INLINE float folded(float* lanes) {
+#pragma GCC unroll 1  // whole, it would be taken for scalars
+  for (int64_t l = 0; l < kHalf; ++l) lanes[l] += lanes[l + kHalf];
+  if constexpr (kHalf > 1) folded<kHalf / 2>(lanes);
+  return lanes[0];
+}
+
+// Not by `= {}`, which compilers turn into a slow string instruction.
+template <class Number>
+SHARDLAB_INLINE void clear(Number* lanes) {
+#pragma GCC unroll 32
+  for (int64_t l = 0; l < kLanes; ++l) lanes[l] = 0;
+}
+
+// Sum of the magnitudes.
+SHARDLAB_INLINE float magnitude_sum(const float* given, int64_t count) {
+  float lanes[kLanes];
+  clear(lanes);
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes)
+    for (int64_t l = 0; l < kLanes; ++l) lanes[l] += magnitude_of(given[i + l]);
+  for (int64_t l = 0; i + l < count; ++l) lanes[l] += magnitude_of(given[i + l]);
+  return folded(lanes);
+}
+
+// The mean as bfloat16, to nearest even: 0 where it would be subnormal, NaN where it is not finite.
+SHARDLAB_INLINE uint16_t mean_word(float sum, int64_t count) {
+  if (count == 0) return 0;
+  const float mean = sum / static_cast<float>(count);
+  const uint32_t bits = bits_of(mean), magnitude = bits & 0x7FFFFFFFu;
+  if (magnitude < 0x00800000u) return 0;
+  const uint32_t word = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+  return magnitude < 0x7F7F8000u ? static_cast<uint16_t>(word) : kNoMean;
+}
+
+// The bits of a group in planes (grouped.h), set for elements below zero.
+SHARDLAB_INLINE void pack_signs(const float* given, int64_t count, uint8_t* __restrict codes) {
+  const int64_t width = (count + 7) / 8;
+  if (count % 8 == 0) {
+    for (int64_t j = 0; j < width; ++j) {
+      // the byte grows down from the top of a word, so that bits are moved to bytes once, not 8 times
+      uint32_t word = 0;
+      for (int64_t place = 0; place < 8; ++place)
+        word = (word >> 1) | (given[place * width + j] < 0.0f ? 0x80000000u : 0u);
+      codes[j] = static_cast<uint8_t>(word >> 24);
+    }
+    return;
+  }
+  for (int64_t j = 0; j < width; ++j) codes[j] = 0;
+  for (int64_t i = 0; i < count; ++i)
+    codes[i % width] = static_cast<uint8_t>(codes[i % width] | (given[i] < 0.0f) << (i / width));
+}
+
+// values[i] = clear or set, by the bit of element i.
+SHARDLAB_INLINE void choose(const uint8_t* codes, int64_t count, float clear, float set,
+                            float* __restrict values) {
+  const int64_t width = (count + 7) / 8;
+  for (int64_t place = 0; place * width < count; ++place) {
+    const int64_t rest = count - place * width, size = rest < width ? rest : width;
+    float* __restrict plane = values + place * width;
+    for (int64_t j = 0; j < size; ++j) {
+      const int32_t top = static_cast<int32_t>(static_cast<uint32_t>(codes[j]) << (31 - place));
+      plane[j] = top < 0 ? set : clear;
+    }
+  }
+}
+
+// Bytes 0 to 7 of `from` at the tops of words, with bytes below them that do not matter.
+SHARDLAB_INLINE void spread(const uint8_t* from, uint32_t* words) {
+  static constexpr uint32_t kShift[8] = {24, 16, 8, 0, 24, 16, 8, 0};
+  const uint32_t low = load_quad(from), high = load_quad(from + 4);
+  SHARDLAB_LANES
+  for (int64_t l = 0; l < 8; ++l) words[l] = (l < 4 ? low : high) << kShift[l];
+}
+
+// total[place][l] = sum over payloads, in their order, of element `place` of byte l of eight columns.
+template <class Format, bool kWhole>
+SHARDLAB_INLINE void sum_columns(const uint8_t* const* payloads, int64_t count, int64_t head,
+                                 int64_t codes, int64_t columns, float (*total)[8]) {
+  for (int64_t place = 0; place < 8; ++place)
+    SHARDLAB_LANES
+    for (int64_t l = 0; l < 8; ++l) total[place][l] = -0.0f;  // -0 + x is x, for all x
+  for (int64_t p = 0; p < count; ++p) {
+    const typename Format::Head means = Format::load(payloads[p] + head);
+    const float clear = means.clear(), set = means.set();
+    uint32_t words[8];
+    if (kWhole) {
+      spread(payloads[p] + codes, words);
+    } else {
+      uint8_t padded[8] = {};
+      for (int64_t l = 0; l < columns; ++l) padded[l] = payloads[p][codes + l];
+      spread(padded, words);
+    }
+    for (int64_t place = 0; place < 8; ++place)
+      SHARDLAB_LANES
+      for (int64_t l = 0; l < 8; ++l)
+        total[place][l] += static_cast<int32_t>(words[l] << (7 - place)) < 0 ? set : clear;
+  }
+}
+
+// Fetches what is written soon: groups are written in planes, which the processor does not foresee.
+SHARDLAB_INLINE void ahead(const float* out, int64_t count) {
+  for (int64_t i = 0; i < count; i += 16) __builtin_prefetch(out + 1024 + i, 1);
+}
+
+// Like decode_groups (grouped.h), for formats whose heads say what a clear and a set bit mean: the
+// sum over payloads stays in registers.
+template <class Format, bool kAdd>
+SHARDLAB_INLINE void decode_signs(const uint8_t* const* payloads, int64_t count, int64_t n,
+                                  int64_t group, int64_t start, int64_t stop, float alpha,
+                                  float* out) {
+  const int64_t border = Format::kHeadBytes * ((n + group - 1) / group);
+  float total[8][8];
+  for (int64_t first = start; first < stop; first += group) {
+    const int64_t size = smaller(group, n - first), width = (size + 7) / 8;
+    const int64_t head = Format::kHeadBytes * (first / group), codes = border + first / 8;
+    ahead(out + first, size);
+    int64_t j = 0;
+    for (; size % 8 == 0 && j + 8 <= width; j += 8) {
+      sum_columns<Format, true>(payloads, count, head, codes + j, 8, total);
+      float* __restrict to = out + first + j;
+#pragma GCC unroll 8
+      for (int64_t place = 0; place < 8; ++place)
+        SHARDLAB_LANES
+        for (int64_t l = 0; l < 8; ++l) {
+          const float value = alpha * total[place][l];
+          to[place * width + l] = kAdd ? to[place * width + l] + value : value;
+        }
+    }
+    for (; j < width; j += 8) {
+      const int64_t columns = smaller(8, width - j);
+      sum_columns<Format, false>(payloads, count, head, codes + j, columns, total);
+      float* __restrict to = out + first;
+      for (int64_t place = 0; place < 8; ++place)
+        for (int64_t i = place * width + j; i < smaller(place * width + j + columns, size); ++i) {
+          const float value = alpha * total[place][i - place * width - j];
+          to[i] = kAdd ? to[i] + value : value;
+        }
+    }
+  }
+}
+
+// The two kernels of such a format, under the names that shardlab/kernels/grouped.py binds.
+#define SHARDLAB_SIGNS(name, Format)                                                               \
+  SHARDLAB_KERNEL void name##_encode(const float* x, const float* residual, float* kept,           \
+                                     int64_t n, int64_t group, int64_t start, int64_t stop,        \
+                                     uint32_t k0, uint32_t k1, uint8_t* payload) {                 \
+    encode_groups<Format>(x, residual, kept, n, group, start, stop, k0, k1, payload);              \
+  }                                                                                                \
+  SHARDLAB_KERNEL void name##_decode(const uint8_t* const* payloads, int64_t count, int64_t n,     \
+                                     int64_t group, int64_t start, int64_t stop, float alpha,      \
+                                     int add, float* out) {                                        \
+    if (add)                                                                                       \
+      decode_signs<Format, true>(payloads, count, n, group, start, stop, alpha, out);              \
+    else                                                                                           \
+      decode_signs<Format, false>(payloads, count, n, group, start, stop, alpha, out);             \
+  }
