@@ -23,9 +23,9 @@ struct Bf16 : NoHead {
       store_word(codes + 2 * i, static_cast<uint16_t>(nan ? quiet : nearest));
     }
   }
-  SHARDLAB_INLINE_MEMBER static void decode(const uint8_t* codes, int64_t count, Head,
-                                            float* __restrict values) {
-    for (int64_t i = 0; i < count; ++i) values[i] = widened(load_word(codes + 2 * i));
+  template <class Word>
+  SHARDLAB_INLINE_MEMBER static auto value(Word code, Head) {
+    return float_of_bits(code & 0xFFFF0000u);
   }
 };
 

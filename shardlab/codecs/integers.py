@@ -1,51 +1,60 @@
-"""Integers with a scale per group: `int8`."""
+"""Integers with a scale per group: `int8` and `int4`."""
 
-from torch import Tensor
+from shardlab.codecs.grouped import GroupedCodec
+from shardlab.kernels import int4, int8
+from shardlab.kernels.grouped import GroupedKernel
 
-from shardlab.codecs.base import Codec, Content, MessageKey
-from shardlab.kernels import int8
 
+class Int8(GroupedCodec):
+    """C(x)_i = s * round(x_i / s), s = max|x| / 127 in a group, rounded up to bfloat16.
 
-class Int8(Codec):
-    """q_i = round(x_i / s) to nearest even, s = max|x| / 127 in a group, s rounded up to bfloat16.
-
-    8 + 16/group bits per element; biased, |x_i - D_i| <= s/2. The group-wise symmetric quantizer of
-    ZeRO++ (Wang et al. 2023, section 3.1). Not linear: every sender has its own scales.
-    Wire: see `shardlab.kernels.int8`. A group with a value that is not finite decodes to NaN.
+    The group-wise symmetric quantizer of ZeRO++ (Wang et al. 2023, section 3.1). 8 + 16/group bits
+    per element. `nearest` (ties to even) is biased, |x_i - C(x)_i| <= s/2, a contraction;
+    `stochastic` rounds up with the probability that makes it unbiased, |x_i - C(x)_i| < s, and
+    E|C(x) - x|^2 <= n s^2 / 4. Not linear: every sender has its own scales. Wire: see
+    `shardlab.kernels.int8`. A group with a value that is not finite decodes to NaN.
 
     Args:
         group: elements that share one scale.
+        rounding: `nearest` or `stochastic`.
     """
 
     name = "int8"
-    unbiased = False
 
     def __init__(self, group: int = 128, rounding: str = "nearest") -> None:
-        self.group = group
+        self.unbiased = rounding == "stochastic"
+        super().__init__(int8.STOCHASTIC if self.unbiased else int8.KERNEL, group)
 
-    def payload_bytes(self, n: int) -> int:  # noqa: D102
-        return int8.KERNEL.payload_bytes(n, self.group)
 
-    def content(self, n: int, payload: Tensor) -> Content:  # noqa: D102
-        return Content(n, 0, payload.numel() - n)
+class Int4(GroupedCodec):
+    """C(x)_i = s * code, four bits for each code: the quantizer of ZeRO++ and SDP4Bit.
 
-    def encode(  # noqa: D102
-        self, vector: Tensor, key: MessageKey | None = None, out: Tensor | None = None
-    ) -> Tensor:
-        return int8.KERNEL.encode(vector, self.group, payload=out)
+    4 + 16/group bits per element. Not linear. Wire: see `shardlab.kernels.int4`. A group with a
+    value that is not finite decodes to NaN. By rounding and levels:
 
-    def encode_residual(  # noqa: D102
-        self,
-        vector: Tensor,
-        residual: Tensor,
-        kept: Tensor,
-        key: MessageKey | None = None,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        return int8.KERNEL.encode_residual(vector, residual, kept, self.group, payload=out)
+    - nearest, uniform: codes -8 to 7, the element of largest magnitude has -8 and its sign lies in
+      s (as in GGML's Q4_0). Biased, |x_i - C(x)_i| <= s/2, or s where 7 is the nearest left;
+      a contraction.
+    - stochastic, uniform: codes -7 to 7, s = max|x| / 7: unbiased, |x_i - C(x)_i| < s.
+    - nearest, nf4: the quantiles of a normal distribution (Dettmers et al. 2023, "QLoRA", section
+      3), s = max|x|: biased, a contraction.
 
-    def decode_add(  # noqa: D102
-        self, payload: Tensor, out: Tensor, alpha: float = 1.0, key: MessageKey | None = None
+    Args:
+        group: elements that share one scale.
+        rounding: `nearest` or `stochastic`.
+        levels: `uniform` or `nf4`.
+    """
+
+    name = "int4"
+
+    def __init__(
+        self, group: int = 128, rounding: str = "nearest", levels: str = "uniform"
     ) -> None:
-        self._check_payload(payload, out.numel())
-        int8.KERNEL.decode_add(payload, self.group, out, alpha)
+        self.unbiased = rounding == "stochastic"
+        super().__init__(_int4_kernel(levels, self.unbiased), group)
+
+
+def _int4_kernel(levels: str, stochastic: bool) -> GroupedKernel:
+    if levels == "nf4":
+        return int4.NF4
+    return int4.STOCHASTIC if stochastic else int4.NEAREST

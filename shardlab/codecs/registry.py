@@ -11,9 +11,10 @@ from shardlab.codecs.dynamic import Dynamic8
 from shardlab.codecs.floats import Fp8
 from shardlab.codecs.gradiveq import GradiVeQ
 from shardlab.codecs.identity import Identity
-from shardlab.codecs.integers import Int8
+from shardlab.codecs.integers import Int4, Int8
 from shardlab.codecs.natural import Natural
 from shardlab.codecs.powersgd import PowerSgd
+from shardlab.codecs.qsgd import Qsgd
 from shardlab.codecs.rounds import Rounds
 from shardlab.codecs.sketch import Sketch
 from shardlab.codecs.sparse import TopK
@@ -29,6 +30,8 @@ _BUILT_IN: dict[str, Callable[..., Codec]] = {
         Float16,
         Fp8,
         Int8,
+        Int4,
+        Qsgd,
         Dynamic8,
         Natural,
         TopK,

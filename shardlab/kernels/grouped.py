@@ -14,7 +14,6 @@ of `count` elements, byte j holds elements j, j + m, j + 2 m, ... from its lowes
 import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,12 +30,12 @@ _LARGEST_GROUP = 4096  # csrc/grouped.h
 class Format(ABC):
     """How a group becomes a head and codes, in PyTorch: what defines the bits of csrc/NAME.cpp."""
 
-    name: ClassVar[str]
+    name: str
     """of the kernels: NAME_encode and NAME_decode"""
-    head_bytes: ClassVar[int]
-    bits: ClassVar[int]
+    head_bytes: int
+    bits: int
     """of a code: 1, 2, 4, 8, 9 or 16"""
-    random: ClassVar[bool] = False
+    random: bool = False
 
     @abstractmethod
     def quantize(self, rows: Tensor, chance: Tensor | None) -> tuple[Tensor, Tensor]:

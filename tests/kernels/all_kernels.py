@@ -10,26 +10,38 @@ from pathlib import Path
 import torch
 from kernel_vectors import any_bits, bits
 
-from shardlab.kernels import casts, dynamic8, fp8, int8, native, natural, sketch
-from shardlab.kernels import casts, int8, native
+from shardlab.kernels import (
+    casts,
+    dynamic8,
+    efsign,
+    fp8,
+    int4,
+    int8,
+    native,
+    natural,
+    onebit,
+    qsgd,
+    sketch,
+)
 from shardlab.kernels.checksum import checksum
-from shardlab.kernels import casts, int8, native, sketch
 
 GROUPED = {
     kernel.format.name: kernel
     for kernel in (
         int8.KERNEL,
+        int8.STOCHASTIC,
+        int4.NEAREST,
+        int4.STOCHASTIC,
+        int4.NF4,
+        *qsgd.KERNELS.values(),
         casts.BF16,
         casts.FP16,
-        fp8.KERNELS["e4m3"],
-        fp8.KERNELS["e5m2"],
+        *fp8.KERNELS.values(),
         dynamic8.KERNEL,
         natural.KERNEL,
+        efsign.KERNEL,
+        onebit.KERNEL,
     )
-from shardlab.kernels import casts, efsign, int8, native, onebit
-
-GROUPED = {
-    kernel.format.name: kernel for kernel in (int8.KERNEL, casts.BF16, efsign.KERNEL, onebit.KERNEL)
 }
 KEY = (0x12345678, 0x9ABCDEF0)
 
