@@ -7,7 +7,19 @@ from shardlab.codecs.registry import make_codec
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
-SPECS = ["none", "bf16", "int8:group=8", "int8:group=128", "topk:density=0.01", "topk:density=0.3"]
+SPECS = [
+    "none",
+    "bf16",
+    "int8:group=8",
+    "int8:group=128",
+    "sign",
+    "efsign:group=8",
+    "efsign:group=512",
+    "onebit:group=8",
+    "onebit:group=512",
+    "topk:density=0.01",
+    "topk:density=0.3",
+]
 
 
 @pytest.mark.parametrize("n", [1, 127, 128, 4096, 1_000_003])
