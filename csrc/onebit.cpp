@@ -19,8 +19,10 @@ struct OneBit {
     for (int64_t l = 0; i + l < count; ++l) add(given[i + l], others[l], below[l], set[l]);
     int32_t negative = 0;
     for (int64_t l = 0; l < kLanes; ++l) negative += set[l];
-    const Head head{mean_word(folded(others), count - negative), mean_word(folded(below), negative)};
-    return head.others == kNoMean || head.below == kNoMean ? Head{kNoMean, kNoMean} : head;
+    const uint16_t first = mean_word(folded(others), count - negative);
+    const uint16_t second = mean_word(folded(below), negative);
+    if (first == kNoMean || second == kNoMean) return {kNoMean, kNoMean};
+    return {first, second};
   }
   SHARDLAB_INLINE_MEMBER static void store(Head head, uint8_t* to) {
     store_word(to, head.others);

@@ -51,14 +51,14 @@ SHARDLAB_KERNEL void sign_keep(const float* x, const float* residual, float* kep
   }
 }
 
-// Where most of the votes are set, and where as many are set as not; a bit for each of 512 elements.
+// Where most votes are set, and where as many are set as not; a bit for each of 512 elements.
 struct Outcome {
   alignas(64) uint8_t negative[kSigns / 8], tie[kSigns / 8];
 };
 
 // Numbers are written vertically: digit d of the number of set bits at one place, for all places.
-SHARDLAB_INLINE void vote(const uint8_t* const* payloads, int64_t count, int64_t voters, int64_t codes,
-                          int64_t width, Outcome& outcome) {
+SHARDLAB_INLINE void vote(const uint8_t* const* payloads, int64_t count, int64_t voters,
+                          int64_t codes, int64_t width, Outcome& outcome) {
   alignas(64) uint8_t digits[kDigits][kSigns / 8];
   int64_t length = 0;
   for (int64_t p = 0, seen = 0; p < count; ++p) {

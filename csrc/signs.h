@@ -59,7 +59,7 @@ SHARDLAB_INLINE void pack_signs(const float* given, int64_t count, uint8_t* __re
   const int64_t width = (count + 7) / 8;
   if (count % 8 == 0) {
     for (int64_t j = 0; j < width; ++j) {
-      // the byte grows down from the top of a word, so that bits are moved to bytes once, not 8 times
+      // the byte grows down from the top of a word, so that words turn into bytes once, not 8x
       uint32_t word = 0;
       for (int64_t place = 0; place < 8; ++place)
         word = (word >> 1) | (given[place * width + j] < 0.0f ? 0x80000000u : 0u);
@@ -94,7 +94,7 @@ SHARDLAB_INLINE void spread(const uint8_t* from, uint32_t* words) {
   for (int64_t l = 0; l < 8; ++l) words[l] = (l < 4 ? low : high) << kShift[l];
 }
 
-// total[place][l] = sum over payloads, in their order, of element `place` of byte l of eight columns.
+// total[place][l] = sum over payloads, in their order, of element `place` of byte l of 8 columns.
 template <class Format, bool kWhole>
 SHARDLAB_INLINE void sum_columns(const uint8_t* const* payloads, int64_t count, int64_t head,
                                  int64_t codes, int64_t columns, float (*total)[8]) {

@@ -17,6 +17,8 @@ from shardlab.codecs.powersgd import PowerSgd
 from shardlab.codecs.qsgd import Qsgd
 from shardlab.codecs.rounds import Rounds
 from shardlab.codecs.sketch import Sketch
+from shardlab.codecs.integers import Int8
+from shardlab.codecs.signs import EfSign, OneBit, Sign
 from shardlab.codecs.sparse import TopK
 from shardlab.core.codec_spec import CodecSpec, split_text
 from shardlab.core.document import validate
@@ -39,6 +41,12 @@ _BUILT_IN: dict[str, Callable[..., Codec]] = {
 }
 _IN_ROUNDS: dict[str, Callable[..., Rounds]] = {
     method.name: method for method in (Sketch, GradiVeQ, PowerSgd)
+        Int8,
+        Sign,
+        EfSign,
+        OneBit,
+        TopK,
+    )
 }
 _ADDED: dict[str, Callable[..., Codec]] = {}
 
