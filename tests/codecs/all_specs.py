@@ -1,0 +1,28 @@
+"""Every codec, with the options that change what it does."""
+
+SPECS = [
+    "none",
+    "bf16",
+    "fp16",
+    "fp8:format=e4m3",
+    "fp8:format=e5m2,group=8",
+    "int8:group=8",
+    "int8:group=128",
+    "int8:rounding=stochastic",
+    "int4:group=8",
+    "int4:group=128",
+    "int4:rounding=stochastic",
+    "int4:levels=nf4",
+    "qsgd:levels=1",
+    "qsgd:levels=7",
+    "qsgd:levels=127",
+    "dynamic8",
+    "natural",
+    "sign",
+    "efsign:group=8",
+    "efsign:group=512",
+    "onebit:group=8",
+    "onebit:group=512",
+    "topk:density=0.01",
+    "topk:density=0.3",
+]
