@@ -9,13 +9,22 @@ from shardlab.codecs.base import Codec
 from shardlab.codecs.casts import BFloat16
 from shardlab.codecs.identity import Identity
 from shardlab.codecs.integers import Int8
-from shardlab.codecs.sparse import TopK
+from shardlab.codecs.randomk import RandomK
+from shardlab.codecs.sparse import Threshold, TopK
 from shardlab.core.codec_spec import CodecSpec, split_text
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError, nearest
 
 _BUILT_IN: dict[str, Callable[..., Codec]] = {
-    codec.name: codec for codec in (Identity, BFloat16, Int8, TopK)
+    codec.name: codec
+    for codec in (
+        Identity,
+        BFloat16,
+        Int8,
+        TopK,
+        Threshold,
+        RandomK,
+    )
 }
 _ADDED: dict[str, Callable[..., Codec]] = {}
 
