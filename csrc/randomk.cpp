@@ -2,8 +2,10 @@
 #include "random.h"
 
 // For j from start to stop, places[j] = turn + a random element of the j-th of k parts of [0, n), modulo n.
-SHARDLAB_KERNEL void randomk_places(int64_t n, int64_t k, uint32_t k0, uint32_t k1, int64_t turn,
+SHARDLAB_KERNEL void randomk_places(int64_t n, int64_t k, uint32_t k0, uint32_t k1,
                                     int64_t start, int64_t stop, int32_t* places) {
+  const uint64_t last = random_bits(static_cast<uint32_t>(k), k0, k1);
+  const int64_t turn = static_cast<int64_t>(last * static_cast<uint64_t>(n) >> 32);
   for (int64_t j = start; j < stop; ++j) {
     const int64_t first = j * n / k, size = (j + 1) * n / k - first;
     const uint64_t chance = random_bits(static_cast<uint32_t>(j), k0, k1);

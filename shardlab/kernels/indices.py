@@ -155,7 +155,7 @@ def _run_encode(places: Tensor, n: int, coding: str, out: Tensor, size: Tensor) 
 def _run_decode(
     coded: Sequence[Tensor], n: int, coding: str, places: Sequence[Tensor], valid: Tensor
 ) -> None:
-    def one(index: int) -> None:
+    def read(index: int) -> None:
         given, target = coded[index], places[index]
         if given.dtype != torch.uint8 or not given.is_contiguous():
             raise ValueError("indices must be a contiguous uint8 vector")
@@ -172,7 +172,11 @@ def _run_decode(
             size, k = given.numel(), target.numel()
             _c_from_varint(given.data_ptr(), size, k, n, target.data_ptr(), good.data_ptr())
 
-    for_each(range(len(coded)), one)
+    if native.compiled(valid if not coded else coded[0]):
+        for_each(range(len(coded)), read)
+        return
+    for index in range(len(coded)):  # a device's stream belongs to the calling thread
+        read(index)
 
 
 _encode = register(

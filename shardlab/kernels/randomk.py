@@ -20,10 +20,10 @@ from shardlab.kernels import native
 from shardlab.kernels.native import INT, POINTER, function
 from shardlab.kernels.operators import register
 from shardlab.kernels.parallel import for_ranges
-from shardlab.kernels.random import bits_of
+from shardlab.kernels.random import random_bits
 
 _c_places = function(
-    "randomk_places", INT, INT, ctypes.c_uint32, ctypes.c_uint32, INT, INT, INT, POINTER
+    "randomk_places", INT, INT, ctypes.c_uint32, ctypes.c_uint32, INT, INT, POINTER
 )
 
 
@@ -47,13 +47,9 @@ def places_reference(n: int, k0: int, k1: int, places: Tensor) -> None:
     """The operator `randomk_places` in PyTorch."""
     k = places.numel()
     part = torch.arange(k + 1, dtype=torch.int64, device=places.device) * n // k
-    bits = bits_of(torch.arange(k, dtype=torch.int64, device=places.device), k0, k1)
-    drawn = part[:-1] + (bits * part.diff() >> 32)
-    places.copy_((drawn + _turn(n, k, k0, k1)) % n)
-
-
-def _turn(n: int, k: int, k0: int, k1: int) -> int:
-    return int(bits_of(torch.tensor(k), k0, k1)) * n >> 32
+    bits = random_bits(k + 1, k0, k1, places.device)
+    drawn = part[:-1] + (bits[:-1] * part.diff() >> 32)
+    places.copy_((drawn + (bits[-1] * n >> 32)) % n)
 
 
 def _run(n: int, k0: int, k1: int, places: Tensor) -> None:
@@ -65,10 +61,10 @@ def _run(n: int, k0: int, k1: int, places: Tensor) -> None:
     if not native.compiled(places):
         places_reference(n, k0, k1, places)
         return
-    turn, target = _turn(n, k, k0, k1), places.data_ptr()
+    target = places.data_ptr()
 
     def part(start: int, stop: int) -> None:
-        _c_places(n, k, k0, k1, turn, start, stop, target)
+        _c_places(n, k, k0, k1, start, stop, target)
 
     for_ranges(k, 1, part)
 

@@ -7,9 +7,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
 
-SPECS = ["none", "bf16", "int8:group=8", "int8:group=128", "topk:density=0.01", "topk:density=0.3"]
+SPECS = [
+    "none",
+    "bf16",
+    "int8:group=8",
+    "int8:group=128",
+    "topk:density=0.01",
+    "topk:density=0.3",
+    "topk:density=0.05,values=int8",
+    "topk:density=0.2,values=bf16,indices=bitmap",
+    "threshold:threshold=0.5,cap=0.1",
+    "threshold:threshold=2,values=int8,indices=varint",
+    "randomk:density=0.1",
+    "randomk:density=0.3,scaled=true",
+]
+KEY = MessageKey(seed=1, step=2, unit="block", rank=3)
 every_codec = pytest.mark.parametrize("spec", SPECS)
 vectors = st.integers(1, 700).flatmap(
     lambda n: arrays(np.float32, n, elements=st.floats(-(2.0**60), 2.0**60, width=32))
@@ -25,12 +40,14 @@ def as_tensor(values: np.ndarray) -> torch.Tensor:
 @settings(max_examples=50)
 def test_payload_is_as_long_as_promised(spec, values):
     codec = make_codec(spec)
-    payload = codec.encode(as_tensor(values))
+    payload = codec.encode(as_tensor(values), KEY)
     assert payload.dtype == torch.uint8 and payload.is_contiguous()
-    assert payload.numel() == codec.payload_bytes(values.size)
+    promised = codec.payload_bytes(values.size)
+    assert payload.numel() <= promised if codec.variable else payload.numel() == promised
     content = codec.content(values.size, payload)
     overhead = content.index_bytes + content.metadata_bytes
-    assert 0 <= overhead < payload.numel() and 1 <= content.elements <= values.size
+    assert 0 <= overhead <= payload.numel() and 0 <= content.elements <= values.size
+    assert (overhead < payload.numel()) == (content.elements > 0)
 
 
 @every_codec
@@ -39,18 +56,18 @@ def test_payload_is_as_long_as_promised(spec, values):
 def test_encoding_is_a_function_of_the_vector(spec, values):
     codec = make_codec(spec)
     vector = as_tensor(values)
-    first = codec.encode(vector).clone()
-    assert torch.equal(first, make_codec(spec).encode(vector))
+    first = codec.encode(vector, KEY).clone()
+    assert torch.equal(first, make_codec(spec).encode(vector, KEY))
     assert torch.equal(vector, as_tensor(values))
 
 
-@every_codec
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if not make_codec(spec).unbiased])
 @given(values=vectors)
 @settings(max_examples=50)
-def test_decoding_is_a_contraction(spec, values):
+def test_decoding_with_bias_is_a_contraction(spec, values):
     codec = make_codec(spec)
     x = as_tensor(values)
-    decoded = codec.decode(codec.encode(x), x.numel())
+    decoded = codec.decode(codec.encode(x, KEY), x.numel(), KEY)
     error = (x.double() - decoded.double()).norm()
     assert error <= x.double().norm() * (1 + 1e-6)
     assert torch.equal(decoded[x == 0], torch.zeros_like(decoded[x == 0]))
@@ -62,10 +79,10 @@ def test_decoding_is_a_contraction(spec, values):
 def test_decode_add_adds_alpha_times_the_decoded_vector(spec, values, alpha):
     codec = make_codec(spec)
     x = as_tensor(values)
-    payload = codec.encode(x)
+    payload = codec.encode(x, KEY)
     out = torch.ones_like(x)
-    codec.decode_add(payload, out, alpha)
-    expected = 1 + alpha * codec.decode(payload, x.numel())
+    codec.decode_add(payload, out, alpha, KEY)
+    expected = 1 + alpha * codec.decode(payload, x.numel(), KEY)
     torch.testing.assert_close(out, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -77,17 +94,45 @@ def test_sent_and_residual_make_what_was_given(spec, values):
     x = as_tensor(values)
     residual = torch.linspace(-1, 1, x.numel())
     given_sum = x + residual
-    payload = codec.encode_residual(x, residual, residual)
-    sent = codec.decode(payload, x.numel())
+    payload = codec.encode_residual(x, residual, residual, KEY)
+    sent = codec.decode(payload, x.numel(), KEY)
     torch.testing.assert_close(sent + residual, given_sum, rtol=1e-5, atol=1e-6)
+
+
+@every_codec
+@given(values=vectors, count=st.integers(1, 5), alpha=st.sampled_from([1.0, 0.25]))
+@settings(max_examples=25)
+def test_decode_sum_writes_alpha_times_the_sum_of_the_decoded_vectors(spec, values, count, alpha):
+    codec = make_codec(spec)
+    x = as_tensor(values)
+    keys = [KEY._replace(rank=rank) for rank in range(count)]
+    payloads = [codec.encode(x / (rank + 1), keys[rank]) for rank in range(count)]
+    out, expected = torch.full_like(x, torch.nan), torch.zeros_like(x)
+    codec.decode_sum(payloads, out, alpha, keys)
+    for payload, key in zip(payloads, keys, strict=True):
+        codec.decode_add(payload, expected, alpha, key)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
+
+
+@every_codec
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_shows_and_is_not_kept(spec, bad):
+    codec = make_codec(spec)
+    x, residual = torch.ones(300), torch.full((300,), 0.25)
+    x[77] = bad
+    decoded = codec.decode(codec.encode_residual(x, residual, residual, KEY), 300, KEY)
+    assert not decoded.isfinite().all()
+    assert residual.isfinite().all()
 
 
 @every_codec
 def test_a_payload_of_another_length_is_refused(spec):
     codec = make_codec(spec)
-    payload = codec.encode(torch.ones(640))
+    payload = codec.encode(torch.full((640,), 3.0), KEY)
     with pytest.raises(ValueError, match=codec.name):
-        codec.decode_add(payload, torch.zeros(320))
+        codec.decode_add(payload, torch.zeros(320), 1.0, KEY)
+    with pytest.raises(ValueError, match=codec.name):
+        codec.decode_sum([payload, payload], torch.zeros(320), 1.0, [KEY, KEY])
 
 
 def test_bf16_is_torchs_own_rounding():

@@ -3,11 +3,26 @@
 import pytest
 import torch
 
+from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
-SPECS = ["none", "bf16", "int8:group=8", "int8:group=128", "topk:density=0.01", "topk:density=0.3"]
+KEY = MessageKey(seed=1, step=2, unit="block", rank=3)
+SPECS = [
+    "none",
+    "bf16",
+    "int8:group=8",
+    "int8:group=128",
+    "topk:density=0.01",
+    "topk:density=0.3",
+    "topk:density=0.05,values=int8",
+    "topk:density=0.2,values=bf16,indices=bitmap",
+    "threshold:threshold=0.5,cap=0.1",
+    "threshold:threshold=2,values=int8,indices=varint",
+    "randomk:density=0.1",
+    "randomk:density=0.3,scaled=true",
+]
 
 
 @pytest.mark.parametrize("n", [1, 127, 128, 4096, 1_000_003])
@@ -18,9 +33,9 @@ def test_gpu_and_cpu_agree_bit_for_bit(spec, n):
     residual = torch.linspace(-1e-4, 1e-4, n)
     ours, theirs = residual.clone(), residual.cuda()
     payload, on_gpu = (
-        codec.encode_residual(x, ours, ours),
-        codec.encode_residual(x.cuda(), theirs, theirs),
+        codec.encode_residual(x, ours, ours, KEY),
+        codec.encode_residual(x.cuda(), theirs, theirs, KEY),
     )
     assert on_gpu.is_cuda and torch.equal(payload, on_gpu.cpu())
     assert torch.equal(ours, theirs.cpu())
-    assert torch.equal(codec.decode(payload, n), codec.decode(on_gpu, n).cpu())
+    assert torch.equal(codec.decode(payload, n, KEY), codec.decode(on_gpu, n, KEY).cpu())
