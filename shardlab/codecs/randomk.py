@@ -44,7 +44,7 @@ class RandomK(Codec):
     def encode(  # noqa: D102
         self, vector: Tensor, key: MessageKey | None = None, out: Tensor | None = None
     ) -> Tensor:
-        drawn = vector[self._places(vector, key).long()]
+        drawn = vector.index_select(0, self._places(vector, key))
         return _as_payload(self._sent(drawn, select.not_finite(vector), vector.numel()), out)
 
     def encode_residual(  # noqa: D102
@@ -57,7 +57,7 @@ class RandomK(Codec):
     ) -> Tensor:
         apart = kept.data_ptr() != residual.data_ptr()
         places = self._places(vector, key)
-        drawn = vector[places.long()] + residual[places.long()]
+        drawn = vector.index_select(0, places) + residual.index_select(0, places)
         bad = select.not_finite(vector, residual, kept if apart else None)
         sent = self._sent(drawn, bad, vector.numel())
         select.keep(None if apart else vector, residual, kept, places, drawn, sent)

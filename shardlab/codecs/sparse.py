@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from shardlab.codecs.base import Codec, Content, MessageKey
+from shardlab.codecs.identity import Identity
 from shardlab.codecs.values import value_codec
 from shardlab.kernels import indices as coding
 from shardlab.kernels import scatter, select
@@ -75,7 +76,7 @@ class Sparse(Codec):
             vector, self.most(n), self._floor, residual, kept if apart else None
         )
         payload = self._payload(values, places, n, key, out)
-        sent = self.values.decode(self._values_in(payload, len(values)), len(values), key)
+        sent = self._values(payload, len(values), key)
         select.keep(None if apart else vector, residual, kept, places, values, sent)
         return payload
 
@@ -112,7 +113,7 @@ class Sparse(Codec):
     ) -> tuple[list[Tensor], list[Tensor]]:
         counts = [self._count(payload, n) for payload in payloads]
         values = [
-            self.values.decode(self._values_in(payload, k), k, keys[index] if keys else None)
+            self._values(payload, k, keys[index] if keys else None)
             for index, (payload, k) in enumerate(zip(payloads, counts, strict=True))
         ]
         places = [
@@ -124,8 +125,12 @@ class Sparse(Codec):
         except ValueError as error:
             raise ValueError(f"{self.name}: {error}") from None
 
-    def _values_in(self, payload: Tensor, k: int) -> Tensor:
-        return payload[self._count_bytes :][: self.values.payload_bytes(k)]
+    def _values(self, payload: Tensor, k: int, key: MessageKey | None) -> Tensor:
+        """The k decoded values; where they travel as they are, a view of the payload."""
+        part = payload[self._count_bytes :][: self.values.payload_bytes(k)]
+        if isinstance(self.values, Identity):
+            return part.view(torch.float32)
+        return self.values.decode(part, k, key)
 
     def _count(self, payload: Tensor, n: int) -> int:
         """How many elements the payload holds.

@@ -13,9 +13,8 @@ from shardlab.kernels.parallel import for_ranges
 
 _TILE = 1 << 12  # csrc/scatter.cpp
 
-_c_scatter = function(
-    "scatter_sum", POINTER, POINTER, POINTER, INT, INT, INT, FLOAT, ctypes.c_int, POINTER, POINTER
-)
+_c_sum = function("scatter_sum", POINTER, POINTER, POINTER, INT, INT, INT, FLOAT, POINTER, POINTER)
+_c_add = function("scatter_add", POINTER, POINTER, INT, INT, INT, FLOAT, POINTER)
 
 
 def scatter_add(values: Tensor, places: Tensor, out: Tensor, alpha: float = 1.0) -> None:
@@ -26,41 +25,37 @@ def scatter_add(values: Tensor, places: Tensor, out: Tensor, alpha: float = 1.0)
         places: int32 [k], contiguous, ascending, all different and below out.numel().
         out: float32 [n], contiguous.
     """
-    _scatter([values], [places], out, alpha, True)
+    _add(values, places, out, alpha)
 
 
 def scatter_sum(
     values: Sequence[Tensor], places: Sequence[Tensor], out: Tensor, alpha: float = 1.0
 ) -> None:
     """out = alpha * (the sum of the sparse vectors, in their order), in one pass over `out`."""
-    _scatter(list(values), list(places), out, alpha, False)
+    _sum(list(values), list(places), out, alpha)
 
 
-def scatter_reference(
-    values: Sequence[Tensor], places: Sequence[Tensor], out: Tensor, alpha: float, add: bool
+def sum_reference(
+    values: Sequence[Tensor], places: Sequence[Tensor], out: Tensor, alpha: float
 ) -> None:
     """The operator `scatter_sum` in PyTorch."""
-    if add:
-        for each, place in zip(values, places, strict=True):
-            out[place.long()] += each * alpha
-        return
     out.zero_()
     for each, place in zip(values, places, strict=True):
         out[place.long()] += each
-    if alpha != 1.0:
-        out.mul_(alpha)
+    out.mul_(alpha)
 
 
-def _run(
-    values: Sequence[Tensor], places: Sequence[Tensor], out: Tensor, alpha: float, add: bool
-) -> None:
+def add_reference(values: Tensor, places: Tensor, out: Tensor, alpha: float) -> None:
+    """The operator `scatter_add` in PyTorch."""
+    out[places.long()] += values * alpha
+
+
+def _run_sum(values: Sequence[Tensor], places: Sequence[Tensor], out: Tensor, alpha: float) -> None:
     check_floats(out=out)
     for each, place in zip(values, places, strict=True):
-        check_floats(values=each)
-        if place.dtype != torch.int32 or place.shape != each.shape or not place.is_contiguous():
-            raise ValueError("places must be a contiguous int32 vector, one for each value")
+        _check(each, place)
     if not native.compiled(out):
-        scatter_reference(values, places, out, alpha, add)
+        sum_reference(values, places, out, alpha)
         return
     count = len(values)
     addresses = ctypes.c_void_p * count
@@ -70,15 +65,39 @@ def _run(
 
     def part(start: int, stop: int) -> None:
         cursors = (ctypes.c_int64 * count)()
-        _c_scatter(
-            *(from_values, from_places, sizes, count, start, stop, alpha, add, cursors),
+        _c_sum(
+            *(from_values, from_places, sizes, count, start, stop, alpha, cursors),
             out.data_ptr(),
         )
 
     for_ranges(out.numel(), _TILE, part)
 
 
-_scatter = register(
-    "scatter_sum(Tensor[] values, Tensor[] places, Tensor(a!) out, float alpha, bool add) -> ()",
-    _run,
+def _run_add(values: Tensor, places: Tensor, out: Tensor, alpha: float) -> None:
+    check_floats(out=out)
+    _check(values, places)
+    if not native.compiled(out):
+        add_reference(values, places, out, alpha)
+        return
+
+    def part(start: int, stop: int) -> None:
+        _c_add(
+            *(values.data_ptr(), places.data_ptr(), values.numel(), start, stop, alpha),
+            out.data_ptr(),
+        )
+
+    for_ranges(out.numel(), _TILE, part)
+
+
+def _check(values: Tensor, places: Tensor) -> None:
+    check_floats(values=values)
+    if places.dtype != torch.int32 or places.shape != values.shape or not places.is_contiguous():
+        raise ValueError("places must be a contiguous int32 vector, one for each value")
+
+
+_sum = register(
+    "scatter_sum(Tensor[] values, Tensor[] places, Tensor(a!) out, float alpha) -> ()", _run_sum
+)
+_add = register(
+    "scatter_add(Tensor values, Tensor places, Tensor(a!) out, float alpha) -> ()", _run_add
 )

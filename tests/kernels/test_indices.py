@@ -2,10 +2,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_vectors import bits, vectors
 from sparse_vectors import places
 
-from shardlab.kernels import indices, scatter
+from shardlab.kernels import indices
 
 CODINGS = st.sampled_from(["smaller", "bitmap", "varint"])
 
@@ -130,33 +129,3 @@ def test_no_places_take_more_than_the_bound(n, data, coding):
     assert size <= indices.most_bytes(n, k, coding)
     if coding == "varint":
         assert size == indices.most_bytes(n, k, coding)
-
-
-@given(st.data(), st.integers(1, 6), st.sampled_from([1.0, 0.5, 1 / 3, -2.0]))
-def test_sums_of_sparse_vectors_equal_the_reference(data, count, alpha):
-    n = data.draw(st.sampled_from([1, 100, 4096, 9000]))
-    sizes = [data.draw(st.integers(0, n)) for _ in range(count)]
-    at = [torch.randperm(n)[:size].sort().values.to(torch.int32) for size in sizes]
-    values = [data.draw(vectors(n=len(place))) for place in at]
-    out, expected = torch.full((n,), 7.0), torch.empty(n)
-    scatter.scatter_sum(values, at, out, alpha)
-    scatter.scatter_reference(values, at, expected, alpha, False)
-    assert bits(out) == bits(expected)
-    scatter.scatter_add(values[0], at[0], out, alpha)
-    scatter.scatter_reference(values[:1], at[:1], expected, alpha, True)
-    assert bits(out) == bits(expected)
-
-
-def test_any_number_of_threads_sums_the_same():
-    n, results, before = 300_001, [], torch.get_num_threads()
-    at = [torch.randperm(n)[:5000].sort().values.to(torch.int32) for _ in range(4)]
-    values = [torch.randn(5000) for _ in at]
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            out = torch.empty(n)
-            scatter.scatter_sum(values, at, out, 0.3)
-            results.append(out)
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
