@@ -39,3 +39,19 @@ SHARDLAB_INLINE void store_word(uint8_t* to, uint16_t word) {
 SHARDLAB_INLINE float widened(uint16_t word) { return float_of(static_cast<uint32_t>(word) << 16); }
 
 SHARDLAB_INLINE bool is_finite(uint32_t bits) { return (bits & 0x7F800000u) != 0x7F800000u; }
+
+// Bit i is flags[i], which is 0 or 1, of 64.
+SHARDLAB_INLINE uint64_t mask_of(const uint8_t* flags) {
+  uint64_t mask = 0;
+  for (int byte = 0; byte < 8; ++byte) {
+    // eight flags, the first in the lowest byte on every host, become eight bits by a multiplication
+    uint64_t eight = 0;
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    std::memcpy(&eight, flags + 8 * byte, sizeof eight);
+#else
+    for (int i = 7; i >= 0; --i) eight = eight << 8 | flags[8 * byte + i];
+#endif
+    mask |= (eight * 0x0102040810204080u >> 56) << (8 * byte);
+  }
+  return mask;
+}

@@ -20,6 +20,8 @@ from shardlab.codecs.sketch import Sketch
 from shardlab.codecs.integers import Int8
 from shardlab.codecs.signs import EfSign, OneBit, Sign
 from shardlab.codecs.sparse import TopK
+from shardlab.codecs.randomk import RandomK
+from shardlab.codecs.sparse import Threshold, TopK
 from shardlab.core.codec_spec import CodecSpec, split_text
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError, nearest
@@ -46,6 +48,10 @@ _IN_ROUNDS: dict[str, Callable[..., Rounds]] = {
         EfSign,
         OneBit,
         TopK,
+        Int8,
+        TopK,
+        Threshold,
+        RandomK,
     )
 }
 _ADDED: dict[str, Callable[..., Codec]] = {}

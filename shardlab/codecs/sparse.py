@@ -1,87 +1,210 @@
-"""Sparse selections: `topk`."""
+"""Sparse selections, whose elements another codec may shorten: `topk`, `threshold`."""
 
-import numpy as np
+import struct
+from abc import abstractmethod
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from shardlab.codecs.base import Codec, Content, MessageKey
+from shardlab.codecs.identity import Identity
+from shardlab.codecs.values import value_codec
+from shardlab.kernels import indices as coding
+from shardlab.kernels import scatter, select
 
 
-class TopK(Codec):
+class Sparse(Codec):
+    """Sends some elements and where they are; everything else stays in the residual.
+
+    Wire: the number of elements (uint32, only where n does not tell it), the values in order of
+    their index as a payload of the value codec, then the indices (`shardlab.kernels.indices`).
+
+    The composition with a value codec is the one of Qsparse-local-SGD (Basu et al. 2019, section
+    2): contractions of delta1 and delta2 make one of at least delta1 * delta2, and what the value
+    codec loses stays in the residual too.
+
+    Args:
+        values: how the kept elements travel: fp32, fp16, bf16, int8 or int4.
+        indices: bitmap, varint, or whichever is smaller.
+    """
+
+    unbiased = False
+    _floor = 0
+    """magnitude that an element must reach, as a bit pattern"""
+    _count_bytes = 0
+
+    def __init__(self, values: str, indices: coding.Coding) -> None:
+        self.values = value_codec(values)
+        self.indices: coding.Coding = indices
+        self.variable = indices != "bitmap" or self._count_bytes > 0
+
+    @abstractmethod
+    def most(self, n: int) -> int:
+        """The largest number of elements that are sent of n."""
+
+    def payload_bytes(self, n: int) -> int:  # noqa: D102
+        k = self.most(n)
+        # with fewer elements both parts are smaller
+        places = coding.most_bytes(n, k, self.indices)
+        return self._count_bytes + self.values.payload_bytes(k) + places
+
+    def content(self, n: int, payload: Tensor) -> Content:  # noqa: D102
+        k = self._count(payload, n)
+        size = self.values.payload_bytes(k)
+        metadata = self.values.content(k, payload[self._count_bytes :][:size]).metadata_bytes
+        places = payload.numel() - self._count_bytes - size
+        return Content(k, places, self._count_bytes + metadata)
+
+    def encode(  # noqa: D102
+        self, vector: Tensor, key: MessageKey | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        values, places = select.largest(vector, self.most(vector.numel()), self._floor)
+        return self._payload(values, places, vector.numel(), key, out)
+
+    def encode_residual(  # noqa: D102
+        self,
+        vector: Tensor,
+        residual: Tensor,
+        kept: Tensor,
+        key: MessageKey | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        n = vector.numel()
+        apart = kept.data_ptr() != residual.data_ptr()
+        values, places = select.largest(
+            vector, self.most(n), self._floor, residual, kept if apart else None
+        )
+        payload = self._payload(values, places, n, key, out)
+        sent = self._values(payload, len(values), key)
+        select.keep(None if apart else vector, residual, kept, places, values, sent)
+        return payload
+
+    def decode_add(  # noqa: D102
+        self, payload: Tensor, out: Tensor, alpha: float = 1.0, key: MessageKey | None = None
+    ) -> None:
+        values, places = self._parts([payload], out.numel(), [key] if key else None)
+        scatter.scatter_add(values[0], places[0], out, alpha)
+
+    def decode_sum(  # noqa: D102
+        self,
+        payloads: Sequence[Tensor],
+        out: Tensor,
+        alpha: float = 1.0,
+        keys: Sequence[MessageKey] | None = None,
+    ) -> None:
+        values, places = self._parts(payloads, out.numel(), keys)
+        scatter.scatter_sum(values, places, out, alpha)
+
+    def _payload(
+        self, values: Tensor, places: Tensor, n: int, key: MessageKey | None, out: Tensor | None
+    ) -> Tensor:
+        if out is None:
+            out = torch.empty(self.payload_bytes(n), dtype=torch.uint8, device=values.device)
+        if self._count_bytes:
+            count = torch.tensor(list(struct.pack("<I", len(values))), dtype=torch.uint8)
+            out[: self._count_bytes] = count
+        size = self._count_bytes + self.values.payload_bytes(len(values))
+        self.values.encode(values, key, out[self._count_bytes : size])
+        return out[: size + coding.encode(places, n, self.indices, out[size:])]
+
+    def _parts(
+        self, payloads: Sequence[Tensor], n: int, keys: Sequence[MessageKey] | None
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        counts = [self._count(payload, n) for payload in payloads]
+        values = [
+            self._values(payload, k, keys[index] if keys else None)
+            for index, (payload, k) in enumerate(zip(payloads, counts, strict=True))
+        ]
+        places = [
+            payload[self._count_bytes + self.values.payload_bytes(k) :]
+            for payload, k in zip(payloads, counts, strict=True)
+        ]
+        try:
+            return values, coding.decode(places, n, counts, self.indices)
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}") from None
+
+    def _values(self, payload: Tensor, k: int, key: MessageKey | None) -> Tensor:
+        """The k decoded values; where they travel as they are, a view of the payload."""
+        part = payload[self._count_bytes :][: self.values.payload_bytes(k)]
+        if isinstance(self.values, Identity):
+            return part.view(torch.float32)
+        return self.values.decode(part, k, key)
+
+    def _count(self, payload: Tensor, n: int) -> int:
+        """How many elements the payload holds.
+
+        Raises:
+            ValueError: it has no room for them.
+        """
+        self._check_payload(payload, n)
+        k = self.most(n)
+        if self._count_bytes and payload.numel() >= self._count_bytes:
+            k = struct.unpack("<I", bytes(payload[: self._count_bytes].tolist()))[0]
+        least = self._count_bytes + self.values.payload_bytes(k)
+        if k > self.most(n) or payload.numel() < least:
+            raise ValueError(
+                f"{self.name}: payload of {payload.numel()} bytes cannot hold {k} of {n} elements"
+            )
+        return k
+
+
+class TopK(Sparse):
     """Keeps the k = max(1, round(density * n)) elements of largest magnitude.
 
     Stich et al. 2018 (definition 2.1): biased, a contraction with delta >= k/n, so it needs error
-    feedback. Ties go to the lower index. Not linear: every sender keeps other elements.
+    feedback. density * (32 + 8.1) bits per element at a density of 1 % of float32 values in real
+    gradients. Ties go to the lower index; NaN counts as larger than infinity. Not linear: every
+    sender keeps other elements.
 
-    Wire: k float32 values in order of their index, then the indices, as whichever is smaller of
-    k uint32 or a bitmap of ceil(n/8) bytes (bit i % 8 of byte i // 8, lowest bit first); all little
-    endian. n and k decide which, so no flag is sent.
+    Wire: `Sparse`, without the number of elements.
 
     Args:
         density: share of the elements that is kept, above 0 and at most 1.
     """
 
     name = "topk"
-    unbiased = False
 
     def __init__(
-        self, density: float = 0.01, values: str = "fp32", indices: str = "smaller"
+        self, density: float = 0.01, values: str = "fp32", indices: coding.Coding = "smaller"
     ) -> None:
+        super().__init__(values, indices)
         self.density = density
 
-    def payload_bytes(self, n: int) -> int:  # noqa: D102
-        k = self._kept(n)
-        return 4 * k + self._index_bytes(n, k)
-
-    def content(self, n: int, payload: Tensor) -> Content:  # noqa: D102
-        k = self._kept(n)
-        return Content(k, self._index_bytes(n, k), 0)
-
-    def encode(  # noqa: D102
-        self, vector: Tensor, key: MessageKey | None = None, out: Tensor | None = None
-    ) -> Tensor:
-        n = vector.numel()
-        k = self._kept(n)
-        index = _largest(vector.abs(), k)
-        values = vector[index].view(torch.uint8)
-        if self._index_bytes(n, k) < 4 * k:
-            chosen = np.zeros(n, dtype=bool)
-            chosen[index.numpy(force=True)] = True
-            places = torch.from_numpy(np.packbits(chosen, bitorder="little")).to(vector.device)
-        else:
-            places = index.to(torch.int32).view(torch.uint8)
-        return torch.cat([values, places], out=out)
-
-    def decode_add(  # noqa: D102
-        self, payload: Tensor, out: Tensor, alpha: float = 1.0, key: MessageKey | None = None
-    ) -> None:
-        n = out.numel()
-        self._check_payload(payload, n)
-        k = self._kept(n)
-        values = payload[: 4 * k].view(torch.float32)
-        places = payload[4 * k :]
-        if self._index_bytes(n, k) < 4 * k:
-            bits = np.unpackbits(places.numpy(force=True), count=n, bitorder="little")
-            index = torch.from_numpy(np.flatnonzero(bits)).to(out.device)
-        else:
-            index = places.view(torch.int32).long()
-        if index.numel() != k or (k and int(index.max()) >= n):
-            raise ValueError(f"{self.name}: the payload's indices are damaged")
-        out.index_add_(0, index, values, alpha=alpha)
-
-    def _kept(self, n: int) -> int:
+    def most(self, n: int) -> int:  # noqa: D102
         return min(n, max(1, round(self.density * n)))
 
-    @staticmethod
-    def _index_bytes(n: int, k: int) -> int:
-        return min(4 * k, (n + 7) // 8)
 
+class Threshold(Sparse):
+    """Keeps the elements with |x| >= threshold; of more than max(1, round(cap * n)) the largest.
 
-def _largest(magnitude: Tensor, k: int) -> Tensor:
-    """Indices of the k largest elements in ascending order; ties go to the lower index."""
-    if k == 0:
-        return torch.empty(0, dtype=torch.long, device=magnitude.device)
-    smallest_kept = torch.topk(magnitude, k, sorted=False).values.min()
-    above = torch.nonzero(magnitude > smallest_kept).flatten()
-    equal = torch.nonzero(magnitude == smallest_kept).flatten()[: k - above.numel()]
-    return torch.cat([above, equal]).sort().values
+    Sahu et al. 2021 (the hard-threshold sparsifier): biased, an absolute compressor,
+    ||C(x) - x||^2 <= n * threshold^2 where the cap does not bind, so it needs error feedback; what
+    the cap cuts off stays in the residual. 32 + index bits for each kept element and 32 bits per
+    message. NaN and infinity are always selected, unless more than the cap are. Not linear.
+
+    Wire: `Sparse`, with the number of elements; the size varies.
+
+    Args:
+        threshold: smallest magnitude that is sent, as float32.
+        cap: largest share of the elements that is sent.
+    """
+
+    name = "threshold"
+    _count_bytes = 4
+
+    def __init__(
+        self,
+        threshold: float,
+        cap: float = 0.05,
+        values: str = "fp32",
+        indices: coding.Coding = "smaller",
+    ) -> None:
+        super().__init__(values, indices)
+        self.threshold = threshold
+        self.cap = cap
+        self._floor = int(torch.tensor(threshold, dtype=torch.float32).view(torch.int32))
+
+    def most(self, n: int) -> int:  # noqa: D102
+        return min(n, max(1, round(self.cap * n)))

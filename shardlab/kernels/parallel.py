@@ -1,14 +1,17 @@
 """Kernels over ranges of a vector, on as many threads as torch uses."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from typing import TypeVar
 
 import torch
 
 _WORTH_A_THREAD = 1 << 16
 """elements; below, handing work to a thread costs more than it saves"""
+
+_Item = TypeVar("_Item")
 
 
 def for_ranges(n: int, multiple: int, kernel: Callable[[int, int], None]) -> None:
@@ -19,13 +22,26 @@ def for_ranges(n: int, multiple: int, kernel: Callable[[int, int], None]) -> Non
     Args:
         multiple: every range but the last starts and stops at a multiple of it.
     """
+    for_each(ranges(n, multiple), lambda item: kernel(*item))
+
+
+def ranges(n: int, multiple: int) -> list[tuple[int, int]]:
+    """The (start, stop) that make up [0, n), one for each thread that is worth its while."""
     threads = min(torch.get_num_threads(), n // max(_WORTH_A_THREAD, multiple))
     if threads < 2:
-        kernel(0, n)
-        return
+        return [(0, n)]
     size = -(-n // (threads * multiple)) * multiple
-    later = [_pool().submit(kernel, start, min(start + size, n)) for start in range(size, n, size)]
-    kernel(0, size)
+    return [(start, min(start + size, n)) for start in range(0, n, size)]
+
+
+def for_each(items: Sequence[_Item], kernel: Callable[[_Item], None]) -> None:
+    """Calls `kernel(item)` for each of at least one items, side by side on torch's threads."""
+    if torch.get_num_threads() < 2:
+        for item in items:
+            kernel(item)
+        return
+    later = [_pool().submit(kernel, item) for item in items[1:]]
+    kernel(items[0])
     for future in later:
         future.result()
 

@@ -26,6 +26,8 @@ from shardlab.kernels import (
 )
 from shardlab.kernels.checksum import checksum
 from shardlab.kernels import casts, efsign, int8, native, onebit, sign
+from shardlab.kernels import casts, indices, int8, native, scatter, select
+from shardlab.kernels.randomk import random_places
 
 GROUPED = {
     kernel.format.name: kernel
@@ -78,6 +80,24 @@ def _add_sketches(result: "hashlib._Hash") -> None:
         sketch.add(any_bits(n, seed), keys, table)
         estimates = sketch.estimate(table, keys, n)
         result.update(repr((bits(table), bits(estimates))).encode())
+    for n in (7, 5000, 70_001):
+        result.update(repr(sparse(n)).encode())
+    return result.hexdigest()
+
+
+def sparse(n: int) -> tuple[object, ...]:
+    """What the kernels of sparse vectors compute from random bits."""
+    x, residual, kept = any_bits(n, n), torch.linspace(-1, 1, n), torch.empty(n)
+    values, places = select.largest(x, n // 7, 0, residual, kept)
+    select.keep(None, residual, kept, places, values, values / 3)
+    coded = []
+    for coding in ("bitmap", "varint"):
+        room = torch.zeros(indices.most_bytes(n, n // 7, coding), dtype=torch.uint8)
+        coded.append(room[: indices.encode(places, n, coding, room)])
+        (places,) = indices.decode(coded[-1:], n, [n // 7], coding)
+    drawn = random_places(n, n // 7, KEY, x.device)
+    scatter.scatter_sum([values, values], [places, drawn], residual, 1 / 3)
+    return bits(values), bits(kept), bits(residual), [each.tolist() for each in coded]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,213 @@
+"""Radix select over the compiled kernels of csrc/select.cpp.
+
+A random sample guesses a magnitude that somewhat more than k elements reach. One pass over the
+vector gathers those elements (and adds the residual); a radix select of 11 + 10 + 10 bits among
+them finds the exact threshold. Where the guess was wrong the radix select runs over the whole
+vector. The result depends neither on the guess nor on the number of threads.
+"""
+
+import ctypes
+import math
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from shardlab.kernels.native import INT, POINTER, function
+from shardlab.kernels.parallel import for_each, ranges
+
+_INT32 = ctypes.c_int32
+_SAMPLES = 1 << 13
+_BLOCK = 1024  # csrc/select.cpp
+_WORD = 64  # csrc/select.cpp: room that the kernel wants to have before it writes
+_KEPT = 1 << 22
+"""words of memory that a thread keeps at most"""
+_DIGITS = ((20, 11), (10, 10), (0, 10))
+"""shift and width of the digits of a magnitude of 31 bits"""
+
+_c_sample = function("select_sample", POINTER, POINTER, INT, INT, POINTER)
+_c_gather = function(
+    "select_gather",
+    *(POINTER, POINTER, POINTER, INT, INT, _INT32, INT, POINTER, POINTER, POINTER),
+)
+_c_count = function("select_count", POINTER, POINTER, INT, INT, _INT32, _INT32, _INT32, POINTER)
+_c_digit = function("select_digit", POINTER, INT, INT, POINTER, POINTER, POINTER, POINTER)
+_c_collect = function(
+    "select_collect", *(POINTER, POINTER, POINTER, INT, INT, _INT32, INT, POINTER, POINTER)
+)
+
+
+class _Part(NamedTuple):
+    """x[start:stop] (+ residual), by address; `names` are the places, if not start to stop."""
+
+    x: int
+    residual: int | None
+    names: int | None
+    start: int
+    stop: int
+
+
+class _Cut(NamedTuple):
+    """What to take: magnitudes above `threshold`, and in each part the first `ties` equal to it."""
+
+    threshold: int
+    above: list[int]
+    """elements above, by part"""
+    ties: list[int]
+
+
+def select(
+    x: Tensor,
+    residual: Tensor | None,
+    kept: Tensor | None,
+    floor: int,
+    values: Tensor,
+    places: Tensor,
+) -> int:
+    """Writes the largest elements of `x + residual`; returns how many there were to write.
+
+    Arguments as in `shardlab.kernels.select.largest`.
+    """
+    n, k = x.numel(), values.numel()
+    before, after = (None if each is None else each.data_ptr() for each in (residual, kept))
+    whole = [_Part(x.data_ptr(), before, None, *each) for each in ranges(n, _BLOCK)]
+    guess, room = _guess(whole[0], n, k, floor)
+    rooms = [min(room, part.stop - part.start) + _WORD for part in whole]
+    store = _scratch(rooms)
+    counts = _gather(whole, after, guess, rooms, store)
+    fits = all(count <= size - _WORD for count, size in zip(counts, rooms, strict=True))
+    wanted = k if guess > floor else min(k, sum(counts))
+    if fits and sum(counts) >= wanted:
+        parts = [
+            _Part(found.data_ptr(), None, names.data_ptr(), 0, count)
+            for (found, names), count in zip(store, counts, strict=True)
+        ]
+        exact = sum(counts) == wanted
+        cut = _Cut(guess - 1, counts, [0] * len(parts)) if exact else _cut(parts, wanted)
+    elif fits and guess == 1:
+        # all that is not zero, and as many zeros as it takes
+        parts = whole
+        zeros = [part.stop - part.start - count for part, count in zip(whole, counts, strict=True)]
+        cut = _Cut(0, counts, _shared_out(wanted - sum(counts), zeros))
+    else:
+        parts, cut = whole, _cut(whole, wanted)
+    _collect(parts, cut, values, places)
+    return wanted
+
+
+def count_at_least(x: Tensor, residual: Tensor | None, kept: Tensor | None, floor: int) -> int:
+    """How many elements of `x + residual` have a magnitude of at least `floor`; writes `kept`."""
+    before, after = (None if each is None else each.data_ptr() for each in (residual, kept))
+    whole = [_Part(x.data_ptr(), before, None, *each) for each in ranges(x.numel(), _BLOCK)]
+    none = (x.new_empty(0), torch.empty(0, dtype=torch.int32))
+    return sum(_gather(whole, after, floor, [0] * len(whole), [none] * len(whole)))
+
+
+class _Scratch(threading.local):
+    """Memory for values and places, kept from call to call: fresh pages cost more than the work."""
+
+    _memory = torch.empty(0, dtype=torch.int32)
+
+    def __call__(self, rooms: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        size = 2 * sum(rooms)
+        memory = (
+            self._memory if size <= self._memory.numel() else torch.empty(size, dtype=torch.int32)
+        )
+        if size <= _KEPT:
+            self._memory = memory
+        pieces = memory[:size].split([room for room in rooms for _ in range(2)])
+        return [
+            (values.view(torch.float32), places)
+            for values, places in zip(pieces[::2], pieces[1::2], strict=True)
+        ]
+
+
+_scratch = _Scratch()
+
+
+def _guess(first: _Part, n: int, k: int, floor: int) -> tuple[int, int]:
+    """A magnitude that at least k elements reach, most likely, and room for those that do."""
+    if n <= 4 * _SAMPLES:
+        return floor, n
+    expected = k * _SAMPLES / n
+    rank = math.ceil(expected + 4 * math.sqrt(expected) + 4)
+    if rank > _SAMPLES:
+        return floor, n
+    samples = torch.empty(_SAMPLES)
+    _c_sample(first.x, first.residual, n, _SAMPLES, samples.data_ptr())
+    guess = _cut([_Part(samples.data_ptr(), None, None, 0, _SAMPLES)], rank).threshold
+    return max(guess, floor, 1), 2 * rank * n // _SAMPLES
+
+
+def _gather(
+    parts: Sequence[_Part],
+    kept: int | None,
+    floor: int,
+    rooms: Sequence[int],
+    store: Sequence[tuple[Tensor, Tensor]],
+) -> list[int]:
+    counts = torch.empty(len(parts), dtype=torch.int64)
+
+    def gather(index: int) -> None:
+        part, (values, places) = parts[index], store[index]
+        _c_gather(
+            *(part.x, part.residual, kept, part.start, part.stop, floor, rooms[index]),
+            *(values.data_ptr(), places.data_ptr(), counts[index:].data_ptr()),
+        )
+
+    for_each(range(len(parts)), gather)
+    return counts.tolist()
+
+
+def _cut(parts: Sequence[_Part], wanted: int) -> _Cut:
+    """The cut that takes `wanted` elements, of at least as many."""
+    found = torch.zeros(2 * len(parts) + 2, dtype=torch.int64)
+    above, equal, missing, digit = found.split([len(parts), len(parts), 1, 1])
+    missing.fill_(wanted)
+    threshold = 0
+    for shift, width in _DIGITS:
+        counts = _counts(parts, threshold, shift, width)
+        _c_digit(
+            *(counts.data_ptr(), len(parts), 1 << width, missing.data_ptr(), above.data_ptr()),
+            *(equal.data_ptr(), digit.data_ptr()),
+        )
+        threshold = threshold << width | int(digit)
+    return _Cut(threshold, above.tolist(), _shared_out(int(missing), equal.tolist()))
+
+
+def _counts(parts: Sequence[_Part], prefix: int, shift: int, width: int) -> Tensor:
+    """Per part, how many magnitudes have each digit after the prefix: int64 [parts, 2**width]."""
+    counts = torch.empty(len(parts), 1 << width, dtype=torch.int64)
+
+    def count(index: int) -> None:
+        part, target = parts[index], counts[index].data_ptr()
+        _c_count(part.x, part.residual, part.start, part.stop, prefix, shift, width, target)
+
+    for_each(range(len(parts)), count)
+    return counts
+
+
+def _shared_out(ties: int, equal: Sequence[int]) -> list[int]:
+    """How many ties each part may take: the first ones."""
+    shares = []
+    for count in equal:
+        shares.append(min(count, ties))
+        ties -= shares[-1]
+    return shares
+
+
+def _collect(parts: Sequence[_Part], cut: _Cut, values: Tensor, places: Tensor) -> None:
+    sizes = [more + ties for more, ties in zip(cut.above, cut.ties, strict=True)]
+    starts = [sum(sizes[:index]) for index in range(len(parts))]
+
+    def collect(index: int) -> None:
+        part, start = parts[index], starts[index]
+        _c_collect(
+            *(part.x, part.residual, part.names, part.start, part.stop),
+            *(cut.threshold, cut.ties[index]),
+            *(values[start:].data_ptr(), places[start:].data_ptr()),
+        )
+
+    for_each(range(len(parts)), collect)

@@ -1,0 +1,190 @@
+"""The largest elements of a vector by magnitude, exactly as many as are wanted.
+
+What is selected: the k elements of largest magnitude, ties to the lower index, in ascending order
+of their index; only magnitudes of at least `floor`, of which there may be fewer than k. Magnitudes
+are compared as the bit patterns of |x|: infinity lies above every finite number and NaN above it.
+"""
+
+import torch
+from torch import Tensor
+
+from shardlab.kernels import native, radix
+from shardlab.kernels.native import INT, POINTER, function
+from shardlab.kernels.operators import check_floats, register
+from shardlab.kernels.parallel import for_ranges
+
+_INFINITE = 0x7F800000
+_BLOCK = 1024  # csrc/select.cpp
+
+_c_keep = function(
+    "select_keep", *(POINTER, POINTER, POINTER, INT, INT, POINTER, POINTER, POINTER, INT)
+)
+
+
+def largest(
+    x: Tensor,
+    k: int,
+    floor: int = 0,
+    residual: Tensor | None = None,
+    kept: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Values, float32, and places, int32, of the largest elements of `x + residual`.
+
+    Args:
+        x: float32 [n], contiguous, n < 2**31.
+        k: at most n.
+        floor: smallest magnitude that is selected, as a bit pattern.
+        kept: float32 [n] that becomes `x + residual`, or `residual` where that is not finite; not
+            the memory of `residual`.
+    """
+    values = x.new_empty(k)
+    places = torch.empty(k, dtype=torch.int32, device=x.device)
+    count = torch.empty(1, dtype=torch.int64)
+    _largest(x, residual, kept, floor, values, places, count)
+    return values[: int(count)], places[: int(count)]
+
+
+def not_finite(x: Tensor, residual: Tensor | None = None, kept: Tensor | None = None) -> int:
+    """How many elements of `x + residual` are not finite; `kept` as in `largest`."""
+    count = torch.empty(1, dtype=torch.int64)
+    _not_finite(x, residual, kept, count)
+    return int(count)
+
+
+def keep(
+    x: Tensor | None,
+    residual: Tensor,
+    kept: Tensor,
+    places: Tensor,
+    values: Tensor,
+    decoded: Tensor,
+) -> None:
+    """What is left when `decoded` is sent for the `values` at `places` of `x + residual`.
+
+    kept[places] = values - decoded; all other elements become x + residual if x is given. Residual
+    where these are not finite.
+
+    Args:
+        residual, kept: float32 [n]; `kept` may be `residual` if x is given.
+        places: int32 [k], ascending.
+        values, decoded: float32 [k].
+    """
+    _keep(x, residual, kept, places, values, decoded)
+
+
+def largest_reference(
+    x: Tensor,
+    residual: Tensor | None,
+    kept: Tensor | None,
+    floor: int,
+    values: Tensor,
+    places: Tensor,
+    count: Tensor,
+) -> None:
+    """The operator `select_largest` in PyTorch."""
+    given = x if residual is None else x + residual
+    magnitude = given.view(torch.int32) & 0x7FFFFFFF
+    found = min(int((magnitude >= floor).sum()), values.numel())
+    count.fill_(found)
+    if found:
+        threshold = torch.topk(magnitude, found, sorted=False).values.min()
+        above = torch.nonzero(magnitude > threshold).flatten()
+        equal = torch.nonzero(magnitude == threshold).flatten()[: found - above.numel()]
+        place = torch.cat([above, equal]).sort().values
+        values[:found] = given[place]
+        places[:found] = place
+    if residual is not None and kept is not None:
+        torch.where(given.isfinite(), given, residual, out=kept)
+
+
+def keep_reference(
+    x: Tensor | None,
+    residual: Tensor,
+    kept: Tensor,
+    places: Tensor,
+    values: Tensor,
+    decoded: Tensor,
+) -> None:
+    """The operator `select_keep` in PyTorch."""
+    place, rest = places.long(), values - decoded
+    rest = torch.where(rest.isfinite(), rest, residual[place])
+    if x is not None:
+        given = x + residual
+        torch.where(given.isfinite(), given, residual, out=kept)
+    kept[place] = rest
+
+
+def _run_largest(
+    x: Tensor,
+    residual: Tensor | None,
+    kept: Tensor | None,
+    floor: int,
+    values: Tensor,
+    places: Tensor,
+    count: Tensor,
+) -> None:
+    _check(x, residual, kept)
+    if values.numel() > x.numel() or places.dtype != torch.int32 or len(places) != len(values):
+        raise ValueError(f"cannot select {values.numel()} of {x.numel()} elements")
+    if native.compiled(x):
+        count.fill_(radix.select(x, residual, kept, floor, values, places))
+    else:
+        largest_reference(x, residual, kept, floor, values, places, count)
+
+
+def _run_not_finite(x: Tensor, residual: Tensor | None, kept: Tensor | None, count: Tensor) -> None:
+    _check(x, residual, kept)
+    if native.compiled(x):
+        count.fill_(radix.count_at_least(x, residual, kept, _INFINITE))
+        return
+    given = x if residual is None else x + residual
+    count.fill_(int((~given.isfinite()).sum()))
+    if residual is not None and kept is not None:
+        torch.where(given.isfinite(), given, residual, out=kept)
+
+
+def _run_keep(
+    x: Tensor | None,
+    residual: Tensor,
+    kept: Tensor,
+    places: Tensor,
+    values: Tensor,
+    decoded: Tensor,
+) -> None:
+    check_floats(values=values, decoded=decoded)
+    check_floats(residual=residual, kept=kept, **({} if x is None else {"x": x}))
+    if places.dtype != torch.int32 or len(places) != len(values) or not places.is_contiguous():
+        raise ValueError("places must be a contiguous int32 vector, one for each value")
+    if not native.compiled(residual):
+        keep_reference(x, residual, kept, places, values, decoded)
+        return
+    source = None if x is None else x.data_ptr()
+    at = (places.data_ptr(), values.data_ptr(), decoded.data_ptr(), len(places))
+
+    def part(start: int, stop: int) -> None:
+        _c_keep(source, residual.data_ptr(), kept.data_ptr(), start, stop, *at)
+
+    for_ranges(residual.numel(), _BLOCK, part)
+
+
+def _check(x: Tensor, residual: Tensor | None, kept: Tensor | None) -> None:
+    given = {"x": x, "residual": residual, "kept": kept}
+    check_floats(**{name: each for name, each in given.items() if each is not None})
+    if x.numel() >= 2**31:
+        raise ValueError(f"places are numbers of 31 bits: {x.numel()} elements are too many")
+
+
+_largest = register(
+    "select_largest(Tensor x, Tensor? residual, Tensor(a!)? kept, int floor, Tensor(b!) values, "
+    "Tensor(c!) places, Tensor(d!) count) -> ()",
+    _run_largest,
+)
+_not_finite = register(
+    "select_not_finite(Tensor x, Tensor? residual, Tensor(a!)? kept, Tensor(b!) count) -> ()",
+    _run_not_finite,
+)
+_keep = register(
+    "select_keep(Tensor? x, Tensor residual, Tensor(a!) kept, Tensor places, Tensor values, "
+    "Tensor decoded) -> ()",
+    _run_keep,
+)

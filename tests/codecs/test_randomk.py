@@ -1,0 +1,92 @@
+"""`randomk`: the same places on all ranks, sums on the wire, no bias if scaled."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardlab.codecs.base import MessageKey
+from shardlab.codecs.registry import make_codec
+
+KEY = MessageKey(seed=1, step=2, unit="block", rank=0)
+
+
+def keys(count):
+    return [KEY._replace(rank=rank) for rank in range(count)]
+
+
+@given(st.integers(1, 2000), st.sampled_from([0.001, 0.1, 0.5, 1.0]), st.booleans())
+def test_payloads_can_be_summed_before_they_are_decoded(n, density, scaled):
+    codec = make_codec({"name": "randomk", "density": density, "scaled": scaled})
+    vectors = [torch.randn(n) for _ in keys(3)]
+    payloads = [codec.encode(x, key) for x, key in zip(vectors, keys(3), strict=True)]
+    summed = sum(payload.view(torch.float32) for payload in payloads).view(torch.uint8)
+    out = torch.empty(n)
+    codec.decode_sum(payloads, out, 1.0, keys(3))
+    torch.testing.assert_close(codec.decode(summed, n, KEY), out)
+
+
+def test_all_ranks_draw_the_same_places_and_every_step_others():
+    codec, x = make_codec("randomk:density=0.1"), torch.arange(1.0, 1001.0)
+    drawn = [codec.encode(x, key).tolist() for key in keys(4)]
+    assert all(each == drawn[0] for each in drawn)
+    assert codec.encode(x, KEY._replace(step=3)).tolist() != drawn[0]
+
+
+def test_scaled_values_are_unbiased_with_the_variance_of_the_paper():
+    codec, n, draws = make_codec("randomk:density=0.3,scaled=true"), 23, 5_000
+    x = torch.linspace(-2, 3, n)
+    decoded = torch.stack([codec.decode(codec.encode(x, key), n, key) for key in _steps(draws)])
+    k = round(0.3 * n)
+    variance = (n / k - 1) * x.double().square()
+    error = (decoded.double().mean(0) - x).abs()
+    assert (error <= 4.5 * (variance / draws).sqrt() + 1e-6).all()
+    measured = (decoded.double() - x).square().sum(1).mean()
+    assert float(measured) == pytest.approx(float(variance.sum()), rel=0.05)
+
+
+def _steps(count):
+    return (KEY._replace(step=step) for step in range(count))
+
+
+def test_without_scaling_the_share_that_is_kept_is_the_density():
+    codec, x = make_codec("randomk:density=0.1"), torch.randn(1000)
+    lost = [
+        (x - codec.decode(codec.encode(x, key), 1000, key)).square().sum() for key in _steps(400)
+    ]
+    assert torch.stack(lost).mean() / x.square().sum() == pytest.approx(0.9, rel=0.01)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_value_that_is_not_finite_shows_wherever_it_is(scaled, bad):
+    codec = make_codec({"name": "randomk", "density": 0.01, "scaled": scaled})
+    for place in (0, 123, 999):
+        x, residual = torch.ones(1000), torch.linspace(-1, 1, 1000)
+        x[place] = bad
+        before = residual.clone()
+        payload = codec.encode_residual(x, residual, residual, KEY)
+        assert codec.decode(payload, 1000, KEY).isnan().sum() == 10
+        assert codec.encode(x, KEY).view(torch.float32).isnan().all()
+        assert residual.isfinite().all() and residual[place] == before[place]
+
+
+def test_nothing_is_lost_apart_from_the_residual_or_in_its_place():
+    codec, x, residual = make_codec("randomk:density=0.1"), torch.randn(1000), torch.randn(1000)
+    kept, given_sum = torch.empty(1000), x + residual
+    payload = codec.encode_residual(x, residual, kept, KEY)
+    assert torch.equal(codec.decode(payload, 1000, KEY) + kept, given_sum)
+    assert torch.equal(codec.encode_residual(x, residual, residual, KEY), payload)
+    assert torch.equal(residual, kept)
+
+
+def test_a_key_is_needed():
+    codec, x = make_codec("randomk"), torch.ones(500)
+    payload = codec.encode(x, KEY)
+    for call in (
+        lambda: codec.encode(x),
+        lambda: codec.decode_add(payload, x),
+        lambda: codec.decode_sum([payload], x),
+    ):
+        with pytest.raises(ValueError, match="randomk: a random codec needs the key"):
+            call()

@@ -1,0 +1,149 @@
+"""What `topk` and `threshold` send, and that nothing is lost on the way."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardlab.codecs import registry
+from shardlab.codecs.base import MessageKey
+from shardlab.codecs.registry import make_codec
+from shardlab.core.codec_options import SPECS
+
+KEY = MessageKey(seed=1, step=2, unit="block", rank=3)
+VALUES = [
+    "fp32",
+    *(name for name in ("fp16", "bf16", "int8", "int4") if name in registry._BUILT_IN),
+]
+INDICES = ["smaller", "bitmap", "varint"]
+every_value_codec = pytest.mark.parametrize("values", VALUES)
+
+
+def both_ways(codec, x, residual):
+    """The payload, and what is kept: apart from the residual, and in its place."""
+    kept, place = torch.full_like(x, torch.nan), residual.clone()
+    payload = codec.encode_residual(x, residual, kept, KEY)
+    assert torch.equal(codec.encode_residual(x, place, place, KEY), payload)
+    assert torch.equal(place, kept)
+    return payload, kept
+
+
+@every_value_codec
+@pytest.mark.parametrize("indices", INDICES)
+@pytest.mark.parametrize("name", ["topk:density=0.1", "threshold:threshold=1,cap=0.2"])
+@settings(max_examples=15)
+@given(n=st.integers(1, 700), seed=st.integers(0, 2**31), power=st.integers(-20, 8))
+def test_what_is_sent_and_what_is_kept_are_what_was_given(name, values, indices, n, seed, power):
+    codec = make_codec(f"{name},values={values},indices={indices}")
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, generator=generator) * 2.0**power
+    residual = torch.randn(n, generator=generator) * 2.0**power
+    payload, kept = both_ways(codec, x, residual)
+    sent = codec.decode(payload, n, KEY)
+    torch.testing.assert_close(sent + kept, x + residual, rtol=1e-6, atol=1e-7 * 2.0**power)
+    if values == "fp32":
+        assert torch.equal(sent + kept, x + residual)
+    assert torch.equal(kept[sent == 0], (x + residual)[sent == 0])
+
+
+@every_value_codec
+def test_the_payload_has_the_kept_values_as_the_value_codec_makes_them(values):
+    x = torch.randn(5000)
+    payload = make_codec(f"topk:density=0.1,values={values}").encode(x, KEY)
+    place = torch.topk(x.abs(), 500).indices.sort().values
+    expected = make_codec({"fp32": "none"}.get(values, values)).encode(x[place], KEY)
+    assert torch.equal(payload[: expected.numel()], expected)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@every_value_codec
+@pytest.mark.parametrize("name", ["topk:density=0.001", "threshold:threshold=2,cap=0.001"])
+def test_a_value_that_is_not_finite_is_always_sent_and_never_kept(name, values, bad):
+    codec = make_codec(f"{name},values={values}")
+    x, residual = torch.full((2000,), 3.0), torch.linspace(-1, 1, 2000)
+    x[[5, 77, 1999]] = bad
+    payload, kept = both_ways(codec, x, residual)
+    assert not codec.decode(payload, 2000, KEY).isfinite().all()
+    assert kept.isfinite().all()
+    assert torch.equal(kept[[5, 77, 1999]], residual[[5, 77, 1999]])
+
+
+def test_nan_goes_before_infinity_and_infinity_before_all_finite_numbers():
+    x = torch.tensor([3e38, float("inf"), 1.0, float("nan"), -float("inf")])
+    codec = make_codec("topk:density=0.4")
+    assert codec.decode(codec.encode(x), 5).isnan().tolist() == [0, 0, 0, 1, 0]
+    assert codec.decode(codec.encode(x), 5)[1] == float("inf")
+
+
+@given(st.lists(st.sampled_from([0.0, 0.5, -1.0, 1.0, 1.5, -9.0]), min_size=1, max_size=400))
+def test_threshold_sends_what_reaches_it_and_at_the_cap_the_largest(values):
+    x = torch.tensor(values)
+    codec = make_codec("threshold:threshold=1,cap=0.3")
+    most = max(1, round(0.3 * len(x)))
+    reached = x.abs() >= 1
+    expected = torch.where(reached, x, 0.0)
+    if int(reached.sum()) > most:
+        expected = torch.zeros_like(x)
+        place = x.abs().sort(descending=True, stable=True).indices[:most]
+        expected[place] = x[place]
+    payload = codec.encode(x)
+    assert torch.equal(codec.decode(payload, len(x)), expected)
+    assert codec.content(len(x), payload).elements == int(expected.count_nonzero())
+
+
+def test_threshold_sends_a_count_alone_where_nothing_reaches_it():
+    codec = make_codec("threshold:threshold=10")
+    payload = codec.encode(torch.ones(1000))
+    assert payload.tolist() == [0, 0, 0, 0]
+    out = torch.full((1000,), 5.0)
+    codec.decode_sum([payload, payload], out)
+    assert torch.equal(out, torch.zeros(1000))
+
+
+def test_content_tells_values_indices_and_scales_apart():
+    codec = make_codec("threshold:threshold=0.000001,cap=0.1,values=int8,indices=bitmap")
+    payload = codec.encode(torch.randn(8000))
+    content = codec.content(8000, payload)
+    assert content == (800, 1000, 4 + 2 * 7)
+    assert payload.numel() == 800 + sum(content[1:])
+
+
+def test_the_indices_of_one_percent_take_about_a_byte_each():
+    codec = make_codec("topk:density=0.01")
+    payload = codec.encode(torch.randn(1_000_000))
+    assert codec.content(1_000_000, payload).index_bytes < 1.35 * 10_000
+
+
+@pytest.mark.parametrize(
+    "spec", ["topk:density=0.05", "threshold:threshold=2", "topk:indices=bitmap"]
+)
+def test_damaged_payloads_are_refused_by_name_before_anything_is_added(spec):
+    codec = make_codec(spec)
+    payload = codec.encode(torch.randn(4000))
+    short, last, count = payload[:-1], payload.clone(), payload.clone()
+    last[-1] |= 0x80 if "bitmap" not in spec else 0xFF
+    count[:4] = torch.tensor([255, 0, 0, 0])
+    damaged = [short, last, payload[:3]] + ([count] if codec.name == "threshold" else [])
+    for each in damaged:
+        out = torch.zeros(4000)
+        with pytest.raises(ValueError, match=codec.name):
+            codec.decode_sum([payload, each], out)
+        with pytest.raises(ValueError, match=codec.name):
+            codec.decode_add(each, out)
+        assert not out.any()
+
+
+def test_error_feedback_sends_everything_in_the_end():
+    codec = make_codec("topk:density=0.1,values=int8")
+    x, residual, sent = torch.randn(1000), torch.zeros(1000), torch.zeros(1000)
+    for step in range(30):
+        given_now = x if step == 0 else torch.zeros(1000)
+        codec.decode_add(codec.encode_residual(given_now, residual, residual), sent)
+    torch.testing.assert_close(sent, x, rtol=0, atol=2e-3)
+
+
+def test_all_options_of_the_sparse_codecs_are_understood():
+    for indices in INDICES:
+        for name, options in (("topk", {}), ("threshold", {"threshold": 0.5})):
+            spec = SPECS[name](indices=indices, values="int8", **options)
+            assert make_codec(spec).indices == indices
