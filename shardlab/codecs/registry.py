@@ -15,12 +15,10 @@ from shardlab.codecs.integers import Int4, Int8
 from shardlab.codecs.natural import Natural
 from shardlab.codecs.powersgd import PowerSgd
 from shardlab.codecs.qsgd import Qsgd
-from shardlab.codecs.rounds import Rounds
-from shardlab.codecs.sketch import Sketch
-from shardlab.codecs.integers import Int8
-from shardlab.codecs.signs import EfSign, OneBit, Sign
-from shardlab.codecs.sparse import TopK
 from shardlab.codecs.randomk import RandomK
+from shardlab.codecs.rounds import Rounds
+from shardlab.codecs.signs import EfSign, OneBit, Sign
+from shardlab.codecs.sketch import Sketch
 from shardlab.codecs.sparse import Threshold, TopK
 from shardlab.core.codec_spec import CodecSpec, split_text
 from shardlab.core.document import validate
@@ -30,29 +28,24 @@ _BUILT_IN: dict[str, Callable[..., Codec]] = {
     codec.name: codec
     for codec in (
         Identity,
-        BFloat16,
         Float16,
+        BFloat16,
         Fp8,
         Int8,
         Int4,
-        Qsgd,
         Dynamic8,
+        Qsgd,
         Natural,
-        TopK,
-    )
-}
-_IN_ROUNDS: dict[str, Callable[..., Rounds]] = {
-    method.name: method for method in (Sketch, GradiVeQ, PowerSgd)
-        Int8,
         Sign,
         EfSign,
         OneBit,
         TopK,
-        Int8,
-        TopK,
-        Threshold,
         RandomK,
+        Threshold,
     )
+}
+_IN_ROUNDS: dict[str, Callable[..., Rounds]] = {
+    method.name: method for method in (Sketch, GradiVeQ, PowerSgd)
 }
 _ADDED: dict[str, Callable[..., Codec]] = {}
 

@@ -25,4 +25,12 @@ SPECS = [
     "onebit:group=512",
     "topk:density=0.01",
     "topk:density=0.3",
+    "topk:density=0.05,values=int8",
+    "topk:density=0.1,values=int4,indices=varint",
+    "topk:density=0.2,values=bf16,indices=bitmap",
+    "topk:density=0.2,values=fp16",
+    "threshold:threshold=0.5,cap=0.1",
+    "threshold:threshold=2,values=int8,indices=varint",
+    "randomk:density=0.1",
+    "randomk:density=0.3,scaled=true",
 ]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from all_specs import SPECS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -10,52 +11,9 @@ from hypothesis.extra.numpy import arrays
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
 
-SPECS = [
-    "none",
-    "bf16",
-    "fp16",
-    "fp8:format=e4m3",
-    "fp8:format=e5m2,group=8",
-    "int8:group=8",
-    "int8:group=128",
-    "int8:rounding=stochastic",
-    "int4:group=8",
-    "int4:group=128",
-    "int4:rounding=stochastic",
-    "int4:levels=nf4",
-    "qsgd:levels=1",
-    "qsgd:levels=7",
-    "qsgd:levels=127",
-    "dynamic8",
-    "natural",
-    "topk:density=0.01",
-    "topk:density=0.3",
-]
 KEY = MessageKey(seed=1, step=2, unit="block", rank=3)
-    "int8:group=8",
-    "int8:group=128",
-    "sign",
-    "efsign:group=8",
-    "efsign:group=512",
-    "onebit:group=8",
-    "onebit:group=512",
-    "topk:density=0.01",
-    "topk:density=0.3",
-]
 ONE_BIT = ("sign", "efsign", "onebit")
 """codecs without a code for zero"""
-    "int8:group=8",
-    "int8:group=128",
-    "topk:density=0.01",
-    "topk:density=0.3",
-    "topk:density=0.05,values=int8",
-    "topk:density=0.2,values=bf16,indices=bitmap",
-    "threshold:threshold=0.5,cap=0.1",
-    "threshold:threshold=2,values=int8,indices=varint",
-    "randomk:density=0.1",
-    "randomk:density=0.3,scaled=true",
-]
-KEY = MessageKey(seed=1, step=2, unit="block", rank=3)
 every_codec = pytest.mark.parametrize("spec", SPECS)
 vectors = st.integers(1, 700).flatmap(
     lambda n: arrays(np.float32, n, elements=st.floats(-(2.0**60), 2.0**60, width=32))
@@ -108,24 +66,8 @@ def test_decoding_with_bias_is_a_contraction(spec, values):
 @every_codec
 def test_a_vector_of_zeros_decodes_to_zeros(spec):
     codec = make_codec(spec)
-    assert torch.equal(codec.decode(codec.encode(torch.zeros(600)), 600), torch.zeros(600))
-
-
-@every_codec
-@given(values=vectors, alpha=st.sampled_from([1.0, 0.5, -2.0]))
-@settings(max_examples=50)
-def test_the_sum_of_payloads_is_the_sum_of_what_they_decode_to(spec, values, alpha):
-    codec = make_codec(spec)
-    x = as_tensor(values)
-    n = x.numel()
-    # of codecs that vote only a single payload decodes so
-    vectors = [x] if codec.votes else [x, -0.5 * x, x.roll(1)]
-    payloads = [codec.encode(vector) for vector in vectors]
-    out = torch.full_like(x, 7.0)
-    codec.decode_sum(payloads, out, alpha)
-    expected = alpha * sum(codec.decode(payload, n).double() for payload in payloads)
-    scale = sum(codec.decode(payload, n).abs().double() for payload in payloads)
-    assert ((out - expected).abs() <= abs(alpha) * scale * 2.0**-21 + 2.0**-140).all()
+    payload = codec.encode(torch.zeros(600), KEY)
+    assert torch.equal(codec.decode(payload, 600, KEY), torch.zeros(600))
 
 
 @every_codec
@@ -148,14 +90,11 @@ def test_sent_and_residual_make_what_was_given(spec, values):
     codec = make_codec(spec)
     x = as_tensor(values)
     residual = torch.linspace(-1, 1, x.numel())
-    given_sum = x + residual
+    wanted = x + residual
     payload = codec.encode_residual(x, residual, residual, KEY)
     sent = codec.decode(payload, x.numel(), KEY)
-    torch.testing.assert_close(sent + residual, given_sum, rtol=1e-5, atol=1e-6)
-    payload = codec.encode_residual(x, residual, residual)
-    sent = codec.decode(payload, x.numel())
     # one rounding of the difference, which may be larger than what was given
-    lost = (sent.double() + residual.double() - given_sum.double()).abs()
+    lost = (sent.double() + residual.double() - wanted.double()).abs()
     assert (lost <= 2.0**-24 * residual.abs()).all()
 
 
@@ -164,6 +103,8 @@ def test_sent_and_residual_make_what_was_given(spec, values):
 @settings(max_examples=25)
 def test_decode_sum_writes_alpha_times_the_sum_of_the_decoded_vectors(spec, values, count, alpha):
     codec = make_codec(spec)
+    # of codecs that vote only a single payload decodes so
+    count = 1 if codec.votes else count
     x = as_tensor(values)
     keys = [KEY._replace(rank=rank) for rank in range(count)]
     payloads = [codec.encode(x / (rank + 1), keys[rank]) for rank in range(count)]
@@ -171,33 +112,8 @@ def test_decode_sum_writes_alpha_times_the_sum_of_the_decoded_vectors(spec, valu
     codec.decode_sum(payloads, out, alpha, keys)
     for payload, key in zip(payloads, keys, strict=True):
         codec.decode_add(payload, expected, alpha, key)
-    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if not spec.startswith("topk")])
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_shows_and_is_not_kept(spec, bad):
-    codec = make_codec(spec)
-    x, residual = torch.ones(300), torch.full((300,), 0.25)
-    x[77] = bad
-    decoded = codec.decode(codec.encode_residual(x, residual, residual, KEY), 300, KEY)
-    assert not decoded.isfinite().all()
-    assert residual.isfinite().all()
-
-
-@every_codec
-@given(values=vectors, count=st.integers(1, 5), alpha=st.sampled_from([1.0, 0.25]))
-@settings(max_examples=25)
-def test_decode_sum_writes_alpha_times_the_sum_of_the_decoded_vectors(spec, values, count, alpha):
-    codec = make_codec(spec)
-    x = as_tensor(values)
-    keys = [KEY._replace(rank=rank) for rank in range(count)]
-    payloads = [codec.encode(x / (rank + 1), keys[rank]) for rank in range(count)]
-    out, expected = torch.full_like(x, torch.nan), torch.zeros_like(x)
-    codec.decode_sum(payloads, out, alpha, keys)
-    for payload, key in zip(payloads, keys, strict=True):
-        codec.decode_add(payload, expected, alpha, key)
-    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
+    scale = sum(codec.decode(p, x.numel(), k).abs() for p, k in zip(payloads, keys, strict=True))
+    assert ((out - expected).abs() <= alpha * scale * 2.0**-21 + 2.0**-140).all()
 
 
 @every_codec
@@ -214,7 +130,6 @@ def test_what_is_not_finite_shows_and_is_not_kept(spec, bad):
 @every_codec
 def test_a_payload_of_another_length_is_refused(spec):
     codec = make_codec(spec)
-    payload = codec.encode(torch.ones(640), KEY)
     payload = codec.encode(torch.full((640,), 3.0), KEY)
     with pytest.raises(ValueError, match=codec.name):
         codec.decode_add(payload, torch.zeros(320), 1.0, KEY)

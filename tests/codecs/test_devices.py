@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from all_specs import SPECS
 
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
@@ -9,47 +10,6 @@ from shardlab.codecs.registry import make_codec
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
 KEY = MessageKey(seed=1, step=2, unit="block", rank=3)
-SPECS = [
-    "none",
-    "bf16",
-    "fp16",
-    "fp8:format=e4m3",
-    "fp8:format=e5m2,group=8",
-    "int8:group=8",
-    "int8:group=128",
-    "int8:rounding=stochastic",
-    "int4:group=8",
-    "int4:group=128",
-    "int4:rounding=stochastic",
-    "int4:levels=nf4",
-    "qsgd:levels=1",
-    "qsgd:levels=7",
-    "qsgd:levels=127",
-    "dynamic8",
-    "natural",
-SPECS = [
-    "none",
-    "bf16",
-    "int8:group=8",
-    "int8:group=128",
-    "sign",
-    "efsign:group=8",
-    "efsign:group=512",
-    "onebit:group=8",
-    "onebit:group=512",
-    "topk:density=0.01",
-    "topk:density=0.3",
-    "int8:group=8",
-    "int8:group=128",
-    "topk:density=0.01",
-    "topk:density=0.3",
-    "topk:density=0.05,values=int8",
-    "topk:density=0.2,values=bf16,indices=bitmap",
-    "threshold:threshold=0.5,cap=0.1",
-    "threshold:threshold=2,values=int8,indices=varint",
-    "randomk:density=0.1",
-    "randomk:density=0.3,scaled=true",
-]
 
 
 @pytest.mark.parametrize("n", [1, 127, 128, 4096, 1_000_003])

@@ -16,17 +16,19 @@ from shardlab.kernels import (
     dynamic8,
     efsign,
     fp8,
+    indices,
     int4,
     int8,
     native,
     natural,
     onebit,
     qsgd,
+    scatter,
+    select,
+    sign,
     sketch,
 )
 from shardlab.kernels.checksum import checksum
-from shardlab.kernels import casts, efsign, int8, native, onebit, sign
-from shardlab.kernels import casts, indices, int8, native, scatter, select
 from shardlab.kernels.randomk import random_places
 
 GROUPED = {
@@ -43,7 +45,6 @@ GROUPED = {
         *fp8.KERNELS.values(),
         dynamic8.KERNEL,
         natural.KERNEL,
-        casts.BF16,
         efsign.KERNEL,
         onebit.KERNEL,
     )
@@ -52,8 +53,7 @@ KEY = (0x12345678, 0x9ABCDEF0)
 
 
 def digest() -> str:
-    """Of payloads, residuals, sums and checksums for many sizes of random bits."""
-    """Of payloads, residuals and sums for many sizes of random bits and of normal numbers."""
+    """Of what all kernels compute from random bits and from normal numbers."""
     result = hashlib.sha256()
     for n, wild in itertools.product([1, 7, 129, 5000], [True, False]):
         generator = torch.Generator().manual_seed(n)
@@ -63,26 +63,22 @@ def digest() -> str:
             payload = kernel.encode_residual(x, residual, kept, 128, KEY)
             kernel.decode_sum([payload, payload], 128, residual, 1 / 3)
             result.update(repr((payload.tolist(), bits(kept), bits(residual))).encode())
-    for n in (8, 8000):
-        result.update(repr(checksum(any_bits(n, n).view(torch.uint8))).encode())
-    _add_sketches(result)
-        residual, kept = torch.linspace(-1, 1, n), torch.empty(n)
-        votes = [sign.encode_residual(x, residual, kept), *(sign.encode(x.roll(i)) for i in (1, 2))]
-        sign.decode_votes(votes, residual, 1 / 3)
-        result.update(repr((votes[0].tolist(), bits(kept), bits(residual))).encode())
-    return result.hexdigest()
-
-
-def _add_sketches(result: "hashlib._Hash") -> None:
-    keys = [KEY, KEY[::-1], (1, 2)]
-    for seed, n in enumerate([1, 255, 5000]):
-        table = torch.zeros(3, 100)
-        sketch.add(any_bits(n, seed), keys, table)
-        estimates = sketch.estimate(table, keys, n)
-        result.update(repr((bits(table), bits(estimates))).encode())
+        result.update(repr(votes(x)).encode())
     for n in (7, 5000, 70_001):
         result.update(repr(sparse(n)).encode())
+    for n in (1, 255, 5000):
+        result.update(repr(sketches(n)).encode())
+    for n in (8, 8000):
+        result.update(repr(checksum(any_bits(n, n).view(torch.uint8))).encode())
     return result.hexdigest()
+
+
+def votes(x: torch.Tensor) -> tuple[object, ...]:
+    """What the kernels of majority votes compute."""
+    residual, kept = torch.linspace(-1, 1, len(x)), torch.empty(len(x))
+    payloads = [sign.encode_residual(x, residual, kept), *(sign.encode(x.roll(i)) for i in (1, 2))]
+    sign.decode_votes(payloads, residual, 1 / 3)
+    return payloads[0].tolist(), bits(kept), bits(residual)
 
 
 def sparse(n: int) -> tuple[object, ...]:
@@ -98,6 +94,13 @@ def sparse(n: int) -> tuple[object, ...]:
     drawn = random_places(n, n // 7, KEY, x.device)
     scatter.scatter_sum([values, values], [places, drawn], residual, 1 / 3)
     return bits(values), bits(kept), bits(residual), [each.tolist() for each in coded]
+
+
+def sketches(n: int) -> tuple[object, ...]:
+    """What the kernels of count sketches compute from random bits."""
+    keys, table = [KEY, KEY[::-1], (1, 2)], torch.zeros(3, 100)
+    sketch.add(any_bits(n, n), keys, table)
+    return bits(table), bits(sketch.estimate(table, keys, n))
 
 
 if __name__ == "__main__":
