@@ -35,13 +35,13 @@ def ways(group: dist.ProcessGroup, size: int) -> dict[str, Callable[[], object]]
     shard = torch.ones(size // 4)
     parts, places = list(given.chunk(world_size)), list(taken.chunk(world_size))
 
-    def two_in_flight() -> None:
-        with patch.object(transport, "IN_FLIGHT", 2):
+    def small_pieces() -> None:
+        with patch.multiple(transport, PIECE=256 << 10, IN_FLIGHT=2):
             ours.exchange(parts, places)
 
     return {
         "pieces": lambda: ours.exchange(parts, places),
-        "two in flight": two_in_flight,
+        "2 of 256 KiB": small_pieces,
         "all_to_all": lambda: dist.all_to_all_single(taken, given, group=group),
         "reduce_scatter": lambda: dist.reduce_scatter_single(shard, given, group=group),
         "gather in pieces": lambda: ours.start_gather(shard, places).wait(),

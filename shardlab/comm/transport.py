@@ -1,8 +1,8 @@
 """Moves bytes of known sizes between the ranks of a group, in pieces on gloo.
 
 gloo carries one large message in one direction at a time: two ranks that exchange 16 MiB use about
-half of a link. Pieces of 256 KiB make it full duplex. Up to 16 of them are under way to each rank:
-with two, waking up for every piece costs half of the speed where no link limits it
+half of a link. Pieces of up to 1 MiB make it full duplex, and waking up for each costs nothing that
+shows; smaller ones cost up to half of the speed where no link limits it
 (`benchmarks/transport.py`). Pieces are slices of the caller's buffers: nothing is copied.
 """
 
@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-PIECE = 256 << 10
+PIECE = 1 << 20
 """bytes"""
-IN_FLIGHT = 16
+IN_FLIGHT = 4
 """pieces to and from each rank"""
 _TAG = 0x51AB
 """keeps our messages from those that a program sends between the same ranks by itself"""

@@ -12,7 +12,7 @@ from wire import wire
 from shardlab.comm.transport import PIECE, Transport
 from shardlab.train.launch import RunFailed, launch
 
-SIZES = [0, 1, 7, PIECE - 1, PIECE, PIECE + 1, 20 * PIECE + 5]
+SIZES = [0, 1, 7, PIECE - 1, PIECE, PIECE + 1, 6 * PIECE + 5]
 
 
 def content(sender, receiver, size):
@@ -77,7 +77,7 @@ def test_shards_are_gathered_even_in_place(world_size, n):
 
 
 def test_transfers_of_several_groups_and_their_collectives_take_turns():
-    n = 6 * PIECE
+    n = 2 * PIECE
 
     def on_rank(group):
         rank = dist.get_rank(group)
