@@ -10,9 +10,8 @@ from pathlib import Path
 import torch
 from kernel_vectors import any_bits, bits
 
-from shardlab.kernels import casts, int8, native
-from shardlab.kernels.checksum import checksum
 from shardlab.kernels import casts, int8, native, sketch
+from shardlab.kernels.checksum import checksum
 
 GROUPED = {kernel.format.name: kernel for kernel in (int8.KERNEL, casts.BF16)}
 KEY = (0x12345678, 0x9ABCDEF0)
