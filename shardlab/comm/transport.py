@@ -7,8 +7,9 @@ with two, waking up for every piece costs half of the speed where no link limits
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -52,7 +53,9 @@ class Transport:
 
     def start(self, given: Sequence[Tensor], taken: Sequence[Tensor]) -> dist.Work:
         """The same, but returns before all is done; `given` must stay as it is until then."""
-        return _Transfer(self._waves([_bytes(t) for t in given], [_bytes(t) for t in taken]))
+        # cut before anything is posted: in a profile, communication lasts from then on
+        waves = self._waves([_bytes(part) for part in given], [_bytes(part) for part in taken])
+        return _Transfer(self._post, waves)
 
     def start_gather(self, shard: Tensor, parts: Sequence[Tensor]) -> dist.Work:
         """Starts to bring the shard of every rank, all of one size, to all ranks.
@@ -65,22 +68,20 @@ class Transport:
             own.copy_(shard)
         return self.start([shard] * self.world_size, parts)
 
-    def _waves(self, given: list[Tensor], taken: list[Tensor]) -> Iterator[list["_Posted"]]:
-        """Posts a piece to and from every rank, time after time."""
+    def _waves(self, given: list[Tensor], taken: list[Tensor]) -> list[list["_Piece"]]:
+        """A piece to and from every rank, time after time."""
         longest = max(part.numel() for part in (*given, *taken))
         size = PIECE if self._in_pieces else max(longest, 1)
-        for start in range(0, longest, size):
-            pieces = []
-            # every rank turns to another one first
-            for shift in range(1, self.world_size):
-                to, source = (self.rank + shift) % self.world_size, self.rank - shift
-                source %= self.world_size
-                if start < taken[source].numel():
-                    pieces.append(_Piece(source, False, taken[source][start : start + size]))
-                if start < given[to].numel():
-                    pieces.append(_Piece(to, True, given[to][start : start + size]))
-            if pieces:
-                yield self._post(pieces)
+        waves: list[list[_Piece]] = [[] for _ in range(0, longest, size)]
+        # every rank turns to another one first
+        for shift in range(1, self.world_size):
+            source = (self.rank - shift) % self.world_size
+            to = (self.rank + shift) % self.world_size
+            for wave, piece in zip(waves, _cut(taken[source], size), strict=False):
+                wave.append(_Piece(source, False, piece))
+            for wave, piece in zip(waves, _cut(given[to], size), strict=False):
+                wave.append(_Piece(to, True, piece))
+        return [wave for wave in waves if wave]
 
     def _post(self, pieces: list["_Piece"]) -> list["_Posted"]:
         if self._in_pieces:
@@ -122,30 +123,31 @@ class _Posted(NamedTuple):
             raise RuntimeError(f"bytes {direction} rank {self.piece.peer}: {error}") from error
 
 
+_Post = Callable[[list[_Piece]], list[_Posted]]
+
+
 class _Transfer(dist.Work):
     """One exchange under way. Its first pieces are posted at once, the others while it is awaited,
     and so in the same order on all ranks."""
 
-    def __init__(self, waves: Iterator[list[_Posted]]) -> None:
+    def __init__(self, post: _Post, waves: list[list[_Piece]]) -> None:
         super().__init__()
-        self._waves = waves
-        self._in_flight: deque[list[_Posted]] = deque()
-        while len(self._in_flight) < IN_FLIGHT and self._post():
-            pass
+        self._post = post
+        self._waves = iter(waves)
+        self._in_flight = deque(post(wave) for wave in islice(self._waves, IN_FLIGHT))
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Returns when every piece has arrived; the group's own timeout holds."""
         while self._in_flight:
             for posted in self._in_flight.popleft():
                 posted.wait()
-            self._post()
+            self._in_flight.extend(self._post(wave) for wave in islice(self._waves, 1))
         return True
 
-    def _post(self) -> bool:
-        wave = next(self._waves, None)
-        if wave is not None:
-            self._in_flight.append(wave)
-        return wave is not None
+
+def _cut(part: Tensor, size: int) -> Sequence[Tensor]:
+    """No pieces of nothing: the other rank may have nothing to post at all."""
+    return part.split(size) if part.numel() else ()
 
 
 def _bytes(vector: Tensor) -> Tensor:

@@ -43,6 +43,22 @@ def test_every_rank_gets_what_each_other_sent_it(world_size):
     run_ranks(world_size, on_rank)
 
 
+def test_a_rank_without_bytes_waits_for_nobody():
+    """Rank 0 and 1 exchange bytes, rank 2 has none to send or to receive."""
+
+    def on_rank(group):
+        transport = Transport(group)
+        size = [[0, 9, 0], [PIECE + 1, 0, 0], [0, 0, 0]]
+        given = [torch.ones(n, dtype=torch.uint8) for n in size[transport.rank]]
+        taken = [torch.zeros(row[transport.rank], dtype=torch.uint8) for row in size]
+        for _ in range(3):
+            transport.exchange(given, taken)
+        assert all(part.all() for part in taken)
+        return {}
+
+    run_ranks(3, on_rank)
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("n", [0, 3, 5 * PIECE // 4 + 1])
 def test_shards_are_gathered_even_in_place(world_size, n):

@@ -112,7 +112,7 @@ def test_the_trace_shows_both_ranks_and_our_operators(measured):
         trace = json.load(file)
     names = {event["name"] for event in trace["traceEvents"]}
     assert set(trace["ranks"].values()) == {0, 1}
-    assert {"shardlab::int8_encode", "shardlab::backward", "gloo:all_to_all"} <= names
+    assert {"shardlab::int8_encode", "shardlab::backward", "gloo:send", "gloo:recv"} <= names
 
 
 def test_a_run_that_fails_leaves_nothing_that_looks_finished(data, tmp_path):
