@@ -3,18 +3,20 @@
 `shardlab.attach(model, gradients="int8")` serves alone, in anybody's training script.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardlab.comm.attach import attach as attach
+    from shardlab.comm.handle import merge_states as merge_states
 
-__all__ = ["attach"]
+__all__ = ["attach", "merge_states"]
+
+_PLACES = {"attach": "shardlab.comm.attach", "merge_states": "shardlab.comm.handle"}
 
 
 def __getattr__(name: str) -> Any:
     """Loads the public names on first use: most stages need no torch."""
-    if name == "attach":
-        from shardlab.comm.attach import attach
-
-        return attach
+    if name in _PLACES:
+        return getattr(import_module(_PLACES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -23,17 +23,17 @@ from shardlab.comm.ledger import Ledger
 from shardlab.comm.names import matching, parameter_names
 from shardlab.comm.residuals import Residual
 from shardlab.comm.steps import tell_steps
-from shardlab.core.codec_options import SPECS
+from shardlab.core.codec_options import IN_ROUNDS, SPECS
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.strategy import Compression, WeightCompression
 
-Spec = str | Mapping[str, Any] | BaseModel | Codec | Rounds
+Spec = str | Mapping[str, Any] | BaseModel | Codec
 
 
 def attach(
     model: nn.Module,
-    gradients: Spec = "none",
+    gradients: Spec | Rounds = "none",
     weights: Spec = "none",
     *,
     error_feedback: bool = False,
@@ -75,12 +75,12 @@ def attach(
             model, a pattern that matches nothing, a model that nobody wrapped.
     """
     patterns = (exclude,) if isinstance(exclude, str) else tuple(exclude)
-    codec, weight_codec = make_method(gradients), make_codec(weights)
+    method, weight_codec = make_method(gradients), make_codec(weights)
     between = None if between_nodes is None else make_codec(between_nodes)
-    plain = codec.name == "none" and between is None
+    plain = method.name == "none" and between is None
     native = plain if route is None else route == "native"
-    if native and not (isinstance(codec, Codec) and codec.linear and between is None):
-        raise UserError(f"codec {codec.name!r} cannot be summed on the wire: use route='exchange'")
+    if native and not (isinstance(method, Codec) and method.linear and between is None):
+        raise UserError(f"codec {method.name!r} cannot be summed on the wire: use route='exchange'")
     options = {
         "codec": _checkable(gradients),
         "between_nodes": None if between_nodes is None else _checkable(between_nodes),
@@ -103,7 +103,7 @@ def attach(
     return _wire(
         model,
         wrapped,
-        Route(codec, native, minimum_size, excluded, warmup_steps, between, ranks_per_node, seed),
+        Route(method, native, minimum_size, excluded, warmup_steps, between, ranks_per_node, seed),
         Route(weight_codec, weight_codec.name == "none", weights_minimum_size, seed=seed),
         ErrorFeedback(residual) if error_feedback else None,
     )
@@ -184,11 +184,12 @@ def _wire(
     return Handle(ledger, feedback, kinds, detach)
 
 
-def _checkable(spec: Spec) -> Any:
+def _checkable(spec: Spec | Rounds) -> Any:
     """What stands for a codec where options are checked against each other.
 
     A codec that the user wrote loses something and takes one payload, like `bf16`.
     """
-    codec = make_method(spec)
-    named = not isinstance(spec, Codec | Rounds) and codec.name in SPECS
-    return spec if named else "none" if codec.name == "none" else "bf16"
+    name = make_method(spec).name
+    if name in SPECS and not isinstance(spec, Codec | Rounds):
+        return spec
+    return name if name in ("none", *IN_ROUNDS) else "bf16"

@@ -1,5 +1,6 @@
 """Which collective serves a process group: the one place that knows them all."""
 
+import copy
 import os
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ from shardlab.core.errors import UserError
 class Route:
     """How the messages of one kind travel; what `attach` was told, checked and looked up."""
 
-    codec: Codec | Rounds
+    method: Codec | Rounds
     native: bool = False
     """by the group's own collective"""
     minimum_size: int = 0
@@ -34,6 +35,11 @@ class Route:
     between_nodes: Codec | None = None
     ranks_per_node: int | None = None
     seed: int = 0
+
+    @property
+    def untouched(self) -> bool:
+        """Whether everything travels as it would without us."""
+        return self.native and self.method.name == "none" and self.between_nodes is None
 
 
 def make_collective(
@@ -46,39 +52,42 @@ def make_collective(
     """The collective that moves the messages of `kind` over `group`.
 
     Raises:
-        UserError: two levels are asked for, and nobody says how large a node is.
+        UserError: two levels are asked for, but the ranks are not whole nodes, or nobody says how
+            large a node is.
     """
-    if route.native and route.codec.name == "none":
+    if route.untouched:
         return Native(group, ledger, kind)
-    inner = _inner(group, ledger, kind, route, feedback)
     # on gloo the native reduce-scatter moves twice what is needed
     exact: Collective = Native(group, ledger, kind)
     if dist.get_backend(group) == "gloo":
         exact = Exchange(group, ledger, kind, Identity())
-    return Filter(inner, exact, route.excluded, route.warmup, feedback)
+    inner = _compressing(group, ledger, kind, route, feedback)
+    # residuals of two levels lie in an order of their own: they serve one number of ranks alone
+    told = None if isinstance(inner, TwoLevel) else feedback
+    return Filter(inner, exact, route.excluded, route.warmup, told)
 
 
-def _inner(
+def _compressing(
     group: dist.ProcessGroup,
     ledger: Ledger,
     kind: Kind,
     route: Route,
     feedback: ErrorFeedback | None,
 ) -> Collective:
-    """What compresses."""
-    method, rest = route.codec, (feedback, route.minimum_size, route.seed)
+    method, rest = route.method, (feedback, route.minimum_size, route.seed)
     if isinstance(method, Rounds):
-        return RoundsCollective(group, ledger, kind, method, *rest)
+        # what it learns belongs to the units of one group
+        return RoundsCollective(group, ledger, kind, copy.deepcopy(method), *rest)
     if route.between_nodes is not None:
-        size = ranks_per_node(route)
+        size = _ranks_per_node(route)
         return TwoLevel(group, ledger, kind, method, route.between_nodes, size, *rest)
     if route.native:
         return LinearNative(group, ledger, kind, method, *rest)
     return Exchange(group, ledger, kind, method, *rest)
 
 
-def ranks_per_node(route: Route) -> int:
-    """The size of a node: as given, else what the launcher says."""
+def _ranks_per_node(route: Route) -> int:
+    """As given, else what the launcher says."""
     if route.ranks_per_node is not None:
         return route.ranks_per_node
     told = os.environ.get("LOCAL_WORLD_SIZE")

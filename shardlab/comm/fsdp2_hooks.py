@@ -39,6 +39,9 @@ def attach_fsdp2(
     names = {module: plain(name) for name, module in model.named_modules()}
     undo = []
     for name, module, group in _units(model):
+        # made here, so that what does not fit is said by `attach` and not in a backward pass
+        gradients(group._reduce_scatter_process_group)
+        weights(group._all_gather_process_group)
         undo.append((module, group._reduce_scatter_comm, group._all_gather_comm))
         trained = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
         sent = Unit(name, tuple(_block(p, names, group) for p in trained))

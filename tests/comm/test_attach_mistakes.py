@@ -51,11 +51,19 @@ CASES = [
     (hybrid, {"gradients": "int8"}, "no communication hook for HYBRID_SHARD"),
     (ddp_twice, {"gradients": "int8"}, "ddp: .*register_comm_hook"),
     (fsdp1_twice, {"gradients": "int8"}, "already registered"),
+    (fsdp2, {"gradients": "int8", "between_nodes": "bf16", "ranks_per_node": 3}, "not whole nodes"),
+    (ddp, {"gradients": "int8", "between_nodes": "bf16"}, "no launcher says how large a node is"),
+    (fsdp2, {"gradients": "powersgd", "between_nodes": "bf16"}, "has no two-level form"),
+    (fsdp2, {"gradients": "int8", "between_nodes": "powersgd"}, "one level only"),
+    (fsdp2, {"weights": "powersgd"}, "gradients of one level only"),
+    (fsdp2, {"gradients": "powersgd", "route": "native"}, "cannot be summed"),
     (lambda group: network(), {}, "wrapped neither by fully_shard nor"),
 ]
 
 
-def test_mistakes_are_answered_in_one_line():
+def test_mistakes_are_answered_in_one_line(monkeypatch):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+
     def on_rank(group):
         for make, options, expected in CASES:
             model = make(group)

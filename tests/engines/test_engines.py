@@ -33,6 +33,14 @@ LOSSY = {
         "engine": "ddp",
         "gradients": {"codec": "topk:density=0.1", "error_feedback": True},
     },
+    "fsdp2-powersgd": {
+        "engine": "fsdp2",
+        "gradients": {"codec": "powersgd:rank=4", "error_feedback": True},
+    },
+    "ddp-powersgd": {
+        "engine": "ddp",
+        "gradients": {"codec": "powersgd:rank=4", "error_feedback": True},
+    },
     "fsdp2-everything": {
         "engine": "fsdp2",
         "gradients": {
@@ -166,7 +174,9 @@ def test_compressed_training_moves_fewer_bytes_and_keeps_ranks_equal(name):
     torch.testing.assert_close(together, losses_of("ddp", 2), rtol=0.02, atol=0)
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2", "fsdp2-topk", "fsdp2-everything"])
+@pytest.mark.parametrize(
+    "name", ["ddp", "fsdp2", "fsdp2-topk", "fsdp2-powersgd", "fsdp2-everything"]
+)
 def test_resume_continues_bit_for_bit(name):
     strategy = {**STRATEGIES, **LOSSY}[name]
 
@@ -189,7 +199,7 @@ def clone(tree):
     return tree.clone() if isinstance(tree, torch.Tensor) else tree
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2", "ddp-int8", "fsdp2-everything"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "ddp-int8", "fsdp2-powersgd", "fsdp2-everything"])
 def test_a_gradient_that_is_not_finite_is_left_out_on_all_ranks(name):
     def on_rank(group):
         rank = dist.get_rank(group)

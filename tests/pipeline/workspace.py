@@ -21,6 +21,7 @@ PARTS = [
     "Snakefile",
     "csrc",
     "dvc.yaml",
+    "examples",
     "profiles",
     "pyproject.toml",
     "shardlab",
