@@ -26,9 +26,9 @@ class Sign(Codec):
 
     1 + 32/n bits per element. Biased. A single payload is a contraction with
     delta >= (1 - 2^-16) ||x||_1^2 / (n ||x||_2^2), about 0.1 for whole gradients; a vote has no
-    such bound and can diverge. Not linear. All elements of a message come out with one magnitude: right
-    for SGD on the sign, wrong for Adam, whose second moment then holds that constant and not the
-    scale of each element.
+    such bound and can diverge. Not linear. All elements of a message come out with one magnitude:
+    right for SGD on the sign, wrong for Adam, whose second moment then holds that constant and not
+    the scale of each element.
     Wire: see `shardlab.kernels.sign`. A value that is not finite makes the whole message NaN.
     """
 
