@@ -2,28 +2,28 @@
 #include "signs.h"
 
 static constexpr int64_t kMagnitude = 4;  // bytes of a payload before its bits
-static constexpr int64_t kSigns = 512;    // elements whose bits lie together in planes
-static constexpr int64_t kDigits = 32;    // binary digits of a number of payloads
+static constexpr int64_t kBlock = 512;    // elements whose bits lie together in planes
+static constexpr int64_t kWidth = kBlock / 8;
 
 // The bits of the elements from start to stop, and the sum of the magnitudes of every 512 elements.
 SHARDLAB_KERNEL void sign_encode(const float* x, const float* residual, int64_t n, int64_t start,
                                  int64_t stop, double* sums, uint8_t* payload) {
-  alignas(64) float wanted[kSigns];
-  for (int64_t first = start; first < stop; first += kSigns) {
-    const int64_t size = smaller(kSigns, n - first);
+  alignas(64) float wanted[kBlock];
+  for (int64_t first = start; first < stop; first += kBlock) {
+    const int64_t size = smaller(kBlock, n - first);
     const float* given = x + first;
     if (residual) {
       for (int64_t i = 0; i < size; ++i) wanted[i] = given[i] + residual[first + i];
       given = wanted;
     }
-    sums[first / kSigns] = static_cast<double>(magnitude_sum(given, size));
+    sums[first / kBlock] = static_cast<double>(magnitude_sum(given, size));
     pack_signs(given, size, payload + kMagnitude + first / 8);
   }
 }
 
 // The mean magnitude of n elements from their sums, which are folded in place.
 SHARDLAB_KERNEL void sign_magnitude(double* sums, int64_t n, uint8_t* payload) {
-  int64_t count = (n + kSigns - 1) / kSigns;
+  int64_t count = (n + kBlock - 1) / kBlock;
   if (count == 0) sums[0] = 0.0;
   for (; count > 1; count = (count + 1) / 2)
     for (int64_t i = 0; i < count / 2; ++i) sums[i] += sums[i + (count + 1) / 2];
@@ -40,8 +40,8 @@ SHARDLAB_KERNEL void sign_magnitude(double* sums, int64_t n, uint8_t* payload) {
 SHARDLAB_KERNEL void sign_keep(const float* x, const float* residual, float* kept, int64_t start,
                                int64_t stop, const uint8_t* payload) {
   const float magnitude = float_of(load_quad(payload));
-  for (int64_t last = stop; last > start; last -= kSigns) {
-    const int64_t first = last - kSigns > start ? last - kSigns : start;
+  for (int64_t last = stop; last > start; last -= kBlock) {
+    const int64_t first = last - kBlock > start ? last - kBlock : start;
     SHARDLAB_ELEMENTWISE
     for (int64_t i = first; i < last; ++i) {
       const float wanted = x[i] + residual[i];
@@ -51,41 +51,92 @@ SHARDLAB_KERNEL void sign_keep(const float* x, const float* residual, float* kep
   }
 }
 
-// Where most votes are set, and where as many are set as not; a bit for each of 512 elements.
+// Bits of a block: where most votes are set, and where as many are set as not.
 struct Outcome {
-  alignas(64) uint8_t negative[kSigns / 8], tie[kSigns / 8];
+  alignas(64) uint8_t negative[kWidth], tie[kWidth];
 };
 
-// Numbers are written vertically: digit d of the number of set bits at one place, for all places.
+// Counts vertically: digits[d] holds binary digit d of the number of set bits, for all elements of a
+// block, so that a payload is added to 8 elements of every byte at once.
+template <int64_t kDigits>
 SHARDLAB_INLINE void vote(const uint8_t* const* payloads, int64_t count, int64_t voters,
                           int64_t codes, int64_t width, Outcome& outcome) {
-  alignas(64) uint8_t digits[kDigits][kSigns / 8];
-  int64_t length = 0;
-  for (int64_t p = 0, seen = 0; p < count; ++p) {
+  uint8_t digits[kDigits][kWidth];
+  for (int64_t d = 0; d < kDigits; ++d) clear(digits[d]);
+  for (int64_t p = 0; p < count; ++p) {
     if (load_quad(payloads[p]) == 0) continue;
-    alignas(64) uint8_t carry[kSigns / 8] = {};
-    for (int64_t j = 0; j < width; ++j) carry[j] = payloads[p][codes + j];
-    if (++seen >> length)
-      for (int64_t j = 0; j < kSigns / 8; ++j) digits[length][j] = 0;
-    length += (seen >> length) != 0;
-    for (int64_t d = 0; d < length; ++d)
-      for (int64_t j = 0; j < kSigns / 8; ++j) {
-        const uint8_t both = digits[d][j] & carry[j];
-        digits[d][j] ^= carry[j];
-        carry[j] = both;
+    const uint8_t* from = payloads[p] + codes;
+    uint8_t padded[kWidth], carry[kWidth];
+    if (width < kWidth) {
+      for (int64_t j = 0; j < kWidth; ++j) padded[j] = j < width ? from[j] : 0;
+      from = padded;
+    }
+    for (int64_t d = 0; d < kDigits; ++d)
+      SHARDLAB_LANES
+      for (int64_t j = 0; j < kWidth; ++j) {
+        const uint8_t bit = d ? carry[j] : from[j];
+        carry[j] = digits[d][j] & bit;
+        digits[d][j] ^= bit;
       }
   }
-  const int64_t half = voters / 2;
-  for (int64_t j = 0; j < kSigns / 8; ++j) outcome.negative[j] = 0, outcome.tie[j] = 0xFF;
-  for (int64_t d = length - 1; d >= 0; --d) {
-    const uint8_t digit = half >> d & 1 ? 0xFF : 0;
-    for (int64_t j = 0; j < kSigns / 8; ++j) {
-      outcome.negative[j] |= outcome.tie[j] & digits[d][j] & static_cast<uint8_t>(~digit);
-      outcome.tie[j] &= static_cast<uint8_t>(~(digits[d][j] ^ digit));
+  // from the highest digit down: larger than half of the voters, or equal to it so far
+  const uint8_t even = voters % 2 ? 0 : 0xFF;
+  SHARDLAB_LANES
+  for (int64_t j = 0; j < kWidth; ++j) {
+    uint8_t larger = 0, equal = 0xFF;
+    for (int64_t d = kDigits - 1; d >= 0; --d) {
+      const uint8_t half = voters >> (d + 1) & 1 ? 0xFF : 0;
+      larger |= equal & digits[d][j] & static_cast<uint8_t>(~half);
+      equal &= static_cast<uint8_t>(~(digits[d][j] ^ half));
+    }
+    outcome.negative[j] = larger;
+    outcome.tie[j] = equal & even;
+  }
+}
+
+// scale, -scale or 0 (NaN if scale is) at the places of a byte of each of eight columns.
+SHARDLAB_INLINE void values_of(const Outcome& outcome, int64_t j, float scale, float (*values)[8]) {
+  const float none = 0.0f * scale;
+  uint32_t negative[8], tie[8];
+  spread(outcome.negative + j, negative);
+  spread(outcome.tie + j, tie);
+  for (int64_t place = 0; place < 8; ++place)
+    SHARDLAB_LANES
+    for (int64_t l = 0; l < 8; ++l) {
+      const float value = static_cast<int32_t>(negative[l] << (7 - place)) < 0 ? -scale : scale;
+      values[place][l] = static_cast<int32_t>(tie[l] << (7 - place)) < 0 ? none : value;
+    }
+}
+
+template <int64_t kDigits, bool kAdd>
+SHARDLAB_INLINE void decode_votes(const uint8_t* const* payloads, int64_t count, int64_t voters,
+                                  int64_t n, int64_t start, int64_t stop, float scale, float* out) {
+  Outcome outcome;
+  float values[8][8];
+  for (int64_t first = start; first < stop; first += kBlock) {
+    const int64_t size = smaller(kBlock, n - first), width = (size + 7) / 8;
+    ahead(out + first, size);
+    vote<kDigits>(payloads, count, voters, kMagnitude + first / 8, width, outcome);
+    for (int64_t j = 0; j < width; j += 8) {
+      values_of(outcome, j, scale, values);
+      float* __restrict to = out + first + j;
+      if (size == kBlock) {
+#pragma GCC unroll 8
+        for (int64_t place = 0; place < 8; ++place)
+          SHARDLAB_LANES
+          for (int64_t l = 0; l < 8; ++l) {
+            const int64_t i = place * kWidth + l;
+            to[i] = kAdd ? to[i] + values[place][l] : values[place][l];
+          }
+        continue;
+      }
+      for (int64_t place = 0; place < 8; ++place)
+        for (int64_t l = 0; j + l < width && place * width + j + l < size && l < 8; ++l) {
+          const int64_t i = place * width + l;
+          to[i] = kAdd ? to[i] + values[place][l] : values[place][l];
+        }
     }
   }
-  if (voters % 2)
-    for (int64_t j = 0; j < kSigns / 8; ++j) outcome.tie[j] = 0;
 }
 
 // out = alpha * (sum of the magnitudes) * (1, -1, or 0 for a tie); added to out if `add`.
@@ -97,32 +148,15 @@ SHARDLAB_KERNEL void sign_decode(const uint8_t* const* payloads, int64_t count, 
     total += float_of(load_quad(payloads[p]));
     voters += load_quad(payloads[p]) != 0;
   }
-  const float scale = alpha * total, none = 0.0f * scale;
-  Outcome outcome;
-  alignas(64) float values[8][kSigns / 8];
-  for (int64_t first = start; first < stop; first += kSigns) {
-    const int64_t size = smaller(kSigns, n - first), width = (size + 7) / 8;
-    ahead(out + first, size);
-    vote(payloads, count, voters, kMagnitude + first / 8, width, outcome);
-    for (int64_t j = 0; j < kSigns / 8; j += 8) {
-      uint32_t negative[8], tie[8];
-      spread(outcome.negative + j, negative);
-      spread(outcome.tie + j, tie);
-#pragma GCC unroll 8
-      for (int64_t place = 0; place < 8; ++place)
-        SHARDLAB_LANES
-        for (int64_t l = 0; l < 8; ++l) {
-          const float value = static_cast<int32_t>(negative[l] << (7 - place)) < 0 ? -scale : scale;
-          values[place][j + l] = static_cast<int32_t>(tie[l] << (7 - place)) < 0 ? none : value;
-        }
-    }
-    for (int64_t place = 0; place * width < size; ++place) {
-      const int64_t length = smaller(width, size - place * width);
-      float* __restrict to = out + first + place * width;
-      if (add)
-        for (int64_t i = 0; i < length; ++i) to[i] += values[place][i];
-      else
-        for (int64_t i = 0; i < length; ++i) to[i] = values[place][i];
-    }
-  }
+  const float scale = alpha * total;
+  if (add && count == 1)
+    decode_votes<1, true>(payloads, count, voters, n, start, stop, scale, out);
+  else if (add)
+    decode_votes<32, true>(payloads, count, voters, n, start, stop, scale, out);
+  else if (voters < 16)
+    decode_votes<4, false>(payloads, count, voters, n, start, stop, scale, out);
+  else if (voters < 256)
+    decode_votes<8, false>(payloads, count, voters, n, start, stop, scale, out);
+  else
+    decode_votes<32, false>(payloads, count, voters, n, start, stop, scale, out);
 }

@@ -27,10 +27,10 @@ SHARDLAB_INLINE float folded(float* lanes) {
 }
 
 // Not by `= {}`, which compilers turn into a slow string instruction.
-template <class Number>
-SHARDLAB_INLINE void clear(Number* lanes) {
-#pragma GCC unroll 32
-  for (int64_t l = 0; l < kLanes; ++l) lanes[l] = 0;
+template <class Number, int64_t kCount>
+SHARDLAB_INLINE void clear(Number (&lanes)[kCount]) {
+#pragma GCC unroll 64
+  for (int64_t l = 0; l < kCount; ++l) lanes[l] = 0;
 }
 
 // Sum of the magnitudes.
