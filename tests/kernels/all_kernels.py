@@ -30,8 +30,6 @@ from shardlab.kernels import (
 )
 from shardlab.kernels.checksum import checksum
 from shardlab.kernels.randomk import random_places
-from shardlab.kernels import casts, int8, native, sketch
-from shardlab.kernels.checksum import checksum
 
 GROUPED = {
     kernel.format.name: kernel
