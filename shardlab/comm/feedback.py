@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from shardlab.codecs.base import Codec, MessageKey
+from shardlab.comm.buffers import Buffers
 from shardlab.comm.layout import PREFIX, Layout
 from shardlab.comm.residuals import Residual, blank, elements, narrow, widen
 from shardlab.core.errors import UserError
@@ -38,6 +39,7 @@ class ErrorFeedback:
         """parts whose current residual comes from the running step, and the one before is valid"""
         self._told = False
         self._layouts: dict[str, Layout] = {}
+        self._buffers = Buffers()
 
     def encode(
         self, codec: Codec, vector: Tensor, part: str, key: MessageKey, out: Tensor | None = None
@@ -54,7 +56,8 @@ class ErrorFeedback:
         if self._kind == "fp32":
             payload = codec.encode_residual(vector, current, target, key, out)
         else:
-            residual = widen(current)
+            room = self._buffers.floats("residual", vector.numel(), vector.device)
+            residual = widen(current, room)
             payload = codec.encode_residual(vector, residual, residual, key, out)
             narrow(residual, target)
         self._close(part, target)

@@ -99,8 +99,12 @@ def _names(name: str, unit: FullyShardedDataParallel) -> list[str]:
 
 
 def _blocks(name: str, unit: FullyShardedDataParallel) -> tuple[Block, ...]:
+    """One, without the padding at its end, whose length depends on the number of ranks."""
     flat = unit._flat_param
-    return () if flat is None else (Block(name, flat._unpadded_unsharded_size.numel(), 1),)
+    if flat is None:
+        return ()
+    padding = flat._numels_with_padding[-1] if flat._is_padding_mask[-1] else 0
+    return (Block(name, flat._unpadded_unsharded_size.numel() - padding, 1),)
 
 
 def _average(state: _State, gradient: Tensor, shard: Tensor | None = None) -> None:
@@ -108,6 +112,6 @@ def _average(state: _State, gradient: Tensor, shard: Tensor | None = None) -> No
     collective, unit = state
     scale = 1 / collective.world_size
     if shard is None:
-        collective.all_reduce(gradient, scale, unit)
+        collective.all_reduce(gradient[: unit.blocks[0].rows], scale, unit)
     else:
         collective.reduce_scatter(shard, gradient, scale, unit)

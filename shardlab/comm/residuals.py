@@ -40,13 +40,21 @@ def elements(stored: Tensor) -> int:
     return stored.numel() - 2 * groups
 
 
-def widen(stored: Tensor) -> Tensor:
-    """The elements in float32; `stored` itself where it is that already."""
-    if stored.dtype != torch.uint8:
-        return stored.float()
-    vector = torch.empty(elements(stored), dtype=torch.float32, device=stored.device)
-    int8.KERNEL.decode_sum([stored], _GROUP, vector)
-    return vector
+def widen(stored: Tensor, out: Tensor | None = None) -> Tensor:
+    """The elements in float32; `stored` itself where it is that already.
+
+    Args:
+        out: float32 [elements] to write them to otherwise; a new vector by default.
+    """
+    if stored.dtype == torch.float32:
+        return stored
+    if out is None:
+        out = torch.empty(elements(stored), dtype=torch.float32, device=stored.device)
+    if stored.dtype == torch.uint8:
+        int8.KERNEL.decode_sum([stored], _GROUP, out)
+    else:
+        out.copy_(stored)
+    return out
 
 
 def narrow(vector: Tensor, stored: Tensor) -> None:

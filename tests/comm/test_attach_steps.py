@@ -127,6 +127,7 @@ def three_steps(name, codec):
         ("fsdp2", "topk:density=0.1"),
         ("fsdp2", "powersgd:rank=1"),
         ("fsdp1", "topk:density=0.1"),
+        ("fsdp1-replicated", "topk:density=0.1"),
         ("ddp", "topk:density=0.1"),
     ],
 )
