@@ -18,6 +18,7 @@ class GroupedCodec(Codec):
 
     def __init__(self, kernel: GroupedKernel, group: int) -> None:
         self.kernel = kernel
+        self.format = kernel.format.name
         self.group = group
 
     def payload_bytes(self, n: int) -> int:  # noqa: D102

@@ -43,11 +43,16 @@ class Contents(NamedTuple):
 
 
 def describe(codec: Codec) -> str:
-    """`"int8:group=128"`: the name and all public attributes that are plain values, by name."""
+    """`"int8:format=int8,group=128"`: the name and the public attributes that are plain values.
+
+    In the order of their names, without those that every codec has.
+    """
     values = {
         key: value
         for key, value in sorted(vars(codec).items())
-        if not key.startswith("_") and isinstance(value, (bool, int, float, str))
+        if not key.startswith("_")
+        and key not in Codec.__annotations__
+        and isinstance(value, (bool, int, float, str))
     }
     options = ",".join(f"{key}={value}" for key, value in values.items())
     return f"{codec.name}:{options}" if options else codec.name

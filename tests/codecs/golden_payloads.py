@@ -1,8 +1,8 @@
 """Payloads of one fixed vector, kept in files: what guards the wire formats against change.
 
-    python -m tests.codecs.golden_payloads
+    PYTHONPATH=. python tests/codecs/golden_payloads.py
 
-writes the files of `SPECS` that are absent. A format that is meant to change gets a new `VERSION`
+writes the files of all codecs that are absent. A format that is meant to change gets a new `VERSION`
 and new files; a file that is there is never written over.
 """
 
@@ -12,18 +12,12 @@ import re
 from pathlib import Path
 
 import torch
+from all_specs import SPECS
 from torch import Tensor
 
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
 
-SPECS = [
-    "none",
-    "bf16",
-    "int8:group=128",
-    "topk:density=0.05",
-    "topk:density=0.01",
-]
 VERSION = 1
 FOLDER = Path(__file__).with_name("golden")
 KEY = MessageKey(seed=7, step=3, unit="blocks.0", rank=1)

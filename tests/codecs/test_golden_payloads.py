@@ -4,7 +4,8 @@ import json
 
 import pytest
 import torch
-from golden_payloads import FOLDER, SPECS, decoded, from_hex, made, path
+from all_specs import SPECS
+from golden_payloads import FOLDER, decoded, from_hex, made, path
 
 from shardlab.codecs import registry
 from shardlab.core.codec_options import IN_ROUNDS

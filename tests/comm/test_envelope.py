@@ -60,8 +60,9 @@ def test_a_payload_of_something_else_is_foreign(other):
 
 
 def test_a_codec_is_described_by_its_options():
-    assert describe(make_codec("int8:group=64")) == "int8:group=64"
-    assert describe(make_codec("bf16")) == "bf16"
+    assert describe(make_codec("int8:group=64")) == "int8:format=int8,group=64"
+    assert describe(make_codec("natural")) == "natural:format=natural,group=1024"
+    assert describe(make_codec("none")) == "none"
     assert describe(make_codec("topk:density=0.1")).startswith("topk:density=0.1")
 
 
