@@ -2,8 +2,8 @@
 
     PYTHONPATH=. python tests/codecs/golden_payloads.py
 
-writes the files of all codecs that are absent. A format that is meant to change gets a new `VERSION`
-and new files; a file that is there is never written over.
+writes the files of all codecs that are absent. A format that is meant to change gets a new
+`VERSION` and new files; a file that is there is never written over.
 """
 
 import json
