@@ -66,13 +66,12 @@ def codec_errors(codec: Codec, gradients: Gradients, magnitude: bool) -> Errors:
         exact = scattered(vectors.double().mean(0), gradients.unit, world_size)
         one_shot.append(relative(mean, exact, magnitude))
     plain = _cumulative(codec, gradients, feedback=False, magnitude=magnitude)
-    lossless = plain == 0
     return Errors(
         bits=8 * sent / gradients.ranks.numel(),
         one_shot=one_shot,
         cumulative=plain,
         cumulative_feedback=_cumulative(codec, gradients, feedback=True, magnitude=True)
-        if magnitude and not lossless
+        if magnitude
         else None,
         extra_collectives=1.0 if codec.variable else 0.0,
     )
@@ -104,7 +103,7 @@ def reduced(
 def _cumulative(codec: Codec, gradients: Gradients, feedback: bool, magnitude: bool) -> float:
     world_size = gradients.steps.shape[1]
     residuals = [torch.zeros_like(v) for v in gradients.steps[0]] if feedback else None
-    applied, exact = 0.0, 0.0
+    applied, exact = (torch.zeros(gradients.steps.shape[2]).double() for _ in range(2))
     for step, ranks in enumerate(gradients.steps):
         vectors = [scattered(v, gradients.small_unit, world_size) for v in ranks]
         mean, _ = reduced(codec, vectors, step, residuals)

@@ -89,16 +89,15 @@ def _measured(plans: list[RunPlan], path: Path) -> tuple[list[Record], dict[str,
     records: list[Record] = []
     failures: dict[str, str] = {}
     for done, plan in enumerate(plans, 1):
-        key = (plan.params_hash(), plan.seed)
         if plan.run in failures:
             continue
         try:
-            record = known.get(key) or _run(plan)
+            record = known.pop((plan.params_hash(), plan.seed), None) or _run(plan)
         except RunFailed as failure:
             failures[plan.run] = str(failure).strip().splitlines()[-1]
             continue
         records.append(record.model_copy(update={"run": plan.run}))
-        write_records(path, records + [r for k, r in known.items() if k != key])
+        write_records(path, [*records, *known.values()])
         say(
             f"benchmarks: {done} of {len(plans)}: {plan.run} seed {plan.seed}, W="
             f"{plan.train.world_size}: perplexity {record.val_ppl:.1f} ({seconds():.0f} s)"

@@ -1,0 +1,60 @@
+"""What the benchmarks are asked to run is valid, and leaves no codec out."""
+
+import pytest
+import yaml
+from pydantic import TypeAdapter
+
+from benchmarks import cases
+from benchmarks.convergence import _goal, _spread
+from benchmarks.other_codecs import RIVALS
+from shardlab.core.codec_options import SPECS
+from shardlab.core.codec_spec import CodecSpec
+from shardlab.core.errors import UserError
+from shardlab.core.params import Parameters, Params, Train
+
+ENTRIES = yaml.safe_load(cases._FILE.read_text())
+
+
+@pytest.mark.parametrize("spec", [e["spec"] for e in ENTRIES] + [r.ours for r in RIVALS])
+def test_every_spec_is_one_that_a_strategy_may_name(spec):
+    TypeAdapter(CodecSpec).validate_python(spec)
+
+
+def test_every_codec_is_tried():
+    assert {entry["spec"].partition(":")[0] for entry in ENTRIES} == set(SPECS)
+    strategies = Parameters("params/codecs.yaml")("strategies")
+    assert {s.gradients.codec.name for s in strategies.values()} == set(SPECS)
+
+
+def test_the_experiment_on_all_codecs_is_whole_and_runs_all_its_strategies():
+    params = Parameters("params/codecs.yaml")
+    params(*Params.model_fields)
+    assert params("runs") == list(params("strategies"))
+
+
+def test_a_case_that_does_not_exist_is_refused():
+    assert [case.spec for case in cases.cases(["bf16"])] == ["bf16"]
+    with pytest.raises(UserError, match="int9"):
+        cases.cases(["int9"])
+
+
+def test_a_step_takes_the_same_samples_at_every_world_size():
+    train = Train(world_size=2, batch_size=8)
+    spread = _spread(train, 4)
+    assert (spread.world_size, spread.batch_size) == (4, 4)
+    with pytest.raises(UserError, match="16 samples"):
+        _spread(train, 3)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "change", "high", "reached"),
+    [
+        (7.7, 1.002, 1.005, "yes"),
+        (7.7, 1.002, 1.02, "in the mean"),
+        (7.7, 1.02, 1.03, "no"),
+        (3.9, 1.0, 1.0, "no"),
+        (7.7, float("nan"), float("nan"), "no"),
+    ],
+)
+def test_the_goal_takes_both_bytes_and_quality(ratio, change, high, reached):
+    assert _goal(ratio, {"ppl_ratio": change, "ppl_ratio_high": high}) == reached
