@@ -52,9 +52,14 @@ clean:
 	  || { echo "python3 is too old or absent: shardlab needs Python 3.11 or newer"; exit 1; }
 	@python3 -m venv .venv
 
+# A CUDA build of torch brings the Triton that it needs; beside a CPU build it serves the tests alone,
+# which run its kernels in an interpreter.
 .venv/.packages: requirements.lock | .venv/bin/python
 	@echo "Installing the pinned packages into .venv (some minutes the first time) ..."
 	@.venv/bin/python -m pip install --quiet --requirement requirements.lock
+	@.venv/bin/python -c 'import triton' 2> /dev/null \
+	  || .venv/bin/python -m pip install --quiet --no-deps triton==3.7.1 \
+	  || echo "no Triton for this machine: the tests of its kernels are skipped"
 	@touch $@
 
 # The C++ kernels are built into shardlab/kernels; without a compiler the PyTorch reference serves.

@@ -12,7 +12,7 @@ CODECS: tuple[tuple[str, bool], ...] = (
     ("bf16", False),
     ("int8:group=128", False),
     ("topk:density=0.05", True),
-    ("int8:group=512", False),
+    ("int4:group=128", True),
     ("topk:density=0.01", True),
 )
 """codec and whether its errors are fed back: a sparsifier without that loses most of a gradient"""

@@ -6,7 +6,7 @@ from torch import Tensor
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.rounds import Rounds, Wire, alarm, all_finite, nothing_sent
 from shardlab.codecs.unit import Unit
-from shardlab.kernels import sketch
+from shardlab.kernels import select, sketch
 
 _NEAR = 1 << 16
 """elements of a stretch inside which 16 bits name a place"""
@@ -90,7 +90,7 @@ class Sketch(Rounds):
 
     def _select(self, table: Tensor, keys: list[tuple[int, int]], n: int) -> Tensor:
         estimates = sketch.estimate(table.view(self.rows, -1), keys, n)
-        return _largest(estimates, self.elements_sent(n))
+        return select.largest(estimates, self.elements_sent(n))[1].long()
 
 
 def _taken(given: Tensor, places: Tensor) -> Tensor:
@@ -98,16 +98,6 @@ def _taken(given: Tensor, places: Tensor) -> Tensor:
     values = given[places]
     given[places] = 0
     return values
-
-
-def _largest(estimates: Tensor, k: int) -> Tensor:
-    """Places of the k largest magnitudes in ascending order; ties go to the lower place."""
-    # bit patterns of magnitudes are ordered as the magnitudes are, with NaN above all
-    magnitude = estimates.view(torch.int32) & 0x7FFFFFFF
-    smallest = torch.topk(magnitude, k, sorted=False).values.min()
-    above = torch.nonzero(magnitude > smallest).flatten()
-    equal = torch.nonzero(magnitude == smallest).flatten()[: k - above.numel()]
-    return torch.cat([above, equal]).sort().values
 
 
 def pack_places(places: Tensor, n: int) -> Tensor:

@@ -14,14 +14,17 @@ of `count` elements, byte j holds elements j, j + m, j + 2 m, ... from its lowes
 import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from shardlab.kernels import native
+from shardlab.kernels.gpu import triton_kernels
 from shardlab.kernels.native import FLOAT, INT, POINTER, function
 from shardlab.kernels.operators import check_floats, check_payload, new_payload, register
 from shardlab.kernels.parallel import for_ranges
+from shardlab.kernels.planes import pack, unpack
 from shardlab.kernels.random import uniform
 
 _LARGEST_GROUP = 4096  # csrc/grouped.h
@@ -153,7 +156,7 @@ class GroupedKernel:
             head, code = self.format.quantize(rows, chances)
             size = self.format.head_bytes
             heads[size * (start // group) :][: head.numel()] = head.flatten()
-            packed = _pack(code, self.format.bits).flatten()
+            packed = pack(code, self.format.bits).flatten()
             codes[start * self.format.bits // 8 :][: packed.numel()] = packed
         if residual is not None and kept is not None:
             rest = wanted - self._decoded(payload, group, n)
@@ -183,7 +186,7 @@ class GroupedKernel:
             groups = (stop - start) // width
             head = heads[size * (start // group) :][: size * groups].view(groups, size)
             code = codes[start * bits // 8 :][: groups * -(-width * bits // 8)]
-            parts.append(self.format.dequantize(head, _unpack(code.view(groups, -1), bits, width)))
+            parts.append(self.format.dequantize(head, unpack(code.view(groups, -1), bits, width)))
         return (
             torch.cat([part.flatten() for part in parts]) if parts else codes.new_empty(0).float()
         )
@@ -210,7 +213,9 @@ class GroupedKernel:
             check_floats(x=x, residual=residual, kept=kept)
         self._check(payload, group, x)
         if not native.compiled(x):
-            self.encode_reference(x, residual, kept, group, k0, k1, payload)
+            triton = self._on_gpu(x)
+            encode = triton.encode if triton else self.encode_reference
+            encode(x, residual, kept, group, k0, k1, payload)
             return
         before, after = (None if each is None else each.data_ptr() for each in (residual, kept))
         n, source, target = x.numel(), x.data_ptr(), payload.data_ptr()
@@ -227,7 +232,9 @@ class GroupedKernel:
         for payload in payloads:
             self._check(payload, group, out)
         if not native.compiled(out):
-            self.decode_reference(payloads, group, out, alpha, add)
+            triton = self._on_gpu(out)
+            decode = triton.decode if triton else self.decode_reference
+            decode(payloads, group, out, alpha, add)
             return
         n, count, target = out.numel(), len(payloads), out.data_ptr()
         sources = (ctypes.c_void_p * count)(*(payload.data_ptr() for payload in payloads))
@@ -237,34 +244,12 @@ class GroupedKernel:
 
         for_ranges(n, group, part)
 
+    def _on_gpu(self, values: Tensor) -> Any:
+        """The Triton kernels of the format, where there are some for these values."""
+        kernels = triton_kernels(values)
+        return kernels.formats.FORMATS.get(self.format.name) if kernels else None
+
     def _check(self, payload: Tensor, group: int, values: Tensor) -> None:
         if group % 8 or not 8 <= group <= _LARGEST_GROUP:
             raise ValueError(f"group must be a multiple of 8 from 8 to 4096 (found {group})")
         check_payload(payload, self.payload_bytes(values.numel(), group), values)
-
-
-def _pack(codes: Tensor, bits: int) -> Tensor:
-    """uint8 [groups, bytes] from codes [groups, count]."""
-    if bits == 16:
-        return codes.to(torch.int16).view(torch.uint8)
-    if bits == 9:
-        return torch.cat([(codes & 0xFF).to(torch.uint8), _pack(codes >> 8, 1)], 1)
-    groups, count = codes.shape
-    width, per_byte = -(-count * bits // 8), 8 // bits
-    planes = torch.nn.functional.pad(codes.to(torch.uint8), (0, width * per_byte - count))
-    packed = torch.zeros(groups, width, dtype=torch.uint8, device=codes.device)
-    for place, plane in enumerate(planes.view(groups, per_byte, width).unbind(1)):
-        packed |= plane << (bits * place)
-    return packed
-
-
-def _unpack(packed: Tensor, bits: int, count: int) -> Tensor:
-    """Codes [groups, count] from uint8 [groups, bytes]; int16 for 9 and 16 bits, else uint8."""
-    if bits == 16:
-        # a copy, since slices of larger messages may start at odd addresses
-        return packed.clone().view(torch.int16)
-    if bits == 9:
-        highest = _unpack(packed[:, count:], 1, count).to(torch.int16)
-        return packed[:, :count].to(torch.int16) | highest << 8
-    planes = [(packed >> (bits * place)) & (2**bits - 1) for place in range(8 // bits)]
-    return torch.cat(planes, 1)[:, :count]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shardlab.kernels import native, radix
+from shardlab.kernels.gpu import triton_kernels
 from shardlab.kernels.native import INT, POINTER, function
 from shardlab.kernels.operators import check_floats, register
 from shardlab.kernels.parallel import for_ranges
@@ -87,14 +88,21 @@ def largest_reference(
     found = min(int((magnitude >= floor).sum()), values.numel())
     count.fill_(found)
     if found:
-        threshold = torch.topk(magnitude, found, sorted=False).values.min()
-        above = torch.nonzero(magnitude > threshold).flatten()
-        equal = torch.nonzero(magnitude == threshold).flatten()[: found - above.numel()]
-        place = torch.cat([above, equal]).sort().values
+        place = _places_of_largest(given, magnitude, found)
         values[:found] = given[place]
         places[:found] = place
     if residual is not None and kept is not None:
         torch.where(given.isfinite(), given, residual, out=kept)
+
+
+def _places_of_largest(given: Tensor, magnitude: Tensor, k: int) -> Tensor:
+    """int64 [k], ascending."""
+    if (triton := triton_kernels(given)) is not None:
+        return triton.select.select(given, k)[0].long()
+    threshold = torch.topk(magnitude, k, sorted=False).values.min()
+    above = torch.nonzero(magnitude > threshold).flatten()
+    equal = torch.nonzero(magnitude == threshold).flatten()[: k - above.numel()]
+    return torch.cat([above, equal]).sort().values
 
 
 def keep_reference(

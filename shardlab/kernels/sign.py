@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from shardlab.kernels import native
-from shardlab.kernels.grouped import _pack, _unpack
 from shardlab.kernels.native import FLOAT, INT, POINTER, function
 from shardlab.kernels.operators import check_floats, check_payload, new_payload, register
 from shardlab.kernels.parallel import for_ranges
+from shardlab.kernels.planes import pack, unpack
 from shardlab.kernels.signs import lane_sums
 
 MAGNITUDE_BYTES = 4
@@ -86,7 +86,7 @@ def encode_reference(
     blocks = [wanted[:full].view(-1, _BLOCK), wanted[full:].view(1, -1)]
     sums = torch.cat([lane_sums(rows.abs()).flatten() for rows in blocks])
     magnitude = _mean(sums[: _blocks(x.numel())], x.numel())
-    bits = [_pack(rows < 0, 1).flatten() for rows in blocks]
+    bits = [pack(rows < 0, 1).flatten() for rows in blocks]
     torch.cat([magnitude.view(torch.uint8), *bits], out=payload)
     if residual is not None and kept is not None:
         rest = wanted - torch.where(wanted < 0, -magnitude, magnitude)
@@ -129,8 +129,8 @@ def _parts(payload: Tensor, n: int) -> tuple[Tensor, Tensor]:
     magnitude = payload[:MAGNITUDE_BYTES].clone().view(torch.float32)
     bits, full = payload[MAGNITUDE_BYTES:], n // _BLOCK * _BLOCK
     blocks = [
-        _unpack(bits[: full // 8].view(-1, _BLOCK // 8), 1, _BLOCK),
-        _unpack(bits[full // 8 :].view(1, -1), 1, n - full),
+        unpack(bits[: full // 8].view(-1, _BLOCK // 8), 1, _BLOCK),
+        unpack(bits[full // 8 :].view(1, -1), 1, n - full),
     ]
     codes = torch.cat([rows.flatten() for rows in blocks])
     return magnitude, 1.0 - 2.0 * codes

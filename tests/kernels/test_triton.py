@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+from all_kernels import GROUPED, KEY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_vectors import any_bits, bits, vectors
@@ -12,12 +13,9 @@ from kernel_vectors import any_bits, bits, vectors
 os.environ["TRITON_INTERPRET"] = "0" if torch.cuda.is_available() else "1"
 pytest.importorskip("triton")
 
-from shardlab.kernels import int8
-from shardlab.kernels.triton import grouped
-from shardlab.kernels.triton.int8 import INT8
+from shardlab.kernels.triton import formats
 
-FORMATS = {"int8": (int8.KERNEL, INT8)}
-KEY = (0x12345678, 0x9ABCDEF0)
+FORMATS = {name: (GROUPED[name], format) for name, format in formats.FORMATS.items()}
 GROUPS = st.sampled_from([8, 16, 128, 1000])
 every_format = pytest.mark.parametrize(("kernel", "format"), FORMATS.values(), ids=FORMATS)
 
@@ -27,16 +25,16 @@ def check(kernel, format, x, residual, group):
     size = kernel.payload_bytes(len(x), group)
     payload, expected = torch.zeros(2, size, dtype=torch.uint8)
     kept, kept_expected, out, out_expected = torch.ones(4, len(x))
-    grouped.encode(format, x, residual, kept, group, *KEY, payload)
+    format.encode(x, residual, kept, group, *KEY, payload)
     kernel.encode_reference(x, residual, kept_expected, group, *KEY, expected)
     assert payload.tolist() == expected.tolist()
     assert bits(kept) == bits(kept_expected)
     plain = torch.zeros_like(payload)
-    grouped.encode(format, x, None, None, group, *KEY, plain)
+    format.encode(x, None, None, group, *KEY, plain)
     kernel.encode_reference(x, None, None, group, *KEY, expected)
     assert plain.tolist() == expected.tolist()
     for add in (False, True):
-        grouped.decode(format, [payload, plain, payload], group, out, 1 / 3, add)
+        format.decode([payload, plain, payload], group, out, 1 / 3, add)
         kernel.decode_reference([payload, plain, payload], group, out_expected, 1 / 3, add)
         assert bits(out) == bits(out_expected)
 

@@ -18,18 +18,6 @@ _TILE = 2048
 """elements of a program: enough to keep a multiprocessor busy, few enough for its registers"""
 
 
-class TritonFormat(NamedTuple):
-    """Functions of one format whose head is one word of 16 bits."""
-
-    bits: int
-    head: Any
-    """(given [ROWS, PLANES, WIDTH] with zeros beyond the group, group) -> words, int32 [ROWS]"""
-    code: Any
-    """(given, words [ROWS, 1, 1], elements: their numbers in the message, k0, k1) -> int32 codes"""
-    value: Any
-    """(codes, words) -> float32"""
-
-
 @triton.jit
 def _encode_kernel(
     x,
@@ -64,8 +52,9 @@ def _encode_kernel(
     if RESIDUAL:
         before = tl.load(residual + element, mask=inside, other=0.0)
         given = given + before
-    word = HEAD(given, group)
     line = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    start = first_element + line * group
+    word = HEAD(given, x, residual, start, line < groups, group, RESIDUAL)
     heads = (payload + head_offset).to(tl.pointer_type(tl.int16))
     tl.store(heads + line, word.to(tl.int16), mask=line < groups)
     word = word[:, None, None]
@@ -125,68 +114,79 @@ def _decode_kernel(
         tl.store(out + element, total * alpha, mask=inside)
 
 
-def encode(
-    format: TritonFormat,
-    x: Tensor,
-    residual: Tensor | None,
-    kept: Tensor | None,
-    group: int,
-    k0: int,
-    k1: int,
-    payload: Tensor,
-) -> None:
-    """The operator `NAME_encode` of `shardlab.kernels.grouped`, where the vectors are."""
-    for span in _spans(x.numel(), group, format.bits):
-        _encode_kernel[(triton.cdiv(span.groups, span.rows),)](
-            x,
-            x if residual is None else residual,
-            x if kept is None else kept,
-            payload,
-            span.groups,
-            span.group,
-            span.head_offset,
-            span.code_offset,
-            span.first_element,
-            k0,
-            k1,
-            HEAD=format.head,
-            CODE=format.code,
-            VALUE=format.value,
-            RESIDUAL=residual is not None,
-            BITS=format.bits,
-            **span.tile(),
-            # a fused multiply-add rounds once where the specification rounds twice
-            enable_fp_fusion=False,
-        )
+class TritonFormat(NamedTuple):
+    """Functions of one format whose head is one word of 16 bits, and the kernels made of them."""
 
+    bits: int
+    head: Any
+    """(given [ROWS, PLANES, WIDTH] with zeros beyond the group; x, residual, start [ROWS], inside
+    [ROWS], group, whether there is a residual: to read them in another order) -> int32 [ROWS]"""
+    code: Any
+    """(given, words [ROWS, 1, 1], elements: their numbers in the message, k0, k1) -> int32 codes"""
+    value: Any
+    """(codes, words) -> float32"""
 
-def decode(
-    format: TritonFormat,
-    payloads: Sequence[Tensor],
-    group: int,
-    out: Tensor,
-    alpha: float,
-    add: bool,
-) -> None:
-    """The operator `NAME_decode` of `shardlab.kernels.grouped`, where the vectors are."""
-    addresses = torch.tensor([each.data_ptr() for each in payloads], device=out.device)
-    for span in _spans(out.numel(), group, format.bits):
-        _decode_kernel[(triton.cdiv(span.groups, span.rows),)](
-            addresses,
-            out,
-            alpha,
-            len(payloads),
-            span.groups,
-            span.group,
-            span.head_offset,
-            span.code_offset,
-            span.first_element,
-            VALUE=format.value,
-            ADD=add,
-            BITS=format.bits,
-            **span.tile(),
-            enable_fp_fusion=False,
-        )
+    def encode(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        kept: Tensor | None,
+        group: int,
+        k0: int,
+        k1: int,
+        payload: Tensor,
+    ) -> None:
+        """The operator `NAME_encode` of `shardlab.kernels.grouped`, where the vectors are."""
+        for span in _spans(x.numel(), group, self.bits):
+            _encode_kernel[(triton.cdiv(span.groups, span.rows),)](
+                x,
+                x if residual is None else residual,
+                x if kept is None else kept,
+                payload,
+                span.groups,
+                span.group,
+                span.head_offset,
+                span.code_offset,
+                span.first_element,
+                k0,
+                k1,
+                HEAD=self.head,
+                CODE=self.code,
+                VALUE=self.value,
+                RESIDUAL=residual is not None,
+                BITS=self.bits,
+                **span.tile(),
+                # a fused multiply-add rounds once where the specification rounds twice
+                enable_fp_fusion=False,
+            )
+
+    def decode(
+        self,
+        payloads: Sequence[Tensor],
+        group: int,
+        out: Tensor,
+        alpha: float,
+        add: bool,
+    ) -> None:
+        """The operator `NAME_decode` of `shardlab.kernels.grouped`, where the vectors are."""
+        addresses = torch.tensor([each.data_ptr() for each in payloads], device=out.device)
+        for span in _spans(out.numel(), group, self.bits):
+            _decode_kernel[(triton.cdiv(span.groups, span.rows),)](
+                addresses,
+                out,
+                alpha,
+                len(payloads),
+                span.groups,
+                span.group,
+                span.head_offset,
+                span.code_offset,
+                span.first_element,
+                VALUE=self.value,
+                ADD=add,
+                BITS=self.bits,
+                **span.tile(),
+                enable_fp_fusion=False,
+            )
 
 
 class _Span(NamedTuple):
