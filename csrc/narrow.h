@@ -3,6 +3,30 @@
 
 #include "bits.h"
 
+static constexpr int64_t kNarrowed = 256;
+
+// codes[i] = the last bits of code(i). Written as words first: otherwise compilers narrow each step of
+// the arithmetic instead of its result.
+template <class Code>
+SHARDLAB_INLINE void store_bytes(int64_t count, uint8_t* __restrict codes, Code code) {
+  alignas(64) uint32_t words[kNarrowed];
+  for (int64_t tile = 0; tile < count; tile += kNarrowed) {
+    const int64_t size = count - tile < kNarrowed ? count - tile : kNarrowed;
+    for (int64_t i = 0; i < size; ++i) words[i] = code(tile + i);
+    for (int64_t i = 0; i < size; ++i) codes[tile + i] = static_cast<uint8_t>(words[i]);
+  }
+}
+template <class Code>
+SHARDLAB_INLINE void store_words(int64_t count, uint8_t* __restrict codes, Code code) {
+  alignas(64) uint32_t words[kNarrowed];
+  for (int64_t tile = 0; tile < count; tile += kNarrowed) {
+    const int64_t size = count - tile < kNarrowed ? count - tile : kNarrowed;
+    for (int64_t i = 0; i < size; ++i) words[i] = code(tile + i);
+    for (int64_t i = 0; i < size; ++i)
+      store_word(codes + 2 * (tile + i), static_cast<uint16_t>(words[i]));
+  }
+}
+
 // A sign, kExponent bits of exponent with the usual bias, kMantissa bits of mantissa, subnormals.
 // Codes of magnitudes are without the sign. No subnormal float32 comes up: they are slow.
 template <int kExponent, int kMantissa>
@@ -11,19 +35,20 @@ struct Narrow {
   static constexpr int32_t kBias = (1 << (kExponent - 1)) - 1;
   static constexpr int32_t kRebias = (127 - kBias) << 23;
   static constexpr int32_t kSmallestNormal = kRebias + (1 << 23);
-  // the float32 whose last bit is worth the smallest subnormal: adding it rounds subnormals
-  static constexpr int32_t kRounder = (127 + 24 - kBias - kMantissa) << 23;
+  // What to add to an exponent for the float32 whose last bit is worth the step between codes
+  // there. It has kStart in its last bits, so that they read the code when the magnitude is added
+  // and then the exponent, which counts codes too, from bit kShift on.
+  static constexpr int32_t kStart =
+      -((127 - kBias + kShift + 1) << kMantissa) & ((2 << (kExponent + kMantissa)) - 1);
+  static constexpr int32_t kRounder = (kShift << 23) + kStart;
+  static constexpr int32_t kLeast = kSmallestNormal + kRounder;
 
-  // The code of the nearest value, ties to even, from the bits of a finite magnitude; above the
-  // largest value it runs on as if there were more exponents.
-  SHARDLAB_INLINE_MEMBER static int32_t rounded(int32_t magnitude) {
-    const int32_t raised = magnitude > kSmallestNormal ? magnitude : kSmallestNormal;
-    const int32_t half = (1 << (kShift - 1)) - 1 - kRebias + ((raised >> kShift) & 1);
-    const int32_t normal = (raised + half) >> kShift;
-    const float tiny = float_of(static_cast<uint32_t>(magnitude)) + float_of(kRounder);
-    const int32_t subnormal = static_cast<int32_t>(bits_of(tiny)) - kRounder;
-    // the one that is meant is the smaller: among normal numbers the steps grow
-    return subnormal < normal ? subnormal : normal;
+  // The code of the nearest value, ties to even, from the bits of a magnitude that is at most the
+  // largest value: in the last bits, with the place of the sign zero; what is above has no meaning.
+  SHARDLAB_INLINE_MEMBER static uint32_t rounded(uint32_t magnitude) {
+    const int32_t rounder = static_cast<int32_t>(magnitude & 0x7F800000u) + kRounder;
+    const uint32_t raised = static_cast<uint32_t>(rounder > kLeast ? rounder : kLeast);
+    return bits_of(float_of(magnitude) + float_of(raised)) + (raised >> kShift);
   }
 
   // 2^kUp times the magnitude whose code starts at bit kShift, with all bits below it zero. With
@@ -33,6 +58,7 @@ struct Narrow {
   SHARDLAB_INLINE_MEMBER static float scaled(uint32_t code) {
     const float read = float_of(code + static_cast<uint32_t>(kRebias + (kUp << 23)));
     const float lack = float_of(static_cast<uint32_t>(kSmallestNormal + (kUp << 23))) - read;
-    return read - (lack > 0.0f ? lack : 0.0f);
+    const int32_t bits = static_cast<int32_t>(bits_of(lack));  // negative as lack is
+    return read - float_of(static_cast<uint32_t>(bits > 0 ? bits : 0));
   }
 };
