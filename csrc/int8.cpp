@@ -11,6 +11,7 @@ static constexpr float kRounder = 12582912.0f;
 
 struct Int8 : ScaleHead {
   static constexpr int64_t kBits = 8;
+  static constexpr bool kSigned = true;
 
   SHARDLAB_INLINE_MEMBER static Head head_of(const float* given, int64_t count) {
     const uint16_t word = scale_of(largest_of(given, count), 127.0f, FLT_MIN);
@@ -26,10 +27,8 @@ struct Int8 : ScaleHead {
     for (int64_t i = 0; i < count; ++i)
       codes[i] = static_cast<uint8_t>(bits_of(given[i] * reciprocal + kRounder));
   }
-  SHARDLAB_INLINE_MEMBER static void decode(const uint8_t* codes, int64_t count, Head head,
-                                            float* __restrict values) {
-    for (int64_t i = 0; i < count; ++i)
-      values[i] = static_cast<float>(static_cast<int8_t>(codes[i])) * head.value;
+  SHARDLAB_INLINE_MEMBER static Product value(Ints codes, Head head) {
+    return {converted(codes), head.value};
   }
 };
 

@@ -1,31 +1,7 @@
 // Floats of fewer bits than float32, in arithmetic that every compiler vectorises.
 #pragma once
 
-#include "bits.h"
-
-static constexpr int64_t kNarrowed = 256;
-
-// codes[i] = the last bits of code(i). Written as words first: otherwise compilers narrow each step of
-// the arithmetic instead of its result.
-template <class Code>
-SHARDLAB_INLINE void store_bytes(int64_t count, uint8_t* __restrict codes, Code code) {
-  alignas(64) uint32_t words[kNarrowed];
-  for (int64_t tile = 0; tile < count; tile += kNarrowed) {
-    const int64_t size = count - tile < kNarrowed ? count - tile : kNarrowed;
-    for (int64_t i = 0; i < size; ++i) words[i] = code(tile + i);
-    for (int64_t i = 0; i < size; ++i) codes[tile + i] = static_cast<uint8_t>(words[i]);
-  }
-}
-template <class Code>
-SHARDLAB_INLINE void store_words(int64_t count, uint8_t* __restrict codes, Code code) {
-  alignas(64) uint32_t words[kNarrowed];
-  for (int64_t tile = 0; tile < count; tile += kNarrowed) {
-    const int64_t size = count - tile < kNarrowed ? count - tile : kNarrowed;
-    for (int64_t i = 0; i < size; ++i) words[i] = code(tile + i);
-    for (int64_t i = 0; i < size; ++i)
-      store_word(codes + 2 * (tile + i), static_cast<uint16_t>(words[i]));
-  }
-}
+#include "lanes.h"
 
 // A sign, kExponent bits of exponent with the usual bias, kMantissa bits of mantissa, subnormals.
 // Codes of magnitudes are without the sign. No subnormal float32 comes up: they are slow.
@@ -51,14 +27,14 @@ struct Narrow {
     return bits_of(float_of(magnitude) + float_of(raised)) + (raised >> kShift);
   }
 
-  // 2^kUp times the magnitude whose code starts at bit kShift, with all bits below it zero. With
+  // 2^kUp times the magnitudes whose code starts at bit kShift, with all bits below it zero. With
   // an exponent of zero the number read is (1 + m) half, half = 2^(kUp - kBias), where (2 m) half
   // is meant: what it lacks from 2 half is to be taken off.
   template <int kUp>
-  SHARDLAB_INLINE_MEMBER static float scaled(uint32_t code) {
-    const float read = float_of(code + static_cast<uint32_t>(kRebias + (kUp << 23)));
-    const float lack = float_of(static_cast<uint32_t>(kSmallestNormal + (kUp << 23))) - read;
-    const int32_t bits = static_cast<int32_t>(bits_of(lack));  // negative as lack is
-    return read - float_of(static_cast<uint32_t>(bits > 0 ? bits : 0));
+  SHARDLAB_INLINE_MEMBER static Floats scaled(Words code) {
+    const Floats read = floats_of(code + static_cast<uint32_t>(kRebias + (kUp << 23)));
+    const Floats lack = float_of(static_cast<uint32_t>(kSmallestNormal + (kUp << 23))) - read;
+    const Ints bits = reinterpret_cast<Ints>(lack);  // negative as lack is
+    return read - reinterpret_cast<Floats>(bits > 0 ? bits : Ints{});
   }
 };

@@ -34,33 +34,27 @@ SHARDLAB_INLINE void pack_signs(const float* given, int32_t count, uint8_t* __re
   }
 }
 
-// Element p * width + j of a group of `count`.
-SHARDLAB_INLINE float value(const uint8_t* codes, int32_t count, int32_t start, int32_t p,
-                            int32_t j) {
+// Element j of plane p, whose first is element `start` of a group of `count`.
+SHARDLAB_INLINE float value(const uint8_t* codes, int64_t count, int64_t start, int p, int64_t j) {
   const uint32_t sign = static_cast<uint32_t>(codes[count + j]) << (31 - p) & kSign;
   return float_of(static_cast<uint32_t>(codes[start + j]) << 23 | sign);
 }
 
-// sum (+)= the values of a group in the payloads a to d, or in a alone, in their order.
-template <bool kFour>
-SHARDLAB_INLINE void add_values(const uint8_t* a, const uint8_t* b, const uint8_t* c,
-                                const uint8_t* d, int32_t count, bool begin, float* sum) {
-  const int32_t width = count == kUsual ? kUsual / 8 : (count + 7) / 8;
-  for (int32_t p = 0; p < 8; ++p) {
-    const int32_t start = p * width, size = count - start < width ? count - start : width;
-    float* to = sum + start;
-    SHARDLAB_ELEMENTWISE
-    for (int32_t j = 0; j < size; ++j) {
-      const float first = value(a, count, start, p, j);
-      float total = begin ? first : to[j] + first;
-      if (kFour) {
-        total += value(b, count, start, p, j);
-        total += value(c, count, start, p, j);
-        total += value(d, count, start, p, j);
-      }
-      to[j] = total;
+// output = sum over payloads of 64 neighbours of a plane, elements p * width + j and so on.
+SHARDLAB_INLINE void decode_neighbours(const uint8_t* const* payloads, int64_t payload_count,
+                                       int64_t place, int64_t count, int64_t start, int p,
+                                       int64_t j, int64_t first, const Output& output) {
+  Floats sums[8] = {};
+  for (int64_t k = 0; k < payload_count; ++k) {
+    const uint8_t *exponents = payloads[k] + place + start + j, *signs = payloads[k] + place + count + j;
+#pragma GCC unroll 8
+    for (int v = 0; v < 8; ++v) {
+      const Words sign = words_of(unsigned_bytes(signs + 8 * v)) << (31 - p) & kSign;
+      const Floats values = floats_of(words_of(unsigned_bytes(exponents + 8 * v)) << 23 | sign);
+      sums[v] = k ? sums[v] + values : values;
     }
   }
+  output.put<8>(first + start + j, sums, 64);
 }
 
 SHARDLAB_KERNEL void natural_encode(const float* x, const float* residual, float* kept, int64_t n,
@@ -96,27 +90,24 @@ SHARDLAB_KERNEL void natural_encode(const float* x, const float* residual, float
   }
 }
 
-SHARDLAB_KERNEL void natural_decode(const uint8_t* const* payloads, int64_t count, int64_t n,
+SHARDLAB_KERNEL void natural_decode(const uint8_t* const* payloads, int64_t payload_count, int64_t n,
                                     int64_t group, int64_t start, int64_t stop, float alpha,
                                     int add, float* out) {
-  alignas(64) float sum[kLargestGroup];
+  const Output output{out, alpha, add != 0, n >= kFarAway};
   for (int64_t first = start; first < stop; first += group) {
-    const int32_t size = static_cast<int32_t>(smaller(group, n - first));
-    const int64_t place = first / 8 * 9;
-    for (int64_t p = 0; p < count;) {
-      if (count - p >= 4) {
-        add_values<true>(payloads[p] + place, payloads[p + 1] + place, payloads[p + 2] + place,
-                         payloads[p + 3] + place, size, p == 0, sum);
-        p += 4;
-      } else {
-        const uint8_t* codes = payloads[p++] + place;
-        add_values<false>(codes, codes, codes, codes, size, p == 1, sum);
+    const int64_t count = smaller(group, n - first), width = (count + 7) / 8, place = first / 8 * 9;
+    for (int p = 0; p * width < count; ++p) {
+      const int64_t begin = p * width, size = smaller(width, count - begin);
+      int64_t j = 0;
+      for (; j + 64 <= size; j += 64)
+        decode_neighbours(payloads, payload_count, place, count, begin, p, j, first, output);
+      for (; j < size; ++j) {
+        float sum = value(payloads[0] + place, count, begin, p, j);
+        for (int64_t k = 1; k < payload_count; ++k)
+          sum += value(payloads[k] + place, count, begin, p, j);
+        float& to = out[first + begin + j];
+        to = add ? to + alpha * sum : alpha * sum;
       }
     }
-    float* __restrict to = out + first;
-    if (add)
-      for (int32_t i = 0; i < size; ++i) to[i] += alpha * sum[i];
-    else
-      for (int32_t i = 0; i < size; ++i) to[i] = alpha * sum[i];
   }
 }
