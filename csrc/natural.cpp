@@ -1,8 +1,8 @@
-// Stochastic powers of two: shardlab/kernels/natural.py specifies the payload, in which the signs of a
-// group lie behind its exponents.
+// Stochastic powers of two: shardlab/kernels/natural.py specifies the payload, in which the signs of
+// a group lie behind its exponents.
 #include "grouped.h"
 
-static constexpr int32_t kUsual = 1024;  // elements of a group, for which the compiler knows all sizes
+static constexpr int32_t kUsual = 1024;  // elements of a group for which all sizes are constants
 static constexpr int32_t kLargest = 0x7F000000;  // 2^127
 static constexpr uint32_t kExponent = 0x7F800000u, kSign = 0x80000000u;
 
@@ -21,7 +21,8 @@ SHARDLAB_INLINE void pack_signs(const float* given, int32_t count, uint8_t* __re
     for (int32_t j = 0; j < kUsual / 8; ++j) {
       uint32_t byte = 0;
 #pragma GCC unroll 8
-      for (int32_t p = 0; p < 8; ++p) byte = byte >> 1 | (bits_of(given[p * kUsual / 8 + j]) & kSign);
+      for (int32_t p = 0; p < 8; ++p)
+        byte = byte >> 1 | (bits_of(given[p * kUsual / 8 + j]) & kSign);
       signs[j] = static_cast<uint8_t>(byte >> 24);
     }
     return;
@@ -46,7 +47,11 @@ SHARDLAB_INLINE void decode_neighbours(const uint8_t* const* payloads, int64_t p
                                        int64_t j, int64_t first, const Output& output) {
   Floats sums[8] = {};
   for (int64_t k = 0; k < payload_count; ++k) {
-    const uint8_t *exponents = payloads[k] + place + start + j, *signs = payloads[k] + place + count + j;
+    const uint8_t* exponents = payloads[k] + place + start + j;
+    const uint8_t* signs = payloads[k] + place + count + j;
+    // the same place of the next group: the processor does not foresee two streams in turn
+    __builtin_prefetch(exponents + count / 8 * 9);
+    if (p == 0) __builtin_prefetch(signs + count / 8 * 9);
 #pragma GCC unroll 8
     for (int v = 0; v < 8; ++v) {
       const Words sign = words_of(unsigned_bytes(signs + 8 * v)) << (31 - p) & kSign;
