@@ -10,9 +10,20 @@ from pathlib import Path
 import torch
 from kernel_vectors import any_bits, bits
 
-from shardlab.kernels import casts, int8, native
+from shardlab.kernels import casts, int4, int8, native, qsgd
 
-GROUPED = {kernel.format.name: kernel for kernel in (int8.KERNEL, casts.BF16)}
+GROUPED = {
+    kernel.format.name: kernel
+    for kernel in (
+        int8.KERNEL,
+        int8.STOCHASTIC,
+        int4.NEAREST,
+        int4.STOCHASTIC,
+        int4.NORMAL_FLOAT,
+        *qsgd.KERNELS.values(),
+        casts.BF16,
+    )
+}
 KEY = (0x12345678, 0x9ABCDEF0)
 
 
