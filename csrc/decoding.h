@@ -1,12 +1,14 @@
 // Sums of a group over several payloads: 64 elements at a time, held in registers.
 #pragma once
 
+#include <type_traits>
 #include <utility>
 
 #include "lanes.h"
 
 static constexpr int64_t kLargestGroup = 4096;
 static constexpr int64_t kFarAway = 1 << 20;  // elements; as many do not stay in a cache
+static constexpr int64_t kAhead = 512;  // bytes; processors follow a few streams unasked, not eight
 
 SHARDLAB_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -104,8 +106,10 @@ SHARDLAB_INLINE void decode_tile(const uint8_t* const* payloads, int64_t count,
   Floats sums[8];
   if constexpr (kFull) {
     begin_tile<Format>(payloads[0] + head, payloads[0] + codes, sums, kAll);
-    for (int64_t p = 1; p < count; ++p)
+    for (int64_t p = 1; p < count; ++p) {
+      __builtin_prefetch(payloads[p] + codes + kAhead);
       add_tile<Format>(payloads[p] + head, payloads[p] + codes, sums, kAll);
+    }
   } else {
     uint8_t padded[kBytes] = {};
     const size_t bytes = static_cast<size_t>(width - tile);
@@ -120,6 +124,7 @@ SHARDLAB_INLINE void decode_tile(const uint8_t* const* payloads, int64_t count,
     const int64_t begin = tile * 8 / kBits;
     output.put<8>(first + begin, sums, size - begin);
   } else {
+#pragma GCC unroll 8  // or `sums` would leave the registers
     for (int plane = 0; plane < 8 / kBits; ++plane) {
       const int64_t begin = plane * width + tile;
       output.put<kBits>(first + begin, sums + kBits * plane, smaller(width - tile, size - begin));
@@ -127,13 +132,41 @@ SHARDLAB_INLINE void decode_tile(const uint8_t* const* payloads, int64_t count,
   }
 }
 
+// Whether a format has `value`; otherwise it has `decode(codes, count, head, values)` for whole groups.
+template <class Format, class = void>
+struct ByLanes : std::false_type {};
+template <class Format>
+struct ByLanes<Format, std::void_t<decltype(Format::value(Ints{}, typename Format::Head{}))>>
+    : std::true_type {};
+
+template <class Format>
+SHARDLAB_INLINE void decode_whole(const uint8_t* const* payloads, int64_t count,
+                                  const Layout<Format>& at, int64_t first, const Output& output) {
+  const int64_t size = at.size(first);
+  alignas(64) float sum[kLargestGroup + 8], decoded[kLargestGroup];
+  for (int64_t p = 0; p < count; ++p) {
+    const typename Format::Head head = Format::load(payloads[p] + at.head(first));
+    Format::decode(payloads[p] + at.codes(first), size, head, p ? decoded : sum);
+    if (p)
+      for (int64_t i = 0; i < size; ++i) sum[i] += decoded[i];
+  }
+  for (int64_t i = 0; i < size; i += 8) {
+    const Floats some = load_floats(sum + i);
+    output.put<1>(first + i, &some, size - i);
+  }
+}
+
 // output = sum over payloads of the group from element `first` on.
 template <class Format>
 SHARDLAB_INLINE void decode_group(const uint8_t* const* payloads, int64_t count,
                                   const Layout<Format>& at, int64_t first, const Output& output) {
-  const int64_t width = (at.size(first) * Format::kBits + 7) / 8;
-  int64_t tile = 0;
-  for (; tile + 8 * Format::kBits <= width; tile += 8 * Format::kBits)
-    decode_tile<Format, true>(payloads, count, at, first, tile, width, output);
-  if (tile < width) decode_tile<Format, false>(payloads, count, at, first, tile, width, output);
+  if constexpr (ByLanes<Format>::value) {
+    const int64_t width = (at.size(first) * Format::kBits + 7) / 8;
+    int64_t tile = 0;
+    for (; tile + 8 * Format::kBits <= width; tile += 8 * Format::kBits)
+      decode_tile<Format, true>(payloads, count, at, first, tile, width, output);
+    if (tile < width) decode_tile<Format, false>(payloads, count, at, first, tile, width, output);
+  } else {
+    decode_whole<Format>(payloads, count, at, first, output);
+  }
 }

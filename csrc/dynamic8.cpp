@@ -2,7 +2,7 @@
 // that finds the nearest are specified in shardlab/kernels/dynamic8.py.
 #include "codes.h"
 #include "grouped.h"
-#include "scale.h"
+#include "scales.h"
 
 // Decade d holds the n = 64 >> d levels below 10^-d, codes n to 2 n - 1. All in units of the scale
 // (levels), or of its 64th part (the search, whose factors then stay normal numbers).

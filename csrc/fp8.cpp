@@ -2,7 +2,7 @@
 #include "codes.h"
 #include "grouped.h"
 #include "narrow.h"
-#include "scale.h"
+#include "scales.h"
 
 // kLargest is the largest finite value, kSmallestScale keeps all decoded values normal in float32,
 // kOfHalf is what a code is worth, in units of the float16 with the same bits.

@@ -32,6 +32,58 @@ struct Random {
   }
 };
 
+// The same, eight after eight elements.
+struct RandomLanes {
+  Words x;
+  uint32_t k1;
+  SHARDLAB_INLINE_MEMBER explicit RandomLanes(const Random& of)
+      : x((Words{0, 1, 2, 3, 4, 5, 6, 7} + of.first) * kWeyl + of.k0), k1(of.k1) {}
+  SHARDLAB_INLINE_MEMBER Words next() {
+    const Words now = x;
+    x += 8 * kWeyl;
+    return mixed(now, k1);
+  }
+};
+
+// One byte from each of `count` floats: `code(floats)` gives eight of -128 to 127.
+template <class Code>
+SHARDLAB_INLINE void write_bytes(const float* given, int64_t count, uint8_t* to, Code code) {
+  Ints codes[4];
+  int64_t i = 0;
+  for (; i + 32 <= count; i += 32) {
+    for (int k = 0; k < 4; ++k) codes[k] = code(load_floats(given + i + 8 * k));
+    store_bytes(to + i, codes);
+  }
+  if (i == count) return;
+  const size_t rest = static_cast<size_t>(count - i);
+  float some[32] = {};
+  uint8_t bytes[32];
+  std::memcpy(some, given + i, rest * sizeof(float));
+  for (int k = 0; k < 4; ++k) codes[k] = code(load_floats(some + 8 * k));
+  store_bytes(bytes, codes);
+  std::memcpy(to + i, bytes, rest);
+}
+
+// The codes of a group, of at most 8 bits: `fill(to)` writes a byte for each, which are then packed.
+template <int64_t kBits, class Fill>
+SHARDLAB_INLINE void write_codes(int64_t count, uint8_t* codes, Fill fill) {
+  if constexpr (kBits == 8) {
+    fill(codes);
+  } else {
+    constexpr uint32_t kMask = (1u << kBits) - 1;
+    const int64_t width = (count * kBits + 7) / 8;
+    uint8_t bytes[kLargestGroup + 8];
+    fill(bytes);
+    for (int64_t i = count; i < width * (8 / kBits); ++i) bytes[i] = 0;
+    for (int64_t j = 0; j < width; ++j) {
+      uint32_t packed = 0;
+      for (int64_t plane = 0; plane < 8 / kBits; ++plane)
+        packed |= (bytes[plane * width + j] & kMask) << (plane * kBits);
+      codes[j] = static_cast<uint8_t>(packed);
+    }
+  }
+}
+
 // x[n] (+ residual[n]) -> payload; kept = given - decoded, or residual where that is not finite.
 // Works on the elements from start to stop; residual and kept are both null or both there.
 //

@@ -2,9 +2,9 @@
 // which specifies its payload.
 //
 // All pointers may be unaligned to the vector size; payloads may be unaligned to their own words,
-// since they are slices of larger messages. Buffers of one call never overlap, except that
-// `kept` may be `residual`. Nothing is
-// allocated, nothing throws, no state is kept: every function may run on several threads at once.
+// since they are slices of larger messages. Buffers of one call never overlap, except that `kept` may
+// be `residual`. Nothing is allocated, nothing throws, no state is kept: every function may run on
+// several threads at once.
 // Vectors are cut into ranges for threads, so parts of a payload have a pointer each.
 #pragma once
 
@@ -17,6 +17,7 @@
 // Helpers have no code of their own: each becomes part of a kernel.
 #define SHARDLAB_INLINE static inline __attribute__((always_inline))
 #define SHARDLAB_INLINE_MEMBER inline __attribute__((always_inline))
+#define SHARDLAB_INLINE_LAMBDA __attribute__((always_inline))
 
 // Loops whose output may be an input (`kept` may be `residual`): element i depends on element i alone.
 #define SHARDLAB_ELEMENTWISE _Pragma("GCC ivdep")

@@ -14,6 +14,7 @@ using Words [[gnu::vector_size(32)]] = uint32_t;
 
 SHARDLAB_INLINE Floats floats_of(Words bits) { return reinterpret_cast<Floats>(bits); }
 SHARDLAB_INLINE Words words_of(Ints ints) { return reinterpret_cast<Words>(ints); }
+SHARDLAB_INLINE Ints ints_of(Floats floats) { return reinterpret_cast<Ints>(floats); }
 SHARDLAB_INLINE Floats converted(Ints ints) { return __builtin_convertvector(ints, Floats); }
 
 SHARDLAB_INLINE Floats load_floats(const float* from) {
@@ -35,14 +36,26 @@ SHARDLAB_INLINE void stream_floats(float* to, Floats floats) {
 #endif
 }
 
+#ifndef __AVX2__
+template <class Integer>
+SHARDLAB_INLINE Ints widened_from(const uint8_t* from) {
+  using Eight [[gnu::vector_size(8 * sizeof(Integer))]] = Integer;
+  Eight eight;
+  std::memcpy(&eight, from, sizeof eight);
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+  if (sizeof(Integer) == 2) eight = (eight << 8) | (eight >> 8);
+#endif
+  return __builtin_convertvector(eight, Ints);
+}
+#endif
+
+// Eight integers from consecutive bytes or, if unsigned, words of 16 bits.
 SHARDLAB_INLINE Ints signed_bytes(const uint8_t* from) {
 #ifdef __AVX2__
   return reinterpret_cast<Ints>(
       _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
 #else
-  Ints ints;
-  for (int i = 0; i < 8; ++i) ints[i] = static_cast<int8_t>(from[i]);
-  return ints;
+  return widened_from<int8_t>(from);
 #endif
 }
 
@@ -51,21 +64,43 @@ SHARDLAB_INLINE Ints unsigned_bytes(const uint8_t* from) {
   return reinterpret_cast<Ints>(
       _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
 #else
-  Ints ints;
-  for (int i = 0; i < 8; ++i) ints[i] = from[i];
-  return ints;
+  return widened_from<uint8_t>(from);
 #endif
 }
 
-// Eight words of 16 bits.
 SHARDLAB_INLINE Ints unsigned_pairs(const uint8_t* from) {
 #ifdef __AVX2__
   return reinterpret_cast<Ints>(
       _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 #else
-  Ints ints;
-  for (int i = 0; i < 8; ++i) ints[i] = load_word(from + 2 * i);
-  return ints;
+  return widened_from<uint16_t>(from);
+#endif
+}
+
+// Bytes from 32 integers of -128 to 127.
+SHARDLAB_INLINE void store_bytes(uint8_t* to, const Ints (&codes)[4]) {
+#ifdef __AVX2__
+  const __m256i low = _mm256_packs_epi32((__m256i)codes[0], (__m256i)codes[1]);
+  const __m256i high = _mm256_packs_epi32((__m256i)codes[2], (__m256i)codes[3]);
+  // each half of the register was packed for itself
+  const __m256i bytes = _mm256_permutevar8x32_epi32(
+      _mm256_packs_epi16(low, high), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bytes);
+#else
+  using Bytes [[gnu::vector_size(8)]] = int8_t;
+  for (int i = 0; i < 4; ++i) {
+    const Bytes bytes = __builtin_convertvector(codes[i], Bytes);
+    std::memcpy(to + 8 * i, &bytes, sizeof bytes);
+  }
+#endif
+}
+
+// table[index], of which the lowest three bits count.
+SHARDLAB_INLINE Floats lookup(Floats table, Ints index) {
+#ifdef __AVX2__
+  return _mm256_permutevar8x32_ps(table, (__m256i)index);
+#else
+  return __builtin_shuffle(table, index);
 #endif
 }
 

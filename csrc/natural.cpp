@@ -69,16 +69,16 @@ SHARDLAB_KERNEL void natural_encode(const float* x, const float* residual, float
   for (int64_t first = start; first < stop; first += group) {
     const int32_t count = static_cast<int32_t>(smaller(group, n - first));
     const float* given = x + first;
-    uint32_t place = static_cast<uint32_t>(first) * kStride + k0;
+    uint32_t place = static_cast<uint32_t>(first) * kWeyl + k0;
     uint8_t* __restrict codes = payload + first / 8 * 9;
     if (residual) {
       const float* before = residual + first;
       float* after = kept + first;
       SHARDLAB_ELEMENTWISE
-      for (int32_t i = 0; i < count; ++i, place += kStride) {
+      for (int32_t i = 0; i < count; ++i, place += kWeyl) {
         const float sum = given[i] + before[i];
         const uint32_t bits = bits_of(sum);
-        const uint32_t exponent = drawn(bits, random_bits_at(place, k1));
+        const uint32_t exponent = drawn(bits, mixed(place, k1));
         const float rest = sum - float_of(exponent | (bits & kSign));
         after[i] = is_finite(bits_of(rest)) ? rest : before[i];
         codes[i] = static_cast<uint8_t>(exponent >> 23);
@@ -86,8 +86,8 @@ SHARDLAB_KERNEL void natural_encode(const float* x, const float* residual, float
       }
       given = wanted;
     } else {
-      for (int32_t i = 0; i < count; ++i, place += kStride) {
-        const uint32_t exponent = drawn(bits_of(given[i]), random_bits_at(place, k1));
+      for (int32_t i = 0; i < count; ++i, place += kWeyl) {
+        const uint32_t exponent = drawn(bits_of(given[i]), mixed(place, k1));
         codes[i] = static_cast<uint8_t>(exponent >> 23);
       }
     }

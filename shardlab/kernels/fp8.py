@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from shardlab.kernels.grouped import Format, GroupedKernel
-from shardlab.kernels.int8 import scale_words, widened
+from shardlab.kernels.scales import scale_words, widened
 
 
 class _Fp8Format(Format):

@@ -11,6 +11,7 @@ import torch
 from kernel_vectors import any_bits, bits
 
 from shardlab.kernels import casts, dynamic8, fp8, int8, native, natural
+from shardlab.kernels import casts, int4, int8, native, qsgd
 
 GROUPED = {
     kernel.format.name: kernel
@@ -22,6 +23,12 @@ GROUPED = {
         fp8.KERNELS["e5m2"],
         dynamic8.KERNEL,
         natural.KERNEL,
+        int8.STOCHASTIC,
+        int4.NEAREST,
+        int4.STOCHASTIC,
+        int4.NORMAL_FLOAT,
+        *qsgd.KERNELS.values(),
+        casts.BF16,
     )
 }
 KEY = (0x12345678, 0x9ABCDEF0)
