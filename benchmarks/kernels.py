@@ -1,80 +1,121 @@
 """How close each kernel comes to memcpy: bytes touched per second, as a share of `copy_`'s.
 
-One thread, reused buffers, everything in one run, best of several rounds that take turns. A share
-of 1 means that the kernel is as fast as memory; more is possible, since reading is cheaper than
-writing. `python -m benchmarks.kernels [--elements N] [--group G] [--rounds R]`; with
-SHARDLAB_KERNELS=reference it measures the PyTorch reference.
+Touched is each byte that an ideal single pass reads or writes once: an encoding reads the vector
+and writes the payload; with error feedback it reads and writes the residual as well; a sum of W
+payloads reads them and writes the vector. Reused buffers, the best of several rounds in which
+memcpy takes its turn. A share of 1 means as fast as memory; more is possible, since reading is
+cheaper than writing. The second table tells how much faster two threads are than one.
+
+    python -m benchmarks.kernels [--only NAME ...] [--vector FILE.safetensors] [--rounds R]
+
+`--vector` takes all float32 tensors of the file as one vector, repeated or cut to `--elements`;
+without it the vector is Gaussian noise. SHARDLAB_KERNELS=reference measures the PyTorch reference.
 """
 
 import argparse
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
-from shardlab.kernels import bf16, int8, native
+from shardlab.kernels import casts, int8, native
+from shardlab.kernels.grouped import GroupedKernel
 
+KERNELS: dict[str, tuple[GroupedKernel, int]] = {
+    "int8": (int8.KERNEL, 128),
+    "bf16": (casts.BF16, casts.GROUP),
+}
+"""by label: the kernel and its group"""
 
-def kernels(n: int, group: int) -> dict[str, tuple[int, Callable[[], object]]]:
-    """Per kernel: bytes that a call reads and writes, and the call."""
-    x, out = torch.randn(n) * 1e-3, torch.zeros(n)
-    kept = torch.zeros(n)
-    small = int8.encode(x, group)
-    half = bf16.encode(x)
-    wire = small.numel()
-    return {
-        "memcpy": (8 * n, lambda: out.copy_(x)),
-        "int8 encode": (4 * n + wire, lambda: int8.encode(x, group, small)),
-        "int8 encode_residual": (
-            12 * n + wire,
-            lambda: int8.encode_residual(x, kept, group, small),
-        ),
-        "int8 decode_add": (8 * n + wire, lambda: int8.decode_add(small, group, out, 0.5)),
-        "bf16 encode": (6 * n, lambda: bf16.encode(x, half)),
-        "bf16 encode_residual": (14 * n, lambda: bf16.encode_residual(x, kept, half)),
-        "bf16 decode_add": (10 * n, lambda: bf16.decode_add(half, out, 0.5)),
-    }
+RANKS = (2, 4, 8)
+KEY = (0x12345678, 0x9ABCDEF0)
+Call = Callable[[], object]
 
 
-def best_times(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Seconds of the fastest round; the calls take turns, so that all see the same machine."""
-    best = dict.fromkeys(calls, float("inf"))
-    for _ in range(rounds + 1):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            best[name] = min(best[name], time.perf_counter() - start)
-    return best
+class Case:
+    """The buffers of one kernel, and its calls."""
+
+    def __init__(self, kernel: GroupedKernel, group: int, x: Tensor) -> None:
+        n, wire = x.numel(), kernel.payload_bytes(x.numel(), group)
+        self.bits = 8 * wire / n
+        kept, out = torch.zeros_like(x), torch.zeros_like(x)
+        payloads = [kernel.encode(x, group, (rank, 0)) for rank in range(max(RANKS))]
+
+        def summed(ranks: int) -> Call:
+            return lambda: kernel.decode_sum(payloads[:ranks], group, out, 1 / ranks)
+
+        self.calls: dict[str, tuple[int, Call]] = {
+            "memcpy": (8 * n, lambda: out.copy_(x)),
+            "encode": (4 * n + wire, lambda: kernel.encode(x, group, KEY, payloads[0])),
+            "+ residual": (
+                12 * n + wire,
+                lambda: kernel.encode_residual(x, kept, kept, group, KEY, payloads[0]),
+            ),
+        } | {f"sum of {w}": (4 * n + w * wire, summed(w)) for w in RANKS}
+        """by column: bytes touched, and the call"""
+
+    def rates(self, threads: int, rounds: int) -> dict[str, float]:
+        """Bytes per second of the fastest round; the calls take turns."""
+        best = dict.fromkeys(self.calls, float("inf"))
+        torch.set_num_threads(threads)
+        for _ in range(rounds + 1):
+            for name, (_, call) in self.calls.items():
+                start = time.perf_counter()
+                call()
+                best[name] = min(best[name], time.perf_counter() - start)
+        return {name: touched / best[name] for name, (touched, _) in self.calls.items()}
+
+
+def vector(path: Path | None, n: int) -> Tensor:
+    """float32 [n] from the tensors of a file, or noise."""
+    if path is None:
+        return torch.randn(n, generator=torch.Generator().manual_seed(0)) * 1e-3
+    given = torch.cat([tensor.float().flatten() for tensor in load_file(path).values()])
+    return given.repeat(-(-n // given.numel()))[:n].contiguous()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=KERNELS, default=list(KERNELS))
+    parser.add_argument("--vector", type=Path)
     parser.add_argument("--elements", type=int, default=1 << 24)
-    parser.add_argument("--group", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    print(f"compiled kernels: {native.available()}; {args.elements} float32, group {args.group}")
-    table = kernels(args.elements, args.group)
-    best = best_times({name: call for name, (_, call) in table.items()}, args.rounds)
-    memcpy = table["memcpy"][0] / best["memcpy"]
-    print(f"{'kernel':<22}{'ms':>9}{'GB/s':>8}{'of memcpy':>11}{'GB/s of float32':>17}")
-    for name, (touched, _) in table.items():
-        rate = touched / best[name]
-        floats = 4 * args.elements / best[name] / 1e9
-        print(
-            f"{name:<22}{best[name] * 1e3:>9.3f}{rate / 1e9:>8.2f}{rate / memcpy:>11.2f}"
-            f"{floats:>17.2f}"
-        )
-    print(f"cost of a call on one element: {_overhead():.1f} us")
+    x = vector(args.vector, args.elements)
+    source = args.vector.name if args.vector else "Gaussian noise"
+    print(f"compiled kernels: {native.available()}; {x.numel()} float32, {source}")
+    one: dict[str, list[str]] = {}
+    two: dict[str, list[str]] = {}
+    for name in args.only:
+        case = Case(*KERNELS[name], x)
+        single, double = (case.rates(threads, args.rounds) for threads in (1, 2))
+        memcpy = single["memcpy"]
+        shares = [f"{rate / memcpy:.2f}" for column, rate in single.items() if column != "memcpy"]
+        one[name] = [f"{case.bits:.3f}", f"{memcpy / 1e9:.1f}", *shares]
+        two[name] = [f"{double[column] / single[column]:.2f}" for column in single]
+    columns = list(case.calls)
+    _table("share of memcpy's bytes per second, one thread", one, ["bits", "GB/s", *columns[1:]])
+    _table("two threads over one", two, columns)
+    print(f"\ncost of a call on one element: {_overhead():.1f} us")
+
+
+def _table(title: str, rows: dict[str, list[str]], columns: list[str]) -> None:
+    print(f"\n{title}\n" + " " * 20 + "".join(f"{column:>12}" for column in columns))
+    for name, row in rows.items():
+        print(f"{name:<20}" + "".join(f"{value:>12}" for value in row))
 
 
 def _overhead() -> float:
     x = torch.zeros(1)
-    payload = int8.encode(x, 8)
+    payload = int8.KERNEL.encode(x, 8)
     start, calls = time.perf_counter(), 5000
     for _ in range(calls):
-        int8.encode(x, 8, payload)
+        int8.KERNEL.encode(x, 8, payload=payload)
     return (time.perf_counter() - start) / calls * 1e6
 
 

@@ -22,9 +22,8 @@ struct Bf16 {
       store_word(codes + 2 * i, static_cast<uint16_t>(nan ? quiet : nearest));
     }
   }
-  SHARDLAB_INLINE_MEMBER static void decode(const uint8_t* codes, int64_t count, Head,
-                                            float* __restrict values) {
-    for (int64_t i = 0; i < count; ++i) values[i] = widened(load_word(codes + 2 * i));
+  SHARDLAB_INLINE_MEMBER static Floats value(Ints codes, Head) {
+    return floats_of(words_of(codes) << 16);
   }
 };
 

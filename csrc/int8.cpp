@@ -33,6 +33,7 @@ SHARDLAB_INLINE uint32_t largest_of(const float* given, int64_t count) {
 
 struct Int8 {
   static constexpr int64_t kHeadBytes = 2, kBits = 8;
+  static constexpr bool kSigned = true;
   struct Head {
     uint16_t word;
     float scale;
@@ -57,10 +58,8 @@ struct Int8 {
     for (int64_t i = 0; i < count; ++i)
       codes[i] = static_cast<uint8_t>(bits_of(given[i] * reciprocal + kRounder));
   }
-  SHARDLAB_INLINE_MEMBER static void decode(const uint8_t* codes, int64_t count, Head head,
-                                            float* __restrict values) {
-    for (int64_t i = 0; i < count; ++i)
-      values[i] = static_cast<float>(static_cast<int8_t>(codes[i])) * head.scale;
+  SHARDLAB_INLINE_MEMBER static Product value(Ints codes, Head head) {
+    return {converted(codes), head.scale};
   }
 };
 

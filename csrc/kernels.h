@@ -10,15 +10,11 @@
 
 #include <cstdint>
 
-// One binary, three instruction sets, chosen when the library is loaded.
-#ifdef SHARDLAB_HAVE_CLONES
-#define SHARDLAB_KERNEL \
-  extern "C" __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
+// The sources are compiled once for each instruction set; shardlab/kernels/native.py loads the best
+// library that the processor runs.
 #define SHARDLAB_KERNEL extern "C"
-#endif
 
-// Helpers have no code of their own: each becomes part of a kernel and of its instruction set.
+// Helpers have no code of their own: each becomes part of a kernel.
 #define SHARDLAB_INLINE static inline __attribute__((always_inline))
 #define SHARDLAB_INLINE_MEMBER inline __attribute__((always_inline))
 
