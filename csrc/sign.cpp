@@ -1,29 +1,29 @@
 // Signs with the mean magnitude of the message, of which the majority wins.
 #include "signs.h"
 
-static constexpr int64_t kMagnitude = 4;  // bytes of a payload before its bits
-static constexpr int64_t kBlock = 512;    // elements whose bits lie together in planes
-static constexpr int64_t kWidth = kBlock / 8;
+static constexpr int64_t kMagnitude = 4;    // bytes of a payload before its bits
+static constexpr int64_t kVoteBlock = 512;  // elements whose bits lie together in planes
+static constexpr int64_t kWidth = kVoteBlock / 8;
 
 // The bits of the elements from start to stop, and the sum of the magnitudes of every 512 elements.
 SHARDLAB_KERNEL void sign_encode(const float* x, const float* residual, int64_t n, int64_t start,
                                  int64_t stop, double* sums, uint8_t* payload) {
-  alignas(64) float wanted[kBlock];
-  for (int64_t first = start; first < stop; first += kBlock) {
-    const int64_t size = smaller(kBlock, n - first);
+  alignas(64) float wanted[kVoteBlock];
+  for (int64_t first = start; first < stop; first += kVoteBlock) {
+    const int64_t size = smaller(kVoteBlock, n - first);
     const float* given = x + first;
     if (residual) {
       for (int64_t i = 0; i < size; ++i) wanted[i] = given[i] + residual[first + i];
       given = wanted;
     }
-    sums[first / kBlock] = static_cast<double>(magnitude_sum(given, size));
+    sums[first / kVoteBlock] = static_cast<double>(magnitude_sum(given, size));
     pack_signs(given, size, payload + kMagnitude + first / 8);
   }
 }
 
 // The mean magnitude of n elements from their sums, which are folded in place.
 SHARDLAB_KERNEL void sign_magnitude(double* sums, int64_t n, uint8_t* payload) {
-  int64_t count = (n + kBlock - 1) / kBlock;
+  int64_t count = (n + kVoteBlock - 1) / kVoteBlock;
   if (count == 0) sums[0] = 0.0;
   for (; count > 1; count = (count + 1) / 2)
     for (int64_t i = 0; i < count / 2; ++i) sums[i] += sums[i + (count + 1) / 2];
@@ -40,8 +40,8 @@ SHARDLAB_KERNEL void sign_magnitude(double* sums, int64_t n, uint8_t* payload) {
 SHARDLAB_KERNEL void sign_keep(const float* x, const float* residual, float* kept, int64_t start,
                                int64_t stop, const uint8_t* payload) {
   const float magnitude = float_of(load_quad(payload));
-  for (int64_t last = stop; last > start; last -= kBlock) {
-    const int64_t first = last - kBlock > start ? last - kBlock : start;
+  for (int64_t last = stop; last > start; last -= kVoteBlock) {
+    const int64_t first = last - kVoteBlock > start ? last - kVoteBlock : start;
     SHARDLAB_ELEMENTWISE
     for (int64_t i = first; i < last; ++i) {
       const float wanted = x[i] + residual[i];
@@ -126,7 +126,7 @@ SHARDLAB_INLINE void decode_block(const Ballot& ballot, int64_t first, int64_t s
   vote<kDigits>(ballot, first, width, outcome);
   for (int64_t j = 0; j < width; j += 8) {
     values_of(outcome, j, scale, values);
-    if (size == kBlock) {
+    if (size == kVoteBlock) {
       float* __restrict to = out + j;
 #pragma GCC unroll 8
       for (int64_t place = 0; place < 8; ++place)
@@ -151,8 +151,8 @@ SHARDLAB_INLINE void decode_votes(Ballot& ballot, int64_t start, int64_t stop, f
   for (int64_t from = start; from < stop; from += kLargestGroup) {
     const int64_t size = smaller(kLargestGroup, stop - from);
     ballot.codes.take(ballot.payloads, ballot.count, kMagnitude + from / 8, (size + 7) / 8);
-    for (int64_t first = 0; first < size; first += kBlock)
-      decode_block<kDigits, kAdd>(ballot, first, smaller(kBlock, size - first), scale,
+    for (int64_t first = 0; first < size; first += kVoteBlock)
+      decode_block<kDigits, kAdd>(ballot, first, smaller(kVoteBlock, size - first), scale,
                                   out + from + first);
   }
 }

@@ -72,18 +72,10 @@ SHARDLAB_INLINE void pack_signs(const float* given, int64_t count, uint8_t* __re
     codes[i % width] = static_cast<uint8_t>(codes[i % width] | (given[i] < 0.0f) << (i / width));
 }
 
-// values[i] = clear or set, by the bit of element i.
-SHARDLAB_INLINE void choose(const uint8_t* codes, int64_t count, float clear, float set,
-                            float* __restrict values) {
-  const int64_t width = (count + 7) / 8;
-  for (int64_t place = 0; place * width < count; ++place) {
-    const int64_t rest = count - place * width, size = rest < width ? rest : width;
-    float* __restrict plane = values + place * width;
-    for (int64_t j = 0; j < size; ++j) {
-      const int32_t top = static_cast<int32_t>(static_cast<uint32_t>(codes[j]) << (31 - place));
-      plane[j] = top < 0 ? set : clear;
-    }
-  }
+// clear or set, by the lowest bit of each code.
+SHARDLAB_INLINE Floats chosen(Ints codes, float clear, float set) {
+  const Floats zero = Floats{} + clear, one = Floats{} + set;
+  return (codes << 31) < 0 ? one : zero;
 }
 
 // Bytes 0 to 7 of `from` at the tops of words, with bytes below them that do not matter.
@@ -160,7 +152,7 @@ SHARDLAB_INLINE void ahead(const float* out, int64_t count) {
 
 // out = or += alpha * the sum of one group, which starts `first` elements into the span.
 template <class Format, bool kAdd>
-SHARDLAB_INLINE void decode_group(const Span& span, int64_t head, int64_t first, int64_t size,
+SHARDLAB_INLINE void decode_signed(const Span& span, int64_t head, int64_t first, int64_t size,
                                   float alpha, float* out) {
   const int64_t width = (size + 7) / 8;
   float total[8][8];
@@ -204,7 +196,7 @@ SHARDLAB_INLINE void decode_signs(const uint8_t* const* payloads, int64_t count,
                     Format::kHeadBytes * groups);
     span.codes.take(payloads, count, border + from / 8, (size + 7) / 8);
     for (int64_t first = 0, head = 0; first < size; first += group, head += Format::kHeadBytes)
-      decode_group<Format, kAdd>(span, head, first, smaller(group, size - first), alpha,
+      decode_signed<Format, kAdd>(span, head, first, smaller(group, size - first), alpha,
                                  out + from + first);
   }
 }
