@@ -48,6 +48,9 @@ class Codec(ABC):
     - it has `payload_bytes(n)` bytes; at most as many if the codec is `variable`;
     - `encode` is a function of (x, key) alone: same bytes on every machine and thread count;
     - `decode_add(payload, out, alpha)` adds `alpha * D(payload)` to `out` and changes nothing else;
+    - `decode_sum(payloads, out, alpha)` makes out = alpha * (D(payload 0) + D(payload 1) + ...).
+      The one exception are codecs that `votes`: there the method itself decides between several
+      payloads, and only a single one decodes to alpha * D(payload);
     - after `encode_residual(x, e, kept)`: D(payload) + kept = x + e, up to one rounding in float32;
     - an x with a NaN or an infinity decodes to a vector that holds a NaN or an infinity, and
       `kept` is finite wherever e was: a wrong number never passes unnoticed and never stays;
@@ -63,6 +66,8 @@ class Codec(ABC):
     """the mean of D(encode(x, key)) over keys is x"""
     linear: ClassVar[bool] = False
     """payloads can be summed on the wire"""
+    votes: ClassVar[bool] = False
+    """`decode_sum` of several payloads is a vote among them, not the sum of what they decode to"""
     variable: bool = False
     """the payload's size depends on the values"""
 
@@ -128,7 +133,7 @@ class Codec(ABC):
         """out = alpha * (D(payload 0) + D(payload 1) + ...), summed in this order in float32.
 
         What the owner of a shard does with the payloads of all ranks. Codecs override it with one
-        pass over memory, or where the method defines another sum (a majority vote).
+        pass over memory; those that `votes`, with the vote in place of the sum.
         """
         out.zero_()
         for index, payload in enumerate(payloads):

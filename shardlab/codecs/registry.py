@@ -12,6 +12,7 @@ from shardlab.codecs.floats import Fp8
 from shardlab.codecs.identity import Identity
 from shardlab.codecs.integers import Int8
 from shardlab.codecs.natural import Natural
+from shardlab.codecs.signs import EfSign, OneBit, Sign
 from shardlab.codecs.sparse import TopK
 from shardlab.core.codec_spec import CodecSpec, split_text
 from shardlab.core.document import validate
@@ -27,6 +28,10 @@ _BUILT_IN: dict[str, Callable[..., Codec]] = {
         Int8,
         Dynamic8,
         Natural,
+        Int8,
+        Sign,
+        EfSign,
+        OneBit,
         TopK,
     )
 }

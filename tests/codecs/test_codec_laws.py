@@ -24,6 +24,18 @@ SPECS = [
     "topk:density=0.3",
 ]
 KEY = MessageKey(seed=1, step=2, unit="block", rank=3)
+    "int8:group=8",
+    "int8:group=128",
+    "sign",
+    "efsign:group=8",
+    "efsign:group=512",
+    "onebit:group=8",
+    "onebit:group=512",
+    "topk:density=0.01",
+    "topk:density=0.3",
+]
+ONE_BIT = ("sign", "efsign", "onebit")
+"""codecs without a code for zero"""
 every_codec = pytest.mark.parametrize("spec", SPECS)
 vectors = st.integers(1, 700).flatmap(
     lambda n: arrays(np.float32, n, elements=st.floats(-(2.0**60), 2.0**60, width=32))
@@ -67,7 +79,31 @@ def test_decoding_with_bias_is_a_contraction(spec, values):
     decoded = codec.decode(codec.encode(x, KEY), x.numel(), KEY)
     error = (x.double() - decoded.double()).norm()
     assert error <= x.double().norm() * (1 + 1e-6)
-    assert torch.equal(decoded[x == 0], torch.zeros_like(decoded[x == 0]))
+    if codec.name not in ONE_BIT:
+        assert torch.equal(decoded[x == 0], torch.zeros_like(decoded[x == 0]))
+
+
+@every_codec
+def test_a_vector_of_zeros_decodes_to_zeros(spec):
+    codec = make_codec(spec)
+    assert torch.equal(codec.decode(codec.encode(torch.zeros(600)), 600), torch.zeros(600))
+
+
+@every_codec
+@given(values=vectors, alpha=st.sampled_from([1.0, 0.5, -2.0]))
+@settings(max_examples=50)
+def test_the_sum_of_payloads_is_the_sum_of_what_they_decode_to(spec, values, alpha):
+    codec = make_codec(spec)
+    x = as_tensor(values)
+    n = x.numel()
+    # of codecs that vote only a single payload decodes so
+    vectors = [x] if codec.votes else [x, -0.5 * x, x.roll(1)]
+    payloads = [codec.encode(vector) for vector in vectors]
+    out = torch.full_like(x, 7.0)
+    codec.decode_sum(payloads, out, alpha)
+    expected = alpha * sum(codec.decode(payload, n).double() for payload in payloads)
+    scale = sum(codec.decode(payload, n).abs().double() for payload in payloads)
+    assert ((out - expected).abs() <= abs(alpha) * scale * 2.0**-21 + 2.0**-140).all()
 
 
 @every_codec
@@ -94,6 +130,11 @@ def test_sent_and_residual_make_what_was_given(spec, values):
     payload = codec.encode_residual(x, residual, residual, KEY)
     sent = codec.decode(payload, x.numel(), KEY)
     torch.testing.assert_close(sent + residual, given_sum, rtol=1e-5, atol=1e-6)
+    payload = codec.encode_residual(x, residual, residual)
+    sent = codec.decode(payload, x.numel())
+    # one rounding of the difference, which may be larger than what was given
+    lost = (sent.double() + residual.double() - given_sum.double()).abs()
+    assert (lost <= 2.0**-24 * residual.abs()).all()
 
 
 @every_codec

@@ -19,6 +19,16 @@ SPECS = [
     "int8:group=128",
     "dynamic8",
     "natural",
+SPECS = [
+    "none",
+    "bf16",
+    "int8:group=8",
+    "int8:group=128",
+    "sign",
+    "efsign:group=8",
+    "efsign:group=512",
+    "onebit:group=8",
+    "onebit:group=512",
     "topk:density=0.01",
     "topk:density=0.3",
 ]

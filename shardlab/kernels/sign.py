@@ -1,0 +1,176 @@
+"""Signs with the mean magnitude of the message, of which the majority wins.
+
+Payload of n float32 elements:
+
+    bytes           content
+    4               mean magnitude, float32
+    ceil(n / 8)     bit of each element, in planes of 512 elements (`shardlab.kernels.grouped`)
+
+Bits: `shardlab.kernels.signs`. The mean is the sum of the magnitudes divided by n, in float64,
+rounded to float32: the sums of 512 elements each, in the lanes of `shardlab.kernels.signs`, are
+folded in float64 (while there are m > 1 of them, number i + ceil(m / 2) is added to number i). It
+is 0 where it would be below 2**-126, and NaN (0x7FC00000) where it is not finite: then every
+element decodes to NaN.
+
+One payload decodes to the mean times the sign. Several are a vote: (sum of the means) times the
+sign of the sum of the signs, 0 for a tie; payloads whose mean is 0 have no vote.
+"""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shardlab.kernels import native
+from shardlab.kernels.grouped import _pack, _unpack
+from shardlab.kernels.native import FLOAT, INT, POINTER, function
+from shardlab.kernels.operators import check_floats, check_payload, new_payload, register
+from shardlab.kernels.parallel import for_ranges
+from shardlab.kernels.signs import lane_sums
+
+MAGNITUDE_BYTES = 4
+_BLOCK = 512
+_SMALLEST = 2.0**-126
+
+_c_encode = function("sign_encode", POINTER, POINTER, INT, INT, INT, POINTER, POINTER)
+_c_magnitude = function("sign_magnitude", POINTER, INT, POINTER)
+_c_keep = function("sign_keep", POINTER, POINTER, POINTER, INT, INT, POINTER)
+_c_decode = function("sign_decode", POINTER, INT, INT, INT, FLOAT, ctypes.c_int, POINTER)
+
+
+def payload_bytes(n: int) -> int:
+    """Bytes that n elements take."""
+    return MAGNITUDE_BYTES + (n + 7) // 8
+
+
+def encode(x: Tensor, payload: Tensor | None = None) -> Tensor:
+    """The payload of `x`, float32 [n], in `payload`, uint8 [payload_bytes(n)], or a new one."""
+    payload = new_payload(payload_bytes(x.numel()), x) if payload is None else payload
+    _encode(x, None, None, payload)
+    return payload
+
+
+def encode_residual(
+    x: Tensor, residual: Tensor, kept: Tensor, payload: Tensor | None = None
+) -> Tensor:
+    """The payload of `x + residual`; `kept` becomes what it loses.
+
+    Two passes over memory, since what is lost depends on the mean of the whole message.
+
+    Args:
+        residual, kept: float32 [n], contiguous; `kept` may be `residual`. Where what is lost is not
+            finite, `kept` is the residual as it was.
+    """
+    payload = new_payload(payload_bytes(x.numel()), x) if payload is None else payload
+    _encode(x, residual, kept, payload)
+    return payload
+
+
+def decode_add(payload: Tensor, out: Tensor, alpha: float = 1.0) -> None:
+    """`out += alpha * decoded payload`, with alpha rounded to float32; out is float32 [n]."""
+    _decode([payload], out, alpha, True)
+
+
+def decode_votes(payloads: Sequence[Tensor], out: Tensor, alpha: float = 1.0) -> None:
+    """`out = alpha * (sum of the means) * (sign of the sum of the signs)`."""
+    _decode(list(payloads), out, alpha, False)
+
+
+def encode_reference(
+    x: Tensor, residual: Tensor | None, kept: Tensor | None, payload: Tensor
+) -> None:
+    """The operator `sign_encode` in PyTorch."""
+    wanted = x if residual is None else x + residual
+    full = x.numel() // _BLOCK * _BLOCK
+    blocks = [wanted[:full].view(-1, _BLOCK), wanted[full:].view(1, -1)]
+    sums = torch.cat([lane_sums(rows.abs()).flatten() for rows in blocks])
+    magnitude = _mean(sums[: _blocks(x.numel())], x.numel())
+    bits = [_pack(rows < 0, 1).flatten() for rows in blocks]
+    torch.cat([magnitude.view(torch.uint8), *bits], out=payload)
+    if residual is not None and kept is not None:
+        rest = wanted - torch.where(wanted < 0, -magnitude, magnitude)
+        kept.copy_(torch.where(rest.isfinite(), rest, residual))
+
+
+def decode_reference(payloads: Sequence[Tensor], out: Tensor, alpha: float, add: bool) -> None:
+    """The operator `sign_decode` in PyTorch."""
+    total = torch.zeros(1, device=out.device)
+    votes = torch.zeros_like(out)
+    for payload in payloads:
+        magnitude, signs = _parts(payload, out.numel())
+        total += magnitude
+        votes += torch.where(magnitude == 0, 0.0, signs)
+    values = votes.sign() * (total * alpha)
+    if add:
+        out += values
+    else:
+        out.copy_(values)
+
+
+def _blocks(n: int) -> int:
+    return max(1, -(-n // _BLOCK))
+
+
+def _mean(sums: Tensor, n: int) -> Tensor:
+    """float32 [1] from the sums of the blocks of n elements."""
+    sums = sums.to(torch.float64)
+    while len(sums) > 1:
+        lower, upper = sums.split([-(-len(sums) // 2), len(sums) // 2])
+        sums = lower + torch.nn.functional.pad(upper, (0, len(lower) - len(upper)))
+    mean = (sums / torch.full_like(sums, max(n, 1))).to(torch.float32)
+    mean = mean.masked_fill(mean < _SMALLEST, 0.0)
+    return mean.masked_fill(~mean.isfinite(), torch.nan)
+
+
+def _parts(payload: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """The magnitude, float32 [1], and the signs, float32 [n] of 1 and -1."""
+    # a copy, since slices of larger messages may start at odd addresses
+    magnitude = payload[:MAGNITUDE_BYTES].clone().view(torch.float32)
+    bits, full = payload[MAGNITUDE_BYTES:], n // _BLOCK * _BLOCK
+    blocks = [
+        _unpack(bits[: full // 8].view(-1, _BLOCK // 8), 1, _BLOCK),
+        _unpack(bits[full // 8 :].view(1, -1), 1, n - full),
+    ]
+    codes = torch.cat([rows.flatten() for rows in blocks])
+    return magnitude, 1.0 - 2.0 * codes
+
+
+def _run_encode(x: Tensor, residual: Tensor | None, kept: Tensor | None, payload: Tensor) -> None:
+    if residual is None or kept is None:
+        check_floats(x=x)
+    else:
+        check_floats(x=x, residual=residual, kept=kept)
+    check_payload(payload, payload_bytes(x.numel()), x)
+    if not native.compiled(x):
+        encode_reference(x, residual, kept, payload)
+        return
+    n, source, target = x.numel(), x.data_ptr(), payload.data_ptr()
+    before, after = (None if each is None else each.data_ptr() for each in (residual, kept))
+    block_sums = torch.empty(_blocks(n), dtype=torch.float64)
+    sums = block_sums.data_ptr()
+    for_ranges(n, _BLOCK, lambda a, b: _c_encode(source, before, n, a, b, sums, target))
+    _c_magnitude(sums, n, target)
+    if after is not None:
+        for_ranges(n, _BLOCK, lambda a, b: _c_keep(source, before, after, a, b, target))
+
+
+def _run_decode(payloads: list[Tensor], out: Tensor, alpha: float, add: bool) -> None:
+    check_floats(out=out)
+    for payload in payloads:
+        check_payload(payload, payload_bytes(out.numel()), out)
+    if not native.compiled(out):
+        decode_reference(payloads, out, alpha, add)
+        return
+    n, count, target = out.numel(), len(payloads), out.data_ptr()
+    sources = (ctypes.c_void_p * count)(*(payload.data_ptr() for payload in payloads))
+    for_ranges(n, _BLOCK, lambda a, b: _c_decode(sources, count, a, b, alpha, add, target))
+
+
+_encode = register(
+    "sign_encode(Tensor x, Tensor? residual, Tensor(a!)? kept, Tensor(b!) payload) -> ()",
+    _run_encode,
+)
+_decode = register(
+    "sign_decode(Tensor[] payloads, Tensor(a!) out, float alpha, bool add) -> ()", _run_decode
+)

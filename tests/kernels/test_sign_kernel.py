@@ -1,0 +1,166 @@
+"""Signs with the mean magnitude of the message, and the vote over them."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_vectors import ALPHAS, any_bits, bits, vectors
+
+from shardlab.kernels import native, sign
+
+NAN = float("nan")
+
+
+@pytest.fixture
+def compiled():
+    if not native.available():
+        pytest.skip("no compiled kernels")
+
+
+def payload_for(x):
+    return torch.zeros(sign.payload_bytes(len(x)), dtype=torch.uint8)
+
+
+def check_encoding(x, residual):
+    expected, kept_expected = payload_for(x), torch.empty(len(x))
+    sign.encode_reference(x, None, None, expected)
+    assert sign.encode(x).tolist() == expected.tolist()
+    sign.encode_reference(x, residual, kept_expected, expected)
+    kept = torch.empty(len(x))
+    assert sign.encode_residual(x, residual, kept).tolist() == expected.tolist()
+    assert bits(kept) == bits(kept_expected)
+    assert sign.encode_residual(x, residual, residual).tolist() == expected.tolist()
+    assert bits(residual) == bits(kept_expected)
+
+
+@pytest.mark.usefixtures("compiled")
+@given(st.data())
+def test_encoding_equals_the_reference_bit_for_bit(data):
+    x = data.draw(vectors())
+    check_encoding(x, data.draw(vectors(n=len(x))))
+
+
+@pytest.mark.usefixtures("compiled")
+@given(st.integers(0, 2**31), st.integers(0, 3000))
+def test_every_bit_pattern_encodes_as_the_reference_does(seed, n):
+    check_encoding(any_bits(n, seed), any_bits(n, seed + 1))
+
+
+@pytest.mark.usefixtures("compiled")
+@given(st.data(), st.integers(1, 20), ALPHAS)
+def test_the_vote_equals_the_reference_bit_for_bit(data, count, alpha):
+    first = data.draw(vectors())
+    others = [data.draw(vectors(n=len(first))) for _ in range(count - 1)]
+    payloads = [sign.encode(x) for x in (first, *others)]
+    out, expected = torch.full_like(first, 7.0), torch.empty_like(first)
+    sign.decode_votes(payloads, out, alpha)
+    sign.decode_reference(payloads, expected, alpha, False)
+    assert bits(out) == bits(expected)
+    sign.decode_add(payloads[0], out, alpha)
+    sign.decode_reference(payloads[:1], expected, alpha, True)
+    assert bits(out) == bits(expected)
+
+
+@given(
+    st.one_of(st.integers(1, 40), st.integers(250, 260)),
+    st.integers(0, 2**31),
+    st.one_of(st.integers(1, 30), st.integers(500, 1100)),
+)
+@settings(max_examples=50)
+def test_the_majority_wins_and_ties_are_zero(count, seed, n):
+    """Signs with magnitude 1, so that the vote is the sign of their sum."""
+    generator = torch.Generator().manual_seed(seed)
+    signs = torch.randint(0, 2, (count, n), generator=generator) * 2.0 - 1.0
+    out = torch.empty(n)
+    sign.decode_votes([sign.encode(x) for x in signs], out, 1 / 4)
+    assert torch.equal(out, signs.sum(0).sign() * (count / 4))
+
+
+def test_the_vote_of_three_real_messages():
+    messages = [[2.0, -2.0, 2.0, 2.0], [-1.0, -1.0, 1.0, 0.0], [-3.0, 3.0, 3.0, -3.0]]
+    payloads = [sign.encode(torch.tensor(x)) for x in messages]
+    out = torch.empty(4)
+    sign.decode_votes(payloads, out, 1 / 3)
+    mean = (2 + 0.75 + 3) / 3
+    torch.testing.assert_close(out, torch.tensor([-mean, -mean, mean, mean]))
+    sign.decode_votes(payloads[:2], out, 1 / 2)
+    assert out.tolist() == [0, -1.375, 1.375, 1.375]
+
+
+def test_a_message_of_zeros_decodes_to_zeros_and_has_no_vote():
+    zeros = sign.encode(torch.zeros(600))
+    out = torch.full((600,), NAN)
+    sign.decode_votes([zeros, zeros], out)
+    assert torch.equal(out, torch.zeros(600))
+    negative = sign.encode(torch.full((600,), -1.5))
+    sign.decode_votes([zeros, negative, zeros, zeros], out, 1 / 4)
+    assert torch.equal(out, torch.full((600,), -1.5 / 4))
+
+
+@pytest.mark.parametrize("bad", [NAN, float("inf"), -float("inf")])
+def test_a_value_that_is_not_finite_spoils_the_message_but_no_residual(bad):
+    x = torch.ones(1000)
+    x[700] = bad
+    kept = torch.linspace(-1, 1, 1000)
+    before = kept.clone()
+    payload = sign.encode_residual(x, kept, kept)
+    assert torch.equal(kept, before)
+    out = torch.zeros(1000)
+    sign.decode_add(payload, out)
+    assert out.isnan().all()
+    # two votes that differ everywhere: not even a tie hides it
+    sign.decode_votes([payload, sign.encode(-torch.ones(1000))], out)
+    assert out.isnan().all()
+
+
+def test_the_payload_is_laid_out_as_documented():
+    x = torch.ones(512 + 17)
+    x[0] = x[64] = x[130] = x[512 + 3] = x[512 + 16] = -1.0
+    expected = [0x00, 0x00, 0x80, 0x3F] + [0] * (64 + 3)
+    expected[4 + 0] |= 1 << 0 | 1 << 1  # byte j of 64 holds elements j, j + 64, ...
+    expected[4 + 2] |= 1 << 2
+    expected[68 + 0] |= 1 << 1  # byte j of the last 3 holds elements j, j + 3, ...
+    expected[68 + 1] |= 1 << 5
+    assert sign.encode(x).tolist() == expected
+
+
+@pytest.mark.usefixtures("compiled")
+def test_any_number_of_threads_makes_the_same_bytes():
+    n = 300_001
+    x, residual = torch.randn(n), torch.randn(n)
+    results, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            kept, out = torch.empty(n), torch.empty(n)
+            payload = sign.encode_residual(x, residual, kept)
+            sign.decode_votes([payload, sign.encode(x)], out, 0.5)
+            results.append((payload.tolist(), bits(kept), bits(out)))
+    finally:
+        torch.set_num_threads(before)
+    assert results[0] == results[1] == results[2]
+
+
+def test_payloads_may_start_at_odd_addresses():
+    x = torch.randn(777)
+    message = torch.zeros(1 + sign.payload_bytes(777), dtype=torch.uint8)
+    sign.encode(x, message[1:])
+    assert torch.equal(message[1:], sign.encode(x))
+    out, expected = torch.zeros(777), torch.zeros(777)
+    sign.decode_add(message[1:], out)
+    sign.decode_add(message[1:].clone(), expected)
+    assert bits(out) == bits(expected)
+
+
+def test_memory_that_does_not_fit_is_refused():
+    good, payload = torch.zeros(16), torch.zeros(6, dtype=torch.uint8)
+    for x, target in (
+        (torch.zeros(16, dtype=torch.float64), payload),
+        (torch.zeros(32)[::2], payload),
+        (good, payload[1:]),
+        (good, torch.zeros(6)),
+    ):
+        with pytest.raises(ValueError, match="must be"):
+            sign.encode(x, target)
+        with pytest.raises(ValueError, match="must be"):
+            sign.decode_add(target, x)
