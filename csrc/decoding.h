@@ -132,12 +132,11 @@ SHARDLAB_INLINE void decode_tile(const uint8_t* const* payloads, int64_t count,
   }
 }
 
-// Whether a format has `value`; otherwise it has `decode(codes, count, head, values)` for whole groups.
+// Whether a format has `decode(codes, count, head, values)` for whole groups instead of `value`.
 template <class Format, class = void>
-struct ByLanes : std::false_type {};
+struct ByGroups : std::false_type {};
 template <class Format>
-struct ByLanes<Format, std::void_t<decltype(Format::value(Ints{}, typename Format::Head{}))>>
-    : std::true_type {};
+struct ByGroups<Format, std::void_t<decltype(&Format::decode)>> : std::true_type {};
 
 template <class Format>
 SHARDLAB_INLINE void decode_whole(const uint8_t* const* payloads, int64_t count,
@@ -160,13 +159,13 @@ SHARDLAB_INLINE void decode_whole(const uint8_t* const* payloads, int64_t count,
 template <class Format>
 SHARDLAB_INLINE void decode_group(const uint8_t* const* payloads, int64_t count,
                                   const Layout<Format>& at, int64_t first, const Output& output) {
-  if constexpr (ByLanes<Format>::value) {
+  if constexpr (ByGroups<Format>::value) {
+    decode_whole<Format>(payloads, count, at, first, output);
+  } else {
     const int64_t width = (at.size(first) * Format::kBits + 7) / 8;
     int64_t tile = 0;
     for (; tile + 8 * Format::kBits <= width; tile += 8 * Format::kBits)
       decode_tile<Format, true>(payloads, count, at, first, tile, width, output);
     if (tile < width) decode_tile<Format, false>(payloads, count, at, first, tile, width, output);
-  } else {
-    decode_whole<Format>(payloads, count, at, first, output);
   }
 }
