@@ -21,12 +21,17 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from shardlab.kernels import casts, int8, native
+from shardlab.kernels import casts, dynamic8, fp8, int8, native, natural
 from shardlab.kernels.grouped import GroupedKernel
 
 KERNELS: dict[str, tuple[GroupedKernel, int]] = {
     "int8": (int8.KERNEL, 128),
     "bf16": (casts.BF16, casts.GROUP),
+    "fp16": (casts.FP16, casts.GROUP),
+    "fp8 e4m3": (fp8.KERNELS["e4m3"], 128),
+    "fp8 e5m2": (fp8.KERNELS["e5m2"], 128),
+    "dynamic8": (dynamic8.KERNEL, 256),
+    "natural": (natural.KERNEL, natural.GROUP),
 }
 """by label: the kernel and its group"""
 

@@ -1,4 +1,5 @@
-// Shorter floats without a scale. The arithmetic is on integers, so that every compiler vectorises it.
+// Shorter floats without a scale.
+#include "codes.h"
 #include "grouped.h"
 #include "narrow.h"
 
@@ -23,39 +24,63 @@ struct Bf16 : NoHead {
       store_word(codes + 2 * i, static_cast<uint16_t>(nan ? quiet : nearest));
     }
   }
-  template <class Word>
-  SHARDLAB_INLINE_MEMBER static auto value(Word code, Head) {
-    return float_of_bits(code & 0xFFFF0000u);
+  SHARDLAB_INLINE_MEMBER static Floats value(Ints codes, Head) {
+    return floats_of(words_of(codes) << 16);
   }
 };
 
+// To the nearest, ties to even; finite values stay finite, NaN as above.
 struct Fp16 : NoHead {
+#ifdef __F16C__
+  SHARDLAB_INLINE_MEMBER static __m128i nearest(Floats x) {
+    const Floats largest = _mm256_set1_ps(65504.0f), sign = _mm256_set1_ps(-0.0f);
+    const Floats infinite = _mm256_cmp_ps(_mm256_andnot_ps(sign, x),
+                                          _mm256_set1_ps(__builtin_inff()), _CMP_EQ_OQ);
+    // of NaN and a number these give the second, which is x
+    const Floats finite = _mm256_min_ps(largest, _mm256_max_ps(-largest, x));
+    return _mm256_cvtps_ph(_mm256_blendv_ps(finite, x, infinite), _MM_FROUND_TO_NEAREST_INT);
+  }
+  SHARDLAB_INLINE_MEMBER static void encode(const float* given, int64_t count, Head, Random,
+                                            uint8_t* __restrict codes) {
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8)
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + 2 * i), nearest(load_floats(given + i)));
+    if (i == count) return;
+    float rest[8] = {};
+    std::memcpy(rest, given + i, static_cast<size_t>(4 * (count - i)));
+    const __m128i words = nearest(load_floats(rest));
+    std::memcpy(codes + 2 * i, &words, static_cast<size_t>(2 * (count - i)));
+  }
+  SHARDLAB_INLINE_MEMBER static __m128i taken(const uint8_t* codes) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
+  }
+  SHARDLAB_INLINE_MEMBER static Floats value(__m128i codes, Head) {
+    return _mm256_cvtph_ps(codes);
+  }
+#else
   using Float = Narrow<5, 10>;
   static constexpr int32_t kLargest = 0x477FE000, kInfinity = 0x7F800000;  // 65504, of float32
 
-  // To the nearest, ties to even; finite values stay finite, NaN stays NaN with its sign.
   SHARDLAB_INLINE_MEMBER static void encode(const float* given, int64_t count, Head, Random,
                                             uint8_t* __restrict codes) {
-    for (int64_t i = 0; i < count; ++i) {
+    store_codes<2>(count, codes, [=](int64_t i) __attribute__((always_inline)) {
       const uint32_t bits = bits_of(given[i]);
       const int32_t magnitude = static_cast<int32_t>(bits & 0x7FFFFFFFu);
-      const int32_t finite = Float::rounded(magnitude < kLargest ? magnitude : kLargest);
-      // the code of infinity follows that of 65504; NaN has the highest bit of the mantissa too
-      const int32_t code = finite + (magnitude >= kInfinity) + ((magnitude > kInfinity) << 9);
-      store_word(codes + 2 * i,
-                 static_cast<uint16_t>(static_cast<uint32_t>(code) | (bits >> 16 & 0x8000u)));
-    }
+      const int32_t finite = magnitude < kLargest ? magnitude : kLargest;
+      // the code of infinity follows that of 65504
+      const uint32_t quiet = 0x200u | (bits >> Float::kShift & 0x3FFu);
+      const uint32_t beyond = (magnitude >= kInfinity ? 1 : 0) + (magnitude > kInfinity ? quiet : 0);
+      return (Float::rounded(static_cast<uint32_t>(finite)) + beyond) | (bits >> 16 & 0x8000u);
+    });
   }
   // Infinity and NaN have the largest exponent of float32 too, until the product.
-  SHARDLAB_INLINE_MEMBER static float value(uint32_t code, Head) {
-    const uint32_t sign = code << 16 & 0x80000000u;
-    const float magnitude = Float::scaled<112>(code << Float::kShift & 0x0FFFE000u) * 0x1p-112f;
-    return float_of(bits_of(magnitude) | sign);
+  SHARDLAB_INLINE_MEMBER static Floats value(Ints codes, Head) {
+    const Words words = words_of(codes);
+    const Words magnitudes = (words & 0x7FFFu) << Float::kShift;
+    const Floats values = Float::scaled<112>(magnitudes) * 0x1p-112f;
+    return floats_of(reinterpret_cast<Words>(values) | (words & 0x8000u) << 16);
   }
-  SHARDLAB_INLINE_MEMBER static void decode(const uint8_t* codes, int64_t count, Head head,
-                                            float* __restrict values) {
-    for (int64_t i = 0; i < count; ++i) values[i] = value(load_word(codes + 2 * i), head);
-  }
+#endif
 };
 
 SHARDLAB_GROUPED(bf16, Bf16)

@@ -1,7 +1,8 @@
 // The eight-bit dynamic tree data type with one bfloat16 scale per group. Levels and the arithmetic
 // that finds the nearest are specified in shardlab/kernels/dynamic8.py.
+#include "codes.h"
 #include "grouped.h"
-#include "scale.h"
+#include "scales.h"
 
 // Decade d holds the n = 64 >> d levels below 10^-d, codes n to 2 n - 1. All in units of the scale
 // (levels), or of its 64th part (the search, whose factors then stay normal numbers).
@@ -33,6 +34,7 @@ static constexpr float kOne = 63.775f;            // half-way from the largest b
 
 struct Dynamic8 : ScaleHead {
   static constexpr int64_t kBits = 8;
+  static constexpr bool kSigned = false;
 
   SHARDLAB_INLINE_MEMBER static Head head_of(const float* given, int64_t count) {
     const uint16_t word = scale_of(largest_of(given, count), 1.0f, 0x1p-104f);
@@ -45,7 +47,7 @@ struct Dynamic8 : ScaleHead {
       return;
     }
     const float factor = 64.0f / head.value;
-    for (int64_t i = 0; i < count; ++i) {
+    store_codes<1>(count, codes, [=](int64_t i) __attribute__((always_inline)) {
       const uint32_t bits = bits_of(given[i] * factor);
       const float magnitude = float_of(bits & 0x7FFFFFFFu);
       float slope = kTables.slopes[6], n = 1.0f;
@@ -59,12 +61,18 @@ struct Dynamic8 : ScaleHead {
       const int32_t code = static_cast<int32_t>(place < last ? place : last);
       const int32_t positive = magnitude >= kOne ? 128 : code;
       const int32_t both = bits >> 31 ? code + 128 : positive;
-      codes[i] = static_cast<uint8_t>(magnitude < kZero ? 0 : both);
-    }
+      return static_cast<uint32_t>(magnitude < kZero ? 0 : both);
+    });
   }
-  SHARDLAB_INLINE_MEMBER static void decode(const uint8_t* codes, int64_t count, Head head,
-                                            float* __restrict values) {
-    for (int64_t i = 0; i < count; ++i) values[i] = kTables.levels[codes[i]] * head.value;
+  SHARDLAB_INLINE_MEMBER static Floats value(Ints codes, Head head) {
+#ifdef __AVX2__
+    const Floats levels =
+        _mm256_i32gather_ps(kTables.levels, reinterpret_cast<__m256i>(codes), sizeof(float));
+#else
+    Floats levels;
+    for (int i = 0; i < 8; ++i) levels[i] = kTables.levels[codes[i]];
+#endif
+    return levels * head.value;
   }
 };
 

@@ -1,5 +1,5 @@
 // Codecs that cut a vector into groups. A payload holds a head for every group (its scales), then the
-// codes of all groups, kBits for each element.
+// codes of all groups, kBits for each element: shardlab/kernels/grouped.py.
 //
 // A format says how one group becomes a head and codes; everything else is here. A format is a struct
 // with
@@ -9,25 +9,17 @@
 //   head_of(given, count)    from the elements of a group
 //   store(head, to), load(from)
 //   encode(given, count, head, random, codes)   writes ceil(count * kBits / 8) bytes
-//   value(word, head)        what the code in the upper bits of a word stands for; a template over
-//                            words and lanes of words (lanes.h)
-//   decode(codes, count, head, values)          slower, for formats without such a `value`
-//
-// Blocks of groups pass through buffers in the first-level cache, so that memory sees one pass: all
-// heads of a block come before its codes, since a head waits for the last element of its group.
+//   value(codes, head)       what eight codes stand for: Floats, or a Product that is exact
+//   kSigned                  for codes of 8 bits: whether `value` gets them with their sign
 //
 // Widths below 8 bits are packed in planes: with m = ceil(count * kBits / 8) bytes of a group, byte j
 // holds elements j, j + m, j + 2 m, ... from its lowest bits up, which needs no shuffles.
 #pragma once
 
-#include <type_traits>
-
-#include "lanes.h"
+#include "decoding.h"
 #include "random.h"
-#include "stream.h"
 
-static constexpr int64_t kLargestGroup = 4096;
-static constexpr int64_t kBlock = 2048;  // elements; groups larger than it are blocks of their own
+static constexpr int64_t kBlock = 512;  // elements; a larger group is a block of its own
 
 // The random numbers of a group: element i of it is element `first + i` of the message.
 struct Random {
@@ -40,157 +32,97 @@ struct Random {
   }
 };
 
-SHARDLAB_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
-SHARDLAB_INLINE int64_t code_bytes(int64_t count, int64_t bits) { return (count * bits + 7) / 8; }
-
-// Where the parts of a payload are; its groups one after another.
-template <class Format>
-struct Layout {
-  int64_t n, group, border;
-  SHARDLAB_INLINE_MEMBER Layout(int64_t n, int64_t group)
-      : n(n), group(group), border(Format::kHeadBytes * ((n + group - 1) / group)) {}
-  SHARDLAB_INLINE_MEMBER int64_t size(int64_t first) const { return smaller(group, n - first); }
-  SHARDLAB_INLINE_MEMBER int64_t head(int64_t first) const {
-    return first / group * Format::kHeadBytes;
-  }
-  SHARDLAB_INLINE_MEMBER int64_t codes(int64_t first) const {
-    return border + first * Format::kBits / 8;
-  }
-  SHARDLAB_INLINE_MEMBER int64_t block() const {
-    return group < kBlock ? kBlock / group * group : group;
+// The same, eight after eight elements.
+struct RandomLanes {
+  Words x;
+  uint32_t k1;
+  SHARDLAB_INLINE_MEMBER explicit RandomLanes(const Random& of)
+      : x((Words{0, 1, 2, 3, 4, 5, 6, 7} + of.first) * kWeyl + of.k0), k1(of.k1) {}
+  SHARDLAB_INLINE_MEMBER Words next() {
+    const Words now = x;
+    x += 8 * kWeyl;
+    return mixed(now, k1);
   }
 };
 
-// Code j of a plane that starts at bit `bit`, in the upper bits of a word.
-template <int64_t kBits>
-SHARDLAB_INLINE uint32_t upper_code(const uint8_t* codes, int64_t j, int64_t bit) {
-  if constexpr (kBits == 16)
-    return static_cast<uint32_t>(load_word(codes + 2 * j)) << 16;
-  else
-    return static_cast<uint32_t>(codes[j]) << (32 - kBits - bit);
+// One byte from each of `count` floats: `code(floats)` gives eight of -128 to 127.
+template <class Code>
+SHARDLAB_INLINE void write_bytes(const float* given, int64_t count, uint8_t* to, Code code) {
+  Ints codes[4];
+  int64_t i = 0;
+  for (; i + 32 <= count; i += 32) {
+    for (int k = 0; k < 4; ++k) codes[k] = code(load_floats(given + i + 8 * k));
+    store_bytes(to + i, codes);
+  }
+  if (i == count) return;
+  const size_t rest = static_cast<size_t>(count - i);
+  float some[32] = {};
+  uint8_t bytes[32];
+  std::memcpy(some, given + i, rest * sizeof(float));
+  for (int k = 0; k < 4; ++k) codes[k] = code(load_floats(some + 8 * k));
+  store_bytes(bytes, codes);
+  std::memcpy(to + i, bytes, rest);
 }
 
-// Whether a format has a `value` of lanes.
-template <class Format, class = void>
-struct HasLanes : std::false_type {};
-template <class Format>
-struct HasLanes<Format, std::void_t<decltype(Format::value(Words{}, typename Format::Head{}))>>
-    : std::true_type {};
-
-// sum = the values of one plane of a group, `size` elements, in kCount payloads.
-template <class Format, size_t kCount>
-SHARDLAB_INLINE void add_plane(const uint8_t* const* codes, const typename Format::Head* heads,
-                               int64_t size, int64_t bit, float* __restrict sum) {
-  constexpr int64_t kUnit = Format::kBits == 16 ? 16 : 8, kUnits = 32 / kUnit;
-  int64_t done = 0;
-  for (; done + 8 * kUnits <= size; done += 8 * kUnits) {
-    Floats totals[kUnits];
-    for (int64_t q = 0; q < kUnits; ++q) {
-      const int64_t up = 32 - kUnit * q - Format::kBits - bit;
-      Floats total;
-      for (size_t p = 0; p < kCount; ++p) {
-        const Words words = load_words(codes[p] + done * kUnit / 8) << static_cast<uint32_t>(up);
-        const Floats value = Format::value(words, heads[p]);
-        total = p ? total + value : value;
-      }
-      totals[q] = total;
-    }
-    store_interleaved(sum + done, totals);
-  }
-  for (; done < size; ++done) {
-    float total = 0;
-    for (size_t p = 0; p < kCount; ++p) {
-      const float value = Format::value(upper_code<Format::kBits>(codes[p], done, bit), heads[p]);
-      total = p ? total + value : value;
-    }
-    sum[done] = total;
-  }
-}
-
-// sum = the values of a group in kCount payloads.
-template <class Format, size_t kCount>
-SHARDLAB_INLINE void add_group(const uint8_t* const* payloads, const Layout<Format>& at,
-                               int64_t first, float* sum) {
-  const uint8_t* codes[kCount];
-  typename Format::Head heads[kCount];
-  for (size_t p = 0; p < kCount; ++p) {
-    heads[p] = Format::load(payloads[p] + at.head(first));
-    codes[p] = payloads[p] + at.codes(first);
-  }
-  const int64_t count = at.size(first);
-  if constexpr (!HasLanes<Format>::value) {
-    alignas(64) float decoded[kLargestGroup];
-    for (size_t p = 0; p < kCount; ++p) {
-      Format::decode(codes[p], count, heads[p], p ? decoded : sum);
-      if (p)
-        for (int64_t i = 0; i < count; ++i) sum[i] += decoded[i];
-    }
-  } else if constexpr (Format::kBits >= 8) {
-    add_plane<Format, kCount>(codes, heads, count, 0, sum);
+// The codes of a group, of at most 8 bits: `fill(to)` writes a byte for each, which are then packed.
+template <int64_t kBits, class Fill>
+SHARDLAB_INLINE void write_codes(int64_t count, uint8_t* codes, Fill fill) {
+  if constexpr (kBits == 8) {
+    fill(codes);
   } else {
-    const int64_t width = code_bytes(count, Format::kBits);
-    for (int64_t bit = 0, start = 0; start < count; bit += Format::kBits, start += width)
-      add_plane<Format, kCount>(codes, heads, smaller(width, count - start), bit, sum + start);
-  }
-}
-
-// sum = the values of a group in all payloads: of the first 8, 4, 2 or 1 in registers, then the others
-// one after another.
-template <class Format>
-SHARDLAB_INLINE void sum_group(const uint8_t* const* payloads, int64_t count,
-                               const Layout<Format>& at, int64_t first, float* __restrict sum) {
-  int64_t p = count >= 8 ? 8 : count >= 4 ? 4 : count >= 2 ? 2 : 1;
-  if (p == 8)
-    add_group<Format, 8>(payloads, at, first, sum);
-  else if (p == 4)
-    add_group<Format, 4>(payloads, at, first, sum);
-  else if (p == 2)
-    add_group<Format, 2>(payloads, at, first, sum);
-  else
-    add_group<Format, 1>(payloads, at, first, sum);
-  alignas(64) float one[kLargestGroup];
-  for (; p < count; ++p) {
-    add_group<Format, 1>(payloads + p, at, first, one);
-    for (int64_t i = 0; i < at.size(first); ++i) sum[i] += one[i];
+    constexpr uint32_t kMask = (1u << kBits) - 1;
+    const int64_t width = (count * kBits + 7) / 8;
+    uint8_t bytes[kLargestGroup + 8];
+    fill(bytes);
+    for (int64_t i = count; i < width * (8 / kBits); ++i) bytes[i] = 0;
+    for (int64_t j = 0; j < width; ++j) {
+      uint32_t packed = 0;
+      for (int64_t plane = 0; plane < 8 / kBits; ++plane)
+        packed |= (bytes[plane * width + j] & kMask) << (plane * kBits);
+      codes[j] = static_cast<uint8_t>(packed);
+    }
   }
 }
 
 // x[n] (+ residual[n]) -> payload; kept = given - decoded, or residual where that is not finite.
 // Works on the elements from start to stop; residual and kept are both null or both there.
+//
+// A head waits for the last element of its group, so all heads of a block of groups come before its
+// codes, so that the processor has other work. Blocks stay in the first-level cache: memory sees one
+// pass.
 template <class Format>
 SHARDLAB_INLINE void encode_groups(const float* x, const float* residual, float* kept, int64_t n,
                                    int64_t group, int64_t start, int64_t stop, uint32_t k0,
                                    uint32_t k1, uint8_t* payload) {
   const Layout<Format> at(n, group);
+  const int64_t block = group < kBlock ? kBlock / group * group : group;
   alignas(64) float wanted[kLargestGroup];
   alignas(64) float decoded[kLargestGroup];
   typename Format::Head heads[kBlock / 8];
-  for (int64_t block = start; block < stop; block += at.block()) {
-    const int64_t end = smaller(block + at.block(), stop);
-    const float* given = x + block;
+  for (int64_t begin = start; begin < stop; begin += block) {
+    const int64_t end = smaller(begin + block, stop);
+    const float* given = x + begin;
     if (residual) {
-      const float* before = residual + block;
-      for (int64_t i = 0; i < end - block; ++i) wanted[i] = given[i] + before[i];
+      const float* before = residual + begin;
+      for (int64_t i = 0; i < end - begin; ++i) wanted[i] = given[i] + before[i];
       given = wanted;
     }
-    for (int64_t first = block, g = 0; first < end; first += group, ++g) {
-      heads[g] = Format::head_of(given + (first - block), at.size(first));
+    for (int64_t first = begin, g = 0; first < end; first += group, ++g) {
+      heads[g] = Format::head_of(given + (first - begin), at.size(first));
       if (Format::kHeadBytes) Format::store(heads[g], payload + at.head(first));
     }
-    prefetch(x + end, at.block());
-    if (residual) prefetch(residual + end, at.block());
-    for (int64_t first = block, g = 0; first < end; first += group, ++g) {
+    for (int64_t first = begin, g = 0; first < end; first += group, ++g) {
       const Random random{k0, k1, static_cast<uint32_t>(first)};
-      uint8_t* codes = payload + at.codes(first);
-      Format::encode(given + (first - block), at.size(first), heads[g], random, codes);
-      if (residual) add_group<Format, 1>(&payload, at, first, decoded + (first - block));
+      Format::encode(given + (first - begin), at.size(first), heads[g], random,
+                     payload + at.codes(first));
+      if (residual)
+        decode_group<Format>(&payload, 1, at, first, Output{decoded - begin, 1.0f, false, false});
     }
     if (residual) {
-      const float* before = residual + block;
-      float* after = kept + block;
+      const float* before = residual + begin;
+      float* after = kept + begin;
       SHARDLAB_ELEMENTWISE
-      for (int64_t i = 0; i < end - block; ++i) {
+      for (int64_t i = 0; i < end - begin; ++i) {
         const float rest = wanted[i] - decoded[i];
         after[i] = is_finite(bits_of(rest)) ? rest : before[i];
       }
@@ -204,17 +136,9 @@ SHARDLAB_INLINE void decode_groups(const uint8_t* const* payloads, int64_t count
                                    int64_t group, int64_t start, int64_t stop, float alpha, int add,
                                    float* out) {
   const Layout<Format> at(n, group);
-  alignas(64) float sum[kLargestGroup];
-  for (int64_t block = start; block < stop; block += at.block()) {
-    const int64_t end = smaller(block + at.block(), stop);
-    for (int64_t first = block; first < end; first += group)
-      sum_group<Format>(payloads, count, at, first, sum + (first - block));
-    float* __restrict to = out + block;
-    if (add)
-      for (int64_t i = 0; i < end - block; ++i) to[i] += alpha * sum[i];
-    else
-      stream(sum, end - block, alpha, n, to);
-  }
+  const Output output{out, alpha, add != 0, n >= kFarAway};
+  for (int64_t first = start; first < stop; first += group)
+    decode_group<Format>(payloads, count, at, first, output);
 }
 
 // The two kernels of a format, under the names that shardlab/kernels/grouped.py binds.

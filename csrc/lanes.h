@@ -1,35 +1,21 @@
-// Eight 32-bit lanes at a time, in the vector types of GCC and Clang: compilers see no way of their own
-// to widen bytes without shuffling each payload.
+// Eight 32-bit lanes at a time, in the vector types of GCC and Clang, for what compilers do not find by
+// themselves: widening bytes in one instruction, fused products, stores past the caches.
 #pragma once
 
 #include "bits.h"
 
-typedef float Floats __attribute__((vector_size(32)));
-typedef uint32_t Words __attribute__((vector_size(32)));
-typedef int32_t Ints __attribute__((vector_size(32)));
-
-// What formats need of lanes, and the same of one element.
-SHARDLAB_INLINE float float_of_bits(uint32_t bits) { return float_of(bits); }
-SHARDLAB_INLINE Floats float_of_bits(Words bits) { return reinterpret_cast<Floats>(bits); }
-
-// Two's complement in the upper kBits, as a float.
-template <int kBits>
-SHARDLAB_INLINE float upper_integer(uint32_t word) {
-  return static_cast<float>(static_cast<int32_t>(word) >> (32 - kBits));
-}
-template <int kBits>
-SHARDLAB_INLINE Floats upper_integer(Words word) {
-  return __builtin_convertvector(reinterpret_cast<Ints>(word) >> (32 - kBits), Floats);
-}
-
-SHARDLAB_INLINE Words load_words(const uint8_t* from) {
-  Words words;
-  std::memcpy(&words, from, sizeof words);
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-  for (int i = 0; i < 8; ++i) words[i] = __builtin_bswap32(words[i]);
+#ifdef __AVX2__
+#include <immintrin.h>
 #endif
-  return words;
-}
+
+using Floats [[gnu::vector_size(32)]] = float;
+using Ints [[gnu::vector_size(32)]] = int32_t;
+using Words [[gnu::vector_size(32)]] = uint32_t;
+
+SHARDLAB_INLINE Floats floats_of(Words bits) { return reinterpret_cast<Floats>(bits); }
+SHARDLAB_INLINE Words words_of(Ints ints) { return reinterpret_cast<Words>(ints); }
+SHARDLAB_INLINE Ints ints_of(Floats floats) { return reinterpret_cast<Ints>(floats); }
+SHARDLAB_INLINE Floats converted(Ints ints) { return __builtin_convertvector(ints, Floats); }
 
 SHARDLAB_INLINE Floats load_floats(const float* from) {
   Floats floats;
@@ -41,27 +27,98 @@ SHARDLAB_INLINE void store_floats(float* to, Floats floats) {
   std::memcpy(to, &floats, sizeof floats);
 }
 
-// Lane l of from[q] is element 2 l + q.
-SHARDLAB_INLINE void store_interleaved(float* to, const Floats (&from)[2]) {
-  const Floats low = __builtin_shuffle(from[0], from[1], Ints{0, 8, 1, 9, 4, 12, 5, 13});
-  const Floats high = __builtin_shuffle(from[0], from[1], Ints{2, 10, 3, 11, 6, 14, 7, 15});
-  store_floats(to, __builtin_shuffle(low, high, Ints{0, 1, 2, 3, 8, 9, 10, 11}));
-  store_floats(to + 8, __builtin_shuffle(low, high, Ints{4, 5, 6, 7, 12, 13, 14, 15}));
+// Past the caches, without reading what was there. `to` is a multiple of 32 bytes.
+SHARDLAB_INLINE void stream_floats(float* to, Floats floats) {
+#ifdef __AVX2__
+  _mm256_stream_ps(to, floats);
+#else
+  store_floats(to, floats);
+#endif
 }
 
-// Lane l of from[q] is element 4 l + q.
-SHARDLAB_INLINE void store_interleaved(float* to, const Floats (&from)[4]) {
-  constexpr Ints kLow{0, 8, 1, 9, 4, 12, 5, 13}, kHigh{2, 10, 3, 11, 6, 14, 7, 15};
-  constexpr Ints kEven{0, 1, 8, 9, 4, 5, 12, 13}, kOdd{2, 3, 10, 11, 6, 7, 14, 15};
-  constexpr Ints kFirst{0, 1, 2, 3, 8, 9, 10, 11}, kLast{4, 5, 6, 7, 12, 13, 14, 15};
-  const Floats a = __builtin_shuffle(from[0], from[1], kLow);
-  const Floats b = __builtin_shuffle(from[2], from[3], kLow);
-  const Floats c = __builtin_shuffle(from[0], from[1], kHigh);
-  const Floats d = __builtin_shuffle(from[2], from[3], kHigh);
-  const Floats r0 = __builtin_shuffle(a, b, kEven), r1 = __builtin_shuffle(a, b, kOdd);
-  const Floats r2 = __builtin_shuffle(c, d, kEven), r3 = __builtin_shuffle(c, d, kOdd);
-  store_floats(to, __builtin_shuffle(r0, r1, kFirst));
-  store_floats(to + 8, __builtin_shuffle(r2, r3, kFirst));
-  store_floats(to + 16, __builtin_shuffle(r0, r1, kLast));
-  store_floats(to + 24, __builtin_shuffle(r2, r3, kLast));
+#ifndef __AVX2__
+template <class Integer>
+SHARDLAB_INLINE Ints widened_from(const uint8_t* from) {
+  using Eight [[gnu::vector_size(8 * sizeof(Integer))]] = Integer;
+  Eight eight;
+  std::memcpy(&eight, from, sizeof eight);
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+  if (sizeof(Integer) == 2) eight = (eight << 8) | (eight >> 8);
+#endif
+  return __builtin_convertvector(eight, Ints);
+}
+#endif
+
+// Eight integers from consecutive bytes or, if unsigned, words of 16 bits.
+SHARDLAB_INLINE Ints signed_bytes(const uint8_t* from) {
+#ifdef __AVX2__
+  return reinterpret_cast<Ints>(
+      _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
+  return widened_from<int8_t>(from);
+#endif
+}
+
+SHARDLAB_INLINE Ints unsigned_bytes(const uint8_t* from) {
+#ifdef __AVX2__
+  return reinterpret_cast<Ints>(
+      _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
+  return widened_from<uint8_t>(from);
+#endif
+}
+
+SHARDLAB_INLINE Ints unsigned_pairs(const uint8_t* from) {
+#ifdef __AVX2__
+  return reinterpret_cast<Ints>(
+      _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#else
+  return widened_from<uint16_t>(from);
+#endif
+}
+
+// Bytes from 32 integers of -128 to 127.
+SHARDLAB_INLINE void store_bytes(uint8_t* to, const Ints (&codes)[4]) {
+#ifdef __AVX2__
+  const __m256i low = _mm256_packs_epi32((__m256i)codes[0], (__m256i)codes[1]);
+  const __m256i high = _mm256_packs_epi32((__m256i)codes[2], (__m256i)codes[3]);
+  // each half of the register was packed for itself
+  const __m256i bytes = _mm256_permutevar8x32_epi32(
+      _mm256_packs_epi16(low, high), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bytes);
+#else
+  using Bytes [[gnu::vector_size(8)]] = int8_t;
+  for (int i = 0; i < 4; ++i) {
+    const Bytes bytes = __builtin_convertvector(codes[i], Bytes);
+    std::memcpy(to + 8 * i, &bytes, sizeof bytes);
+  }
+#endif
+}
+
+// table[index], of which the lowest three bits count.
+SHARDLAB_INLINE Floats lookup(Floats table, Ints index) {
+#ifdef __AVX2__
+  return _mm256_permutevar8x32_ps(table, (__m256i)index);
+#else
+  return __builtin_shuffle(table, index);
+#endif
+}
+
+// A product that float32 holds exactly, so that adding it rounds alike with and without a fused
+// instruction.
+struct Product {
+  Floats value;
+  float factor;
+};
+
+SHARDLAB_INLINE Floats begin_sum(Floats value) { return value; }
+SHARDLAB_INLINE Floats begin_sum(Product product) { return product.value * product.factor; }
+
+SHARDLAB_INLINE Floats add_to(Floats sum, Floats value) { return sum + value; }
+SHARDLAB_INLINE Floats add_to(Floats sum, Product product) {
+#ifdef __AVX2__
+  return _mm256_fmadd_ps(product.value, _mm256_set1_ps(product.factor), sum);
+#else
+  return sum + product.value * product.factor;
+#endif
 }

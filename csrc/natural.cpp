@@ -1,8 +1,8 @@
-// Stochastic powers of two: shardlab/kernels/natural.py specifies the payload, in which the signs of a
-// group lie behind its exponents.
+// Stochastic powers of two: shardlab/kernels/natural.py specifies the payload, in which the signs of
+// a group lie behind its exponents.
 #include "grouped.h"
 
-static constexpr int32_t kUsual = 1024;  // elements of a group, for which the compiler knows all sizes
+static constexpr int32_t kUsual = 1024;  // elements of a group for which all sizes are constants
 static constexpr int32_t kLargest = 0x7F000000;  // 2^127
 static constexpr uint32_t kExponent = 0x7F800000u, kSign = 0x80000000u;
 
@@ -21,7 +21,8 @@ SHARDLAB_INLINE void pack_signs(const float* given, int32_t count, uint8_t* __re
     for (int32_t j = 0; j < kUsual / 8; ++j) {
       uint32_t byte = 0;
 #pragma GCC unroll 8
-      for (int32_t p = 0; p < 8; ++p) byte = byte >> 1 | (bits_of(given[p * kUsual / 8 + j]) & kSign);
+      for (int32_t p = 0; p < 8; ++p)
+        byte = byte >> 1 | (bits_of(given[p * kUsual / 8 + j]) & kSign);
       signs[j] = static_cast<uint8_t>(byte >> 24);
     }
     return;
@@ -34,33 +35,31 @@ SHARDLAB_INLINE void pack_signs(const float* given, int32_t count, uint8_t* __re
   }
 }
 
-// Element p * width + j of a group of `count`.
-SHARDLAB_INLINE float value(const uint8_t* codes, int32_t count, int32_t start, int32_t p,
-                            int32_t j) {
+// Element j of plane p, whose first is element `start` of a group of `count`.
+SHARDLAB_INLINE float value(const uint8_t* codes, int64_t count, int64_t start, int p, int64_t j) {
   const uint32_t sign = static_cast<uint32_t>(codes[count + j]) << (31 - p) & kSign;
   return float_of(static_cast<uint32_t>(codes[start + j]) << 23 | sign);
 }
 
-// sum (+)= the values of a group in the payloads a to d, or in a alone, in their order.
-template <bool kFour>
-SHARDLAB_INLINE void add_values(const uint8_t* a, const uint8_t* b, const uint8_t* c,
-                                const uint8_t* d, int32_t count, bool begin, float* sum) {
-  const int32_t width = count == kUsual ? kUsual / 8 : (count + 7) / 8;
-  for (int32_t p = 0; p < 8; ++p) {
-    const int32_t start = p * width, size = count - start < width ? count - start : width;
-    float* to = sum + start;
-    SHARDLAB_ELEMENTWISE
-    for (int32_t j = 0; j < size; ++j) {
-      const float first = value(a, count, start, p, j);
-      float total = begin ? first : to[j] + first;
-      if (kFour) {
-        total += value(b, count, start, p, j);
-        total += value(c, count, start, p, j);
-        total += value(d, count, start, p, j);
-      }
-      to[j] = total;
+// output = sum over payloads of 64 neighbours of a plane, elements p * width + j and so on.
+SHARDLAB_INLINE void decode_neighbours(const uint8_t* const* payloads, int64_t payload_count,
+                                       int64_t place, int64_t count, int64_t start, int p,
+                                       int64_t j, int64_t first, const Output& output) {
+  Floats sums[8] = {};
+  for (int64_t k = 0; k < payload_count; ++k) {
+    const uint8_t* exponents = payloads[k] + place + start + j;
+    const uint8_t* signs = payloads[k] + place + count + j;
+    // the same place of the next group: the processor does not foresee two streams in turn
+    __builtin_prefetch(exponents + count / 8 * 9);
+    if (p == 0) __builtin_prefetch(signs + count / 8 * 9);
+#pragma GCC unroll 8
+    for (int v = 0; v < 8; ++v) {
+      const Words sign = words_of(unsigned_bytes(signs + 8 * v)) << (31 - p) & kSign;
+      const Floats values = floats_of(words_of(unsigned_bytes(exponents + 8 * v)) << 23 | sign);
+      sums[v] = k ? sums[v] + values : values;
     }
   }
+  output.put<8>(first + start + j, sums, 64);
 }
 
 SHARDLAB_KERNEL void natural_encode(const float* x, const float* residual, float* kept, int64_t n,
@@ -70,16 +69,16 @@ SHARDLAB_KERNEL void natural_encode(const float* x, const float* residual, float
   for (int64_t first = start; first < stop; first += group) {
     const int32_t count = static_cast<int32_t>(smaller(group, n - first));
     const float* given = x + first;
-    uint32_t place = static_cast<uint32_t>(first) * kStride + k0;
+    uint32_t place = static_cast<uint32_t>(first) * kWeyl + k0;
     uint8_t* __restrict codes = payload + first / 8 * 9;
     if (residual) {
       const float* before = residual + first;
       float* after = kept + first;
       SHARDLAB_ELEMENTWISE
-      for (int32_t i = 0; i < count; ++i, place += kStride) {
+      for (int32_t i = 0; i < count; ++i, place += kWeyl) {
         const float sum = given[i] + before[i];
         const uint32_t bits = bits_of(sum);
-        const uint32_t exponent = drawn(bits, random_bits_at(place, k1));
+        const uint32_t exponent = drawn(bits, mixed(place, k1));
         const float rest = sum - float_of(exponent | (bits & kSign));
         after[i] = is_finite(bits_of(rest)) ? rest : before[i];
         codes[i] = static_cast<uint8_t>(exponent >> 23);
@@ -87,8 +86,8 @@ SHARDLAB_KERNEL void natural_encode(const float* x, const float* residual, float
       }
       given = wanted;
     } else {
-      for (int32_t i = 0; i < count; ++i, place += kStride) {
-        const uint32_t exponent = drawn(bits_of(given[i]), random_bits_at(place, k1));
+      for (int32_t i = 0; i < count; ++i, place += kWeyl) {
+        const uint32_t exponent = drawn(bits_of(given[i]), mixed(place, k1));
         codes[i] = static_cast<uint8_t>(exponent >> 23);
       }
     }
@@ -96,27 +95,24 @@ SHARDLAB_KERNEL void natural_encode(const float* x, const float* residual, float
   }
 }
 
-SHARDLAB_KERNEL void natural_decode(const uint8_t* const* payloads, int64_t count, int64_t n,
+SHARDLAB_KERNEL void natural_decode(const uint8_t* const* payloads, int64_t payload_count, int64_t n,
                                     int64_t group, int64_t start, int64_t stop, float alpha,
                                     int add, float* out) {
-  alignas(64) float sum[kLargestGroup];
+  const Output output{out, alpha, add != 0, n >= kFarAway};
   for (int64_t first = start; first < stop; first += group) {
-    const int32_t size = static_cast<int32_t>(smaller(group, n - first));
-    const int64_t place = first / 8 * 9;
-    for (int64_t p = 0; p < count;) {
-      if (count - p >= 4) {
-        add_values<true>(payloads[p] + place, payloads[p + 1] + place, payloads[p + 2] + place,
-                         payloads[p + 3] + place, size, p == 0, sum);
-        p += 4;
-      } else {
-        const uint8_t* codes = payloads[p++] + place;
-        add_values<false>(codes, codes, codes, codes, size, p == 1, sum);
+    const int64_t count = smaller(group, n - first), width = (count + 7) / 8, place = first / 8 * 9;
+    for (int p = 0; p * width < count; ++p) {
+      const int64_t begin = p * width, size = smaller(width, count - begin);
+      int64_t j = 0;
+      for (; j + 64 <= size; j += 64)
+        decode_neighbours(payloads, payload_count, place, count, begin, p, j, first, output);
+      for (; j < size; ++j) {
+        float sum = value(payloads[0] + place, count, begin, p, j);
+        for (int64_t k = 1; k < payload_count; ++k)
+          sum += value(payloads[k] + place, count, begin, p, j);
+        float& to = out[first + begin + j];
+        to = add ? to + alpha * sum : alpha * sum;
       }
     }
-    float* __restrict to = out + first;
-    if (add)
-      for (int32_t i = 0; i < size; ++i) to[i] += alpha * sum[i];
-    else
-      for (int32_t i = 0; i < size; ++i) to[i] = alpha * sum[i];
   }
 }

@@ -35,9 +35,8 @@ struct OneBit {
                                             uint8_t* __restrict codes) {
     pack_signs(given, count, codes);
   }
-  SHARDLAB_INLINE_MEMBER static void decode(const uint8_t* codes, int64_t count, Head head,
-                                            float* __restrict values) {
-    choose(codes, count, head.clear(), head.set(), values);
+  SHARDLAB_INLINE_MEMBER static Floats value(Ints codes, Head head) {
+    return chosen(codes, head.clear(), head.set());
   }
 
  private:

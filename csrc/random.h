@@ -3,11 +3,11 @@
 
 #include "bits.h"
 
-// What the place in the stream of random numbers grows by from one element to the next.
-static constexpr uint32_t kStride = 0x9E3779B9u;
+static constexpr uint32_t kWeyl = 0x9E3779B9u;
 
-// 32 random bits from a place, element * kStride + k0. Loops that add up places spare a product.
-SHARDLAB_INLINE uint32_t random_bits_at(uint32_t x, uint32_t k1) {
+// 32 random bits for x = element * kWeyl + k0, or for lanes of them.
+template <class Word>
+SHARDLAB_INLINE Word mixed(Word x, uint32_t k1) {
   x ^= x >> 16;
   x *= 0x21F0AAADu;
   x ^= (x >> 15) ^ k1;
@@ -18,7 +18,7 @@ SHARDLAB_INLINE uint32_t random_bits_at(uint32_t x, uint32_t k1) {
 
 // 32 random bits of one element of one message; k0 and k1 are the words of the message's key.
 SHARDLAB_INLINE uint32_t random_bits(uint32_t element, uint32_t k0, uint32_t k1) {
-  return random_bits_at(element * kStride + k0, k1);
+  return mixed(element * kWeyl + k0, k1);
 }
 
 // Uniform in [0, 1): the upper 24 bits, exact in float32.

@@ -1,8 +1,8 @@
 // Signs with the mean magnitude of the message, of which the majority wins.
 #include "signs.h"
 
-static constexpr int64_t kMagnitude = 4;  // bytes of a payload before its bits
-static constexpr int64_t kVoteBlock = 512;    // elements whose bits lie together in planes
+static constexpr int64_t kMagnitude = 4;    // bytes of a payload before its bits
+static constexpr int64_t kVoteBlock = 512;  // elements whose bits lie together in planes
 static constexpr int64_t kWidth = kVoteBlock / 8;
 
 // The bits of the elements from start to stop, and the sum of the magnitudes of every 512 elements.
@@ -51,21 +51,29 @@ SHARDLAB_KERNEL void sign_keep(const float* x, const float* residual, float* kep
   }
 }
 
+// The payloads, and their bits of some blocks.
+struct Ballot {
+  const uint8_t* const* payloads;
+  int64_t count, voters;
+  Near<kLargestGroup / 8> codes;
+};
+
 // Bits of a block: where most votes are set, and where as many are set as not.
 struct Outcome {
   alignas(64) uint8_t negative[kWidth], tie[kWidth];
 };
 
-// Counts vertically: digits[d] holds binary digit d of the number of set bits, for all elements of a
+// Counts vertically: digits[d] holds binary digit d of the number of set bits of all elements of a
 // block, so that a payload is added to 8 elements of every byte at once.
 template <int64_t kDigits>
-SHARDLAB_INLINE void vote(const uint8_t* const* payloads, int64_t count, int64_t voters,
-                          int64_t codes, int64_t width, Outcome& outcome) {
+SHARDLAB_INLINE void vote(const Ballot& ballot, int64_t first, int64_t width, Outcome& outcome) {
+  const uint8_t* const* codes = ballot.codes.of;
+  const int64_t code = ballot.codes.base + first / 8;
   uint8_t digits[kDigits][kWidth];
   for (int64_t d = 0; d < kDigits; ++d) clear(digits[d]);
-  for (int64_t p = 0; p < count; ++p) {
-    if (load_quad(payloads[p]) == 0) continue;
-    const uint8_t* from = payloads[p] + codes;
+  for (int64_t p = 0; p < ballot.count; ++p) {
+    if (load_quad(ballot.payloads[p]) == 0) continue;
+    const uint8_t* from = codes[p] + code;
     uint8_t padded[kWidth], carry[kWidth];
     if (width < kWidth) {
       for (int64_t j = 0; j < kWidth; ++j) padded[j] = j < width ? from[j] : 0;
@@ -80,12 +88,12 @@ SHARDLAB_INLINE void vote(const uint8_t* const* payloads, int64_t count, int64_t
       }
   }
   // from the highest digit down: larger than half of the voters, or equal to it so far
-  const uint8_t even = voters % 2 ? 0 : 0xFF;
+  const uint8_t even = ballot.voters % 2 ? 0 : 0xFF;
   SHARDLAB_LANES
   for (int64_t j = 0; j < kWidth; ++j) {
     uint8_t larger = 0, equal = 0xFF;
     for (int64_t d = kDigits - 1; d >= 0; --d) {
-      const uint8_t half = voters >> (d + 1) & 1 ? 0xFF : 0;
+      const uint8_t half = ballot.voters >> (d + 1) & 1 ? 0xFF : 0;
       larger |= equal & digits[d][j] & static_cast<uint8_t>(~half);
       equal &= static_cast<uint8_t>(~(digits[d][j] ^ half));
     }
@@ -109,54 +117,65 @@ SHARDLAB_INLINE void values_of(const Outcome& outcome, int64_t j, float scale, f
 }
 
 template <int64_t kDigits, bool kAdd>
-SHARDLAB_INLINE void decode_votes(const uint8_t* const* payloads, int64_t count, int64_t voters,
-                                  int64_t n, int64_t start, int64_t stop, float scale, float* out) {
+SHARDLAB_INLINE void decode_block(const Ballot& ballot, int64_t first, int64_t size, float scale,
+                                  float* out) {
+  const int64_t width = (size + 7) / 8;
   Outcome outcome;
   float values[8][8];
-  for (int64_t first = start; first < stop; first += kVoteBlock) {
-    const int64_t size = smaller(kVoteBlock, n - first), width = (size + 7) / 8;
-    ahead(out + first, size);
-    vote<kDigits>(payloads, count, voters, kMagnitude + first / 8, width, outcome);
-    for (int64_t j = 0; j < width; j += 8) {
-      values_of(outcome, j, scale, values);
-      float* __restrict to = out + first + j;
-      if (size == kVoteBlock) {
+  ahead(out, size);
+  vote<kDigits>(ballot, first, width, outcome);
+  for (int64_t j = 0; j < width; j += 8) {
+    values_of(outcome, j, scale, values);
+    if (size == kVoteBlock) {
+      float* __restrict to = out + j;
 #pragma GCC unroll 8
-        for (int64_t place = 0; place < 8; ++place)
-          SHARDLAB_LANES
-          for (int64_t l = 0; l < 8; ++l) {
-            const int64_t i = place * kWidth + l;
-            to[i] = kAdd ? to[i] + values[place][l] : values[place][l];
-          }
-        continue;
-      }
       for (int64_t place = 0; place < 8; ++place)
-        for (int64_t l = 0; j + l < width && place * width + j + l < size && l < 8; ++l) {
-          const int64_t i = place * width + l;
+        SHARDLAB_LANES
+        for (int64_t l = 0; l < 8; ++l) {
+          const int64_t i = place * kWidth + l;
           to[i] = kAdd ? to[i] + values[place][l] : values[place][l];
         }
+      continue;
     }
+    for (int64_t place = 0; place < 8; ++place)
+      for (int64_t l = 0; l < smaller(8, width - j) && place * width + j + l < size; ++l) {
+        float& to = out[place * width + j + l];
+        to = kAdd ? to + values[place][l] : values[place][l];
+      }
+  }
+}
+
+template <int64_t kDigits, bool kAdd>
+SHARDLAB_INLINE void decode_votes(Ballot& ballot, int64_t start, int64_t stop, float scale,
+                                  float* out) {
+  for (int64_t from = start; from < stop; from += kLargestGroup) {
+    const int64_t size = smaller(kLargestGroup, stop - from);
+    ballot.codes.take(ballot.payloads, ballot.count, kMagnitude + from / 8, (size + 7) / 8);
+    for (int64_t first = 0; first < size; first += kVoteBlock)
+      decode_block<kDigits, kAdd>(ballot, first, smaller(kVoteBlock, size - first), scale,
+                                  out + from + first);
   }
 }
 
 // out = alpha * (sum of the magnitudes) * (1, -1, or 0 for a tie); added to out if `add`.
-SHARDLAB_KERNEL void sign_decode(const uint8_t* const* payloads, int64_t count, int64_t n,
-                                 int64_t start, int64_t stop, float alpha, int add, float* out) {
+SHARDLAB_KERNEL void sign_decode(const uint8_t* const* payloads, int64_t count, int64_t start,
+                                 int64_t stop, float alpha, int add, float* out) {
+  Ballot ballot;
+  ballot.payloads = payloads, ballot.count = count, ballot.voters = 0;
   float total = 0.0f;
-  int64_t voters = 0;
   for (int64_t p = 0; p < count; ++p) {
     total += float_of(load_quad(payloads[p]));
-    voters += load_quad(payloads[p]) != 0;
+    ballot.voters += load_quad(payloads[p]) != 0;
   }
   const float scale = alpha * total;
   if (add && count == 1)
-    decode_votes<1, true>(payloads, count, voters, n, start, stop, scale, out);
+    decode_votes<1, true>(ballot, start, stop, scale, out);
   else if (add)
-    decode_votes<32, true>(payloads, count, voters, n, start, stop, scale, out);
-  else if (voters < 16)
-    decode_votes<4, false>(payloads, count, voters, n, start, stop, scale, out);
-  else if (voters < 256)
-    decode_votes<8, false>(payloads, count, voters, n, start, stop, scale, out);
+    decode_votes<32, true>(ballot, start, stop, scale, out);
+  else if (ballot.voters < 16)
+    decode_votes<4, false>(ballot, start, stop, scale, out);
+  else if (ballot.voters < 256)
+    decode_votes<8, false>(ballot, start, stop, scale, out);
   else
-    decode_votes<32, false>(payloads, count, voters, n, start, stop, scale, out);
+    decode_votes<32, false>(ballot, start, stop, scale, out);
 }

@@ -72,18 +72,10 @@ SHARDLAB_INLINE void pack_signs(const float* given, int64_t count, uint8_t* __re
     codes[i % width] = static_cast<uint8_t>(codes[i % width] | (given[i] < 0.0f) << (i / width));
 }
 
-// values[i] = clear or set, by the bit of element i.
-SHARDLAB_INLINE void choose(const uint8_t* codes, int64_t count, float clear, float set,
-                            float* __restrict values) {
-  const int64_t width = (count + 7) / 8;
-  for (int64_t place = 0; place * width < count; ++place) {
-    const int64_t rest = count - place * width, size = rest < width ? rest : width;
-    float* __restrict plane = values + place * width;
-    for (int64_t j = 0; j < size; ++j) {
-      const int32_t top = static_cast<int32_t>(static_cast<uint32_t>(codes[j]) << (31 - place));
-      plane[j] = top < 0 ? set : clear;
-    }
-  }
+// clear or set, by the lowest bit of each code.
+SHARDLAB_INLINE Floats chosen(Ints codes, float clear, float set) {
+  const Floats zero = Floats{} + clear, one = Floats{} + set;
+  return (codes << 31) < 0 ? one : zero;
 }
 
 // Bytes 0 to 7 of `from` at the tops of words, with bytes below them that do not matter.
@@ -94,22 +86,56 @@ SHARDLAB_INLINE void spread(const uint8_t* from, uint32_t* words) {
   for (int64_t l = 0; l < 8; ++l) words[l] = (l < 4 ? low : high) << kShift[l];
 }
 
+// Bytes of payloads, copied where they are near each other, some hundred at a time. Payloads of
+// power-of-two sizes share the places of a cache and would drive each other out of it.
+template <int64_t kBytes>
+struct Near {
+  static constexpr int64_t kMost = 16;  // payloads; of more, the originals are read
+  uint8_t bytes[kMost][kBytes];
+  const uint8_t* copies[kMost];
+  const uint8_t* const* of;  // byte i of what was taken of payload p is of[p][base + i]
+  int64_t base;
+
+  SHARDLAB_INLINE_MEMBER void take(const uint8_t* const* payloads, int64_t count, int64_t from,
+                                   int64_t size) {
+    of = payloads, base = from;
+    if (count > kMost) return;
+    for (int64_t p = 0; p < count; ++p) {
+      std::memcpy(bytes[p], payloads[p] + from, static_cast<size_t>(size));
+      copies[p] = bytes[p];
+    }
+    of = copies, base = 0;
+  }
+};
+
+// The groups of a span, of all payloads.
+struct Span {
+  int64_t count;
+  Near<4 * kLargestGroup / 8> heads;
+  Near<kLargestGroup / 8> codes;
+};
+
 // total[place][l] = sum over payloads, in their order, of element `place` of byte l of 8 columns.
 template <class Format, bool kWhole>
-SHARDLAB_INLINE void sum_columns(const uint8_t* const* payloads, int64_t count, int64_t head,
-                                 int64_t codes, int64_t columns, float (*total)[8]) {
+SHARDLAB_INLINE void sum_columns(const Span& span, int64_t head, int64_t code, int64_t columns,
+                                 float (*total)[8]) {
+  const uint8_t* const* heads = span.heads.of;
+  const uint8_t* const* codes = span.codes.of;
+  const int64_t count = span.count;
+  head += span.heads.base, code += span.codes.base;
   for (int64_t place = 0; place < 8; ++place)
     SHARDLAB_LANES
     for (int64_t l = 0; l < 8; ++l) total[place][l] = -0.0f;  // -0 + x is x, for all x
   for (int64_t p = 0; p < count; ++p) {
-    const typename Format::Head means = Format::load(payloads[p] + head);
+    const typename Format::Head means = Format::load(heads[p] + head);
+    const uint8_t* from = codes[p] + code;
     const float clear = means.clear(), set = means.set();
     uint32_t words[8];
     if (kWhole) {
-      spread(payloads[p] + codes, words);
+      spread(from, words);
     } else {
       uint8_t padded[8] = {};
-      for (int64_t l = 0; l < columns; ++l) padded[l] = payloads[p][codes + l];
+      for (int64_t l = 0; l < columns; ++l) padded[l] = from[l];
       spread(padded, words);
     }
     for (int64_t place = 0; place < 8; ++place)
@@ -124,6 +150,36 @@ SHARDLAB_INLINE void ahead(const float* out, int64_t count) {
   for (int64_t i = 0; i < count; i += 16) __builtin_prefetch(out + 1024 + i, 1);
 }
 
+// out = or += alpha * the sum of one group, which starts `first` elements into the span.
+template <class Format, bool kAdd>
+SHARDLAB_INLINE void decode_signed(const Span& span, int64_t head, int64_t first, int64_t size,
+                                  float alpha, float* out) {
+  const int64_t width = (size + 7) / 8;
+  float total[8][8];
+  ahead(out, size);
+  int64_t j = 0;
+  for (; size % 8 == 0 && j + 8 <= width; j += 8) {
+    sum_columns<Format, true>(span, head, first / 8 + j, 8, total);
+    float* __restrict to = out + j;
+#pragma GCC unroll 8
+    for (int64_t place = 0; place < 8; ++place)
+      SHARDLAB_LANES
+      for (int64_t l = 0; l < 8; ++l) {
+        const float value = alpha * total[place][l];
+        to[place * width + l] = kAdd ? to[place * width + l] + value : value;
+      }
+  }
+  for (; j < width; j += 8) {
+    const int64_t columns = smaller(8, width - j);
+    sum_columns<Format, false>(span, head, first / 8 + j, columns, total);
+    for (int64_t place = 0; place < 8; ++place)
+      for (int64_t l = 0; l < columns && place * width + j + l < size; ++l) {
+        float& to = out[place * width + j + l];
+        to = kAdd ? to + alpha * total[place][l] : alpha * total[place][l];
+      }
+  }
+}
+
 // Like decode_groups (grouped.h), for formats whose heads say what a clear and a set bit mean: the
 // sum over payloads stays in registers.
 template <class Format, bool kAdd>
@@ -131,33 +187,17 @@ SHARDLAB_INLINE void decode_signs(const uint8_t* const* payloads, int64_t count,
                                   int64_t group, int64_t start, int64_t stop, float alpha,
                                   float* out) {
   const int64_t border = Format::kHeadBytes * ((n + group - 1) / group);
-  float total[8][8];
-  for (int64_t first = start; first < stop; first += group) {
-    const int64_t size = smaller(group, n - first), width = (size + 7) / 8;
-    const int64_t head = Format::kHeadBytes * (first / group), codes = border + first / 8;
-    ahead(out + first, size);
-    int64_t j = 0;
-    for (; size % 8 == 0 && j + 8 <= width; j += 8) {
-      sum_columns<Format, true>(payloads, count, head, codes + j, 8, total);
-      float* __restrict to = out + first + j;
-#pragma GCC unroll 8
-      for (int64_t place = 0; place < 8; ++place)
-        SHARDLAB_LANES
-        for (int64_t l = 0; l < 8; ++l) {
-          const float value = alpha * total[place][l];
-          to[place * width + l] = kAdd ? to[place * width + l] + value : value;
-        }
-    }
-    for (; j < width; j += 8) {
-      const int64_t columns = smaller(8, width - j);
-      sum_columns<Format, false>(payloads, count, head, codes + j, columns, total);
-      float* __restrict to = out + first;
-      for (int64_t place = 0; place < 8; ++place)
-        for (int64_t i = place * width + j; i < smaller(place * width + j + columns, size); ++i) {
-          const float value = alpha * total[place][i - place * width - j];
-          to[i] = kAdd ? to[i] + value : value;
-        }
-    }
+  const int64_t most = kLargestGroup / group * group;
+  Span span;
+  span.count = count;
+  for (int64_t from = start; from < stop; from += most) {
+    const int64_t size = smaller(most, stop - from), groups = (size + group - 1) / group;
+    span.heads.take(payloads, count, Format::kHeadBytes * (from / group),
+                    Format::kHeadBytes * groups);
+    span.codes.take(payloads, count, border + from / 8, (size + 7) / 8);
+    for (int64_t first = 0, head = 0; first < size; first += group, head += Format::kHeadBytes)
+      decode_signed<Format, kAdd>(span, head, first, smaller(group, size - first), alpha,
+                                 out + from + first);
   }
 }
 

@@ -56,5 +56,5 @@ class Int4(GroupedCodec):
 
 def _int4_kernel(levels: str, stochastic: bool) -> GroupedKernel:
     if levels == "nf4":
-        return int4.NF4
+        return int4.NORMAL_FLOAT
     return int4.STOCHASTIC if stochastic else int4.NEAREST

@@ -9,7 +9,7 @@ bfloat16, the upper half of float32, rounded:
 float16 of IEEE 754, rounded:
 * to the nearest, ties to even, subnormal numbers included; a finite magnitude above 65504 becomes
   65504: nothing that was a number stops being one, and the rest is in the residual;
-* infinity stays infinity; NaN stays NaN of its sign, 0x7E00.
+* infinity stays infinity, NaN stays NaN as above.
 """
 
 import torch
@@ -48,7 +48,8 @@ class Fp16Format(Format):
     bits = 16
 
     def quantize(self, rows: Tensor, chance: Tensor | None) -> tuple[Tensor, Tensor]:  # noqa: D102
-        quiet = (((rows.view(torch.int32) >> 16) & 0x8000) | 0x7E00).to(torch.int16)
+        bits = rows.view(torch.int32)
+        quiet = (((bits >> 16) & 0x8000) | 0x7E00 | ((bits >> 13) & 0x03FF)).to(torch.int16)
         finite = torch.where(rows.isinf(), rows, rows.clamp(-LARGEST_FP16, LARGEST_FP16))
         codes = torch.where(rows.isnan(), quiet, finite.to(torch.float16).view(torch.int16))
         return codes.new_empty(len(rows), 0, dtype=torch.uint8), codes

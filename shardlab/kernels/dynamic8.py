@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from shardlab.kernels.grouped import Format, GroupedKernel
-from shardlab.kernels.integers import scale_words, widened
+from shardlab.kernels.scales import scale_words, widened
 
 _DECADES = [(d, 64 >> d) for d in range(7)]
 _POSITIVE = [

@@ -16,6 +16,7 @@ floats of the OCP 8-bit floating point specification (section 5):
 * A group that holds NaN, infinity or a magnitude of 2**127 and more has scale NaN (0x7FC0) and
   codes 0: every element of it decodes to NaN, which the receiver detects in the sum.
 
+Codes of infinity and NaN, and those above L, are never sent; what they decode to is undefined.
 An element decodes to `code * scale`, exactly representable in float32. With a residual, what is
 lost is so too: what is sent and what is kept add up to what was given.
 """
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor
 
 from shardlab.kernels.grouped import Format, GroupedKernel
-from shardlab.kernels.integers import scale_words, widened
+from shardlab.kernels.scales import scale_words, widened
 
 
 class _Fp8Format(Format):

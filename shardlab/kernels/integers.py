@@ -1,71 +1,56 @@
-"""Integers with one bfloat16 scale per group: what int8, int4 and qsgd have in common."""
+"""Integers with one scale per group, rounded to the nearest or at random.
+
+Layout: `shardlab.kernels.grouped`, with a head of 2 bytes (`shardlab.kernels.scales`). An element
+decodes to `code * scale`, exactly representable in float32. With steps = x times the float32
+reciprocal of the scale (one division per group), the code is
+
+* nearest: steps rounded to the nearest integer, ties to even;
+* stochastic: floor(steps + u), with steps cut to 24 bits after the point and u the 24 random bits
+  of the element (`shardlab.kernels.random`), so the mean over u is steps; before that, steps that
+  float32 rounded above the largest code are set to it.
+
+Codes are at most 2**(bits - 1) - 1. Those of 8 bits are two's complement, narrower ones are stored
+with 2**(bits - 1) added. Groups with scale 0 or NaN have codes 0.
+
+With a residual and nearest rounding, what is lost is exactly representable in float32: what is sent
+and what is kept add up to what was given.
+"""
+
+from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from shardlab.kernels.grouped import Format
-
-_NOT_FINITE = 0x7FC0
-TOO_LARGE = 2.0**127
-"""smallest magnitude that makes the scale NaN"""
-SMALLEST_SCALE = 2.0**-126
+from shardlab.kernels.scales import NOT_FINITE, widened
 
 
 class IntegerFormat(Format):
-    """code = x / scale as an integer from -levels to levels; the largest magnitude has `levels`.
-
-    Args:
-        bits: of a code, two's complement.
-        stochastic: rounded up or down at random, so that the mean is exact.
-    """
+    """Subclasses say how a scale is found, and how many bits a code has."""
 
     head_bytes = 2
-
-    def __init__(self, name: str, bits: int, levels: int, stochastic: bool = False) -> None:
-        self.name = name
-        self.bits = bits
-        self.random = stochastic
-        self.levels = levels
-
-    def words(self, rows: Tensor) -> Tensor:
-        """The bits of the bfloat16 scales of groups [groups, G], int16 [groups, 1]."""
-        return scale_words(rows, float(self.levels))
+    scale: ClassVar[Callable[[Tensor, float], Tensor]]
+    """bits of the scales, from rows and `levels`: of `shardlab.kernels.scales`"""
+    levels: ClassVar[int]
+    """the code of what `scale` measures"""
 
     def quantize(self, rows: Tensor, chance: Tensor | None) -> tuple[Tensor, Tensor]:  # noqa: D102
-        words = self.words(rows)
-        scale = widened(words)
-        usable = scale.abs() > 0
-        exact = rows * torch.where(usable, scale, 1.0).reciprocal()
+        words = type(self).scale(rows, self.levels)
+        blank = (words == 0) | (words == NOT_FINITE)
+        steps = rows * widened(words).masked_fill(blank, 1.0).reciprocal()
+        steps = steps.masked_fill(blank, 0.0)
+        top = 2 ** (self.bits - 1) - 1
         if chance is None:
-            codes = (exact if self.bits == 8 else exact.clamp_max(self.levels)).round()
+            codes = steps.round().clamp_max(top).to(torch.int32)
         else:
-            within = exact.clamp(-self.levels, self.levels)
-            codes = within.floor()
-            codes += chance < within - codes
-        codes = torch.where(usable, codes, 0.0).to(torch.int8).view(torch.uint8)
-        return words.view(torch.uint8), codes & (2**self.bits - 1)
+            fixed = (steps * 2.0**24).to(torch.int64).clamp_max(top << 24)
+            codes = (fixed + (chance * 2.0**24).to(torch.int64)) >> 24
+        stored = codes if self.bits == 8 else codes + 2 ** (self.bits - 1)
+        return words.view(torch.uint8), (stored & (2**self.bits - 1)).to(torch.uint8)
 
     def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:  # noqa: D102
         scale = widened(heads.clone().view(torch.int16))
-        shift = 8 - self.bits
-        return ((codes << shift).view(torch.int8) >> shift).to(torch.float32) * scale
-
-
-def scale_words(rows: Tensor, levels: float, smallest: float = SMALLEST_SCALE) -> Tensor:
-    """The bits of the bfloat16 scales of groups [groups, G], int16 [groups, 1].
-
-    Args:
-        levels: what the largest magnitude of a group becomes in units of its scale, at most.
-        smallest: no scale but that of zeros is smaller.
-    """
-    largest = rows.abs().amax(1, keepdim=True)
-    # by a tensor: some devices divide by a number through its reciprocal, which rounds twice
-    scale = (largest / torch.full_like(largest, levels)).clamp_min(smallest)
-    bits = (scale.view(torch.int32) + 0xFFFF) >> 16
-    bits = bits.masked_fill(largest == 0, 0).masked_fill(~(largest < TOO_LARGE), _NOT_FINITE)
-    return bits.to(torch.int16)
-
-
-def widened(words: Tensor) -> Tensor:
-    """float32 from the bits of bfloat16, int16."""
-    return (words.to(torch.int32) << 16).view(torch.float32)
+        if self.bits == 8:
+            return codes.view(torch.int8).to(torch.float32) * scale
+        return (codes.to(torch.float32) - 2 ** (self.bits - 1)) * scale

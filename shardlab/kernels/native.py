@@ -1,5 +1,7 @@
-"""The compiled kernels: a shared library beside this module, called through ctypes.
+"""The compiled kernels: shared libraries beside this module, called through ctypes.
 
+One library runs on every processor; of those for AVX2 and AVX-512 the best that the processor runs
+is taken. All compute the same bits.
 ctypes releases the interpreter lock while a kernel runs, so communication threads go on.
 `SHARDLAB_KERNELS=reference` in the environment leaves the library aside.
 """
@@ -16,6 +18,7 @@ from shardlab.core.errors import UserError
 from shardlab.core.progress import say
 
 LIBRARY = Path(__file__).with_name("libshardlab_kernels.so")
+"""for every processor; those for levels of x86-64 lie beside it, with _v3 and _v4 after the name"""
 
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -45,7 +48,14 @@ def library() -> ctypes.CDLL | None:
             "using the PyTorch reference, slower"
         )
         return None
-    return ctypes.CDLL(str(LIBRARY))
+    return ctypes.CDLL(str(builds()[-1]))
+
+
+def builds() -> list[Path]:
+    """The libraries that this processor runs, the fastest last."""
+    level = ctypes.CDLL(str(LIBRARY)).shardlab_cpu_level()
+    wider = [LIBRARY.with_stem(f"{LIBRARY.stem}_v{wide}") for wide in range(2, level + 1)]
+    return [LIBRARY, *(path for path in wider if path.exists())]
 
 
 def function(name: str, *arguments: type) -> Callable[..., None]:

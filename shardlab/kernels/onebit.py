@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shardlab.kernels.grouped import Format, GroupedKernel
-from shardlab.kernels.integers import widened
+from shardlab.kernels.scales import widened
 from shardlab.kernels.signs import NOT_FINITE, lane_sums, mean_words
 
 

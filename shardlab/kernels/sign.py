@@ -36,7 +36,7 @@ _SMALLEST = 2.0**-126
 _c_encode = function("sign_encode", POINTER, POINTER, INT, INT, INT, POINTER, POINTER)
 _c_magnitude = function("sign_magnitude", POINTER, INT, POINTER)
 _c_keep = function("sign_keep", POINTER, POINTER, POINTER, INT, INT, POINTER)
-_c_decode = function("sign_decode", POINTER, INT, INT, INT, INT, FLOAT, ctypes.c_int, POINTER)
+_c_decode = function("sign_decode", POINTER, INT, INT, INT, FLOAT, ctypes.c_int, POINTER)
 
 
 def payload_bytes(n: int) -> int:
@@ -164,7 +164,7 @@ def _run_decode(payloads: list[Tensor], out: Tensor, alpha: float, add: bool) ->
         return
     n, count, target = out.numel(), len(payloads), out.data_ptr()
     sources = (ctypes.c_void_p * count)(*(payload.data_ptr() for payload in payloads))
-    for_ranges(n, _BLOCK, lambda a, b: _c_decode(sources, count, n, a, b, alpha, add, target))
+    for_ranges(n, _BLOCK, lambda a, b: _c_decode(sources, count, a, b, alpha, add, target))
 
 
 _encode = register(

@@ -79,7 +79,7 @@ def test_fp16_rounds_subnormal_numbers_and_ties_to_even():
     ]
 
 
-def test_fp16_keeps_the_sign_of_nan_and_nothing_else_of_it():
-    x = torch.tensor([from_bits(0x7F800001), from_bits(0xFFFFFFFF), from_bits(0x7FC00000)])
-    words = FP16.encode(x, GROUP).view(torch.int16).tolist()
-    assert [w & 0xFFFF for w in words] == [0x7E00, 0xFE00, 0x7E00]
+def test_fp16_keeps_sign_and_upper_bits_of_nan():
+    patterns = [0x7F800001, 0xFFFFFFFF, 0x7FC00000, 0xFF802000, 0x7FC04000]
+    words = FP16.encode(torch.tensor([from_bits(p) for p in patterns]), GROUP).view(torch.int16)
+    assert [w & 0xFFFF for w in words.tolist()] == [0x7E00, 0xFFFF, 0x7E00, 0xFE01, 0x7E02]

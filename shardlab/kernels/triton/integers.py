@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from shardlab.kernels.triton.grouped import TritonFormat
-from shardlab.kernels.triton.random import uniform
+from shardlab.kernels.triton.random import random_bits
 
 
 @triton.jit
@@ -16,7 +16,7 @@ def largest_of(given):
 
 @triton.jit
 def scale_word(largest, levels):
-    """Bits of bfloat16 scales: `scale_words` of shardlab/kernels/integers.py."""
+    """Bits of bfloat16 scales: `scale_words` of shardlab/kernels/scales.py."""
     scale = tl.div_rn(largest.to(tl.float32, bitcast=True), levels)
     scale = tl.maximum(scale, 1.1754943508222875e-38)
     word = (scale.to(tl.int32, bitcast=True) + 0xFFFF) >> 16
@@ -36,7 +36,7 @@ def _is_usable(word):
 
 
 @triton.jit
-def _exact(given, word):
+def _steps(given, word):
     """given / scale; 0 where there is no scale."""
     scale = tl.where(_is_usable(word), widened(word), 1.0)
     reciprocal = tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
@@ -51,13 +51,11 @@ def _integer(value):
 
 
 @triton.jit
-def _drawn(exact, levels, element, k0, k1):
-    """Rounded down or up, so that the mean is exact."""
-    within = tl.minimum(tl.maximum(exact, -levels), levels)
-    nearest = (within + 12582912.0) - 12582912.0
-    below = tl.where(nearest > within, nearest - 1.0, nearest)
-    up = uniform(element, k0, k1) < within - below
-    return _integer(tl.where(up, below + 1.0, below))
+def _drawn(steps, top, element, k0, k1):
+    """floor(steps + random), with 24 bits after the point."""
+    fixed = (steps * 16777216.0).to(tl.int32)
+    chance = (random_bits(element, k0, k1) >> 8).to(tl.int32)
+    return (tl.minimum(fixed, top << 24) + chance) >> 24
 
 
 @triton.jit
@@ -82,22 +80,22 @@ def _head8(given, x, residual, start, inside, group, RESIDUAL: tl.constexpr):
 
 @triton.jit
 def _code8(given, word, element, k0, k1):
-    return _integer(_exact(given, word))
+    return _integer(tl.minimum(_steps(given, word), 127.0))
 
 
 @triton.jit
 def _code8_drawn(given, word, element, k0, k1):
-    return _drawn(_exact(given, word), 127.0, element, k0, k1)
+    return _drawn(_steps(given, word), 127, element, k0, k1)
 
 
 @triton.jit
 def _code4(given, word, element, k0, k1):
-    return _integer(tl.minimum(_exact(given, word), 7.0))
+    return _integer(tl.minimum(_steps(given, word), 7.0)) + 8
 
 
 @triton.jit
 def _code4_drawn(given, word, element, k0, k1):
-    return _drawn(_exact(given, word), 7.0, element, k0, k1)
+    return _drawn(_steps(given, word), 7, element, k0, k1) + 8
 
 
 @triton.jit
@@ -107,7 +105,7 @@ def _value8(code, word):
 
 @triton.jit
 def _value4(code, word):
-    return ((code << 28) >> 28).to(tl.float32) * widened(word)
+    return (code - 8).to(tl.float32) * widened(word)
 
 
 INT8 = TritonFormat(8, _head127, _code8, _value8)

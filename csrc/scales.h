@@ -1,0 +1,121 @@
+// One bfloat16 scale per group: shardlab/kernels/scales.py.
+#pragma once
+
+#include <cfloat>
+
+#include "lanes.h"
+
+static constexpr uint16_t kNotFinite = 0x7FC0;      // bfloat16 NaN
+static constexpr uint32_t kTooLarge = 0x7F000000u;  // 2^127: code * scale would overflow
+
+// What the head of a group says: its scale, as it travels and as a float.
+struct Scale {
+  uint16_t word;
+  float value;
+};
+
+// Whether all elements of the group have one code: there are only zeros, or something not finite.
+SHARDLAB_INLINE bool has_no_codes(Scale scale) {
+  return scale.word == 0 || scale.word == kNotFinite;
+}
+
+// The head of formats that send a scale and nothing else.
+struct ScaleHead {
+  static constexpr int64_t kHeadBytes = 2;
+  using Head = Scale;
+
+  SHARDLAB_INLINE_MEMBER static Head of(uint16_t word) { return {word, widened(word)}; }
+  SHARDLAB_INLINE_MEMBER static void store(Head head, uint8_t* to) { store_word(to, head.word); }
+  SHARDLAB_INLINE_MEMBER static Head load(const uint8_t* from) { return of(load_word(from)); }
+};
+
+// Rounded up to bfloat16, so that no code is clipped; no smaller than `smallest`, so that hosts that
+// flush subnormals to zero decode the same values.
+SHARDLAB_INLINE uint16_t rounded_up(float scale, float smallest = FLT_MIN) {
+  if (scale < smallest) scale = smallest;
+  return static_cast<uint16_t>((bits_of(scale) + 0xFFFFu) >> 16);
+}
+
+// The scale of a group whose largest code is `levels`, from the bit pattern of its largest magnitude.
+SHARDLAB_INLINE uint16_t scale_of(uint32_t largest, float levels, float smallest = FLT_MIN) {
+  if (largest >= kTooLarge) return kNotFinite;
+  if (largest == 0) return 0;
+  return rounded_up(float_of(largest) / levels, smallest);
+}
+
+// Bit patterns of magnitudes are ordered as the magnitudes are, with NaN above all.
+SHARDLAB_INLINE uint32_t largest_of(const float* given, int64_t count) {
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t magnitude = bits_of(given[i]) & 0x7FFFFFFFu;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return largest;
+}
+
+// The largest magnitude becomes the code `kLevels`.
+template <int kLevels>
+struct LargestOver {
+  SHARDLAB_INLINE_MEMBER static uint16_t of(const float* given, int64_t count) {
+    return scale_of(largest_of(given, count), static_cast<float>(kLevels));
+  }
+};
+
+// The element of largest magnitude becomes the code -kLevels: its sign goes to the scale. Of two
+// elements with opposite signs the positive one counts.
+template <int kLevels>
+struct SignedLargestOver {
+  SHARDLAB_INLINE_MEMBER static uint16_t of(const float* given, int64_t count) {
+    uint32_t largest = 0;
+    int32_t positive = 0;  // as integers, positive floats are ordered and negative ones lie below
+    for (int64_t i = 0; i < count; ++i) {
+      const uint32_t magnitude = bits_of(given[i]) & 0x7FFFFFFFu;
+      const int32_t pattern = static_cast<int32_t>(bits_of(given[i]));
+      largest = magnitude > largest ? magnitude : largest;
+      positive = pattern > positive ? pattern : positive;
+    }
+    const uint16_t word = scale_of(largest, static_cast<float>(kLevels));
+    const bool flip = static_cast<uint32_t>(positive) == largest && word && word != kNotFinite;
+    return flip ? word | 0x8000u : word;
+  }
+};
+
+// Squares of `factor` times the elements, summed in sixteen lanes (element i in lane i mod 16), of
+// which halves are then added to halves.
+SHARDLAB_INLINE float sum_of_squares(const float* given, int64_t count, float factor) {
+  Floats low{}, high{};
+  const auto take = [&](const float* from) SHARDLAB_INLINE_LAMBDA {
+    const Floats a = load_floats(from) * factor, b = load_floats(from + 8) * factor;
+    low += a * a;
+    high += b * b;
+  };
+  int64_t i = 0;
+  for (; i + 16 <= count; i += 16) take(given + i);
+  if (i < count) {
+    float some[16] = {};
+    std::memcpy(some, given + i, static_cast<size_t>(count - i) * sizeof(float));
+    take(some);
+  }
+  const Floats sums = low + high;
+  return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+}
+
+// The Euclidean norm of the group becomes the code `kLevels`.
+template <int kLevels>
+struct NormOver {
+  static constexpr uint32_t kNormTooLarge = 0x7B800000u;  // 2^120: the norm might overflow
+
+  SHARDLAB_INLINE_MEMBER static uint16_t of(const float* given, int64_t count) {
+    const float plain = sum_of_squares(given, count, 1.0f);
+    if (plain >= 0x1p-60f && plain < 0x1p100f)
+      return rounded_up(__builtin_sqrtf(plain) / static_cast<float>(kLevels));
+    const uint32_t largest = largest_of(given, count);
+    if (largest >= kNormTooLarge) return kNotFinite;
+    if (largest == 0) return 0;
+    // brought near 1 by a power of two, so that no square overflows or vanishes
+    const uint32_t exponent = largest < 0x00800000u ? 1 : largest >> 23;
+    const float shrink = float_of((254u - exponent) << 23), grow = float_of(exponent << 23);
+    const float norm = __builtin_sqrtf(sum_of_squares(given, count, shrink));
+    return rounded_up(norm / static_cast<float>(kLevels) * grow);
+  }
+};
