@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
     reason="on a GPU tests/codecs/test_devices.py runs the kernels themselves",
 )
 
-from shardlab.kernels.triton import formats
+from shardlab.kernels.triton import formats  # noqa: E402
 
 FORMATS = {name: (GROUPED[name], format) for name, format in formats.FORMATS.items()}
 GROUPS = st.sampled_from([8, 16, 128, 1000])

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
     reason="on a GPU tests/codecs/test_devices.py runs the kernels themselves",
 )
 
-from shardlab.kernels.triton.select import select
+from shardlab.kernels.triton.select import select  # noqa: E402
 
 vectors = st.one_of(
     st.builds(any_bits, st.integers(1, 5000), st.integers(0, 2**31)),
