@@ -1,51 +1,63 @@
-"""Integers with a scale per group: `int8`."""
+"""Integers with a scale per group: `int8` and `int4`."""
 
-from torch import Tensor
-
-from shardlab.codecs.base import Codec, Content, MessageKey
-from shardlab.kernels import int8
+from shardlab.codecs.grouped import GroupedCodec
+from shardlab.kernels import int4, int8
 
 
-class Int8(Codec):
-    """q_i = round(x_i / s) to nearest even, s = max|x| / 127 in a group, s rounded up to bfloat16.
+class Int8(GroupedCodec):
+    """q_i = round(x_i / s), s = max|x| / 127 in a group; the group-wise symmetric quantizer.
 
-    8 + 16/group bits per element; biased, |x_i - D_i| <= s/2. The group-wise symmetric quantizer of
-    ZeRO++ (Wang et al. 2023, section 3.1). Not linear: every sender has its own scales.
-    Wire: see `shardlab.kernels.int8`. A group with a value that is not finite decodes to NaN.
+    ZeRO++ (Wang et al. 2023, section 3.1). 8 + 16/group bits per element. Rounding:
+
+    * nearest: biased, |x_i - D_i| <= s/2;
+    * stochastic: floor(x_i / s + u_i) with u_i uniform in [0, 1): unbiased, variance at most s^2/4
+      per element.
+
+    s is rounded up to bfloat16, so the largest element is not clipped. Payloads cannot be summed:
+    every sender has its own scales. Wire: see `shardlab.kernels.int8`. A group with a value that is
+    not finite decodes to NaN.
 
     Args:
         group: elements that share one scale.
+        rounding: nearest or stochastic.
     """
 
     name = "int8"
-    unbiased = False
 
     def __init__(self, group: int = 128, rounding: str = "nearest") -> None:
-        self.group = group
+        super().__init__(int8.STOCHASTIC if rounding == "stochastic" else int8.KERNEL, group)
 
-    def payload_bytes(self, n: int) -> int:  # noqa: D102
-        return int8.KERNEL.payload_bytes(n, self.group)
 
-    def content(self, n: int, payload: Tensor) -> Content:  # noqa: D102
-        return Content(n, 0, payload.numel() - n)
+class Int4(GroupedCodec):
+    """Four-bit codes: integers times a scale, or the levels of NormalFloat.
 
-    def encode(  # noqa: D102
-        self, vector: Tensor, key: MessageKey | None = None, out: Tensor | None = None
-    ) -> Tensor:
-        return int8.KERNEL.encode(vector, self.group, payload=out)
+    4 + 16/group bits per element. Payloads cannot be summed. Wire: see `shardlab.kernels.int4`. A
+    group with a value that is not finite decodes to NaN. With m the largest magnitude of a group:
 
-    def encode_residual(  # noqa: D102
-        self,
-        vector: Tensor,
-        residual: Tensor,
-        kept: Tensor,
-        key: MessageKey | None = None,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        return int8.KERNEL.encode_residual(vector, residual, kept, self.group, payload=out)
+    * nearest: q_i = round(x_i / s) in [-8, 7] with |s| = m/8, of the sign that makes the largest
+      element -8. Biased, |x_i - D_i| <= m/16, but up to m/8 for elements above 15/16 m of the other
+      sign. (The 4-bit quantizer of ZeRO++, Wang et al. 2023, section 3.3, has 15 levels and s = m/7;
+      the signed scale is that of ggml's Q4_0.)
+    * stochastic: floor(x_i / s + u_i) with s = m/7 and u_i uniform in [0, 1): unbiased, variance at
+      most s^2/4 per element.
+    * levels nf4: the nearest of 16 quantiles of the normal distribution times m (Dettmers et al.
+      2023, QLoRA, section 3). Biased, |x_i - D_i| <= 0.152 m.
 
-    def decode_add(  # noqa: D102
-        self, payload: Tensor, out: Tensor, alpha: float = 1.0, key: MessageKey | None = None
+    Scales are rounded up to bfloat16 in magnitude.
+
+    Args:
+        group: elements that share one scale.
+        rounding: nearest or stochastic.
+        levels: uniform or nf4.
+    """
+
+    name = "int4"
+
+    def __init__(
+        self, group: int = 128, rounding: str = "nearest", levels: str = "uniform"
     ) -> None:
-        self._check_payload(payload, out.numel())
-        int8.KERNEL.decode_add(payload, self.group, out, alpha)
+        if levels == "nf4":
+            kernel = int4.NORMAL_FLOAT
+        else:
+            kernel = int4.STOCHASTIC if rounding == "stochastic" else int4.NEAREST
+        super().__init__(kernel, group)

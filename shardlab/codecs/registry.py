@@ -8,14 +8,23 @@ from pydantic import BaseModel
 from shardlab.codecs.base import Codec
 from shardlab.codecs.casts import BFloat16
 from shardlab.codecs.identity import Identity
-from shardlab.codecs.integers import Int8
+from shardlab.codecs.integers import Int4, Int8
+from shardlab.codecs.qsgd import Qsgd
 from shardlab.codecs.sparse import TopK
 from shardlab.core.codec_spec import CodecSpec, split_text
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError, nearest
 
 _BUILT_IN: dict[str, Callable[..., Codec]] = {
-    codec.name: codec for codec in (Identity, BFloat16, Int8, TopK)
+    codec.name: codec
+    for codec in (
+        Identity,
+        BFloat16,
+        Int8,
+        Int4,
+        Qsgd,
+        TopK,
+    )
 }
 _ADDED: dict[str, Callable[..., Codec]] = {}
 

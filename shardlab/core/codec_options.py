@@ -79,8 +79,8 @@ class QsgdSpec(Document):
     """Stochastic levels of the Euclidean norm of a group."""
 
     name: Literal["qsgd"] = "qsgd"
-    levels: Literal[1, 3, 7, 15, 31, 63, 127] = 127
-    """levels above zero; 2 * levels + 1 codes fill whole bits"""
+    levels: Literal[1, 7, 127] = 127
+    """levels above zero: codes of 2, 4 or 8 bits"""
     group: Group = 128
     """elements that share one norm"""
 

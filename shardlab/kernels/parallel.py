@@ -9,10 +9,12 @@ import torch
 
 _WORTH_A_THREAD = 1 << 16
 """elements; below, handing work to a thread costs more than it saves"""
+_RANGE = 1 << 18
+"""elements of a range at most: a thread that other work slows down takes fewer of them"""
 
 
 def for_ranges(n: int, multiple: int, kernel: Callable[[int, int], None]) -> None:
-    """Calls `kernel(start, stop)` on ranges that make up [0, n), each on a thread of its own.
+    """Calls `kernel(start, stop)` on ranges that make up [0, n), on as many threads as torch uses.
 
     Compiled kernels release the interpreter lock, so the ranges run side by side.
 
@@ -23,11 +25,19 @@ def for_ranges(n: int, multiple: int, kernel: Callable[[int, int], None]) -> Non
     if threads < 2:
         kernel(0, n)
         return
-    size = -(-n // (threads * multiple)) * multiple
-    later = [_pool().submit(kernel, start, min(start + size, n)) for start in range(size, n, size)]
-    kernel(0, size)
+    size = -(-min(_RANGE, -(-n // threads)) // multiple) * multiple
+    starts = iter(range(0, n, size))
+
+    def work() -> None:
+        for start in starts:
+            kernel(start, min(start + size, n))
+
+    later = [_pool().submit(work) for _ in range(threads - 1)]
+    work()
     for future in later:
-        future.result()
+        # one that has not begun by now has nothing left to do
+        if not future.cancel():
+            future.result()
 
 
 @cache

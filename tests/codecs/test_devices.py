@@ -3,11 +3,28 @@
 import pytest
 import torch
 
+from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
-SPECS = ["none", "bf16", "int8:group=8", "int8:group=128", "topk:density=0.01", "topk:density=0.3"]
+SPECS = [
+    "none",
+    "bf16",
+    "int8:group=8",
+    "int8:group=128",
+    "int8:rounding=stochastic",
+    "int4:group=8",
+    "int4:group=128",
+    "int4:rounding=stochastic",
+    "int4:levels=nf4",
+    "qsgd:levels=1",
+    "qsgd:levels=7",
+    "qsgd:levels=127,group=512",
+    "topk:density=0.01",
+    "topk:density=0.3",
+]
+KEY = MessageKey(1, 2, "unit", 3)
 
 
 @pytest.mark.parametrize("n", [1, 127, 128, 4096, 1_000_003])
@@ -18,9 +35,9 @@ def test_gpu_and_cpu_agree_bit_for_bit(spec, n):
     residual = torch.linspace(-1e-4, 1e-4, n)
     ours, theirs = residual.clone(), residual.cuda()
     payload, on_gpu = (
-        codec.encode_residual(x, ours, ours),
-        codec.encode_residual(x.cuda(), theirs, theirs),
+        codec.encode_residual(x, ours, ours, KEY),
+        codec.encode_residual(x.cuda(), theirs, theirs, KEY),
     )
     assert on_gpu.is_cuda and torch.equal(payload, on_gpu.cpu())
     assert torch.equal(ours, theirs.cpu())
-    assert torch.equal(codec.decode(payload, n), codec.decode(on_gpu, n).cpu())
+    assert torch.equal(codec.decode(payload, n, KEY), codec.decode(on_gpu, n, KEY).cpu())
