@@ -35,9 +35,9 @@ class Int4(GroupedCodec):
     group with a value that is not finite decodes to NaN. With m the largest magnitude of a group:
 
     * nearest: q_i = round(x_i / s) in [-8, 7] with |s| = m/8, of the sign that makes the largest
-      element -8. Biased, |x_i - D_i| <= m/16, but up to m/8 for elements above 15/16 m of the other
-      sign. (The 4-bit quantizer of ZeRO++, Wang et al. 2023, section 3.3, has 15 levels and s = m/7;
-      the signed scale is that of ggml's Q4_0.)
+      element -8. Biased, |x_i - D_i| <= m/16, but up to m/8 for elements above 15/16 m of the
+      other sign. (The symmetric quantizer of ZeRO++, Wang et al. 2023, section 3.1, with the signed
+      scale of ggml's Q4_0, which makes use of all 16 codes.)
     * stochastic: floor(x_i / s + u_i) with s = m/7 and u_i uniform in [0, 1): unbiased, variance at
       most s^2/4 per element.
     * levels nf4: the nearest of 16 quantiles of the normal distribution times m (Dettmers et al.

@@ -13,10 +13,10 @@ class Qsgd(GroupedCodec):
 
         E|Q(x) - x|^2 <= min(group / s^2, sqrt(group) / s) |x|^2
 
-    with s = levels, times at most (1 + 2^-7)^2 for the rounded scale. Payloads cannot be summed. The
-    norm is larger than all elements together need, so at equal bits `int8` and `int4` with stochastic
-    rounding, which scale by the largest element, err less. Wire: see `shardlab.kernels.qsgd`. A group
-    with a value that is not finite, or of 2**120 and more, decodes to NaN.
+    with s = levels, times at most (1 + 2^-7)^2 for the rounded scale. Payloads cannot be summed.
+    `int8` and `int4` with stochastic rounding scale by the largest element, which is less than the
+    norm: at equal bits they err less. Wire: see `shardlab.kernels.qsgd`. A group with a value that
+    is not finite, or of 2**120 and more, decodes to NaN.
 
     Args:
         levels: s, the levels above zero: 1, 7 or 127.
