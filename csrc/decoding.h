@@ -12,18 +12,21 @@ static constexpr int64_t kAhead = 512;  // bytes; processors follow a few stream
 
 SHARDLAB_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Where the parts of a payload are, by the first element of a group.
+template <int64_t kBits>
+SHARDLAB_INLINE int64_t code_bytes(int64_t count) {
+  return (count * kBits + 7) / 8;
+}
+
+// Where the parts of a payload are, by the number of a group.
 template <class Format>
 struct Layout {
   int64_t n, group, border;
   SHARDLAB_INLINE_MEMBER Layout(int64_t n, int64_t group)
       : n(n), group(group), border(Format::kHeadBytes * ((n + group - 1) / group)) {}
-  SHARDLAB_INLINE_MEMBER int64_t size(int64_t first) const { return smaller(group, n - first); }
-  SHARDLAB_INLINE_MEMBER int64_t head(int64_t first) const {
-    return Format::kHeadBytes ? first / group * Format::kHeadBytes : 0;
-  }
-  SHARDLAB_INLINE_MEMBER int64_t codes(int64_t first) const {
-    return border + first * Format::kBits / 8;
+  SHARDLAB_INLINE_MEMBER int64_t size(int64_t g) const { return smaller(group, n - g * group); }
+  SHARDLAB_INLINE_MEMBER int64_t head(int64_t g) const { return g * Format::kHeadBytes; }
+  SHARDLAB_INLINE_MEMBER int64_t codes(int64_t g) const {
+    return border + g * (group * Format::kBits / 8);
   }
 };
 
@@ -98,11 +101,12 @@ SHARDLAB_INLINE void add_tile(const uint8_t* head, const uint8_t* tile, Floats* 
 // output = sum over payloads of the tile whose codes are the `bytes` bytes from `tile` on.
 template <class Format, bool kFull>
 SHARDLAB_INLINE void decode_tile(const uint8_t* const* payloads, int64_t count,
-                                 const Layout<Format>& at, int64_t first, int64_t tile,
-                                 int64_t width, const Output& output) {
+                                 const Layout<Format>& at, int64_t g, int64_t tile, int64_t width,
+                                 const Output& output) {
   constexpr int kBits = Format::kBits, kBytes = 8 * kBits;
   constexpr auto kAll = std::make_index_sequence<8>();
-  const int64_t head = at.head(first), codes = at.codes(first) + tile, size = at.size(first);
+  const int64_t head = at.head(g), codes = at.codes(g) + tile;
+  const int64_t first = g * at.group, size = at.size(g);
   Floats sums[8];
   if constexpr (kFull) {
     begin_tile<Format>(payloads[0] + head, payloads[0] + codes, sums, kAll);
@@ -140,12 +144,12 @@ struct ByGroups<Format, std::void_t<decltype(&Format::decode)>> : std::true_type
 
 template <class Format>
 SHARDLAB_INLINE void decode_whole(const uint8_t* const* payloads, int64_t count,
-                                  const Layout<Format>& at, int64_t first, const Output& output) {
-  const int64_t size = at.size(first);
+                                  const Layout<Format>& at, int64_t g, const Output& output) {
+  const int64_t first = g * at.group, size = at.size(g);
   alignas(64) float sum[kLargestGroup + 8], decoded[kLargestGroup];
   for (int64_t p = 0; p < count; ++p) {
-    const typename Format::Head head = Format::load(payloads[p] + at.head(first));
-    Format::decode(payloads[p] + at.codes(first), size, head, p ? decoded : sum);
+    const typename Format::Head head = Format::load(payloads[p] + at.head(g));
+    Format::decode(payloads[p] + at.codes(g), size, head, p ? decoded : sum);
     if (p)
       for (int64_t i = 0; i < size; ++i) sum[i] += decoded[i];
   }
@@ -155,17 +159,17 @@ SHARDLAB_INLINE void decode_whole(const uint8_t* const* payloads, int64_t count,
   }
 }
 
-// output = sum over payloads of the group from element `first` on.
+// output = sum over payloads of group g.
 template <class Format>
 SHARDLAB_INLINE void decode_group(const uint8_t* const* payloads, int64_t count,
-                                  const Layout<Format>& at, int64_t first, const Output& output) {
+                                  const Layout<Format>& at, int64_t g, const Output& output) {
   if constexpr (ByGroups<Format>::value) {
-    decode_whole<Format>(payloads, count, at, first, output);
+    decode_whole<Format>(payloads, count, at, g, output);
   } else {
-    const int64_t width = (at.size(first) * Format::kBits + 7) / 8;
+    const int64_t width = code_bytes<Format::kBits>(at.size(g));
     int64_t tile = 0;
     for (; tile + 8 * Format::kBits <= width; tile += 8 * Format::kBits)
-      decode_tile<Format, true>(payloads, count, at, first, tile, width, output);
-    if (tile < width) decode_tile<Format, false>(payloads, count, at, first, tile, width, output);
+      decode_tile<Format, true>(payloads, count, at, g, tile, width, output);
+    if (tile < width) decode_tile<Format, false>(payloads, count, at, g, tile, width, output);
   }
 }

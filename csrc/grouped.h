@@ -64,22 +64,24 @@ SHARDLAB_INLINE void write_bytes(const float* given, int64_t count, uint8_t* to,
   std::memcpy(to + i, bytes, rest);
 }
 
-// The codes of a group, of at most 8 bits: `fill(to)` writes a byte for each, which are then packed.
-template <int64_t kBits, class Fill>
-SHARDLAB_INLINE void write_codes(int64_t count, uint8_t* codes, Fill fill) {
+// The codes of a group, of at most 8 bits: `fill(to)` writes a byte for each. Their lower bits are
+// packed, with the bits of kFlip inverted in every code.
+template <int64_t kBits, int64_t kFlip, class Fill>
+SHARDLAB_INLINE void write_codes(int64_t count, uint8_t* __restrict codes, Fill fill) {
   if constexpr (kBits == 8) {
     fill(codes);
   } else {
-    constexpr uint32_t kMask = (1u << kBits) - 1;
-    const int64_t width = (count * kBits + 7) / 8;
+    constexpr int kPlanes = 8 / kBits;
+    constexpr uint8_t kMask = (1u << kBits) - 1, kFlips = kFlip * (255 / kMask);
+    const int64_t width = code_bytes<kBits>(count);
     uint8_t bytes[kLargestGroup + 8];
     fill(bytes);
-    for (int64_t i = count; i < width * (8 / kBits); ++i) bytes[i] = 0;
+    for (int64_t i = count; i < width * kPlanes; ++i) bytes[i] = kFlip;
     for (int64_t j = 0; j < width; ++j) {
-      uint32_t packed = 0;
-      for (int64_t plane = 0; plane < 8 / kBits; ++plane)
-        packed |= (bytes[plane * width + j] & kMask) << (plane * kBits);
-      codes[j] = static_cast<uint8_t>(packed);
+      uint8_t packed = bytes[j] & kMask;
+      for (int64_t plane = 1; plane < kPlanes; ++plane)
+        packed |= static_cast<uint8_t>((bytes[plane * width + j] & kMask) << (plane * kBits));
+      codes[j] = packed ^ kFlips;
     }
   }
 }
@@ -95,36 +97,38 @@ SHARDLAB_INLINE void encode_groups(const float* x, const float* residual, float*
                                    int64_t group, int64_t start, int64_t stop, uint32_t k0,
                                    uint32_t k1, uint8_t* payload) {
   const Layout<Format> at(n, group);
-  const int64_t block = group < kBlock ? kBlock / group * group : group;
+  const int64_t groups = group < kBlock ? kBlock / group : 1, last = (stop + group - 1) / group;
   alignas(64) float wanted[kLargestGroup];
   alignas(64) float decoded[kLargestGroup];
   typename Format::Head heads[kBlock / 8];
-  for (int64_t begin = start; begin < stop; begin += block) {
-    const int64_t end = smaller(begin + block, stop);
+  for (int64_t block = start / group; block < last; block += groups) {
+    const int64_t after = smaller(block + groups, last), begin = block * group;
+    const int64_t size = smaller(after * group, n) - begin;
     const float* given = x + begin;
     if (residual) {
       const float* before = residual + begin;
-      for (int64_t i = 0; i < end - begin; ++i) wanted[i] = given[i] + before[i];
+      for (int64_t i = 0; i < size; ++i) wanted[i] = given[i] + before[i];
       given = wanted;
     }
-    for (int64_t first = begin, g = 0; first < end; first += group, ++g) {
-      heads[g] = Format::head_of(given + (first - begin), at.size(first));
-      if (Format::kHeadBytes) Format::store(heads[g], payload + at.head(first));
+    for (int64_t g = block; g < after; ++g) {
+      typename Format::Head& head = heads[g - block];
+      head = Format::head_of(given + (g * group - begin), at.size(g));
+      if (Format::kHeadBytes) Format::store(head, payload + at.head(g));
     }
-    for (int64_t first = begin, g = 0; first < end; first += group, ++g) {
-      const Random random{k0, k1, static_cast<uint32_t>(first)};
-      Format::encode(given + (first - begin), at.size(first), heads[g], random,
-                     payload + at.codes(first));
+    for (int64_t g = block; g < after; ++g) {
+      const Random random{k0, k1, static_cast<uint32_t>(g * group)};
+      Format::encode(given + (g * group - begin), at.size(g), heads[g - block], random,
+                     payload + at.codes(g));
       if (residual)
-        decode_group<Format>(&payload, 1, at, first, Output{decoded - begin, 1.0f, false, false});
+        decode_group<Format>(&payload, 1, at, g, Output{decoded - begin, 1.0f, false, false});
     }
     if (residual) {
       const float* before = residual + begin;
-      float* after = kept + begin;
+      float* rests = kept + begin;
       SHARDLAB_ELEMENTWISE
-      for (int64_t i = 0; i < end - begin; ++i) {
+      for (int64_t i = 0; i < size; ++i) {
         const float rest = wanted[i] - decoded[i];
-        after[i] = is_finite(bits_of(rest)) ? rest : before[i];
+        rests[i] = is_finite(bits_of(rest)) ? rest : before[i];
       }
     }
   }
@@ -137,8 +141,8 @@ SHARDLAB_INLINE void decode_groups(const uint8_t* const* payloads, int64_t count
                                    float* out) {
   const Layout<Format> at(n, group);
   const Output output{out, alpha, add != 0, n >= kFarAway};
-  for (int64_t first = start; first < stop; first += group)
-    decode_group<Format>(payloads, count, at, first, output);
+  for (int64_t g = start / group; g * group < stop; ++g)
+    decode_group<Format>(payloads, count, at, g, output);
 }
 
 // The two kernels of a format, under the names that shardlab/kernels/grouped.py binds.

@@ -34,7 +34,7 @@ struct NormalFloat4 : ScaleHead {
   SHARDLAB_INLINE_MEMBER static void encode(const float* given, int64_t count, Head head, Random,
                                             uint8_t* codes) {
     const float reciprocal = 1.0f / head.value;
-    write_codes<kBits>(count, codes, [&](uint8_t* to) SHARDLAB_INLINE_LAMBDA {
+    write_codes<kBits, 0>(count, codes, [&](uint8_t* to) SHARDLAB_INLINE_LAMBDA {
       if (has_no_codes(head))
         std::memset(to, kZero, static_cast<size_t>(count));
       else

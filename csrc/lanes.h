@@ -17,6 +17,22 @@ SHARDLAB_INLINE Words words_of(Ints ints) { return reinterpret_cast<Words>(ints)
 SHARDLAB_INLINE Ints ints_of(Floats floats) { return reinterpret_cast<Ints>(floats); }
 SHARDLAB_INLINE Floats converted(Ints ints) { return __builtin_convertvector(ints, Floats); }
 
+SHARDLAB_INLINE Floats smaller_of(Floats a, float b) {
+  const Floats bound = b + Floats{};
+  return a < bound ? a : bound;
+}
+
+// To the nearest integer, ties to even, of magnitudes below 2^22.
+SHARDLAB_INLINE Ints nearest(Floats values) {
+#ifdef __AVX2__
+  return reinterpret_cast<Ints>(_mm256_cvtps_epi32(values));
+#else
+  // 1.5 * 2^23: a float this large has no fraction bits, so a small one is rounded when it is added
+  // and found in the low bits
+  return ints_of(values + 0x1.8p23f) - 0x4B400000;
+#endif
+}
+
 SHARDLAB_INLINE Floats load_floats(const float* from) {
   Floats floats;
   std::memcpy(&floats, from, sizeof floats);

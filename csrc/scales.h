@@ -66,16 +66,20 @@ struct LargestOver {
 template <int kLevels>
 struct SignedLargestOver {
   SHARDLAB_INLINE_MEMBER static uint16_t of(const float* given, int64_t count) {
-    uint32_t largest = 0;
-    int32_t positive = 0;  // as integers, positive floats are ordered and negative ones lie below
+    // as signed integers positive floats come in their order, above all negative ones; as unsigned
+    // integers negative floats come in the order of their magnitudes, above all positive ones
+    int32_t top = 0;
+    uint32_t bottom = 0;
     for (int64_t i = 0; i < count; ++i) {
-      const uint32_t magnitude = bits_of(given[i]) & 0x7FFFFFFFu;
-      const int32_t pattern = static_cast<int32_t>(bits_of(given[i]));
-      largest = magnitude > largest ? magnitude : largest;
-      positive = pattern > positive ? pattern : positive;
+      const uint32_t pattern = bits_of(given[i]);
+      top = static_cast<int32_t>(pattern) > top ? static_cast<int32_t>(pattern) : top;
+      bottom = pattern > bottom ? pattern : bottom;
     }
+    const uint32_t positive = static_cast<uint32_t>(top);
+    const uint32_t negative = bottom >> 31 ? bottom & 0x7FFFFFFFu : 0;
+    const uint32_t largest = positive > negative ? positive : negative;
     const uint16_t word = scale_of(largest, static_cast<float>(kLevels));
-    const bool flip = static_cast<uint32_t>(positive) == largest && word && word != kNotFinite;
+    const bool flip = positive == largest && word && word != kNotFinite;
     return flip ? word | 0x8000u : word;
   }
 };

@@ -3,8 +3,7 @@
 * Nearest: the element of largest magnitude has the code -8 and the scale the opposite sign of it;
   of two such elements with opposite signs the positive one counts. So all 16 codes are of use, and
   negating a vector negates what it decodes to (but for such ties). Codes are clipped at 7: an
-  element is off by at most half a step, or a whole one at the end that the scale's sign leaves
-  out.
+  element is off by at most half a step, or a whole one at the end that the codes do not reach.
 * Stochastic: scale = largest magnitude over 7, so that nothing is clipped.
 * NormalFloat: scale = largest magnitude. Code c stands for `NF4[c]` times the scale, exactly
   representable in float32; x times the reciprocal of the scale becomes the nearest level, the lower

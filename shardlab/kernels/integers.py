@@ -5,9 +5,9 @@ decodes to `code * scale`, exactly representable in float32. With steps = x time
 reciprocal of the scale (one division per group), the code is
 
 * nearest: steps rounded to the nearest integer, ties to even;
-* stochastic: floor(steps + u), with steps cut to 24 bits after the point and u the 24 random bits
-  of the element (`shardlab.kernels.random`), so the mean over u is steps; before that, steps that
-  float32 rounded above the largest code are set to it.
+* stochastic: floor(steps + u), with steps cut to 24 bits after the point and u the upper 24 of the
+  element's random bits (`shardlab.kernels.random`) as a fraction, so the mean over u is steps;
+  steps that float32 rounded above the largest code are first set to it.
 
 Codes are at most 2**(bits - 1) - 1. Those of 8 bits are two's complement, narrower ones are stored
 with 2**(bits - 1) added. Groups with scale 0 or NaN have codes 0.
@@ -16,7 +16,7 @@ With a residual and nearest rounding, what is lost is exactly representable in f
 and what is kept add up to what was given.
 """
 
-from collections.abc import Callable
+from abc import abstractmethod
 from typing import ClassVar
 
 import torch
@@ -30,13 +30,16 @@ class IntegerFormat(Format):
     """Subclasses say how a scale is found, and how many bits a code has."""
 
     head_bytes = 2
-    scale: ClassVar[Callable[[Tensor, float], Tensor]]
-    """bits of the scales, from rows and `levels`: of `shardlab.kernels.scales`"""
     levels: ClassVar[int]
     """the code of what `scale` measures"""
 
+    @staticmethod
+    @abstractmethod
+    def scale(rows: Tensor, levels: float) -> Tensor:
+        """Bits of the scales: a function of `shardlab.kernels.scales`."""
+
     def quantize(self, rows: Tensor, chance: Tensor | None) -> tuple[Tensor, Tensor]:  # noqa: D102
-        words = type(self).scale(rows, self.levels)
+        words = self.scale(rows, self.levels)
         blank = (words == 0) | (words == NOT_FINITE)
         steps = rows * widened(words).masked_fill(blank, 1.0).reciprocal()
         steps = steps.masked_fill(blank, 0.0)

@@ -11,18 +11,37 @@ import torch
 _WORTH_A_THREAD = 1 << 16
 """elements; below, handing work to a thread costs more than it saves"""
 
+_RANGE = 1 << 18
+"""elements of a range at most: a thread that other work slows down takes fewer of them"""
+
 _Item = TypeVar("_Item")
 
 
 def for_ranges(n: int, multiple: int, kernel: Callable[[int, int], None]) -> None:
-    """Calls `kernel(start, stop)` on ranges that make up [0, n), each on a thread of its own.
+    """Calls `kernel(start, stop)` on ranges that make up [0, n), on as many threads as torch uses.
 
     Compiled kernels release the interpreter lock, so the ranges run side by side.
 
     Args:
         multiple: every range but the last starts and stops at a multiple of it.
     """
-    for_each(ranges(n, multiple), lambda item: kernel(*item))
+    threads = len(ranges(n, multiple))
+    if threads < 2:
+        kernel(0, n)
+        return
+    size = -(-min(_RANGE, -(-n // threads)) // multiple) * multiple
+    starts = iter(range(0, n, size))
+
+    def work() -> None:
+        for start in starts:
+            kernel(start, min(start + size, n))
+
+    later = [_pool().submit(work) for _ in range(threads - 1)]
+    work()
+    for future in later:
+        # one that has not begun by now has nothing left to do
+        if not future.cancel():
+            future.result()
 
 
 def ranges(n: int, multiple: int) -> list[tuple[int, int]]:

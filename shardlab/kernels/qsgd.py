@@ -35,7 +35,7 @@ class Qsgd1Format(Qsgd127Format):
 
 
 KERNELS = {
-    kernel.format.levels: kernel
-    for kernel in map(GroupedKernel, (Qsgd1Format(), Qsgd7Format(), Qsgd127Format()))
+    format.levels: GroupedKernel(format)
+    for format in (Qsgd1Format(), Qsgd7Format(), Qsgd127Format())
 }
 """by the number of levels"""

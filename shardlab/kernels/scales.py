@@ -44,8 +44,8 @@ def norm_words(rows: Tensor, levels: float) -> Tensor:
     """Bits of the scales that make the Euclidean norm of a group the code `levels`.
 
     Squares are summed in sixteen lanes, element i in lane i mod 16, then halves are added to
-    halves. If a sum is not between 2**-60 and 2**100, the elements are first brought near 1 by a power of
-    two. Groups with magnitudes of 2**120 and more count as not finite.
+    halves. If a sum is not between 2**-60 and 2**100, the elements are first brought near 1 by a
+    power of two. Groups with magnitudes of 2**120 and more count as not finite.
     """
     largest = rows.abs().amax(1, keepdim=True)
     plain = _sum_of_squares(rows)
