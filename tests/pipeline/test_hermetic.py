@@ -40,7 +40,7 @@ def test_a_stage_reads_only_what_it_declares(kind: str, finished: Path, tmp_path
         copy_parts(["README.md"], ROOT, tmp_path)
     params = yaml.safe_load((finished / "params.yaml").read_text())
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(only(params, keys)))
-    run(tmp_path, *stage.cmd.split())
+    run(tmp_path, "sh", "-c", stage.cmd)
     for output in outputs:
         made = tmp_path / output
         assert made.exists(), output
