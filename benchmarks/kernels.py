@@ -25,7 +25,18 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from shardlab.kernels import casts, int4, int8, native, qsgd
+from shardlab.kernels import (
+    casts,
+    dynamic8,
+    efsign,
+    fp8,
+    int4,
+    int8,
+    native,
+    natural,
+    onebit,
+    qsgd,
+)
 from shardlab.kernels.grouped import GroupedKernel
 
 KERNELS: dict[str, tuple[GroupedKernel, int]] = {
@@ -38,6 +49,13 @@ KERNELS: dict[str, tuple[GroupedKernel, int]] = {
     "qsgd 7": (qsgd.KERNELS[7], 128),
     "qsgd 1": (qsgd.KERNELS[1], 128),
     "bf16": (casts.BF16, casts.GROUP),
+    "fp16": (casts.FP16, casts.GROUP),
+    "fp8 e4m3": (fp8.KERNELS["e4m3"], 128),
+    "fp8 e5m2": (fp8.KERNELS["e5m2"], 128),
+    "dynamic8": (dynamic8.KERNEL, 256),
+    "natural": (natural.KERNEL, natural.GROUP),
+    "efsign": (efsign.KERNEL, 512),
+    "onebit": (onebit.KERNEL, 512),
 }
 """by label: the kernel and its group"""
 
