@@ -6,13 +6,12 @@ an error by that; error feedback takes it back one step later.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from torch import Tensor
 
 from shardlab.codecs.base import Codec, Content, MessageKey
+from shardlab.codecs.grouped import GroupedCodec
 from shardlab.kernels import efsign, onebit, sign
-from shardlab.kernels.grouped import GroupedKernel
 
 
 class Sign(Codec):
@@ -25,8 +24,8 @@ class Sign(Codec):
     alpha = 1/W gives the mean magnitude. A message of zeros has no vote.
 
     1 + 32/n bits per element. Biased. A single payload is a contraction with
-    delta >= (1 - 2^-16) ||x||_1^2 / (n ||x||_2^2), about 0.1 for whole gradients; a vote has no
-    such bound and can diverge. Not linear. All elements of a message come out with one magnitude:
+    delta >= (1 - 2^-16) ||x||_1^2 / (n ||x||_2^2), small for whole gradients; a vote has no such
+    bound and can diverge. Not linear. All elements of a message come out with one magnitude:
     right for SGD on the sign, wrong for Adam, whose second moment then holds that constant and not
     the scale of each element.
     Wire: see `shardlab.kernels.sign`. A value that is not finite makes the whole message NaN.
@@ -76,62 +75,14 @@ class Sign(Codec):
         sign.decode_votes(payloads, out, alpha)
 
 
-class _Grouped(Codec):
-    """A sign per element, means per group."""
-
-    kernel: ClassVar[GroupedKernel]
-    unbiased = False
-
-    def __init__(self, group: int = 512) -> None:
-        self.group = group
-
-    def payload_bytes(self, n: int) -> int:
-        return self.kernel.payload_bytes(n, self.group)
-
-    def content(self, n: int, payload: Tensor) -> Content:
-        return Content(n, 0, self.kernel.format.head_bytes * -(-n // self.group))
-
-    def encode(
-        self, vector: Tensor, key: MessageKey | None = None, out: Tensor | None = None
-    ) -> Tensor:
-        return self.kernel.encode(vector, self.group, payload=out)
-
-    def encode_residual(
-        self,
-        vector: Tensor,
-        residual: Tensor,
-        kept: Tensor,
-        key: MessageKey | None = None,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        return self.kernel.encode_residual(vector, residual, kept, self.group, payload=out)
-
-    def decode_add(
-        self, payload: Tensor, out: Tensor, alpha: float = 1.0, key: MessageKey | None = None
-    ) -> None:
-        self._check_payload(payload, out.numel())
-        self.kernel.decode_add(payload, self.group, out, alpha)
-
-    def decode_sum(
-        self,
-        payloads: Sequence[Tensor],
-        out: Tensor,
-        alpha: float = 1.0,
-        keys: Sequence[MessageKey] | None = None,
-    ) -> None:
-        for payload in payloads:
-            self._check_payload(payload, out.numel())
-        self.kernel.decode_sum(payloads, self.group, out, alpha)
-
-
-class EfSign(_Grouped):
+class EfSign(GroupedCodec):
     """D = m sgn(x), m = mean|x| of a group, rounded to the nearest bfloat16.
 
     The compressor of EF-signSGD (Karimireddy et al. 2019, algorithm 1), on groups instead of
     layers. 1 + 16/group bits per element. Biased; in each group of d elements a contraction with
     delta >= (1 - 2^-16) ||x||_1^2 / (d ||x||_2^2) (their section 4, less the rounding of m; a group
-    whose m is below 2^-126 decodes to zeros): about 0.58 in groups of 512 of real gradients, where
-    a whole gradient has 0.1. It needs error feedback. Not linear: every sender has its own means.
+    whose m is below 2^-126 decodes to zeros): larger than for a whole gradient, whose tails are
+    heavy. It needs error feedback. Not linear: every sender has its own means.
     Wire: see `shardlab.kernels.efsign`. A group with a value that is not finite decodes to NaN.
 
     Args:
@@ -139,10 +90,13 @@ class EfSign(_Grouped):
     """
 
     name = "efsign"
-    kernel = efsign.KERNEL
+    unbiased = False
+
+    def __init__(self, group: int = 512) -> None:
+        super().__init__(efsign.KERNEL, group)
 
 
-class OneBit(_Grouped):
+class OneBit(GroupedCodec):
     """D = mean of the x >= 0 of a group where x >= 0, mean of its x < 0 where x < 0.
 
     1-bit SGD (Seide et al. 2014, section 3.1: quantized at zero, reconstructed by the means of the
@@ -157,4 +111,7 @@ class OneBit(_Grouped):
     """
 
     name = "onebit"
-    kernel = onebit.KERNEL
+    unbiased = False
+
+    def __init__(self, group: int = 512) -> None:
+        super().__init__(onebit.KERNEL, group)
