@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from shardlab.codecs.base import Codec
-from shardlab.codecs.registry import make_codec
+from shardlab.codecs.registry import make_method
 from shardlab.codecs.rounds import Rounds
 from shardlab.core.codec_options import IN_ROUNDS
 from shardlab.core.document import Document, validate
@@ -38,7 +38,7 @@ class Case(Document):
 
     def method(self) -> Codec | Rounds:
         """A new codec, or a method in rounds without state."""
-        return make_codec(self.spec)
+        return make_method(self.spec)
 
 
 def cases(only: Sequence[str] = ()) -> list[Case]:

@@ -26,7 +26,7 @@ from benchmarks.gradients import Gradients, add_arguments, prepare
 from benchmarks.other_codecs import RIVALS, Calls, Rival
 from benchmarks.speed import KEY, Alone, best_times
 from shardlab.codecs.base import Codec
-from shardlab.codecs.registry import make_codec
+from shardlab.codecs.registry import make_method
 from shardlab.codecs.rounds import Rounds
 from shardlab.codecs.unit import Block, Unit
 from shardlab.core.errors import UserError
@@ -70,7 +70,7 @@ def main() -> None:
     if not chosen:
         raise UserError(f"no rival of {', '.join(args.specs)}")
     for rival in chosen:
-        make_codec(rival.ours)
+        make_method(rival.ours)
     gradients = Gradients(prepare(args.data, args.work))
     matches = []
     for rival in chosen:
@@ -122,7 +122,7 @@ def _compare(ours: Calls, theirs: Calls, x: Tensor, rounds: int) -> dict[str, An
 
 
 def _ours(spec: str, x: Tensor) -> Calls:
-    codec: Codec | Rounds = make_codec(spec)
+    codec: Codec | Rounds = make_method(spec)
     if isinstance(codec, Rounds):
         return _ours_in_rounds(codec, x)
     n, out = x.numel(), torch.empty_like(x)
