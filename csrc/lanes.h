@@ -120,6 +120,15 @@ SHARDLAB_INLINE Floats lookup(Floats table, Ints index) {
 #endif
 }
 
+// clear or set, by the highest bit of each lane.
+SHARDLAB_INLINE Floats by_sign(Words lanes, Floats clear, Floats set) {
+#ifdef __AVX2__
+  return _mm256_blendv_ps(clear, set, (__m256)lanes);
+#else
+  return reinterpret_cast<Ints>(lanes) < 0 ? set : clear;
+#endif
+}
+
 // A product that float32 holds exactly, so that adding it rounds alike with and without a fused
 // instruction.
 struct Product {

@@ -103,17 +103,16 @@ SHARDLAB_INLINE void vote(const Ballot& ballot, int64_t first, int64_t width, Ou
 }
 
 // scale, -scale or 0 (NaN if scale is) at the places of a byte of each of eight columns.
-SHARDLAB_INLINE void values_of(const Outcome& outcome, int64_t j, float scale, float (*values)[8]) {
-  const float none = 0.0f * scale;
-  uint32_t negative[8], tie[8];
-  spread(outcome.negative + j, negative);
-  spread(outcome.tie + j, tie);
-  for (int64_t place = 0; place < 8; ++place)
-    SHARDLAB_LANES
-    for (int64_t l = 0; l < 8; ++l) {
-      const float value = static_cast<int32_t>(negative[l] << (7 - place)) < 0 ? -scale : scale;
-      values[place][l] = static_cast<int32_t>(tie[l] << (7 - place)) < 0 ? none : value;
-    }
+SHARDLAB_INLINE void values_of(const Outcome& outcome, int64_t j, float scale,
+                               Floats (&values)[8]) {
+  const Floats plus = Floats{} + scale, minus = -plus, none = 0.0f * plus;
+  const Words negative = words_of(unsigned_bytes(outcome.negative + j));
+  const Words tie = words_of(unsigned_bytes(outcome.tie + j));
+#pragma GCC unroll 8
+  for (int place = 0; place < 8; ++place) {
+    const Floats value = by_sign(negative << (31 - place), plus, minus);
+    values[place] = by_sign(tie << (31 - place), value, none);
+  }
 }
 
 template <int64_t kDigits, bool kAdd>
@@ -121,20 +120,17 @@ SHARDLAB_INLINE void decode_block(const Ballot& ballot, int64_t first, int64_t s
                                   float* out) {
   const int64_t width = (size + 7) / 8;
   Outcome outcome;
-  float values[8][8];
+  Floats values[8];
   ahead(out, size);
   vote<kDigits>(ballot, first, width, outcome);
   for (int64_t j = 0; j < width; j += 8) {
     values_of(outcome, j, scale, values);
     if (size == kVoteBlock) {
-      float* __restrict to = out + j;
 #pragma GCC unroll 8
-      for (int64_t place = 0; place < 8; ++place)
-        SHARDLAB_LANES
-        for (int64_t l = 0; l < 8; ++l) {
-          const int64_t i = place * kWidth + l;
-          to[i] = kAdd ? to[i] + values[place][l] : values[place][l];
-        }
+      for (int place = 0; place < 8; ++place) {
+        float* to = out + place * kWidth + j;
+        store_floats(to, kAdd ? load_floats(to) + values[place] : values[place]);
+      }
       continue;
     }
     for (int64_t place = 0; place < 8; ++place)

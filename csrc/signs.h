@@ -78,14 +78,6 @@ SHARDLAB_INLINE Floats chosen(Ints codes, float clear, float set) {
   return (codes << 31) < 0 ? one : zero;
 }
 
-// Bytes 0 to 7 of `from` at the tops of words, with bytes below them that do not matter.
-SHARDLAB_INLINE void spread(const uint8_t* from, uint32_t* words) {
-  static constexpr uint32_t kShift[8] = {24, 16, 8, 0, 24, 16, 8, 0};
-  const uint32_t low = load_quad(from), high = load_quad(from + 4);
-  SHARDLAB_LANES
-  for (int64_t l = 0; l < 8; ++l) words[l] = (l < 4 ? low : high) << kShift[l];
-}
-
 // Bytes of payloads, copied where they are near each other, some hundred at a time. Payloads of
 // power-of-two sizes share the places of a cache and would drive each other out of it.
 template <int64_t kBytes>
@@ -103,6 +95,8 @@ struct Near {
     for (int64_t p = 0; p < count; ++p) {
       std::memcpy(bytes[p], payloads[p] + from, static_cast<size_t>(size));
       copies[p] = bytes[p];
+      // processors follow a few streams unasked, not eight; beyond the end this does nothing
+      for (int64_t i = 0; i < size; i += 64) __builtin_prefetch(payloads[p] + from + size + i);
     }
     of = copies, base = 0;
   }
@@ -115,33 +109,35 @@ struct Span {
   Near<kLargestGroup / 8> codes;
 };
 
-// total[place][l] = sum over payloads, in their order, of element `place` of byte l of 8 columns.
+template <class Format>
+SHARDLAB_INLINE void add_single(const uint8_t* head, const uint8_t* codes, Floats (&total)[8]) {
+  const typename Format::Head means = Format::load(head);
+  const Floats clear = Floats{} + means.clear(), set = Floats{} + means.set();
+  Words tops = words_of(unsigned_bytes(codes)) << 24;
+#pragma GCC unroll 8
+  for (int place = 7; place >= 0; --place) {
+    total[place] += by_sign(tops, clear, set);
+    tops += tops;  // more units add than shift
+  }
+}
+
+// total[place][l] = sum over payloads of element `place` of byte l of 8 columns.
 template <class Format, bool kWhole>
-SHARDLAB_INLINE void sum_columns(const Span& span, int64_t head, int64_t code, int64_t columns,
-                                 float (*total)[8]) {
+SHARDLAB_INLINE void sum_columns(const Span& span, int64_t head, int64_t code,
+                                 int64_t columns, Floats (&total)[8]) {
   const uint8_t* const* heads = span.heads.of;
   const uint8_t* const* codes = span.codes.of;
-  const int64_t count = span.count;
   head += span.heads.base, code += span.codes.base;
-  for (int64_t place = 0; place < 8; ++place)
-    SHARDLAB_LANES
-    for (int64_t l = 0; l < 8; ++l) total[place][l] = -0.0f;  // -0 + x is x, for all x
-  for (int64_t p = 0; p < count; ++p) {
-    const typename Format::Head means = Format::load(heads[p] + head);
+#pragma GCC unroll 8
+  for (int place = 0; place < 8; ++place) total[place] = Floats{} - 0.0f;  // -0 + x is x, for all x
+  for (int64_t p = 0; p < span.count; ++p) {
     const uint8_t* from = codes[p] + code;
-    const float clear = means.clear(), set = means.set();
-    uint32_t words[8];
-    if (kWhole) {
-      spread(from, words);
-    } else {
-      uint8_t padded[8] = {};
-      for (int64_t l = 0; l < columns; ++l) padded[l] = from[l];
-      spread(padded, words);
+    uint8_t padded[8];
+    if (!kWhole) {
+      for (int64_t l = 0; l < 8; ++l) padded[l] = l < columns ? from[l] : 0;
+      from = padded;
     }
-    for (int64_t place = 0; place < 8; ++place)
-      SHARDLAB_LANES
-      for (int64_t l = 0; l < 8; ++l)
-        total[place][l] += static_cast<int32_t>(words[l] << (7 - place)) < 0 ? set : clear;
+    add_single<Format>(heads[p] + head, from, total);
   }
 }
 
@@ -155,19 +151,17 @@ template <class Format, bool kAdd>
 SHARDLAB_INLINE void decode_signed(const Span& span, int64_t head, int64_t first, int64_t size,
                                   float alpha, float* out) {
   const int64_t width = (size + 7) / 8;
-  float total[8][8];
+  Floats total[8];
   ahead(out, size);
   int64_t j = 0;
   for (; size % 8 == 0 && j + 8 <= width; j += 8) {
     sum_columns<Format, true>(span, head, first / 8 + j, 8, total);
-    float* __restrict to = out + j;
 #pragma GCC unroll 8
-    for (int64_t place = 0; place < 8; ++place)
-      SHARDLAB_LANES
-      for (int64_t l = 0; l < 8; ++l) {
-        const float value = alpha * total[place][l];
-        to[place * width + l] = kAdd ? to[place * width + l] + value : value;
-      }
+    for (int place = 0; place < 8; ++place) {
+      float* to = out + place * width + j;
+      const Floats value = total[place] * alpha;
+      store_floats(to, kAdd ? load_floats(to) + value : value);
+    }
   }
   for (; j < width; j += 8) {
     const int64_t columns = smaller(8, width - j);
