@@ -17,14 +17,14 @@ BASELINE = "fsdp2"
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ddp": {"engine": "ddp"},
     "ddp-int8": {"engine": "ddp", "gradients": {"codec": "int8:group=128"}},
-    "ddp-topk": {
-        "engine": "ddp",
-        "gradients": {"codec": "topk:density=0.05", "error_feedback": True},
-    },
     "fsdp2": {"engine": "fsdp2"},
     "fsdp2-exchange": {"engine": "fsdp2", "gradients": {"codec": "none", "route": "exchange"}},
     "fsdp2-bf16": {"engine": "fsdp2", "gradients": {"codec": "bf16"}},
     "fsdp2-int8": {"engine": "fsdp2", "gradients": {"codec": "int8:group=128"}},
+    "fsdp2-int4": {
+        "engine": "fsdp2",
+        "gradients": {"codec": "int4:group=128", "error_feedback": True},
+    },
     "fsdp2-topk": {
         "engine": "fsdp2",
         "gradients": {"codec": "topk:density=0.05", "error_feedback": True},
@@ -34,11 +34,11 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 FIGURES = {
     "ddp": (41.0, 1.0, 182.0, 0.0),
     "ddp-int8": (46.5, 3.88, 182.4, 0.0061),
-    "ddp-topk": (52.1, 9.6, 199.0, 0.71),
     "fsdp2": (48.3, 1.0, 182.1, 0.0),
     "fsdp2-exchange": (49.0, 1.0, 182.1, 2.1e-8),
     "fsdp2-bf16": (50.2, 2.0, 182.1, 0.0017),
     "fsdp2-int8": (51.7, 3.87, 182.6, 0.0062),
+    "fsdp2-int4": (51.2, 7.5, 183.0, 0.11),
     "fsdp2-topk": (55.0, 9.1, 201.5, 0.72),
 }
 STEPS = 60
