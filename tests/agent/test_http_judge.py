@@ -2,7 +2,9 @@ import pytest
 
 from shardlab.agent.endpoint import Endpoint
 from shardlab.agent.http_judge import HttpJudge, InvalidAnswerError, read_choice
+from shardlab.core.codec_options import SPECS
 from shardlab.core.errors import UserError
+from shardlab.core.strategy import Compression, Strategy, WeightCompression
 from tests.agent.chat_server import (
     CANDIDATES,
     IDS,
@@ -31,6 +33,25 @@ def test_only_offered_ids_and_abstention_are_in_the_schema(tmp_path):
         judge(server, tmp_path).choose(question())
     schema = server.requests[0]["response_format"]["json_schema"]["schema"]
     assert schema["properties"]["choice"]["enum"] == [*IDS, "abstain"]
+
+
+def test_every_setting_and_codec_of_the_schema_is_explained(tmp_path):
+    with serving(lambda request, n: (200, says(WANTED))) as server:
+        judge(server, tmp_path).choose(question())
+    lines = server.requests[0]["messages"][0]["content"].splitlines()
+    told = {line.partition(":")[0] for line in lines}
+    for document, path in (
+        (Strategy, ""),
+        (Compression, "gradients."),
+        (WeightCompression, "weights."),
+    ):
+        nested = {"gradients", "weights"} if document is Strategy else set()
+        assert {f"{path}{name}" for name in set(document.model_fields) - nested} <= told
+    assert set(SPECS) <= told
+    assert (
+        "gradients.residual: fp32, bf16, int8. how error feedback stores what was not sent" in lines
+    )
+    assert any(line.startswith("int4: ") and "levels (uniform, nf4)" in line for line in lines)
 
 
 def test_judge_that_always_takes_the_first_abstains(tmp_path):
