@@ -44,9 +44,10 @@ class Judge(ABC):
 
 _CODECS = {"codec": "gradients", "weights": "weights"}
 """the codec's setting, and the kind of message that it encodes"""
+_EXPOSED = "exposed communication"
 _ENCODING = "encoding and decoding"
 _REMEDIES = {
-    "exposed communication": (*_CODECS, "reshard_after_forward", "bucket_mb", "wrap", "engine"),
+    _EXPOSED: (*_CODECS, "reshard_after_forward", "bucket_mb", "wrap", "engine"),
     "idle time": ("wrap", "bucket_mb", "reshard_after_forward", "engine", "route"),
     _ENCODING: (*_CODECS, "minimum_size", "error_feedback", "route"),
 }
@@ -102,10 +103,9 @@ class RuleJudge(Judge):
             acts = "acts on it" if directness < _INDIRECT else "does not act on it"
             return self._verdict(
                 candidate,
-                f"{term} is the largest term, {share:.0%} of a traced step, in which gradients "
-                f"and weights move {_moved(incumbent, 'gradients') / 1e6:.3f} and "
-                f"{_moved(incumbent, 'weights') / 1e6:.3f} MB; "
-                f"{_words(incumbent, candidate)} {acts} and was never measured",
+                f"{term} is the largest term, {share:.0%} of a traced step"
+                f"{_bytes(term, incumbent)}; {_words(incumbent, candidate)} {acts} "
+                "and was never measured",
             )
         why = (
             f"the largest term, {term}, is {share:.1%} of a traced step"
@@ -122,7 +122,7 @@ def _largest_term(incumbent: Measured) -> tuple[str, float]:
     """The name of the largest term that a strategy can change, and its share of a traced step."""
     mean = incumbent.mean
     terms = {
-        "exposed communication": mean("exposed_comm_ms"),
+        _EXPOSED: mean("exposed_comm_ms"),
         "idle time": mean("idle_ms"),
         _ENCODING: mean("encode_ms") + mean("decode_ms"),
     }
@@ -153,6 +153,14 @@ def _remedies(term: str, incumbent: Measured) -> list[str]:
 def _moved(measured: Measured, kind: str) -> float:
     """Bytes of a kind of message on the wire, per rank and step."""
     return measured.mean(f"{kind}_bytes_wire")
+
+
+def _bytes(term: str, incumbent: Measured) -> str:
+    """What a term of messages consists of, in words."""
+    if term != _EXPOSED:
+        return ""
+    moved = (_moved(incumbent, kind) / 1e6 for kind in _CODECS.values())
+    return ", with {:.3f} MB of gradients and {:.3f} MB of weights on the wire".format(*moved)
 
 
 def _words(incumbent: Measured, candidate: Candidate) -> str:

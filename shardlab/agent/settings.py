@@ -54,5 +54,5 @@ def _values(field: Schema) -> str:
 def _value(kind: Schema) -> str:
     if "enum" in kind:
         return ", ".join(map(str, kind["enum"]))
-    kind_of_value = str(kind.get("type"))
-    return "a codec" if "oneOf" in kind else _TYPES.get(kind_of_value, kind_of_value)
+    name = str(kind.get("type"))
+    return "a codec" if "oneOf" in kind else _TYPES.get(name, name)

@@ -50,7 +50,7 @@ def test_codec_of_the_kind_with_more_bytes_comes_first():
         )
         verdict = RuleJudge().choose(ask(history, gradients, weights))
         assert verdict.choice == wanted.id
-        assert f"move 2.600 and {moved / 1e6:.3f} MB" in verdict.reason
+        assert f"2.600 MB of gradients and {moved / 1e6:.3f} MB of weights" in verdict.reason
 
 
 def test_dropping_a_codec_is_no_remedy_for_communication():
