@@ -14,6 +14,7 @@ from shardlab.agent.seeds import (
     BUCKETS_MB,
     CODECS,
     MINIMUM_SIZES,
+    WEIGHT_CODECS,
     default,
     heuristic,
     random_strategies,
@@ -25,6 +26,8 @@ from shardlab.core.strategy import Strategy
 _NEIGHBOURHOODS = 3
 """how many of the fastest strategies config mode looks around"""
 _DRAWS = 16
+_KEPT = ("minimum_size", "exclude", "warmup_steps", "between_nodes", "ranks_per_node")
+"""settings of the gradients that outlive a change of their codec"""
 
 
 class Draft(Document):
@@ -56,10 +59,17 @@ def actions(strategy: Strategy) -> list[Draft]:
     """Every change of one setting; kinds of change take turns, so that a cap leaves some of each.
 
     Each can be undone by another action. Settings that only had a meaning beside the old value
-    (a bucket size under `ddp`, the route of the old codec) go back to their defaults.
+    (a bucket size under `ddp`, the codec of gathered weights under `fsdp2`, the route of the old
+    codec) go back to their defaults.
     """
     form = strategy.normal().model_dump(mode="json", exclude_none=True)
-    kinds = [_wraps(form), _codecs(strategy, form), _engines(form), _messages(form)]
+    kinds = [
+        _wraps(form),
+        _codecs(strategy, form),
+        _weights(strategy, form),
+        _engines(form),
+        _messages(form),
+    ]
     turns = chain.from_iterable(zip_longest(*kinds))
     return [draft for draft in turns if draft is not None]
 
@@ -79,16 +89,29 @@ def _wraps(form: dict[str, Any]) -> Iterator[Draft]:
 
 def _codecs(strategy: Strategy, form: dict[str, Any]) -> Iterator[Draft]:
     now = codec_text(strategy.gradients.codec)
+    rest = {}
+    if not strategy.gradients.plain():
+        rest = {key: form["gradients"][key] for key in _KEPT if key in form["gradients"]}
     for text, feedback in CODECS:
         if text != now:
-            gradients = {"codec": text, "error_feedback": feedback}
+            gradients = {**rest, "codec": text, "error_feedback": feedback}
             words = in_words((Change("codec", now, text),))
             yield Draft(document={**form, "gradients": gradients}, why=f"action: {words}")
 
 
+def _weights(strategy: Strategy, form: dict[str, Any]) -> Iterator[Draft]:
+    if form["engine"] != "fsdp2":
+        return
+    now = codec_text(strategy.weights.codec) if strategy.weights else "none"
+    for text in WEIGHT_CODECS:
+        if text != now:
+            words = in_words((Change("weights", now, text),))
+            yield Draft(document={**form, "weights": {"codec": text}}, why=f"action: {words}")
+
+
 def _engines(form: dict[str, Any]) -> Iterator[Draft]:
     other = "fsdp2" if form["engine"] == "ddp" else "ddp"
-    yield _change(form, "engine", form["engine"], other, without=tuple(SHARDING))
+    yield _change(form, "engine", form["engine"], other, without=(*SHARDING, "weights"))
 
 
 def _messages(form: dict[str, Any]) -> Iterator[Draft]:
@@ -97,7 +120,9 @@ def _messages(form: dict[str, Any]) -> Iterator[Draft]:
         other = "exchange" if gradients["route"] == "native" else "native"
         yield _change_gradients(gradients, form, "route", other)
         return
-    yield _change_gradients(gradients, form, "error_feedback", not gradients["error_feedback"])
+    without_residual = {key: value for key, value in gradients.items() if key != "residual"}
+    feedback = not gradients["error_feedback"]
+    yield _change_gradients(without_residual, form, "error_feedback", feedback)
     for size in MINIMUM_SIZES:
         if size != gradients["minimum_size"]:
             yield _change_gradients(gradients, form, "minimum_size", size)

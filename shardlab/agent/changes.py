@@ -36,7 +36,7 @@ def _settings(strategy: Strategy) -> dict[str, Any]:
     between = gradients.between_nodes
     return {
         **form,
-        "weights": weights and codec_text(weights.codec),
+        "weights": codec_text(weights.codec) if weights else "none",
         "weights_minimum_size": weights and weights.minimum_size,
         **gradients.model_dump(mode="json"),
         "codec": codec_text(gradients.codec),

@@ -1,8 +1,8 @@
 """What a change did where it was the only difference between two measured strategies.
 
-A difference has two aspects, sharding and gradients, which are looked up on their own. Codecs of
-different names are compared by these names: what int8 did with groups of 128 is what is expected of
-it with groups of 512.
+A difference has three aspects, sharding, gradients and gathered weights, which are looked up on
+their own. Codecs of different names are compared by these names: what int8 did with groups of 128
+is what is expected of it with groups of 512.
 """
 
 import math
@@ -24,7 +24,10 @@ class Effect(NamedTuple):
 
 
 Aspects = tuple[tuple[Change, ...], ...]
-"""a difference, split into sharding and gradients; an aspect without a change is left out"""
+"""a difference, split into its aspects; one without a change is left out"""
+
+_BESIDE_CODEC = ("error_feedback", "between_nodes")
+_WEIGHTS = ("weights", "weights_minimum_size")
 
 
 def measured_effects(history: History) -> dict[tuple[Change, ...], Effect]:
@@ -58,11 +61,24 @@ def expected_effect(
 
 def _aspects(found: tuple[Change, ...]) -> Aspects:
     sharding = tuple(change for change in found if change.key in SHARDING)
-    gradients = tuple(change for change in found if change.key not in SHARDING)
-    codec = next((change for change in gradients if change.key == "codec"), None)
-    if codec is not None:
-        before, after = (text.partition(":")[0] for text in codec[1:])
-        if before != after:
-            rest = (change for change in gradients if change.key == "error_feedback")
-            gradients = (Change("codec", before, after), *rest)
-    return tuple(aspect for aspect in (sharding, gradients) if aspect)
+    weights = tuple(change for change in found if change.key in _WEIGHTS)
+    gradients = tuple(change for change in found if change not in (*sharding, *weights))
+    aspects = (
+        sharding,
+        _by_codec_names(gradients, "codec", _BESIDE_CODEC),
+        _by_codec_names(weights, "weights", ()),
+    )
+    return tuple(aspect for aspect in aspects if aspect)
+
+
+def _by_codec_names(
+    found: tuple[Change, ...], key: str, beside: tuple[str, ...]
+) -> tuple[Change, ...]:
+    """Where the codec's name changes, that change and those of `beside` alone."""
+    codec = next((change for change in found if change.key == key), None)
+    if codec is None:
+        return found
+    before, after = (text.partition(":")[0] for text in codec[1:])
+    if before == after:
+        return found
+    return (Change(key, before, after), *(each for each in found if each.key in beside))

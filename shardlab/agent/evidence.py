@@ -54,10 +54,15 @@ def _strategy(entry: Measured) -> str:
         f"communication {mean('comm_ms_per_step'):.2f} ms, "
         f"exposed communication {mean('exposed_comm_ms'):.2f} ms, idle {mean('idle_ms'):.2f} ms; "
         f"encoding {mean('encode_ms'):.2f} ms, decoding {mean('decode_ms'):.2f} ms; "
-        f"{mean('bytes_raw') / 1e6:.3f} MB asked, {mean('bytes_wire') / 1e6:.3f} MB moved; "
+        f"gradients {_moved(entry, 'gradients')}; weights {_moved(entry, 'weights')}; "
         f"validation perplexity {mean('val_ppl'):.2f}{_spread(entry, 'val_ppl')}; "
         f"peak memory {mean('memory_peak_bytes') / 1e6:.0f} MB per rank."
     )
+
+
+def _moved(entry: Measured, kind: str) -> str:
+    raw, wire = (entry.mean(f"{kind}_bytes_{what}") / 1e6 for what in ("raw", "wire"))
+    return f"{raw:.3f} MB asked, {wire:.3f} MB moved"
 
 
 def _spread(entry: Measured, field: str) -> str:

@@ -14,6 +14,7 @@ from shardlab.agent.changes import changes, in_words
 from shardlab.agent.endpoint import Endpoint, Messages
 from shardlab.agent.judge import Judge, Question
 from shardlab.agent.rounds import Candidate, Verdict
+from shardlab.agent.settings import settings_in_words
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, sha256_of_value, write_json
@@ -156,7 +157,7 @@ def _replay(path: Path) -> str | None:
 def _messages(question: Question, candidates: list[Candidate]) -> Messages:
     listed = "\n".join(f"- {each.id}: {_settings(question, each)}" for each in candidates)
     return [
-        {"role": "system", "content": _INSTRUCTIONS},
+        {"role": "system", "content": f"{_INSTRUCTIONS}\n\n{settings_in_words()}"},
         {"role": "user", "content": f"{question.evidence}\n\nCandidates:\n{listed}"},
     ]
 

@@ -38,13 +38,18 @@ class Verdict(Document):
 
 
 class Measurement(Document):
-    """The figures of one seed that the search works with; fields as in `core.records`."""
+    """The figures of one seed that the search works with; fields as in `core.records`.
+
+    Bytes are those of the record's ledger by kind of message.
+    """
 
     seed: int
     step_ms_p50: float
     tokens_per_s: float
-    bytes_raw: float
-    bytes_wire: float
+    gradients_bytes_raw: float
+    gradients_bytes_wire: float
+    weights_bytes_raw: float
+    weights_bytes_wire: float
     encode_ms: float
     decode_ms: float
     profiled_step_ms: float
@@ -58,7 +63,13 @@ class Measurement(Document):
     @classmethod
     def of(cls, record: Record) -> "Measurement":
         """The part of a record that the search keeps."""
-        return cls(**{name: getattr(record, name) for name in cls.model_fields})
+        ledger = {
+            f"{kind}_{what}": record.ledger[kind][what]
+            for kind in ("gradients", "weights")
+            for what in ("bytes_raw", "bytes_wire")
+        }
+        rest = {name: getattr(record, name) for name in cls.model_fields if name not in ledger}
+        return cls(**rest, **ledger)
 
 
 class TrialSummary(Document):

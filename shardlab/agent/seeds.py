@@ -11,11 +11,17 @@ CODECS: tuple[tuple[str, bool], ...] = (
     ("none", False),
     ("bf16", False),
     ("int8:group=128", False),
-    ("topk:density=0.05", True),
     ("int4:group=128", True),
+    ("topk:density=0.05", True),
+    ("fp8:format=e4m3", False),
+    ("efsign:group=512", True),
+    ("powersgd:rank=4", True),
+    ("onebit:group=512", True),
     ("topk:density=0.01", True),
 )
-"""codec and whether its errors are fed back: a sparsifier without that loses most of a gradient"""
+"""codec and whether its errors are fed back: coarse ones lose most of a gradient without that"""
+WEIGHT_CODECS = ("none", "int8:group=128")
+"""codecs of the gathered parameters"""
 BUCKETS_MB = (1.0, 5.0, 25.0, 100.0)
 MINIMUM_SIZES = (0, 1024, 16384)
 
@@ -64,6 +70,7 @@ def _draw(generator: random.Random) -> Strategy:
         document["wrap"] = generator.choice(("block", "root"))
         if document["wrap"] == "block":
             document["reshard_after_forward"] = generator.choice((True, False))
+        document["weights"] = {"codec": generator.choice(WEIGHT_CODECS)}
     document["gradients"] = {"codec": codec, "error_feedback": feedback}
     if codec == "none":
         document["gradients"]["route"] = generator.choice(("native", "exchange"))

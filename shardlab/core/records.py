@@ -62,7 +62,8 @@ class Training(Document):
     """bytes per step that moved, metadata included"""
     compression_ratio: float
     ledger: dict[str, Any]
-    """per kind of message: collectives, bytes, encode and decode time, uncompressed messages"""
+    """per kind of message, per rank and step: collectives, bytes, encode and decode time, and the
+    messages that travelled uncompressed by their reason"""
     encode_ms: float
     decode_ms: float
     index_bytes: float

@@ -65,9 +65,13 @@ class Compression(Document):
                 )
         return self
 
+    def plain(self) -> bool:
+        """Whether nothing is compressed, neither inside a node nor between nodes."""
+        return self.codec.name == "none" and self.between_nodes is None
+
     def normal(self) -> "Compression":
         """Defaults written out; options that change nothing reset."""
-        plain = self.codec.name == "none" and self.between_nodes is None
+        plain = self.plain()
         updates: dict[str, Any] = {"route": self.route or ("native" if plain else "exchange")}
         if plain:
             updates |= {"minimum_size": 0, "exclude": (), "warmup_steps": 0}
@@ -141,29 +145,49 @@ class Strategy(Document):
         return sha256_of_value(_meaning(self.normal()))[:16]
 
     def brief(self) -> str:
-        """The strategy in a few words, for tables and prompts."""
-        full, given = self.normal(), self.gradients
-        words = [full.engine, codec_text(given.codec)]
-        if given.between_nodes is not None:
-            words.append(f"{codec_text(given.between_nodes)} between nodes")
-        if given.error_feedback:
-            kept = "" if given.residual == "fp32" else f" in {given.residual}"
-            words.append(f"error feedback{kept}")
-        if given.codec.name == "none" and full.gradients.route == "exchange":
-            words.append("exchange")
-        if full.gradients.exclude:
-            words.append(f"without {' '.join(full.gradients.exclude)}")
-        if full.gradients.warmup_steps:
-            words.append(f"after {full.gradients.warmup_steps} steps")
+        """The strategy in a few words, for tables and prompts; different for different meanings.
+
+        A codec's first option is always named, all else only where it is not the default.
+        """
+        full = self.normal()
+        words = [full.engine, *_gradient_words(full.gradients)]
         if full.weights is not None:
-            words.append(f"weights {codec_text(full.weights.codec)}")
+            words.append(f"weights {codec_text(full.weights.codec)}{_from_size(full.weights)}")
         if full.engine == "ddp" and full.bucket_mb != 25:
-            words.append(f"buckets of {full.bucket_mb:g} MiB")
+            words.append(f"buckets of {repr(full.bucket_mb).removesuffix('.0')} MiB")
         if full.engine == "fsdp2" and full.wrap == "root":
             words.append("one unit")
         if full.engine == "fsdp2" and full.wrap == "block" and not full.reshard_after_forward:
             words.append("kept after forward")
         return ", ".join(words)
+
+
+def _gradient_words(normal: Compression) -> list[str]:
+    words = [codec_text(normal.codec)]
+    if normal.between_nodes is not None:
+        nodes = "nodes"
+        if normal.ranks_per_node is not None:
+            nodes = f"nodes of {normal.ranks_per_node} ranks"
+        words.append(f"{codec_text(normal.between_nodes)} between {nodes}")
+    if normal.plain():
+        return words + (["exchange"] if normal.route == "exchange" else [])
+    words[-1] += _from_size(normal)
+    if normal.error_feedback:
+        kept = "" if normal.residual == "fp32" else f" in {normal.residual}"
+        words.append(f"error feedback{kept}")
+    if normal.route == "native":
+        words.append("summed on the wire")
+    if normal.exclude:
+        words.append(f"without {' '.join(normal.exclude)}")
+    if normal.warmup_steps:
+        words.append(f"after {normal.warmup_steps} steps")
+    return words
+
+
+def _from_size(normal: Compression | WeightCompression) -> str:
+    default = type(normal).model_fields["minimum_size"].default
+    size = normal.minimum_size
+    return "" if size == default else f" from {size} elements"
 
 
 def _meaning(document: Document) -> dict[str, Any]:

@@ -5,7 +5,6 @@ taken seed by seed, and its uncertainty is that of these differences: Student's 
 of freedom. Times and perplexities are compared as ratios, through their logarithms.
 """
 
-import json
 import math
 
 import numpy as np
@@ -15,6 +14,7 @@ from shardlab.core.errors import UserError
 from shardlab.core.records import Record
 from shardlab.core.statistics import interval_factor
 from shardlab.core.strategy import parse_strategy
+from shardlab.report.traffic import TRAFFIC_MEASURES, means_by_name, traffic, travel, uncompressed
 
 ENOUGH_SEEDS = 3
 """fewer seeds than this are announced wherever their figures stand"""
@@ -28,6 +28,7 @@ MEASURES = [
     "bytes_raw",
     "bytes_wire",
     "compression_ratio",
+    *TRAFFIC_MEASURES,
     "index_bytes",
     "metadata_bytes",
     "density",
@@ -55,7 +56,7 @@ MEASURES = [
     "untrained_ppl",
     "untrained_factor",
 ]
-"""numeric fields of a record, and the factor that training gained in perplexity"""
+"""numeric fields of a record, what its ledger says, and the factor that training gained"""
 
 
 def select(records: list[Record], runs: list[str], seeds: list[int]) -> list[Record]:
@@ -87,6 +88,7 @@ def measurements(records: list[Record]) -> pd.DataFrame:
     rows = [
         {
             **record.model_dump(),
+            **traffic(record),
             "untrained_factor": record.untrained_ppl / record.val_ppl,
         }
         for record in records
@@ -141,22 +143,29 @@ def verdict(low: float, high: float, none: float) -> str:
 def comparison(records: list[Record], runs: list[str], baseline: str) -> pd.DataFrame:
     """One row per run, in the order of `runs`, indexed by run.
 
-    Columns: strategy (in words), engine, codec, seeds, comm_ms_by_op (JSON text); for each of
-    `MEASURES` its mean under its own name and its standard deviation as `NAME_sd`;
+    Columns: strategy (in words), engine, codec, gradients_codec, weights_codec, error_feedback,
+    seeds, comm_ms_by_op and uncompressed (JSON texts); for each of `MEASURES` its mean under its
+    own name and its standard deviation as `NAME_sd`;
     `step_difference_ms`, `step_ratio`, `ppl_ratio` and `bits_per_byte_difference` to the baseline,
     each with `_low` and `_high`.
     """
     table = measurements(records)
     grouped = table.groupby("run")[MEASURES]
-    first = {record.run: record for record in reversed(records)}
+    by_run = {run: [record for record in records if record.run == run] for run in runs}
+    strategies = {run: parse_strategy(found[0].strategy) for run, found in by_run.items()}
     parts = [
         pd.DataFrame(
             {
-                "strategy": [parse_strategy(first[run].strategy).brief() for run in runs],
-                "engine": [first[run].engine for run in runs],
-                "codec": [first[run].codec for run in runs],
+                "strategy": [strategy.brief() for strategy in strategies.values()],
+                "engine": [strategy.engine for strategy in strategies.values()],
+                "codec": [strategy.gradients.codec.name for strategy in strategies.values()],
+                **pd.DataFrame(map(travel, strategies.values())).to_dict("list"),
                 "seeds": grouped.size().reindex(runs).to_numpy(),
-                "comm_ms_by_op": [_by_operation(records, run) for run in runs],
+                "comm_ms_by_op": [
+                    means_by_name([record.comm_ms_by_op for record in found])
+                    for found in by_run.values()
+                ],
+                "uncompressed": [uncompressed(found) for found in by_run.values()],
             },
             index=pd.Index(runs, name="run"),
         )
@@ -176,13 +185,6 @@ def comparison(records: list[Record], runs: list[str], baseline: str) -> pd.Data
             paired.rename(columns={"mean": name, "low": f"{name}_low", "high": f"{name}_high"})
         )
     return pd.concat([part.reindex(runs) for part in parts], axis=1)
-
-
-def _by_operation(records: list[Record], run: str) -> str:
-    """Mean over seeds of the time of each collective; one that a seed lacks took no time there."""
-    seeds = pd.DataFrame([record.comm_ms_by_op for record in records if record.run == run])
-    means = seeds.fillna(0.0).mean()
-    return json.dumps({str(name): float(f"{ms:.4g}") for name, ms in means.items()}, sort_keys=True)
 
 
 def loss_curves(losses: dict[str, dict[int, dict[int, float]]]) -> pd.DataFrame:

@@ -41,11 +41,11 @@ def _codecs(compared: pd.DataFrame, baseline: str) -> str:
     engine = compared.loc[baseline, "engine"]
     coded = compared[
         (compared["engine"] == engine)
-        & (compared["codec"] != "none")
+        & ((compared["gradients_codec"] != "none") | (compared["weights_codec"] != "none"))
         & (compared.index != baseline)
     ]
     if coded.empty:
-        return f"No {engine} run other than the baseline compresses its gradients."
+        return f"No {engine} run other than the baseline compresses what it sends."
     verdicts = [
         verdict(low, high, 1)
         for low, high in zip(coded["step_ratio_low"], coded["step_ratio_high"], strict=True)

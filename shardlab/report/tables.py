@@ -9,7 +9,9 @@ import pandas as pd
 
 from shardlab.core.records import Record
 from shardlab.report.aggregate import ENOUGH_SEEDS
-from shardlab.report.columns import BREAKDOWN, CODECS, COMPARISON, HEADLINE, Column
+from shardlab.report.cells import Column
+from shardlab.report.columns import BREAKDOWN, COMPARISON, HEADLINE
+from shardlab.report.message_columns import CODECS, TRAFFIC
 from shardlab.report.numbers import ABSENT, figure
 
 MANY = 4
@@ -48,7 +50,7 @@ def text_table(title: str, headings: list[str], rows: list[list[str]]) -> Table:
 
 
 def run_tables(compared: pd.DataFrame, baseline: str) -> dict[str, Table]:
-    """The four tables with a row per run, from `aggregate.comparison`."""
+    """The five tables with a row per run, from `aggregate.comparison`."""
     rows: list[dict[str, Any]] = [
         {**row, "is_baseline": row["run"] == baseline}
         for row in compared.reset_index().to_dict("records")
@@ -60,6 +62,7 @@ def run_tables(compared: pd.DataFrame, baseline: str) -> dict[str, Table]:
             ("headline", "Headline", HEADLINE),
             ("comparison", "Comparison", COMPARISON),
             ("breakdown", "Where the time goes", BREAKDOWN),
+            ("traffic", "What moves", TRAFFIC),
             ("codecs", "What the codecs do", CODECS),
         )
     }
@@ -68,7 +71,7 @@ def run_tables(compared: pd.DataFrame, baseline: str) -> dict[str, Table]:
 def definitions() -> Table:
     """Every column with its meaning, once."""
     seen: dict[str, list[str]] = {}
-    for column in [*COMPARISON, *BREAKDOWN, *CODECS]:
+    for column in [*COMPARISON, *BREAKDOWN, *TRAFFIC, *CODECS]:
         seen.setdefault(column.heading, [column.heading, column.meaning])
     return text_table("How each figure is defined", ["figure", "meaning"], [*seen.values()])
 

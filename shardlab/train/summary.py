@@ -123,16 +123,29 @@ def summarize(plan: RunPlan, ranks: Sequence[Measured], tokens_per_step: int) ->
 
 def _mean_ledger(ledgers: Sequence[dict[str, Any]], steps: int) -> dict[str, dict[str, Any]]:
     """Per kind of message: sums become means per rank and step, shares stay as they are."""
-    shares = ("compression_ratio", "density", "uncompressed")
+    shares = ("compression_ratio", "density")
     result = {}
     for kind, first in ledgers[0].items():
+        accounts = [ledger[kind] for ledger in ledgers]
         result[kind] = {
-            key: value
-            if key in shares
-            else statistics.fmean(ledger[kind][key] for ledger in ledgers) / steps
-            for key, value in first.items()
+            **{
+                key: value if key in shares else _mean([each[key] for each in accounts], steps)
+                for key, value in first.items()
+                if key != "uncompressed"
+            },
+            "uncompressed": _mean_counts([each["uncompressed"] for each in accounts], steps),
         }
     return result
+
+
+def _mean(sums: Sequence[float], steps: int) -> float:
+    return statistics.fmean(sums) / steps
+
+
+def _mean_counts(counts: Sequence[dict[str, int]], steps: int) -> dict[str, float]:
+    """By reason; one that a rank lacks counts as zero there."""
+    reasons = sorted({reason for each in counts for reason in each})
+    return {reason: _mean([each.get(reason, 0) for each in counts], steps) for reason in reasons}
 
 
 def _root_of_squares(norms: Sequence[float | None]) -> float | None:

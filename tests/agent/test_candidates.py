@@ -12,7 +12,8 @@ ANY_STRATEGY = st.integers(0, 10_000).map(lambda seed: random_strategies(seed, 1
 # settings that follow from another one, and so may change with it
 CONSEQUENCES = {
     "codec": {"route", "minimum_size", "error_feedback"},
-    "engine": {"wrap", "reshard_after_forward", "bucket_mb"},
+    "weights": {"weights_minimum_size"},
+    "engine": {"wrap", "reshard_after_forward", "bucket_mb", "weights", "weights_minimum_size"},
     "wrap": {"reshard_after_forward"},
 }
 
@@ -64,9 +65,45 @@ def test_config_mode_offers_every_source():
 
 
 def test_actions_of_every_kind_come_early():
-    early = [each.why for each in actions(Strategy())[:4]]
+    early = [each.why for each in actions(Strategy())[:5]]
     kinds = [why.removeprefix("action: ").partition(":")[0] for why in early]
-    assert kinds == ["reshard_after_forward", "codec", "engine", "route"]
+    assert kinds == ["reshard_after_forward", "codec", "weights", "engine", "route"]
+
+
+def briefs(strategy: Strategy) -> set[str]:
+    return {parse_strategy(draft.document).brief() for draft in actions(strategy)}
+
+
+def test_coarse_codecs_come_with_error_feedback_which_another_action_takes_off():
+    offered = briefs(Strategy())
+    for codec in ("int4:group=128", "efsign:group=512", "onebit:group=512", "powersgd:rank=4"):
+        assert f"fsdp2, {codec}, error feedback" in offered
+        strategy = parse_strategy({"gradients": {"codec": codec, "error_feedback": True}})
+        assert f"fsdp2, {codec}" in briefs(strategy)
+    for codec in ("bf16", "fp8:format=e4m3", "int8:group=128"):
+        assert f"fsdp2, {codec}" in offered
+        strategy = parse_strategy({"gradients": {"codec": codec}})
+        assert f"fsdp2, {codec}, error feedback" in briefs(strategy)
+
+
+def test_gathered_weights_get_a_codec_and_lose_it_again():
+    coded = parse_strategy({"weights": {"codec": "int8"}})
+    assert coded.brief() in briefs(Strategy())
+    assert Strategy().brief() in briefs(coded)
+    assert not any("weights" in brief for brief in briefs(parse_strategy({"engine": "ddp"})))
+
+
+def test_another_codec_leaves_the_filters_of_the_gradients_alone():
+    kept = {"exclude": ["*.bias"], "warmup_steps": 5, "minimum_size": 64}
+    gradients = {"codec": "int4", "error_feedback": True, "residual": "bf16", **kept}
+    strategy = parse_strategy({"gradients": gradients})
+    for draft in actions(strategy):
+        after = parse_strategy(draft.document)
+        if draft.why.startswith("action: codec") and after.gradients.codec.name != "none":
+            assert after.gradients.model_dump(include=set(kept)) == {**kept, "exclude": ("*.bias",)}
+    assert "fsdp2, int4:group=128 from 64 elements, without *.bias, after 5 steps" in briefs(
+        strategy
+    )
 
 
 def test_random_strategies_repeat_by_seed():

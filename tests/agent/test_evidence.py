@@ -38,3 +38,8 @@ def test_failed_trial_is_a_fact_too_and_counts_against_the_budget():
     assert "[round 1]: no figures, the trial ended with outcome timeout." in text
     assert f"Round 1: tried {proposal.chosen.brief()}; decision reject." in text
     assert f"Trials left: {AGENT.budget - 1} of {AGENT.budget}." in text
+
+
+def test_bytes_are_told_by_kind_of_message():
+    text = describe(begin(["fsdp2"]), AGENT, LIMIT)
+    assert "gradients 2.600 MB asked, 2.600 MB moved; weights 5.200 MB asked, 5.200 MB" in text

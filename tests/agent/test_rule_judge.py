@@ -38,6 +38,32 @@ def test_waiting_for_communication_calls_for_a_codec():
     assert "codec: none to int8:group=512" in verdict.reason
 
 
+def test_codec_of_the_kind_with_more_bytes_comes_first():
+    gradients, weights = CANDIDATES[3], candidate(weights={"codec": "int8"})
+    for moved, wanted in ((5e6, weights), (1e6, gradients)):
+        history = with_terms(
+            begin(["fsdp2"]),
+            exposed_comm_ms=20.0,
+            idle_ms=1.0,
+            gradients_bytes_wire=2.6e6,
+            weights_bytes_wire=moved,
+        )
+        verdict = RuleJudge().choose(ask(history, gradients, weights))
+        assert verdict.choice == wanted.id
+        assert f"2.600 MB of gradients and {moved / 1e6:.3f} MB of weights" in verdict.reason
+
+
+def test_dropping_a_codec_is_no_remedy_for_communication():
+    coded = candidate(weights={"codec": "int8"}, gradients={"codec": "bf16"})
+    record = make_record("coded", 0, strategy=coded.strategy.model_dump(mode="json"))
+    history = with_terms(initial_history([record], "coded"), exposed_comm_ms=20.0, idle_ms=1.0)
+    plain = candidate(gradients={"codec": "bf16"})
+    wider = candidate(wrap="root", weights={"codec": "int8"}, gradients={"codec": "bf16"})
+    assert RuleJudge().choose(ask(history, plain, wider)).choice == wider.id
+    alone = RuleJudge().choose(ask(history, plain))
+    assert "weights: int8:group=128 to none does not act on it" in alone.reason
+
+
 def test_idle_time_calls_for_fewer_units():
     history = with_terms(begin(["fsdp2"]), exposed_comm_ms=1.0, idle_ms=20.0)
     assert RuleJudge().choose(ask(history, *CANDIDATES)).choice == CANDIDATES[0].id
@@ -105,6 +131,27 @@ def test_effects_of_sharding_and_of_gradients_add_up():
         "fsdp2",
     )
     both = candidate(engine="ddp", gradients={"codec": "int8"})
+    verdict = RuleJudge().choose(ask(history, both))
+    assert f"steps took {0.9 * 0.8:.3f} times as long" in verdict.reason
+
+
+def test_effect_of_a_weight_codec_is_looked_up_on_its_own():
+    coded = candidate(weights={"codec": "int8"})
+    history = initial_history(
+        [
+            make_record("fsdp2", 0, step_ms_p50=50.0, val_ppl=180.0),
+            make_record("fsdp2-int8", 0, step_ms_p50=45.0, val_ppl=180.0),
+            make_record(
+                "w8",
+                0,
+                strategy=coded.strategy.model_dump(mode="json"),
+                step_ms_p50=40.0,
+                val_ppl=180.0,
+            ),
+        ],
+        "fsdp2",
+    )
+    both = candidate(weights={"codec": "int8:group=64"}, gradients={"codec": "int8"})
     verdict = RuleJudge().choose(ask(history, both))
     assert f"steps took {0.9 * 0.8:.3f} times as long" in verdict.reason
 

@@ -24,8 +24,25 @@ def compressions(draw: st.DrawFn) -> dict[str, Any]:
         "route": st.sampled_from([None, "exchange", *(["native"] if plain else [])]),
         "error_feedback": st.just(False) if plain else st.booleans(),
         "minimum_size": st.integers(0, 10_000),
+        "exclude": st.sampled_from([[], ["*.bias"], ["*.bias", "*norm*"]]),
+        "warmup_steps": st.integers(0, 3),
     }
-    return draw(st.fixed_dictionaries({}, optional=options))
+    document = draw(st.fixed_dictionaries({}, optional=options))
+    if document.get("error_feedback"):
+        document["residual"] = draw(st.sampled_from(["fp32", "bf16", "int8"]))
+    if draw(st.booleans()):
+        document["between_nodes"] = draw(CODECS)
+        document["ranks_per_node"] = draw(st.none() | st.integers(2, 8))
+    return document
+
+
+WEIGHTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "codec": CODECS.filter(lambda codec: "topk" not in str(codec)),
+        "minimum_size": st.integers(0, 10_000),
+    },
+)
 
 
 @st.composite
@@ -39,6 +56,7 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
     else:
         options["wrap"] = st.sampled_from([None, "block", "root"])
         options["reshard_after_forward"] = st.sampled_from([None, True, False])
+        options["weights"] = st.none() | WEIGHTS
     document |= draw(st.fixed_dictionaries({}, optional=options))
     assume(not (document.get("wrap") == "root" and document.get("reshard_after_forward")))
     assume(
@@ -105,12 +123,32 @@ def test_the_hash_of_the_default_stays() -> None:
 
 
 @given(documents(), documents())
-def test_the_brief_tells_codecs_and_engines_apart(
+def test_briefs_are_equal_just_when_meanings_are(
     one: dict[str, Any], other: dict[str, Any]
 ) -> None:
     a, b = parse_strategy(one), parse_strategy(other)
-    same = (a.engine, a.gradients.codec) == (b.engine, b.gradients.codec)
-    assert same or a.brief() != b.brief()
+    assert (a.brief() == b.brief()) == (a.hash() == b.hash())
+    assert a.brief() == a.normal().brief()
+
+
+def test_the_brief_names_what_is_not_the_default() -> None:
+    gradients = {
+        "codec": "int4:group=64,levels=nf4",
+        "error_feedback": True,
+        "residual": "bf16",
+        "minimum_size": 0,
+        "exclude": ["*.bias", "*norm*"],
+        "warmup_steps": 20,
+    }
+    weights = {"codec": "int8", "minimum_size": 4096}
+    assert parse_strategy({"gradients": gradients, "weights": weights}).brief() == (
+        "fsdp2, int4:group=64,levels=nf4 from 0 elements, error feedback in bf16, "
+        "without *.bias *norm*, after 20 steps, weights int8:group=128 from 4096 elements"
+    )
+    nodes = {"codec": "int8", "between_nodes": "int4", "ranks_per_node": 4}
+    assert parse_strategy({"gradients": nodes}).brief() == (
+        "fsdp2, int8:group=128, int4:group=128 between nodes of 4 ranks"
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from shardlab.comm.ledger import Ledger
 from shardlab.core.files import read_json, read_json_lines, write_json
 from shardlab.core.params import Data, Model, Tokenize, Train
 from shardlab.core.records import Record
@@ -22,6 +23,7 @@ from shardlab.train.launch import RunFailed
 from shardlab.train.measure import measure
 from shardlab.train.plan import RunPlan
 from shardlab.train.run import train_run
+from shardlab.train.summary import Measured, summarize
 
 TRAIN = Train(
     steps=6,
@@ -142,3 +144,19 @@ def test_metrics_name_what_they_were_made_with(measured):
     metrics = read_json(folder / "metrics.json")
     assert metrics["strategy_hash"] == parse_strategy(INT8).hash()
     assert record.torch == torch.__version__ and record.host["cores"] >= 1
+
+
+def test_uncompressed_messages_are_means_over_ranks_and_timed_steps(data):
+    events = [
+        {"step": i, "loss": 1.0, "step_ms": 1.0, "gradient_norm": 1.0, "applied": True}
+        for i in range(TRAIN.steps)
+    ]
+    ranks = []
+    for reasons in ({"warm-up": 4, "not float32": 2}, {"warm-up": 8}):
+        ledger = Ledger()
+        ledger.accounts["gradients"].uncompressed.update(reasons)
+        ranks.append(Measured(events, ledger.summary(), None, None, 1))
+    found = summarize(plan(data), ranks, 64)["ledger"]
+    # four of the six steps are timed
+    assert found["gradients"]["uncompressed"] == {"not float32": 0.25, "warm-up": 1.5}
+    assert found["weights"]["uncompressed"] == {}

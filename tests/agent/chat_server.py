@@ -1,0 +1,103 @@
+"""A real server on this machine that answers like a language model, and the judge that asks it."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from shardlab.agent.endpoint import Endpoint
+from shardlab.agent.http_judge import HttpJudge
+from tests.agent.searches import ask, begin, candidate
+
+KEY = "sk-very-secret-0123456789"
+CANDIDATES = [
+    candidate(wrap="root"),
+    candidate(reshard_after_forward=False),
+    candidate(gradients={"codec": "int8:group=512"}),
+]
+WANTED = CANDIDATES[1].id
+IDS = sorted(each.id for each in CANDIDATES)
+
+Request = dict[str, Any]
+Reply = tuple[int, Any]
+"""status, and a JSON value or raw bytes"""
+
+
+class Server:
+    """An OpenAI-compatible endpoint that answers by `rule(request, number of the request)`."""
+
+    def __init__(self, rule: Callable[[Request, int], Reply]) -> None:
+        self.requests: list[Request] = []
+        self.keys: list[str | None] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.requests.append({"path": self.path, **body})
+                outer.keys.append(self.headers["Authorization"])
+                status, answer = rule(body, len(outer.requests))
+                data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                try:
+                    self.send_response(status)
+                    self.send_header("Content-Length", str(len(data)))
+                    if status == 429:
+                        self.send_header("Retry-After", "0")
+                    if status == 301:
+                        self.send_header("Location", "/elsewhere")
+                    self.end_headers()
+                    self.wfile.write(data)
+                except ConnectionError:
+                    assert status == 200  # the client gave up, as some tests want
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+
+    def start(self) -> None:
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@contextmanager
+def serving(rule: Callable[[Request, int], Reply]) -> Iterator[Server]:
+    server = Server(rule)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def says(choice: str, reason: str = "exposed communication is 31 %") -> Any:
+    return chat(json.dumps({"reason": reason, "choice": choice}))
+
+
+def chat(content: Any) -> Any:
+    return {"choices": [{"message": {"role": "assistant", "content": content}}]}
+
+
+def dialect(request: Request) -> str:
+    return request.get("response_format", {}).get("type", "text")
+
+
+def listed(request: Request) -> list[str]:
+    lines = request["messages"][-1]["content"].splitlines()
+    return [line[2:].partition(":")[0] for line in lines if line.startswith("- ")]
+
+
+def judge(server: Server, store, key: str | None = KEY, **options: Any) -> HttpJudge:
+    options = {"timeout_s": 5, "wait_s": 0.001, **options}
+    return HttpJudge(Endpoint(server.url, "a-model", key, **options), store)
+
+
+def question():
+    return ask(begin(), *CANDIDATES)
