@@ -44,16 +44,16 @@ def ways(group: dist.ProcessGroup, size: int) -> dict[str, Callable[[], object]]
     shard = torch.ones(size // 4)
     parts, places = list(given.chunk(world_size)), list(taken.chunk(world_size))
 
-    def in_pieces(kib: int, in_flight: int) -> Callable[[], None]:
+    def in_pieces(piece: int, in_flight: int) -> Callable[[], None]:
         def call() -> None:
-            with patch.multiple(transport, PIECE=kib << 10, IN_FLIGHT=in_flight):
+            with patch.multiple(transport, PIECE=piece, IN_FLIGHT=in_flight * piece):
                 ours.exchange(parts, places)
 
         return call
 
     return {
         "pieces": lambda: ours.exchange(parts, places),
-        **{f"{kib} KiB x {n}": in_pieces(kib, n) for kib, n in OTHER_PIECES},
+        **{f"{kib} KiB x {n}": in_pieces(kib << 10, n) for kib, n in OTHER_PIECES},
         "all_to_all": lambda: dist.all_to_all_single(taken, given, group=group),
         "reduce_scatter": lambda: dist.reduce_scatter_single(shard, given, group=group),
         "gather in pieces": lambda: ours.start_gather(shard, places).wait(),
