@@ -127,6 +127,8 @@ def _run(worker: Worker, threads: int, **rendezvous: object) -> None:
     try:
         group = dist.group.WORLD
         assert group is not None
+        # a rank that is done at once must not leave while others are connecting to it
+        dist.barrier()
         worker(group)
     finally:
         dist.destroy_process_group()
