@@ -1,16 +1,20 @@
 """Ways to move bytes between gloo ranks on this machine, and what an envelope costs.
 
-    python -m benchmarks.transport [--world-size W] [--rounds R]
+    python -m benchmarks.transport [--world-size W] [--rounds R] [--rate 100mbit 1gbit ...]
 
-One run, calls take turns, best of several rounds, from barrier to barrier. `pieces` is what
-`shardlab.comm.transport` does; the others send the same bytes to every other rank in another way,
-and gloo's reduce-scatter and all-gather do the same job. Loopback shows the cost on the CPU; that
-one message uses half of a full-duplex link shows only on a link.
+One run, calls take turns, from barrier to barrier: milliseconds of the best of several rounds.
+`pieces` is what `shardlab.comm.transport` does, also with other sizes and numbers in flight; the
+others send the same bytes to every other rank in another way, and gloo's reduce-scatter and
+all-gather do the same job. Loopback shows the cost on the CPU. With rates the table is repeated on
+emulated links, with the share of the link's rate that those bytes reach, in the best round and in
+the median: whether one large message uses both directions at once is chance.
 """
 
 import argparse
+import statistics
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from unittest.mock import patch
 
 import torch
@@ -21,10 +25,15 @@ from shardlab.codecs.registry import make_codec
 from shardlab.comm import transport
 from shardlab.comm.buffers import Buffers
 from shardlab.comm.envelope import HEADER, Contents, describe, message_bytes, seal, unseal
+from shardlab.comm.links import Links
 from shardlab.comm.transport import Transport
 from shardlab.train.launch import launch
 
 SIZES = [1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24]
+OTHER_PIECES = [(256, 2), (256, 4), (256, 8), (512, 4), (1024, 4)]
+"""KiB, and how many are in flight"""
+_SECONDS = 60
+"""about as long a table takes on a slow link"""
 
 
 def ways(group: dist.ProcessGroup, size: int) -> dict[str, Callable[[], object]]:
@@ -35,13 +44,16 @@ def ways(group: dist.ProcessGroup, size: int) -> dict[str, Callable[[], object]]
     shard = torch.ones(size // 4)
     parts, places = list(given.chunk(world_size)), list(taken.chunk(world_size))
 
-    def small_pieces() -> None:
-        with patch.multiple(transport, PIECE=256 << 10, IN_FLIGHT=2):
-            ours.exchange(parts, places)
+    def in_pieces(piece: int, in_flight: int) -> Callable[[], None]:
+        def call() -> None:
+            with patch.multiple(transport, PIECE=piece, IN_FLIGHT=in_flight * piece):
+                ours.exchange(parts, places)
+
+        return call
 
     return {
         "pieces": lambda: ours.exchange(parts, places),
-        "2 of 256 KiB": small_pieces,
+        **{f"{kib} KiB x {n}": in_pieces(kib << 10, n) for kib, n in OTHER_PIECES},
         "all_to_all": lambda: dist.all_to_all_single(taken, given, group=group),
         "reduce_scatter": lambda: dist.reduce_scatter_single(shard, given, group=group),
         "gather in pieces": lambda: ours.start_gather(shard, places).wait(),
@@ -49,31 +61,56 @@ def ways(group: dist.ProcessGroup, size: int) -> dict[str, Callable[[], object]]
     }
 
 
-def best_times(
+def times(
     calls: dict[str, Callable[[], object]], rounds: int, barrier: Callable[[], object]
-) -> dict[str, float]:
-    """Seconds of the fastest round of each call."""
-    best = dict.fromkeys(calls, float("inf"))
+) -> dict[str, list[float]]:
+    """Seconds of each call in every round but the first."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds + 1):
         for name, call in calls.items():
             barrier()
             start = time.perf_counter()
             call()
             barrier()
-            best[name] = min(best[name], time.perf_counter() - start)
-    return best
+            taken[name].append(time.perf_counter() - start)
+    return {name: seconds[1:] for name, seconds in taken.items()}
 
 
-def show_ways(group: dist.ProcessGroup, rounds: int) -> None:
-    """Milliseconds, and how many times as long as `pieces` each way takes."""
+def show_ways(group: dist.ProcessGroup, rounds: int, bits_per_second: int | None) -> None:
+    """Milliseconds, and the share of the rate, or how many times as long as `pieces` it takes."""
+    peers = dist.get_world_size(group) - 1
     for size in SIZES:
         calls = ways(group, size)
-        best = best_times(calls, rounds, lambda: dist.barrier(group))
+        taken = times(calls, rounds, lambda: dist.barrier(group))
         if dist.get_rank(group) == 0:
             if size == SIZES[0]:
                 print(f"{'bytes to each':>14}" + "".join(f"{name:>20}" for name in calls))
-            cells = (f"{t * 1e3:11.2f} ({t / best['pieces']:5.2f})" for t in best.values())
-            print(f"{size:>14}" + "".join(f"{cell:>20}" for cell in cells), flush=True)
+            row = ""
+            for seconds in taken.values():
+                best, middle = min(seconds), statistics.median(seconds)
+                if bits_per_second is None:
+                    note = f"{best / min(taken['pieces']):5.2f}"
+                else:
+                    line = peers * size * 8 / bits_per_second
+                    note = f"{line / best:4.2f} {line / middle:4.2f}"
+                cell = f"{best * 1e3:.2f} ({note})"
+                row += f"{cell:>20}"
+            print(f"{size:>14}{row}", flush=True)
+
+
+def show_link(rate: str | None, world_size: int, rounds: int) -> None:
+    """The table on one kind of link; without a rate on the loopback interface."""
+    with ExitStack() as stack:
+        links = None if rate is None else stack.enter_context(Links(world_size, rate))
+        bits = None if links is None else links.bits_per_second
+        if bits is None:
+            print(f"{world_size} ranks, loopback: ms (times as long as in pieces)")
+        else:
+            # a round keeps the link busy for about twice as long as its bytes take
+            a_round = 2 * (len(OTHER_PIECES) + 5) * sum(SIZES) * 8 * (world_size - 1) / bits
+            rounds = min(rounds, max(2, round(_SECONDS / a_round) - 1))
+            print(f"\n{world_size} ranks, {rate}: ms (share of the rate: best, median of {rounds})")
+        launch(lambda group: show_ways(group, rounds, bits), world_size, 1, 120, links=links)
 
 
 def envelope_costs(spec: str, n: int, rounds: int) -> dict[str, float]:
@@ -90,7 +127,7 @@ def envelope_costs(spec: str, n: int, rounds: int) -> dict[str, float]:
         "seal after it": lambda: seal(message, size, contents),
         "unseal": lambda: unseal(message, size, contents, 0),
     }
-    return best_times(calls, rounds, lambda: None)
+    return {name: min(seconds) for name, seconds in times(calls, rounds, lambda: None).items()}
 
 
 def show_envelopes(rounds: int) -> None:
@@ -107,9 +144,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--world-size", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rate", nargs="+", default=[], help="such as 100mbit 1gbit")
     args = parser.parse_args()
-    print(f"{args.world_size} ranks, ms (times as long as in pieces)")
-    launch(lambda group: show_ways(group, args.rounds), args.world_size, 1, 120)
+    for rate in (None, *args.rate):
+        show_link(rate, args.world_size, args.rounds)
     torch.set_num_threads(1)
     show_envelopes(args.rounds)
 

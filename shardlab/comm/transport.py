@@ -1,15 +1,18 @@
 """Moves bytes of known sizes between the ranks of a group, in pieces on gloo.
 
 gloo carries one large message in one direction at a time: two ranks that exchange 16 MiB use about
-half of a link. Pieces of up to 1 MiB make it full duplex, and waking up for each costs nothing that
-shows; smaller ones cost up to half of the speed where no link limits it
-(`benchmarks/transport.py`). Pieces are slices of the caller's buffers: nothing is copied.
+half of a full-duplex link. Pieces make it full duplex, whether of 256 KiB or of 1 MiB; the smaller
+ones take up to several times as long where no link limits them. With more than two ranks, a rank
+turns to one other after the other: streams to several at once meet at the same receivers, share
+their links unevenly and leave some idle at the end. Little is in flight, so that each is done with
+before the next begins, and so much that small messages to all ranks leave at once. Figures:
+`benchmarks/transport.py`. Pieces are slices of the caller's buffers: nothing is copied.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from itertools import islice
+from itertools import chain, zip_longest
 from typing import NamedTuple
 
 import torch
@@ -18,8 +21,8 @@ from torch import Tensor
 
 PIECE = 1 << 20
 """bytes"""
-IN_FLIGHT = 4
-"""pieces to and from each rank"""
+IN_FLIGHT = 2 << 20
+"""bytes to other ranks, and as many from them, from which on the next piece waits"""
 _TAG = 0x51AB
 """keeps our messages from those that a program sends between the same ranks by itself"""
 
@@ -69,19 +72,25 @@ class Transport:
         return self.start([shard] * self.world_size, parts)
 
     def _waves(self, given: list[Tensor], taken: list[Tensor]) -> list[list["_Piece"]]:
-        """A piece to and from every rank, time after time."""
-        longest = max(part.numel() for part in (*given, *taken))
-        size = PIECE if self._in_pieces else max(longest, 1)
-        waves: list[list[_Piece]] = [[] for _ in range(0, longest, size)]
+        """Time after time a piece to one rank and a piece from another, rank after rank."""
+        waves: list[list[_Piece]] = []
         # every rank turns to another one first
         for shift in range(1, self.world_size):
             source = (self.rank - shift) % self.world_size
             to = (self.rank + shift) % self.world_size
-            for wave, piece in zip(waves, _cut(taken[source], size), strict=False):
-                wave.append(_Piece(source, False, piece))
-            for wave, piece in zip(waves, _cut(given[to], size), strict=False):
-                wave.append(_Piece(to, True, piece))
-        return [wave for wave in waves if wave]
+            incoming = [_Piece(source, False, piece) for piece in self._cut(taken[source])]
+            outgoing = [_Piece(to, True, piece) for piece in self._cut(given[to])]
+            pairs = zip_longest(incoming, outgoing)
+            waves.extend([piece for piece in pair if piece is not None] for pair in pairs)
+        if self._in_pieces or not waves:
+            return waves
+        return [list(chain.from_iterable(waves))]
+
+    def _cut(self, part: Tensor) -> Sequence[Tensor]:
+        """No pieces of nothing: the other rank may have nothing to post at all."""
+        if part.numel() == 0:
+            return ()
+        return part.split(PIECE) if self._in_pieces else (part,)
 
     def _post(self, pieces: list["_Piece"]) -> list["_Posted"]:
         if self._in_pieces:
@@ -133,21 +142,27 @@ class _Transfer(dist.Work):
     def __init__(self, post: _Post, waves: list[list[_Piece]]) -> None:
         super().__init__()
         self._post = post
-        self._waves = iter(waves)
-        self._in_flight = deque(post(wave) for wave in islice(self._waves, IN_FLIGHT))
+        self._waiting = deque(waves)
+        self._in_flight: deque[tuple[int, list[_Posted]]] = deque()
+        """bytes of the larger direction, and what was posted"""
+        self._fill()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Returns when every piece has arrived; the group's own timeout holds."""
         while self._in_flight:
-            for posted in self._in_flight.popleft():
+            for posted in self._in_flight[0][1]:
                 posted.wait()
-            self._in_flight.extend(self._post(wave) for wave in islice(self._waves, 1))
+            self._in_flight.popleft()
+            self._fill()
         return True
 
-
-def _cut(part: Tensor, size: int) -> Sequence[Tensor]:
-    """No pieces of nothing: the other rank may have nothing to post at all."""
-    return part.split(size) if part.numel() else ()
+    def _fill(self) -> None:
+        room = IN_FLIGHT - sum(size for size, _ in self._in_flight)
+        while self._waiting and room > 0:
+            wave = self._waiting.popleft()
+            size = max(piece.data.numel() for piece in wave)
+            self._in_flight.append((size, self._post(wave)))
+            room -= size
 
 
 def _bytes(vector: Tensor) -> Tensor:

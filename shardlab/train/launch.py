@@ -16,6 +16,7 @@ from typing import Literal, NoReturn
 import torch
 import torch.distributed as dist
 
+from shardlab.comm.links import Links
 from shardlab.core.errors import UserError
 from shardlab.core.process import die_with_parent
 
@@ -42,6 +43,7 @@ def launch(
     threads: int,
     timeout_s: float,
     limit_s: float | None = None,
+    links: Links | None = None,
 ) -> None:
     """Runs `worker` on every rank and returns when all are done.
 
@@ -52,17 +54,23 @@ def launch(
         threads: CPU threads per rank.
         timeout_s: longest wait for another rank in one collective.
         limit_s: longest duration of the whole run.
+        links: the ranks talk over these instead of the loopback interface.
 
     Raises:
         RunFailed: a rank failed, with the error of the rank that failed first, or time ran out.
-        UserError: raised by the worker, or torchrun started another number of ranks.
+        UserError: raised by the worker, or torchrun started another number of ranks, or ranks that
+            links cannot reach.
     """
     if under_torchrun():
+        if links is not None:
+            raise UserError(
+                "torchrun's ranks are where they are: start without it to emulate links"
+            )
         _join(worker, world_size, threads, timeout_s)
         return
     with tempfile.TemporaryDirectory(prefix="shardlab-") as folder:
         context = multiprocessing.get_context("fork")
-        arguments = (worker, world_size, threads, timeout_s, Path(folder), os.getpid())
+        arguments = (worker, world_size, threads, timeout_s, Path(folder), os.getpid(), links)
         ranks = [
             context.Process(target=_rank, args=(rank, *arguments), name=f"rank {rank}")
             for rank in range(world_size)
@@ -95,11 +103,12 @@ def _rank(
     timeout_s: float,
     folder: Path,
     parent: int,
+    links: Links | None,
 ) -> None:
     die_with_parent(parent)
-    # ranks of one machine need no other interface, and a host name may not resolve
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:
+        # ranks of one machine need no other interface, and a host name may not resolve
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo" if links is None else links.enter(rank)
         _run(
             worker,
             threads,
@@ -118,6 +127,8 @@ def _run(worker: Worker, threads: int, **rendezvous: object) -> None:
     try:
         group = dist.group.WORLD
         assert group is not None
+        # a rank that is done at once must not leave while others are connecting to it
+        dist.barrier()
         worker(group)
     finally:
         dist.destroy_process_group()

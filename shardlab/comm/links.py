@@ -1,0 +1,150 @@
+"""Emulated network links between the ranks of one machine (Linux).
+
+Every rank sits in a network namespace of its own, tied by a veth pair to a bridge in one more
+namespace; a token bucket (tc-tbf(8)) on both ends of the pair limits what the rank sends and what
+it receives, full duplex. The bucket counts Ethernet frames of 1514 bytes that carry 1448 bytes of
+payload, so a program can reach 95.6 % of the rate. Delay and loss are not emulated.
+
+The namespaces have no names: they last as long as an open file or a process refers to them. The
+kernel removes them with the last process, however it ends, and those of other runs and of the
+machine are never touched.
+"""
+
+import ctypes
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from shardlab.core.errors import UserError
+
+_CLONE_NEWNET = 0x40000000
+_INTERFACE = "link0"
+"""name of a rank's end of its link, in its own namespace"""
+_UNITS = {"k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
+
+
+def bits_per_second(rate: str) -> int:
+    """`100mbit` -> 100_000_000.
+
+    Raises:
+        UserError: not a positive number of kbit, mbit or gbit.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg])bit", rate)
+    bits = round(float(match[1]) * _UNITS[match[2]]) if match else 0
+    if bits == 0:
+        raise UserError(
+            f"link rate {rate!r}: write a number and its unit, such as 100mbit or 1gbit"
+        )
+    return bits
+
+
+class Links:
+    """One link of `rate` for every rank, from `with` to the end of the ranks that entered.
+
+    with Links(2, "100mbit") as links:
+        launch(worker, 2, threads=1, timeout_s=60, links=links)
+
+    Raises:
+        UserError: (on entry) the rate is none, or this process may not or cannot make links.
+    """
+
+    def __init__(self, world_size: int, rate: str) -> None:
+        self.world_size = world_size
+        self.bits_per_second = bits_per_second(rate)
+        self._open = ExitStack()
+        self._namespaces: list[int] = []
+        """file descriptors, one per rank"""
+
+    def __enter__(self) -> Self:
+        with ExitStack() as on_failure, ThreadPoolExecutor(1) as thread:
+            on_failure.callback(self._open.close)
+            # a thread has its own namespace, which its children inherit: this process stays in its
+            thread.submit(self._build).result()
+            on_failure.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._namespaces.clear()
+        self._open.close()
+
+    def enter(self, rank: int) -> str:
+        """Moves this thread, and those it starts from then on, to the rank's end of its link.
+
+        To be called by the process of the rank before it opens a socket or starts a thread.
+
+        Returns:
+            The name of its network interface, for GLOO_SOCKET_IFNAME.
+        """
+        _enter(self._namespaces[rank])
+        return _INTERFACE
+
+    def _build(self) -> None:
+        self._namespaces = [self._new_namespace() for _ in range(self.world_size)]
+        self._new_namespace()
+        _run("ip", "link", "add", "bridge", "type", "bridge")
+        _run("ip", "link", "set", "dev", "bridge", "up")
+        for rank, namespace in enumerate(self._namespaces):
+            port = f"port{rank}"
+            pair = ("ip", "link", "add", port, "type", "veth", "peer", "name", _INTERFACE)
+            _run(*pair, "netns", f"/proc/self/fd/{namespace}", files=[namespace])
+            _run("ip", "link", "set", "dev", port, "master", "bridge", "up")
+            self._limit(port)
+        for rank, namespace in enumerate(self._namespaces):
+            _enter(namespace)
+            # addresses set apart for tests of networks (RFC 2544)
+            _run("ip", "address", "add", f"198.18.0.{rank + 1}", "dev", _INTERFACE)
+            _run("ip", "link", "set", "dev", _INTERFACE, "up")
+            # the machine's own choice would decide the figures; this one every kernel has
+            _run("ip", "route", "add", "198.18.0.0/24", "dev", _INTERFACE, "congctl", "reno")
+            self._limit(_INTERFACE)
+
+    def _new_namespace(self) -> int:
+        """Moves this thread to a new one."""
+        _call("unshare", _CLONE_NEWNET)
+        namespace = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        self._open.callback(os.close, namespace)
+        return namespace
+
+    def _limit(self, interface: str) -> None:
+        # after a pause one bucket passes at once; a small one leaves a busy machine no time to
+        # refill it
+        burst = max(64 << 10, self.bits_per_second // 8 // 500)
+        bucket = ("tbf", "rate", f"{self.bits_per_second}bit", "burst", str(burst))
+        _run("tc", "qdisc", "add", "dev", interface, "root", *bucket, "latency", "50ms")
+
+
+def _enter(namespace: int) -> None:
+    _call("setns", namespace, _CLONE_NEWNET)
+
+
+def _call(name: str, *arguments: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments) != 0:
+        reason = os.strerror(ctypes.get_errno())
+        raise UserError(
+            f"emulated links: {name}: {reason.lower()}: run as root, or put "
+            "`unshare --map-root-user` before the command"
+        )
+
+
+def _run(*command: str, files: Sequence[int] = ()) -> None:
+    try:
+        done = subprocess.run(command, pass_fds=files, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise UserError(f"emulated links need `{command[0]}`: install iproute2") from error
+    if done.returncode != 0:
+        told = " ".join(done.stderr.split())
+        raise UserError(
+            f"emulated links: `{' '.join(command)}`: {told}: does the kernel have veth, "
+            "bridge and sch_tbf?"
+        )
