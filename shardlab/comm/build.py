@@ -2,7 +2,7 @@
 
 import copy
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
@@ -40,6 +40,12 @@ class Route:
     def untouched(self) -> bool:
         """Whether everything travels as it would without us."""
         return self.native and self.method.name == "none" and self.between_nodes is None
+
+
+def between_replicas(route: Route) -> Route:
+    """For the all-reduce between replicas, which are nodes or more: one level, by its codec."""
+    method = route.method if route.between_nodes is None else route.between_nodes
+    return replace(route, method=method, between_nodes=None, ranks_per_node=None)
 
 
 def make_collective(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from shardlab.comm.collective import Collective
 from shardlab.comm.feedback import ErrorFeedback
-from shardlab.comm.ledger import Kind, Ledger
+from shardlab.comm.ledger import Ledger
 from shardlab.comm.merge import merge_residuals
 from shardlab.core.errors import UserError
 
@@ -16,10 +16,10 @@ _State = dict[str, Tensor]
 
 
 class PerGroup:
-    """The collectives of one kind, each made when its process group is first used."""
+    """The collectives of one purpose, each made when its process group is first used."""
 
-    def __init__(self, kind: Kind, make: Callable[[dist.ProcessGroup], Collective]) -> None:
-        self._kind = kind
+    def __init__(self, purpose: str, make: Callable[[dist.ProcessGroup], Collective]) -> None:
+        self._purpose = purpose
         self._make = make
         self._made: dict[dist.ProcessGroup, Collective] = {}
         self._loaded: _State = {}
@@ -47,7 +47,7 @@ class PerGroup:
             collective.load_state_dict(_below(self._prefix(index), state))
 
     def _prefix(self, index: int) -> str:
-        return f"{self._kind}.group{index}."
+        return f"{self._purpose}.group{index}."
 
 
 class Handle:

@@ -59,7 +59,7 @@ class TwoLevel(Collective):
         members = dist.get_process_group_ranks(group)
         # every rank makes its node's group first, then the one across nodes
         groups = [
-            _subgroup(group, chosen)
+            subgroup(group, chosen)
             for chosen in (
                 members[node * ranks_per_node : (node + 1) * ranks_per_node],
                 members[place::ranks_per_node],
@@ -130,7 +130,7 @@ class TwoLevel(Collective):
         self.account.extra_collectives += 1
 
 
-def _subgroup(group: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:
+def subgroup(group: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:
     """A new group of some ranks of `group`, on its backend and with its timeout."""
     backend = dist.get_backend(group)
     device = torch.device("cpu" if backend == "gloo" else "cuda")
