@@ -68,9 +68,8 @@ def make_collective(
     if dist.get_backend(group) == "gloo":
         exact = Exchange(group, ledger, kind, Identity())
     inner = _compressing(group, ledger, kind, route, feedback)
-    # residuals of two levels lie in an order of their own: they serve one number of ranks alone
-    told = None if isinstance(inner, TwoLevel) else feedback
-    return Filter(inner, exact, route.excluded, route.warmup, told)
+    ranks_per_node = inner.ranks_per_node if isinstance(inner, TwoLevel) else 0
+    return Filter(inner, exact, route.excluded, route.warmup, feedback, ranks_per_node)
 
 
 def _compressing(

@@ -28,6 +28,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.collective import Collective, Native
 from shardlab.comm.hierarchy import subgroup
+from shardlab.comm.layout import REPLICAS
 from shardlab.comm.names import plain
 from shardlab.core.errors import UserError
 
@@ -97,7 +98,7 @@ def _replicated(name: str, names: dict[nn.Module, str], group: FSDPParamGroup) -
     trained = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
     blocks = [_block(p, names, group) for p in trained]
     return Unit(
-        f"{name}@replicas", tuple(Block(b.name, -(-b.rows // size), b.columns) for b in blocks)
+        name + REPLICAS, tuple(Block(b.name, -(-b.rows // size), b.columns) for b in blocks)
     )
 
 

@@ -107,18 +107,26 @@ class Handle:
             collectives.load_state_dict(state)
 
 
-def merge_states(states: Sequence[_State], world_size: int, rank: int) -> _State:
+def merge_states(
+    states: Sequence[_State], world_size: int, rank: int, ranks_per_node: int | None = None
+) -> _State:
     """The state for `rank` of `world_size`, from `Handle.state_dict()` of all old ranks in order.
 
     Residuals are put together (`shardlab.comm.merge`), counters are the same everywhere. What a
     method learned about vectors of the old layout begins anew.
 
+    Args:
+        ranks_per_node: size of the new nodes, where there are two levels; by default as before.
+
     Raises:
-        UserError: a state is missing, or a residual has no layout.
+        UserError: a state is missing, a residual has no layout or is of a two-dimensional mesh, or
+            the new ranks do not make up whole nodes.
     """
     if not states:
         raise UserError("merge_states: give the states of all old ranks, in their order")
-    residuals = merge_residuals([_below(_RESIDUALS, s) for s in states], world_size, rank)
+    residuals = merge_residuals(
+        [_below(_RESIDUALS, s) for s in states], world_size, rank, ranks_per_node
+    )
     counters = {
         name: tensor
         for name, tensor in states[0].items()

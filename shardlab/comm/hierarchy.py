@@ -18,7 +18,8 @@ from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Kind, Ledger
 from shardlab.core.errors import UserError
 
-_ACROSS = "@nodes"
+ACROSS = "@nodes"
+"""ends the names under which the second level keeps residuals and steps"""
 
 
 class TwoLevel(Collective):
@@ -116,7 +117,7 @@ class TwoLevel(Collective):
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continues from saved steps."""
-        across = {name: step for name, step in state.items() if name.endswith(_ACROSS)}
+        across = {name: step for name, step in state.items() if name.endswith(ACROSS)}
         self.between.load_state_dict(across)
         self.inside.load_state_dict({n: step for n, step in state.items() if n not in across})
 
@@ -146,4 +147,4 @@ def _inside(unit: Unit) -> Unit:
 
 def _across(unit: Unit) -> Unit:
     """Residuals and steps of the second level are kept apart from those of the first."""
-    return Unit(unit.name + _ACROSS)
+    return Unit(unit.name + ACROSS)

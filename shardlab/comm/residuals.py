@@ -8,6 +8,7 @@ What rounding drops here is lost to error feedback, as in LoCo (Xie et al. 2024)
 residuals in eight bits. Magnitudes above 2**126, which neither narrow form can hold, are cut there.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -75,3 +76,11 @@ def store_like(stored: Tensor, vector: Tensor) -> Tensor:
     result = blank(kind, vector.numel(), vector.device)
     narrow(vector.clone(), result)
     return result
+
+
+def mean(stored: Sequence[Tensor]) -> Tensor:
+    """Of several residuals, in float32; summed in float64."""
+    total = torch.zeros(elements(stored[0]), dtype=torch.float64, device=stored[0].device)
+    for each in stored:
+        total += widen(each)
+    return (total / len(stored)).float()
