@@ -30,8 +30,6 @@ def test_three_lines_compress_somebody_elses_model(name):
         exact = gradients_after(wrap(group), group, 2)
         model = wrap(group)
         handle = shardlab.attach(model, gradients="int8:group=64", minimum_size=100)
-        gradients_after(model, group, 1)
-        handle.ledger.reset()
         lossy = gradients_after(model, group, 2)
         summary = handle.ledger.summary()["gradients"]
         handle.detach()
@@ -44,7 +42,7 @@ def test_three_lines_compress_somebody_elses_model(name):
     assert torch.equal(first["restored"], first["exact"])
     error = (first["lossy"] - first["exact"]).norm() / first["exact"].norm()
     assert 0 < error < 0.02
-    # fsdp2 pads every unit to whole rows per rank, ddp's first bucket is not compressed
+    # fsdp2 pads every unit to whole rows per rank
     assert first["ratio"] > 3
 
 

@@ -21,6 +21,8 @@ from shardlab.core.errors import UserError
         ("fsdp1-zero2", "int8"),
         ("fsdp1-replicated", "fp32"),
         ("hsdp", "fp32"),
+        ("ddp", "fp32"),
+        ("ddp", "bf16"),
     ],
 )
 def test_a_run_that_is_resumed_equals_one_that_is_not(name, residual):
