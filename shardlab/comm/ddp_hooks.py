@@ -3,9 +3,9 @@
 DDP calls its hook for every bucket of gradients that is ready, and lays its buckets out anew after
 the first backward pass of a process, in the order in which gradients became ready. What is held
 back, counted and grouped by a codec belongs to a message, so messages have a layout of their own
-that neither the pass nor the process nor the number of ranks changes: parameters in the reverse of
+that neither the pass nor the process nor the number of ranks changes: modules in the reverse of
 their order in the model, in messages as large as DDP's buckets. Where gradients become ready in
-that order both are the same, and nothing is copied.
+that order both are the same from the second pass on, and nothing is copied.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.codecs.unit import Block, Unit
@@ -67,7 +67,7 @@ class _BucketHook:
         self._collective = collective
         self._native = Native(collective.group, collective.ledger, collective.kind)
         self._names = {key: known[0] for key, known in parameter_names(model.module).items()}
-        self._order = {key: place for place, key in enumerate(self._names)}
+        self._order = {key: place for place, key in enumerate(_backwards(model.module))}
         self._limits = _limits(model)
         self._messages: list[_Message] = []
         """known from the end of the first pass, which has shown every parameter"""
@@ -106,7 +106,7 @@ class _BucketHook:
         self._waiting.clear()
 
     def _lay_out(self) -> list[_Message]:
-        backwards = sorted(self._parameters, key=lambda p: self._order[id(p)], reverse=True)
+        backwards = sorted(self._parameters, key=lambda p: self._order[id(p)])
         # keeps types and devices apart
         places, _ = dist._compute_bucket_assignment_by_size(
             backwards, self._limits, [False] * len(backwards)
@@ -143,6 +143,21 @@ def _limits(model: DistributedDataParallel) -> list[int]:
         return list(model.bucket_bytes_cap_list)
     first = [dist._DEFAULT_FIRST_BUCKET_BYTES] if model.bucket_bytes_cap_default else []
     return [*first, model.bucket_bytes_cap]
+
+
+def _backwards(model: nn.Module) -> list[int]:
+    """Parameters by `id`, as their gradients become ready where modules ran in their order.
+
+    Autograd adds up the bias of a matrix product before its matrix, but other parameters of a
+    module as they are listed.
+    """
+    seen: set[int] = set()
+    modules = []
+    for module in model.modules():
+        own = [p for p in module.parameters(recurse=False) if id(p) not in seen]
+        seen.update(map(id, own))
+        modules.append(own[::-1] if any(p.dim() == 2 for p in own) else own)
+    return [id(p) for own in reversed(modules) for p in own]
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
