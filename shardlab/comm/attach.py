@@ -18,11 +18,11 @@ from shardlab.comm.ddp_hooks import attach_ddp
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.fsdp1_hooks import attach_fsdp1, excluded_units
 from shardlab.comm.fsdp2_hooks import attach_fsdp2
-from shardlab.comm.handle import Handle, PerGroup
+from shardlab.comm.handle import Handle, PerGroup, Stateful
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.names import matching, parameter_names
 from shardlab.comm.residuals import Residual
-from shardlab.comm.steps import tell_steps
+from shardlab.comm.steps import Updates, tell_steps
 from shardlab.core.codec_options import IN_ROUNDS, SPECS
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
@@ -166,13 +166,13 @@ def _wire(
     weights: Route,
     feedback: ErrorFeedback | None,
 ) -> Handle:
-    ledger = Ledger()
+    ledger, updates = Ledger(), Updates()
 
     def for_gradients(group: dist.ProcessGroup) -> Collective:
         return make_collective(group, ledger, "gradients", gradients, feedback)
 
     def for_weights(group: dist.ProcessGroup) -> Collective:
-        return make_collective(group, ledger, "weights", weights)
+        return make_collective(group, ledger, "weights", weights, updates=updates)
 
     def for_replicas(group: dist.ProcessGroup) -> Collective:
         return make_collective(group, ledger, "gradients", between_replicas(gradients), feedback)
@@ -182,15 +182,18 @@ def _wire(
         PerGroup("weights", for_weights),
         PerGroup("replicas", for_replicas),
     )
-    undo = [wrapped.attach(*kinds)]
+    undo, stateful = [wrapped.attach(*kinds)], list[Stateful](kinds)
     if feedback is not None:
         undo.append(tell_steps(model, feedback))
+    if not weights.untouched:
+        undo.append(tell_steps(model, updates))
+        stateful.append(updates)
 
     def detach() -> None:
         for each in undo:
             each()
 
-    return Handle(ledger, feedback, kinds, detach)
+    return Handle(ledger, feedback, stateful, detach)
 
 
 def _checkable(spec: Spec | Rounds) -> Any:

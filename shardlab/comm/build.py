@@ -17,6 +17,7 @@ from shardlab.comm.hierarchy import TwoLevel
 from shardlab.comm.ledger import Kind, Ledger
 from shardlab.comm.linear import LinearNative
 from shardlab.comm.rounds import RoundsCollective
+from shardlab.comm.steps import Updates
 from shardlab.core.errors import UserError
 
 
@@ -54,8 +55,12 @@ def make_collective(
     kind: Kind,
     route: Route,
     feedback: ErrorFeedback | None = None,
+    updates: Updates | None = None,
 ) -> Collective:
     """The collective that moves the messages of `kind` over `group`.
+
+    Args:
+        updates: of parameters that are gathered.
 
     Raises:
         UserError: two levels are asked for, but the ranks are not whole nodes, or nobody says how
@@ -67,7 +72,7 @@ def make_collective(
     exact: Collective = Native(group, ledger, kind)
     if dist.get_backend(group) == "gloo":
         exact = Exchange(group, ledger, kind, Identity())
-    inner = _compressing(group, ledger, kind, route, feedback)
+    inner = _compressing(group, ledger, kind, route, feedback, updates)
     ranks_per_node = inner.ranks_per_node if isinstance(inner, TwoLevel) else 0
     return Filter(inner, exact, route.excluded, route.warmup, feedback, ranks_per_node)
 
@@ -78,6 +83,7 @@ def _compressing(
     kind: Kind,
     route: Route,
     feedback: ErrorFeedback | None,
+    updates: Updates | None,
 ) -> Collective:
     method, rest = route.method, (feedback, route.minimum_size, route.seed)
     if isinstance(method, Rounds):
@@ -88,7 +94,7 @@ def _compressing(
         return TwoLevel(group, ledger, kind, method, route.between_nodes, size, *rest)
     if route.native:
         return LinearNative(group, ledger, kind, method, *rest)
-    return Exchange(group, ledger, kind, method, *rest)
+    return Exchange(group, ledger, kind, method, *rest, updates)
 
 
 def _ranks_per_node(route: Route) -> int:

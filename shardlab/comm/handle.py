@@ -1,6 +1,7 @@
 """What `attach` returns."""
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch.distributed as dist
 from torch import Tensor
@@ -13,6 +14,16 @@ from shardlab.core.errors import UserError
 
 _RESIDUALS = "gradients.residual."
 _State = dict[str, Tensor]
+
+
+class Stateful(Protocol):
+    """Has a part of the state, under names of its own."""
+
+    def state_dict(self) -> _State:
+        """That part."""
+
+    def load_state_dict(self, state: _State) -> None:
+        """Takes that part from the whole state."""
 
 
 class PerGroup:
@@ -57,12 +68,12 @@ class Handle:
         self,
         ledger: Ledger,
         feedback: ErrorFeedback | None,
-        collectives: Sequence[PerGroup],
+        stateful: Sequence[Stateful],
         detach: Callable[[], None],
     ) -> None:
         self.ledger = ledger
         self.feedback = feedback
-        self._collectives = collectives
+        self._stateful = stateful
         self._detach = detach
 
     def rollback(self) -> None:
@@ -85,8 +96,8 @@ class Handle:
         """
         residuals = self.feedback.state_dict() if self.feedback else {}
         state = {_RESIDUALS + name: tensor for name, tensor in residuals.items()}
-        for collectives in self._collectives:
-            state |= collectives.state_dict()
+        for each in self._stateful:
+            state |= each.state_dict()
         return {name: tensor.clone() for name, tensor in state.items()}
 
     def load_state_dict(self, state: _State) -> None:
@@ -103,8 +114,8 @@ class Handle:
                 "the state holds residuals: attach with error_feedback=True, or remove its keys "
                 f"that begin with {_RESIDUALS!r}"
             )
-        for collectives in self._collectives:
-            collectives.load_state_dict(state)
+        for each in self._stateful:
+            each.load_state_dict(state)
 
 
 def merge_states(
