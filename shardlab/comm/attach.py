@@ -12,17 +12,17 @@ from torch.nn.parallel import DistributedDataParallel
 from shardlab.codecs.base import Codec
 from shardlab.codecs.registry import make_codec, make_method
 from shardlab.codecs.rounds import Rounds
-from shardlab.comm.build import Route, make_collective
+from shardlab.comm.build import Route, between_replicas, make_collective
 from shardlab.comm.collective import Collective
 from shardlab.comm.ddp_hooks import attach_ddp
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.fsdp1_hooks import attach_fsdp1, excluded_units
 from shardlab.comm.fsdp2_hooks import attach_fsdp2
-from shardlab.comm.handle import Handle, PerGroup
+from shardlab.comm.handle import Handle, PerGroup, Stateful
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.names import matching, parameter_names
 from shardlab.comm.residuals import Residual
-from shardlab.comm.steps import tell_steps
+from shardlab.comm.steps import Updates, tell_steps
 from shardlab.core.codec_options import IN_ROUNDS, SPECS
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
@@ -63,7 +63,8 @@ def attach(
         exclude: patterns of the names of parameters (`"*.bias"`) whose gradients travel
             uncompressed.
         warmup_steps: gradient messages of each unit, from the start, that travel uncompressed.
-        between_nodes: codec of a second level between nodes; `gradients` serves inside them.
+        between_nodes: codec of a second level between nodes; `gradients` serves inside them. On a
+            two-dimensional mesh it also serves between replicas.
         ranks_per_node: size of a node; by default as the launcher says.
         weights_minimum_size: gathered parameters of fewer elements travel uncompressed.
         seed: of random codecs.
@@ -112,7 +113,8 @@ def attach(
 class _Wrapped(NamedTuple):
     """What differs between the ways to wrap a model."""
 
-    attach: Callable[[PerGroup, PerGroup], Callable[[], None]]
+    attach: Callable[[PerGroup, PerGroup, PerGroup], Callable[[], None]]
+    """with the collectives of gradients, of weights, and of gradients between replicas"""
     excluded: Callable[[Sequence[str]], frozenset[str]]
     """names of blocks, from patterns of parameters"""
     whole_weights: str | None = None
@@ -136,14 +138,14 @@ def _find(model: nn.Module) -> _Wrapped:
 
 def _fsdp2(model: nn.Module) -> _Wrapped:
     return _Wrapped(
-        lambda gradients, weights: attach_fsdp2(model, gradients, weights),
+        lambda *collectives: attach_fsdp2(model, *collectives),
         lambda patterns: matching(patterns, parameter_names(model).values()),
     )
 
 
 def _fsdp1(model: nn.Module) -> _Wrapped:
     return _Wrapped(
-        lambda gradients, _: attach_fsdp1(model, gradients),
+        lambda gradients, *_: attach_fsdp1(model, gradients),
         lambda patterns: excluded_units(model, patterns),
         "torch has no hook for the parameters that FullyShardedDataParallel gathers",
     )
@@ -151,7 +153,7 @@ def _fsdp1(model: nn.Module) -> _Wrapped:
 
 def _ddp(model: DistributedDataParallel) -> _Wrapped:
     return _Wrapped(
-        lambda gradients, _: attach_ddp(model, gradients),
+        lambda gradients, *_: attach_ddp(model, gradients),
         lambda patterns: matching(patterns, parameter_names(model.module).values()),
         "DistributedDataParallel gathers no parameters",
     )
@@ -164,24 +166,34 @@ def _wire(
     weights: Route,
     feedback: ErrorFeedback | None,
 ) -> Handle:
-    ledger = Ledger()
+    ledger, updates = Ledger(), Updates()
 
     def for_gradients(group: dist.ProcessGroup) -> Collective:
         return make_collective(group, ledger, "gradients", gradients, feedback)
 
     def for_weights(group: dist.ProcessGroup) -> Collective:
-        return make_collective(group, ledger, "weights", weights)
+        return make_collective(group, ledger, "weights", weights, updates=updates)
 
-    kinds = PerGroup("gradients", for_gradients), PerGroup("weights", for_weights)
-    undo = [wrapped.attach(*kinds)]
+    def for_replicas(group: dist.ProcessGroup) -> Collective:
+        return make_collective(group, ledger, "gradients", between_replicas(gradients), feedback)
+
+    kinds = (
+        PerGroup("gradients", for_gradients),
+        PerGroup("weights", for_weights),
+        PerGroup("replicas", for_replicas),
+    )
+    undo, stateful = [wrapped.attach(*kinds)], list[Stateful](kinds)
     if feedback is not None:
         undo.append(tell_steps(model, feedback))
+    if not weights.untouched:
+        undo.append(tell_steps(model, updates))
+        stateful.append(updates)
 
     def detach() -> None:
         for each in undo:
             each()
 
-    return Handle(ledger, feedback, kinds, detach)
+    return Handle(ledger, feedback, stateful, detach)
 
 
 def _checkable(spec: Spec | Rounds) -> Any:

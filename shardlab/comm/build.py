@@ -2,7 +2,7 @@
 
 import copy
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
@@ -17,6 +17,7 @@ from shardlab.comm.hierarchy import TwoLevel
 from shardlab.comm.ledger import Kind, Ledger
 from shardlab.comm.linear import LinearNative
 from shardlab.comm.rounds import RoundsCollective
+from shardlab.comm.steps import Updates
 from shardlab.core.errors import UserError
 
 
@@ -42,14 +43,24 @@ class Route:
         return self.native and self.method.name == "none" and self.between_nodes is None
 
 
+def between_replicas(route: Route) -> Route:
+    """For the all-reduce between replicas, which are nodes or more: one level, by its codec."""
+    method = route.method if route.between_nodes is None else route.between_nodes
+    return replace(route, method=method, between_nodes=None, ranks_per_node=None)
+
+
 def make_collective(
     group: dist.ProcessGroup,
     ledger: Ledger,
     kind: Kind,
     route: Route,
     feedback: ErrorFeedback | None = None,
+    updates: Updates | None = None,
 ) -> Collective:
     """The collective that moves the messages of `kind` over `group`.
+
+    Args:
+        updates: of parameters that are gathered.
 
     Raises:
         UserError: two levels are asked for, but the ranks are not whole nodes, or nobody says how
@@ -61,10 +72,9 @@ def make_collective(
     exact: Collective = Native(group, ledger, kind)
     if dist.get_backend(group) == "gloo":
         exact = Exchange(group, ledger, kind, Identity())
-    inner = _compressing(group, ledger, kind, route, feedback)
-    # residuals of two levels lie in an order of their own: they serve one number of ranks alone
-    told = None if isinstance(inner, TwoLevel) else feedback
-    return Filter(inner, exact, route.excluded, route.warmup, told)
+    inner = _compressing(group, ledger, kind, route, feedback, updates)
+    ranks_per_node = inner.ranks_per_node if isinstance(inner, TwoLevel) else 0
+    return Filter(inner, exact, route.excluded, route.warmup, feedback, ranks_per_node)
 
 
 def _compressing(
@@ -73,6 +83,7 @@ def _compressing(
     kind: Kind,
     route: Route,
     feedback: ErrorFeedback | None,
+    updates: Updates | None,
 ) -> Collective:
     method, rest = route.method, (feedback, route.minimum_size, route.seed)
     if isinstance(method, Rounds):
@@ -83,7 +94,7 @@ def _compressing(
         return TwoLevel(group, ledger, kind, method, route.between_nodes, size, *rest)
     if route.native:
         return LinearNative(group, ledger, kind, method, *rest)
-    return Exchange(group, ledger, kind, method, *rest)
+    return Exchange(group, ledger, kind, method, *rest, updates)
 
 
 def _ranks_per_node(route: Route) -> int:

@@ -23,6 +23,7 @@ from shardlab.comm.envelope import (
 )
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Kind, Ledger, timed
+from shardlab.comm.steps import Updates
 
 
 class Coded(Collective):
@@ -34,6 +35,8 @@ class Coded(Collective):
     Args:
         feedback: residuals of this rank, or None.
         seed: of random codecs; the same on all ranks.
+        updates: of the parameters that are sent: until the next one all messages of a unit are
+            drawn alike. None: every message is drawn anew.
 
     Raises:
         PayloadError: (all collectives) a payload is damaged, or the ranks do not do the same.
@@ -48,12 +51,14 @@ class Coded(Collective):
         feedback: ErrorFeedback | None = None,
         minimum_size: int = 0,
         seed: int = 0,
+        updates: Updates | None = None,
     ) -> None:
         super().__init__(group, ledger, kind)
         self.codec = codec
         self.feedback = feedback
         self.minimum_size = minimum_size
         self._seed = seed
+        self._updates = updates
         self._name = describe(codec)
         self._steps: dict[str, int] = {}
         self._agreed: set[tuple[str, int, str]] = set()
@@ -91,8 +96,11 @@ class Coded(Collective):
         When a rank sees a message of this kind for the first time, all ranks compare what they are
         about to do: bytes of another number than awaited would end the process without a word.
         """
-        step = self._steps.get(unit.name, 0)
-        self._steps[unit.name] = step + 1
+        if self._updates is None:
+            step = self._steps.get(unit.name, 0)
+            self._steps[unit.name] = step + 1
+        else:
+            step = self._updates.count
         self._report(vector)
         what = self._name if self._takes(vector) else f"none ({vector.dtype})"
         seen = (unit.name, vector.numel(), what)

@@ -122,6 +122,16 @@ class Native(Collective):
         self._count(raw=needed, wire=needed)
         return dist.all_reduce(vector, group=self.group, async_op=True)
 
+    def start_mean(self, vector: Tensor) -> torch.futures.Future[Tensor]:
+        """Starts the mean over ranks, in place, and returns at once."""
+        work = self.start_all_reduce(vector.mul_(1 / self.world_size))
+
+        def done(_: torch.futures.Future[list[Tensor]]) -> Tensor:
+            self._check_finite(vector)
+            return vector
+
+        return work.get_future().then(done)
+
     def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
         self.start_all_gather(output, shard).wait()
 

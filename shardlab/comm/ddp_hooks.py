@@ -1,10 +1,19 @@
-"""Puts collectives into DistributedDataParallel models through `register_comm_hook`."""
+"""Puts collectives into DistributedDataParallel models through `register_comm_hook`.
+
+DDP calls its hook for every bucket of gradients that is ready, and lays its buckets out anew after
+the first backward pass of a process, in the order in which gradients became ready. What is held
+back, counted and grouped by a codec belongs to a message, so messages have a layout of their own
+that neither the pass nor the process nor the number of ranks changes: modules in the reverse of
+their order in the model, in messages as large as DDP's buckets. Where gradients become ready in
+that order both are the same from the second pass on, and nothing is copied.
+"""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.codecs.unit import Block, Unit
@@ -12,21 +21,24 @@ from shardlab.comm.collective import Collective, Native
 from shardlab.comm.names import parameter_names
 from shardlab.core.errors import UserError
 
-FIRST_PASS = "first pass, before the buckets are laid out"
+_Future = torch.futures.Future[Tensor]
 
 
 def attach_ddp(
     model: DistributedDataParallel, gradients: Callable[[dist.ProcessGroup], Collective]
 ) -> Callable[[], None]:
-    """Gives every bucket of `model` our collective; returns a function that takes it out.
+    """Gives the gradients of `model` our collective; returns a function that takes it out.
 
     Raises:
-        UserError: the model has a communication hook already.
+        UserError: the model has a communication hook already, or leaves out buckets.
     """
-    group = model.process_group
-    collective = gradients(group)
-    names = {key: known[0] for key, known in parameter_names(model.module).items()}
-    hook = _BucketHook(collective, names)
+    collective = gradients(model.process_group)
+    if model.skip_all_reduce_unused_params and not isinstance(collective, Native):
+        raise UserError(
+            "ddp: skip_all_reduce_unused_params leaves out gradients that messages are made of: "
+            "wrap the model without it"
+        )
+    hook = _BucketHook(collective, model)
     try:
         model.register_comm_hook(None, hook.average)
     except RuntimeError as error:
@@ -34,55 +46,130 @@ def attach_ddp(
     return hook.disable
 
 
+class _Message(NamedTuple):
+    unit: Unit
+    parameters: tuple[int, ...]
+    """by `id`"""
+
+
+class _Bucket(NamedTuple):
+    """What DDP waits for."""
+
+    parameters: frozenset[int]
+    buffer: Tensor
+    averaged: _Future
+
+
 class _BucketHook:
-    """Averages one bucket of gradients.
+    """Averages gradients message by message, as soon as all parameters of one are ready."""
 
-    DDP lays its buckets out anew after the first backward pass of a process, in the order in which
-    gradients became ready. Residuals belong to a layout, so the first pass travels uncompressed;
-    so does the first one after a resume.
-    """
-
-    def __init__(self, collective: Collective, names: dict[int, str]) -> None:
+    def __init__(self, collective: Collective, model: DistributedDataParallel) -> None:
         self._collective = collective
         self._native = Native(collective.group, collective.ledger, collective.kind)
-        self._names = names
-        self._units: dict[int, Unit] = {}
-        self._laid_out = False
-        self._enabled = True
+        self._names = {key: known[0] for key, known in parameter_names(model.module).items()}
+        self._order = {key: place for place, key in enumerate(_backwards(model.module))}
+        self._limits = _limits(model)
+        self._messages: list[_Message] = []
+        """known from the end of the first pass, which has shown every parameter"""
+        self._parameters: list[Tensor] = []
+        self._ready: dict[int, Tensor] = {}
+        """gradients of the running pass by the `id` of their parameter, as parts of buffers"""
+        self._sent: set[int] = set()
+        self._waiting: list[_Bucket] = []
 
     def disable(self) -> None:
         """DDP hooks cannot be taken out: from now on this one does what DDP itself would."""
-        self._enabled = False
+        self._collective = self._native
 
-    def average(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def average(self, state: object, bucket: dist.GradBucket) -> _Future:
         """What DDP calls for every bucket that is ready."""
-        vector = bucket.buffer()
-        scale = 1 / self._native.world_size
-        collective = self._pick()
-        if bucket.is_last():
-            self._laid_out = True
-        if collective is self._native:
-            work = self._native.start_all_reduce(vector.mul_(scale))
-            return work.get_future().then(lambda future: future.value()[0])
-        collective.all_reduce(vector, scale, self._unit(bucket))
-        done: torch.futures.Future[Tensor] = torch.futures.Future()
-        done.set_result(vector)
-        return done
+        buffer = bucket.buffer()
+        if isinstance(self._collective, Native):
+            return self._native.start_mean(buffer)
+        if bucket.index() == 0:
+            self._begin()
+        given = bucket.parameters()
+        parts = buffer.split([parameter.numel() for parameter in given])
+        self._ready |= {id(p): part for p, part in zip(given, parts, strict=True)}
+        averaged: _Future = torch.futures.Future()
+        self._waiting.append(_Bucket(frozenset(map(id, given)), buffer, averaged))
+        if not self._messages:
+            self._parameters += given
+            if bucket.is_last():
+                self._messages = self._lay_out()
+        self._send()
+        return averaged
 
-    def _pick(self) -> Collective:
-        if not self._enabled or isinstance(self._collective, Native):
-            return self._native
-        if not self._laid_out:
-            self._native.account.uncompressed[FIRST_PASS] += 1
-            return self._native
-        return self._collective
+    def _begin(self) -> None:
+        self._ready.clear()
+        self._sent.clear()
+        self._waiting.clear()
 
-    def _unit(self, bucket: dist.GradBucket) -> Unit:
-        index = bucket.index()
-        if index not in self._units:
-            blocks = _blocks(bucket.parameters(), self._names)
-            self._units[index] = Unit(f"bucket{index}", blocks)
-        return self._units[index]
+    def _lay_out(self) -> list[_Message]:
+        backwards = sorted(self._parameters, key=lambda p: self._order[id(p)])
+        # keeps types and devices apart
+        places, _ = dist._compute_bucket_assignment_by_size(
+            backwards, self._limits, [False] * len(backwards)
+        )
+        chosen = [[backwards[place] for place in each] for each in places]
+        return [
+            _Message(Unit(f"bucket{index}", _blocks(each, self._names)), tuple(map(id, each)))
+            for index, each in enumerate(chosen)
+        ]
+
+    def _send(self) -> None:
+        """Every message that is complete, in the order of their layout, as on all ranks."""
+        for unit, parameters in self._messages:
+            if parameters[0] in self._sent or not all(key in self._ready for key in parameters):
+                continue
+            parts = [self._ready.pop(key) for key in parameters]
+            vector = _joined(parts)
+            self._collective.all_reduce(vector, 1 / self._collective.world_size, unit)
+            if vector.data_ptr() != parts[0].data_ptr():
+                sizes = [part.numel() for part in parts]
+                torch._foreach_copy_(parts, list(vector.split(sizes)))
+            self._sent.update(parameters)
+        waiting, self._waiting = self._waiting, []
+        for bucket in waiting:
+            if bucket.parameters <= self._sent:
+                bucket.averaged.set_result(bucket.buffer)
+            else:
+                self._waiting.append(bucket)
+
+
+def _limits(model: DistributedDataParallel) -> list[int]:
+    """Bytes of the first bucket, of the next ones and so on, as DDP has them."""
+    if model.bucket_bytes_cap_list:
+        return list(model.bucket_bytes_cap_list)
+    first = [dist._DEFAULT_FIRST_BUCKET_BYTES] if model.bucket_bytes_cap_default else []
+    return [*first, model.bucket_bytes_cap]
+
+
+def _backwards(model: nn.Module) -> list[int]:
+    """Parameters by `id`, as their gradients become ready where modules ran in their order.
+
+    Autograd adds up the bias of a matrix product before its matrix, but other parameters of a
+    module as they are listed.
+    """
+    seen: set[int] = set()
+    modules = []
+    for module in model.modules():
+        own = [p for p in module.parameters(recurse=False) if id(p) not in seen]
+        seen.update(map(id, own))
+        modules.append(own[::-1] if any(p.dim() == 2 for p in own) else own)
+    return [id(p) for own in reversed(modules) for p in own]
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """The parts as one vector; no copy if they follow one another in one buffer."""
+    first, *_ = parts
+    place = first.data_ptr()
+    for part in parts:
+        same = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not same or part.data_ptr() != place:
+            return torch.cat(list(parts))
+        place += part.nbytes
+    return first.as_strided((sum(part.numel() for part in parts),), (1,))
 
 
 def _blocks(parameters: Sequence[Tensor], names: dict[int, str]) -> tuple[Block, ...]:

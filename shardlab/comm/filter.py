@@ -29,6 +29,7 @@ class Filter(Collective):
         excluded: names of blocks.
         warmup: messages of each unit.
         feedback: learns how its residuals are laid out.
+        ranks_per_node: of `inner`, where it has two levels.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Filter(Collective):
         excluded: frozenset[str] = frozenset(),
         warmup: int = 0,
         feedback: ErrorFeedback | None = None,
+        ranks_per_node: int = 0,
     ) -> None:
         super().__init__(inner.group, inner.ledger, inner.kind)
         self.inner = inner
@@ -46,6 +48,7 @@ class Filter(Collective):
         self._excluded = excluded
         self._warmup = warmup
         self._feedback = feedback
+        self._ranks_per_node = ranks_per_node
         self._messages: dict[str, int] = {}
 
     def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
@@ -56,9 +59,8 @@ class Filter(Collective):
             return
 
         def send(collective: Collective, part: Unit, given: Tensor, taken: Tensor) -> None:
-            if self._feedback is not None and collective is self.inner:
-                layout = Layout.scattering(part, self.world_size, taken.numel())
-                self._feedback.lay_out(part.name, layout)
+            if collective is self.inner:
+                self._lay_out(part, Layout.scattering(part, self.world_size, taken.numel()))
             collective.reduce_scatter(taken, given, scale, part)
 
         if not self._excludes(unit):
@@ -74,9 +76,8 @@ class Filter(Collective):
             return
 
         def send(collective: Collective, part: Unit, given: Tensor, taken: Tensor) -> None:
-            if self._feedback is not None and collective is self.inner:
-                layout = Layout.whole(self.world_size, given.numel())
-                self._feedback.lay_out(part.name, layout)
+            if collective is self.inner:
+                self._lay_out(part, Layout.whole(self.world_size, given.numel()))
             collective.all_reduce(given, scale, part)
             if given is not taken:
                 taken.copy_(given)
@@ -117,6 +118,11 @@ class Filter(Collective):
             self._report(WARM_UP)
             return self._exact
         return None
+
+    def _lay_out(self, unit: Unit, layout: Layout) -> None:
+        if self._feedback is not None:
+            layout = layout._replace(ranks_per_node=self._ranks_per_node)
+            self._feedback.lay_out(unit.name, layout)
 
     def _excludes(self, unit: Unit) -> bool:
         return any(block.name in self._excluded for block in unit.blocks)

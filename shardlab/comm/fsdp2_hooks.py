@@ -4,10 +4,15 @@ FSDP2 has no communication hooks; its extension point is a custom `ReduceScatter
 per module (torch 2.13, `torch/distributed/fsdp/_fully_shard/_fsdp_api.py`). Neither is told whose
 values it moves, so every unit gets its own, made from the parameters of its group.
 
-With two-dimensional meshes (HSDP) the reduce-scatter inside a replica is ours, the all-reduce
-between replicas remains FSDP's: it is reported, neither compressed nor counted.
+With two-dimensional meshes (HSDP) FSDP2 itself calls `dist.all_reduce` on what the reduce-scatter
+gave, over the group of the replicas, and then an all-reduce hook (`foreach_reduce` in
+`_fsdp_collectives.py`). That call cannot be taken out, but its group can be exchanged: we give it
+one of this rank alone, over which nothing is summed, and the hook sums over the replicas. So FSDP2
+keeps deciding when (`set_requires_all_reduce`), and by its own rules leaves the division by the
+number of replicas, which it does not see, to the hook.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,12 +21,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
-from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMeshInfo
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.collective import Collective, Native
+from shardlab.comm.hierarchy import subgroup
+from shardlab.comm.layout import REPLICAS
 from shardlab.comm.names import plain
 from shardlab.core.errors import UserError
 
@@ -29,9 +36,12 @@ MakeCollective = Callable[[dist.ProcessGroup], Collective]
 
 
 def attach_fsdp2(
-    model: nn.Module, gradients: MakeCollective, weights: MakeCollective
+    model: nn.Module, gradients: MakeCollective, weights: MakeCollective, replicas: MakeCollective
 ) -> Callable[[], None]:
     """Gives every unit of `model` our collectives; returns a function that takes them out.
+
+    Args:
+        replicas: of gradients, between the replicas of a two-dimensional mesh.
 
     Raises:
         UserError: a unit has several groups of parameters.
@@ -46,15 +56,50 @@ def attach_fsdp2(
         trained = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
         sent = Unit(name, tuple(_block(p, names, group) for p in trained))
         gathered = Unit(name, tuple(_block(p, names, group) for p in group.fsdp_params))
-        module.set_custom_reduce_scatter(_ReduceScatterHook(gradients, sent, group._is_hsdp))
+        module.set_custom_reduce_scatter(_ReduceScatterHook(gradients, sent))
         module.set_custom_all_gather(_AllGatherHook(weights, gathered))
+    taken = _take_all_reduces(model, names, replicas)
 
     def detach() -> None:
         for module, reduce_scatter, all_gather in undo:
             module.set_custom_reduce_scatter(reduce_scatter)
             module.set_custom_all_gather(all_gather)
+        for group, mesh_info, hook in taken:
+            group.mesh_info, group._all_reduce_hook = mesh_info, hook
 
     return detach
+
+
+def _take_all_reduces(
+    model: nn.Module, names: dict[nn.Module, str], replicas: MakeCollective
+) -> list[tuple[FSDPParamGroup, DDPMeshInfo, Callable[[Tensor], None] | None]]:
+    """The all-reduces between replicas go through ours; returns what there was before."""
+    before = []
+    alone: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
+    for name, _, group in _units(model):
+        info = group.mesh_info
+        if not isinstance(info, DDPMeshInfo):
+            continue
+        between = info.replicate_process_group
+        if between not in alone:
+            alone[between] = subgroup(between, [dist.get_rank()])
+        before.append((group, info, group._all_reduce_hook))
+        group.mesh_info = copy.copy(info)
+        group.mesh_info.replicate_process_group = alone[between]
+        group._all_reduce_hook = _AllReduceHook(
+            replicas(between), _replicated(name, names, group), group, group._all_reduce_hook
+        )
+    return before
+
+
+def _replicated(name: str, names: dict[nn.Module, str], group: FSDPParamGroup) -> Unit:
+    """One rank's part of a unit: its rows of every block."""
+    size = group._reduce_scatter_process_group.size()
+    trained = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
+    blocks = [_block(p, names, group) for p in trained]
+    return Unit(
+        name + REPLICAS, tuple(Block(b.name, -(-b.rows // size), b.columns) for b in blocks)
+    )
 
 
 def _units(model: nn.Module) -> list[tuple[str, FSDPModule, FSDPParamGroup]]:
@@ -92,10 +137,9 @@ class _Allocate:
 
 
 class _ReduceScatterHook(_Allocate, ReduceScatter):
-    def __init__(self, make: MakeCollective, unit: Unit, replicated: bool) -> None:
+    def __init__(self, make: MakeCollective, unit: Unit) -> None:
         self._make = make
         self._unit = unit
-        self._replicated = replicated
 
     def __call__(
         self,
@@ -106,10 +150,7 @@ class _ReduceScatterHook(_Allocate, ReduceScatter):
         async_op: bool = False,
     ) -> None:
         scale = _scale(op, dist.get_world_size(group))
-        collective = self._make(group)
-        if self._replicated:
-            collective.account.uncompressed["all-reduce between replicas"] += 1
-        collective.reduce_scatter(output_tensor, input_tensor, scale, self._unit)
+        self._make(group).reduce_scatter(output_tensor, input_tensor, scale, self._unit)
 
 
 class _AllGatherHook(_Allocate, AllGather):
@@ -135,6 +176,33 @@ class _AllGatherHook(_Allocate, AllGather):
         else:
             collective.all_gather(output_tensor, input_tensor, self._unit)
         return None
+
+
+class _AllReduceHook:
+    """Sums over replicas what FSDP2 took for the whole sum."""
+
+    def __init__(
+        self,
+        collective: Collective,
+        unit: Unit,
+        group: FSDPParamGroup,
+        then: Callable[[Tensor], None] | None,
+    ) -> None:
+        self._collective = collective
+        self._unit = unit
+        self._group = group
+        self._then = then
+
+    def __call__(self, gradient: Tensor) -> None:
+        # a factor of the user's is the whole division, and FSDP2 has done it
+        whole = self._group.gradient_divide_factor is not None
+        scale = 1.0 if whole else 1 / self._collective.world_size
+        self._collective.all_reduce(gradient, scale, self._unit)
+        if gradient.is_cuda:
+            # FSDP2 may free it before the all-reduce stream, on which this ran, is done with it
+            gradient.record_stream(torch.cuda.current_stream())
+        if self._then is not None:
+            self._then(gradient)
 
 
 def _scale(op: Any, world_size: int) -> float:

@@ -1,13 +1,14 @@
 """What `attach` returns."""
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.comm.collective import Collective
 from shardlab.comm.feedback import ErrorFeedback
-from shardlab.comm.ledger import Kind, Ledger
+from shardlab.comm.ledger import Ledger
 from shardlab.comm.merge import merge_residuals
 from shardlab.core.errors import UserError
 
@@ -15,11 +16,21 @@ _RESIDUALS = "gradients.residual."
 _State = dict[str, Tensor]
 
 
-class PerGroup:
-    """The collectives of one kind, each made when its process group is first used."""
+class Stateful(Protocol):
+    """Has a part of the state, under names of its own."""
 
-    def __init__(self, kind: Kind, make: Callable[[dist.ProcessGroup], Collective]) -> None:
-        self._kind = kind
+    def state_dict(self) -> _State:
+        """That part."""
+
+    def load_state_dict(self, state: _State) -> None:
+        """Takes that part from the whole state."""
+
+
+class PerGroup:
+    """The collectives of one purpose, each made when its process group is first used."""
+
+    def __init__(self, purpose: str, make: Callable[[dist.ProcessGroup], Collective]) -> None:
+        self._purpose = purpose
         self._make = make
         self._made: dict[dist.ProcessGroup, Collective] = {}
         self._loaded: _State = {}
@@ -47,7 +58,7 @@ class PerGroup:
             collective.load_state_dict(_below(self._prefix(index), state))
 
     def _prefix(self, index: int) -> str:
-        return f"{self._kind}.group{index}."
+        return f"{self._purpose}.group{index}."
 
 
 class Handle:
@@ -57,12 +68,12 @@ class Handle:
         self,
         ledger: Ledger,
         feedback: ErrorFeedback | None,
-        collectives: Sequence[PerGroup],
+        stateful: Sequence[Stateful],
         detach: Callable[[], None],
     ) -> None:
         self.ledger = ledger
         self.feedback = feedback
-        self._collectives = collectives
+        self._stateful = stateful
         self._detach = detach
 
     def rollback(self) -> None:
@@ -85,8 +96,8 @@ class Handle:
         """
         residuals = self.feedback.state_dict() if self.feedback else {}
         state = {_RESIDUALS + name: tensor for name, tensor in residuals.items()}
-        for collectives in self._collectives:
-            state |= collectives.state_dict()
+        for each in self._stateful:
+            state |= each.state_dict()
         return {name: tensor.clone() for name, tensor in state.items()}
 
     def load_state_dict(self, state: _State) -> None:
@@ -103,22 +114,30 @@ class Handle:
                 "the state holds residuals: attach with error_feedback=True, or remove its keys "
                 f"that begin with {_RESIDUALS!r}"
             )
-        for collectives in self._collectives:
-            collectives.load_state_dict(state)
+        for each in self._stateful:
+            each.load_state_dict(state)
 
 
-def merge_states(states: Sequence[_State], world_size: int, rank: int) -> _State:
+def merge_states(
+    states: Sequence[_State], world_size: int, rank: int, ranks_per_node: int | None = None
+) -> _State:
     """The state for `rank` of `world_size`, from `Handle.state_dict()` of all old ranks in order.
 
     Residuals are put together (`shardlab.comm.merge`), counters are the same everywhere. What a
     method learned about vectors of the old layout begins anew.
 
+    Args:
+        ranks_per_node: size of the new nodes, where there are two levels; by default as before.
+
     Raises:
-        UserError: a state is missing, or a residual has no layout.
+        UserError: a state is missing, a residual has no layout or is of a two-dimensional mesh, or
+            the new ranks do not make up whole nodes.
     """
     if not states:
         raise UserError("merge_states: give the states of all old ranks, in their order")
-    residuals = merge_residuals([_below(_RESIDUALS, s) for s in states], world_size, rank)
+    residuals = merge_residuals(
+        [_below(_RESIDUALS, s) for s in states], world_size, rank, ranks_per_node
+    )
     counters = {
         name: tensor
         for name, tensor in states[0].items()

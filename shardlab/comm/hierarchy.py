@@ -18,7 +18,8 @@ from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Kind, Ledger
 from shardlab.core.errors import UserError
 
-_ACROSS = "@nodes"
+ACROSS = "@nodes"
+"""ends the names under which the second level keeps residuals and steps"""
 
 
 class TwoLevel(Collective):
@@ -59,7 +60,7 @@ class TwoLevel(Collective):
         members = dist.get_process_group_ranks(group)
         # every rank makes its node's group first, then the one across nodes
         groups = [
-            _subgroup(group, chosen)
+            subgroup(group, chosen)
             for chosen in (
                 members[node * ranks_per_node : (node + 1) * ranks_per_node],
                 members[place::ranks_per_node],
@@ -116,7 +117,7 @@ class TwoLevel(Collective):
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continues from saved steps."""
-        across = {name: step for name, step in state.items() if name.endswith(_ACROSS)}
+        across = {name: step for name, step in state.items() if name.endswith(ACROSS)}
         self.between.load_state_dict(across)
         self.inside.load_state_dict({n: step for n, step in state.items() if n not in across})
 
@@ -130,7 +131,7 @@ class TwoLevel(Collective):
         self.account.extra_collectives += 1
 
 
-def _subgroup(group: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:
+def subgroup(group: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:
     """A new group of some ranks of `group`, on its backend and with its timeout."""
     backend = dist.get_backend(group)
     device = torch.device("cpu" if backend == "gloo" else "cuda")
@@ -146,4 +147,4 @@ def _inside(unit: Unit) -> Unit:
 
 def _across(unit: Unit) -> Unit:
     """Residuals and steps of the second level are kept apart from those of the first."""
-    return Unit(unit.name + _ACROSS)
+    return Unit(unit.name + ACROSS)

@@ -7,9 +7,13 @@ import torch
 from torch import Tensor
 
 from shardlab.codecs.unit import Block, Unit
+from shardlab.core.errors import UserError
 
 PREFIX = "layout:"
 """of layouts in the state of error feedback; parts are named by units, which have no colon"""
+
+REPLICAS = "@replicas"
+"""ends the names of units that are summed over the replicas of a two-dimensional mesh"""
 
 
 class Layout(NamedTuple):
@@ -22,6 +26,8 @@ class Layout(NamedTuple):
     scattered: bool
     shapes: tuple[tuple[int, int], ...]
     """rows and columns of each block"""
+    ranks_per_node: int = 0
+    """of two levels, whose residuals lie in the order of `shardlab.comm.hierarchy`; 0 for one"""
 
     @classmethod
     def scattering(cls, unit: Unit, world_size: int, n: int) -> "Layout":
@@ -35,25 +41,39 @@ class Layout(NamedTuple):
         return cls(world_size, False, ((n, 1),))
 
     def tensor(self) -> Tensor:
-        """int64 [2 + 2 * blocks], for a state."""
-        numbers = [self.world_size, int(self.scattered)]
+        """int64 [3 + 2 * blocks], for a state."""
+        numbers = [self.world_size, int(self.scattered), self.ranks_per_node]
         return torch.tensor([*numbers, *(x for shape in self.shapes for x in shape)])
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Layout":
         """From `tensor()`."""
-        world_size, scattered, *rest = tensor.tolist()
+        world_size, scattered, ranks_per_node, *rest = tensor.tolist()
         shapes = tuple(zip(rest[::2], rest[1::2], strict=True))
-        return cls(world_size, bool(scattered), shapes)
+        return cls(world_size, bool(scattered), shapes, ranks_per_node)
 
     def describe(self) -> str:
         """In a few words."""
         elements = sum(rows * columns for rows, columns in self.shapes)
-        return f"{elements} elements in {len(self.shapes)} blocks on {self.world_size} ranks"
+        nodes = f" in nodes of {self.ranks_per_node}" if self.ranks_per_node else ""
+        return f"{elements} elements in {len(self.shapes)} blocks on {self.world_size} ranks{nodes}"
 
     def for_ranks(self, world_size: int) -> "Layout":
         """The same blocks on another number of ranks."""
         return self._replace(world_size=world_size)
+
+    def in_nodes(self, ranks_per_node: int) -> "Layout":
+        """The same with two levels, of nodes of so many ranks.
+
+        Raises:
+            UserError: the ranks do not make up whole nodes.
+        """
+        if self.world_size % ranks_per_node:
+            raise UserError(
+                f"merge_states: {self.world_size} ranks are not whole nodes of {ranks_per_node}: "
+                "give ranks_per_node"
+            )
+        return self._replace(ranks_per_node=ranks_per_node)
 
     def blocks_of(self, chunks: Sequence[Tensor]) -> list[Tensor]:
         """The blocks [rows, columns] without padding, from the chunks of all ranks."""

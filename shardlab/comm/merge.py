@@ -15,27 +15,38 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shardlab.comm.layout import PREFIX, Layout
-from shardlab.comm.residuals import store_like, widen
+from shardlab.comm.hierarchy import ACROSS
+from shardlab.comm.layout import PREFIX, REPLICAS, Layout
+from shardlab.comm.merge_levels import merge_levels
+from shardlab.comm.residuals import mean, store_like, widen
 from shardlab.core.errors import UserError
 
 State = dict[str, Tensor]
 
 
-def merge_residuals(states: Sequence[State], world_size: int, rank: int) -> State:
+def merge_residuals(
+    states: Sequence[State], world_size: int, rank: int, ranks_per_node: int | None = None
+) -> State:
     """The state of error feedback for `rank` of `world_size`, from those of all old ranks.
 
     Args:
         states: `ErrorFeedback.state_dict()` of every old rank, in their order.
+        ranks_per_node: size of the new nodes, for residuals of two levels; by default as before.
 
     Raises:
-        UserError: a state is missing, or a residual has no layout.
+        UserError: a state is missing, a residual has no layout, it is of a two-dimensional mesh, or
+            the new ranks do not make up whole nodes.
     """
     layouts = {
         name.removeprefix(PREFIX): Layout.of(tensor)
         for name, tensor in states[0].items()
         if name.startswith(PREFIX)
     }
+    if any(unit.endswith(REPLICAS) for unit in layouts):
+        raise UserError(
+            "merge_states: residuals of a two-dimensional mesh serve the same mesh alone: go on "
+            "with it, or remove the keys that begin with 'gradients.residual.' from the states"
+        )
     merged: State = {}
     for unit, layout in layouts.items():
         if layout.world_size != len(states):
@@ -43,8 +54,13 @@ def merge_residuals(states: Sequence[State], world_size: int, rank: int) -> Stat
                 f"merge_states: {unit!r} was shared by {layout.world_size} ranks, but there are "
                 f"{len(states)} states: give those of all ranks, in their order"
             )
-        merged |= _merge_unit(states, unit, layout, world_size, rank)
-        merged[PREFIX + unit] = layout.for_ranks(world_size).tensor()
+        new = layout.for_ranks(world_size)
+        if layout.ranks_per_node:
+            new = new.in_nodes(ranks_per_node or layout.ranks_per_node)
+            merged |= merge_levels(states, unit, layout, new, rank)
+        else:
+            merged |= _merge_unit(states, unit, layout, new, rank)
+        merged[PREFIX + unit] = new.tensor()
     done = {part for unit, layout in layouts.items() for part in _parts(unit, layout)}
     lost = [name for name in states[0] if not name.startswith(PREFIX) and name not in done]
     if lost:
@@ -56,18 +72,19 @@ def merge_residuals(states: Sequence[State], world_size: int, rank: int) -> Stat
 
 
 def _parts(unit: str, layout: Layout) -> list[str]:
-    return [f"{unit}*", f"{unit}<", *(f"{unit}>{to}" for to in range(layout.world_size))]
+    levels = (unit, unit + ACROSS) if layout.ranks_per_node else (unit,)
+    to = range(layout.world_size)
+    return [f"{unit}*", *(f"{u}<" for u in levels), *(f"{u}>{i}" for u in levels for i in to)]
 
 
 def _merge_unit(
-    states: Sequence[State], unit: str, layout: Layout, world_size: int, rank: int
+    states: Sequence[State], unit: str, layout: Layout, new: Layout, rank: int
 ) -> State:
-    new = layout.for_ranks(world_size)
     first = states[0]
     merged: State = {}
     if f"{unit}>0" in first:
         old = range(layout.world_size)
-        chunks = [_mean([state[f"{unit}>{to}"] for state in states]) for to in old]
+        chunks = [mean([state[f"{unit}>{to}"] for state in states]) for to in old]
         anew = new.chunks_of(layout.blocks_of(chunks))
         merged |= {f"{unit}>{to}": store_like(first[f"{unit}>0"], c) for to, c in enumerate(anew)}
     if f"{unit}<" in first:
@@ -75,16 +92,9 @@ def _merge_unit(
         anew = new.chunks_of(layout.blocks_of(shards))
         merged[f"{unit}<"] = store_like(first[f"{unit}<"], anew[rank])
     if f"{unit}*" in first:
-        vector = _mean([state[f"{unit}*"] for state in states])
+        vector = mean([state[f"{unit}*"] for state in states])
         if layout.scattered:
             blocks = layout.blocks_of(vector.chunk(layout.world_size))
             vector = torch.cat(new.chunks_of(blocks))
         merged[f"{unit}*"] = store_like(first[f"{unit}*"], vector)
     return merged
-
-
-def _mean(stored: Sequence[Tensor]) -> Tensor:
-    """Over the old ranks, summed in float64."""
-    total = sum(widen(each).double() for each in stored)
-    assert isinstance(total, Tensor)
-    return (total / len(stored)).float()

@@ -8,6 +8,7 @@ What rounding drops here is lost to error feedback, as in LoCo (Xie et al. 2024)
 residuals in eight bits. Magnitudes above 2**126, which neither narrow form can hold, are cut there.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -19,6 +20,8 @@ Residual = Literal["fp32", "bf16", "int8"]
 
 _GROUP = 128
 _LARGEST = 2.0**126
+_LARGEST_SCALE = torch.tensor(_LARGEST / 127, dtype=torch.bfloat16)
+"""of a group that holds `_LARGEST`; larger elements have no smaller one"""
 _DTYPES: dict[Residual, torch.dtype] = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
@@ -58,15 +61,17 @@ def widen(stored: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def narrow(vector: Tensor, stored: Tensor) -> None:
-    """Stores a finite float32 vector; overwrites it where the form is not exact."""
+    """Stores a finite float32 vector; cuts off in it what the form cannot hold."""
     if stored.dtype == torch.float32:
         stored.copy_(vector)
-        return
-    vector.clamp_(-_LARGEST, _LARGEST)
-    if stored.dtype == torch.uint8:
+    elif stored.dtype == torch.uint8:
         int8.KERNEL.encode(vector, _GROUP, payload=stored)
+        # a look at the scales is cheaper than a pass over all elements; NaN stands for too large
+        scales = stored[: 2 * -(-vector.numel() // _GROUP)].view(torch.bfloat16)
+        if scales.numel() and not scales.amax() < _LARGEST_SCALE:
+            int8.KERNEL.encode(vector.clamp_(-_LARGEST, _LARGEST), _GROUP, payload=stored)
     else:
-        stored.copy_(vector)
+        stored.copy_(vector.clamp_(-_LARGEST, _LARGEST))
 
 
 def store_like(stored: Tensor, vector: Tensor) -> Tensor:
@@ -75,3 +80,11 @@ def store_like(stored: Tensor, vector: Tensor) -> Tensor:
     result = blank(kind, vector.numel(), vector.device)
     narrow(vector.clone(), result)
     return result
+
+
+def mean(stored: Sequence[Tensor]) -> Tensor:
+    """Of several residuals, in float32; summed in float64."""
+    total = torch.zeros(elements(stored[0]), dtype=torch.float64, device=stored[0].device)
+    for each in stored:
+        total += widen(each)
+    return (total / len(stored)).float()

@@ -1,5 +1,6 @@
 """How a codec is named in a strategy: its name and options, as a mapping or as `name:key=value`."""
 
+import re
 from typing import Annotated, Any
 
 import yaml
@@ -30,6 +31,8 @@ from shardlab.core.codec_options import (
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError, nearest
 
+_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+
 
 def _parse(value: Any) -> Any:
     """`"int8:group=64"` as `{"name": "int8", "group": 64}`; refuses names that are no codec."""
@@ -48,6 +51,8 @@ def _parse(value: Any) -> Any:
 def split_text(text: str) -> dict[str, Any]:
     """`"int8:group=64"` as `{"name": "int8", "group": 64}`; option values are YAML.
 
+    `1e-3` and `1e5` are numbers here, as everywhere but in YAML 1.1.
+
     Raises:
         UserError: an option that is not `key=value`.
     """
@@ -57,8 +62,15 @@ def split_text(text: str) -> dict[str, Any]:
         key, equals, literal = option.partition("=")
         if not equals:
             raise UserError(f"codec option {option!r} is not key=value")
-        parsed[key] = yaml.safe_load(literal)
+        parsed[key] = _value(literal)
     return parsed
+
+
+def _value(literal: str) -> Any:
+    # YAML 1.1 takes a number with an exponent for text unless it has a point and a sign
+    if _EXPONENT.fullmatch(literal.strip()):
+        return float(literal)
+    return yaml.safe_load(literal)
 
 
 def codec_text(codec: Document) -> str:

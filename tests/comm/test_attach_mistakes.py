@@ -7,6 +7,7 @@ import torch
 from ranks import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.nn.parallel import DistributedDataParallel
 from wrapped_models import ddp, fsdp1, fsdp2, network
 
 import shardlab
@@ -20,6 +21,12 @@ def hybrid(group):
         sharding_strategy=ShardingStrategy.HYBRID_SHARD,
         device_mesh=mesh,
         device_id=torch.device("cpu"),
+    )
+
+
+def ddp_skipping(group):
+    return DistributedDataParallel(
+        network(), find_unused_parameters=True, skip_all_reduce_unused_params=True
     )
 
 
@@ -49,6 +56,7 @@ CASES = [
     (fsdp1, {"weights": "int8"}, "no hook for the parameters"),
     (fsdp1, {"gradients": "int8", "exclude": ["*.bias"]}, "one flat vector of unit 'root'"),
     (hybrid, {"gradients": "int8"}, "no communication hook for HYBRID_SHARD"),
+    (ddp_skipping, {"gradients": "int8"}, "skip_all_reduce_unused_params leaves out"),
     (ddp_twice, {"gradients": "int8"}, "ddp: .*register_comm_hook"),
     (fsdp1_twice, {"gradients": "int8"}, "already registered"),
     (fsdp2, {"gradients": "int8", "between_nodes": "bf16", "ranks_per_node": 3}, "not whole nodes"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
-from wrapped_models import WRAPPERS, backward, batch, full
+from wrapped_models import WRAPPERS, backward, batch, full, hsdp
 
 import shardlab
 from shardlab.comm.feedback import ErrorFeedback
@@ -20,6 +20,9 @@ from shardlab.core.errors import UserError
         ("fsdp1", "fp32"),
         ("fsdp1-zero2", "int8"),
         ("fsdp1-replicated", "fp32"),
+        ("hsdp", "fp32"),
+        ("ddp", "fp32"),
+        ("ddp", "bf16"),
     ],
 )
 def test_a_run_that_is_resumed_equals_one_that_is_not(name, residual):
@@ -40,7 +43,7 @@ def test_a_run_that_is_resumed_equals_one_that_is_not(name, residual):
             sgd.step()
 
     def make(group):
-        model = WRAPPERS[name](group)
+        model = {**WRAPPERS, "hsdp": hsdp}[name](group)
         return model, attach(model), torch.optim.SGD(model.parameters(), lr=0.1)
 
     def on_rank(group):

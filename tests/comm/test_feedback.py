@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
 from shardlab.comm.feedback import ErrorFeedback
-from shardlab.comm.residuals import blank, elements
+from shardlab.comm.residuals import blank, elements, narrow, widen
 
 KEY = MessageKey(0, 0, "unit", 0)
 KINDS = ["fp32", "bf16", "int8"]
@@ -146,3 +146,15 @@ def test_a_message_of_another_length_is_refused():
     send(feedback, torch.ones(10))
     with pytest.raises(ValueError, match="'unit>0' has 11 elements, its residual 10"):
         send(feedback, torch.ones(11))
+
+
+@pytest.mark.parametrize("kind", ["bf16", "int8"])
+@pytest.mark.parametrize("magnitude", [2.0**125, 2.0**126, 1.01 * 2.0**126, 2.0**127, 3.4e38])
+def test_what_a_narrow_form_cannot_hold_is_cut_off(kind, magnitude):
+    given = torch.zeros(300)
+    given[7], given[200], given[299] = magnitude, -magnitude, -1.0
+    stored = blank(kind, 300, given.device)
+    narrow(given.clone(), stored)
+    cut = given.clamp(-(2.0**126), 2.0**126)
+    torch.testing.assert_close(widen(stored)[[7, 200]], cut[[7, 200]], rtol=0.01, atol=0)
+    assert widen(stored).isfinite().all()

@@ -175,7 +175,17 @@ def test_compressed_training_moves_fewer_bytes_and_keeps_ranks_equal(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["ddp", "fsdp2", "fsdp2-topk", "fsdp2-powersgd", "fsdp2-everything"]
+    "name",
+    [
+        "ddp",
+        "ddp-int8",
+        "ddp-topk",
+        "ddp-powersgd",
+        "fsdp2",
+        "fsdp2-topk",
+        "fsdp2-powersgd",
+        "fsdp2-everything",
+    ],
 )
 def test_resume_continues_bit_for_bit(name):
     strategy = {**STRATEGIES, **LOSSY}[name]
