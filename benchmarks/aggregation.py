@@ -140,6 +140,9 @@ class CountingWire:
         dist.all_gather_single(taken, shard, group=self.group)
         return taken
 
+    def uncompressed(self, reason: str) -> None:
+        """Its bytes are counted like all others."""
+
     def _count(self, whole: int) -> None:
         self.bytes += whole * (self.world_size - 1) / self.world_size
         self.collectives += 1

@@ -113,6 +113,9 @@ class Alone:
         self.bytes += shard.nbytes
         return shard.clone()
 
+    def uncompressed(self, reason: str) -> None:
+        """Its bytes are counted like all others."""
+
 
 def rounds_speed(method: Rounds, x: Tensor, unit: Unit, rounds: int) -> Speed:
     """Of a method in rounds, whose state was formed before; without the time on the wire."""

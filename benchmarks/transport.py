@@ -13,7 +13,7 @@ the median: whether one large message uses both directions at once is chance.
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from unittest.mock import patch
 
@@ -62,7 +62,7 @@ def ways(group: dist.ProcessGroup, size: int) -> dict[str, Callable[[], object]]
 
 
 def times(
-    calls: dict[str, Callable[[], object]], rounds: int, barrier: Callable[[], object]
+    calls: Mapping[str, Callable[[], object]], rounds: int, barrier: Callable[[], object]
 ) -> dict[str, list[float]]:
     """Seconds of each call in every round but the first."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
