@@ -25,6 +25,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from benchmarks.speed import as_received
 from shardlab.kernels import (
     casts,
     dynamic8,
@@ -71,7 +72,7 @@ class Case:
         n, wire = x.numel(), kernel.payload_bytes(x.numel(), group)
         self.bits = 8 * wire / n
         kept, out = torch.zeros_like(x), torch.zeros_like(x)
-        payloads = [kernel.encode(x, group, (rank, 0)) for rank in range(max(RANKS))]
+        payloads = as_received([kernel.encode(x, group, (rank, 0)) for rank in range(max(RANKS))])
 
         def summed(ranks: int) -> Call:
             return lambda: kernel.decode_sum(payloads[:ranks], group, out, 1 / ranks)

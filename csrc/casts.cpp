@@ -51,8 +51,9 @@ struct Fp16 : NoHead {
     const __m128i words = nearest(load_floats(rest));
     std::memcpy(codes + 2 * i, &words, static_cast<size_t>(2 * (count - i)));
   }
-  SHARDLAB_INLINE_MEMBER static __m128i taken(const uint8_t* codes) {
-    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
+  template <int kVector>
+  SHARDLAB_INLINE_MEMBER static __m128i taken(const uint8_t* tile) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(tile) + kVector);
   }
   SHARDLAB_INLINE_MEMBER static Floats value(__m128i codes, Head) {
     return _mm256_cvtph_ps(codes);

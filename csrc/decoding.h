@@ -55,9 +55,10 @@ struct Output {
   }
 };
 
-// Whether a format has `taken(codes)`, which loads eight codes in a form of its own for `value`.
+// Whether a format has `taken<kVector>(tile)`, which gives codes 8 kVector to 8 kVector + 7 of a tile in
+// a form of its own for `value`. What several vectors need the compiler does once.
 template <class Format>
-constexpr auto takes_codes(int) -> decltype(Format::taken(nullptr), true) {
+constexpr auto takes_codes(int) -> decltype(Format::template taken<0>(nullptr), true) {
   return true;
 }
 template <class Format>
@@ -70,7 +71,7 @@ template <class Format, int kVector>
 SHARDLAB_INLINE auto codes_of(const uint8_t* tile) {
   constexpr int kBits = Format::kBits;
   if constexpr (takes_codes<Format>(0)) {
-    return Format::taken(tile + kBits * kVector);
+    return Format::template taken<kVector>(tile);
   } else if constexpr (kBits == 16) {
     return unsigned_pairs(tile + 16 * kVector);
   } else if constexpr (kBits == 8) {

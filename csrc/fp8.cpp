@@ -46,10 +46,13 @@ struct Fp8 : ScaleHead {
 // A float16 has one bit of exponent more, so 8 more in the bias: read as one, a code is 2^8 too small.
 struct E4m3 : Fp8<Narrow<4, 3>, 448, -116, 256> {
 #ifdef __F16C__
-  SHARDLAB_INLINE_MEMBER static __m128i taken(const uint8_t* codes) {
-    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes));
-    const __m128i words = _mm_slli_epi16(_mm_cvtepi8_epi16(bytes), 7);
-    return _mm_and_si128(words, _mm_set1_epi16(-0x4001));  // without the copy of the sign
+  template <int kVector>
+  SHARDLAB_INLINE_MEMBER static __m128i taken(const uint8_t* tile) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(tile) + kVector / 2);
+    const __m256i words = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
+    // without the copy of the sign
+    const __m256i halves = _mm256_and_si256(words, _mm256_set1_epi16(-0x4001));
+    return _mm256_extracti128_si256(halves, kVector % 2);
   }
 #endif
 };
@@ -57,8 +60,9 @@ struct E4m3 : Fp8<Narrow<4, 3>, 448, -116, 256> {
 // The upper byte of a float16.
 struct E5m2 : Fp8<Narrow<5, 2>, 57344, -109, 1> {
 #ifdef __F16C__
-  SHARDLAB_INLINE_MEMBER static __m128i taken(const uint8_t* codes) {
-    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes));
+  template <int kVector>
+  SHARDLAB_INLINE_MEMBER static __m128i taken(const uint8_t* tile) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(tile + 8 * kVector));
     return _mm_unpacklo_epi8(_mm_setzero_si128(), bytes);
   }
 #endif
