@@ -27,8 +27,7 @@ def traffic(record: Record) -> dict[str, float]:
         measures[f"{kind}_bytes_raw"] = raw
         measures[f"{kind}_bytes_wire"] = wire
         measures[f"{kind}_ratio"] = raw / wire if wire else math.nan
-    # records that were written before there were two levels lack this one
-    between = sum(account.get("bytes_between_nodes", 0.0) for account in accounts)
+    between = sum(account["bytes_between_nodes"] for account in accounts)
     measures["bytes_between_nodes"] = between or math.nan
     measures["collectives"] = sum(account["collectives"] for account in accounts)
     return measures
