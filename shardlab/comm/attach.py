@@ -12,15 +12,17 @@ from torch.nn.parallel import DistributedDataParallel
 from shardlab.codecs.base import Codec
 from shardlab.codecs.registry import make_codec, make_method
 from shardlab.codecs.rounds import Rounds
+from shardlab.comm.attachable import Attachable
+from shardlab.comm.background import Lanes
 from shardlab.comm.build import Route, between_replicas, make_collective
 from shardlab.comm.collective import Collective
 from shardlab.comm.ddp_hooks import attach_ddp
 from shardlab.comm.feedback import ErrorFeedback
-from shardlab.comm.fsdp1_hooks import attach_fsdp1, excluded_units
+from shardlab.comm.fsdp1_hooks import attach_fsdp1, unit_names
 from shardlab.comm.fsdp2_hooks import attach_fsdp2
 from shardlab.comm.handle import Handle, PerGroup, Stateful
 from shardlab.comm.ledger import Ledger
-from shardlab.comm.names import matching, parameter_names
+from shardlab.comm.names import matching, parameter_names, whole_units
 from shardlab.comm.residuals import Residual
 from shardlab.comm.steps import Updates, tell_steps
 from shardlab.core.codec_options import IN_ROUNDS, SPECS
@@ -45,6 +47,7 @@ def attach(
     between_nodes: Spec | None = None,
     ranks_per_node: int | None = None,
     weights_minimum_size: int = 1024,
+    overlap: bool = False,
     seed: int = 0,
 ) -> Handle:
     """Sends the gradients (and gathered parameters) of `model` through codecs; counts every byte.
@@ -67,6 +70,9 @@ def attach(
             two-dimensional mesh it also serves between replicas.
         ranks_per_node: size of a node; by default as the launcher says.
         weights_minimum_size: gathered parameters of fewer elements travel uncompressed.
+        overlap: `fully_shard` on devices without streams, where torch communicates and computes by
+            turns: communication runs beside computation as far as the model prefetches. After
+            backward call `handle.drain()`, before anybody reads a gradient.
         seed: of random codecs.
 
     The ledger says what travelled uncompressed, and why.
@@ -98,6 +104,8 @@ def attach(
     wrapped = _find(model)
     if weight_codec.name != "none" and wrapped.whole_weights is not None:
         raise UserError(f"attach: {wrapped.whole_weights}: remove weights, or use fully_shard")
+    if overlap and not wrapped.overlaps:
+        raise UserError("attach: overlap is for fully_shard: remove it")
     excluded = wrapped.excluded(patterns)
     if plain:
         minimum_size, excluded, warmup_steps = 0, frozenset(), 0
@@ -107,23 +115,28 @@ def attach(
         Route(method, native, minimum_size, excluded, warmup_steps, between, ranks_per_node, seed),
         Route(weight_codec, weight_codec.name == "none", weights_minimum_size, seed=seed),
         ErrorFeedback(residual) if error_feedback else None,
+        Lanes() if overlap else None,
     )
 
 
 class _Wrapped(NamedTuple):
     """What differs between the ways to wrap a model."""
 
-    attach: Callable[[PerGroup, PerGroup, PerGroup], Callable[[], None]]
+    attach: Callable[[PerGroup, PerGroup, PerGroup, Lanes | None], Callable[[], None]]
     """with the collectives of gradients, of weights, and of gradients between replicas"""
     excluded: Callable[[Sequence[str]], frozenset[str]]
     """names of blocks, from patterns of parameters"""
     whole_weights: str | None = None
     """why no codec can serve weights"""
+    overlaps: bool = False
+    """whether communication can run beside computation"""
 
 
 def _find(model: nn.Module) -> _Wrapped:
     """The wrapper, which may lie inside of `model`."""
     for module in model.modules():
+        if isinstance(module, Attachable):
+            return _ours(module)
         if isinstance(module, FSDPModule):
             return _fsdp2(model)
         if isinstance(module, FullyShardedDataParallel):
@@ -136,17 +149,25 @@ def _find(model: nn.Module) -> _Wrapped:
     )
 
 
+def _ours(model: Attachable) -> _Wrapped:
+    return _Wrapped(
+        lambda gradients, weights, *_: model.attach_collectives(gradients, weights),
+        lambda patterns: whole_units(model.unit_names(), patterns),
+    )
+
+
 def _fsdp2(model: nn.Module) -> _Wrapped:
     return _Wrapped(
         lambda *collectives: attach_fsdp2(model, *collectives),
         lambda patterns: matching(patterns, parameter_names(model).values()),
+        overlaps=True,
     )
 
 
 def _fsdp1(model: nn.Module) -> _Wrapped:
     return _Wrapped(
         lambda gradients, *_: attach_fsdp1(model, gradients),
-        lambda patterns: excluded_units(model, patterns),
+        lambda patterns: whole_units(unit_names(model), patterns),
         "torch has no hook for the parameters that FullyShardedDataParallel gathers",
     )
 
@@ -165,6 +186,7 @@ def _wire(
     gradients: Route,
     weights: Route,
     feedback: ErrorFeedback | None,
+    lanes: Lanes | None,
 ) -> Handle:
     ledger, updates = Ledger(), Updates()
 
@@ -182,7 +204,7 @@ def _wire(
         PerGroup("weights", for_weights),
         PerGroup("replicas", for_replicas),
     )
-    undo, stateful = [wrapped.attach(*kinds)], list[Stateful](kinds)
+    undo, stateful = [wrapped.attach(*kinds, lanes)], list[Stateful](kinds)
     if feedback is not None:
         undo.append(tell_steps(model, feedback))
     if not weights.untouched:
@@ -193,7 +215,7 @@ def _wire(
         for each in undo:
             each()
 
-    return Handle(ledger, feedback, stateful, detach)
+    return Handle(ledger, feedback, stateful, detach, lanes)
 
 
 def _checkable(spec: Spec | Rounds) -> Any:

@@ -7,7 +7,7 @@ it is, but keeps the state that it passes in each unit: after registration every
 (torch 2.13, `torch/distributed/fsdp/_runtime_utils.py`, `_reduce_grad`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch.distributed as dist
@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.collective import Collective
-from shardlab.comm.names import matching, plain
+from shardlab.comm.names import plain
 from shardlab.core.errors import UserError
 
 _HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
@@ -63,25 +63,9 @@ def attach_fsdp1(
     return detach
 
 
-def excluded_units(model: nn.Module, patterns: Sequence[str]) -> frozenset[str]:
-    """The units of which every parameter matches a pattern.
-
-    Raises:
-        UserError: a pattern matches nothing, or parts of a unit.
-    """
-    names = {name: _names(name, unit) for name, unit in _units(model).items()}
-    excluded = matching(patterns, [[name] for unit in names.values() for name in unit])
-    whole = set()
-    for unit, inside in names.items():
-        left = [name for name in inside if name not in excluded]
-        if inside and not left:
-            whole.add(unit)
-        elif len(left) < len(inside):
-            raise UserError(
-                f"exclude: FSDP1 makes one flat vector of unit {unit!r}, which cannot be split by "
-                f"parameter ({left[0]!r} does not match): match whole units, or use fully_shard"
-            )
-    return frozenset(whole)
+def unit_names(model: nn.Module) -> dict[str, list[str]]:
+    """The names of the parameters of each unit."""
+    return {name: _names(name, unit) for name, unit in _units(model).items()}
 
 
 def _units(model: nn.Module) -> dict[str, FullyShardedDataParallel]:

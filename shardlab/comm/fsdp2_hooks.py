@@ -21,11 +21,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
-from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMeshInfo
+from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMeshInfo, HSDPMeshInfo
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from shardlab.codecs.unit import Block, Unit
+from shardlab.comm.background import Lanes
 from shardlab.comm.collective import Collective, Native
 from shardlab.comm.hierarchy import subgroup
 from shardlab.comm.layout import REPLICAS
@@ -36,16 +37,24 @@ MakeCollective = Callable[[dist.ProcessGroup], Collective]
 
 
 def attach_fsdp2(
-    model: nn.Module, gradients: MakeCollective, weights: MakeCollective, replicas: MakeCollective
+    model: nn.Module,
+    gradients: MakeCollective,
+    weights: MakeCollective,
+    replicas: MakeCollective,
+    lanes: Lanes | None = None,
 ) -> Callable[[], None]:
     """Gives every unit of `model` our collectives; returns a function that takes them out.
 
     Args:
         replicas: of gradients, between the replicas of a two-dimensional mesh.
+        lanes: the collectives run there, beside computation.
 
     Raises:
-        UserError: a unit has several groups of parameters.
+        UserError: a unit has several groups of parameters, or needs the sum of a reduce-scatter at
+            once.
     """
+    if lanes is not None:
+        _separate(model)
     names = {module: plain(name) for name, module in model.named_modules()}
     undo = []
     for name, module, group in _units(model):
@@ -56,8 +65,8 @@ def attach_fsdp2(
         trained = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
         sent = Unit(name, tuple(_block(p, names, group) for p in trained))
         gathered = Unit(name, tuple(_block(p, names, group) for p in group.fsdp_params))
-        module.set_custom_reduce_scatter(_ReduceScatterHook(gradients, sent))
-        module.set_custom_all_gather(_AllGatherHook(weights, gathered))
+        module.set_custom_reduce_scatter(_ReduceScatterHook(gradients, sent, group, lanes))
+        module.set_custom_all_gather(_AllGatherHook(weights, gathered, lanes))
     taken = _take_all_reduces(model, names, replicas)
 
     def detach() -> None:
@@ -68,6 +77,22 @@ def attach_fsdp2(
             group.mesh_info, group._all_reduce_hook = mesh_info, hook
 
     return detach
+
+
+def _separate(model: nn.Module) -> None:
+    """Gathers and reductions get a process group each, and gathers may be under way."""
+    for name, module, group in _units(model):
+        policy = group.mp_policy
+        if isinstance(group.mesh_info, HSDPMeshInfo) or policy.reduce_dtype not in (
+            None,
+            policy.param_dtype or torch.float32,
+        ):
+            raise UserError(
+                f"fsdp2: {name!r} needs the sum of a reduce-scatter at once, for another type or "
+                "for replicas: attach without overlap"
+            )
+        module.set_separate_reduce_scatter_group(recurse=False)
+        module._set_unshard_async_op(True)
 
 
 def _take_all_reduces(
@@ -137,9 +162,13 @@ class _Allocate:
 
 
 class _ReduceScatterHook(_Allocate, ReduceScatter):
-    def __init__(self, make: MakeCollective, unit: Unit) -> None:
+    def __init__(
+        self, make: MakeCollective, unit: Unit, group: FSDPParamGroup, lanes: Lanes | None
+    ) -> None:
         self._make = make
         self._unit = unit
+        self._group = group
+        self._lanes = lanes
 
     def __call__(
         self,
@@ -149,16 +178,26 @@ class _ReduceScatterHook(_Allocate, ReduceScatter):
         op: Any,
         async_op: bool = False,
     ) -> None:
-        scale = _scale(op, dist.get_world_size(group))
-        self._make(group).reduce_scatter(output_tensor, input_tensor, scale, self._unit)
+        arguments = output_tensor, input_tensor, _scale(op, dist.get_world_size(group)), self._unit
+        collective = self._make(group)
+        if self._lanes is None:
+            collective.reduce_scatter(*arguments)
+            return
+        if any(p.sharded_param.grad is not None for p in self._group.fsdp_params):
+            raise UserError(
+                "overlap: FSDP2 adds to gradients of a step before as soon as a reduction is "
+                "started: set them to None after every update, or attach without overlap"
+            )
+        self._lanes.reductions.start(collective.reduce_scatter, *arguments)
 
 
 class _AllGatherHook(_Allocate, AllGather):
     """`input_tensor` is the own part of `output_tensor`: a codec reads it before it writes."""
 
-    def __init__(self, make: MakeCollective, unit: Unit) -> None:
+    def __init__(self, make: MakeCollective, unit: Unit, lanes: Lanes | None) -> None:
         self._make = make
         self._unit = unit
+        self._lanes = lanes
 
     def __call__(
         self,
@@ -168,7 +207,14 @@ class _AllGatherHook(_Allocate, AllGather):
         async_op: bool = False,
     ) -> dist.Work | None:
         collective = self._make(group)
-        if isinstance(collective, Native):
+        if self._lanes is not None:
+            work: dist.Work = self._lanes.gathers.start(
+                collective.all_gather, output_tensor, input_tensor, self._unit
+            )
+            if async_op:
+                return work
+            work.wait()
+        elif isinstance(collective, Native):
             work = collective.start_all_gather(output_tensor, input_tensor)
             if async_op:
                 return work

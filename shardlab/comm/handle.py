@@ -6,6 +6,7 @@ from typing import Protocol
 import torch.distributed as dist
 from torch import Tensor
 
+from shardlab.comm.background import Lanes
 from shardlab.comm.collective import Collective
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
@@ -70,11 +71,18 @@ class Handle:
         feedback: ErrorFeedback | None,
         stateful: Sequence[Stateful],
         detach: Callable[[], None],
+        lanes: Lanes | None = None,
     ) -> None:
         self.ledger = ledger
         self.feedback = feedback
         self._stateful = stateful
         self._detach = detach
+        self._lanes = lanes
+
+    def drain(self) -> None:
+        """With `overlap`: returns when all gradients are there; raises what went wrong."""
+        if self._lanes is not None:
+            self._lanes.drain()
 
     def rollback(self) -> None:
         """Takes back what error feedback noted since the last update of the parameters.

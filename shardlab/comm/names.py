@@ -1,7 +1,7 @@
 """Parameters by the names that their users know, without those of wrappers around modules."""
 
 import fnmatch
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
 
@@ -53,6 +53,29 @@ def matching(patterns: Sequence[str], names: Iterable[Sequence[str]]) -> frozens
         for known in every
         if any(fnmatch.fnmatchcase(name, pattern) for name in known for pattern in patterns)
     )
+
+
+def whole_units(units: Mapping[str, Sequence[str]], patterns: Sequence[str]) -> frozenset[str]:
+    """The units, each one flat vector, of which every parameter matches a pattern.
+
+    Args:
+        units: the names of the parameters of each unit.
+
+    Raises:
+        UserError: a pattern matches nothing, or parts of a unit.
+    """
+    excluded = matching(patterns, [[name] for unit in units.values() for name in unit])
+    whole = set()
+    for unit, inside in units.items():
+        left = [name for name in inside if name not in excluded]
+        if inside and not left:
+            whole.add(unit)
+        elif len(left) < len(inside):
+            raise UserError(
+                f"exclude: unit {unit!r} travels as one flat vector, which cannot be split by "
+                f"parameter ({left[0]!r} does not match): match whole units, or use fully_shard"
+            )
+    return frozenset(whole)
 
 
 def _short(hint: str) -> str:

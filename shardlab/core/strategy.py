@@ -98,25 +98,35 @@ class WeightCompression(Document):
         return None if self.codec.name == "none" else self
 
 
+_DEPTH = {"fsdp2": 0, "manual": 1}
+"""units that are gathered ahead, where nobody says how many"""
+
+
 class Strategy(Document):
     """How a model is trained on several ranks."""
 
-    engine: Literal["ddp", "fsdp2"] = "fsdp2"
+    engine: Literal["ddp", "fsdp2", "manual"] = "fsdp2"
     wrap: Literal["block", "root"] | None = None
-    """fsdp2: one unit per transformer block (default) or one for the whole model"""
+    """fsdp2, manual: one unit per transformer block (default) or one for the whole model"""
     reshard_after_forward: bool | None = None
-    """fsdp2: free the gathered parameters after forward (default) or keep them for backward"""
+    """fsdp2, manual: free gathered parameters after forward (default) or keep them for backward"""
+    prefetch: int | None = Field(None, ge=0)
+    """fsdp2, manual: units that are gathered ahead of their use; from 1 on communication also runs
+    beside computation on devices without streams (default: 1 for manual, 0 for fsdp2)"""
     bucket_mb: float | None = Field(None, gt=0)
     """ddp: size of a gradient bucket in MiB (default 25)"""
     gradients: Compression = Compression()
     weights: WeightCompression | None = None
-    """fsdp2: how gathered parameters travel (default: as they are)"""
+    """fsdp2, manual: how gathered parameters travel (default: as they are)"""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        foreign = {"ddp": ("wrap", "reshard_after_forward", "weights"), "fsdp2": ("bucket_mb",)}[
-            self.engine
-        ]
+        sharded = ("bucket_mb",)
+        foreign = {
+            "ddp": ("wrap", "reshard_after_forward", "prefetch", "weights"),
+            "fsdp2": sharded,
+            "manual": sharded,
+        }[self.engine]
         for key in foreign:
             if getattr(self, key) is not None:
                 raise ValueError(f"{key} has no meaning for engine {self.engine!r}: remove it")
@@ -137,8 +147,17 @@ class Strategy(Document):
             reshard = self.reshard_after_forward
             updates["wrap"] = wrap
             updates["reshard_after_forward"] = wrap == "block" if reshard is None else reshard
+            updates["prefetch"] = self._depth()
             updates["weights"] = self.weights.normal() if self.weights else None
+        if self.engine == "manual" and self.gradients.route is None:
+            updates["gradients"] = self.gradients.model_copy(update={"route": "exchange"}).normal()
         return self.model_copy(update=updates)
+
+    def _depth(self) -> int | None:
+        """None for what torch does by itself."""
+        if self.engine == "manual":
+            return _DEPTH["manual"] if self.prefetch is None else self.prefetch
+        return self.prefetch or None
 
     def hash(self) -> str:
         """16 hexadecimal digits; equal for equal meanings."""
@@ -155,10 +174,12 @@ class Strategy(Document):
             words.append(f"weights {codec_text(full.weights.codec)}{_from_size(full.weights)}")
         if full.engine == "ddp" and full.bucket_mb != 25:
             words.append(f"buckets of {repr(full.bucket_mb).removesuffix('.0')} MiB")
-        if full.engine == "fsdp2" and full.wrap == "root":
+        if full.wrap == "root":
             words.append("one unit")
-        if full.engine == "fsdp2" and full.wrap == "block" and not full.reshard_after_forward:
+        if full.wrap == "block" and not full.reshard_after_forward:
             words.append("kept after forward")
+        if full.prefetch is not None and full.prefetch != _DEPTH[full.engine]:
+            words.append(f"{full.prefetch} units ahead")
         return ", ".join(words)
 
 

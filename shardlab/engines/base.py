@@ -121,6 +121,7 @@ class AutogradEngine(Engine):
             with self._without_reduction():
                 losses += [self._accumulate(batch, len(micro_batches)) for batch in early]
         losses.append(self._accumulate(last, len(micro_batches)))
+        self._finish_backward()
         norm = self._clip()
         applied = math.isfinite(norm)
         if applied:
@@ -131,6 +132,10 @@ class AutogradEngine(Engine):
             self._handle.rollback()
         self._optimizer.zero_grad()
         return StepOutcome(sum(losses) / len(losses), norm, applied)
+
+    def _finish_backward(self) -> None:
+        """Waits for reductions that run beside backward."""
+        self._handle.drain()
 
     def _accumulate(self, batch: Tensor, count: int) -> float:
         with record_function("shardlab::forward"):
@@ -189,5 +194,6 @@ def _attach(module: nn.Module, strategy: Strategy, seed: int) -> Handle:
         between_nodes=given.between_nodes,
         ranks_per_node=given.ranks_per_node,
         weights_minimum_size=weights.minimum_size,
+        overlap=strategy.engine == "fsdp2" and bool(strategy.prefetch),
         seed=seed,
     )

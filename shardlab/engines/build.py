@@ -1,5 +1,7 @@
 """The engine that a strategy names."""
 
+from collections.abc import Callable
+
 import torch.distributed as dist
 from torch import nn
 
@@ -7,8 +9,13 @@ from shardlab.core.strategy import Strategy
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.ddp import DDPEngine
 from shardlab.engines.fsdp2 import FSDP2Engine
+from shardlab.engines.manual.engine import ManualEngine
 
-_ENGINES = {"ddp": DDPEngine, "fsdp2": FSDP2Engine}
+_ENGINES: dict[str, Callable[..., Engine]] = {
+    "ddp": DDPEngine,
+    "fsdp2": FSDP2Engine,
+    "manual": ManualEngine,
+}
 
 
 def build_engine(

@@ -1,6 +1,6 @@
 """`fsdp2`: torch's fully_shard, parameters sharded per unit and gathered for use."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch.distributed as dist
@@ -34,6 +34,8 @@ class FSDP2Engine(AutogradEngine):
         root = fully_shard(model, mesh=mesh, reshard_after_forward=False)
         super().__init__(model, full, optimization, seed)
         self._root: FSDPModule = root
+        if full.wrap == "block" and full.prefetch:
+            _prefetch(transformer_blocks(model), full.prefetch)
 
     @contextmanager
     def _without_reduction(self) -> Iterator[None]:
@@ -42,3 +44,11 @@ class FSDP2Engine(AutogradEngine):
             yield
         finally:
             self._root.set_requires_gradient_sync(True)
+
+
+def _prefetch(blocks: Sequence[nn.Module], depth: int) -> None:
+    """Every block gathers the next ones of its direction before it computes."""
+    units: list[FSDPModule] = [block for block in blocks if isinstance(block, FSDPModule)]
+    for index, unit in enumerate(units):
+        unit.set_modules_to_forward_prefetch(units[index + 1 : index + 1 + depth])
+        unit.set_modules_to_backward_prefetch(units[max(index - depth, 0) : index][::-1])

@@ -11,16 +11,22 @@ from datetime import timedelta
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
 
-from shardlab.comm.links import Links
 from shardlab.core.errors import UserError
 from shardlab.core.process import die_with_parent
 
 Worker = Callable[[dist.ProcessGroup], None]
+
+
+class Interfaces(Protocol):
+    """Where ranks open their sockets: `shardlab.comm.links.Links`, for one."""
+
+    def enter(self, rank: int) -> str:
+        """Called by the process of the rank; returns the name of its network interface."""
 
 
 class RunFailed(RuntimeError):
@@ -43,7 +49,7 @@ def launch(
     threads: int,
     timeout_s: float,
     limit_s: float | None = None,
-    links: Links | None = None,
+    links: Interfaces | None = None,
 ) -> None:
     """Runs `worker` on every rank and returns when all are done.
 
@@ -103,7 +109,7 @@ def _rank(
     timeout_s: float,
     folder: Path,
     parent: int,
-    links: Links | None,
+    links: Interfaces | None,
 ) -> None:
     die_with_parent(parent)
     try:
@@ -136,7 +142,8 @@ def _run(worker: Worker, threads: int, **rendezvous: object) -> None:
 
 def _report(error: BaseException, rank: int, folder: Path) -> NoReturn:
     """Leaves the error where the parent finds it: the first line says how it is to be told."""
-    kind = {UserError: "user", MemoryError: "memory"}.get(type(error), "crash")
+    kinds: dict[type[BaseException], str] = {UserError: "user", MemoryError: "memory"}
+    kind = kinds.get(type(error), "crash")
     text = str(error) if kind == "user" else f"rank {rank}: {traceback.format_exc()}"
     partial = folder / f"{rank}.partial"
     partial.write_text(f"{kind}\n{text}")

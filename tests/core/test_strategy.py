@@ -48,7 +48,7 @@ WEIGHTS = st.fixed_dictionaries(
 @st.composite
 def documents(draw: st.DrawFn) -> dict[str, Any]:
     """Strategies as a user may write them, with any part left out."""
-    engine = draw(st.sampled_from([None, "ddp", "fsdp2"]))
+    engine = draw(st.sampled_from([None, "ddp", "fsdp2", "manual"]))
     document = {"engine": engine} if engine else {}
     options: dict[str, st.SearchStrategy[Any]] = {"gradients": compressions()}
     if engine == "ddp":
@@ -56,6 +56,7 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
     else:
         options["wrap"] = st.sampled_from([None, "block", "root"])
         options["reshard_after_forward"] = st.sampled_from([None, True, False])
+        options["prefetch"] = st.none() | st.integers(0, 3)
         options["weights"] = st.none() | WEIGHTS
     document |= draw(st.fixed_dictionaries({}, optional=options))
     assume(not (document.get("wrap") == "root" and document.get("reshard_after_forward")))
@@ -106,6 +107,11 @@ def test_the_order_of_keys_has_no_meaning(document: dict[str, Any]) -> None:
         ({}, {"engine": "fsdp2", "wrap": "block", "reshard_after_forward": True}),
         ({"wrap": "root"}, {"wrap": "root", "reshard_after_forward": False}),
         ({"engine": "ddp"}, {"engine": "ddp", "bucket_mb": 25.0}),
+        ({}, {"prefetch": 0}),
+        (
+            {"engine": "manual"},
+            {"engine": "manual", "prefetch": 1, "gradients": {"route": "exchange"}},
+        ),
         ({}, {"gradients": {"codec": "none", "route": "native", "minimum_size": 7}}),
         (
             {"gradients": {"codec": "int8:group=128"}},
@@ -155,7 +161,10 @@ def test_the_brief_names_what_is_not_the_default() -> None:
     "document, message",
     [
         ({"engin": "ddp"}, "strategy.engin: unknown key; did you mean 'engine'?"),
-        ({"engine": "dpp"}, "strategy.engine: input should be 'ddp' or 'fsdp2' (found 'dpp')"),
+        (
+            {"engine": "dpp"},
+            "strategy.engine: input should be 'ddp', 'fsdp2' or 'manual' (found 'dpp')",
+        ),
         (
             {"engine": "ddp", "wrap": "root"},
             "strategy: wrap has no meaning for engine 'ddp': remove it",

@@ -22,6 +22,12 @@ STRATEGIES = {
     "fsdp2-root": {"engine": "fsdp2", "wrap": "root"},
     "fsdp2-kept": {"engine": "fsdp2", "reshard_after_forward": False},
     "fsdp2-exchange": {"engine": "fsdp2", "gradients": {"route": "exchange"}},
+    "fsdp2-ahead": {"engine": "fsdp2", "prefetch": 2, "gradients": {"route": "exchange"}},
+    "fsdp2-root-ahead": {"engine": "fsdp2", "prefetch": 1, "wrap": "root"},
+    "manual": {"engine": "manual"},
+    "manual-native": {"engine": "manual", "gradients": {"route": "native"}, "prefetch": 0},
+    "manual-root": {"engine": "manual", "wrap": "root"},
+    "manual-kept": {"engine": "manual", "reshard_after_forward": False},
 }
 LOSSY = {
     "ddp-int8": {"engine": "ddp", "gradients": {"codec": "int8", "error_feedback": True}},
@@ -40,6 +46,17 @@ LOSSY = {
     "ddp-powersgd": {
         "engine": "ddp",
         "gradients": {"codec": "powersgd:rank=4", "error_feedback": True},
+    },
+    "fsdp2-ahead-topk": {
+        "engine": "fsdp2",
+        "prefetch": 1,
+        "gradients": {"codec": "topk:density=0.1", "error_feedback": True},
+        "weights": {"codec": "int8:group=64"},
+    },
+    "manual-topk": {
+        "engine": "manual",
+        "gradients": {"codec": "topk:density=0.1", "error_feedback": True},
+        "weights": {"codec": "int8:group=64"},
     },
     "fsdp2-everything": {
         "engine": "fsdp2",
@@ -92,7 +109,7 @@ def test_engines_agree_on_two_ranks(name):
     torch.testing.assert_close(losses_of(name, 2), losses_of("ddp", 2), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "manual"])
 def test_two_ranks_equal_two_micro_batches_of_one(name):
     def on_rank(group):
         engine = make(group, STRATEGIES[name])
@@ -106,7 +123,7 @@ def test_two_ranks_equal_two_micro_batches_of_one(name):
     torch.testing.assert_close(alone, losses_of(name, 2), rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2", "fsdp2-exchange"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "fsdp2-ahead", "manual"])
 def test_gradients_are_reduced_once_per_step(name):
     def on_rank(group):
         counts = []
@@ -121,7 +138,7 @@ def test_gradients_are_reduced_once_per_step(name):
     assert counts[0] == counts[1] > 0
 
 
-@pytest.mark.parametrize("name", ["fsdp2", "ddp"])
+@pytest.mark.parametrize("name", ["fsdp2", "fsdp2-ahead", "manual"])
 def test_accumulation_agrees_between_engines(name):
     expected = losses_of("ddp", 2, micro=2)
     torch.testing.assert_close(losses_of(name, 2, micro=2), expected, rtol=1e-5, atol=0)
@@ -185,6 +202,8 @@ def test_compressed_training_moves_fewer_bytes_and_keeps_ranks_equal(name):
         "fsdp2-topk",
         "fsdp2-powersgd",
         "fsdp2-everything",
+        "fsdp2-ahead-topk",
+        "manual-topk",
     ],
 )
 def test_resume_continues_bit_for_bit(name):
@@ -209,7 +228,9 @@ def clone(tree):
     return tree.clone() if isinstance(tree, torch.Tensor) else tree
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2", "ddp-int8", "fsdp2-powersgd", "fsdp2-everything"])
+@pytest.mark.parametrize(
+    "name", ["ddp", "fsdp2", "ddp-int8", "fsdp2-powersgd", "fsdp2-everything", "manual-topk"]
+)
 def test_a_gradient_that_is_not_finite_is_left_out_on_all_ranks(name):
     def on_rank(group):
         rank = dist.get_rank(group)

@@ -1,0 +1,231 @@
+"""The engines side by side: losses, step time, memory, collectives and bytes against theory.
+
+    python -m benchmarks.engines [STRATEGY ...] [--world-size W ...] [--preset NAME] [--steps S]
+                                 [--delay MS ...] [--rounds R] [--work FOLDER]
+
+Every run has processes of its own, so that its peak memory is its own; runs take turns, and the
+fastest round of each counts. All see the same batches of random tokens from one seed. With a delay
+every collective ends that much later, as on a link of that latency: a sleep, so ratios hold on a
+busy machine too.
+"""
+
+import argparse
+import resource
+import statistics
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.children import on_ranks
+from shardlab.codecs.unit import Unit
+from shardlab.comm import attach
+from shardlab.comm.build import make_collective
+from shardlab.comm.collective import Collective
+from shardlab.core.document import validate
+from shardlab.core.errors import UserError
+from shardlab.core.files import write_json
+from shardlab.core.host import describe_host, git_revision
+from shardlab.core.params import Model
+from shardlab.core.progress import say
+from shardlab.core.strategy import parse_strategy
+from shardlab.engines.base import Optimization
+from shardlab.engines.build import build_engine
+from shardlab.models.build import build_model, transformer_blocks
+from shardlab.report.numbers import figure
+from shardlab.report.tables import text_table
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "ddp": {"engine": "ddp"},
+    "fsdp2": {"engine": "fsdp2"},
+    "fsdp2-exchange": {"engine": "fsdp2", "gradients": {"route": "exchange"}},
+    "fsdp2-ahead": {"engine": "fsdp2", "gradients": {"route": "exchange"}, "prefetch": 1},
+    "manual": {"engine": "manual"},
+    "manual-kept": {"engine": "manual", "reshard_after_forward": False},
+}
+_VOCABULARY, _LENGTH, _SAMPLES, _UNTIMED = 2048, 64, 8, 3
+
+
+class Delayed(Collective):
+    """Another collective, each of whose operations takes `seconds` longer."""
+
+    def __init__(self, inner: Collective, seconds: float) -> None:
+        super().__init__(inner.group, inner.ledger, inner.kind)
+        self._inner = inner
+        self._seconds = seconds
+
+    def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
+        self._inner.reduce_scatter(output, vector, scale, unit)
+        time.sleep(self._seconds)
+
+    def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
+        self._inner.all_reduce(vector, scale, unit)
+        time.sleep(self._seconds)
+
+    def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
+        self._inner.all_gather(output, shard, unit)
+        time.sleep(self._seconds)
+
+
+class Case(NamedTuple):
+    """One run."""
+
+    strategy: str
+    world_size: int
+    preset: str
+    steps: int
+    delay_s: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("strategies", nargs="*", metavar="STRATEGY", help="default: all")
+    parser.add_argument("--world-size", nargs="+", type=int, default=[1, 2, 4])
+    parser.add_argument("--preset", default="10m")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--delay", nargs="+", type=float, default=[0.0], help="ms per collective")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--work", type=Path, default=Path(".work/benchmarks"), help="for results")
+    args = parser.parse_args()
+    unknown = set(args.strategies) - set(STRATEGIES)
+    if unknown:
+        raise UserError(f"{', '.join(sorted(unknown))}: not one of {', '.join(STRATEGIES)}")
+    chosen = args.strategies or list(STRATEGIES)
+    results: dict[str, Any] = {"host": describe_host(), "revision": git_revision()}
+    for world_size in args.world_size:
+        for delay in args.delay:
+            cases = [Case(s, world_size, args.preset, args.steps, delay / 1e3) for s in chosen]
+            measured = _measured(cases, args.rounds)
+            results[f"W={world_size}, {delay:g} ms"] = measured
+            write_json(args.work / "engines.json", results)
+            print(_table(world_size, delay, measured))
+
+
+def _measured(cases: list[Case], rounds: int) -> dict[str, dict[str, Any]]:
+    """By strategy; rank 0's figures of the fastest round, with the losses averaged over ranks."""
+    best: dict[str, dict[str, Any]] = {}
+    for _ in range(rounds):
+        for case in cases:
+            ranks = on_ranks(case.world_size, partial(_run, case))
+            found = ranks[0]
+            found["losses"] = [
+                sum(step) / len(ranks) for step in zip(*(r["losses"] for r in ranks), strict=True)
+            ]
+            say(f"benchmarks: {case.strategy}, W={case.world_size}: {found['step_ms']:.0f} ms")
+            known = best.get(case.strategy)
+            if known is None or found["step_ms"] < known["step_ms"]:
+                best[case.strategy] = found
+    return best
+
+
+def _run(case: Case, group: dist.ProcessGroup) -> dict[str, Any]:
+    def delayed(*arguments: Any, **options: Any) -> Collective:
+        return Delayed(make_collective(*arguments, **options), case.delay_s)
+
+    if case.delay_s == 0:
+        return _train(case, group)
+    with patch.object(attach, "make_collective", delayed):
+        return _train(case, group)
+
+
+def _train(case: Case, group: dist.ProcessGroup) -> dict[str, Any]:
+    model = build_model(
+        validate(Model, {"preset": case.preset}, "--preset"), _VOCABULARY, _LENGTH, 0, seed=1
+    )
+    sizes = [sum(p.numel() for p in block.parameters()) for block in transformer_blocks(model)]
+    whole = sum(p.numel() for p in model.parameters())
+    strategy = parse_strategy(STRATEGIES[case.strategy])
+    engine = build_engine(model, strategy, Optimization(weight_decay=0.1, clip=1.0), group)
+    losses, times = [], []
+    for step in range(case.steps):
+        if step == min(_UNTIMED, case.steps - 1):
+            engine.ledger.reset()
+        start = time.perf_counter()
+        losses.append(engine.step([_batch(step, group)], 1e-3).loss)
+        times.append(time.perf_counter() - start)
+    timed = case.steps - min(_UNTIMED, case.steps - 1)
+    ledger = engine.ledger.summary()
+    counts = {
+        f"{kind}_{key}": ledger[kind][key] / timed
+        for kind in ("gradients", "weights")
+        for key in ("collectives", "bytes_raw", "bytes_wire")
+    }
+    return {
+        "losses": losses,
+        "step_ms": 1e3 * statistics.median(times[-timed:]),
+        "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
+        "theory": _theory(case, strategy.normal().model_dump(), sizes, whole),
+        **counts,
+    }
+
+
+def _batch(step: int, group: dist.ProcessGroup) -> Tensor:
+    """This rank's part of the samples of a step, which are the same at every world size."""
+    generator = torch.Generator().manual_seed(step)
+    samples = torch.randint(_VOCABULARY, (_SAMPLES, _LENGTH + 1), generator=generator)
+    return samples.chunk(dist.get_world_size(group))[dist.get_rank(group)]
+
+
+def _theory(
+    case: Case, strategy: dict[str, Any], blocks: list[int], whole: int
+) -> dict[str, float]:
+    """Collectives and bytes that one rank has to send in a step, in float32."""
+    share = 4 * (case.world_size - 1) / case.world_size
+    if strategy["engine"] == "ddp":
+        return {"weights": 0, "gradients": 1, "bytes": 2 * share * whole}
+    again = list(blocks) if strategy["reshard_after_forward"] else []
+    if strategy["engine"] == "manual":
+        again = again[:-1]  # the last block stays
+    return {
+        "weights": 1 + len(blocks) + len(again),
+        "gradients": 1 + len(blocks),
+        "bytes": share * (2 * whole + sum(again)),
+    }
+
+
+def _table(world_size: int, delay: float, measured: dict[str, dict[str, Any]]) -> str:
+    headings = [
+        "strategy",
+        "step, ms",
+        "against the first",
+        "last loss",
+        "largest difference of losses",
+        "peak memory, MB",
+        "gathers (theory)",
+        "reductions (theory)",
+        "MB raw (theory)",
+        "MB wire",
+    ]
+    first = next(iter(measured.values()))
+    rows = [[name, *_cells(found, first)] for name, found in measured.items()]
+    title = f"W={world_size}, {delay:g} ms per collective"
+    return f"{title}\n\n{text_table(title, headings, rows).markdown()}"
+
+
+def _cells(found: dict[str, Any], first: dict[str, Any]) -> list[str]:
+    theory = found["theory"]
+    differences = [abs(a / b - 1) for a, b in zip(found["losses"], first["losses"], strict=True)]
+    raw, wire = (
+        sum(found[f"{kind}_bytes_{what}"] for kind in ("gradients", "weights"))
+        for what in ("raw", "wire")
+    )
+    return [
+        figure(found["step_ms"]),
+        figure(found["step_ms"] / first["step_ms"]),
+        f"{found['losses'][-1]:.4f}",
+        f"{max(differences):.1e}",
+        figure(found["memory_mb"]),
+        f"{figure(found['weights_collectives'])} ({theory['weights']:g})",
+        f"{figure(found['gradients_collectives'])} ({theory['gradients']:g})",
+        f"{figure(raw / 1e6)} ({figure(theory['bytes'] / 1e6)})",
+        figure(wire / 1e6),
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Communication beside computation on devices that have no streams."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from typing import ParamSpec
+
+import torch
+import torch.distributed as dist
+
+P = ParamSpec("P")
+
+
+class Background:
+    """A thread that carries out calls one after another, in the order in which they were started.
+
+    Collectives of one process group need the same order on all ranks: whoever starts them in one
+    order on all ranks may do so ahead of their use. gloo and the kernels let other threads run.
+
+    Args:
+        name: of the thread, for profiles.
+    """
+
+    def __init__(self, name: str) -> None:
+        # a new thread would take as many cores as there are
+        self._threads = ThreadPoolExecutor(
+            1, name, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)
+        )
+        self._running: list[Running] = []
+
+    def start(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> "Running":
+        """Queues a call and returns at once."""
+        running = Running(self._threads.submit(call, *args, **kwargs))
+        self._running = [*(each for each in self._running if not each.went_well), running]
+        return running
+
+    def drain(self) -> None:
+        """Returns when every call has ended; raises the error of the first one that has one."""
+        running, self._running = self._running, []
+        for each in running:
+            each.wait()
+
+
+class Running(dist.Work):
+    """A call that was started."""
+
+    def __init__(self, future: "Future[None]") -> None:
+        super().__init__()
+        self._future = future
+
+    @property
+    def went_well(self) -> bool:
+        """Whether the call has ended without an error."""
+        return self._future.done() and self._future.exception() is None
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Returns when the call has ended; raises its error. Collectives have timeouts already."""
+        self._future.result()
+        return True
+
+
+class Lanes:
+    """Gathers and reductions, each in an order of its own and so on a process group of its own."""
+
+    def __init__(self) -> None:
+        self.gathers = Background("gather")
+        self.reductions = Background("reduce")
+
+    def drain(self) -> None:
+        """See `Background.drain`."""
+        self.gathers.drain()
+        self.reductions.drain()

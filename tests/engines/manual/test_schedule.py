@@ -1,0 +1,117 @@
+"""What is gathered when, and that no unit keeps memory that it does not need."""
+
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+from torch import nn
+
+from shardlab.comm.attach import attach
+from shardlab.engines.manual.model import FlatSharded
+
+
+class Stack(nn.Module):
+    """Layers one after another, one more that is never used, and an embedding tied to the head."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 8)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(layers))
+        self.head = nn.Linear(8, 10, bias=False)
+        self.head.weight = self.embedding.weight
+        self.idle = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(x)
+        for block in self.blocks:
+            hidden = torch.tanh(block(hidden))
+        return self.head(hidden)
+
+
+def sharded(group, layers=4, **options):
+    torch.manual_seed(0)
+    model = Stack(layers)
+    wrapped = FlatSharded(model, list(model.blocks), group, **options)
+    return model, wrapped, attach(wrapped, route="exchange")
+
+
+def loss_of(wrapped, rank):
+    tokens = torch.arange(10).roll(rank)[None]
+    return nn.functional.cross_entropy(wrapped(tokens).flatten(0, 1), tokens.flatten())
+
+
+def test_gradients_of_shards_are_the_mean_over_ranks():
+    def on_rank(group):
+        rank = dist.get_rank(group)
+        torch.manual_seed(0)
+        plain = Stack(4)
+        for other in range(2):
+            (loss_of(plain, other) / 2).backward()
+        expected = {
+            name: torch.zeros_like(p) if p.grad is None else p.grad
+            for name, p in plain.named_parameters()
+        }
+        _, wrapped, _ = sharded(group)
+        loss_of(wrapped, rank).backward()
+        wrapped.finish()
+        errors = []
+        for unit in wrapped._units:
+            whole = [torch.empty_like(unit.shard.grad) for _ in range(2)]
+            dist.all_gather(whole, unit.shard.grad, group=group)
+            for name, part in unit.named(torch.cat(whole)).items():
+                errors.append((part - expected[name]).abs().max())
+        return {"error": torch.stack(errors).max()}
+
+    for result in run_ranks(2, on_rank):
+        assert result["error"] < 1e-6
+
+
+def test_only_units_in_use_and_the_next_have_memory():
+    def on_rank(group):
+        model, wrapped, _ = sharded(group, layers=5)
+        most = 0
+
+        def count(*_):
+            nonlocal most
+            most = max(most, sum(unit.allocated for unit in wrapped._units))
+
+        for block in model.blocks:
+            block.register_forward_hook(count)
+            block.register_full_backward_hook(count)
+        loss_of(wrapped, 0).backward()
+        wrapped.finish()
+        left = sum(unit.allocated for unit in wrapped._units)
+        return {"most": torch.tensor(most), "left": torch.tensor(left)}
+
+    result = run_ranks(2, on_rank)[0]
+    # the root, the unit in use, the one ahead, and in backward the one whose gradients come last
+    assert result["most"] <= 4
+    assert result["left"] == 0
+
+
+def test_gathers_and_reductions_are_as_many_as_theory_says():
+    def on_rank(group):
+        counts = []
+        for reshard in (True, False):
+            _, wrapped, handle = sharded(group, layers=5, reshard=reshard)
+            loss_of(wrapped, 0).backward()
+            wrapped.finish()
+            for account in handle.ledger.accounts.values():
+                # the ranks once compare what they are about to send
+                counts.append(account.collectives - account.extra_collectives)
+        return {"counts": torch.tensor(counts)}
+
+    # forward gathers the root and every block, backward all blocks but the last again
+    assert run_ranks(2, on_rank)[0]["counts"].tolist() == [6, 1 + 5 + 4, 6, 1 + 5]
+
+
+def test_all_parameters_come_back_by_all_of_their_names():
+    def on_rank(group):
+        torch.manual_seed(0)
+        expected = {k: v.clone() for k, v in Stack(4).state_dict().items()}
+        _, wrapped, _ = sharded(group)
+        full = wrapped.full_parameters()
+        assert full.keys() == expected.keys()
+        return {"same": torch.tensor([torch.equal(full[k], expected[k]) for k in full])}
+
+    for result in run_ranks(2, on_rank):
+        assert result["same"].all()
