@@ -114,12 +114,12 @@ def test_nothing_is_left_and_the_machine_never_sees_the_links(permitted):
     assert descriptors() == opened
 
 
-_OWNER = """
+_OWNER = r"""
 import os, time
 from shardlab.comm.links import Links
 from shardlab.train.launch import launch
 def worker(group):
-    print("ready", flush=True)
+    os.write(1, b"ready\n")  # at once, whatever the other rank writes
     time.sleep(60)
 with Links(2, "1gbit") as links:
     launch(worker, 2, threads=1, timeout_s=60, links=links)
