@@ -54,7 +54,7 @@ CASES = [
     (fsdp2, {"exclude": "2.bia"}, "no parameter matches '2.bia'; did you mean '2.bias'?"),
     (ddp, {"weights": "int8"}, "gathers no parameters"),
     (fsdp1, {"weights": "int8"}, "no hook for the parameters"),
-    (fsdp1, {"gradients": "int8", "exclude": ["*.bias"]}, "one flat vector of unit 'root'"),
+    (fsdp1, {"gradients": "int8", "exclude": ["*.bias"]}, "unit 'root' travels as one flat vector"),
     (hybrid, {"gradients": "int8"}, "no communication hook for HYBRID_SHARD"),
     (ddp_skipping, {"gradients": "int8"}, "skip_all_reduce_unused_params leaves out"),
     (ddp_twice, {"gradients": "int8"}, "ddp: .*register_comm_hook"),
