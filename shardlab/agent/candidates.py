@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import chain, zip_longest
 from typing import Any, Literal
 
-from shardlab.agent.changes import SHARDING, Change, in_words
+from shardlab.agent.changes import Change, in_words
 from shardlab.agent.history import History
 from shardlab.agent.seeds import (
     BUCKETS_MB,
@@ -21,6 +21,7 @@ from shardlab.agent.seeds import (
 )
 from shardlab.core.codec_spec import codec_text
 from shardlab.core.document import Document
+from shardlab.core.legality import foreign
 from shardlab.core.strategy import Strategy
 
 _NEIGHBOURHOODS = 3
@@ -28,6 +29,12 @@ _NEIGHBOURHOODS = 3
 _DRAWS = 16
 _KEPT = ("minimum_size", "exclude", "warmup_steps", "between_nodes", "ranks_per_node")
 """settings of the gradients that outlive a change of their codec"""
+
+_OF_UNITS = (
+    *("wrap_size", "reshard_after_forward", "overrides"),
+    *("prefetch", "prefetch_backward", "async_unshard"),
+)
+"""settings that have their meaning by how units are cut"""
 
 
 class Draft(Document):
@@ -59,8 +66,8 @@ def actions(strategy: Strategy) -> list[Draft]:
     """Every change of one setting; kinds of change take turns, so that a cap leaves some of each.
 
     Each can be undone by another action. Settings that only had a meaning beside the old value
-    (a bucket size under `ddp`, the codec of gathered weights under `fsdp2`, the route of the old
-    codec) go back to their defaults.
+    (a bucket size under `ddp`, the codec of gathered weights under `fsdp2`, the prefetch of the old
+    units, the route of the old codec) go back to their defaults.
     """
     form = strategy.normal().model_dump(mode="json", exclude_none=True)
     kinds = [
@@ -80,11 +87,11 @@ def _wraps(form: dict[str, Any]) -> Iterator[Draft]:
             if size != form["bucket_mb"]:
                 yield _change(form, "bucket_mb", form["bucket_mb"], size)
         return
-    kept = not form["reshard_after_forward"]
-    if form["wrap"] == "block":
-        yield _change(form, "reshard_after_forward", not kept, kept)
+    if form["wrap"] != "root" and "reshard_after_forward" in form:
+        freed = bool(form["reshard_after_forward"])
+        yield _change(form, "reshard_after_forward", freed, not freed)
     other = "root" if form["wrap"] == "block" else "block"
-    yield _change(form, "wrap", form["wrap"], other, without=("reshard_after_forward",))
+    yield _change(form, "wrap", form["wrap"], other, without=_OF_UNITS)
 
 
 def _codecs(strategy: Strategy, form: dict[str, Any]) -> Iterator[Draft]:
@@ -100,7 +107,7 @@ def _codecs(strategy: Strategy, form: dict[str, Any]) -> Iterator[Draft]:
 
 
 def _weights(strategy: Strategy, form: dict[str, Any]) -> Iterator[Draft]:
-    if form["engine"] != "fsdp2":
+    if "reshard_after_forward" not in form:  # nothing is gathered
         return
     now = codec_text(strategy.weights.codec) if strategy.weights else "none"
     for text in WEIGHT_CODECS:
@@ -111,7 +118,7 @@ def _weights(strategy: Strategy, form: dict[str, Any]) -> Iterator[Draft]:
 
 def _engines(form: dict[str, Any]) -> Iterator[Draft]:
     other = "fsdp2" if form["engine"] == "ddp" else "ddp"
-    yield _change(form, "engine", form["engine"], other, without=(*SHARDING, "weights"))
+    yield _change(form, "engine", form["engine"], other, without=(*foreign(other), "overrides"))
 
 
 def _messages(form: dict[str, Any]) -> Iterator[Draft]:

@@ -2,10 +2,11 @@
 
 from typing import Any, NamedTuple
 
+from shardlab.core.brief import override_words
 from shardlab.core.codec_spec import codec_text
 from shardlab.core.strategy import Strategy
 
-SHARDING = {"engine", "wrap", "reshard_after_forward", "bucket_mb"}
+SHARDING = set(Strategy.model_fields) - {"gradients", "weights"}
 """settings of the model's distribution; all others say how messages travel"""
 
 
@@ -31,11 +32,12 @@ def in_words(found: tuple[Change, ...]) -> str:
 def _settings(strategy: Strategy) -> dict[str, Any]:
     """The normal form in one level; a codec and its options are one setting."""
     normal = strategy.normal()
-    form = normal.model_dump(mode="json", exclude={"gradients", "weights"})
+    form = normal.model_dump(mode="json", exclude={"gradients", "weights", "overrides"})
     gradients, weights = normal.gradients, normal.weights
     between = gradients.between_nodes
     return {
         **form,
+        "overrides": "; ".join(override_words(each) for each in normal.overrides) or None,
         "weights": codec_text(weights.codec) if weights else "none",
         "weights_minimum_size": weights and weights.minimum_size,
         **gradients.model_dump(mode="json"),

@@ -23,10 +23,12 @@ def settings_in_words() -> str:
 
 def _settings(schema: Schema, definitions: dict[str, Schema], path: str = "") -> Iterator[str]:
     for name, field in schema["properties"].items():
-        nested = next((each["$ref"] for each in _kinds(field) if "$ref" in each), None)
+        listed = "$ref" in field.get("items", {})
+        kinds = [field["items"]] if listed else _kinds(field)
+        nested = next((each["$ref"] for each in kinds if "$ref" in each), None)
         if nested is not None:
             definition = definitions[nested.rpartition("/")[2]]
-            yield from _settings(definition, definitions, f"{path}{name}.")
+            yield from _settings(definition, definitions, f"{path}{name}{'[]' * listed}.")
         else:
             meaning = " ".join(field.get("description", "").split())
             yield f"{path}{name}: {'. '.join(filter(None, [_values(field), meaning]))}"

@@ -26,9 +26,9 @@ from shardlab.comm.names import matching, parameter_names, whole_units
 from shardlab.comm.residuals import Residual
 from shardlab.comm.steps import Updates, tell_steps
 from shardlab.core.codec_options import IN_ROUNDS, SPECS
+from shardlab.core.compression import Compression, WeightCompression
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
-from shardlab.core.strategy import Compression, WeightCompression
 
 Spec = str | Mapping[str, Any] | BaseModel | Codec
 

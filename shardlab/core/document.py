@@ -3,10 +3,13 @@
 from typing import Any
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
 from shardlab.core.errors import UserError, nearest
+
+AS_TUPLE = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+"""for fields that are tuples, as frozen documents have them, where YAML and JSON have lists"""
 
 
 class Document(BaseModel):

@@ -9,6 +9,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError, nearest
+from shardlab.core.legality import check_fits
 from shardlab.core.strategy import Strategy
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=40)]
@@ -270,12 +271,22 @@ def _check_references(values: dict[str, Any]) -> None:
             refuse("baseline", values["baseline"], runs, "run")
         if "agent" in values:
             refuse("agent.start", values["agent"].start, runs, "run")
+    if "train" in values:
+        for name, strategy in values.get("strategies", {}).items():
+            _check_fits(name, strategy, values["train"])
     seeds = values.get("seeds", [])
     if len(set(seeds)) < len(seeds):
         raise UserError("seeds: a seed is named twice")
     if "rounds" in values and "last_round" in values:
         refuse("last_round", values["last_round"], list(values["rounds"]), "round")
         _check_chain(list(values["rounds"].items()))
+
+
+def _check_fits(name: str, strategy: Strategy, train: Train) -> None:
+    try:
+        check_fits(strategy, train.world_size, train.batch_size * train.accumulation)
+    except UserError as error:
+        raise UserError(f"strategies.{name}: {error}") from None
 
 
 def _check_chain(rounds: list[tuple[str, RoundPlan]]) -> None:

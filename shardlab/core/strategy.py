@@ -1,4 +1,4 @@
-"""A strategy: one frozen document that says how a model is sharded, wrapped and compressed.
+"""A strategy: one frozen document that says how a model is sharded, computed and compressed.
 
 Everything that can be tuned is here, and nothing that can be tuned is elsewhere. Two documents of
 equal meaning have equal normal forms and so equal hashes.
@@ -8,156 +8,144 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from shardlab.core.codec_options import IN_ROUNDS, SPARSE, SUMMABLE, NoneSpec, RandomKSpec
-from shardlab.core.codec_spec import CodecSpec, codec_text
+from shardlab.core.brief import brief
+from shardlab.core.compression import Compression, WeightCompression
 from shardlab.core.document import Document, validate
 from shardlab.core.files import sha256_of_value
-
-
-class Compression(Document):
-    """How the gradients travel."""
-
-    codec: CodecSpec = NoneSpec()
-    route: Literal["native", "exchange"] | None = None
-    """native: the process group's own collective, whose payloads are summed on the wire (only
-    `none` and codecs whose payloads can be summed); exchange: all-to-all of payloads, decoded and
-    summed by the owner. Default: native for `none`, exchange for the others."""
-    error_feedback: bool = False
-    """what was not sent is added to the next vector of the same unit"""
-    residual: Literal["fp32", "bf16", "int8"] = "fp32"
-    """how error feedback stores what was not sent"""
-    minimum_size: int = Field(1024, ge=0)
-    """messages with fewer elements travel uncompressed"""
-    exclude: tuple[str, ...] = ()
-    """parameters whose name matches one of these patterns (`*.bias`) travel uncompressed"""
-    warmup_steps: int = Field(0, ge=0)
-    """steps at the start that travel uncompressed"""
-    between_nodes: CodecSpec | None = None
-    """codec of the second of two levels, between nodes; `codec` then serves inside a node"""
-    ranks_per_node: int | None = Field(None, ge=2)
-    """size of a node, where `between_nodes` is given; default: the launcher's"""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _lists(cls, value: Any) -> Any:
-        """YAML and JSON have lists where a frozen document has tuples."""
-        if isinstance(value, dict) and isinstance(value.get("exclude"), list):
-            return {**value, "exclude": tuple(value["exclude"])}
-        return value
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        name = self.codec.name
-        if name == "none" and self.error_feedback:
-            raise ValueError("error_feedback is pointless with codec 'none': nothing is lost")
-        if isinstance(self.codec, RandomKSpec) and self.error_feedback and self.codec.scaled:
-            raise ValueError("scaled: true diverges with error_feedback: remove one of them")
-        if self.route == "native" and name not in SUMMABLE:
-            raise ValueError(f"codec {name!r} cannot be summed on the wire: use route: exchange")
-        if self.residual != "fp32" and not self.error_feedback:
-            raise ValueError("residual has no meaning without error_feedback: remove it")
-        if self.ranks_per_node is not None and self.between_nodes is None:
-            raise ValueError("ranks_per_node has no meaning without between_nodes: remove it")
-        for level in (self.codec, self.between_nodes):
-            if self.between_nodes is not None and level is not None and level.name in IN_ROUNDS:
-                raise ValueError(
-                    f"codec {level.name!r} has no two-level form: remove between_nodes"
-                )
-        return self
-
-    def plain(self) -> bool:
-        """Whether nothing is compressed, neither inside a node nor between nodes."""
-        return self.codec.name == "none" and self.between_nodes is None
-
-    def normal(self) -> "Compression":
-        """Defaults written out; options that change nothing reset."""
-        plain = self.plain()
-        updates: dict[str, Any] = {"route": self.route or ("native" if plain else "exchange")}
-        if plain:
-            updates |= {"minimum_size": 0, "exclude": (), "warmup_steps": 0}
-        return self.model_copy(update=updates)
-
-
-class WeightCompression(Document):
-    """How the parameters travel when they are gathered."""
-
-    codec: CodecSpec = NoneSpec()
-    minimum_size: int = Field(1024, ge=0)
-    """messages with fewer elements travel uncompressed"""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.codec.name in IN_ROUNDS or self.codec.name in SPARSE:
-            raise ValueError(
-                f"codec {self.codec.name!r} is for gradients: weights need every element"
-            )
-        return self
-
-    def normal(self) -> "WeightCompression | None":
-        """None where nothing is compressed."""
-        return None if self.codec.name == "none" else self
-
-
-_DEPTH = {"fsdp2": 0, "manual": 1}
-"""units that are gathered ahead, where nobody says how many"""
+from shardlab.core.legality import check
+from shardlab.core.overrides import Checkpointing, DType, Overrides, Reshard, normal_overrides
 
 
 class Strategy(Document):
     """How a model is trained on several ranks."""
 
-    engine: Literal["ddp", "fsdp2", "manual"] = "fsdp2"
-    wrap: Literal["block", "root"] | None = None
-    """fsdp2, manual: one unit per transformer block (default) or one for the whole model"""
-    reshard_after_forward: bool | None = None
-    """fsdp2, manual: free gathered parameters after forward (default) or keep them for backward"""
+    engine: Literal["ddp", "fsdp1", "fsdp2", "manual"] = "fsdp2"
+    sharding: Literal["full_shard", "shard_grad_op", "no_shard", "hybrid_shard"] | None = None
+    """full_shard: every rank keeps 1/W of parameters, gradients and optimizer states (default);
+    shard_grad_op: gathered parameters stay until backward; no_shard: nothing is sharded;
+    hybrid_shard: several copies of the model, each sharded over neighbouring ranks"""
+    replicas: int | None = Field(None, ge=2)
+    """hybrid_shard: number of copies"""
+    wrap: Literal["block", "size", "root"] | None = None
+    """what is gathered and reduced together. block: `wrap_size` transformer blocks; size: blocks
+    with at least `wrap_size` elements; root: the whole model"""
+    wrap_size: int | None = Field(None, ge=1)
+    """blocks (default 1) or elements of a unit"""
+    reshard_after_forward: Reshard | None = None
+    """free gathered parameters after forward (default) or keep them for backward; a number: keep
+    them sharded over groups of so many ranks"""
+    placement: Literal["dim0", "dim1", "largest"] | None = None
+    """fsdp2: the dimension that a parameter is sharded on (default dim0); dim1 and largest where
+    it splits evenly"""
+    overrides: Overrides = ()
+    """what some layers do otherwise; later ones win"""
     prefetch: int | None = Field(None, ge=0)
-    """fsdp2, manual: units that are gathered ahead of their use; from 1 on communication also runs
-    beside computation on devices without streams (default: 1 for manual, 0 for fsdp2)"""
+    """units that are gathered ahead of their use (default: 1 for manual, else 0)"""
+    prefetch_backward: int | None = Field(None, ge=0)
+    """the same in backward (default: as `prefetch`; fsdp1: 1)"""
+    async_unshard: bool | None = None
+    """fsdp2: gathering does not stop the computation, on devices without streams neither does
+    reduction (default: with prefetch)"""
+    limit_all_gathers: bool | None = None
+    """fsdp1: the host waits before it gathers too far ahead (default)"""
+    use_orig_params: bool | None = None
+    """fsdp1: the optimizer sees the parameters (default) and not one flat vector per unit"""
     bucket_mb: float | None = Field(None, gt=0)
     """ddp: size of a gradient bucket in MiB (default 25)"""
+    param_dtype: DType = "auto"
+    """what computes and is gathered; weights are updated in float32. auto: bf16 or fp16 where the
+    device is made for it, else fp32. fp16 scales the loss; ddp computes by autocast"""
+    reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """fsdp1, fsdp2, manual: what gradients are reduced in"""
+    output_dtype: Literal["fp32", "bf16", "fp16"] | None = None
+    """fsdp2: what the model returns (default: as computed)"""
+    activation_checkpointing: Checkpointing = "none"
+    """what backward computes again for each block: nothing, all but its matrix products, or all"""
+    compile: bool = False
+    """torch.compile for each block"""
+    accumulation: int | None = Field(None, ge=1)
+    """micro-batches that the samples of a rank are cut into (default: train.accumulation)"""
+    reduce_every_micro_batch: bool = False
+    """fsdp1, fsdp2, manual: sum up shards of gradients instead of whole ones: more communication,
+    less memory"""
+    offload: bool = False
+    """fsdp1, fsdp2: shards and the optimizer stay in CPU memory"""
     gradients: Compression = Compression()
     weights: WeightCompression | None = None
-    """fsdp2, manual: how gathered parameters travel (default: as they are)"""
+    """fsdp1, fsdp2, manual: how gathered parameters travel (default: as they are)"""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        sharded = ("bucket_mb",)
-        foreign = {
-            "ddp": ("wrap", "reshard_after_forward", "prefetch", "weights"),
-            "fsdp2": sharded,
-            "manual": sharded,
-        }[self.engine]
-        for key in foreign:
-            if getattr(self, key) is not None:
-                raise ValueError(f"{key} has no meaning for engine {self.engine!r}: remove it")
-        if self.wrap == "root" and self.reshard_after_forward:
-            raise ValueError(
-                "reshard_after_forward: true is pointless with wrap: root, where backward follows "
-                "forward at once: remove one of them"
-            )
+        check(self)
         return self
 
     def normal(self) -> "Strategy":
         """The same meaning with every default written out."""
-        updates: dict[str, Any] = {"gradients": self.gradients.normal()}
+        route = "exchange" if self.engine == "manual" else None
+        gradients = self.gradients
+        if gradients.route is None:
+            gradients = gradients.model_copy(update={"route": route})
+        updates: dict[str, Any] = {"gradients": gradients.normal()}
         if self.engine == "ddp":
             updates["bucket_mb"] = float(self.bucket_mb or 25)
         else:
-            wrap = self.wrap or "block"
-            reshard = self.reshard_after_forward
-            updates["wrap"] = wrap
-            updates["reshard_after_forward"] = wrap == "block" if reshard is None else reshard
-            updates["prefetch"] = self._depth()
+            updates |= {**self._normal_sharding(), **self._normal_prefetch()}
             updates["weights"] = self.weights.normal() if self.weights else None
-        if self.engine == "manual" and self.gradients.route is None:
-            updates["gradients"] = self.gradients.model_copy(update={"route": "exchange"}).normal()
+            # what torch does by itself
+            updates["limit_all_gathers"] = False if self.limit_all_gathers is False else None
+            updates["use_orig_params"] = False if self.use_orig_params is False else None
+        own = {
+            "reshard_after_forward": updates.get("reshard_after_forward"),
+            "param_dtype": self.param_dtype,
+            "activation_checkpointing": self.activation_checkpointing,
+        }
+        updates["overrides"] = normal_overrides(self.overrides, own)
         return self.model_copy(update=updates)
 
-    def _depth(self) -> int | None:
+    def _normal_sharding(self) -> dict[str, Any]:
+        sharding, wrap = self.sharding or "full_shard", self.wrap or "block"
+        reshard = self.reshard_after_forward
+        if sharding == "shard_grad_op":
+            sharding, reshard = "full_shard", False
+        if sharding == "no_shard":
+            reshard = None
+        elif reshard is None:
+            reshard = wrap != "root"
+        return {
+            "sharding": sharding,
+            "wrap": wrap,
+            "wrap_size": None if wrap == "block" and self.wrap_size == 1 else self.wrap_size,
+            "reshard_after_forward": reshard,
+            "placement": (self.placement or "dim0") if self.engine == "fsdp2" else None,
+        }
+
+    def _normal_prefetch(self) -> dict[str, Any]:
         """None for what torch does by itself."""
+        forward, backward = self.depths()
         if self.engine == "manual":
-            return _DEPTH["manual"] if self.prefetch is None else self.prefetch
-        return self.prefetch or None
+            return {
+                "prefetch": forward,
+                "prefetch_backward": None if backward == forward else backward,
+            }
+        default = 1 if self.engine == "fsdp1" else forward
+        asynchronous = self.async_unshard
+        if asynchronous is bool(forward or backward):
+            asynchronous = None
+        return {
+            "prefetch": forward or None,
+            "prefetch_backward": None if backward == default else backward,
+            "async_unshard": asynchronous,
+        }
+
+    def depths(self) -> tuple[int, int]:
+        """Units that are gathered ahead in forward and in backward."""
+        forward, backward = self.prefetch, self.prefetch_backward
+        if forward is None:
+            ahead = self.engine == "manual" and self.wrap != "root" and self.sharding != "no_shard"
+            forward = int(ahead)
+        if backward is None:
+            backward = 1 if self.engine == "fsdp1" else forward
+        return forward, backward
 
     def hash(self) -> str:
         """16 hexadecimal digits; equal for equal meanings."""
@@ -168,57 +156,24 @@ class Strategy(Document):
 
         A codec's first option is always named, all else only where it is not the default.
         """
-        full = self.normal()
-        words = [full.engine, *_gradient_words(full.gradients)]
-        if full.weights is not None:
-            words.append(f"weights {codec_text(full.weights.codec)}{_from_size(full.weights)}")
-        if full.engine == "ddp" and full.bucket_mb != 25:
-            words.append(f"buckets of {repr(full.bucket_mb).removesuffix('.0')} MiB")
-        if full.wrap == "root":
-            words.append("one unit")
-        if full.wrap == "block" and not full.reshard_after_forward:
-            words.append("kept after forward")
-        if full.prefetch is not None and full.prefetch != _DEPTH[full.engine]:
-            words.append(f"{full.prefetch} units ahead")
-        return ", ".join(words)
+        return brief(self.normal())
 
 
-def _gradient_words(normal: Compression) -> list[str]:
-    words = [codec_text(normal.codec)]
-    if normal.between_nodes is not None:
-        nodes = "nodes"
-        if normal.ranks_per_node is not None:
-            nodes = f"nodes of {normal.ranks_per_node} ranks"
-        words.append(f"{codec_text(normal.between_nodes)} between {nodes}")
-    if normal.plain():
-        return words + (["exchange"] if normal.route == "exchange" else [])
-    words[-1] += _from_size(normal)
-    if normal.error_feedback:
-        kept = "" if normal.residual == "fp32" else f" in {normal.residual}"
-        words.append(f"error feedback{kept}")
-    if normal.route == "native":
-        words.append("summed on the wire")
-    if normal.exclude:
-        words.append(f"without {' '.join(normal.exclude)}")
-    if normal.warmup_steps:
-        words.append(f"after {normal.warmup_steps} steps")
-    return words
+_SILENT = {"sharding": "full_shard", "placement": "dim0"}
+"""what strategies meant before they could say it"""
 
 
-def _from_size(normal: Compression | WeightCompression) -> str:
-    default = type(normal).model_fields["minimum_size"].default
-    size = normal.minimum_size
-    return "" if size == default else f" from {size} elements"
-
-
-def _meaning(document: Document) -> dict[str, Any]:
+def _meaning(value: Any) -> Any:
     """Plain data without defaults: an option that comes later leaves the hashes as they are."""
-    meaning: dict[str, Any] = {}
-    for key, field in type(document).model_fields.items():
-        value = getattr(document, key)
-        if key == "name" or value != field.default:
-            meaning[key] = _meaning(value) if isinstance(value, Document) else value
-    return meaning
+    if isinstance(value, tuple):
+        return [_meaning(each) for each in value]
+    if not isinstance(value, Document):
+        return value
+    return {
+        key: _meaning(getattr(value, key))
+        for key, field in type(value).model_fields.items()
+        if key == "name" or getattr(value, key) not in (field.default, _SILENT.get(key))
+    }
 
 
 def parse_strategy(value: Any, where: str = "strategy") -> Strategy:

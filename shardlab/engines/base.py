@@ -21,7 +21,8 @@ from torch.profiler import record_function
 from shardlab.comm.attach import attach
 from shardlab.comm.handle import Handle
 from shardlab.comm.ledger import Audit, Ledger
-from shardlab.core.strategy import Strategy, WeightCompression
+from shardlab.core.compression import WeightCompression
+from shardlab.core.strategy import Strategy
 
 _BETAS = (0.9, 0.95)
 """of AdamW, as language models are commonly trained (Brown et al. 2020, appendix B)"""

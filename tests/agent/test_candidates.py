@@ -13,7 +13,10 @@ ANY_STRATEGY = st.integers(0, 10_000).map(lambda seed: random_strategies(seed, 1
 CONSEQUENCES = {
     "codec": {"route", "minimum_size", "error_feedback"},
     "weights": {"weights_minimum_size"},
-    "engine": {"wrap", "reshard_after_forward", "bucket_mb", "weights", "weights_minimum_size"},
+    "engine": {
+        *("sharding", "placement", "wrap", "reshard_after_forward", "bucket_mb"),
+        *("weights", "weights_minimum_size"),
+    },
     "wrap": {"reshard_after_forward"},
 }
 
@@ -41,6 +44,20 @@ def test_a_second_action_sets_the_changed_setting_back(strategy: Strategy, data:
 def test_changes_are_empty_for_equal_meanings_alone(strategy: Strategy):
     assert changes(strategy, strategy.normal()) == ()
     assert (changes(strategy, default()) == ()) == (strategy.hash() == default().hash())
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"sharding": "no_shard"},
+        {"wrap": "size", "wrap_size": 9, "prefetch": 2},
+        {"engine": "manual", "overrides": [{"layers": 0, "reshard_after_forward": False}]},
+        {"engine": "fsdp1", "use_orig_params": False, "compile": True},
+    ],
+)
+def test_every_action_on_an_unusual_strategy_is_legal(document):
+    for draft in actions(parse_strategy(document)):
+        parse_strategy(draft.document)
 
 
 def test_changes_in_words():

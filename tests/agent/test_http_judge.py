@@ -3,8 +3,9 @@ import pytest
 from shardlab.agent.endpoint import Endpoint
 from shardlab.agent.http_judge import HttpJudge, InvalidAnswerError, read_choice
 from shardlab.core.codec_options import SPECS
+from shardlab.core.compression import Compression, WeightCompression
 from shardlab.core.errors import UserError
-from shardlab.core.strategy import Compression, Strategy, WeightCompression
+from shardlab.core.strategy import Strategy
 from tests.agent.chat_server import (
     CANDIDATES,
     IDS,

@@ -6,6 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shardlab.core.errors import UserError
+from shardlab.core.legality import check_fits
 from shardlab.core.strategy import Strategy, parse_strategy
 
 CODECS = st.one_of(
@@ -45,25 +46,79 @@ WEIGHTS = st.fixed_dictionaries(
 )
 
 
+DTYPES = st.sampled_from(["auto", "fp32", "bf16"])
+COMMON: dict[str, st.SearchStrategy[Any]] = {
+    "gradients": compressions(),
+    "param_dtype": DTYPES,
+    "activation_checkpointing": st.sampled_from(["none", "selective", "full"]),
+    "compile": st.booleans(),
+    "accumulation": st.none() | st.integers(1, 4),
+}
+SHARDED: dict[str, st.SearchStrategy[Any]] = {
+    "wrap": st.sampled_from([None, "block", "root", "size"]),
+    "wrap_size": st.none() | st.integers(1, 3),
+    "sharding": st.sampled_from([None, "full_shard", "shard_grad_op", "no_shard", "hybrid_shard"]),
+    "replicas": st.none() | st.integers(2, 3),
+    "reshard_after_forward": st.sampled_from([None, True, False, 1, 2]),
+    "prefetch": st.none() | st.integers(0, 3),
+    "prefetch_backward": st.none() | st.integers(0, 3),
+    "reduce_dtype": st.sampled_from(["fp32", "bf16"]),
+    "reduce_every_micro_batch": st.booleans(),
+    "weights": st.none() | WEIGHTS,
+}
+OWN: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+    "ddp": {"bucket_mb": st.none() | st.floats(0.1, 100)},
+    "fsdp1": {
+        "limit_all_gathers": st.none() | st.booleans(),
+        "use_orig_params": st.none() | st.booleans(),
+        "offload": st.booleans(),
+    },
+    "fsdp2": {
+        "placement": st.sampled_from([None, "dim0", "dim1", "largest"]),
+        "async_unshard": st.none() | st.booleans(),
+        "output_dtype": st.sampled_from([None, "fp32", "bf16"]),
+        "offload": st.booleans(),
+    },
+    "manual": {},
+}
+
+
+@st.composite
+def overrides(draw: st.DrawFn) -> dict[str, Any]:
+    numbers = st.integers(0, 5)
+    layers = st.one_of(
+        numbers,
+        st.lists(numbers, min_size=1, max_size=3),
+        st.tuples(numbers, numbers).map(lambda ends: f"{min(ends)}-{max(ends)}"),
+    )
+    where = draw(st.fixed_dictionaries({"layers": layers}) | st.just({"module": "head"}))
+    options = {"reshard_after_forward": st.booleans(), "param_dtype": DTYPES}
+    if "layers" in where:
+        options["activation_checkpointing"] = st.sampled_from(["none", "full"])
+    return where | draw(st.fixed_dictionaries({}, optional=options))
+
+
+def is_legal(document: dict[str, Any]) -> bool:
+    try:
+        parse_strategy(document)
+    except UserError:
+        return False
+    return True
+
+
 @st.composite
 def documents(draw: st.DrawFn) -> dict[str, Any]:
     """Strategies as a user may write them, with any part left out."""
-    engine = draw(st.sampled_from([None, "ddp", "fsdp2", "manual"]))
-    document = {"engine": engine} if engine else {}
-    options: dict[str, st.SearchStrategy[Any]] = {"gradients": compressions()}
-    if engine == "ddp":
-        options["bucket_mb"] = st.none() | st.floats(0.1, 100)
-    else:
-        options["wrap"] = st.sampled_from([None, "block", "root"])
-        options["reshard_after_forward"] = st.sampled_from([None, True, False])
-        options["prefetch"] = st.none() | st.integers(0, 3)
-        options["weights"] = st.none() | WEIGHTS
-    document |= draw(st.fixed_dictionaries({}, optional=options))
-    assume(not (document.get("wrap") == "root" and document.get("reshard_after_forward")))
-    assume(
-        document.get("gradients", {}).get("codec", "none") != "none"
-        or not document.get("gradients", {}).get("error_feedback")
-    )
+    engine = draw(st.sampled_from(["ddp", "fsdp1", "fsdp2", "manual"]))
+    options = COMMON | OWN[engine] | ({} if engine == "ddp" else SHARDED)
+    # few settings at a time: most combinations of many are refused
+    keys = draw(st.lists(st.sampled_from(sorted(options)), max_size=3, unique=True))
+    document = {"engine": engine} | {key: draw(options[key]) for key in keys}
+    if draw(st.booleans()):
+        document["overrides"] = draw(st.lists(overrides(), max_size=3))
+    if engine == "fsdp2" and draw(st.booleans()):
+        del document["engine"]
+    assume(is_legal(document))
     return document
 
 
@@ -108,6 +163,26 @@ def test_the_order_of_keys_has_no_meaning(document: dict[str, Any]) -> None:
         ({"wrap": "root"}, {"wrap": "root", "reshard_after_forward": False}),
         ({"engine": "ddp"}, {"engine": "ddp", "bucket_mb": 25.0}),
         ({}, {"prefetch": 0}),
+        ({}, {"sharding": "full_shard", "placement": "dim0", "param_dtype": "auto"}),
+        ({"sharding": "shard_grad_op"}, {"reshard_after_forward": False}),
+        ({"reshard_after_forward": 1}, {"reshard_after_forward": False}),
+        ({"prefetch": 2, "async_unshard": True}, {"prefetch": 2, "prefetch_backward": 2}),
+        ({"engine": "fsdp1"}, {"engine": "fsdp1", "prefetch_backward": 1, "use_orig_params": True}),
+        ({}, {"overrides": [{"layers": "0-3", "reshard_after_forward": True}]}),
+        (
+            {"overrides": [{"layers": "0-3", "reshard_after_forward": False}]},
+            {
+                "overrides": [
+                    {"layers": [2, 3, "1"], "reshard_after_forward": True},
+                    {"layers": "0,1", "reshard_after_forward": False},
+                    {"layers": "2-3", "reshard_after_forward": False},
+                ]
+            },
+        ),
+        (
+            {"overrides": [{"module": "head"}]},
+            {"overrides": [{"module": "head", "param_dtype": "auto"}, {"module": "head"}]},
+        ),
         (
             {"engine": "manual"},
             {"engine": "manual", "prefetch": 1, "gradients": {"route": "exchange"}},
@@ -163,11 +238,42 @@ def test_the_brief_names_what_is_not_the_default() -> None:
         ({"engin": "ddp"}, "strategy.engin: unknown key; did you mean 'engine'?"),
         (
             {"engine": "dpp"},
-            "strategy.engine: input should be 'ddp', 'fsdp2' or 'manual' (found 'dpp')",
+            "strategy.engine: input should be 'ddp', 'fsdp1', 'fsdp2' or 'manual' (found 'dpp')",
         ),
         (
             {"engine": "ddp", "wrap": "root"},
             "strategy: wrap has no meaning for engine 'ddp': remove it",
+        ),
+        (
+            {"sharding": "hybrid_shard"},
+            "strategy: hybrid_shard and replicas belong together: give both or none",
+        ),
+        (
+            {"sharding": "no_shard", "prefetch": 1},
+            "strategy: prefetch is pointless with no_shard, which gathers nothing: remove it",
+        ),
+        (
+            {"sharding": "shard_grad_op", "reshard_after_forward": 4},
+            "strategy: shard_grad_op keeps parameters after forward: remove reshard_after_forward",
+        ),
+        (
+            {"engine": "fsdp1", "wrap_size": 2},
+            "strategy: fsdp1 cannot make one unit of several blocks: use wrap: size, or "
+            "engine: fsdp2",
+        ),
+        (
+            {"param_dtype": "fp16", "gradients": {"codec": "int8", "error_feedback": True}},
+            "strategy: error_feedback keeps what was not sent in units of the loss scale, which "
+            "changes with param_dtype: fp16: use bf16",
+        ),
+        (
+            {"overrides": [{"layers": "3-x", "param_dtype": "bf16"}]},
+            "strategy.overrides.0.layers: expected layers such as 3, '0-3' or '0-2,7' "
+            "(found '3-x')",
+        ),
+        (
+            {"wrap": "root", "overrides": [{"layers": 3, "param_dtype": "bf16"}]},
+            "strategy: overrides: layers: with wrap: root no unit is theirs: use block",
         ),
         (
             {"gradients": {"error_feedback": True}},
@@ -194,4 +300,32 @@ def test_the_brief_names_what_is_not_the_default() -> None:
 def test_a_mistake_is_answered_in_one_line(document: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as refusal:
         parse_strategy(document)
+    assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize(
+    "document, message",
+    [
+        (
+            {"sharding": "hybrid_shard", "replicas": 3},
+            "replicas: 3 copies do not divide 4 ranks",
+        ),
+        (
+            {"sharding": "hybrid_shard", "replicas": 4},
+            "replicas: 4 copies on as many ranks shard nothing: use no_shard",
+        ),
+        (
+            {"sharding": "hybrid_shard", "replicas": 2, "reshard_after_forward": 4},
+            "reshard_after_forward: 4 does not divide the 2 ranks of a copy",
+        ),
+        (
+            {"accumulation": 3},
+            "accumulation: 3 micro-batches do not divide the 8 samples of a rank "
+            "(train.batch_size * train.accumulation)",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_ranks_is_refused(document: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        check_fits(parse_strategy(document), world_size=4, samples=8)
     assert str(refusal.value) == message
