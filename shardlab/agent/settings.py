@@ -43,6 +43,7 @@ def _codec(name: str, schema: Schema) -> str:
 
 def _kinds(field: Schema) -> list[Schema]:
     found: list[Schema] = field.get("anyOf", [field])
+    found = [kind for each in found for kind in each.get("anyOf", [each])]
     # a codec may also be written as text; that is no other value
     coded = any("oneOf" in kind for kind in found)
     return [kind for kind in found if not (coded and kind.get("type") == "string")]

@@ -5,6 +5,7 @@ from shardlab.agent.http_judge import HttpJudge, InvalidAnswerError, read_choice
 from shardlab.core.codec_options import SPECS
 from shardlab.core.compression import Compression, WeightCompression
 from shardlab.core.errors import UserError
+from shardlab.core.overrides import Override
 from shardlab.core.strategy import Strategy
 from tests.agent.chat_server import (
     CANDIDATES,
@@ -45,8 +46,9 @@ def test_every_setting_and_codec_of_the_schema_is_explained(tmp_path):
         (Strategy, ""),
         (Compression, "gradients."),
         (WeightCompression, "weights."),
+        (Override, "overrides[]."),
     ):
-        nested = {"gradients", "weights"} if document is Strategy else set()
+        nested = {"gradients", "weights", "overrides"} if document is Strategy else set()
         assert {f"{path}{name}" for name in set(document.model_fields) - nested} <= told
     assert set(SPECS) <= told
     assert (
