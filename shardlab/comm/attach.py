@@ -48,6 +48,7 @@ def attach(
     ranks_per_node: int | None = None,
     weights_minimum_size: int = 1024,
     overlap: bool = False,
+    replicas: dist.ProcessGroup | None = None,
     seed: int = 0,
 ) -> Handle:
     """Sends the gradients (and gathered parameters) of `model` through codecs; counts every byte.
@@ -57,7 +58,7 @@ def attach(
             module around such a model. All ranks call with the same arguments, before the first
             forward pass.
         gradients: codec by name with options (`"int8:group=64"`), as a mapping, or as an object.
-        weights: codec of the parameters that `fully_shard` gathers.
+        weights: codec of the parameters that `fully_shard` or FullyShardedDataParallel gathers.
         error_feedback: what was not sent is added to the next gradient of the same unit.
         residual: how error feedback stores that: fp32, bf16 or int8.
         route: native (the group's own collective) or exchange (all-to-all of payloads); by default
@@ -73,6 +74,8 @@ def attach(
         overlap: `fully_shard` on devices without streams, where torch communicates and computes by
             turns: communication runs beside computation as far as the model prefetches. After
             backward call `handle.drain()`, before anybody reads a gradient.
+        replicas: FullyShardedDataParallel over a part of the ranks: those that hold the same shard
+            of other copies of the model, over which gradients are averaged too.
         seed: of random codecs.
 
     The ledger says what travelled uncompressed, and why.
@@ -101,11 +104,13 @@ def attach(
     validate(Compression, options, "attach")
     for_weights = {"codec": _checkable(weights), "minimum_size": weights_minimum_size}
     validate(WeightCompression, for_weights, "attach: weights")
-    wrapped = _find(model)
+    wrapped = _find(model, replicas)
     if weight_codec.name != "none" and wrapped.whole_weights is not None:
         raise UserError(f"attach: {wrapped.whole_weights}: remove weights, or use fully_shard")
     if overlap and not wrapped.overlaps:
         raise UserError("attach: overlap is for fully_shard: remove it")
+    if replicas is not None and not wrapped.takes_replicas:
+        raise UserError("attach: replicas is for FullyShardedDataParallel: remove it")
     excluded = wrapped.excluded(patterns)
     if plain:
         minimum_size, excluded, warmup_steps = 0, frozenset(), 0
@@ -130,9 +135,11 @@ class _Wrapped(NamedTuple):
     """why no codec can serve weights"""
     overlaps: bool = False
     """whether communication can run beside computation"""
+    takes_replicas: bool = False
+    """whether somebody has to say which ranks hold copies"""
 
 
-def _find(model: nn.Module) -> _Wrapped:
+def _find(model: nn.Module, replicas: dist.ProcessGroup | None) -> _Wrapped:
     """The wrapper, which may lie inside of `model`."""
     for module in model.modules():
         if isinstance(module, Attachable):
@@ -140,7 +147,7 @@ def _find(model: nn.Module) -> _Wrapped:
         if isinstance(module, FSDPModule):
             return _fsdp2(model)
         if isinstance(module, FullyShardedDataParallel):
-            return _fsdp1(model)
+            return _fsdp1(model, replicas)
         if isinstance(module, DistributedDataParallel):
             return _ddp(module)
     raise UserError(
@@ -151,7 +158,9 @@ def _find(model: nn.Module) -> _Wrapped:
 
 def _ours(model: Attachable) -> _Wrapped:
     return _Wrapped(
-        lambda gradients, weights, *_: model.attach_collectives(gradients, weights),
+        lambda gradients, weights, replicas, _: model.attach_collectives(
+            gradients, weights, replicas
+        ),
         lambda patterns: whole_units(model.unit_names(), patterns),
     )
 
@@ -164,11 +173,13 @@ def _fsdp2(model: nn.Module) -> _Wrapped:
     )
 
 
-def _fsdp1(model: nn.Module) -> _Wrapped:
+def _fsdp1(model: nn.Module, between: dist.ProcessGroup | None) -> _Wrapped:
     return _Wrapped(
-        lambda gradients, *_: attach_fsdp1(model, gradients),
+        lambda gradients, weights, replicas, _: attach_fsdp1(
+            model, gradients, weights, replicas, between
+        ),
         lambda patterns: whole_units(unit_names(model), patterns),
-        "torch has no hook for the parameters that FullyShardedDataParallel gathers",
+        takes_replicas=True,
     )
 
 

@@ -15,9 +15,13 @@ class Attachable(ABC):
 
     @abstractmethod
     def attach_collectives(
-        self, gradients: MakeCollective, weights: MakeCollective
+        self, gradients: MakeCollective, weights: MakeCollective, replicas: MakeCollective
     ) -> Callable[[], None]:
-        """Takes the collectives of its process groups; returns a function that takes them out."""
+        """Takes the collectives of its process groups; returns a function that takes them out.
+
+        Args:
+            replicas: of gradients, between copies of the model.
+        """
 
     @abstractmethod
     def unit_names(self) -> dict[str, list[str]]:

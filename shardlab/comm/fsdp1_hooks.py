@@ -5,17 +5,25 @@ with the padded flat gradient of one unit and the shard to fill, or `hook(state,
 nothing is sharded (NO_SHARD), and leaves the averaging to the hook. It does not say whose gradient
 it is, but keeps the state that it passes in each unit: after registration every unit gets its own
 (torch 2.13, `torch/distributed/fsdp/_runtime_utils.py`, `_reduce_grad`).
+
+For parameters there is no hook: we replace the method of a unit's handle that gathers
+(`_flat_param.py`, `_all_gather_flat_param`).
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.fsdp._common_utils import HandleTrainingState
+from torch.distributed.fsdp._flat_param import FlatParamHandle
 
 from shardlab.codecs.unit import Block, Unit
+from shardlab.comm.attachable import MakeCollective
 from shardlab.comm.collective import Collective
+from shardlab.comm.layout import REPLICAS
 from shardlab.comm.names import plain
 from shardlab.core.errors import UserError
 
@@ -27,12 +35,22 @@ class _State(NamedTuple):
 
     collective: Collective
     unit: Unit
+    between: Collective | None
+    """over the replicas"""
 
 
 def attach_fsdp1(
-    model: nn.Module, gradients: Callable[[dist.ProcessGroup], Collective]
+    model: nn.Module,
+    gradients: MakeCollective,
+    weights: MakeCollective,
+    replicas: MakeCollective,
+    between: dist.ProcessGroup | None = None,
 ) -> Callable[[], None]:
-    """Gives every unit of `model` our collective; returns a function that takes it out.
+    """Gives every unit of `model` our collectives; returns a function that takes them out.
+
+    Args:
+        replicas: of gradients, between copies of the model.
+        between: the ranks that hold the same shard in other copies.
 
     Raises:
         UserError: hybrid sharding, or a hook is there already.
@@ -50,15 +68,22 @@ def attach_fsdp1(
             root.register_comm_hook(None, _average)
         except AssertionError as error:
             raise UserError(f"fsdp1: {error}") from None
+    among = None if between is None else replicas(between)
     for name, module in units.items():
         assert module.process_group is not None, "set unless the strategy is hybrid"
         unit = Unit(name, _blocks(name, module))
-        module._comm_hook_state = _State(gradients(module.process_group), unit)
+        module._comm_hook_state = _State(gradients(module.process_group), unit, among)
+        if module._handle is not None:
+            _clear_padding(module._handle)
+            gather = partial(_gather, module._handle, weights(module.process_group), unit)
+            module._handle._all_gather_flat_param = gather  # type: ignore[method-assign]
 
     def detach() -> None:
         for module in units.values():
             module._comm_hook = None
             module._comm_hook_state = None
+            if module._handle is not None:
+                del module._handle._all_gather_flat_param
 
     return detach
 
@@ -93,9 +118,33 @@ def _blocks(name: str, unit: FullyShardedDataParallel) -> tuple[Block, ...]:
 
 def _average(state: _State, gradient: Tensor, shard: Tensor | None = None) -> None:
     """What FSDP1 calls for every flat gradient."""
-    collective, unit = state
+    collective, unit, between = state
     scale = 1 / collective.world_size
     if shard is None:
         collective.all_reduce(gradient[: unit.blocks[0].rows], scale, unit)
-    else:
-        collective.reduce_scatter(shard, gradient, scale, unit)
+        return
+    collective.reduce_scatter(shard, gradient, scale, unit)
+    if between is not None:
+        part = Unit(unit.name + REPLICAS, (Block(unit.name, shard.numel(), 1),))
+        between.all_reduce(shard, 1 / between.world_size, part)
+
+
+def _clear_padding(handle: FlatParamHandle) -> None:
+    """torch pads with 42, which would take the range of a group of quantized parameters."""
+    flat = handle.flat_param
+    shard = flat.data
+    first, end = handle.rank * shard.numel(), 0
+    for numel, padding in zip(flat._numels_with_padding, flat._is_padding_mask, strict=True):
+        start, end = end, end + numel
+        if padding:
+            shard[max(start - first, 0) : max(end - first, 0)].zero_()
+    shard[max(end - first, 0) :].zero_()
+
+
+def _gather(handle: FlatParamHandle, collective: Collective, unit: Unit, whole: Tensor) -> Tensor:
+    """What FSDP1 calls for the parameters of a unit, of which it holds the own shard."""
+    if handle._training_state == HandleTrainingState.SUMMON_FULL_PARAMS:
+        # for somebody who looks at the parameters or saves them
+        return FlatParamHandle._all_gather_flat_param(handle, whole)
+    collective.all_gather(whole, handle.flat_param.data, unit)
+    return whole

@@ -21,19 +21,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
-from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMeshInfo, HSDPMeshInfo
+from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMeshInfo
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from shardlab.codecs.unit import Block, Unit
+from shardlab.comm.attachable import MakeCollective
 from shardlab.comm.background import Lanes
 from shardlab.comm.collective import Collective, Native
 from shardlab.comm.hierarchy import subgroup
 from shardlab.comm.layout import REPLICAS
 from shardlab.comm.names import plain
 from shardlab.core.errors import UserError
-
-MakeCollective = Callable[[dist.ProcessGroup], Collective]
 
 
 def attach_fsdp2(
@@ -50,14 +49,14 @@ def attach_fsdp2(
         lanes: the collectives run there, beside computation.
 
     Raises:
-        UserError: a unit has several groups of parameters, or needs the sum of a reduce-scatter at
-            once.
+        UserError: a unit has several groups of parameters.
     """
+    units = _units(model)
     if lanes is not None:
-        _separate(model)
+        _overlap(units, True)
     names = {module: plain(name) for name, module in model.named_modules()}
     undo = []
-    for name, module, group in _units(model):
+    for name, module, group in units:
         # made here, so that what does not fit is said by `attach` and not in a backward pass
         gradients(group._reduce_scatter_process_group)
         weights(group._all_gather_process_group)
@@ -75,24 +74,17 @@ def attach_fsdp2(
             module.set_custom_all_gather(all_gather)
         for group, mesh_info, hook in taken:
             group.mesh_info, group._all_reduce_hook = mesh_info, hook
+        if lanes is not None:
+            _overlap(units, False)
 
     return detach
 
 
-def _separate(model: nn.Module) -> None:
+def _overlap(units: list[tuple[str, FSDPModule, FSDPParamGroup]], on: bool) -> None:
     """Gathers and reductions get a process group each, and gathers may be under way."""
-    for name, module, group in _units(model):
-        policy = group.mp_policy
-        if isinstance(group.mesh_info, HSDPMeshInfo) or policy.reduce_dtype not in (
-            None,
-            policy.param_dtype or torch.float32,
-        ):
-            raise UserError(
-                f"fsdp2: {name!r} needs the sum of a reduce-scatter at once, for another type or "
-                "for replicas: attach without overlap"
-            )
-        module.set_separate_reduce_scatter_group(recurse=False)
-        module._set_unshard_async_op(True)
+    for _, module, _ in units:
+        module.set_separate_reduce_scatter_group(on, recurse=False)
+        module._set_unshard_async_op(on)
 
 
 def _take_all_reduces(
@@ -183,12 +175,22 @@ class _ReduceScatterHook(_Allocate, ReduceScatter):
         if self._lanes is None:
             collective.reduce_scatter(*arguments)
             return
-        if any(p.sharded_param.grad is not None for p in self._group.fsdp_params):
-            raise UserError(
-                "overlap: FSDP2 adds to gradients of a step before as soon as a reduction is "
-                "started: set them to None after every update, or attach without overlap"
+        running = self._lanes.reductions.start(collective.reduce_scatter, *arguments)
+        if op != dist.ReduceOp.AVG or self._is_read_at_once(output_tensor):
+            running.wait()
+
+    def _is_read_at_once(self, gradient: Tensor) -> bool:
+        """Whether FSDP2 does more with the sum than to store it (`foreach_reduce`)."""
+        group = self._group
+        return (
+            gradient.dtype != group._orig_dtype
+            or group._all_reduce_hook is not None
+            or isinstance(group.mesh_info, DDPMeshInfo)
+            or any(
+                p.sharded_param.grad is not None or p.sharded_param._post_accumulate_grad_hooks
+                for p in group.fsdp_params
             )
-        self._lanes.reductions.start(collective.reduce_scatter, *arguments)
+        )
 
 
 class _AllGatherHook(_Allocate, AllGather):

@@ -53,7 +53,6 @@ CASES = [
     (fsdp2, {"weights": "topk"}, "weights need every element"),
     (fsdp2, {"exclude": "2.bia"}, "no parameter matches '2.bia'; did you mean '2.bias'?"),
     (ddp, {"weights": "int8"}, "gathers no parameters"),
-    (fsdp1, {"weights": "int8"}, "no hook for the parameters"),
     (fsdp1, {"gradients": "int8", "exclude": ["*.bias"]}, "unit 'root' travels as one flat vector"),
     (hybrid, {"gradients": "int8"}, "no communication hook for HYBRID_SHARD"),
     (ddp_skipping, {"gradients": "int8"}, "skip_all_reduce_unused_params leaves out"),

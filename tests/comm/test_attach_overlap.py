@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from ranks import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from wrapped_models import backward, ddp, fsdp2, network
 
 import shardlab
@@ -16,16 +16,40 @@ def gradients(model) -> torch.Tensor:
     return torch.cat([p.grad.to_local().flatten() for p in model.parameters()])
 
 
+def one_dimension(group):
+    return fsdp2(group)
+
+
+def two_dimensions(group):
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards"))
+    return fully_shard(network(), mesh=mesh)
+
+
+def reduced_in_another_type(group):
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    return fully_shard(network(), mp_policy=policy)
+
+
+def computed_in_another_type(group):
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return fully_shard(network(), mp_policy=policy)
+
+
 @pytest.mark.parametrize("codec", ["none", "int8:group=64"])
-def test_gradients_are_those_of_communication_by_turns(codec):
+@pytest.mark.parametrize(
+    "make", [one_dimension, two_dimensions, reduced_in_another_type, computed_in_another_type]
+)
+def test_gradients_are_those_of_communication_by_turns(make, codec):
     def on_rank(group):
         found = []
         for overlap in (False, True):
-            model = fsdp2(group)
+            model = make(group)
             options = {"error_feedback": codec != "none", "minimum_size": 0, "route": "exchange"}
             handle = shardlab.attach(model, codec, codec, overlap=overlap, **options)
             for step in range(3):
-                model.zero_grad()
+                # the second pass adds to the gradients of the first one
+                if step != 1:
+                    model.zero_grad()
                 backward(model, group, step)
                 handle.drain()
                 found.append(gradients(model))
@@ -36,35 +60,30 @@ def test_gradients_are_those_of_communication_by_turns(codec):
         assert torch.equal(by_turns, beside)
 
 
-def test_gradients_of_a_step_before_are_refused():
+def test_detach_takes_the_overlap_out():
     def on_rank(group):
         model = fsdp2(group)
-        handle = shardlab.attach(model, "int8", overlap=True)
-        backward(model, group, 0)
-        handle.drain()
-        with pytest.raises(UserError, match="set them to None"):
-            backward(model, group, 1)
+        before = settings_of(model)
+        shardlab.attach(model, "int8", overlap=True).detach()
+        assert settings_of(model) == before
         return {}
 
     run_ranks(2, on_rank)
 
 
-def of_two_dimensions(group):
-    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards"))
-    return fully_shard(network(), mesh=mesh)
+def settings_of(model):
+    groups = [m._get_fsdp_state()._fsdp_param_groups for m in model.modules() if is_fsdp2(m)]
+    return [(g.unshard_async_op, g._reduce_scatter_process_group) for each in groups for g in each]
 
 
-def of_another_type(group):
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    return fully_shard(network(), mp_policy=policy)
+def is_fsdp2(module):
+    return isinstance(module, FSDPModule)
 
 
-@pytest.mark.parametrize("make", [ddp, of_two_dimensions, of_another_type])
-def test_where_the_sum_is_needed_at_once_overlap_is_refused(make):
+def test_overlap_is_refused_where_there_is_none_to_be_had():
     def on_rank(group):
-        model = make(group)
-        with pytest.raises(UserError, match="overlap"):
-            shardlab.attach(model, "int8", overlap=True)
+        with pytest.raises(UserError, match="overlap is for fully_shard"):
+            shardlab.attach(ddp(group), "int8", overlap=True)
         dist.barrier(group)
         return {}
 

@@ -1,9 +1,9 @@
-"""Random codecs of weights: one draw per update of the parameters."""
+"""Codecs of weights: random ones draw once per update; what is saved stays exact."""
 
 import pytest
 import torch
 from ranks import run_ranks
-from wrapped_models import backward, fsdp2
+from wrapped_models import backward, fsdp1, fsdp2, full
 
 import shardlab
 from shardlab.comm import fsdp2_hooks
@@ -85,3 +85,22 @@ def test_a_resumed_run_draws_what_the_next_step_would_have(gathered):
         return {}
 
     run_ranks(2, on_rank)
+
+
+def test_fsdp1_gathers_through_the_codec_and_shows_exact_parameters():
+    def on_rank(group):
+        plain, coded = fsdp1(group), fsdp1(group)
+        shardlab.attach(plain)
+        handle = shardlab.attach(coded, weights="int8", weights_minimum_size=100)
+        outputs = [model(torch.ones(1, 40)) for model in (plain, coded)]
+        error = (outputs[1] - outputs[0]).norm() / outputs[0].norm()
+        before, after = (full(model, "data") for model in (plain, coded))
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        handle.detach()
+        assert torch.equal(coded(torch.ones(1, 40)), outputs[0])
+        ratio = handle.ledger.summary()["weights"]["compression_ratio"]
+        return {"error": error, "ratio": torch.tensor(ratio)}
+
+    result = run_ranks(2, on_rank)[0]
+    assert 0 < result["error"] < 0.02
+    assert result["ratio"] > 3

@@ -63,7 +63,7 @@ class FlatSharded(nn.Module, Attachable):
         return self._schedule
 
     def attach_collectives(  # noqa: D102
-        self, gradients: MakeCollective, weights: MakeCollective
+        self, gradients: MakeCollective, weights: MakeCollective, replicas: MakeCollective
     ) -> Callable[[], None]:
         root, *units = self._units
         self._schedule = Schedule(
