@@ -73,7 +73,7 @@ def attach_fsdp1(
         assert module.process_group is not None, "set unless the strategy is hybrid"
         unit = Unit(name, _blocks(name, module))
         module._comm_hook_state = _State(gradients(module.process_group), unit, among)
-        if module._handle is not None:
+        if module._handle is not None and module._handle.uses_sharded_strategy:
             _clear_padding(module._handle)
             gather = partial(_gather, module._handle, weights(module.process_group), unit)
             module._handle._all_gather_flat_param = gather  # type: ignore[method-assign]
@@ -83,7 +83,7 @@ def attach_fsdp1(
             module._comm_hook = None
             module._comm_hook_state = None
             if module._handle is not None:
-                del module._handle._all_gather_flat_param
+                vars(module._handle).pop("_all_gather_flat_param", None)
 
     return detach
 

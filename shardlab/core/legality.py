@@ -137,7 +137,7 @@ def _unfit(strategy: "Strategy", world_size: int, samples: int | None) -> Iterat
     replicas, reshard = strategy.replicas or 1, strategy.reshard_after_forward
     if world_size % replicas:
         yield f"replicas: {replicas} copies do not divide {world_size} ranks"
-    elif replicas == world_size:
+    elif replicas == world_size > 1:
         yield f"replicas: {replicas} copies on as many ranks shard nothing: use no_shard"
     shards = world_size // replicas
     numbers = [reshard, *(each.reshard_after_forward for each in strategy.overrides)]

@@ -23,6 +23,7 @@ from shardlab.comm.handle import Handle
 from shardlab.comm.ledger import Audit, Ledger
 from shardlab.core.compression import WeightCompression
 from shardlab.core.strategy import Strategy
+from shardlab.engines.precision import LossScale, uses_fp16
 
 _BETAS = (0.9, 0.95)
 """of AdamW, as language models are commonly trained (Brown et al. 2020, appendix B)"""
@@ -55,7 +56,8 @@ class Engine(ABC):
     Laws:
     - all ranks call the same methods in the same order;
     - from one seed all engines give the same losses, up to the rounding of sums;
-    - gradients are reduced once per step, after the last micro-batch;
+    - gradients are reduced once per step, after the last micro-batch, unless the strategy wants
+      them reduced after every one;
     - what moved between ranks is in `ledger`.
     """
 
@@ -94,15 +96,28 @@ class AutogradEngine(Engine):
     """Engines whose wrapped module runs forward and backward by plain autograd.
 
     A subclass wraps the model and says how a reduction is put off.
+
+    Args:
+        strategy: in its normal form.
+        device: of the parameters while they compute.
+        attached: more for `shardlab.comm.attach.attach`.
     """
 
     def __init__(
-        self, module: nn.Module, strategy: Strategy, optimization: Optimization, seed: int
+        self,
+        module: nn.Module,
+        strategy: Strategy,
+        optimization: Optimization,
+        seed: int,
+        device: torch.device,
+        **attached: Any,
     ) -> None:
         self.module = module
-        self._handle = _attach(module, strategy.normal(), seed)
+        self._device = device
+        self._handle = _attach(module, strategy, seed, **attached)
         self.ledger = self._handle.ledger
         self._optimization = optimization
+        self._loss_scale = LossScale(uses_fp16(strategy, device))
         self._optimizer = torch.optim.AdamW(
             module.parameters(),
             lr=0.0,
@@ -112,14 +127,14 @@ class AutogradEngine(Engine):
         )
 
     @abstractmethod
-    def _without_reduction(self) -> AbstractContextManager[None]:
-        """While the block runs, backward accumulates gradients on each rank alone."""
+    def _accumulating(self) -> AbstractContextManager[None]:
+        """While the block runs, backward passes are not the last ones of their step."""
 
     def step(self, micro_batches: Sequence[Tensor], learning_rate: float) -> StepOutcome:  # noqa: D102
         *early, last = micro_batches
         losses = []
         if early:
-            with self._without_reduction():
+            with self._accumulating():
                 losses += [self._accumulate(batch, len(micro_batches)) for batch in early]
         losses.append(self._accumulate(last, len(micro_batches)))
         self._finish_backward()
@@ -132,6 +147,7 @@ class AutogradEngine(Engine):
         else:
             self._handle.rollback()
         self._optimizer.zero_grad()
+        self._loss_scale.update(applied)
         return StepOutcome(sum(losses) / len(losses), norm, applied)
 
     def _finish_backward(self) -> None:
@@ -139,18 +155,28 @@ class AutogradEngine(Engine):
         self._handle.drain()
 
     def _accumulate(self, batch: Tensor, count: int) -> float:
+        batch = batch.to(self._device)
         with record_function("shardlab::forward"):
-            logits = self.module(input_ids=batch[:, :-1]).logits
+            logits = self._logits(batch[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
         with record_function("shardlab::backward"):
-            (loss / count).backward()
+            (loss * (self._loss_scale.value / count)).backward()
         return float(loss.detach())
 
+    def _logits(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.module(input_ids=tokens).logits
+        return logits
+
     def _clip(self) -> float:
+        """Takes the loss scale out of the gradients and clips them; returns their global norm."""
+        if self._loss_scale.value != 1:
+            gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+            torch._foreach_mul_(gradients, 1 / self._loss_scale.value)
         limit = self._optimization.clip
-        norm = torch.nn.utils.clip_grad_norm_(
-            self.module.parameters(), math.inf if limit is None else limit
-        )
+        return self._clip_to(math.inf if limit is None else limit)
+
+    def _clip_to(self, limit: float) -> float:
+        norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), limit)
         return float(getattr(norm, "full_tensor", lambda: norm)())
 
     def full_parameters(self) -> dict[str, Tensor]:  # noqa: D102
@@ -180,7 +206,7 @@ class AutogradEngine(Engine):
             yield audit
 
 
-def _attach(module: nn.Module, strategy: Strategy, seed: int) -> Handle:
+def _attach(module: nn.Module, strategy: Strategy, seed: int, **more: Any) -> Handle:
     given, weights = strategy.gradients, strategy.weights or WeightCompression()
     return attach(
         module,
@@ -195,6 +221,6 @@ def _attach(module: nn.Module, strategy: Strategy, seed: int) -> Handle:
         between_nodes=given.between_nodes,
         ranks_per_node=given.ranks_per_node,
         weights_minimum_size=weights.minimum_size,
-        overlap=strategy.engine == "fsdp2" and bool(strategy.prefetch),
         seed=seed,
+        **more,
     )

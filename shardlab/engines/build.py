@@ -5,14 +5,18 @@ from collections.abc import Callable
 import torch.distributed as dist
 from torch import nn
 
+from shardlab.core.legality import check_fits
 from shardlab.core.strategy import Strategy
 from shardlab.engines.base import Engine, Optimization
+from shardlab.engines.computation import prepare
 from shardlab.engines.ddp import DDPEngine
+from shardlab.engines.fsdp1 import FSDP1Engine
 from shardlab.engines.fsdp2 import FSDP2Engine
 from shardlab.engines.manual.engine import ManualEngine
 
 _ENGINES: dict[str, Callable[..., Engine]] = {
     "ddp": DDPEngine,
+    "fsdp1": FSDP1Engine,
     "fsdp2": FSDP2Engine,
     "manual": ManualEngine,
 }
@@ -29,5 +33,12 @@ def build_engine(
 
     Args:
         seed: of random codecs.
+
+    Raises:
+        UserError: the strategy does not fit the model, the ranks or the device.
     """
-    return _ENGINES[strategy.engine](model, strategy, optimization, group, seed)
+    full = strategy.normal()
+    check_fits(full, dist.get_world_size(group))
+    prepare(model, full)
+    device = next(model.parameters()).device
+    return _ENGINES[full.engine](model, full, optimization, group, seed, device)

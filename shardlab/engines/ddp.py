@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.core.strategy import Strategy
 from shardlab.engines.base import AutogradEngine, Optimization
+from shardlab.engines.precision import dtype_of
 
 
 class DDPEngine(AutogradEngine):
@@ -20,16 +22,25 @@ class DDPEngine(AutogradEngine):
         strategy: Strategy,
         optimization: Optimization,
         group: dist.ProcessGroup,
-        seed: int = 0,
+        seed: int,
+        device: torch.device,
     ) -> None:
-        full = strategy.normal()
         wrapped = DistributedDataParallel(
-            model, process_group=group, bucket_cap_mb=full.bucket_mb, gradient_as_bucket_view=True
+            model,
+            process_group=group,
+            bucket_cap_mb=strategy.bucket_mb,
+            gradient_as_bucket_view=True,
         )
-        super().__init__(wrapped, full, optimization, seed)
+        super().__init__(wrapped, strategy, optimization, seed, device)
         self._wrapped = wrapped
+        self._dtype = dtype_of(strategy.param_dtype, device)
 
     @contextmanager
-    def _without_reduction(self) -> Iterator[None]:
+    def _accumulating(self) -> Iterator[None]:
         with self._wrapped.no_sync():
             yield
+
+    def _logits(self, tokens: Tensor) -> Tensor:
+        narrow = self._dtype is not torch.float32
+        with torch.autocast(self._device.type, self._dtype, enabled=narrow):
+            return super()._logits(tokens)

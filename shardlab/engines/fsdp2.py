@@ -1,20 +1,32 @@
 """`fsdp2`: torch's fully_shard, parameters sharded per unit and gathered for use."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import cast
 
+import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import Shard
 
+from shardlab.core.errors import UserError
 from shardlab.core.strategy import Strategy
 from shardlab.engines.base import AutogradEngine, Optimization
-from shardlab.models.build import transformer_blocks
+from shardlab.engines.mesh import copies, make_mesh
+from shardlab.engines.precision import dtype_of
+from shardlab.engines.units import plan_units
 
 
 class FSDP2Engine(AutogradEngine):
-    """Every rank holds 1/W of each parameter, gradient and optimizer state."""
+    """Every rank of a copy holds its part of each parameter, gradient and optimizer state."""
 
     def __init__(
         self,
@@ -22,33 +34,96 @@ class FSDP2Engine(AutogradEngine):
         strategy: Strategy,
         optimization: Optimization,
         group: dist.ProcessGroup,
-        seed: int = 0,
+        seed: int,
+        device: torch.device,
     ) -> None:
-        full = strategy.normal()
-        device = next(model.parameters()).device.type
-        mesh = DeviceMesh.from_group(group, device)
-        if full.wrap == "block":
-            for block in transformer_blocks(model):
-                fully_shard(block, mesh=mesh, reshard_after_forward=full.reshard_after_forward)
-        # backward begins where forward ended: what the root gathered is needed again at once
-        root = fully_shard(model, mesh=mesh, reshard_after_forward=False)
-        super().__init__(model, full, optimization, seed)
-        self._root: FSDPModule = root
-        if full.wrap == "block" and full.prefetch:
-            _prefetch(transformer_blocks(model), full.prefetch)
+        units, self._root = _shard(model, strategy, group, device)
+        depths = strategy.depths()
+        asynchronous = strategy.async_unshard
+        if asynchronous is None:
+            asynchronous = any(depths)
+        streams = device.type != "cpu"
+        if any(depths) and not asynchronous and not streams:
+            raise UserError(
+                "async_unshard: without it prefetch does nothing on a CPU: remove one of them"
+            )
+        # elsewhere streams do what our threads do on a CPU
+        overlap = asynchronous and not streams
+        super().__init__(model, strategy, optimization, seed, device, overlap=overlap)
+        if asynchronous and streams:
+            for unit in (self._root, *units):
+                unit._set_unshard_async_op(True)
+        _prefetch(self._root, units, *depths)
+        self._reduce_every = strategy.reduce_every_micro_batch
 
     @contextmanager
-    def _without_reduction(self) -> Iterator[None]:
-        self._root.set_requires_gradient_sync(False)
+    def _accumulating(self) -> Iterator[None]:
+        # with every micro-batch reduced, shards of a copy still wait for those of other copies
+        switch: Callable[[bool], None] = (
+            self._root.set_requires_all_reduce
+            if self._reduce_every
+            else self._root.set_requires_gradient_sync
+        )
+        switch(False)
         try:
             yield
         finally:
-            self._root.set_requires_gradient_sync(True)
+            switch(True)
 
 
-def _prefetch(blocks: Sequence[nn.Module], depth: int) -> None:
-    """Every block gathers the next ones of its direction before it computes."""
-    units: list[FSDPModule] = [block for block in blocks if isinstance(block, FSDPModule)]
+def _shard(
+    model: nn.Module, strategy: Strategy, group: dist.ProcessGroup, device: torch.device
+) -> tuple[list[FSDPModule], FSDPModule]:
+    """The units and the root."""
+    if strategy.offload and device.type == "cpu":
+        raise UserError("offload: parameters are in CPU memory already: remove it")
+    mesh = make_mesh(group, copies(strategy, group), device)
+    shard = partial(
+        fully_shard,
+        mesh=mesh,
+        offload_policy=CPUOffloadPolicy() if strategy.offload else OffloadPolicy(),
+        shard_placement_fn=_placement(strategy, mesh.size(-1)),
+    )
+    computed, reduced = (
+        dtype_of(name, device) for name in (strategy.param_dtype, strategy.reduce_dtype)
+    )
+    units: list[FSDPModule] = []
+    for plan in plan_units(model, strategy, device):
+        # between units activations keep one type
+        output = None if plan.param_dtype == computed else computed
+        policy = MixedPrecisionPolicy(plan.param_dtype, reduced, output)
+        freed = plan.reshard_after_forward or False
+        shard([*plan.modules], reshard_after_forward=freed, mp_policy=policy)
+        units.append(cast(FSDPModule, plan.modules[0]))
+    returned = None if strategy.output_dtype is None else dtype_of(strategy.output_dtype, device)
+    policy = MixedPrecisionPolicy(computed, reduced, returned)
+    # backward begins where forward ended: what the root gathered is needed again at once
+    return units, shard(model, reshard_after_forward=False, mp_policy=policy)
+
+
+def _placement(strategy: Strategy, shards: int) -> Callable[[nn.Parameter], Shard] | None:
+    if strategy.placement == "dim0":
+        return None
+    return partial(_largest if strategy.placement == "largest" else _second, shards)
+
+
+def _second(shards: int, parameter: nn.Parameter) -> Shard:
+    even = parameter.dim() > 1 and parameter.shape[1] % shards == 0
+    return Shard(int(even))
+
+
+def _largest(shards: int, parameter: nn.Parameter) -> Shard:
+    even = [dim for dim, size in enumerate(parameter.shape) if size % shards == 0]
+    return Shard(max(even, key=lambda dim: parameter.shape[dim], default=0))
+
+
+def _prefetch(root: FSDPModule, units: Sequence[FSDPModule], forward: int, backward: int) -> None:
+    """Every unit gathers the next ones of its direction before it computes."""
+    if forward:
+        root.set_modules_to_forward_prefetch([*units[:forward]])
     for index, unit in enumerate(units):
-        unit.set_modules_to_forward_prefetch(units[index + 1 : index + 1 + depth])
-        unit.set_modules_to_backward_prefetch(units[max(index - depth, 0) : index][::-1])
+        if forward:
+            unit.set_modules_to_forward_prefetch([*units[index + 1 : index + 1 + forward]])
+        if backward:
+            before = units[max(index - backward, 0) : index]
+            unit.set_modules_to_backward_prefetch([*reversed(before)])

@@ -23,12 +23,57 @@ STRATEGIES = {
     "fsdp2-kept": {"engine": "fsdp2", "reshard_after_forward": False},
     "fsdp2-exchange": {"engine": "fsdp2", "gradients": {"route": "exchange"}},
     "fsdp2-ahead": {"engine": "fsdp2", "prefetch": 2, "gradients": {"route": "exchange"}},
-    "fsdp2-root-ahead": {"engine": "fsdp2", "prefetch": 1, "wrap": "root"},
+    "fsdp2-root-ahead": {"engine": "fsdp2", "async_unshard": True, "wrap": "root"},
+    "fsdp2-replicated": {"engine": "fsdp2", "sharding": "no_shard"},
+    "fsdp2-two-blocks": {"engine": "fsdp2", "wrap_size": 2, "prefetch": 1},
+    "fsdp2-by-size": {"engine": "fsdp2", "wrap": "size", "wrap_size": 120_000},
+    "fsdp2-columns": {"engine": "fsdp2", "placement": "dim1"},
+    "fsdp2-largest": {"engine": "fsdp2", "placement": "largest"},
+    "fsdp2-regrouped": {"engine": "fsdp2", "reshard_after_forward": 2},
+    "fsdp2-overrides": {
+        "engine": "fsdp2",
+        "prefetch": 1,
+        "prefetch_backward": 0,
+        "overrides": [
+            {"layers": 1, "reshard_after_forward": False, "activation_checkpointing": "full"},
+            {"module": "embedding"},
+        ],
+    },
+    "fsdp2-every": {"engine": "fsdp2", "reduce_every_micro_batch": True},
+    "fsdp2-selective": {"engine": "fsdp2", "activation_checkpointing": "selective"},
+    "fsdp1": {"engine": "fsdp1"},
+    "fsdp1-kept": {"engine": "fsdp1", "sharding": "shard_grad_op", "prefetch": 1},
+    "fsdp1-replicated": {"engine": "fsdp1", "sharding": "no_shard"},
+    "fsdp1-by-size": {"engine": "fsdp1", "wrap": "size", "wrap_size": 50_000},
+    "fsdp1-root": {"engine": "fsdp1", "wrap": "root", "limit_all_gathers": False},
+    "fsdp1-flat": {"engine": "fsdp1", "use_orig_params": False, "prefetch_backward": 0},
+    "fsdp1-every": {"engine": "fsdp1", "reduce_every_micro_batch": True},
     "manual": {"engine": "manual"},
     "manual-native": {"engine": "manual", "gradients": {"route": "native"}, "prefetch": 0},
     "manual-root": {"engine": "manual", "wrap": "root"},
     "manual-kept": {"engine": "manual", "reshard_after_forward": False},
+    "manual-replicated": {"engine": "manual", "sharding": "no_shard"},
+    "manual-two-blocks": {"engine": "manual", "wrap_size": 2},
+    "manual-every": {"engine": "manual", "reduce_every_micro_batch": True},
+    "manual-overrides": {
+        "engine": "manual",
+        "prefetch": 2,
+        "prefetch_backward": 0,
+        "activation_checkpointing": "full",
+        "overrides": [
+            {"layers": 0, "reshard_after_forward": False, "activation_checkpointing": "none"},
+            {"module": "head"},
+        ],
+    },
 }
+HYBRID = {
+    f"{engine}-hybrid": {"engine": engine, "sharding": "hybrid_shard", "replicas": 2}
+    for engine in ("fsdp1", "fsdp2", "manual")
+}
+HYBRID["fsdp2-hybrid-ahead"] = {**HYBRID["fsdp2-hybrid"], "prefetch": 1}
+HYBRID["manual-hybrid-every"] = {**HYBRID["manual-hybrid"], "reduce_every_micro_batch": True}
+HYBRID["fsdp2-hybrid-every"] = {**HYBRID["fsdp2-hybrid"], "reduce_every_micro_batch": True}
+STRATEGIES |= HYBRID
 LOSSY = {
     "ddp-int8": {"engine": "ddp", "gradients": {"codec": "int8", "error_feedback": True}},
     "fsdp2-topk": {
@@ -103,7 +148,7 @@ def losses_of(name: str, world_size: int, micro: int = 1) -> torch.Tensor:
     return torch.stack([result["losses"] for result in results]).mean(0)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", STRATEGIES.keys() - HYBRID.keys())
 def test_engines_agree_on_two_ranks(name):
     # a sum of two numbers does not depend on their order; only fused kernels may round otherwise
     torch.testing.assert_close(losses_of(name, 2), losses_of("ddp", 2), rtol=1e-6, atol=0)
@@ -138,10 +183,37 @@ def test_gradients_are_reduced_once_per_step(name):
     assert counts[0] == counts[1] > 0
 
 
-@pytest.mark.parametrize("name", ["fsdp2", "fsdp2-ahead", "manual"])
+@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("name", HYBRID)
+def test_copies_of_a_model_agree_on_four_ranks(name, micro):
+    expected = losses_of("ddp", 4, micro)
+    torch.testing.assert_close(losses_of(name, 4, micro), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("fsdp1", "fsdp1-replicated", "fsdp1-every", "fsdp1-flat", "fsdp2", "fsdp2-ahead"),
+        *("fsdp2-every", "fsdp2-overrides", "manual", "manual-every", "manual-overrides"),
+    ],
+)
 def test_accumulation_agrees_between_engines(name):
     expected = losses_of("ddp", 2, micro=2)
     torch.testing.assert_close(losses_of(name, 2, micro=2), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ["ddp", "fsdp1", "fsdp2", "manual"])
+def test_compiled_blocks_compute_the_same(engine):
+    strategy = {"engine": engine, "compile": True, "activation_checkpointing": "selective"}
+
+    def on_rank(group):
+        return {"losses": train(make(group, strategy), group, 4)}
+
+    ranks = run_ranks(2, on_rank, timeout_s=300)
+    losses = torch.stack([result["losses"] for result in ranks]).mean(0)
+    # fused kernels round otherwise
+    torch.testing.assert_close(losses, losses_of("ddp", 2), rtol=1e-5, atol=0)
 
 
 def test_fsdp2_gathers_and_reduces_as_often_as_theory_says():

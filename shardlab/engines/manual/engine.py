@@ -11,7 +11,10 @@ from torch import Tensor, nn
 from shardlab.core.strategy import Strategy
 from shardlab.engines.base import AutogradEngine, Optimization
 from shardlab.engines.manual.model import FlatSharded
-from shardlab.models.build import transformer_blocks
+from shardlab.engines.manual.schedule import Reduced
+from shardlab.engines.mesh import SHARD, copies, make_mesh
+from shardlab.engines.precision import dtype_of
+from shardlab.engines.units import plan_units
 
 
 class ManualEngine(AutogradEngine):
@@ -23,36 +26,41 @@ class ManualEngine(AutogradEngine):
         strategy: Strategy,
         optimization: Optimization,
         group: dist.ProcessGroup,
-        seed: int = 0,
+        seed: int,
+        device: torch.device,
     ) -> None:
-        full = strategy.normal()
-        blocks = transformer_blocks(model) if full.wrap == "block" else []
-        depth, reshard = full.prefetch or 0, bool(full.reshard_after_forward)
-        self._sharded = FlatSharded(model, blocks, group, depth, reshard)
-        self._group = group
-        super().__init__(self._sharded, full, optimization, seed)
+        mesh = make_mesh(group, copies(strategy, group), device)
+        self._sharded = FlatSharded(
+            model,
+            plan_units(model, strategy, device),
+            mesh,
+            strategy.depths(),
+            dtype_of(strategy.param_dtype, device),
+            dtype_of(strategy.reduce_dtype, device),
+        )
+        self._group = mesh.get_group(SHARD)
+        self._early: Reduced = "shards" if strategy.reduce_every_micro_batch else "nothing"
+        super().__init__(self._sharded, strategy, optimization, seed, device)
 
     @contextmanager
-    def _without_reduction(self) -> Iterator[None]:
+    def _accumulating(self) -> Iterator[None]:
         schedule = self._sharded.schedule
-        schedule.reducing = False
+        schedule.reducing = self._early
         try:
             yield
         finally:
-            schedule.reducing = True
+            schedule.reducing = "all"
 
     def _finish_backward(self) -> None:
         self._sharded.finish()
 
-    def _clip(self) -> float:
+    def _clip_to(self, limit: float) -> float:
         shards = list(self._sharded.shards)
         own = torch.nn.utils.get_total_norm([s.grad for s in shards if s.grad is not None])
         square = own.double().square()
         dist.all_reduce(square, group=self._group)
         norm = square.sqrt().float()
-        limit = self._optimization.clip
-        if limit is not None:
-            torch.nn.utils.clip_grads_with_norm_(shards, limit, norm)
+        torch.nn.utils.clip_grads_with_norm_(shards, limit, norm)
         return float(norm)
 
     def full_parameters(self) -> dict[str, Tensor]:  # noqa: D102

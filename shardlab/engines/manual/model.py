@@ -4,51 +4,58 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._pytree import tree_leaves, tree_map
 
 from shardlab.comm.attachable import Attachable, MakeCollective
+from shardlab.comm.hierarchy import subgroup
 from shardlab.comm.names import parameter_names, plain
-from shardlab.engines.manual.schedule import Schedule
+from shardlab.engines.manual.schedule import Collectives, Schedule
 from shardlab.engines.manual.unit import FlatUnit
+from shardlab.engines.mesh import SHARD, replica_group
+from shardlab.engines.units import UnitPlan
 
 
 class FlatSharded(nn.Module, Attachable):
-    """`model`, of whose parameters every rank holds 1/W, in one vector per block.
+    """`model`, of whose parameters every rank holds 1/W, in one vector per unit.
 
     `parameters()` are the shards, one per unit: what an optimizer updates. After the last backward
     pass of a step comes `finish()`, then their gradients are there.
 
     Args:
-        model: float32, with the same weights on every rank of `group`.
-        blocks: its units, in the order of their use; what is left makes up the root unit.
-        depth, reshard: see `Schedule`.
+        model: float32, with the same weights on all ranks.
+        plans: its units, in the order of their use; what is left makes up the root.
+        mesh: [shards] or [replicas, shards].
+        ahead, reduce_dtype: see `Schedule`.
+        dtype: that the root computes in.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        blocks: Sequence[nn.Module],
-        group: dist.ProcessGroup,
-        depth: int = 1,
-        reshard: bool = True,
+        plans: Sequence[UnitPlan],
+        mesh: DeviceMesh,
+        ahead: tuple[int, int] = (1, 1),
+        dtype: torch.dtype = torch.float32,
+        reduce_dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self._options = depth, reshard
-        self._group = group
+        self._options = ahead, reduce_dtype
+        self._group = mesh.get_group(SHARD)
         # reductions run beside gathers
-        self._second = dist.new_group(dist.get_process_group_ranks(group))
-        self._blocks = list(blocks)
+        self._second = subgroup(self._group, dist.get_process_group_ranks(self._group))
+        self._between = replica_group(mesh)
         # not a submodule: its parameters are views of what is not there most of the time
         self._model = [model]
         self._names = parameter_names(model)
-        self._units = _units(model, self._blocks, group)
+        self._units = _units(model, plans, self._group, dtype)
         self.shards = nn.ParameterList([unit.shard for unit in self._units])
         self._schedule: Schedule | None = None
-        for index, block in enumerate(self._blocks):
-            block.register_forward_pre_hook(partial(self._before, index))
-            block.register_forward_hook(partial(self._after, index))
+        for index, plan in enumerate(plans):
+            self._watch(index, plan, dtype)
         for unit in self._units:
             for parameter in unit.parameters.values():
                 if parameter.requires_grad:
@@ -65,11 +72,15 @@ class FlatSharded(nn.Module, Attachable):
     def attach_collectives(  # noqa: D102
         self, gradients: MakeCollective, weights: MakeCollective, replicas: MakeCollective
     ) -> Callable[[], None]:
-        root, *units = self._units
-        self._schedule = Schedule(
-            root, units, weights(self._group), gradients(self._second), *self._options
-        )
-        return lambda: None
+        before, (root, *units) = self._schedule, self._units
+        average = None if self._between is None else replicas(self._between)
+        collectives = Collectives(weights(self._group), gradients(self._second), average)
+        self._schedule = Schedule(root, units, collectives, *self._options)
+
+        def detach() -> None:
+            self._schedule = before
+
+        return detach
 
     def unit_names(self) -> dict[str, list[str]]:
         """The names of the parameters of each unit."""
@@ -87,35 +98,63 @@ class FlatSharded(nn.Module, Attachable):
     def full_parameters(self) -> dict[str, Tensor]:
         """Copies of all parameters by all of their names, on every rank."""
         full: dict[str, Tensor] = {}
-
-        def take(unit: FlatUnit) -> None:
-            full.update({name: part.clone() for name, part in unit.named(unit.full).items()})
-
-        self.schedule.all_gathered(take)
+        for unit in self._units:
+            vector = torch.empty(unit.full.numel())
+            dist.all_gather_single(vector, unit.shard.data, group=self._group)
+            full |= unit.named(vector)
         return {name: full[known[0]] for known in self._names.values() for name in known}
 
-    def _before(self, index: int, *_: Any) -> None:
-        self.schedule.before_forward(index)
+    def _watch(self, index: int, plan: UnitPlan, dtype: torch.dtype) -> None:
+        """The schedule hears of every use of a unit."""
+        first, last = plan.modules[0], plan.modules[-1]
+        first.register_forward_pre_hook(lambda *_: self.schedule.before_forward(index))
+        last.register_forward_hook(lambda *_: self.schedule.after_forward(index))
+        for module in plan.modules:
+            module.register_forward_hook(partial(self._used, index))
+            if plan.param_dtype != dtype:  # activations come and go in the type of the root
+                cast = partial(_cast_inputs, plan.param_dtype)
+                module.register_forward_pre_hook(cast, with_kwargs=True)
+                module.register_forward_hook(lambda *call: _cast(dtype, call[-1]))
 
-    def _after(self, index: int, module: nn.Module, inputs: Any, output: Any) -> None:
-        self.schedule.after_forward(index)
+    def _used(self, index: int, module: nn.Module, inputs: Any, output: Any) -> None:
         for tensor in tree_leaves(output):
             if isinstance(tensor, Tensor) and tensor.requires_grad:
                 tensor.register_hook(lambda _: self.schedule.before_backward(index))
 
 
+def _cast_inputs(
+    dtype: torch.dtype, module: nn.Module, args: Any, kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    return _cast(dtype, args), _cast(dtype, kwargs)
+
+
+def _cast(dtype: torch.dtype, tree: Any) -> Any:
+    """Floating-point tensors in another type."""
+
+    def one(leaf: Any) -> Any:
+        return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+    return tree_map(one, tree)
+
+
 def _units(
-    model: nn.Module, blocks: Sequence[nn.Module], group: dist.ProcessGroup
+    model: nn.Module, plans: Sequence[UnitPlan], group: dist.ProcessGroup, dtype: torch.dtype
 ) -> list[FlatUnit]:
-    """The root, then a unit for each block; a parameter belongs to the first module that has it."""
+    """The root, then the others; a parameter belongs to the first unit that has it."""
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     names = {parameter: plain(name) for name, parameter in model.named_parameters()}
     paths = {module: plain(name) for name, module in model.named_modules()}
     units = []
-    for block in blocks:
-        own = {names[p]: p for p in block.parameters() if p in names}
-        units.append(FlatUnit(paths[block], own, rank, world_size))
+    for plan in plans:
+        own = {names[p]: p for m in plan.modules for p in m.parameters() if p in names}
+        rows = [isinstance(module, nn.Embedding) for module in plan.modules]
+        # an embedding that is also the head is used first and last
+        kept = not plan.reshard_after_forward or (any(rows) and not all(rows))
+        name = paths[plan.modules[0]]
+        # what picks rows needs to know only which ones
+        options = plan.param_dtype, kept, not all(rows)
+        units.append(FlatUnit(name, own, rank, world_size, *options))
         for parameter in own.values():
             del names[parameter]
     rest = {name: parameter for parameter, name in names.items()}
-    return [FlatUnit("root", rest, rank, world_size), *units]
+    return [FlatUnit("root", rest, rank, world_size, dtype), *units]

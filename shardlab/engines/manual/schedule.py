@@ -1,17 +1,34 @@
 """When the units of a model are gathered, freed and reduced."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.background import Background, Running
 from shardlab.comm.collective import Collective
+from shardlab.comm.layout import REPLICAS
 from shardlab.engines.manual.unit import FlatUnit
 
 _REDUCTIONS = 2
 """whose gradients wait in memory of their own while backward goes on"""
+
+
+Reduced = Literal["nothing", "shards", "all"]
+"""what a unit reduces when its gradients are there: `all` in the last backward pass of a step, and
+before it nothing, or the shards of this copy of the model"""
+
+
+class Collectives(NamedTuple):
+    """What moves the vectors, each over a process group of its own."""
+
+    gather: Collective
+    reduce: Collective
+    average: Collective | None
+    """over copies of the model"""
 
 
 class Schedule:
@@ -22,33 +39,30 @@ class Schedule:
               of gradients is reduced while the units before it compute;
     finish    waits for the last reductions.
 
-    The root (what belongs to no unit: embedding, head) is gathered first and kept until its own
-    gradients are there. The last unit stays between forward and backward, where it is next. Gathers
-    and reductions have a thread each, and so a process group each.
+    The root (what belongs to no unit) is gathered first and kept until its own gradients are there.
+    The last unit stays between forward and backward, where it is next. Gathers and reductions have
+    a thread each, and so a process group each.
 
     Args:
         units: in the order of their use; the root is not among them.
-        depth: how many units ahead gathering starts.
-        reshard: free a unit between forward and backward.
+        ahead: how many units ahead gathering starts in forward and in backward.
+        reduce_dtype: of gradients while they are reduced.
     """
 
     def __init__(
         self,
         root: FlatUnit,
-        units: list[FlatUnit],
-        gather: Collective,
-        reduce: Collective,
-        depth: int = 1,
-        reshard: bool = True,
+        units: Sequence[FlatUnit],
+        collectives: Collectives,
+        ahead: tuple[int, int] = (1, 1),
+        reduce_dtype: torch.dtype = torch.float32,
     ) -> None:
         self.root = root
         self.units = units
-        self.gather = gather
-        self.reduce = reduce
-        self.reducing = True
-        """whether this backward pass is the last one of its step"""
-        self._depth = depth
-        self._reshard = reshard
+        self.reducing: Reduced = "all"
+        self._collectives = collectives
+        self._ahead, self._ahead_backward = ahead
+        self._dtype = reduce_dtype
         self._backward = False
         self._gathers = Background("gather")
         self._reductions = Background("reduce")
@@ -56,6 +70,7 @@ class Schedule:
         self._running: deque[tuple[Running, Tensor]] = deque()
         self._vectors: dict[int, list[Tensor]] = {}
         self._missing: dict[str, int] = {}
+        self._summed: set[str] = set()
 
     def begin(self) -> None:
         """Before the forward pass of the model."""
@@ -65,25 +80,26 @@ class Schedule:
             for unit in (self.root, *self.units)
         }
         self._start(self.root)
-        self._ahead(range(self._depth))
+        self._start_all(range(self._ahead))
         self._wait(self.root)
 
     def before_forward(self, index: int) -> None:
         """Unit `index` is about to compute."""
-        if self._backward:  # again, for activation checkpointing
-            self._need(index, [])
-        else:
-            self._need(index, range(index + 1, index + 1 + self._depth))
+        # computed again for activation checkpointing: backward goes the other way
+        ahead = 0 if self._backward else self._ahead
+        self._need(index, range(index + 1, index + 1 + ahead))
 
     def after_forward(self, index: int) -> None:
         """Unit `index` has computed."""
-        if self._reshard and not self._backward and index + 1 < len(self.units):
-            self.units[index].free()
+        unit = self.units[index]
+        if not unit.kept and not self._backward and index + 1 < len(self.units):
+            unit.free()
 
     def before_backward(self, index: int) -> None:
         """The gradient of what unit `index` returned is there."""
         self._backward = True
-        self._need(index, range(index - 1, index - 1 - self._depth, -1))
+        before = range(index - 1, index - 1 - self._ahead_backward, -1)
+        self._need(index, before)
 
     def accumulated(self, unit: FlatUnit) -> None:
         """One more parameter of a unit has its gradient."""
@@ -98,36 +114,37 @@ class Schedule:
                 self._complete(unit)
         while self._running:
             self._settle()
+        self._summed.clear()
         for unit in (self.root, *self.units):
             unit.shard.grad = unit.gradient
 
-    def all_gathered(self, use: Callable[[FlatUnit], None]) -> None:
-        """Calls `use` for every unit while it is whole."""
-        for unit in (self.root, *self.units):
-            there = unit.allocated
-            self._start(unit)
-            self._wait(unit)
-            use(unit)
-            if not there:
-                unit.free()
-
-    def _need(self, index: int, ahead: "range | list[int]") -> None:
+    def _need(self, index: int, ahead: Iterable[int]) -> None:
+        if self._backward and not self.units[index].needed_in_backward:
+            self._start_all(ahead)
+            return
         self._start(self.units[index])
-        self._ahead(ahead)
+        self._start_all(ahead)
         self._wait(self.units[index])
 
-    def _ahead(self, indices: "range | list[int]") -> None:
+    def _start_all(self, indices: Iterable[int]) -> None:
         for index in indices:
             if 0 <= index < len(self.units):
-                self._start(self.units[index])
+                unit = self.units[index]
+                if unit.needed_in_backward or not self._backward:
+                    self._start(unit)
 
     def _start(self, unit: FlatUnit) -> None:
         if unit.allocated:
             return
         unit.allocate()
-        self._pending[unit.name] = self._gathers.start(
-            self.gather.all_gather, unit.full, unit.shard.data, unit.message
-        )
+        self._pending[unit.name] = self._gathers.start(self._gather, unit)
+
+    def _gather(self, unit: FlatUnit) -> None:
+        collective, shard = self._collectives.gather, unit.shard.data.to(unit.full.dtype)
+        if collective.world_size == 1:
+            unit.full.copy_(shard)
+        else:
+            collective.all_gather(unit.full, shard, unit.message)
 
     def _wait(self, unit: FlatUnit) -> None:
         pending = self._pending.pop(unit.name, None)
@@ -138,23 +155,44 @@ class Schedule:
     def _complete(self, unit: FlatUnit) -> None:
         """All gradients of a unit are there."""
         self._missing[unit.name] = 0
-        if unit is not self.root or self.reducing:
+        if unit is not self.root or self.reducing != "nothing":
             unit.free()
-        if not self.reducing:
+        if self.reducing == "nothing":
             return
         while len(self._running) >= _REDUCTIONS:
             self._settle()
         kept = self._vectors.setdefault(unit.full.numel(), [])
-        vector = kept.pop() if kept else torch.empty(unit.full.numel())
+        vector = kept.pop() if kept else torch.empty(unit.full.numel(), dtype=self._dtype)
         unit.collect(vector)
-        scale = 1 / self.reduce.world_size
-        running = self._reductions.start(
-            self.reduce.reduce_scatter, unit.gradient, vector, scale, unit.message
-        )
+        last = self.reducing == "all"
+        running = self._reductions.start(self._reduce, unit, vector, last)
         self._running.append((running, vector))
+
+    def _reduce(self, unit: FlatUnit, vector: Tensor, last: bool) -> None:
+        """Adds the mean over ranks of a vector of gradients to the gradient of the shard."""
+        collective, first = self._collectives.reduce, unit.name not in self._summed
+        self._summed.add(unit.name)
+        total = unit.gradient
+        if not first or total.dtype != vector.dtype:
+            total = torch.empty_like(unit.gradient, dtype=vector.dtype)
+        if collective.world_size == 1:
+            total.copy_(vector)
+        else:
+            collective.reduce_scatter(total, vector, 1 / collective.world_size, unit.message)
+        if not first:
+            unit.gradient.add_(total)
+        elif total is not unit.gradient:
+            unit.gradient.copy_(total)
+        average = self._collectives.average
+        if last and average is not None:
+            average.all_reduce(unit.gradient, 1 / average.world_size, _of_replicas(unit))
 
     def _settle(self) -> None:
         """Waits for the oldest reduction."""
         running, vector = self._running.popleft()
         running.wait()
         self._vectors[vector.numel()].append(vector)
+
+
+def _of_replicas(unit: FlatUnit) -> Unit:
+    return Unit(unit.name + REPLICAS, (Block(unit.name, unit.gradient.numel(), 1),))

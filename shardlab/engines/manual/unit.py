@@ -18,21 +18,37 @@ class FlatUnit:
     Args:
         name: the same on all ranks.
         parameters: float32, by name; they hold the same values on all ranks.
+        rank, world_size: among those that share the vector.
+        dtype: of the whole vector, so of what computes; the shard stays float32.
+        kept: the vector stays between forward and backward.
+        needed_in_backward: gradients cannot be computed without it.
     """
 
     def __init__(
-        self, name: str, parameters: Mapping[str, nn.Parameter], rank: int, world_size: int
+        self,
+        name: str,
+        parameters: Mapping[str, nn.Parameter],
+        rank: int,
+        world_size: int,
+        dtype: torch.dtype = torch.float32,
+        kept: bool = False,
+        needed_in_backward: bool = True,
     ) -> None:
         self.name = name
+        self.kept = kept
+        self.needed_in_backward = needed_in_backward
         self.parameters = dict(parameters)
-        count = sum(p.numel() for p in parameters.values())
-        self.message = Unit(name, (Block(name, count, 1),))
-        length = -(-count // world_size)
-        self.full = torch.zeros(world_size * length)
-        for parameter, view in zip(parameters.values(), self._views(self.full), strict=True):
+        self.count = sum(p.numel() for p in parameters.values())
+        """elements, without the zeros at the end"""
+        self.message = Unit(name, (Block(name, self.count, 1),))
+        length = -(-self.count // world_size)
+        exact = torch.zeros(world_size * length)
+        for parameter, view in zip(parameters.values(), self._views(exact), strict=True):
             view.copy_(parameter.data)
+        self.shard = nn.Parameter(exact.chunk(world_size)[rank].clone())
+        self.full = torch.empty(world_size * length, dtype=dtype)
+        for parameter, view in zip(parameters.values(), self._views(self.full), strict=True):
             parameter.data = view
-        self.shard = nn.Parameter(self.full.chunk(world_size)[rank].clone())
         self.gradient = torch.zeros(length)
         """of the shard, where the next step finds it"""
         self._storage = self.full.untyped_storage()

@@ -1,5 +1,6 @@
 """What is gathered when, and that no unit keeps memory that it does not need."""
 
+import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
@@ -7,6 +8,8 @@ from torch import nn
 
 from shardlab.comm.attach import attach
 from shardlab.engines.manual.model import FlatSharded
+from shardlab.engines.mesh import make_mesh
+from shardlab.engines.units import UnitPlan
 
 
 class Stack(nn.Module):
@@ -27,10 +30,15 @@ class Stack(nn.Module):
         return self.head(hidden)
 
 
-def sharded(group, layers=4, **options):
+def sharded(group, layers=4, reshard=True, ends=(), **options):
+    """`ends`: which modules around the blocks are units of their own."""
     torch.manual_seed(0)
     model = Stack(layers)
-    wrapped = FlatSharded(model, list(model.blocks), group, **options)
+    plans = [UnitPlan((block,), reshard, torch.float32) for block in model.blocks]
+    if ends:
+        plans.insert(0, UnitPlan(tuple(getattr(model, name) for name in ends), True, torch.float32))
+    mesh = make_mesh(group, 1, torch.device("cpu"))
+    wrapped = FlatSharded(model, plans, mesh, **options)
     return model, wrapped, attach(wrapped, route="exchange")
 
 
@@ -39,7 +47,8 @@ def loss_of(wrapped, rank):
     return nn.functional.cross_entropy(wrapped(tokens).flatten(0, 1), tokens.flatten())
 
 
-def test_gradients_of_shards_are_the_mean_over_ranks():
+@pytest.mark.parametrize("ends", [(), ("embedding", "head")])
+def test_gradients_of_shards_are_the_mean_over_ranks(ends):
     def on_rank(group):
         rank = dist.get_rank(group)
         torch.manual_seed(0)
@@ -50,7 +59,7 @@ def test_gradients_of_shards_are_the_mean_over_ranks():
             name: torch.zeros_like(p) if p.grad is None else p.grad
             for name, p in plain.named_parameters()
         }
-        _, wrapped, _ = sharded(group)
+        _, wrapped, _ = sharded(group, ends=ends)
         loss_of(wrapped, rank).backward()
         wrapped.finish()
         errors = []
@@ -115,3 +124,15 @@ def test_all_parameters_come_back_by_all_of_their_names():
 
     for result in run_ranks(2, on_rank):
         assert result["same"].all()
+
+
+def test_a_tied_embedding_of_its_own_is_gathered_once_and_moves_nothing_else():
+    def on_rank(group):
+        _, wrapped, handle = sharded(group, layers=5, ends=("embedding", "head"))
+        loss_of(wrapped, 0).backward()
+        wrapped.finish()
+        account = handle.ledger.accounts["weights"]
+        return {"gathers": torch.tensor(account.collectives - account.extra_collectives)}
+
+    # the layer that nobody uses makes up the root
+    assert run_ranks(2, on_rank)[0]["gathers"] == 1 + 1 + 5 + 4

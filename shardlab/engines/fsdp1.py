@@ -1,0 +1,125 @@
+"""`fsdp1`: torch's FullyShardedDataParallel, one flat vector per unit."""
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import (
+    BackwardPrefetch,
+    CPUOffload,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    ShardingStrategy,
+)
+from torch.distributed.fsdp.wrap import CustomPolicy, size_based_auto_wrap_policy
+
+from shardlab.core.strategy import Strategy
+from shardlab.engines.base import AutogradEngine, Optimization
+from shardlab.engines.mesh import SHARD, make_mesh, replica_group
+from shardlab.engines.precision import dtype_of
+from shardlab.models.build import transformer_blocks
+
+
+class FSDP1Engine(AutogradEngine):
+    """Every rank holds 1/W of one flat vector per unit, and of its gradient and optimizer state.
+
+    Hybrid sharding is made of full sharding over the ranks of one copy and an average over copies
+    in the communication hook: torch takes no hook with its own HYBRID_SHARD, so nothing there could
+    be compressed or counted, and on CPU without a mesh its copies drift apart
+    (`torch/distributed/fsdp/_init_utils.py`: one device makes a shard group of one).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        strategy: Strategy,
+        optimization: Optimization,
+        group: dist.ProcessGroup,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        mesh = make_mesh(group, strategy.replicas or 1, device)
+        with warnings.catch_warnings():
+            # NO_SHARD is what was asked for, and what one rank comes to
+            warnings.filterwarnings("ignore", "(?s).*NO_SHARD")
+            wrapped = FullyShardedDataParallel(
+                model,
+                device_mesh=mesh[SHARD],
+                sharding_strategy=_sharding(strategy),
+                auto_wrap_policy=_policy(model, strategy),
+                mixed_precision=MixedPrecision(
+                    param_dtype=dtype_of(strategy.param_dtype, device),
+                    reduce_dtype=dtype_of(strategy.reduce_dtype, device),
+                ),
+                device_id=device,
+                use_orig_params=strategy.use_orig_params is not False,
+                limit_all_gathers=strategy.limit_all_gathers is not False,
+                cpu_offload=CPUOffload(True) if strategy.offload else None,
+                **_prefetch(strategy),
+            )
+        between = replica_group(mesh)
+        super().__init__(wrapped, strategy, optimization, seed, device, replicas=between)
+        self._wrapped = wrapped
+        self._reduce_every = strategy.reduce_every_micro_batch
+
+    @contextmanager
+    def _accumulating(self) -> Iterator[None]:
+        with nullcontext() if self._reduce_every else self._wrapped.no_sync():
+            yield
+
+    def _clip_to(self, limit: float) -> float:
+        return float(self._wrapped.clip_grad_norm_(limit))
+
+
+def _sharding(strategy: Strategy) -> ShardingStrategy:
+    if strategy.sharding == "no_shard":
+        return ShardingStrategy.NO_SHARD
+    freed = strategy.reshard_after_forward
+    return ShardingStrategy.FULL_SHARD if freed else ShardingStrategy.SHARD_GRAD_OP
+
+
+def _policy(model: nn.Module, strategy: Strategy) -> Callable[..., Any] | CustomPolicy | None:
+    if strategy.wrap == "root":
+        return None
+    if strategy.wrap == "size":
+        return partial(_by_size, _sharing(model), int(strategy.wrap_size or 0))
+    blocks = {*transformer_blocks(model)}
+    return CustomPolicy(lambda module: module in blocks)
+
+
+def _by_size(
+    apart: Container[nn.Module], size: int, module: nn.Module, recurse: bool, nonwrapped_numel: int
+) -> bool:
+    """torch's policy, but for modules that share a parameter with others: units cannot."""
+    if module in apart:
+        return recurse
+    return bool(size_based_auto_wrap_policy(module, recurse, nonwrapped_numel, min_num_params=size))
+
+
+def _sharing(model: nn.Module) -> set[nn.Module]:
+    """Modules with a parameter that the model also has elsewhere."""
+    uses = Counter(p for m in model.modules() for p in m.parameters(recurse=False))
+    return {
+        module
+        for module in model.modules()
+        if any(
+            uses[parameter] > inside
+            for parameter, inside in Counter(
+                p for m in module.modules() for p in m.parameters(recurse=False)
+            ).items()
+        )
+    }
+
+
+def _prefetch(strategy: Strategy) -> dict[str, Any]:
+    forward, backward = strategy.depths()
+    return {
+        "forward_prefetch": forward > 0,
+        "backward_prefetch": BackwardPrefetch.BACKWARD_PRE if backward else None,
+    }

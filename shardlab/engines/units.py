@@ -1,0 +1,131 @@
+"""Which modules of a model are gathered and reduced together, and with which settings."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from shardlab.core.errors import UserError
+from shardlab.core.strategy import Strategy
+from shardlab.engines.precision import dtype_of
+from shardlab.models.build import transformer_blocks
+
+
+class UnitPlan(NamedTuple):
+    """Modules that make up one unit."""
+
+    modules: tuple[nn.Module, ...]
+    """in the order of their use"""
+    reshard_after_forward: bool | int | None
+    param_dtype: torch.dtype
+
+
+def plan_units(model: nn.Module, strategy: Strategy, device: torch.device) -> list[UnitPlan]:
+    """The units of a model by a strategy's normal form, in the order of their use.
+
+    What belongs to none of them makes up the root, which is not in the list.
+
+    Raises:
+        UserError: an override names what the model does not have, or parts of a unit.
+    """
+    if strategy.wrap == "root":
+        return []
+    blocks = transformer_blocks(model)
+    settings = layer_settings(strategy, len(blocks))
+    plans = [
+        _plan(strategy, device, [blocks[n] for n in numbers], _common(numbers, settings))
+        for numbers in _grouped(blocks, strategy)
+    ]
+    return _with_ends(model, plans, strategy, device)
+
+
+def layer_settings(strategy: Strategy, layers: int) -> dict[int, dict[str, Any]]:
+    """What the overrides of a normal form set, by the number of the layer.
+
+    Raises:
+        UserError: a layer that the model does not have.
+    """
+    found = {n: each.settings() for each in strategy.overrides for n in each.layers or ()}
+    beyond = [number for number in found if number >= layers]
+    if beyond:
+        raise UserError(
+            f"overrides: layer {min(beyond)}: the model has {layers} blocks, the last is "
+            f"{layers - 1}"
+        )
+    return found
+
+
+def _grouped(blocks: Sequence[nn.Module], strategy: Strategy) -> Iterator[tuple[int, ...]]:
+    """The numbers of the blocks of each unit."""
+    if strategy.wrap == "block":
+        size = strategy.wrap_size or 1
+        for first in range(0, len(blocks), size):
+            yield tuple(range(first, min(first + size, len(blocks))))
+        return
+    group: list[int] = []
+    elements = 0
+    for number, block in enumerate(blocks):
+        group.append(number)
+        elements += sum(p.numel() for p in block.parameters())
+        if elements >= (strategy.wrap_size or 0):
+            yield tuple(group)
+            group, elements = [], 0
+    if group:
+        yield tuple(group)
+
+
+def _common(numbers: Sequence[int], settings: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """The settings of a unit, which are those of all of its layers."""
+    of_unit = [
+        {k: v for k, v in settings.get(n, {}).items() if k != "activation_checkpointing"}
+        for n in numbers
+    ]
+    if any(each != of_unit[0] for each in of_unit):
+        raise UserError(
+            f"overrides: layers {numbers[0]} to {numbers[-1]} are one unit by wrap_size: give them "
+            "the same settings"
+        )
+    return of_unit[0]
+
+
+def _plan(
+    strategy: Strategy, device: torch.device, modules: Sequence[nn.Module], own: dict[str, Any]
+) -> UnitPlan:
+    reshard = own.get("reshard_after_forward", strategy.reshard_after_forward)
+    dtype = dtype_of(own.get("param_dtype", strategy.param_dtype), device)
+    return UnitPlan(tuple(modules), reshard, dtype)
+
+
+def _with_ends(
+    model: nn.Module, plans: list[UnitPlan], strategy: Strategy, device: torch.device
+) -> list[UnitPlan]:
+    """With units of the embedding and the head, where overrides ask for them."""
+    own = {each.module: each.settings() for each in strategy.overrides if each.module}
+    ends = {name: _end(model, name) for name in own}
+    embedding, head = _end(model, "embedding"), _end(model, "head")
+    if own and _tied(embedding, head):
+        if len(own) == 2 and own["embedding"] != own["head"]:
+            raise UserError(
+                "overrides: embedding and head share their weight: give them the same settings"
+            )
+        modules = [module for module in (embedding, head) if module is not None]
+        return [_plan(strategy, device, modules, next(iter(own.values()))), *plans]
+    for name, module in ends.items():
+        if module is None:
+            raise UserError(f"overrides: {type(model).__name__} has no {name}: remove it")
+        unit = _plan(strategy, device, [module], own[name])
+        plans = [unit, *plans] if name == "embedding" else [*plans, unit]
+    return plans
+
+
+def _end(model: nn.Module, name: str) -> nn.Module | None:
+    getter = {"embedding": "get_input_embeddings", "head": "get_output_embeddings"}[name]
+    found = getattr(model, getter, lambda: None)()
+    return found if isinstance(found, nn.Module) else None
+
+
+def _tied(embedding: nn.Module | None, head: nn.Module | None) -> bool:
+    if embedding is None or head is None:
+        return False
+    return any(p is q for p in embedding.parameters() for q in head.parameters())

@@ -1,0 +1,105 @@
+"""Narrow types compute what wide ones compute, roughly; fp16 survives an overflow on all ranks."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from ranks import run_ranks
+
+from shardlab.engines.precision import LossScale, dtype_of
+from tests.engines.test_engines import batch_of, losses_of, make, train
+
+SHARDED = ("fsdp1", "fsdp2", "manual")
+NARROW = {
+    f"{engine}-{dtype}": {"engine": engine, "param_dtype": dtype}
+    for engine in ("ddp", *SHARDED)
+    for dtype in ("bf16", "fp16")
+}
+NARROW |= {
+    f"{engine}-reduced": {"engine": engine, "param_dtype": "bf16", "reduce_dtype": "bf16"}
+    for engine in SHARDED
+}
+NARROW |= {
+    f"{engine}-mixed": {
+        "engine": engine,
+        "param_dtype": "bf16",
+        "overrides": [{"layers": 1, "param_dtype": "fp32"}],
+    }
+    for engine in ("fsdp2", "manual")
+}
+NARROW["fsdp2-wide-output"] = {"engine": "fsdp2", "param_dtype": "bf16", "output_dtype": "fp32"}
+NARROW["fsdp2-ahead-bf16"] = {"engine": "fsdp2", "param_dtype": "bf16", "prefetch": 1}
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_narrow_types_follow_the_curve_of_float32(name):
+    def on_rank(group):
+        engine = make(group, NARROW[name])
+        losses = train(engine, group, 4)
+        full = engine.full_parameters().values()
+        assert all(p.dtype == torch.float32 for p in full)
+        return {"losses": losses, "sum": torch.stack([p.double().sum() for p in full])}
+
+    ranks = run_ranks(2, on_rank)
+    assert torch.equal(ranks[0]["sum"], ranks[1]["sum"])
+    losses = (ranks[0]["losses"] + ranks[1]["losses"]) / 2
+    # three significant digits of bf16, over four steps
+    torch.testing.assert_close(losses, losses_of("ddp", 2), rtol=0.01, atol=0)
+    assert not torch.equal(losses, losses_of("ddp", 2))
+
+
+@pytest.mark.parametrize("engine", SHARDED)
+def test_gathers_of_narrow_types_move_half_of_the_bytes(engine):
+    def on_rank(group):
+        moved = []
+        for dtype in ("fp32", "bf16"):
+            made = make(group, {"engine": engine, "param_dtype": dtype})
+            train(made, group, 1)
+            moved.append(made.ledger.summary()["weights"]["bytes_raw"])
+        return {"moved": torch.tensor(moved)}
+
+    wide, narrow = run_ranks(2, on_rank)[0]["moved"].tolist()
+    assert narrow == wide / 2 > 0
+
+
+@pytest.mark.parametrize("engine", ["ddp", *SHARDED])
+def test_an_overflow_on_one_rank_leaves_the_step_out_and_halves_the_scale_on_all(engine):
+    def on_rank(group):
+        made = make(group, {"engine": engine, "param_dtype": "fp16"})
+        # far beyond what fp16 can hold
+        made._loss_scale.value = 2.0**40 if dist.get_rank(group) == 0 else 2.0**16
+        first = made.step([batch_of(0, 0, dist.get_rank(group))], 1e-3)
+        made._loss_scale.value = 2.0**16
+        second = made.step([batch_of(1, 0, dist.get_rank(group))], 1e-3)
+        return {"applied": torch.tensor([first.applied, second.applied])}
+
+    for result in run_ranks(2, on_rank):
+        assert result["applied"].tolist() == [False, True]
+
+
+@given(st.lists(st.booleans(), max_size=40))
+def test_the_scale_halves_with_every_overflow_and_stays_a_power_of_two(steps):
+    scale = LossScale(active=True)
+    for finite in steps:
+        scale.update(finite)
+    assert scale.value == max(1.0, 2.0 ** (16 - steps.count(False)))
+
+
+def test_the_scale_doubles_after_a_long_calm_and_comes_back_from_its_state():
+    scale, other = LossScale(active=True), LossScale(active=True)
+    for _ in range(1999):
+        scale.update(finite=True)
+    other.load_state_dict(scale.state_dict())
+    other.update(finite=True)
+    assert (scale.value, other.value) == (2.0**16, 2.0**17)
+
+
+def test_without_fp16_nothing_is_scaled_or_saved():
+    scale = LossScale(active=False)
+    scale.update(finite=False)
+    assert scale.value == 1.0 and scale.state_dict() == {}
+
+
+def test_auto_is_float32_on_a_cpu():
+    assert dtype_of("auto", torch.device("cpu")) is torch.float32
