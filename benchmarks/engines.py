@@ -33,20 +33,34 @@ from shardlab.core.files import write_json
 from shardlab.core.host import describe_host, git_revision
 from shardlab.core.params import Model
 from shardlab.core.progress import say
-from shardlab.core.strategy import parse_strategy
+from shardlab.core.strategy import Strategy, parse_strategy
 from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
 from shardlab.models.build import build_model, transformer_blocks
+from shardlab.models.presets import PRESETS
 from shardlab.report.numbers import figure
 from shardlab.report.tables import text_table
 
+EXCHANGE = {"route": "exchange"}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ddp": {"engine": "ddp"},
+    "fsdp1": {"engine": "fsdp1"},
+    "fsdp1-exchange": {"engine": "fsdp1", "gradients": EXCHANGE},
     "fsdp2": {"engine": "fsdp2"},
-    "fsdp2-exchange": {"engine": "fsdp2", "gradients": {"route": "exchange"}},
-    "fsdp2-ahead": {"engine": "fsdp2", "gradients": {"route": "exchange"}, "prefetch": 1},
+    "fsdp2-exchange": {"engine": "fsdp2", "gradients": EXCHANGE},
+    "fsdp2-ahead": {"engine": "fsdp2", "gradients": EXCHANGE, "prefetch": 1},
+    # what forward ends with backward begins with
+    "fsdp2-best": {
+        "engine": "fsdp2",
+        "gradients": EXCHANGE,
+        "prefetch": 1,
+        "overrides": [{"layers": "LAST", "reshard_after_forward": False}],
+    },
+    "fsdp2-kept": {"engine": "fsdp2", "gradients": EXCHANGE, "reshard_after_forward": False},
+    "fsdp2-hybrid": {"engine": "fsdp2", "sharding": "hybrid_shard", "replicas": 2},
     "manual": {"engine": "manual"},
     "manual-kept": {"engine": "manual", "reshard_after_forward": False},
+    "manual-hybrid": {"engine": "manual", "sharding": "hybrid_shard", "replicas": 2},
 }
 _VOCABULARY, _LENGTH, _SAMPLES, _UNTIMED = 2048, 64, 8, 3
 
@@ -99,7 +113,11 @@ def main() -> None:
     results: dict[str, Any] = {"host": describe_host(), "revision": git_revision()}
     for world_size in args.world_size:
         for delay in args.delay:
-            cases = [Case(s, world_size, args.preset, args.steps, delay / 1e3) for s in chosen]
+            cases = [
+                Case(name, world_size, args.preset, args.steps, delay / 1e3)
+                for name in chosen
+                if world_size % 4 == 0 or "replicas" not in STRATEGIES[name]
+            ]
             measured = _measured(cases, args.rounds)
             results[f"W={world_size}, {delay:g} ms"] = measured
             write_json(args.work / "engines.json", results)
@@ -139,7 +157,7 @@ def _train(case: Case, group: dist.ProcessGroup) -> dict[str, Any]:
     )
     sizes = [sum(p.numel() for p in block.parameters()) for block in transformer_blocks(model)]
     whole = sum(p.numel() for p in model.parameters())
-    strategy = parse_strategy(STRATEGIES[case.strategy])
+    strategy = _strategy(case)
     engine = build_engine(model, strategy, Optimization(weight_decay=0.1, clip=1.0), group)
     losses, times = [], []
     for step in range(case.steps):
@@ -159,7 +177,7 @@ def _train(case: Case, group: dist.ProcessGroup) -> dict[str, Any]:
         "losses": losses,
         "step_ms": 1e3 * statistics.median(times[-timed:]),
         "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
-        "theory": _theory(case, strategy.normal().model_dump(), sizes, whole),
+        "theory": _theory(case, strategy.normal(), sizes, whole),
         **counts,
     }
 
@@ -171,21 +189,37 @@ def _batch(step: int, group: dist.ProcessGroup) -> Tensor:
     return samples.chunk(dist.get_world_size(group))[dist.get_rank(group)]
 
 
-def _theory(
-    case: Case, strategy: dict[str, Any], blocks: list[int], whole: int
-) -> dict[str, float]:
+def _strategy(case: Case) -> Strategy:
+    last = PRESETS[case.preset].layers - 1
+    document = dict(STRATEGIES[case.strategy])
+    if "overrides" in document:
+        document["overrides"] = [{**each, "layers": last} for each in document["overrides"]]
+    return parse_strategy(document)
+
+
+def _theory(case: Case, strategy: Strategy, blocks: list[int], whole: int) -> dict[str, float]:
     """Collectives and bytes that one rank has to send in a step, in float32."""
-    share = 4 * (case.world_size - 1) / case.world_size
-    if strategy["engine"] == "ddp":
-        return {"weights": 0, "gradients": 1, "bytes": 2 * share * whole}
-    again = list(blocks) if strategy["reshard_after_forward"] else []
-    if strategy["engine"] == "manual":
+    if case.world_size == 1:
+        return {"weights": 0, "gradients": 0, "bytes": 0}
+    replicas = strategy.replicas or 1
+    shards = case.world_size // replicas
+    if strategy.engine == "ddp":
+        return {"weights": 0, "gradients": 1, "bytes": 2 * _share(shards) * whole}
+    # forward gathers all, backward again what was freed
+    again = list(blocks) if strategy.reshard_after_forward else []
+    if strategy.engine == "manual" or strategy.overrides:
         again = again[:-1]  # the last block stays
+    units = 1 + len(blocks)
     return {
-        "weights": 1 + len(blocks) + len(again),
-        "gradients": 1 + len(blocks),
-        "bytes": share * (2 * whole + sum(again)),
+        "weights": units + len(again),
+        "gradients": units * (2 if replicas > 1 else 1),
+        "bytes": _share(shards) * (2 * whole + sum(again)) + 2 * _share(replicas) * whole / shards,
     }
+
+
+def _share(ranks: int) -> float:
+    """Bytes per element that one rank sends in a reduce-scatter or all-gather."""
+    return 4 * (ranks - 1) / ranks
 
 
 def _table(world_size: int, delay: float, measured: dict[str, dict[str, Any]]) -> str:

@@ -129,6 +129,11 @@ def _numbers(strategy: "Strategy") -> Iterator[str]:
             "error_feedback keeps what was not sent in units of the loss scale, which changes with "
             "param_dtype: fp16: use bf16"
         )
+    if strategy.reduce_dtype != "fp32" and not strategy.gradients.plain():
+        yield f"codecs take float32: remove reduce_dtype: {strategy.reduce_dtype}, or gradients"
+    narrow = [dtype for dtype in dtypes if dtype in ("bf16", "fp16")]
+    if narrow and strategy.weights is not None and strategy.weights.normal():
+        yield f"codecs take float32: remove param_dtype: {narrow[0]}, or weights"
     if strategy.reduce_every_micro_batch and strategy.accumulation == 1:
         yield "reduce_every_micro_batch is pointless with accumulation: 1: remove it"
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
+from shardlab.core.errors import UserError
 from shardlab.core.legality import check_fits
 from shardlab.core.strategy import Strategy
 from shardlab.engines.base import Engine, Optimization
@@ -13,6 +15,7 @@ from shardlab.engines.ddp import DDPEngine
 from shardlab.engines.fsdp1 import FSDP1Engine
 from shardlab.engines.fsdp2 import FSDP2Engine
 from shardlab.engines.manual.engine import ManualEngine
+from shardlab.engines.precision import dtype_of
 
 _ENGINES: dict[str, Callable[..., Engine]] = {
     "ddp": DDPEngine,
@@ -39,6 +42,10 @@ def build_engine(
     """
     full = strategy.normal()
     check_fits(full, dist.get_world_size(group))
-    prepare(model, full)
     device = next(model.parameters()).device
+    if full.offload and device.type == "cpu":
+        raise UserError("offload: shards are in CPU memory already: remove it")
+    if full.weights is not None and dtype_of(full.param_dtype, device) is not torch.float32:
+        raise UserError("weights: codecs take float32: set param_dtype: fp32, or remove weights")
+    prepare(model, full)
     return _ENGINES[full.engine](model, full, optimization, group, seed, device)

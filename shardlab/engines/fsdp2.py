@@ -75,8 +75,6 @@ def _shard(
     model: nn.Module, strategy: Strategy, group: dist.ProcessGroup, device: torch.device
 ) -> tuple[list[FSDPModule], FSDPModule]:
     """The units and the root."""
-    if strategy.offload and device.type == "cpu":
-        raise UserError("offload: parameters are in CPU memory already: remove it")
     mesh = make_mesh(group, copies(strategy, group), device)
     shard = partial(
         fully_shard,

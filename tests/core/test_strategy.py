@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 
 from shardlab.core.errors import UserError
 from shardlab.core.legality import check_fits
+from shardlab.core.overrides import Override
 from shardlab.core.strategy import Strategy, parse_strategy
 
 CODECS = st.one_of(
@@ -329,3 +331,9 @@ def test_what_does_not_fit_the_ranks_is_refused(document: dict[str, Any], messag
     with pytest.raises(UserError) as refusal:
         check_fits(parse_strategy(document), world_size=4, samples=8)
     assert str(refusal.value) == message
+
+
+def test_every_setting_is_in_the_document_of_strategies() -> None:
+    text = (Path(__file__).parents[2] / "docs/strategies.md").read_text()
+    fields = {*Strategy.model_fields, *Override.model_fields} - {"engine"}
+    assert [field for field in sorted(fields) if f"`{field}`" not in text] == []
