@@ -93,7 +93,9 @@ class Train(Document):
     sequence_length: int = Field(64, ge=2)
     learning_rate: float = Field(3e-3, gt=0)
     warmup_steps: int = Field(10, ge=0)
-    """steps of linear learning-rate growth; cosine decay to a tenth follows"""
+    """steps of linear learning-rate growth"""
+    decay: Literal["cosine", "constant"] = "cosine"
+    """of the learning rate after warm-up: cosine to a tenth, or none"""
     weight_decay: float = Field(0.1, ge=0)
     clip: float | None = Field(1.0, gt=0)
     """largest global gradient norm, or null"""

@@ -57,6 +57,7 @@ class Loop:
                 self._train.steps,
                 self._train.learning_rate,
                 self._train.warmup_steps,
+                self._train.decay,
             )
             outcome = self._engine.step(self._micro_batches(), rate)
             now = perf_counter()
