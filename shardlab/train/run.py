@@ -55,7 +55,7 @@ def _work(
     train = plan.train
     chief = dist.get_rank(group) == 0
     split = open_split(plan.data / "tokens", "train")
-    model = build_for(plan.model, train, plan.seed, split)
+    model = build_for(plan.model, train, plan.seed, split).whole()
     # wrapping takes the model apart: what describes it is read before
     parameters = sum(p.numel() for p in model.parameters())
     optimization = Optimization(train.weight_decay, train.clip)
