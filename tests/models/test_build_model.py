@@ -108,7 +108,9 @@ def test_a_model_that_does_not_fit_is_refused(key, tmp_path):
     assert small.startswith(f"model.{key}: vocabulary of {VOCABULARY} tokens, but the tokenizer")
     short = refusal(model, positions=POSITIONS + 1)
     assert short.startswith(f"train.sequence_length: {POSITIONS + 1}, but model.{key}")
-    assert f"cannot load '{tmp_path}/absent'" in refusal(Model(**{key: f"{tmp_path}/absent"}))
+    assert "absent', which is no folder or file here" in refusal(
+        Model(**{key: f"{tmp_path}/absent"})
+    )
 
 
 def test_what_is_no_language_model_is_refused(tmp_path):
