@@ -125,7 +125,7 @@ class CheckpointWeights(Weights):
             )
         with _opened(path) as tensors:
             tensor: Tensor = tensors.get_tensor(name)
-            # a copy, because what is read is a view of the file
+            # a copy: what is read is a view of the file, and changes with it
             return tensor.to(
                 torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True
             )

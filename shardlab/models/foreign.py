@@ -1,6 +1,7 @@
 """Configurations of Hugging Face models, made fit for training here."""
 
 import re
+from pathlib import Path
 
 from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -31,8 +32,9 @@ def foreign_config(
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # the library raises nothing narrower
+        where = "" if Path(source).exists() else ", which is no folder or file here"
         reason = " ".join(str(error).split())
-        raise UserError(f"model.{key}: cannot load {source!r}: {reason}") from None
+        raise UserError(f"model.{key}: cannot load {source!r}{where}: {reason}") from None
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UserError(f"model.{key}: {source!r} is no causal language model: {config.model_type}")
     if getattr(config, "quantization_config", None) is not None:
