@@ -152,9 +152,8 @@ def _run(case: Case, group: dist.ProcessGroup) -> dict[str, Any]:
 
 
 def _train(case: Case, group: dist.ProcessGroup) -> dict[str, Any]:
-    model = build_model(
-        validate(Model, {"preset": case.preset}, "--preset"), _VOCABULARY, _LENGTH, 0, seed=1
-    )
+    preset = validate(Model, {"preset": case.preset}, "--preset")
+    model = build_model(preset, _VOCABULARY, _LENGTH, 0, seed=1).whole()
     sizes = [sum(p.numel() for p in block.parameters()) for block in transformer_blocks(model)]
     whole = sum(p.numel() for p in model.parameters())
     strategy = _strategy(case)

@@ -66,16 +66,25 @@ class Tokenize(Document):
 
 
 class Model(Document):
-    """What is trained: a preset with random weights, or a Hugging Face causal language model."""
+    """What is trained: a preset, or any causal language model of Hugging Face; without dropout."""
 
     preset: Literal["tiny", "small", "10m", "62m", "90m", "300m"] | None = None
+    """a GPT-2 with random weights"""
     pretrained: str | None = None
-    """folder or name for AutoModelForCausalLM.from_pretrained"""
+    """folder or name on the Hugging Face hub with config.json and safetensors files"""
+    config: str | None = None
+    """folder, config.json or name on the Hugging Face hub: that architecture with random weights"""
+
+    @property
+    def name(self) -> str:
+        """As records call it."""
+        return self.preset or self.pretrained or self.config or ""
 
     @model_validator(mode="after")
-    def _one_of_two(self) -> Self:
-        if (self.preset is None) == (self.pretrained is None):
-            raise ValueError("give either preset or pretrained")
+    def _one_of_three(self) -> Self:
+        given = (self.preset, self.pretrained, self.config)
+        if sum(value is not None for value in given) != 1:
+            raise ValueError("give one of preset, pretrained and config")
         return self
 
 

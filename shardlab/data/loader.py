@@ -50,6 +50,20 @@ class Batches:
         rows = [self._split.read(block * self._length, width) for block in blocks]
         return torch.from_numpy(np.stack(rows))
 
+    def micro_batches(
+        self, step: int, rank: int, world_size: int, accumulation: int, batch_size: int
+    ) -> list[torch.Tensor]:
+        """What a rank takes in a step, one batch for each micro-batch.
+
+        With S = accumulation * world_size * batch_size, step s takes the S samples from s * S on,
+        micro-batch by micro-batch, and in these rank by rank: equal S means equal steps.
+        """
+        first = step * accumulation * world_size * batch_size
+        return [
+            self.batch(first + (micro * world_size + rank) * batch_size, batch_size)
+            for micro in range(accumulation)
+        ]
+
     def _block(self, sample: int) -> int:
         epoch, index = divmod(sample, self.samples_per_epoch)
         if epoch != self._epoch:

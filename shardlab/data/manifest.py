@@ -36,6 +36,8 @@ class Manifest(Document):
     end_of_text_token: str
     corpus_sha256: Sha256
     tokenizer_sha256: Sha256
+    recipe_sha256: Sha256
+    """of the corpus and every option that the tokens follow from"""
     train: list[Shard]
     validation: list[Shard]
 

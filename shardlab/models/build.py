@@ -1,54 +1,67 @@
-"""Builds the model of an experiment, the same on every rank for the same seed."""
+"""The model of an experiment: its architecture, and where its weights come from."""
+
+from typing import NamedTuple
 
 import torch
-from torch import nn
-from transformers import AutoModelForCausalLM, GPT2LMHeadModel, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from shardlab.core.errors import UserError
 from shardlab.core.params import Model
+from shardlab.models.checkpoint import CheckpointWeights
+from shardlab.models.foreign import foreign_config
+from shardlab.models.parts import transformer_blocks as transformer_blocks
 from shardlab.models.presets import preset_config
+from shardlab.models.weights import RandomWeights, Weights
+
+
+class BuiltModel(NamedTuple):
+    """A model that takes no memory yet."""
+
+    module: PreTrainedModel
+    """on the meta device"""
+    weights: Weights
+    """its first ones, the same on every rank"""
+
+    def whole(self) -> PreTrainedModel:
+        """The module with all of its weights, float32 on the CPU."""
+        self.weights.materialize(self.module)
+        return self.module
 
 
 def build_model(
     model: Model, vocabulary: int, positions: int, end_of_text: int, seed: int
-) -> PreTrainedModel:
-    """A float32 causal language model on the CPU.
+) -> BuiltModel:
+    """A causal language model whose forward pass has nothing random in it.
 
     Args:
-        vocabulary: tokens of the tokenizer; a pretrained model must have at least as many.
+        vocabulary: tokens of the tokenizer; other people's models must have at least as many.
         positions: longest sequence.
         end_of_text: id of the token between documents.
-        seed: of the random weights.
+        seed: of random weights.
 
     Raises:
-        UserError: the pretrained model is absent or does not fit the tokenizer.
+        UserError: the model is absent, damaged or of a wrong kind, or does not fit the tokenizer
+            or the sequence length.
     """
-    torch.manual_seed(seed)
+    config: PretrainedConfig
     if model.preset is not None:
-        return GPT2LMHeadModel(preset_config(model.preset, vocabulary, positions, end_of_text))
+        config = preset_config(model.preset, vocabulary, positions, end_of_text)
+    else:
+        key = "pretrained" if model.pretrained is not None else "config"
+        config = foreign_config(key, model.name, vocabulary, positions, end_of_text)
     try:
-        built = AutoModelForCausalLM.from_pretrained(str(model.pretrained), dtype=torch.float32)
-    except OSError as error:
+        with torch.device("meta"):
+            module = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, trust_remote_code=False
+            )
+    except Exception as error:  # a configuration may be wrong in any way
         raise UserError(
-            f"model.pretrained: cannot load {model.pretrained!r}: {' '.join(str(error).split())}"
+            f"model: cannot make a causal language model of {model.name!r}: "
+            f"{' '.join(str(error).split())[:300]}"
         ) from None
-    if built.config.vocab_size < vocabulary:
-        raise UserError(
-            f"model.pretrained: vocabulary of {built.config.vocab_size} tokens, but the tokenizer "
-            f"has {vocabulary}: set tokenize.tokenizer to the model's own"
-        )
-    return built
-
-
-def transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a transformer: the longest `ModuleList` in it.
-
-    Raises:
-        UserError: the model has no list of blocks.
-    """
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    if not lists:
-        raise UserError(
-            f"model: {type(model).__name__} has no list of blocks to wrap: use wrap: root"
-        )
-    return list(max(lists, key=lambda blocks: sum(1 for _ in blocks)))
+    if model.config is not None:
+        # what its own tokenizer pads with is a word of this one, and has to be learned
+        module.get_input_embeddings().padding_idx = None
+    if model.pretrained is not None:
+        return BuiltModel(module, CheckpointWeights(model.pretrained, module))
+    return BuiltModel(module, RandomWeights(module, seed))

@@ -30,8 +30,8 @@ class StepEvent:
 class Loop:
     """Feeds an engine with batches whose order depends on the seed alone.
 
-    With S = accumulation * world size * batch size, step s takes the S samples from s * S on: any
-    number of ranks sees the same samples in the same steps as long as S is the same.
+    Any number of ranks sees the same samples in the same steps, as long as all together take the
+    same number of them in a step.
     """
 
     def __init__(
@@ -83,9 +83,7 @@ class Loop:
         return train.accumulation * self._world_size * train.batch_size * train.sequence_length
 
     def _micro_batches(self) -> list[Tensor]:
-        size, count = self._train.batch_size, self._train.accumulation
-        first = self._step * count * self._world_size * size
-        return [
-            self._batches.batch(first + (micro * self._world_size + self._rank) * size, size)
-            for micro in range(count)
-        ]
+        train = self._train
+        return self._batches.micro_batches(
+            self._step, self._rank, self._world_size, train.accumulation, train.batch_size
+        )

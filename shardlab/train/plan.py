@@ -6,6 +6,7 @@ from pathlib import Path
 from shardlab.core.files import sha256_of_value
 from shardlab.core.params import Model, Train
 from shardlab.core.strategy import Strategy
+from shardlab.data.ready import TokenPlan
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class RunPlan:
     model: Model
     data: Path = field(default=Path("data"))
     """folder with tokenizer.json, tokens/ and source.json"""
+    tokens: TokenPlan | None = None
+    """how the first two are made of its corpus.json when they are missing; None: they are there"""
 
     def params_hash(self) -> str:
         """16 hexadecimal digits over all parameters that this run reads."""

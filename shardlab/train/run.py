@@ -12,6 +12,7 @@ import torch.distributed as dist
 from shardlab.core.files import write_json, write_json_lines
 from shardlab.core.progress import say
 from shardlab.data.loader import Batches
+from shardlab.data.ready import ensure_tokens
 from shardlab.data.tokens import open_split
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
@@ -54,8 +55,10 @@ def _work(
 ) -> None:
     train = plan.train
     chief = dist.get_rank(group) == 0
+    if plan.tokens is not None:
+        ensure_tokens(plan.data, plan.tokens, dist.get_rank(group), train.timeout_s)
     split = open_split(plan.data / "tokens", "train")
-    model = build_for(plan.model, train, plan.seed, split)
+    model = build_for(plan.model, train, plan.seed, split).whole()
     # wrapping takes the model apart: what describes it is read before
     parameters = sum(p.numel() for p in model.parameters())
     optimization = Optimization(train.weight_decay, train.clip)

@@ -48,7 +48,7 @@ def describe(plan: RunPlan, parameters: int) -> dict[str, Any]:
         seed=plan.seed,
         engine=full.engine,
         world_size=plan.train.world_size,
-        model=plan.model.preset or str(plan.model.pretrained),
+        model=plan.model.name,
         parameters=parameters,
         dataset=read_json(plan.data / "source.json")["name"],
         sequence_length=plan.train.sequence_length,

@@ -49,7 +49,8 @@ def _work(
     split = open_split(data / "tokens", "validation")
     length = train.sequence_length
     trained = evaluate(load_model(final_model), split, length, _BATCH)
-    untrained = evaluate(build_for(model, train, seed, split), split, length, _BATCH)
+    first = build_for(model, train, seed, split).whole()
+    untrained = evaluate(first, split, length, _BATCH)
     validation = Validation(
         val_loss=trained.loss,
         val_ppl=trained.perplexity,

@@ -34,6 +34,7 @@ def split(tmp_path_factory):
         end_of_text_token="end",
         corpus_sha256="0" * 64,
         tokenizer_sha256="0" * 64,
+        recipe_sha256="0" * 64,
         train=shards,
         validation=[],
     )
@@ -52,6 +53,37 @@ def test_the_order_does_not_depend_on_how_it_is_chopped(split, seed, first, cuts
     assert whole.shape == (40, 17)
     assert whole.dtype == torch.int64
     assert torch.equal(torch.cat(parts), whole)
+
+
+@st.composite
+def divisions(draw, samples):
+    """World size, accumulation and batch size that make up as many samples."""
+    world_size = draw(st.sampled_from([n for n in range(1, samples + 1) if samples % n == 0]))
+    rest = samples // world_size
+    accumulation = draw(st.sampled_from([n for n in range(1, rest + 1) if rest % n == 0]))
+    return world_size, accumulation, rest // accumulation
+
+
+@given(data=st.data(), seed=st.integers(0, 2**31 - 1), samples=st.sampled_from([1, 6, 8, 12]))
+def test_any_ranks_from_any_step_on_take_the_samples_that_one_rank_takes(
+    split, data, seed, samples
+):
+    steps = data.draw(st.integers(1, 12))
+    expected = Batches(split, 16, seed).batch(0, steps * samples)
+    found = []
+    first = 0
+    while first < steps:  # every resume may be on other ranks
+        world_size, accumulation, size = data.draw(divisions(samples))
+        last = data.draw(st.integers(first + 1, steps))
+        readers = [Batches(split, 16, seed) for _ in range(world_size)]
+        for step in range(first, last):
+            taken = [
+                reader.micro_batches(step, rank, world_size, accumulation, size)
+                for rank, reader in enumerate(readers)
+            ]
+            found += [batch for micro in zip(*taken, strict=True) for batch in micro]
+        first = last
+    assert torch.equal(torch.cat(found), expected)
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(0, 5), st.sampled_from([1, 7, 16, 1002]))

@@ -27,6 +27,7 @@ def test_statistics_of_tokens_counted_by_hand(tmp_path):
         end_of_text_token="end",
         corpus_sha256="0" * 64,
         tokenizer_sha256="0" * 64,
+        recipe_sha256="0" * 64,
         train=[shard],
         validation=[shard],
     )

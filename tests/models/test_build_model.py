@@ -1,15 +1,31 @@
-"""Presets have the size that they are named after, and other people's models load."""
+"""Presets have the size that they are named after, and other people's models are made fit."""
+
+import json
 
 import pytest
 import torch
-from transformers import GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from families import FAMILIES, POSITIONS, VOCABULARY, config_of
+from pydantic import ValidationError
+from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
 from shardlab.core.errors import UserError
 from shardlab.core.params import Model
-from shardlab.models.build import build_model, transformer_blocks
+from shardlab.models.build import build_model
 from shardlab.models.presets import PRESETS, preset_config
 
 GPT2_VOCABULARY = 50257
+TOKENS = torch.arange(POSITIONS)[None]
+
+
+def build(model, vocabulary=VOCABULARY, positions=POSITIONS, seed=0):
+    return build_model(model, vocabulary, positions, 7, seed)
+
+
+def refusal(model, **fit):
+    with pytest.raises(UserError) as caught:
+        build(model, **fit)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -22,42 +38,92 @@ def test_a_preset_is_as_large_as_its_name(name, millions):
     assert size == pytest.approx(millions * 1e6, rel=0.06)
 
 
-def test_equal_seeds_give_equal_weights():
-    def weights(seed):
-        model = build_model(Model(preset="tiny"), 300, 16, 0, seed)
-        return torch.cat([parameter.flatten() for parameter in model.parameters()])
-
-    assert torch.equal(weights(3), weights(3))
-    assert not torch.equal(weights(3), weights(4))
-
-
-@pytest.fixture
-def llama(tmp_path):
-    config = LlamaConfig(
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-    )
-    LlamaForCausalLM(config).save_pretrained(tmp_path)
-    return tmp_path
-
-
-def test_a_folder_of_another_family_loads_and_its_blocks_are_found(llama):
-    model = build_model(Model(pretrained=str(llama)), 300, 16, 0, seed=0)
-    assert {type(block).__name__ for block in transformer_blocks(model)} == {"LlamaDecoderLayer"}
-    assert len(transformer_blocks(model)) == 3
-
-
-def test_a_model_that_does_not_fit_is_refused_in_one_line(llama, tmp_path):
-    with pytest.raises(UserError, match="vocabulary of 300 tokens") as small:
-        build_model(Model(pretrained=str(llama)), 301, 16, 0, seed=0)
-    with pytest.raises(UserError, match="cannot load") as absent:
-        build_model(Model(pretrained=str(tmp_path / "absent")), 300, 16, 0, seed=0)
-    assert all("\n" not in str(caught.value) for caught in (small, absent))
-
-
 def test_every_preset_is_offered_in_the_parameters():
     for name in PRESETS:
-        assert Model(preset=name).preset == name
+        assert Model(preset=name).name == name
+
+
+def test_a_model_is_given_in_just_one_way():
+    for given in ({}, {"preset": "tiny", "config": "a"}, {"pretrained": "a", "config": "a"}):
+        with pytest.raises(ValidationError, match="give one of preset, pretrained and config"):
+            Model(**given)
+
+
+def test_a_built_model_takes_no_memory():
+    built = build(Model(preset="300m"))
+    assert all(tensor.is_meta for tensor in [*built.module.parameters(), *built.module.buffers()])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_configuration_alone_is_enough(family, tmp_path):
+    config = config_of(family)
+    config.save_pretrained(tmp_path)
+    expected = type(AutoModelForCausalLM.from_config(config))
+    for source in (tmp_path, tmp_path / "config.json"):
+        model = build(Model(config=str(source))).whole()
+        assert type(model) is expected
+        assert (model.lm_head.weight is model.get_input_embeddings().weight) == (
+            config.tie_word_embeddings
+        )
+        assert model(input_ids=TOKENS).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nothing_is_random_in_training_and_nothing_is_cached(family, tmp_path):
+    config_of(family).save_pretrained(tmp_path)
+    model = build(Model(config=str(tmp_path))).whole()
+    assert model.training
+    first = model(input_ids=TOKENS)
+    assert torch.equal(first.logits, model(input_ids=TOKENS).logits)
+    assert first.past_key_values is None
+
+
+def test_random_routing_is_switched_off_too(tmp_path):
+    config_of("mixtral-tied", router_jitter_noise=0.3).save_pretrained(tmp_path)
+    model = build(Model(config=str(tmp_path))).whole()
+    assert model.config.router_jitter_noise == 0
+    assert torch.equal(*(model(input_ids=TOKENS).logits for _ in range(2)))
+
+
+@pytest.mark.parametrize("key", ["config", "pretrained"])
+def test_documents_end_as_the_tokens_say(key, tmp_path):
+    config = config_of("llama-tied", eos_token_id=[1, 2])
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    found = build(Model(**{key: str(tmp_path)})).module.config
+    assert (found.bos_token_id, found.eos_token_id) == (7, 7)
+
+
+def test_every_token_is_learned_where_a_model_pads_with_one(tmp_path):
+    config_of("llama-untied", pad_token_id=5).save_pretrained(tmp_path)
+    model = build(Model(config=str(tmp_path))).whole()
+    model(input_ids=TOKENS).logits.logsumexp(-1).sum().backward()
+    assert model.model.embed_tokens.weight.grad[5].any()
+
+
+@pytest.mark.parametrize("key", ["config", "pretrained"])
+def test_a_model_that_does_not_fit_is_refused(key, tmp_path):
+    AutoModelForCausalLM.from_config(config_of("llama-tied")).save_pretrained(tmp_path)
+    model = Model(**{key: str(tmp_path)})
+    small = refusal(model, vocabulary=VOCABULARY + 1)
+    assert small.startswith(f"model.{key}: vocabulary of {VOCABULARY} tokens, but the tokenizer")
+    short = refusal(model, positions=POSITIONS + 1)
+    assert short.startswith(f"train.sequence_length: {POSITIONS + 1}, but model.{key}")
+    assert "absent', which is no folder or file here" in refusal(
+        Model(**{key: f"{tmp_path}/absent"})
+    )
+
+
+def test_what_is_no_language_model_is_refused(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text("{}")
+    assert "cannot load" in refusal(Model(config=str(path)))
+    path.write_text(json.dumps({"model_type": "llama", "hidden_size": 30, "vocab_size": 300}))
+    assert "hidden" in refusal(Model(config=str(path)))
+    path.write_text(json.dumps({"model_type": "clip_vision_model"}))
+    assert "no causal language model" in refusal(Model(config=str(path)))
+    quantized = {"quantization_config": {"quant_method": "fp8"}}
+    config_of("llama-tied", **quantized).save_pretrained(tmp_path)
+    assert "quantized" in refusal(Model(config=str(path)))
+    remote = {"auto_map": {"AutoConfig": "x.Y"}, "model_type": "theirs"}
+    path.write_text(json.dumps(remote))
+    assert "cannot load" in refusal(Model(config=str(path)))

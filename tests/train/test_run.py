@@ -3,10 +3,13 @@
 import gzip
 import json
 import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from families import config_of
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -16,6 +19,7 @@ from shardlab.core.params import Data, Model, Tokenize, Train
 from shardlab.core.records import Record
 from shardlab.core.strategy import parse_strategy
 from shardlab.data.corpus import prepare
+from shardlab.data.ready import TokenPlan
 from shardlab.data.tokenize import build_tokens
 from shardlab.data.tokens import open_split
 from shardlab.train.evaluate import evaluate
@@ -34,6 +38,8 @@ TRAIN = Train(
     audit_steps=1,
     profiled_steps=2,
 )
+TINY = Model(preset="tiny")
+TOKENS = TokenPlan(0.1, Tokenize(vocabulary=300, shards=1))
 INT8 = {"engine": "fsdp2", "gradients": {"codec": "int8", "error_feedback": True}}
 
 
@@ -42,13 +48,12 @@ def data(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     source = prepare(Data(source="synthetic", documents=120), folder / "corpus.json", folder)
     write_json(folder / "source.json", source)
-    options = Tokenize(vocabulary=300, shards=1)
-    build_tokens(folder / "corpus.json", 0.1, options, folder / "work", folder)
+    build_tokens(folder / "corpus.json", *TOKENS, folder / "work", folder)
     return folder
 
 
-def plan(data, strategy=None, train=TRAIN):
-    return RunPlan("a-run", 1, parse_strategy(strategy or INT8), train, Model(preset="tiny"), data)
+def plan(data, strategy=None, train=TRAIN, model=TINY):
+    return RunPlan("a-run", 1, parse_strategy(strategy or INT8), train, model, data)
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +101,38 @@ def test_four_ranks_see_what_one_sees(data, tmp_path):
         events = read_json_lines(tmp_path / str(world_size) / "events.jsonl")
         losses[world_size] = torch.tensor([event["loss"] for event in events])
     torch.testing.assert_close(losses[1], losses[4], rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(
+    "family", ["gpt2-untied", "llama-tied", "mistral-untied", "qwen2-tied", "qwen3-untied"]
+)
+def test_other_families_train_alike_on_any_number_of_ranks(family, data, tmp_path):
+    config_of(family).save_pretrained(tmp_path / "config")
+    model = Model(config=str(tmp_path / "config"))
+    losses = {}
+    for world_size in (1, 2):
+        train = TRAIN.model_copy(update={"world_size": world_size, "batch_size": 4 // world_size})
+        folder = tmp_path / str(world_size)
+        train_run(plan(data, {"engine": "fsdp2"}, train, model), folder)
+        events = read_json_lines(folder / "events.jsonl")
+        losses[world_size] = torch.tensor([event["loss"] for event in events])
+    torch.testing.assert_close(losses[1], losses[2], rtol=1e-5, atol=0)
+    trained = AutoModelForCausalLM.from_pretrained(folder / "final_model")
+    assert type(trained.config) is type(config_of(family))
+    assert trained.config.eos_token_id == open_split(data / "tokens", "train").end_of_text
+
+    train_run(plan(data, model=Model(pretrained=str(folder / "final_model"))), tmp_path / "on")
+    assert read_json_lines(tmp_path / "on" / "events.jsonl")[0]["loss"] < losses[2][0] - 0.1
+
+
+def test_a_run_makes_the_tokens_that_are_missing(measured, data, tmp_path):
+    for name in ("corpus.json", "source.json"):
+        shutil.copy(data / name, tmp_path)
+    train_run(replace(plan(tmp_path), tokens=TOKENS), tmp_path / "run")
+    for name in ("tokens/manifest.json", "tokens/train-0.bin", "tokenizer.json"):
+        assert (tmp_path / name).read_bytes() == (data / name).read_bytes()
+    weights = "final_model/model.safetensors"
+    assert (tmp_path / "run" / weights).read_bytes() == (measured[1] / weights).read_bytes()
 
 
 def test_the_saved_model_is_a_hugging_face_model(measured, data):

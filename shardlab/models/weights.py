@@ -1,0 +1,173 @@
+"""The first weights of a model, part by part: nobody has to hold all of them."""
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+from torch.utils import swap_tensors
+from transformers import PreTrainedModel
+
+from shardlab.core.errors import UserError
+
+
+class Weights(ABC):
+    """Knows the first value of every parameter and buffer of one model.
+
+    Laws:
+    - a value depends on the source, the seed and its name alone: not on what else is asked for, nor
+      on the order or the rank;
+    - tied parameters have one value, which each of their names gives;
+    - `materialize` puts into modules what `values` returns;
+    - only what is asked for takes memory, and the random state of the caller stays as it is.
+
+    Names are those of the model before it is wrapped.
+
+    Args:
+        model: on the meta device; it may be taken apart afterwards.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = deepcopy(model)
+        self._names = _all_names(self._model)
+
+    @abstractmethod
+    def values(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """The full values of parameters and buffers: on the CPU, for the caller to keep.
+
+        Returns:
+            float32, but for buffers of another type, by the names that were given.
+
+        Raises:
+            UserError: the source cannot be read, or does not fit the model.
+        """
+
+    def materialize(self, module: nn.Module, prefix: str = "") -> None:
+        """Gives all below `module` that is on the meta device its memory and its value.
+
+        The tensors keep their identity, so that tied parameters stay tied, also with those outside
+        of `module`. What has memory already is left alone.
+
+        Args:
+            module: not sharded yet.
+            prefix: its name in the model; empty for the model itself.
+        """
+        start = f"{prefix}." if prefix else ""
+        places: dict[str, Tensor] = {
+            **dict(module.named_parameters()),
+            **dict(module.named_buffers()),
+        }
+        missing = {start + name: place for name, place in places.items() if place.is_meta}
+        for name, value in self.values(missing).items():
+            place = missing[name]
+            assert type(place) in (Tensor, nn.Parameter), "weights come before sharding"
+            if isinstance(place, nn.Parameter):
+                value = nn.Parameter(value, place.requires_grad)
+            swap_tensors(place, value)
+
+
+class RandomWeights(Weights):
+    """Drawn as the family of the model draws them, by its `_init_weights` (transformers).
+
+    What lies in a module itself is drawn alone, from a random stream seeded by (seed, name of the
+    module), while the rest of the model has no memory. Those around the module follow, as they do
+    in `PreTrainedModel.initialize_weights`: GPT-2's attention draws the weight of its projection
+    again.
+    """
+
+    def __init__(self, model: PreTrainedModel, seed: int) -> None:
+        super().__init__(model)
+        self._seed = seed
+
+    def values(self, names: Iterable[str]) -> dict[str, Tensor]:  # noqa: D102
+        owners: dict[str, dict[str, str]] = defaultdict(dict)
+        for name in names:
+            owner, _, inside = self._names[name][0].rpartition(".")
+            owners[owner][name] = inside
+        values = {}
+        for owner, wanted in owners.items():
+            drawn = self._draw(owner)
+            values.update({name: drawn[inside] for name, inside in wanted.items()})
+        return values
+
+    def _draw(self, path: str) -> dict[str, Tensor]:
+        """What lies in the module itself, parameters and buffers, by the last part of its name."""
+        with _memory(self._model.get_submodule(path)) as drawn, self._stream(path):
+            for module, family in self._outwards(path):
+                family._init_weights(module)
+        for name, tensor in drawn.items():
+            if _untouched(tensor):
+                place = f"{path}.{name}".lstrip(".")
+                raise UserError(
+                    f"model: {type(self._model).__name__} does not say how {place} begins: "
+                    "give its weights by model.pretrained"
+                )
+        return {name: tensor.data for name, tensor in drawn.items()}
+
+    @contextmanager
+    def _stream(self, path: str) -> Iterator[None]:
+        digest = hashlib.sha256(f"{self._seed}:{path}".encode()).digest()
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("cpu"):
+            torch.default_generator.manual_seed(int.from_bytes(digest[:8], "big"))
+            yield
+
+    def _outwards(self, path: str) -> Iterator[tuple[nn.Module, PreTrainedModel]]:
+        """The module and those around it, each with the (sub)model that initialises it."""
+        parts = path.split(".") if path else []
+        around = [
+            self._model.get_submodule(".".join(parts[:count]))
+            for count in range(len(parts), -1, -1)
+        ]
+        for index, module in enumerate(around):
+            yield module, next(m for m in around[index:] if isinstance(m, PreTrainedModel))
+
+
+def _all_names(model: nn.Module) -> dict[str, list[str]]:
+    """Every name of a parameter or buffer, with all names of the same tensor in their order."""
+    known: dict[int, list[str]] = {}
+    names: dict[str, list[str]] = {}
+    for tensors in (
+        model.named_parameters(remove_duplicate=False),
+        model.named_buffers(remove_duplicate=False),
+    ):
+        for name, tensor in tensors:
+            names[name] = known.setdefault(id(tensor), [])
+            names[name].append(name)
+    return names
+
+
+@contextmanager
+def _memory(module: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Memory for what lies in the module itself, while the block runs."""
+    kept = module._parameters, module._buffers
+    parameters = {n: p if p is None else nn.Parameter(_blank(p)) for n, p in kept[0].items()}
+    buffers = {n: b if b is None else _blank(b) for n, b in kept[1].items()}
+    module._parameters, module._buffers = parameters, buffers
+    try:
+        yield {n: t for n, t in {**parameters, **buffers}.items() if t is not None}
+    finally:
+        module._parameters, module._buffers = kept
+
+
+def _blank(tensor: Tensor) -> Tensor:
+    """Filled with what no initialisation writes; what has a value already keeps it."""
+    if not tensor.is_meta:
+        return tensor.detach().clone()
+    return torch.full(tensor.shape, _nothing(tensor.dtype), dtype=tensor.dtype, device="cpu")
+
+
+def _untouched(tensor: Tensor) -> bool:
+    if tensor.dtype.is_floating_point:
+        return bool(tensor.isnan().any())
+    return tensor.dtype != torch.bool and bool((tensor == _nothing(tensor.dtype)).any())
+
+
+def _nothing(dtype: torch.dtype) -> float | bool:
+    if dtype == torch.bool:
+        return False
+    return math.nan if dtype.is_floating_point else torch.iinfo(dtype).min

@@ -1,0 +1,204 @@
+"""Weights of a checkpoint are what from_pretrained loads, tensor by tensor."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from families import FAMILIES, POSITIONS, VOCABULARY, config_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from live_memory import LiveMemory
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from shardlab.core.errors import UserError
+from shardlab.core.params import Model
+from shardlab.models.build import build_model
+from shardlab.models.parts import model_parts
+
+TOKENS = torch.arange(POSITIONS)[None]
+FILE = "model.safetensors"
+
+
+def random_model(family, **changes):
+    torch.manual_seed(1)
+    return AutoModelForCausalLM.from_config(config_of(family, **changes))
+
+
+def build(folder):
+    return build_model(Model(pretrained=str(folder)), VOCABULARY, POSITIONS, 0, seed=0)
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.eval()(input_ids=TOKENS).logits
+
+
+def change(folder, function):
+    """Replaces the tensors of a checkpoint by what `function` makes of them."""
+    tensors = function(load_file(folder / FILE))
+    save_file(tensors, folder / FILE, {"format": "pt"})
+
+
+def refusal(folder):
+    with pytest.raises(UserError) as caught:
+        build(folder).whole()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture(params=FAMILIES, scope="module")
+def saved(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    random_model(request.param).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def llama(tmp_path):
+    random_model("llama-untied").save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_logits_are_those_of_from_pretrained_bit_for_bit(saved):
+    expected = AutoModelForCausalLM.from_pretrained(saved, dtype=torch.float32)
+    assert torch.equal(logits(build(saved).whole()), logits(expected))
+
+
+@settings(max_examples=10)
+@given(data=st.data())
+def test_a_value_depends_neither_on_the_order_nor_on_what_else_is_asked(saved, data):
+    built = build(saved)
+    every = {
+        **dict(built.module.named_parameters(remove_duplicate=False)),
+        **dict(built.module.named_buffers()),
+    }
+    values = built.weights.values(every)
+    names = data.draw(st.lists(st.sampled_from(sorted(every)), min_size=1, unique=True))
+    found = build(saved).weights.values(names)
+    assert found.keys() == set(names)
+    assert all(torch.equal(found[name], values[name]) for name in names)
+    for name, tensor in built.whole().named_parameters(remove_duplicate=False):
+        assert torch.equal(tensor, values[name]), name
+
+
+@pytest.mark.parametrize("family", ["gpt2-tied", "llama-tied", "mixtral-untied"])
+def test_files_may_be_many(family, tmp_path):
+    model = random_model(family)
+    model.save_pretrained(tmp_path, max_shard_size="50KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert torch.equal(logits(build(tmp_path).whole()), logits(model))
+
+
+@pytest.mark.parametrize("family", ["gpt2-tied", "llama-tied", "qwen3-tied"])
+def test_a_checkpoint_without_the_prefix_of_the_base_model_fits(family, tmp_path):
+    model = random_model(family)
+    model.base_model.save_pretrained(tmp_path)
+    assert not any(n.startswith(("model.", "transformer.")) for n in load_file(tmp_path / FILE))
+    assert torch.equal(logits(build(tmp_path).whole()), logits(model))
+
+
+def test_either_name_of_tied_weights_will_do(tmp_path):
+    model = random_model("llama-tied")
+    model.save_pretrained(tmp_path)
+    change(
+        tmp_path,
+        lambda t: {n.replace("model.embed_tokens", "lm_head"): v for n, v in t.items()},
+    )
+    assert "lm_head.weight" in load_file(tmp_path / FILE)
+    assert torch.equal(logits(build(tmp_path).whole()), logits(model))
+
+
+def test_half_precision_becomes_float32(llama):
+    change(llama, lambda tensors: {name: t.bfloat16() for name, t in tensors.items()})
+    model = build(llama).whole()
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    expected = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
+    assert torch.equal(logits(model), logits(expected))
+
+
+def test_a_model_does_not_change_with_its_file(llama):
+    model = build(llama).whole()
+    expected = logits(model)
+    with (llama / FILE).open("r+b") as file:
+        size = file.seek(0, 2)
+        file.seek(size // 10)
+        file.write(bytes(size - size // 10))
+    assert torch.equal(logits(model), expected)
+    assert not torch.equal(logits(build(llama).whole()), expected)
+
+
+def test_only_what_is_asked_for_takes_memory(tmp_path):
+    random_model("llama-untied", num_hidden_layers=12).save_pretrained(tmp_path)
+    built = build(tmp_path)
+    parts = model_parts(built.module)
+    largest = total = 0
+    with LiveMemory() as memory:
+        for unit, path in [*zip(parts.blocks, parts.paths, strict=True), (built.module, "")]:
+            before = memory.now()
+            built.weights.materialize(unit, path)
+            size = memory.now() - before
+            largest, total = max(largest, size), total + size
+            for parameter in unit.parameters():  # what a rank keeps
+                parameter.data = parameter.data.flatten()[:1].clone()
+    assert total > 5 * largest
+    # what is read is for a moment there twice, mapped and copied
+    biggest = max(4 * parameter.numel() for parameter in random_model("llama-untied").parameters())
+    assert memory.highest < 1.1 * (largest + biggest)
+
+
+def test_a_name_of_the_hub_is_looked_up_in_its_cache(tmp_path):
+    snapshot = tmp_path / "models--someone--something" / "snapshots" / ("0" * 40)
+    model = random_model("qwen2-tied")
+    model.save_pretrained(snapshot)
+    (refs := snapshot.parents[1] / "refs").mkdir()
+    (refs / "main").write_text("0" * 40)
+    code = (
+        "import test_checkpoint_weights as t\n"
+        "model = t.build('someone/something').whole()\n"
+        f"expected = t.AutoModelForCausalLM.from_pretrained({str(snapshot)!r})\n"
+        "assert t.torch.equal(t.logits(model), t.logits(expected))\n"
+    )
+    cache = {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": ":".join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, **cache}, check=True)
+
+
+def test_missing_weights_are_named(llama):
+    change(llama, lambda t: {n: v for n, v in t.items() if "layers.1.mlp" not in n})
+    assert "no weights for model.layers.1.mlp.gate_proj.weight and 2 more" in refusal(llama)
+
+
+def test_weights_of_another_shape_are_named(llama):
+    change(llama, lambda t: {**t, "model.norm.weight": torch.ones(3)})
+    assert "model.norm.weight of shape [3], its config.json means [64]" in refusal(llama)
+
+
+def test_tied_weights_that_differ_are_refused(tmp_path):
+    random_model("llama-tied").save_pretrained(tmp_path)
+    same = "model.embed_tokens.weight"
+    change(tmp_path, lambda t: {**t, "lm_head.weight": t[same].clone()})
+    build(tmp_path).whole()
+    change(tmp_path, lambda t: {**t, "lm_head.weight": t[same] + 1})
+    assert "set tie_word_embeddings in its config.json to false" in refusal(tmp_path)
+
+
+def test_nothing_is_unpickled(llama):
+    (llama / FILE).rename(llama / "pytorch_model.bin")
+    assert "nothing is unpickled here: convert it to safetensors" in refusal(llama)
+    (llama / "pytorch_model.bin").unlink()
+    assert "has neither model.safetensors nor model.safetensors.index.json" in refusal(llama)
+
+
+def test_damaged_files_are_named(llama):
+    (llama / FILE).write_bytes((llama / FILE).read_bytes()[:-5])
+    assert f"{llama / FILE}: damaged" in refusal(llama)
+    (llama / FILE).unlink()
+    index = llama / "model.safetensors.index.json"
+    index.write_text("[1")
+    assert "not an index of safetensors files" in refusal(llama)
+    random_model("llama-untied").save_pretrained(llama, max_shard_size="50KB")
+    first = sorted(llama.glob("*.safetensors"))[0]
+    first.unlink()
+    assert f"has no {first.name}, which its model.safetensors.index.json names" in refusal(llama)

@@ -1,0 +1,190 @@
+"""Random weights are the family's own, and each is the same however it is asked for."""
+
+import hashlib
+import subprocess
+import sys
+
+import pytest
+import torch
+from families import FAMILIES, config_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from live_memory import LiveMemory
+from torch import nn
+from torch.utils import swap_tensors
+from transformers import AutoModelForCausalLM
+
+from shardlab.core.errors import UserError
+from shardlab.core.params import Model
+from shardlab.models.build import build_model
+from shardlab.models.parts import model_parts
+from shardlab.models.weights import RandomWeights
+
+
+def skeleton(family, **changes):
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config_of(family, **changes))
+
+
+def all_tensors(model):
+    return {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+
+
+@pytest.fixture(params=FAMILIES, scope="module")
+def drawn(request):
+    """Weights, and all of their values, asked for together."""
+    model = skeleton(request.param)
+    weights = RandomWeights(model, seed=3)
+    return request.param, weights, weights.values(all_tensors(model))
+
+
+@settings(max_examples=15)
+@given(data=st.data())
+def test_a_value_depends_neither_on_the_order_nor_on_what_else_is_asked(drawn, data):
+    _, weights, values = drawn
+    names = data.draw(st.lists(st.sampled_from(sorted(values)), min_size=1, unique=True))
+    found = weights.values(names)
+    assert found.keys() == set(names)
+    assert all(torch.equal(found[name], values[name]) for name in names)
+
+
+def test_a_whole_model_has_just_these_values(drawn):
+    family, weights, values = drawn
+    model = skeleton(family)
+    weights.materialize(model)
+    tensors = all_tensors(model)
+    assert tensors.keys() == values.keys()
+    for name, tensor in tensors.items():
+        assert tensor.dtype == torch.float32
+        assert torch.equal(tensor, values[name]), name
+    assert (model.lm_head.weight is model.get_input_embeddings().weight) == (
+        family.endswith("-tied")
+    )
+
+
+def test_modules_in_any_order_make_the_same_model(drawn):
+    family, weights, values = drawn
+    model = skeleton(family)
+    for name, module in reversed(list(model.named_modules())):
+        weights.materialize(module, name)
+    for name, tensor in all_tensors(model).items():
+        assert torch.equal(tensor, values[name]), name
+    assert model_parts(model).tied == family.endswith("-tied")
+
+
+def test_parameters_are_distributed_as_the_family_does_it(drawn):
+    family, _, values = drawn
+    usual = AutoModelForCausalLM.from_config(config_of(family))
+    for name, parameter in usual.named_parameters(remove_duplicate=False):
+        value = values[name]
+        assert value.shape == parameter.shape
+        if parameter.std() == 0:
+            assert torch.equal(value, parameter), name
+        else:
+            # a standard deviation of n values is off by about 1 / sqrt(2 n)
+            error = 5 * (1 / parameter.numel()) ** 0.5
+            assert value.std().item() == pytest.approx(parameter.std().item(), rel=error), name
+            assert abs(value.mean()) < 5 * parameter.std() / parameter.numel() ** 0.5, name
+            assert not torch.equal(value, parameter), name
+
+
+def test_buffers_are_those_of_a_model_that_is_built_as_usual(drawn):
+    family, _, values = drawn
+    buffers = dict(AutoModelForCausalLM.from_config(config_of(family)).named_buffers())
+    assert bool(buffers) == (not family.startswith("gpt2"))
+    assert all(torch.equal(values[name], buffer) for name, buffer in buffers.items())
+
+
+def test_no_two_modules_or_seeds_share_their_numbers(drawn):
+    family, _, values = drawn
+    names = [name for name, _ in skeleton(family).named_parameters() if values[name].std() > 0]
+    others = RandomWeights(skeleton(family), seed=4).values(names)
+    vectors = [v[name].flatten()[:64] for v in (values, others) for name in names]
+    assert all(len(vector) == 64 for vector in vectors)
+    standard = torch.stack([vector / vector.norm() for vector in vectors])
+    cosines = standard @ standard.T - torch.eye(len(vectors))
+    assert cosines.abs().max() < 0.75
+
+
+def test_the_random_numbers_of_the_caller_go_on_as_if_nothing_was_drawn():
+    weights = RandomWeights(skeleton("gpt2-tied"), seed=0)
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    weights.materialize(skeleton("gpt2-tied"))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_what_has_memory_is_left_alone():
+    model = skeleton("llama-tied")
+    weights = RandomWeights(model, seed=0)
+    mine = nn.Parameter(torch.ones(model.model.norm.weight.shape) * 7)
+    swap_tensors(model.model.norm.weight, mine)
+    weights.materialize(model)
+    assert (model.model.norm.weight == 7).all()
+    before = model.lm_head.weight.detach().clone()
+    with torch.no_grad():
+        model.lm_head.weight.add_(1)
+    weights.materialize(model)
+    assert torch.equal(model.lm_head.weight, before + 1)
+
+
+def test_a_model_that_was_taken_apart_gives_the_same_values(drawn):
+    family, _, values = drawn
+    model = skeleton(family)
+    weights = RandomWeights(model, seed=3)
+    for block in model_parts(model).blocks:
+        for child, _ in list(block.named_children()):
+            delattr(block, child)
+    assert all(torch.equal(v, values[name]) for name, v in weights.values(values).items())
+
+
+def fingerprint():
+    model = build_model(Model(preset="tiny"), 300, 16, 0, seed=11).whole()
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def test_another_process_draws_the_same():
+    code = "import test_random_weights as t; print(t.fingerprint())"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "3"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.split()[-1] == fingerprint()
+
+
+@pytest.mark.parametrize("family", ["gpt2-tied", "llama-untied"])
+def test_unit_by_unit_never_more_than_the_largest_has_memory(family):
+    layers = "n_layer" if family.startswith("gpt2") else "num_hidden_layers"
+    model = skeleton(family, **{layers: 12})
+    parts, weights = model_parts(model), RandomWeights(model, seed=0)
+    units = [*zip(parts.blocks, parts.paths, strict=True), (model, "")]
+    largest = total = 0
+    with LiveMemory() as memory:
+        for unit, path in units:
+            before = memory.now()
+            weights.materialize(unit, path)
+            size = memory.now() - before
+            largest, total = max(largest, size), total + size
+            for parameter in unit.parameters():  # what a rank keeps
+                parameter.data = parameter.data.flatten()[:1].clone()
+    every = sum(p.numel() for p in skeleton(family, **{layers: 12}).parameters())
+    assert total == pytest.approx(4 * every, rel=0.01)
+    assert total > 5 * largest
+    assert memory.highest < 1.4 * largest
+
+
+def test_a_parameter_that_the_family_forgets_is_named():
+    model = skeleton("llama-tied")
+    model.model.norm.forgotten = nn.Parameter(torch.empty(3, device="meta"))
+    with pytest.raises(UserError, match=r"does not say how model\.norm\.forgotten begins"):
+        RandomWeights(model, seed=0).materialize(model)
