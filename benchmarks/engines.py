@@ -36,7 +36,8 @@ from shardlab.core.progress import say
 from shardlab.core.strategy import Strategy, parse_strategy
 from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
-from shardlab.models.build import build_model, transformer_blocks
+from shardlab.models.build import build_model
+from shardlab.models.parts import transformer_blocks
 from shardlab.models.presets import PRESETS
 from shardlab.report.numbers import figure
 from shardlab.report.tables import text_table

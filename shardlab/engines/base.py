@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -48,6 +48,10 @@ class StepOutcome:
     """before clipping; the same on all ranks"""
     applied: bool
     """False when the gradient was not finite and the step was left out, on all ranks alike"""
+
+
+Fill = Callable[[nn.Module], None]
+"""gives what lies below a module its weights, on the device that computes"""
 
 
 class Engine(ABC):

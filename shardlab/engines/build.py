@@ -9,14 +9,16 @@ from torch import nn
 from shardlab.core.errors import UserError
 from shardlab.core.legality import check_fits
 from shardlab.core.strategy import Strategy
-from shardlab.engines.base import Engine, Optimization
+from shardlab.engines.base import Engine, Fill, Optimization
 from shardlab.engines.computation import prepare
 from shardlab.engines.ddp import DDPEngine
 from shardlab.engines.fsdp1 import FSDP1Engine
 from shardlab.engines.fsdp2 import FSDP2Engine
 from shardlab.engines.manual.engine import ManualEngine
 from shardlab.engines.precision import dtype_of
+from shardlab.models.weights import Weights
 
+_CPU = torch.device("cpu")
 _ENGINES: dict[str, Callable[..., Engine]] = {
     "ddp": DDPEngine,
     "fsdp1": FSDP1Engine,
@@ -31,21 +33,40 @@ def build_engine(
     optimization: Optimization,
     group: dist.ProcessGroup,
     seed: int = 0,
+    weights: Weights | None = None,
+    device: torch.device = _CPU,
 ) -> Engine:
-    """Wraps `model`, which holds the same weights on every rank of `group`, by `strategy`.
+    """Wraps `model` by `strategy`.
 
     Args:
+        model: float32. On the meta device with `weights`, else with the same ones on every rank.
         seed: of random codecs.
+        weights: those that the model begins with; a rank that keeps parts of the units of a model
+            never holds more than one unit whole.
+        device: that computes.
 
     Raises:
         UserError: the strategy does not fit the model, the ranks or the device.
     """
     full = strategy.normal()
     check_fits(full, dist.get_world_size(group))
-    device = next(model.parameters()).device
     if full.offload and device.type == "cpu":
         raise UserError("offload: shards are in CPU memory already: remove it")
     if full.weights is not None and dtype_of(full.param_dtype, device) is not torch.float32:
         raise UserError("weights: codecs take float32: set param_dtype: fp32, or remove weights")
     prepare(model, full)
-    return _ENGINES[full.engine](model, full, optimization, group, seed, device)
+    fill = _filling(model, weights, device)
+    return _ENGINES[full.engine](model, full, optimization, group, seed, device, fill)
+
+
+def _filling(model: nn.Module, weights: Weights | None, device: torch.device) -> Fill:
+    # wrapping changes the names
+    names = {module: name for name, module in model.named_modules()}
+
+    def fill(module: nn.Module) -> None:
+        if weights is not None:
+            weights.materialize(module, names[module])
+        if device.type != "cpu":
+            module.to(device)
+
+    return fill

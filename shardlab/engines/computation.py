@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from shardlab.core.strategy import Strategy
 from shardlab.engines.units import layer_settings
-from shardlab.models.build import transformer_blocks
+from shardlab.models.parts import transformer_blocks
 
 _aten = torch.ops.aten
 _PRODUCTS = [

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.core.strategy import Strategy
-from shardlab.engines.base import AutogradEngine, Optimization
+from shardlab.engines.base import AutogradEngine, Fill, Optimization
 from shardlab.engines.precision import dtype_of
 
 
@@ -24,7 +24,9 @@ class DDPEngine(AutogradEngine):
         group: dist.ProcessGroup,
         seed: int,
         device: torch.device,
+        fill: Fill,
     ) -> None:
+        fill(model)
         wrapped = DistributedDataParallel(
             model,
             process_group=group,

@@ -20,10 +20,10 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.wrap import CustomPolicy, size_based_auto_wrap_policy
 
 from shardlab.core.strategy import Strategy
-from shardlab.engines.base import AutogradEngine, Optimization
+from shardlab.engines.base import AutogradEngine, Fill, Optimization
 from shardlab.engines.mesh import SHARD, make_mesh, replica_group
 from shardlab.engines.precision import dtype_of
-from shardlab.models.build import transformer_blocks
+from shardlab.models.parts import transformer_blocks
 
 
 class FSDP1Engine(AutogradEngine):
@@ -43,6 +43,7 @@ class FSDP1Engine(AutogradEngine):
         group: dist.ProcessGroup,
         seed: int,
         device: torch.device,
+        fill: Fill,
     ) -> None:
         mesh = make_mesh(group, strategy.replicas or 1, device)
         with warnings.catch_warnings():
@@ -58,6 +59,7 @@ class FSDP1Engine(AutogradEngine):
                     reduce_dtype=dtype_of(strategy.reduce_dtype, device),
                 ),
                 device_id=device,
+                param_init_fn=fill,
                 use_orig_params=strategy.use_orig_params is not False,
                 limit_all_gathers=strategy.limit_all_gathers is not False,
                 cpu_offload=CPUOffload(True) if strategy.offload else None,

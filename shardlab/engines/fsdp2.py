@@ -19,7 +19,7 @@ from torch.distributed.tensor import Shard
 
 from shardlab.core.errors import UserError
 from shardlab.core.strategy import Strategy
-from shardlab.engines.base import AutogradEngine, Optimization
+from shardlab.engines.base import AutogradEngine, Fill, Optimization
 from shardlab.engines.mesh import copies, make_mesh
 from shardlab.engines.precision import dtype_of
 from shardlab.engines.units import plan_units
@@ -36,8 +36,9 @@ class FSDP2Engine(AutogradEngine):
         group: dist.ProcessGroup,
         seed: int,
         device: torch.device,
+        fill: Fill,
     ) -> None:
-        units, self._root = _shard(model, strategy, group, device)
+        units, self._root = _shard(model, strategy, group, device, fill)
         depths = strategy.depths()
         asynchronous = strategy.async_unshard
         if asynchronous is None:
@@ -72,7 +73,11 @@ class FSDP2Engine(AutogradEngine):
 
 
 def _shard(
-    model: nn.Module, strategy: Strategy, group: dist.ProcessGroup, device: torch.device
+    model: nn.Module,
+    strategy: Strategy,
+    group: dist.ProcessGroup,
+    device: torch.device,
+    fill: Fill,
 ) -> tuple[list[FSDPModule], FSDPModule]:
     """The units and the root."""
     mesh = make_mesh(group, copies(strategy, group), device)
@@ -90,11 +95,14 @@ def _shard(
         # between units activations keep one type
         output = None if plan.param_dtype == computed else computed
         policy = MixedPrecisionPolicy(plan.param_dtype, reduced, output)
+        for module in plan.modules:  # sharded at once: no rank holds more whole units
+            fill(module)
         freed = plan.reshard_after_forward or False
         shard([*plan.modules], reshard_after_forward=freed, mp_policy=policy)
         units.append(cast(FSDPModule, plan.modules[0]))
     returned = None if strategy.output_dtype is None else dtype_of(strategy.output_dtype, device)
     policy = MixedPrecisionPolicy(computed, reduced, returned)
+    fill(model)
     # backward begins where forward ended: what the root gathered is needed again at once
     return units, shard(model, reshard_after_forward=False, mp_policy=policy)
 

@@ -9,7 +9,7 @@ from torch import nn
 from shardlab.core.errors import UserError
 from shardlab.core.strategy import Strategy
 from shardlab.engines.precision import dtype_of
-from shardlab.models.build import transformer_blocks
+from shardlab.models.parts import model_parts, transformer_blocks
 
 
 class UnitPlan(NamedTuple):
@@ -102,30 +102,21 @@ def _with_ends(
 ) -> list[UnitPlan]:
     """With units of the embedding and the head, where overrides ask for them."""
     own = {each.module: each.settings() for each in strategy.overrides if each.module}
-    ends = {name: _end(model, name) for name in own}
-    embedding, head = _end(model, "embedding"), _end(model, "head")
-    if own and _tied(embedding, head):
+    if not own:
+        return plans
+    parts = model_parts(model)
+    ends = {"embedding": parts.embedding, "head": parts.head}
+    if parts.tied:
         if len(own) == 2 and own["embedding"] != own["head"]:
             raise UserError(
                 "overrides: embedding and head share their weight: give them the same settings"
             )
-        modules = [module for module in (embedding, head) if module is not None]
+        modules = [module for module in ends.values() if module is not None]
         return [_plan(strategy, device, modules, next(iter(own.values()))), *plans]
-    for name, module in ends.items():
+    for name, settings in own.items():
+        module = ends[name]
         if module is None:
             raise UserError(f"overrides: {type(model).__name__} has no {name}: remove it")
-        unit = _plan(strategy, device, [module], own[name])
+        unit = _plan(strategy, device, [module], settings)
         plans = [unit, *plans] if name == "embedding" else [*plans, unit]
     return plans
-
-
-def _end(model: nn.Module, name: str) -> nn.Module | None:
-    getter = {"embedding": "get_input_embeddings", "head": "get_output_embeddings"}[name]
-    found = getattr(model, getter, lambda: None)()
-    return found if isinstance(found, nn.Module) else None
-
-
-def _tied(embedding: nn.Module | None, head: nn.Module | None) -> bool:
-    if embedding is None or head is None:
-        return False
-    return any(p is q for p in embedding.parameters() for q in head.parameters())

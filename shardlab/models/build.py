@@ -9,7 +9,6 @@ from shardlab.core.errors import UserError
 from shardlab.core.params import Model
 from shardlab.models.checkpoint import CheckpointWeights
 from shardlab.models.foreign import foreign_config
-from shardlab.models.parts import transformer_blocks as transformer_blocks
 from shardlab.models.presets import preset_config
 from shardlab.models.weights import RandomWeights, Weights
 

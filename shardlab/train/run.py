@@ -58,11 +58,11 @@ def _work(
     if plan.tokens is not None:
         ensure_tokens(plan.data, plan.tokens, dist.get_rank(group), train.timeout_s)
     split = open_split(plan.data / "tokens", "train")
-    model = build_for(plan.model, train, plan.seed, split).whole()
+    model, weights = build_for(plan.model, train, plan.seed, split)
     # wrapping takes the model apart: what describes it is read before
     parameters = sum(p.numel() for p in model.parameters())
     optimization = Optimization(train.weight_decay, train.clip)
-    engine = build_engine(model, plan.strategy, optimization, group, plan.seed)
+    engine = build_engine(model, plan.strategy, optimization, group, plan.seed, weights)
     batches = Batches(split, train.sequence_length, plan.seed)
     loop = Loop(engine, batches, train, group)
     telemetry = None

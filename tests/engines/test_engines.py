@@ -123,9 +123,9 @@ def batch_of(step: int, micro: int, rank: int) -> torch.Tensor:
 
 
 def make(group, strategy):
-    model = build_model(Model(preset="tiny"), VOCABULARY, LENGTH, 0, seed=1).whole()
+    model, weights = build_model(Model(preset="tiny"), VOCABULARY, LENGTH, 0, seed=1)
     optimization = Optimization(weight_decay=0.1, clip=0.5)
-    return build_engine(model, parse_strategy(strategy), optimization, group)
+    return build_engine(model, parse_strategy(strategy), optimization, group, weights=weights)
 
 
 def train(engine, group, steps, first=0, micro=1):

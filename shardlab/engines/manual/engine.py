@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardlab.core.strategy import Strategy
-from shardlab.engines.base import AutogradEngine, Optimization
+from shardlab.engines.base import AutogradEngine, Fill, Optimization
 from shardlab.engines.manual.model import FlatSharded
 from shardlab.engines.manual.schedule import Reduced
 from shardlab.engines.mesh import SHARD, copies, make_mesh
@@ -28,10 +28,12 @@ class ManualEngine(AutogradEngine):
         group: dist.ProcessGroup,
         seed: int,
         device: torch.device,
+        fill: Fill,
     ) -> None:
         mesh = make_mesh(group, copies(strategy, group), device)
         self._sharded = FlatSharded(
             model,
+            fill,
             plan_units(model, strategy, device),
             mesh,
             strategy.depths(),

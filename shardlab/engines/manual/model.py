@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from shardlab.comm.attachable import Attachable, MakeCollective
 from shardlab.comm.hierarchy import subgroup
 from shardlab.comm.names import parameter_names, plain
+from shardlab.engines.base import Fill
 from shardlab.engines.manual.schedule import Collectives, Schedule
 from shardlab.engines.manual.unit import FlatUnit
 from shardlab.engines.mesh import SHARD, replica_group
@@ -26,7 +27,7 @@ class FlatSharded(nn.Module, Attachable):
     pass of a step comes `finish()`, then their gradients are there.
 
     Args:
-        model: float32, with the same weights on all ranks.
+        fill: the weights of `model`, float32 and the same on all ranks.
         plans: its units, in the order of their use; what is left makes up the root.
         mesh: [shards] or [replicas, shards].
         ahead, reduce_dtype: see `Schedule`.
@@ -36,6 +37,7 @@ class FlatSharded(nn.Module, Attachable):
     def __init__(
         self,
         model: nn.Module,
+        fill: Fill,
         plans: Sequence[UnitPlan],
         mesh: DeviceMesh,
         ahead: tuple[int, int] = (1, 1),
@@ -51,7 +53,14 @@ class FlatSharded(nn.Module, Attachable):
         # not a submodule: its parameters are views of what is not there most of the time
         self._model = [model]
         self._names = parameter_names(model)
-        self._units = _units(model, plans, self._group, dtype)
+        self._units = _units(model, plans, self._group, dtype, torch.device(mesh.device_type))
+        root, *units = self._units
+        for plan, unit in zip(plans, units, strict=True):
+            for module in plan.modules:
+                fill(module)
+            unit.store()  # before the next one has memory
+        fill(model)
+        root.store()
         self.shards = nn.ParameterList([unit.shard for unit in self._units])
         self._schedule: Schedule | None = None
         for index, plan in enumerate(plans):
@@ -138,10 +147,14 @@ def _cast(dtype: torch.dtype, tree: Any) -> Any:
 
 
 def _units(
-    model: nn.Module, plans: Sequence[UnitPlan], group: dist.ProcessGroup, dtype: torch.dtype
+    model: nn.Module,
+    plans: Sequence[UnitPlan],
+    group: dist.ProcessGroup,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> list[FlatUnit]:
     """The root, then the others; a parameter belongs to the first unit that has it."""
-    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    ranks = dist.get_rank(group), dist.get_world_size(group)
     names = {parameter: plain(name) for name, parameter in model.named_parameters()}
     paths = {module: plain(name) for name, module in model.named_modules()}
     units = []
@@ -152,9 +165,10 @@ def _units(
         kept = not plan.reshard_after_forward or (any(rows) and not all(rows))
         name = paths[plan.modules[0]]
         # what picks rows needs to know only which ones
-        options = plan.param_dtype, kept, not all(rows)
-        units.append(FlatUnit(name, own, rank, world_size, *options))
+        needed = not all(rows)
+        unit = FlatUnit(name, own, *ranks, plan.param_dtype, kept, needed, device)
+        units.append(unit)
         for parameter in own.values():
             del names[parameter]
     rest = {name: parameter for parameter, name in names.items()}
-    return [FlatUnit("root", rest, rank, world_size, dtype), *units]
+    return [FlatUnit("root", rest, *ranks, dtype, device=device), *units]

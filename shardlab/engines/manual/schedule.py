@@ -64,8 +64,9 @@ class Schedule:
         self._ahead, self._ahead_backward = ahead
         self._dtype = reduce_dtype
         self._backward = False
-        self._gathers = Background("gather")
-        self._reductions = Background("reduce")
+        device = root.shard.device
+        self._gathers = Background("gather", device)
+        self._reductions = Background("reduce", device)
         self._pending: dict[str, Running] = {}
         self._running: deque[tuple[Running, Tensor]] = deque()
         self._vectors: dict[int, list[Tensor]] = {}
@@ -162,7 +163,7 @@ class Schedule:
         while len(self._running) >= _REDUCTIONS:
             self._settle()
         kept = self._vectors.setdefault(unit.full.numel(), [])
-        vector = kept.pop() if kept else torch.empty(unit.full.numel(), dtype=self._dtype)
+        vector = kept.pop() if kept else torch.empty_like(unit.full, dtype=self._dtype)
         unit.collect(vector)
         last = self.reducing == "all"
         running = self._reductions.start(self._reduce, unit, vector, last)

@@ -1,6 +1,7 @@
 """Parameters that are stored, gathered and reduced together."""
 
 from collections.abc import Mapping
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +16,17 @@ class FlatUnit:
     The whole vector has memory only between `allocate` and `free`: the parameters are views of it,
     and so is what autograd saves of them, so it always comes back to the same storage.
 
+    The shard has its memory from the beginning: allocated one by one, shards would lie between the
+    holes that whole units leave. `store` fills it.
+
     Args:
         name: the same on all ranks.
-        parameters: float32, by name; they hold the same values on all ranks.
+        parameters: float32, by name; their values may come later.
         rank, world_size: among those that share the vector.
         dtype: of the whole vector, so of what computes; the shard stays float32.
         kept: the vector stays between forward and backward.
         needed_in_backward: gradients cannot be computed without it.
+        device: of the shard.
     """
 
     def __init__(
@@ -33,6 +38,7 @@ class FlatUnit:
         dtype: torch.dtype = torch.float32,
         kept: bool = False,
         needed_in_backward: bool = True,
+        device: torch.device | None = None,
     ) -> None:
         self.name = name
         self.kept = kept
@@ -41,19 +47,31 @@ class FlatUnit:
         self.count = sum(p.numel() for p in parameters.values())
         """elements, without the zeros at the end"""
         self.message = Unit(name, (Block(name, self.count, 1),))
-        length = -(-self.count // world_size)
-        exact = torch.zeros(world_size * length)
-        for parameter, view in zip(parameters.values(), self._views(exact), strict=True):
-            view.copy_(parameter.data)
-        self.shard = nn.Parameter(exact.chunk(world_size)[rank].clone())
-        self.full = torch.empty(world_size * length, dtype=dtype)
-        for parameter, view in zip(parameters.values(), self._views(self.full), strict=True):
-            parameter.data = view
-        self.gradient = torch.zeros(length)
-        """of the shard, where the next step finds it"""
+        self._rank, self._world_size, self._dtype = rank, world_size, dtype
+        self.shard = nn.Parameter(torch.empty(-(-self.count // world_size), device=device))
+
+    def store(self) -> None:
+        """Takes the values of the parameters, the same on all ranks, and their memory."""
+        whole = self.shard.new_zeros(self._world_size * self.shard.numel(), requires_grad=False)
+        self._point_to(whole, take=True)
+        self.shard.data.copy_(whole.chunk(self._world_size)[self._rank])
+        self.full = whole.to(self._dtype)
+        self._point_to(self.full, take=False)
         self._storage = self.full.untyped_storage()
         self._nbytes = self._storage.nbytes()
         self.free()
+
+    def _point_to(self, whole: Tensor, take: bool) -> None:
+        """The parameters become views of `whole`, which takes their values first."""
+        for parameter, view in zip(self.parameters.values(), self._views(whole), strict=True):
+            if take:
+                view.copy_(parameter.data)
+            parameter.data = view
+
+    @cached_property
+    def gradient(self) -> Tensor:
+        """Of the shard, where the next step finds it."""
+        return torch.empty_like(self.shard.data)
 
     @property
     def allocated(self) -> bool:

@@ -16,12 +16,18 @@ def parameters_of(shapes: list[tuple[int, ...]]) -> dict[str, nn.Parameter]:
     return {f"p{i}": nn.Parameter(torch.randn(shape)) for i, shape in enumerate(shapes)}
 
 
+def stored(parameters: dict[str, nn.Parameter], rank: int, world_size: int) -> FlatUnit:
+    unit = FlatUnit("unit", parameters, rank, world_size)
+    unit.store()
+    return unit
+
+
 @given(SHAPES, st.integers(1, 5))
 def test_shards_of_all_ranks_together_are_the_parameters(shapes, world_size):
     values = {name: p.detach().clone() for name, p in parameters_of(shapes).items()}
     units = [
-        FlatUnit("unit", {k: nn.Parameter(v.clone()) for k, v in values.items()}, r, world_size)
-        for r in range(world_size)
+        stored({k: nn.Parameter(v.clone()) for k, v in values.items()}, rank, world_size)
+        for rank in range(world_size)
     ]
     together = torch.cat([unit.shard.data for unit in units])
     assert len({unit.shard.numel() for unit in units}) == 1
@@ -33,7 +39,7 @@ def test_shards_of_all_ranks_together_are_the_parameters(shapes, world_size):
 @given(SHAPES, st.integers(1, 4))
 def test_parameters_see_what_is_gathered(shapes, world_size):
     parameters = parameters_of(shapes)
-    unit = FlatUnit("unit", parameters, 0, world_size)
+    unit = stored(parameters, 0, world_size)
     assert not unit.allocated
     unit.allocate()
     with torch.no_grad():
@@ -48,7 +54,7 @@ def test_parameters_see_what_is_gathered(shapes, world_size):
 @given(SHAPES, st.integers(1, 4), st.data())
 def test_gradients_are_collected_where_their_parameters_lie(shapes, world_size, data):
     parameters = parameters_of(shapes)
-    unit = FlatUnit("unit", parameters, 0, world_size)
+    unit = stored(parameters, 0, world_size)
     gradients = {}
     for name, parameter in parameters.items():
         if data.draw(st.booleans()):
@@ -64,7 +70,7 @@ def test_gradients_are_collected_where_their_parameters_lie(shapes, world_size, 
 
 def test_what_autograd_saved_is_there_again_after_gathering():
     weight = nn.Parameter(torch.randn(4, 4))
-    unit = FlatUnit("unit", {"weight": weight}, 0, 1)
+    unit = stored({"weight": weight}, 0, 1)
     unit.allocate()
     with torch.no_grad():
         unit.full.copy_(unit.shard)

@@ -38,7 +38,7 @@ def sharded(group, layers=4, reshard=True, ends=(), **options):
     if ends:
         plans.insert(0, UnitPlan(tuple(getattr(model, name) for name in ends), True, torch.float32))
     mesh = make_mesh(group, 1, torch.device("cpu"))
-    wrapped = FlatSharded(model, plans, mesh, **options)
+    wrapped = FlatSharded(model, lambda module: None, plans, mesh, **options)
     return model, wrapped, attach(wrapped, route="exchange")
 
 

@@ -1,0 +1,113 @@
+"""Blocks belong to the units that the strategy names; mistakes are said in one line."""
+
+import pytest
+import torch
+from transformers import GPT2LMHeadModel
+
+from shardlab.core.errors import UserError
+from shardlab.core.strategy import parse_strategy
+from shardlab.engines.units import plan_units
+from shardlab.models.presets import Shape, shape_config
+
+CPU = torch.device("cpu")
+LAYERS = 5
+
+
+@pytest.fixture(scope="module")
+def model():
+    return GPT2LMHeadModel(shape_config(Shape(LAYERS, 8, 2), 32, 16, 0))
+
+
+def units_of(model, document):
+    """The names of the modules of each unit."""
+    names = {module: name for name, module in model.named_modules()}
+    plans = plan_units(model, parse_strategy(document).normal(), CPU)
+    return [[names[module] for module in plan.modules] for plan in plans]
+
+
+def blocks(*numbers):
+    return [f"transformer.h.{number}" for number in numbers]
+
+
+@pytest.mark.parametrize(
+    "document, expected",
+    [
+        ({}, [blocks(n) for n in range(LAYERS)]),
+        ({"wrap_size": 2}, [blocks(0, 1), blocks(2, 3), blocks(4)]),
+        ({"wrap": "size", "wrap_size": 1}, [blocks(n) for n in range(LAYERS)]),
+        ({"wrap": "size", "wrap_size": 10**9}, [blocks(*range(LAYERS))]),
+        ({"wrap": "root"}, []),
+    ],
+)
+def test_blocks_are_cut_into_units_in_their_order(model, document, expected):
+    assert units_of(model, document) == expected
+
+
+def test_units_by_size_are_the_smallest_that_are_large_enough(model):
+    one = sum(p.numel() for p in model.transformer.h[0].parameters())
+    document = {"wrap": "size", "wrap_size": 2 * one}
+    assert units_of(model, document) == [blocks(0, 1), blocks(2, 3), blocks(4)]
+
+
+@pytest.mark.parametrize("module", ["embedding", "head"])
+def test_an_embedding_that_is_also_the_head_is_one_unit_with_it(model, module):
+    first, *rest = units_of(model, {"overrides": [{"module": module}]})
+    assert first == ["transformer.wte", "lm_head"]
+    assert rest == units_of(model, {})
+
+
+def test_embedding_and_head_of_their_own_come_first_and_last():
+    config = shape_config(Shape(2, 8, 2), 32, 16, 0)
+    config.tie_word_embeddings = False
+    both = {"overrides": [{"module": "head"}, {"module": "embedding"}]}
+    assert units_of(GPT2LMHeadModel(config), both) == [
+        ["transformer.wte"],
+        *(blocks(0), blocks(1)),
+        ["lm_head"],
+    ]
+
+
+def test_a_layer_has_the_settings_of_the_last_override_that_names_it(model):
+    document = {
+        "overrides": [
+            {"layers": "1-3", "reshard_after_forward": False, "param_dtype": "bf16"},
+            {"layers": 2, "reshard_after_forward": True},
+        ]
+    }
+    plans = plan_units(model, parse_strategy(document).normal(), CPU)
+    assert [plan.reshard_after_forward for plan in plans] == [True, False, True, False, True]
+    narrow = [plan.param_dtype is torch.bfloat16 for plan in plans]
+    assert narrow == [False, True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    "document, message",
+    [
+        (
+            {"overrides": [{"layers": "4-6", "reshard_after_forward": False}]},
+            "overrides: layer 5: the model has 5 blocks, the last is 4",
+        ),
+        (
+            {"wrap_size": 2, "overrides": [{"layers": 2, "reshard_after_forward": False}]},
+            "overrides: layers 2 to 3 are one unit by wrap_size: give them the same settings",
+        ),
+        (
+            {
+                "overrides": [
+                    {"module": "head", "param_dtype": "bf16"},
+                    {"module": "embedding"},
+                ]
+            },
+            "overrides: embedding and head share their weight: give them the same settings",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused(model, document, message):
+    with pytest.raises(UserError) as refusal:
+        units_of(model, document)
+    assert str(refusal.value) == message
+
+
+def test_a_module_that_the_model_lacks_is_refused(model):
+    with pytest.raises(UserError, match="overrides: GPT2Model has no head: remove it"):
+        units_of(model.transformer, {"overrides": [{"module": "head"}]})
