@@ -72,8 +72,7 @@ def _holds(tokens: Path, recipe: str) -> bool:
 def _wait(tokens: Path, recipe: str, sign: Path, patience_s: float) -> None:
     last, since = b"", time.monotonic()
     while not _holds(tokens, recipe):
-        # read, not asked for its time: clocks of nodes differ, and attributes are cached by NFS
-        now = sign.read_bytes() if sign.exists() else b""
+        now = _read(sign)
         if now != last:
             last, since = now, time.monotonic()
         elif time.monotonic() - since > patience_s:
@@ -82,6 +81,14 @@ def _wait(tokens: Path, recipe: str, sign: Path, patience_s: float) -> None:
                 "which makes it: see what rank 0 says, and whether all nodes share this folder"
             )
         time.sleep(_POLL_S)
+
+
+def _read(sign: Path) -> bytes:
+    """The contents, not the time: clocks of nodes differ, and NFS keeps attributes for a while."""
+    try:
+        return sign.read_bytes()
+    except OSError:  # not yet, or no longer there
+        return b""
 
 
 @contextmanager
