@@ -30,10 +30,8 @@ _DRAWS = 16
 _KEPT = ("minimum_size", "exclude", "warmup_steps", "between_nodes", "ranks_per_node")
 """settings of the gradients that outlive a change of their codec"""
 
-_OF_UNITS = (
-    *("wrap_size", "reshard_after_forward", "overrides"),
-    *("prefetch", "prefetch_backward", "async_unshard"),
-)
+_AHEAD = ("prefetch", "prefetch_backward", "async_unshard")
+_OF_UNITS = ("wrap_size", "reshard_after_forward", "overrides", *_AHEAD)
 """settings that have their meaning by how units are cut"""
 
 
@@ -72,6 +70,7 @@ def actions(strategy: Strategy) -> list[Draft]:
     form = strategy.normal().model_dump(mode="json", exclude_none=True)
     kinds = [
         _wraps(form),
+        _ahead(strategy, form),
         _codecs(strategy, form),
         _weights(strategy, form),
         _engines(form),
@@ -92,6 +91,14 @@ def _wraps(form: dict[str, Any]) -> Iterator[Draft]:
         yield _change(form, "reshard_after_forward", freed, not freed)
     other = "root" if form["wrap"] == "block" else "block"
     yield _change(form, "wrap", form["wrap"], other, without=_OF_UNITS)
+
+
+def _ahead(strategy: Strategy, form: dict[str, Any]) -> Iterator[Draft]:
+    """Communication beside computation, where there are several units to gather."""
+    if form["engine"] in ("fsdp2", "manual") and form.get("reshard_after_forward") is not None:
+        units = strategy.depths()[0]
+        if form["wrap"] != "root":
+            yield _change(form, "prefetch", units, int(not units), without=("prefetch_backward",))
 
 
 def _codecs(strategy: Strategy, form: dict[str, Any]) -> Iterator[Draft]:
@@ -117,8 +124,12 @@ def _weights(strategy: Strategy, form: dict[str, Any]) -> Iterator[Draft]:
 
 
 def _engines(form: dict[str, Any]) -> Iterator[Draft]:
-    other = "fsdp2" if form["engine"] == "ddp" else "ddp"
-    yield _change(form, "engine", form["engine"], other, without=(*foreign(other), "overrides"))
+    now = form["engine"]
+    for other in ("fsdp2", "manual", "ddp"):
+        if other != now:
+            yield _change(
+                form, "engine", now, other, without=(*foreign(other), *_AHEAD, "overrides")
+            )
 
 
 def _messages(form: dict[str, Any]) -> Iterator[Draft]:

@@ -47,7 +47,7 @@ _CODECS = {"codec": "gradients", "weights": "weights"}
 _EXPOSED = "exposed communication"
 _ENCODING = "encoding and decoding"
 _REMEDIES = {
-    _EXPOSED: (*_CODECS, "reshard_after_forward", "bucket_mb", "wrap", "engine"),
+    _EXPOSED: (*_CODECS, "prefetch", "reshard_after_forward", "bucket_mb", "wrap", "engine"),
     "idle time": ("wrap", "bucket_mb", "reshard_after_forward", "engine", "route"),
     _ENCODING: (*_CODECS, "minimum_size", "error_feedback", "route"),
 }

@@ -2,10 +2,11 @@
 
 Everything is float32. With P parameters on N ranks, bytes per rank:
 
-- parameters 4 P, gradients 4 P and Adam's two moments 8 P; under `fsdp2` each of them divided by N
-  (the accounting of ZeRO, Rajbhandari et al. 2020, section 3.1, for float32 training);
-- `fsdp2` with one unit, or with parameters kept after forward: 4 P for the gathered parameters;
-  with one unit also 4 P for the gradients before they are scattered;
+- parameters 4 P, gradients 4 P and Adam's two moments 8 P; where they are sharded each of them
+  divided by the ranks of one copy of the model (the accounting of ZeRO, Rajbhandari et al. 2020,
+  section 3.1, for float32 training);
+- with one unit, or with parameters kept after forward: 4 P for the gathered parameters; with one
+  unit also 4 P for the gradients before they are scattered;
 - error feedback: 2 B P with B bytes per residual (4, 2 or 1 + 2/128 as fp32, bf16 or int8), since
   each rank keeps what it did not send of its whole gradient, and what that was a step ago; under
   `ddp` also 2 B P / N for the sums that each rank owns.
@@ -28,7 +29,8 @@ def state_bytes(strategy: Strategy, parameters: int, world_size: int) -> int:
     if full.engine == "ddp":
         total = 4 * whole
     else:
-        total = 4 * whole // world_size
+        copies = world_size if full.sharding == "no_shard" else full.replicas or 1
+        total = 4 * whole * copies // world_size
         if full.wrap == "root":
             total += 2 * whole
         elif not full.reshard_after_forward:

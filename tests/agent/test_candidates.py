@@ -15,7 +15,7 @@ CONSEQUENCES = {
     "weights": {"weights_minimum_size"},
     "engine": {
         *("sharding", "placement", "wrap", "reshard_after_forward", "bucket_mb"),
-        *("weights", "weights_minimum_size"),
+        *("weights", "weights_minimum_size", "prefetch", "route"),
     },
     "wrap": {"reshard_after_forward"},
 }
@@ -82,9 +82,9 @@ def test_config_mode_offers_every_source():
 
 
 def test_actions_of_every_kind_come_early():
-    early = [each.why for each in actions(Strategy())[:5]]
+    early = [each.why for each in actions(Strategy())[:6]]
     kinds = [why.removeprefix("action: ").partition(":")[0] for why in early]
-    assert kinds == ["reshard_after_forward", "codec", "weights", "engine", "route"]
+    assert kinds == ["reshard_after_forward", "prefetch", "codec", "weights", "engine", "route"]
 
 
 def briefs(strategy: Strategy) -> set[str]:
