@@ -1,0 +1,47 @@
+"""Engines train other people's architectures alike, without knowing their classes."""
+
+import functools
+
+import pytest
+import torch
+from families import FAMILIES, VOCABULARY, config_of
+from ranks import run_ranks
+
+from shardlab.core.params import Model
+from shardlab.core.strategy import parse_strategy
+from shardlab.engines.base import Optimization
+from shardlab.engines.build import build_engine
+from shardlab.models.build import build_model
+from tests.engines.test_engines import LENGTH, train
+
+ENDS = [{"module": "embedding"}, {"module": "head"}]
+STRATEGIES = {
+    "fsdp1": {"engine": "fsdp1"},
+    "fsdp2": {"engine": "fsdp2", "prefetch": 1, "overrides": ENDS},
+    "manual": {"engine": "manual", "activation_checkpointing": "full", "overrides": ENDS},
+}
+DENSE = [family for family in FAMILIES if not family.startswith("mixtral")]
+
+
+@functools.cache
+def losses_of(family: str, folder: str, strategy: str | None) -> torch.Tensor:
+    """Mean loss over ranks of three steps; of `ddp` without a strategy."""
+    document = STRATEGIES[strategy] if strategy else {"engine": "ddp"}
+
+    def on_rank(group):
+        model, weights = build_model(Model(config=folder), VOCABULARY, LENGTH, 0, seed=1)
+        optimization = Optimization(weight_decay=0.1, clip=0.5)
+        engine = build_engine(model, parse_strategy(document), optimization, group, weights=weights)
+        return {"losses": train(engine, group, 3)}
+
+    results = run_ranks(2, on_rank)
+    return torch.stack([result["losses"] for result in results]).mean(0)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("family", DENSE)
+def test_engines_agree_on_every_family(family, strategy, tmp_path_factory):
+    folder = tmp_path_factory.getbasetemp() / family
+    config_of(family).save_pretrained(folder)
+    losses = losses_of(family, str(folder), strategy)
+    torch.testing.assert_close(losses, losses_of(family, str(folder), None), rtol=1e-5, atol=0)
