@@ -99,7 +99,9 @@ def _shard(
             fill(module)
         freed = plan.reshard_after_forward or False
         shard([*plan.modules], reshard_after_forward=freed, mp_policy=policy)
-        units.append(cast(FSDPModule, plan.modules[0]))
+        unit = cast(FSDPModule, plan.modules[0])
+        unit.set_unshard_in_backward(plan.needed_in_backward)
+        units.append(unit)
     returned = None if strategy.output_dtype is None else dtype_of(strategy.output_dtype, device)
     policy = MixedPrecisionPolicy(computed, reduced, returned)
     fill(model)

@@ -20,6 +20,11 @@ class UnitPlan(NamedTuple):
     reshard_after_forward: bool | int | None
     param_dtype: torch.dtype
 
+    @property
+    def needed_in_backward(self) -> bool:
+        """Gradients of what picks rows depend on which ones alone, not on what is in them."""
+        return not all(isinstance(module, nn.Embedding) for module in self.modules)
+
 
 def plan_units(model: nn.Module, strategy: Strategy, device: torch.device) -> list[UnitPlan]:
     """The units of a model by a strategy's normal form, in the order of their use.
@@ -112,7 +117,9 @@ def _with_ends(
                 "overrides: embedding and head share their weight: give them the same settings"
             )
         modules = [module for module in ends.values() if module is not None]
-        return [_plan(strategy, device, modules, next(iter(own.values()))), *plans]
+        both = _plan(strategy, device, modules, next(iter(own.values())))
+        # used first and last, it is needed all the time
+        return [both._replace(reshard_after_forward=False), *plans]
     for name, settings in own.items():
         module = ends[name]
         if module is None:

@@ -23,16 +23,19 @@ STRATEGIES = {
 DENSE = [family for family in FAMILIES if not family.startswith("mixtral")]
 
 
+def make(group, folder, document):
+    model, weights = build_model(Model(config=folder), VOCABULARY, LENGTH, 0, seed=1)
+    optimization = Optimization(weight_decay=0.1, clip=0.5)
+    return build_engine(model, parse_strategy(document), optimization, group, weights=weights)
+
+
 @functools.cache
 def losses_of(family: str, folder: str, strategy: str | None) -> torch.Tensor:
     """Mean loss over ranks of three steps; of `ddp` without a strategy."""
     document = STRATEGIES[strategy] if strategy else {"engine": "ddp"}
 
     def on_rank(group):
-        model, weights = build_model(Model(config=folder), VOCABULARY, LENGTH, 0, seed=1)
-        optimization = Optimization(weight_decay=0.1, clip=0.5)
-        engine = build_engine(model, parse_strategy(document), optimization, group, weights=weights)
-        return {"losses": train(engine, group, 3)}
+        return {"losses": train(make(group, folder, document), group, 3)}
 
     results = run_ranks(2, on_rank)
     return torch.stack([result["losses"] for result in results]).mean(0)
@@ -45,3 +48,21 @@ def test_engines_agree_on_every_family(family, strategy, tmp_path_factory):
     config_of(family).save_pretrained(folder)
     losses = losses_of(family, str(folder), strategy)
     torch.testing.assert_close(losses, losses_of(family, str(folder), None), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("engine", ["fsdp2", "manual"])
+def test_an_embedding_of_its_own_is_gathered_once_per_step(engine, tmp_path):
+    config_of("llama-untied").save_pretrained(tmp_path)
+
+    def on_rank(group):
+        counts = []
+        for overrides in ([], ENDS):
+            made = make(group, str(tmp_path), {"engine": engine, "overrides": overrides})
+            train(made, group, 1)
+            counts.append(made.ledger.summary()["weights"]["collectives"])
+        return {"counts": torch.tensor(counts)}
+
+    together, apart = run_ranks(2, on_rank)[0]["counts"].tolist()
+    # backward begins with the head where it is a unit, and otherwise with the last block, which
+    # fsdp2 gathers again, and manual has kept
+    assert apart == together + 3

@@ -160,14 +160,9 @@ def _units(
     units = []
     for plan in plans:
         own = {names[p]: p for m in plan.modules for p in m.parameters() if p in names}
-        rows = [isinstance(module, nn.Embedding) for module in plan.modules]
-        # an embedding that is also the head is used first and last
-        kept = not plan.reshard_after_forward or (any(rows) and not all(rows))
+        kept, needed = not plan.reshard_after_forward, plan.needed_in_backward
         name = paths[plan.modules[0]]
-        # what picks rows needs to know only which ones
-        needed = not all(rows)
-        unit = FlatUnit(name, own, *ranks, plan.param_dtype, kept, needed, device)
-        units.append(unit)
+        units.append(FlatUnit(name, own, *ranks, plan.param_dtype, kept, needed, device))
         for parameter in own.values():
             del names[parameter]
     rest = {name: parameter for parameter, name in names.items()}

@@ -36,7 +36,8 @@ def sharded(group, layers=4, reshard=True, ends=(), **options):
     model = Stack(layers)
     plans = [UnitPlan((block,), reshard, torch.float32) for block in model.blocks]
     if ends:
-        plans.insert(0, UnitPlan(tuple(getattr(model, name) for name in ends), True, torch.float32))
+        modules = tuple(getattr(model, name) for name in ends)
+        plans.insert(0, UnitPlan(modules, False, torch.float32))
     mesh = make_mesh(group, 1, torch.device("cpu"))
     wrapped = FlatSharded(model, lambda module: None, plans, mesh, **options)
     return model, wrapped, attach(wrapped, route="exchange")
