@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from shardlab.comm.names import plain
 from shardlab.core.strategy import Strategy
 from shardlab.engines.base import AutogradEngine, Optimization
 
@@ -33,3 +34,7 @@ class DDPEngine(AutogradEngine):
     def _without_reduction(self) -> Iterator[None]:
         with self._wrapped.no_sync():
             yield
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        named = self._wrapped.module.named_parameters()
+        return {plain(name): parameter for name, parameter in named}

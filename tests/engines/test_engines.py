@@ -212,10 +212,13 @@ def test_resume_continues_bit_for_bit(name):
     def on_rank(group):
         engine = make(group, strategy)
         train(engine, group, 3)
-        saved = clone(engine.state_dict())
+        saved = clone({**engine.shards(), **engine.rank_state()})
         straight = train(engine, group, 3, first=3)
         resumed = make(group, strategy)
-        resumed.load_state_dict(saved)
+        for kind, tensors in resumed.shards().items():
+            for key, tensor in tensors.items():
+                tensor.copy_(saved[kind][key])
+        resumed.load_rank_state(saved)
         return {"straight": straight, "resumed": train(resumed, group, 3, first=3)}
 
     for result in run_ranks(2, on_rank):
@@ -262,5 +265,5 @@ def poison(output, rank):
 
 
 def residuals_of(engine):
-    state = engine.state_dict()["communication"]
+    state = engine.rank_state()["communication"]
     return clone({key: value for key, value in state.items() if ".residual." in key})

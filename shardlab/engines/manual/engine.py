@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -58,14 +57,11 @@ class ManualEngine(AutogradEngine):
     def full_parameters(self) -> dict[str, Tensor]:  # noqa: D102
         return self._sharded.full_parameters()
 
-    def state_dict(self) -> dict[str, Any]:  # noqa: D102
-        return {
-            "model": dict(self._sharded.named_parameters()),
-            "optimizer": self._optimizer.state_dict(),
-            "communication": self._handle.state_dict(),
-        }
+    def split(self, name: str, whole: Tensor) -> dict[str, Tensor]:  # noqa: D102
+        return self._sharded.split(name, whole)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: D102
-        self._sharded.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._handle.load_state_dict(state["communication"])
+    def _trained(self) -> dict[str, nn.Parameter]:
+        return self._sharded.shards_by_unit()
+
+    def _laid_out(self, name: str, local: Tensor) -> Tensor:
+        return self._sharded.as_dtensor(name, local)

@@ -1,11 +1,14 @@
 """A model whose parameters are sharded by hand."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.utils._pytree import tree_leaves
 
 from shardlab.comm.attachable import Attachable, MakeCollective
@@ -93,6 +96,36 @@ class FlatSharded(nn.Module, Attachable):
 
         self.schedule.all_gathered(take)
         return {name: full[known[0]] for known in self._names.values() for name in known}
+
+    def shards_by_unit(self) -> dict[str, nn.Parameter]:
+        """`parameters()` by the names of their units."""
+        return {unit.name: unit.shard for unit in self._units}
+
+    def as_dtensor(self, name: str, local: Tensor) -> Tensor:
+        """A tensor that is laid out as the shard of a unit, without the zeros at its end.
+
+        Args:
+            local: shares its memory with the result; a scalar is returned as it is.
+        """
+        if local.dim() == 0:
+            return local
+        count = sum(p.numel() for p in self._unit(name).parameters.values())
+        begin = dist.get_rank(self._group) * local.numel()
+        valid = local[: max(0, count - begin)]
+        shape, stride = torch.Size((count,)), (1,)
+        return DTensor.from_local(valid, self._mesh, [Shard(0)], shape=shape, stride=stride)
+
+    def split(self, name: str, whole: Tensor) -> dict[str, Tensor]:
+        """A vector of a whole unit by the names of its parameters, or a scalar for each of them."""
+        unit = self._unit(name)
+        return dict.fromkeys(unit.parameters, whole) if whole.dim() == 0 else unit.named(whole)
+
+    @cached_property
+    def _mesh(self) -> DeviceMesh:
+        return DeviceMesh.from_group(self._group, self.shards[0].device.type)
+
+    def _unit(self, name: str) -> FlatUnit:
+        return next(unit for unit in self._units if unit.name == name)
 
     def _before(self, index: int, *_: Any) -> None:
         self.schedule.before_forward(index)
