@@ -93,6 +93,13 @@ class Engine(ABC):
         """
         return {name: whole}
 
+    def rehearse(self, batch: Tensor) -> None:  # noqa: B027  (most engines need none)
+        """Does what only the first step of a process does; before saved tensors are loaded.
+
+        Args:
+            batch: as `step` takes them.
+        """
+
     @abstractmethod
     def rank_state(self) -> State:
         """What this rank alone knows: `communication` of `Handle.state_dict`, and `extra`.

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.comm.names import plain
@@ -38,3 +38,11 @@ class DDPEngine(AutogradEngine):
     def _trained(self) -> dict[str, nn.Parameter]:
         named = self._wrapped.module.named_parameters()
         return {plain(name): parameter for name, parameter in named}
+
+    def rehearse(self, batch: Tensor) -> None:
+        """DDP lays its buckets out anew after the first pass, and sums depend on the layout."""
+        before = self._handle.state_dict()
+        self._accumulate(batch, 1)
+        self._finish_backward()
+        self._optimizer.zero_grad()
+        self._handle.load_state_dict(before)

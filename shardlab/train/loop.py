@@ -67,7 +67,7 @@ class Loop:
     def _next(self, start: float) -> StepEvent:
         train = self._train
         rate = learning_rate(self.step, train.steps, train.learning_rate, train.warmup_steps)
-        outcome = self._engine.step(self._micro_batches(), rate)
+        outcome = self._engine.step(self.micro_batches(), rate)
         samples = train.accumulation * self._world_size * train.batch_size
         event = StepEvent(
             self.step,
@@ -82,7 +82,8 @@ class Loop:
         self.sample += samples
         return event
 
-    def _micro_batches(self) -> list[Tensor]:
+    def micro_batches(self) -> list[Tensor]:
+        """Of the next step, on this rank."""
         size, count = self._train.batch_size, self._train.accumulation
         return [
             self._batches.batch(self.sample + (micro * self._world_size + self._rank) * size, size)

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch.distributed as dist
@@ -63,7 +62,6 @@ class Checkpoints:
         self._is_chief = self._rank == 0
         self._share = slice(self._rank, None, self._world_size)
         """of files that have to be read"""
-        self._manifest = Manifest.of(plan, options.format)
         self._background = Background("checkpoint")
 
     def resume(self) -> list[StepEvent]:
@@ -78,8 +76,9 @@ class Checkpoints:
         path = self._folder.path(step)
         manifest = read_manifest(path)
         manifest.verify(path, self._share)
-        # nobody reads what another rank has not found whole yet
+        # nobody takes what another rank has not found whole yet
         dist.barrier(self._group)
+        self._engine.rehearse(self._loop.micro_batches()[0])
         if manifest.format == "full":
             full.load(self._engine, path)
         else:
@@ -110,9 +109,8 @@ class Checkpoints:
         self.finish()
         step, sample = self._loop.step, self._loop.sample
         state = {**self._engine.rank_state(), "random": random_state()}
-        mine = OfRank(state, [asdict(event) for event in events], self._engine.ledger.sums())
-        manifest = self._manifest.model_copy(update={"step": step, "sample": sample})
-        arguments = manifest, self._tensor_writer(), mine
+        mine = OfRank(state, [vars(event) for event in events], self._engine.ledger.sums())
+        arguments = step, sample, self._tensor_writer(), mine
         if self._options.asynchronous:
             self._background.start(self._write, *arguments)
         else:
@@ -129,26 +127,36 @@ class Checkpoints:
         return partial(sharded.write, shards=shards, group=self._group)
 
     def _write(
-        self, manifest: Manifest, write_tensors: Callable[[Path], None], mine: OfRank
+        self, step: int, sample: int, write_tensors: Callable[[Path], None], mine: OfRank
     ) -> None:
-        folder = self._folder.unfinished(manifest.step)
+        folder = self._folder.unfinished(step)
         with _told(folder):
             if self._is_chief:
-                self._folder.begin(manifest.step)
+                self._folder.begin(step)
             dist.barrier(self._group)
             if not folder.is_dir():
                 raise UserError(f"{folder}: rank {self._rank} does not see it: share it with all")
             write_tensors(folder)
             mine.write(folder, self._rank)
             dist.barrier(self._group)
-            names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
-            mine_too = {name: sha256_of_file(folder / name) for name in sorted(names)[self._share]}
-            files = gather_values(mine_too, self._group)
+            files = self._checksums(folder)
             if self._is_chief:
-                manifest.write(folder, {name: d for each in files for name, d in each.items()})
-                self._folder.commit(manifest.step)
+                position = {"step": step, "sample": sample}
+                self._manifest.model_copy(update=position).write(folder, files)
+                self._folder.commit(step)
                 self._folder.prune(self._options.keep)
             dist.barrier(self._group)
+
+    def _checksums(self, folder: Path) -> dict[str, str]:
+        """Of all files, each read by one rank."""
+        paths = sorted(path for path in folder.rglob("*") if path.is_file())[self._share]
+        own = {str(path.relative_to(folder)): sha256_of_file(path) for path in paths}
+        return {name: d for each in gather_values(own, self._group) for name, d in each.items()}
+
+    @cached_property
+    def _manifest(self) -> Manifest:
+        """Of this run before its first step; for one rank alone, as it asks git."""
+        return Manifest.of(self._plan, self._options.format)
 
     def _last(self) -> int | None:
         """The step of the last checkpoint, after a look at whether it is of this run."""
@@ -165,7 +173,7 @@ class Checkpoints:
         known = manifest.strategy.hash() == self._plan.strategy.hash()
         if manifest.train.world_size == self._world_size:
             mine = OfRank.read(path, self._rank)
-            set_random_state(mine.state.pop("random"))
+            set_random_state(mine.state["random"])
             state = mine.state
         else:
             ranks = [OfRank.read(path, rank) for rank in range(manifest.train.world_size)]

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from shardlab.core.files import flush, rename
@@ -54,10 +55,12 @@ class Folder:
             shutil.rmtree(path)
 
     def remove(self) -> None:
-        """Removes everything."""
+        """Removes all that is whole or unfinished, and the folder if nothing else is in it."""
         for step in self.steps():
             self._remove(step)
-        shutil.rmtree(self._root, ignore_errors=True)
+        self.clear()
+        with suppress(OSError):
+            self._root.rmdir()
 
     def _remove(self, step: int) -> None:
         hidden = self.unfinished(step)
