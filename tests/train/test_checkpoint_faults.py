@@ -21,7 +21,7 @@ FORMATS = {
     "sharded": {"format": "sharded"},
     "asynchronous": {"format": "sharded", "asynchronous": True},
 }
-EFSDP2 = strategy_of("fsdp2", codec="int4:group=64", error_feedback=True)
+INT4_FSDP2 = strategy_of("fsdp2", codec="int4:group=64", error_feedback=True)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def saved(data, tmp_path_factory) -> Path:
 
     def on_rank(group):
         for format in ("full", "sharded"):
-            plan = plan_of(data, EFSDP2)
+            plan = plan_of(data, INT4_FSDP2)
             Run.start(plan, root / format, group, every=2, format=format).to(4)
         return {}
 
@@ -57,7 +57,7 @@ def refusal(plan, root, **options) -> str:
 
 FILES = {
     "full": ["model.safetensors", "optimizer.safetensors", "rank-00000.safetensors"],
-    "sharded": ["sharded/shard-00002-model-00001-of-00001.safetensors", "rank-00001.safetensors"],
+    "sharded": ["sharded/shard-00002-model-00001-of-00001.safetensors", "rank-00001.json"],
 }
 
 
@@ -73,7 +73,7 @@ def test_a_damaged_checkpoint_is_named_and_not_loaded(data, saved, tmp_path, for
         content = bytearray((last / name).read_bytes())
         content[len(content) // 2] ^= 1
         (last / name).write_bytes(content)
-    plan = plan_of(data, EFSDP2)
+    plan = plan_of(data, INT4_FSDP2)
     assert refusal(plan, root) == (
         f"{last / name}: {harm}: remove {last} to continue from what was before it"
     )
@@ -87,7 +87,7 @@ def test_a_checkpoint_that_does_not_describe_itself_is_damaged(data, saved, tmp_
     shutil.copytree(saved / "full", root)
     manifest = root / "step-00000004/checkpoint.json"
     manifest.unlink() if content is None else manifest.write_text(content)
-    message = refusal(plan_of(data, EFSDP2), root)
+    message = refusal(plan_of(data, INT4_FSDP2), root)
     what = "missing" if content is None else r"damaged \("
     assert message.startswith(f"{manifest}: ") and what.rstrip("\\(") in message
     assert message.endswith(f"remove {manifest.parent} to continue from what was before it")
@@ -97,13 +97,13 @@ def test_what_was_left_unfinished_is_removed(data, saved, tmp_path):
     root = tmp_path / "root"
     shutil.copytree(saved / "full", root)
     (root / "step-00000004").rename(root / ".step-00000006.partial")
-    assert resumed_step(plan_of(data, EFSDP2), root) == 2
+    assert resumed_step(plan_of(data, INT4_FSDP2), root) == 2
     assert [path.name for path in root.iterdir()] == ["step-00000002"]
 
 
 def test_a_checkpoint_of_another_experiment_is_refused(data, saved, tmp_path):
     root = saved / "full"
-    plan = plan_of(data, EFSDP2, learning_rate=0.5)
+    plan = plan_of(data, INT4_FSDP2, learning_rate=0.5)
     assert refusal(plan, root) == (
         f"{root}/step-00000004: made with train.learning_rate 0.003, now it is 0.5: set it back, "
         f"or remove {root} to start anew, or set train.checkpoint.elastic: true to go on all the "
@@ -122,7 +122,7 @@ def test_a_checkpoint_of_another_experiment_is_refused(data, saved, tmp_path):
 
 
 def test_values_that_change_no_step_may_differ(data, saved):
-    plan = plan_of(data, EFSDP2, timeout_s=30.0, audit_steps=0, profiled_steps=1)
+    plan = plan_of(data, INT4_FSDP2, timeout_s=30.0, audit_steps=0, profiled_steps=1)
     assert resumed_step(plan, saved / "full", every=7, keep=1) == 4
 
 
@@ -130,7 +130,7 @@ def test_values_that_change_no_step_may_differ(data, saved):
 def test_a_full_disk_leaves_the_checkpoint_before(data, tmp_path, name):
     """Files beyond a size cannot be written by one rank, from step 4 on."""
     options = FORMATS[name]
-    plan = plan_of(data, EFSDP2)
+    plan = plan_of(data, INT4_FSDP2)
 
     def on_rank(group):
         run = Run.start(plan, tmp_path, group, every=2, **options).to(3)

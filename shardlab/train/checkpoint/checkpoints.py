@@ -86,7 +86,12 @@ class Checkpoints:
         events = self._load_rank(path, manifest)
         self._loop.step, self._loop.sample = manifest.step, manifest.sample
         if self._is_chief:
-            say(f"{self._plan.run} seed {self._plan.seed}: continues after step {step} ({path})")
+            known = manifest.made_by() == self._manifest.made_by()
+            who = "" if known else f", made by {manifest.made_by()}"
+            run = f"{self._plan.run} seed {self._plan.seed}"
+            say(f"{run}: continues after step {step} ({path}{who})")
+        # they may have taken longer than one waits for another in a step
+        dist.barrier(self._group)
         return events
 
     def step_done(self, events: Sequence[StepEvent]) -> None:

@@ -32,7 +32,7 @@ def write(folder: Path, whole: State) -> None:
     """Writes what `gather` returned into the folder of a checkpoint."""
     moments = {kind: tensors for kind, tensors in whole.items() if kind != "parameter"}
     save_tensors(folder / _MODEL, whole["parameter"])
-    save_state(folder / _OPTIMIZER, moments, {})
+    save_state(folder / _OPTIMIZER, moments)
 
 
 def load(engine: Engine, folder: Path) -> None:

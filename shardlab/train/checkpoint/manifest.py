@@ -55,6 +55,10 @@ class Manifest(Document):
             files={},
         )
 
+    def made_by(self) -> str:
+        """The code that made it; with other code a run may not continue bit for bit."""
+        return f"revision {self.revision} with torch {self.torch}"
+
     def write(self, folder: Path, files: dict[str, str]) -> None:
         """Into the folder of the checkpoint, with the checksums of all other files."""
         write_json(folder / _FILE, {**self.model_dump(mode="json"), "files": files})

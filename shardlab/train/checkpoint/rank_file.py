@@ -1,6 +1,5 @@
-"""What one rank alone knows of a run, in a file of its own."""
+"""What one rank alone knows of a run, in files of its own."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shardlab.comm.handle import merge_states
+from shardlab.core.files import read_json, write_json
 from shardlab.engines.base import State
 from shardlab.train.checkpoint.tensors import load_state, save_state
 from shardlab.train.summary import mean_ledger, merge_events
@@ -17,7 +17,7 @@ from shardlab.train.summary import mean_ledger, merge_events
 
 @dataclass(frozen=True)
 class OfRank:
-    """The content of the file of one rank."""
+    """The content of the files of one rank."""
 
     state: State
     """`Engine.rank_state()` and, as `random`, the states of torch's generators"""
@@ -28,15 +28,16 @@ class OfRank:
 
     def write(self, folder: Path, rank: int) -> None:
         """Into the folder of a checkpoint."""
-        texts = {"events": json.dumps(self.events), "ledger": json.dumps(self.ledger)}
-        save_state(_path(folder, rank), self.state, texts)
+        tensors, values = _paths(folder, rank)
+        save_state(tensors, self.state)
+        write_json(values, {"events": self.events, "ledger": self.ledger})
 
     @classmethod
     def read(cls, folder: Path, rank: int) -> "OfRank":
         """From a checkpoint."""
-        state, texts = load_state(_path(folder, rank))
-        plain = {key: json.loads(text) for key, text in texts.items()}
-        return cls({"communication": {}, "extra": {}, **state}, **plain)
+        tensors, values = _paths(folder, rank)
+        state = {"communication": {}, "extra": {}, **load_state(tensors)}
+        return cls(state, **read_json(values))
 
     @classmethod
     def merged(cls, ranks: Sequence["OfRank"]) -> "OfRank":
@@ -74,5 +75,6 @@ def set_random_state(state: dict[str, Tensor]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def _path(folder: Path, rank: int) -> Path:
-    return folder / f"rank-{rank:05d}.safetensors"
+def _paths(folder: Path, rank: int) -> tuple[Path, Path]:
+    path = folder / f"rank-{rank:05d}.safetensors"
+    return path, path.with_suffix(".json")

@@ -1,7 +1,7 @@
 """Format `sharded`: every rank writes its part, and any number of ranks reads what it needs.
 
-Done by torch.distributed.checkpoint with its storage for safetensors: its own keeps what it knows
-of the shards in a pickle.
+Done by torch.distributed.checkpoint with its storage for safetensors: FileSystemWriter keeps what
+it knows of the shards in a pickle.
 """
 
 import warnings
