@@ -12,8 +12,13 @@ def main(params: Parameters, run: str, seed: str) -> None:
     """Writes metrics.json, events.jsonl, trace.json.gz and final_model/ of the run."""
     strategy, train, model = params(f"strategies.{run}", "train", "model")
     plan = RunPlan(run, integer("seed", seed), strategy, train, model)
-    folder = Path("results/train", run, f"seed{seed}")
-    train_run(plan, folder, telemetry=Path("logs/tensorboard", run, f"seed{seed}"))
+    place = Path(run, f"seed{seed}")
+    train_run(
+        plan,
+        "results/train" / place,
+        telemetry="logs/tensorboard" / place,
+        checkpoints=".work/checkpoints" / place,
+    )
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ def trial_key(
     return sha256_of_value(
         {
             "strategy": strategy.hash(),
-            "train": train.model_dump(mode="json"),
+            "train": train.meaning(),
             "model": model.model_dump(mode="json"),
             "seeds": seeds,
             "tokens": sha256_of_file(tokens),

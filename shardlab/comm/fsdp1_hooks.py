@@ -55,21 +55,21 @@ def attach_fsdp1(
     Raises:
         UserError: hybrid sharding, or a hook is there already.
     """
-    units = _units(model)
-    for name, module in units.items():
+    found = units(model)
+    for name, module in found.items():
         if module.sharding_strategy in _HYBRID:
             raise UserError(
                 f"fsdp1: torch takes no communication hook for {module.sharding_strategy.name} "
                 f"({name}): use fully_shard with a two-dimensional mesh"
             )
-    inner = {m for unit in units.values() for m in unit.modules() if m is not unit}
-    for root in (unit for unit in units.values() if unit not in inner):
+    inner = {m for unit in found.values() for m in unit.modules() if m is not unit}
+    for root in (unit for unit in found.values() if unit not in inner):
         try:
             root.register_comm_hook(None, _average)
         except AssertionError as error:
             raise UserError(f"fsdp1: {error}") from None
     among = None if between is None else replicas(between)
-    for name, module in units.items():
+    for name, module in found.items():
         assert module.process_group is not None, "set unless the strategy is hybrid"
         unit = Unit(name, _blocks(name, module))
         module._comm_hook_state = _State(gradients(module.process_group), unit, among)
@@ -79,7 +79,7 @@ def attach_fsdp1(
             module._handle._all_gather_flat_param = gather  # type: ignore[method-assign]
 
     def detach() -> None:
-        for module in units.values():
+        for module in found.values():
             module._comm_hook = None
             module._comm_hook_state = None
             if module._handle is not None:
@@ -90,10 +90,11 @@ def attach_fsdp1(
 
 def unit_names(model: nn.Module) -> dict[str, list[str]]:
     """The names of the parameters of each unit."""
-    return {name: _names(name, unit) for name, unit in _units(model).items()}
+    return {name: _names(name, unit) for name, unit in units(model).items()}
 
 
-def _units(model: nn.Module) -> dict[str, FullyShardedDataParallel]:
+def units(model: nn.Module) -> dict[str, FullyShardedDataParallel]:
+    """By name."""
     return {
         plain(name) or "root": module
         for name, module in model.named_modules()
@@ -120,11 +121,13 @@ def _average(state: _State, gradient: Tensor, shard: Tensor | None = None) -> No
     """What FSDP1 calls for every flat gradient."""
     collective, unit, between = state
     scale = 1 / collective.world_size
+    if collective.world_size == 1:
+        return
     if shard is None:
         collective.all_reduce(gradient[: unit.blocks[0].rows], scale, unit)
-        return
-    collective.reduce_scatter(shard, gradient, scale, unit)
-    if between is not None:
+    else:
+        collective.reduce_scatter(shard, gradient, scale, unit)
+    if shard is not None and between is not None:
         part = Unit(unit.name + REPLICAS, (Block(unit.name, shard.numel(), 1),))
         between.all_reduce(shard, 1 / between.world_size, part)
 

@@ -1,7 +1,7 @@
 """The ledger: what one rank asked to move, what moved, and what the codec cost."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from time import perf_counter
@@ -78,6 +78,19 @@ class Ledger:
     def reset(self) -> None:
         """Forgets all counts."""
         self.accounts = {"gradients": Account(), "weights": Account()}
+
+    def sums(self) -> dict[Kind, dict[str, Any]]:
+        """All counts as plain values."""
+        return {
+            kind: {**vars(account), "uncompressed": dict(account.uncompressed)}
+            for kind, account in self.accounts.items()
+        }
+
+    def load_sums(self, sums: Mapping[Kind, Mapping[str, Any]]) -> None:
+        """Continues from `sums()`."""
+        for kind, values in sums.items():
+            uncompressed = Counter(values["uncompressed"])
+            self.accounts[kind] = Account(**{**values, "uncompressed": uncompressed})
 
     def summary(self) -> dict[str, dict[str, Any]]:
         """Per kind of message: bytes_raw, bytes_wire, compression_ratio, collectives and more."""

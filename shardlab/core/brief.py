@@ -58,8 +58,8 @@ def _prefetch(normal: "Strategy") -> list[str]:
         words.append("asynchronous unshard" if normal.async_unshard else "synchronous unshard")
     if normal.limit_all_gathers is False:
         words.append("gathers without limit")
-    if normal.use_orig_params is False:
-        words.append("flat parameters")
+    if normal.use_orig_params:
+        words.append("original parameters")
     return words
 
 

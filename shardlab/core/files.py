@@ -25,7 +25,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
     try:
         temporary = holder / path.name
         yield temporary
-        _flush(temporary)
+        flush(temporary)
         if path.is_dir():
             shutil.rmtree(path)
         temporary.replace(path)
@@ -33,11 +33,25 @@ def atomic(path: str | Path) -> Iterator[Path]:
         shutil.rmtree(holder, ignore_errors=True)
 
 
-def _flush(path: Path) -> None:
-    for file in path.rglob("*") if path.is_dir() else [path]:
-        if file.is_file():
-            with file.open("rb") as handle:
-                os.fsync(handle.fileno())
+def flush(path: Path) -> None:
+    """Returns when a file, or a folder with all that is in it, is on disk."""
+    for inside in path.rglob("*"):
+        _sync(inside)
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def rename(path: Path, target: Path) -> None:
+    """Gives a file or folder another name in the same folder; returns when that is on disk."""
+    path.rename(target)
+    _sync(target.parent)
 
 
 def write_text(path: str | Path, text: str) -> None:

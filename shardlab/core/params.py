@@ -88,6 +88,29 @@ class Model(Document):
         return self
 
 
+class Checkpoint(Document):
+    """What is kept of a run while it goes on, so that it continues after it was killed."""
+
+    every: int = Field(ge=1)
+    """steps from one checkpoint to the next"""
+    keep: int = Field(2, ge=1)
+    """how many are kept, the last ones; none once the run has ended well"""
+    format: Literal["full", "sharded"] = "full"
+    """full: whole tensors, written by rank 0, for every engine and number of ranks; sharded: every
+    rank writes its part, for other numbers of ranks and meshes of the same units"""
+    asynchronous: bool = False
+    """sharded: training goes on while the files are written"""
+    elastic: bool = False
+    """continue also what other `train` and `strategies` values made, as far as the format allows:
+    no longer bit for bit, and the metrics are those of both; model, seed and data are the same"""
+
+    @model_validator(mode="after")
+    def _full_takes_all_ranks(self) -> Self:
+        if self.asynchronous and self.format == "full":
+            raise ValueError("asynchronous is for format: sharded: change one of them")
+        return self
+
+
 class Train(Document):
     """The training run that every strategy goes through."""
 
@@ -116,12 +139,18 @@ class Train(Document):
     """extra steps after the run that are traced"""
     timeout_s: float = Field(60, gt=0)
     """longest wait for another rank"""
+    checkpoint: Checkpoint | None = None
+    """how to continue after an interruption; null: from the start"""
 
     @model_validator(mode="after")
     def _steps_remain(self) -> Self:
         if self.untimed_steps >= self.steps:
             raise ValueError(f"untimed_steps must be below steps ({self.steps})")
         return self
+
+    def meaning(self) -> dict[str, Any]:
+        """What the results depend on, as plain data: checkpoints change nothing."""
+        return self.model_dump(mode="json", exclude={"checkpoint"})
 
 
 class Agent(Document):

@@ -49,7 +49,7 @@ class Strategy(Document):
     limit_all_gathers: bool | None = None
     """fsdp1: the host waits before it gathers too far ahead (default)"""
     use_orig_params: bool | None = None
-    """fsdp1: the optimizer sees the parameters (default) and not one flat vector per unit"""
+    """fsdp1: the optimizer sees parts of parameters instead of one flat vector per unit"""
     bucket_mb: float | None = Field(None, gt=0)
     """ddp: size of a gradient bucket in MiB (default 25)"""
     param_dtype: DType = "auto"
@@ -93,7 +93,7 @@ class Strategy(Document):
             updates["weights"] = self.weights.normal() if self.weights else None
             # what torch does by itself
             updates["limit_all_gathers"] = False if self.limit_all_gathers is False else None
-            updates["use_orig_params"] = False if self.use_orig_params is False else None
+            updates["use_orig_params"] = self.use_orig_params or None
         own = {
             "reshard_after_forward": updates.get("reshard_after_forward"),
             "param_dtype": self.param_dtype,

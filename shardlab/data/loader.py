@@ -51,16 +51,15 @@ class Batches:
         return torch.from_numpy(np.stack(rows))
 
     def micro_batches(
-        self, step: int, rank: int, world_size: int, accumulation: int, batch_size: int
+        self, first_sample: int, rank: int, world_size: int, accumulation: int, batch_size: int
     ) -> list[torch.Tensor]:
         """What a rank takes in a step, one batch for each micro-batch.
 
-        With S = accumulation * world_size * batch_size, step s takes the S samples from s * S on,
-        micro-batch by micro-batch, and in these rank by rank: equal S means equal steps.
+        All ranks together take the next accumulation * world_size * batch_size samples, micro-batch
+        by micro-batch, and in these rank by rank.
         """
-        first = step * accumulation * world_size * batch_size
         return [
-            self.batch(first + (micro * world_size + rank) * batch_size, batch_size)
+            self.batch(first_sample + (micro * world_size + rank) * batch_size, batch_size)
             for micro in range(accumulation)
         ]
 

@@ -13,20 +13,22 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
-    get_state_dict,
-    set_state_dict,
 )
 from torch.profiler import record_function
 
 from shardlab.comm.attach import attach
 from shardlab.comm.handle import Handle
 from shardlab.comm.ledger import Audit, Ledger
+from shardlab.comm.names import plain
 from shardlab.core.compression import WeightCompression
 from shardlab.core.strategy import Strategy
 from shardlab.engines.precision import LossScale, uses_fp16
 
 _BETAS = (0.9, 0.95)
 """of AdamW, as language models are commonly trained (Brown et al. 2020, appendix B)"""
+
+State = dict[str, dict[str, Tensor]]
+"""tensors by what they are, then by name"""
 
 
 @dataclass(frozen=True)
@@ -80,12 +82,41 @@ class Engine(ABC):
         """The whole model by the names of the unwrapped module, on every rank."""
 
     @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """Nested mappings of tensors and numbers: this rank's model, optimizer, communication."""
+    def shards(self) -> State:
+        """Parameters and the optimizer's state, in the memory that training works on.
+
+        What is sharded is a DTensor, the rest is the same on all ranks. Writing to these tensors
+        on all ranks, before the first step, is how an engine continues from saved ones.
+
+        Returns:
+            `parameter` and, with the same names, `exp_avg`, `exp_avg_sq` and `step` of AdamW.
+        """
+
+    def split(self, name: str, whole: Tensor) -> dict[str, Tensor]:
+        """The whole tensor of an entry of `shards()`, by the names of the unwrapped model.
+
+        Returns:
+            views of `whole`, the first name for a tied parameter.
+        """
+        return {name: whole}
+
+    def rehearse(self, batch: Tensor) -> None:  # noqa: B027  (most engines need none)
+        """Does what only the first step of a process does; before saved tensors are loaded.
+
+        Args:
+            batch: as `step` takes them.
+        """
 
     @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from `state_dict()` of the same rank, bit for bit."""
+    def rank_state(self) -> State:
+        """What no shard says: `communication` of this rank alone, and `extra` of all alike.
+
+        None of the tensors is written to later.
+        """
+
+    @abstractmethod
+    def load_rank_state(self, state: State) -> None:
+        """Continues from `rank_state()` of the same rank and strategy."""
 
     @abstractmethod
     def residual_norm(self) -> float | None:
@@ -187,18 +218,37 @@ class AutogradEngine(Engine):
         options = StateDictOptions(full_state_dict=True)
         return cast(dict[str, Tensor], get_model_state_dict(self.module, options=options))
 
-    def state_dict(self) -> dict[str, Any]:  # noqa: D102
-        model, optimizer = get_state_dict(self.module, self._optimizer)
-        return {"model": model, "optimizer": optimizer, "communication": self._handle.state_dict()}
+    def shards(self) -> State:  # noqa: D102
+        kinds: State = {}
+        for name, parameter in self._trained().items():
+            tensors = {"parameter": parameter.detach(), **self._moments(parameter)}
+            for kind, tensor in tensors.items():
+                kinds.setdefault(kind, {})[name] = self._laid_out(name, tensor)
+        return kinds
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: D102
-        set_state_dict(
-            self.module,
-            self._optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-        )
+    def _trained(self) -> dict[str, nn.Parameter]:
+        """What the optimizer updates, by name."""
+        return {plain(name): parameter for name, parameter in self.module.named_parameters()}
+
+    def _laid_out(self, name: str, local: Tensor) -> Tensor:
+        """A tensor of `_trained()[name]` as `shards` shows it."""
+        return local
+
+    def _moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """The state of AdamW; zeros, as in torch/optim/adam.py, where no step has made it yet."""
+        state = self._optimizer.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), device=parameter.device)
+            state["exp_avg"] = torch.zeros_like(parameter, requires_grad=False)
+            state["exp_avg_sq"] = torch.zeros_like(parameter, requires_grad=False)
+        return cast(dict[str, Tensor], state)
+
+    def rank_state(self) -> State:  # noqa: D102
+        return {"communication": self._handle.state_dict(), "extra": self._loss_scale.state_dict()}
+
+    def load_rank_state(self, state: State) -> None:  # noqa: D102
         self._handle.load_state_dict(state["communication"])
+        self._loss_scale.load_state_dict(state["extra"])
 
     def residual_norm(self) -> float | None:  # noqa: D102
         feedback = self._handle.feedback

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from shardlab.comm.names import plain
 from shardlab.core.strategy import Strategy
 from shardlab.engines.base import AutogradEngine, Fill, Optimization
 from shardlab.engines.precision import dtype_of
@@ -46,3 +47,15 @@ class DDPEngine(AutogradEngine):
         narrow = self._dtype is not torch.float32
         with torch.autocast(self._device.type, self._dtype, enabled=narrow):
             return super()._logits(tokens)
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        named = self._wrapped.module.named_parameters()
+        return {plain(name): parameter for name, parameter in named}
+
+    def rehearse(self, batch: Tensor) -> None:
+        """DDP lays its buckets out anew after the first pass, and sums depend on the layout."""
+        before = self._handle.state_dict()
+        self._accumulate(batch, 1)
+        self._finish_backward()
+        self._optimizer.zero_grad()
+        self._handle.load_state_dict(before)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import (
     BackwardPrefetch,
     CPUOffload,
@@ -19,14 +19,18 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp.wrap import CustomPolicy, size_based_auto_wrap_policy
 
+from shardlab.comm.fsdp1_hooks import unit_names, units
+from shardlab.comm.names import parameter_names
+from shardlab.core.errors import UserError
 from shardlab.core.strategy import Strategy
 from shardlab.engines.base import AutogradEngine, Fill, Optimization
+from shardlab.engines.flat import FlatEngine, FlatVector
 from shardlab.engines.mesh import SHARD, make_mesh, replica_group
 from shardlab.engines.precision import dtype_of
 from shardlab.models.parts import transformer_blocks
 
 
-class FSDP1Engine(AutogradEngine):
+class FSDP1Engine(FlatEngine):
     """Every rank holds 1/W of one flat vector per unit, and of its gradient and optimizer state.
 
     Hybrid sharding is made of full sharding over the ranks of one copy and an average over copies
@@ -45,13 +49,14 @@ class FSDP1Engine(AutogradEngine):
         device: torch.device,
         fill: Fill,
     ) -> None:
-        mesh = make_mesh(group, strategy.replicas or 1, device)
+        self._mesh = make_mesh(group, strategy.replicas or 1, device)
+        self._names = [*parameter_names(model).values()]
         with warnings.catch_warnings():
             # NO_SHARD is what was asked for, and what one rank comes to
             warnings.filterwarnings("ignore", "(?s).*NO_SHARD")
             wrapped = FullyShardedDataParallel(
                 model,
-                device_mesh=mesh[SHARD],
+                device_mesh=self._mesh[SHARD],
                 sharding_strategy=_sharding(strategy),
                 auto_wrap_policy=_policy(model, strategy),
                 mixed_precision=MixedPrecision(
@@ -60,12 +65,12 @@ class FSDP1Engine(AutogradEngine):
                 ),
                 device_id=device,
                 param_init_fn=fill,
-                use_orig_params=strategy.use_orig_params is not False,
+                use_orig_params=strategy.use_orig_params or False,
                 limit_all_gathers=strategy.limit_all_gathers is not False,
                 cpu_offload=CPUOffload(True) if strategy.offload else None,
                 **_prefetch(strategy),
             )
-        between = replica_group(mesh)
+        between = replica_group(self._mesh)
         super().__init__(wrapped, strategy, optimization, seed, device, replicas=between)
         self._wrapped = wrapped
         self._reduce_every = strategy.reduce_every_micro_batch
@@ -77,6 +82,29 @@ class FSDP1Engine(AutogradEngine):
 
     def _clip_to(self, limit: float) -> float:
         return float(self._wrapped.clip_grad_norm_(limit))
+
+    def full_parameters(self) -> dict[str, Tensor]:  # noqa: D102
+        if self._wrapped._use_orig_params:
+            return AutogradEngine.full_parameters(self)
+        return super().full_parameters()
+
+    def _vectors(self) -> dict[str, FlatVector]:
+        if self._wrapped._use_orig_params:
+            raise UserError(
+                "fsdp1: with use_orig_params ranks hold uneven parts of parameters, which no "
+                "checkpoint describes: remove it, or train.checkpoint"
+            )
+        names = unit_names(self._wrapped)
+        return {
+            name: FlatVector(flat, dict(zip(names[name], flat._shapes, strict=True)))
+            for name, unit in units(self._wrapped).items()
+            if (flat := unit._flat_param) is not None
+        }
+
+    def _laid_out(self, name: str, local: Tensor) -> Tensor:
+        if self._wrapped.sharding_strategy is ShardingStrategy.NO_SHARD:
+            return local
+        return super()._laid_out(name, local)
 
 
 def _sharding(strategy: Strategy) -> ShardingStrategy:

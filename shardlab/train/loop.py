@@ -1,6 +1,6 @@
 """The training loop: the same for every engine."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -12,7 +12,6 @@ from shardlab.core.progress import track
 from shardlab.data.loader import Batches
 from shardlab.engines.base import Engine
 from shardlab.train.schedule import learning_rate
-from shardlab.train.telemetry import Telemetry
 
 
 @dataclass(frozen=True)
@@ -25,6 +24,8 @@ class StepEvent:
     learning_rate: float
     gradient_norm: float
     applied: bool
+    tokens: int
+    """that all ranks together were trained on"""
 
 
 class Loop:
@@ -32,58 +33,70 @@ class Loop:
 
     Any number of ranks sees the same samples in the same steps, as long as all together take the
     same number of them in a step.
+
+    Args:
+        accumulation: micro-batches that a rank's samples of a step are cut into, if not as `train`
+            says.
     """
 
     def __init__(
-        self, engine: Engine, batches: Batches, train: Train, group: dist.ProcessGroup
+        self,
+        engine: Engine,
+        batches: Batches,
+        train: Train,
+        group: dist.ProcessGroup,
+        accumulation: int | None = None,
     ) -> None:
         self._engine = engine
         self._batches = batches
         self._train = train
+        self._accumulation = accumulation
         self._rank = dist.get_rank(group)
         self._world_size = dist.get_world_size(group)
-        self._step = 0
+        self.step = 0
+        """how many are done"""
+        self.sample = 0
+        """the first one that no step has seen"""
 
-    def run(self, steps: int, telemetry: Telemetry | None = None) -> list[StepEvent]:
-        """The next `steps` steps, timed from the end of one to the end of the next."""
+    def run(self, steps: int, after: Callable[[StepEvent], None] | None = None) -> None:
+        """The next `steps` steps, each timed from the end of the one before.
+
+        Args:
+            after: called after each step; its time is no step's.
+        """
         numbers: Iterator[int] = iter(range(steps))
         if self._rank == 0:
             numbers = track(range(steps), "train", total=steps, unit="step")
-        events = []
-        last = perf_counter()
+        start = perf_counter()
         for _ in numbers:
-            rate = learning_rate(
-                self._step,
-                self._train.steps,
-                self._train.learning_rate,
-                self._train.warmup_steps,
-                self._train.decay,
-            )
-            outcome = self._engine.step(self._micro_batches(), rate)
-            now = perf_counter()
-            event = StepEvent(
-                self._step,
-                outcome.loss,
-                (now - last) * 1e3,
-                rate,
-                outcome.gradient_norm,
-                outcome.applied,
-            )
-            last = now
-            self._step += 1
-            events.append(event)
-            if telemetry is not None:
-                telemetry.write(event.step, event.loss, event.step_ms, rate, event.gradient_norm)
-        return events
+            event = self._next(start)
+            if after is not None:
+                after(event)
+            start = perf_counter()
 
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens that all ranks together are trained on in one step."""
+    def _next(self, start: float) -> StepEvent:
         train = self._train
-        return train.accumulation * self._world_size * train.batch_size * train.sequence_length
-
-    def _micro_batches(self) -> list[Tensor]:
-        train = self._train
-        return self._batches.micro_batches(
-            self._step, self._rank, self._world_size, train.accumulation, train.batch_size
+        rate = learning_rate(
+            self.step, train.steps, train.learning_rate, train.warmup_steps, train.decay
         )
+        outcome = self._engine.step(self.micro_batches(), rate)
+        samples = train.accumulation * self._world_size * train.batch_size
+        event = StepEvent(
+            self.step,
+            outcome.loss,
+            (perf_counter() - start) * 1e3,
+            rate,
+            outcome.gradient_norm,
+            outcome.applied,
+            samples * train.sequence_length,
+        )
+        self.step += 1
+        self.sample += samples
+        return event
+
+    def micro_batches(self) -> list[Tensor]:
+        """Of the next step, on this rank."""
+        size, count = self._train.batch_size, self._train.accumulation
+        if self._accumulation is not None:
+            count, size = self._accumulation, size * count // self._accumulation
+        return self._batches.micro_batches(self.sample, self._rank, self._world_size, count, size)

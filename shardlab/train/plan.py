@@ -24,6 +24,8 @@ class RunPlan:
     """how the first two are made of its corpus.json when they are missing; None: they are there"""
 
     def params_hash(self) -> str:
-        """16 hexadecimal digits over all parameters that this run reads."""
-        documents = [self.strategy.normal(), self.train, self.model]
-        return sha256_of_value([d.model_dump(mode="json") for d in documents])[:16]
+        """16 hexadecimal digits over all parameters that the results depend on."""
+        strategy, model = (
+            document.model_dump(mode="json") for document in (self.strategy.normal(), self.model)
+        )
+        return sha256_of_value([strategy, self.train.meaning(), model])[:16]

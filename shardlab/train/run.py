@@ -19,18 +19,24 @@ from shardlab.engines.build import build_engine
 from shardlab.kernels import native
 from shardlab.profiling.capture import Capture
 from shardlab.profiling.merge import merge_traces
+from shardlab.train.checkpoint.checkpoints import Checkpoints
+from shardlab.train.checkpoint.folder import Folder
 from shardlab.train.gather import gather_bytes, gather_values
 from shardlab.train.launch import launch
 from shardlab.train.loop import Loop, StepEvent
 from shardlab.train.plan import RunPlan
 from shardlab.train.saved_model import save_model
-from shardlab.train.summary import Measured, describe, merge_events, summarize
+from shardlab.train.summary import Measured, describe, merge_events, summarize, with_rates
 from shardlab.train.telemetry import Telemetry
 from shardlab.train.untrained import build_for
 
 
 def train_run(
-    plan: RunPlan, folder: Path, telemetry: Path | None = None, limit_s: float | None = None
+    plan: RunPlan,
+    folder: Path,
+    telemetry: Path | None = None,
+    limit_s: float | None = None,
+    checkpoints: Path | None = None,
 ) -> None:
     """Trains by `plan` on all ranks and fills `folder`.
 
@@ -39,19 +45,25 @@ def train_run(
     Args:
         telemetry: folder for TensorBoard, or None.
         limit_s: longest duration of the whole run.
+        checkpoints: folder for those of this run, where `train.checkpoint` asks for any. A run
+            that was interrupted continues from the last one; one that ends well leaves none.
 
     Raises:
         RunFailed: a rank failed or time ran out; nothing in `folder` looks finished.
-        UserError: the data or the model cannot be used.
+        UserError: the data, the model or the last checkpoint cannot be used.
     """
     train = plan.train
     native.library()  # says once, and not once per rank, when there are no compiled kernels
-    worker = partial(_work, plan, folder, telemetry)
+    worker = partial(_work, plan, folder, telemetry, checkpoints)
     launch(worker, train.world_size, train.threads, train.timeout_s, limit_s)
 
 
 def _work(
-    plan: RunPlan, folder: Path, telemetry_folder: Path | None, group: dist.ProcessGroup
+    plan: RunPlan,
+    folder: Path,
+    telemetry_folder: Path | None,
+    checkpoint_folder: Path | None,
+    group: dist.ProcessGroup,
 ) -> None:
     train = plan.train
     chief = dist.get_rank(group) == 0
@@ -64,11 +76,13 @@ def _work(
     optimization = Optimization(train.weight_decay, train.clip)
     engine = build_engine(model, plan.strategy, optimization, group, plan.seed, weights)
     batches = Batches(split, train.sequence_length, plan.seed)
-    loop = Loop(engine, batches, train, group)
-    telemetry = None
+    loop = Loop(engine, batches, train, group, plan.strategy.accumulation)
+    telemetry = checkpoints = None
     if chief and telemetry_folder is not None:
-        telemetry = Telemetry(telemetry_folder, loop.tokens_per_step)
-    events = _timed_steps(engine, loop, plan, telemetry)
+        telemetry = Telemetry(telemetry_folder)
+    if checkpoint_folder is not None and train.checkpoint is not None:
+        checkpoints = Checkpoints(plan, train.checkpoint, checkpoint_folder, engine, loop, group)
+    events = _timed_steps(engine, loop, plan, telemetry, checkpoints)
     ledger = engine.ledger.summary()
     full = engine.full_parameters()
     _check_equal_on_all_ranks(full, group)
@@ -80,16 +94,40 @@ def _work(
     ranks = [Measured(**values) for values in gather_values(asdict(mine), group)]
     traces = gather_bytes(trace, group)
     if chief:
-        _write(plan, folder, parameters, ranks, traces, loop.tokens_per_step)
+        _write(plan, folder, parameters, ranks, traces)
+        if checkpoint_folder is not None:
+            Folder(checkpoint_folder).remove()
 
 
 def _timed_steps(
-    engine: Engine, loop: Loop, plan: RunPlan, telemetry: Telemetry | None
+    engine: Engine,
+    loop: Loop,
+    plan: RunPlan,
+    telemetry: Telemetry | None,
+    checkpoints: Checkpoints | None,
 ) -> list[StepEvent]:
     train = plan.train
-    events = loop.run(train.untimed_steps, telemetry)
-    engine.ledger.reset()
-    events += loop.run(train.steps - train.untimed_steps, telemetry)
+    events: list[StepEvent] = []
+
+    def show(event: StepEvent) -> None:
+        events.append(event)
+        if telemetry is not None:
+            telemetry.write(event)
+
+    def after(event: StepEvent) -> None:
+        show(event)
+        if checkpoints is not None:
+            checkpoints.step_done(events)
+
+    if checkpoints is not None:
+        for event in checkpoints.resume():
+            show(event)
+    if loop.step <= train.untimed_steps:
+        loop.run(train.untimed_steps - loop.step, after)
+        engine.ledger.reset()
+    loop.run(train.steps - loop.step, after)
+    if checkpoints is not None:
+        checkpoints.finish()
     if telemetry is not None:
         telemetry.close()
         last = events[-1]
@@ -135,13 +173,10 @@ def _write(
     parameters: int,
     ranks: Sequence[Measured],
     traces: list[bytes],
-    tokens_per_step: int,
 ) -> None:
-    metrics = {
-        **describe(plan, parameters),
-        **summarize(plan, ranks, tokens_per_step),
-    }
-    write_json_lines(folder / "events.jsonl", merge_events(ranks, tokens_per_step))
+    events = merge_events([rank.events for rank in ranks])
+    metrics = {**describe(plan, parameters), **summarize(plan, events, ranks)}
+    write_json_lines(folder / "events.jsonl", with_rates(events))
     with TemporaryDirectory(prefix="shardlab-traces-") as temporary:
         paths = []
         for rank, content in enumerate(traces):

@@ -68,29 +68,28 @@ def describe(plan: RunPlan, parameters: int) -> dict[str, Any]:
     ).model_dump(mode="json")
 
 
-def merge_events(ranks: Sequence[Measured], tokens_per_step: int) -> list[Event]:
+def merge_events(ranks: Sequence[Sequence[Event]]) -> list[Event]:
     """One event per step: the loss is the mean over ranks, the duration that of the slowest."""
-    merged = []
-    for same_step in zip(*(rank.events for rank in ranks), strict=True):
-        step_ms = max(event["step_ms"] for event in same_step)
-        merged.append(
-            {
-                **same_step[0],
-                "loss": statistics.fmean(event["loss"] for event in same_step),
-                "step_ms": step_ms,
-                "tokens": tokens_per_step,
-                "tokens_per_s": tokens_per_step / step_ms * 1e3,
-            }
-        )
-    return merged
+    return [
+        {
+            **same_step[0],
+            "loss": statistics.fmean(event["loss"] for event in same_step),
+            "step_ms": max(event["step_ms"] for event in same_step),
+        }
+        for same_step in zip(*ranks, strict=True)
+    ]
 
 
-def summarize(plan: RunPlan, ranks: Sequence[Measured], tokens_per_step: int) -> dict[str, Any]:
-    """The `Training` part of a record."""
-    events = merge_events(ranks, tokens_per_step)
+def with_rates(events: Sequence[Event]) -> list[Event]:
+    """With the tokens per second, over all ranks."""
+    return [{**event, "tokens_per_s": event["tokens"] / event["step_ms"] * 1e3} for event in events]
+
+
+def summarize(plan: RunPlan, events: Sequence[Event], ranks: Sequence[Measured]) -> dict[str, Any]:
+    """The `Training` part of a record, from the merged events and what the ranks counted."""
     timed = events[plan.train.untimed_steps :]
     step_ms = np.array([event["step_ms"] for event in timed])
-    ledger = _mean_ledger([rank.ledger for rank in ranks], len(timed))
+    ledger = mean_ledger([rank.ledger for rank in ranks], len(timed))
     both = list(ledger.values())
     raw, wire = (sum(kind[key] for kind in both) for key in ("bytes_raw", "bytes_wire"))
     clip = plan.train.clip
@@ -101,7 +100,7 @@ def summarize(plan: RunPlan, ranks: Sequence[Measured], tokens_per_step: int) ->
         step_ms_p50=float(np.percentile(step_ms, 50)),
         step_ms_p90=float(np.percentile(step_ms, 90)),
         step_ms_p95=float(np.percentile(step_ms, 95)),
-        tokens_per_s=tokens_per_step * len(timed) / float(step_ms.sum()) * 1e3,
+        tokens_per_s=sum(event["tokens"] for event in timed) / float(step_ms.sum()) * 1e3,
         train_loss=statistics.fmean(event["loss"] for event in events[-tail:]),
         bytes_raw=raw,
         bytes_wire=wire,
@@ -121,7 +120,7 @@ def summarize(plan: RunPlan, ranks: Sequence[Measured], tokens_per_step: int) ->
     ).model_dump(mode="json")
 
 
-def _mean_ledger(ledgers: Sequence[dict[str, Any]], steps: int) -> dict[str, dict[str, Any]]:
+def mean_ledger(ledgers: Sequence[dict[str, Any]], steps: int) -> dict[str, dict[str, Any]]:
     """Per kind of message: sums become means per rank and step, shares stay as they are."""
     shares = ("compression_ratio", "density")
     result = {}

@@ -169,7 +169,10 @@ def test_the_order_of_keys_has_no_meaning(document: dict[str, Any]) -> None:
         ({"sharding": "shard_grad_op"}, {"reshard_after_forward": False}),
         ({"reshard_after_forward": 1}, {"reshard_after_forward": False}),
         ({"prefetch": 2, "async_unshard": True}, {"prefetch": 2, "prefetch_backward": 2}),
-        ({"engine": "fsdp1"}, {"engine": "fsdp1", "prefetch_backward": 1, "use_orig_params": True}),
+        (
+            {"engine": "fsdp1"},
+            {"engine": "fsdp1", "prefetch_backward": 1, "use_orig_params": False},
+        ),
         ({}, {"overrides": [{"layers": "0-3", "reshard_after_forward": True}]}),
         (
             {"overrides": [{"layers": "0-3", "reshard_after_forward": False}]},

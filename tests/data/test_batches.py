@@ -78,7 +78,7 @@ def test_any_ranks_from_any_step_on_take_the_samples_that_one_rank_takes(
         readers = [Batches(split, 16, seed) for _ in range(world_size)]
         for step in range(first, last):
             taken = [
-                reader.micro_batches(step, rank, world_size, accumulation, size)
+                reader.micro_batches(step * samples, rank, world_size, accumulation, size)
                 for rank, reader in enumerate(readers)
             ]
             found += [batch for micro in zip(*taken, strict=True) for batch in micro]

@@ -10,6 +10,8 @@ import pytest
 from graphs import pending
 from workspace import Marked, run, set_params, wait_for
 
+from shardlab.core.files import read_json
+
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("pipeline")]
 
 RUN = Path("results/train/fsdp2/seed0")
@@ -85,6 +87,22 @@ def test_a_killed_rank_ends_the_stage_with_an_error(endless: Path, start) -> Non
     assert marked.process.wait(60) > 0
     wait_for(lambda: not marked.family(), 15, "no process left")
     recover(endless, *MAKE_RUN)
+
+
+def test_a_killed_stage_continues_from_its_last_checkpoint(workspace: Path) -> None:
+    set_params(workspace, train__steps=400, train__checkpoint={"every": 20})
+    checkpoints = workspace / ".work/checkpoints/fsdp2/seed0"
+    command = ("python", "-m", "stages.train", "fsdp2", "0")
+    marked = Marked(workspace, *command)
+    try:
+        wait_for(lambda: any(checkpoints.glob("step-*")), 120, "a checkpoint")
+        os.kill(stages(marked)[0], signal.SIGKILL)
+        wait_for(lambda: not marked.family(), 15, "no process left")
+    finally:
+        marked.close()
+    assert "fsdp2 seed 0: continues after step " in run(workspace, *command).stdout
+    assert read_json(workspace / RUN / "metrics.json")["steps"] == 400
+    assert not checkpoints.exists()
 
 
 @pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGINT])

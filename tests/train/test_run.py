@@ -14,13 +14,11 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shardlab.comm.ledger import Ledger
-from shardlab.core.files import read_json, read_json_lines, write_json
-from shardlab.core.params import Data, Model, Tokenize, Train
+from shardlab.core.files import read_json, read_json_lines
+from shardlab.core.params import Model, Tokenize, Train
 from shardlab.core.records import Record
 from shardlab.core.strategy import parse_strategy
-from shardlab.data.corpus import prepare
 from shardlab.data.ready import TokenPlan
-from shardlab.data.tokenize import build_tokens
 from shardlab.data.tokens import open_split
 from shardlab.train.evaluate import evaluate
 from shardlab.train.launch import RunFailed
@@ -41,15 +39,6 @@ TRAIN = Train(
 TINY = Model(preset="tiny")
 TOKENS = TokenPlan(0.1, Tokenize(vocabulary=300, shards=1))
 INT8 = {"engine": "fsdp2", "gradients": {"codec": "int8", "error_feedback": True}}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    source = prepare(Data(source="synthetic", documents=120), folder / "corpus.json", folder)
-    write_json(folder / "source.json", source)
-    build_tokens(folder / "corpus.json", *TOKENS, folder / "work", folder)
-    return folder
 
 
 def plan(data, strategy=None, train=TRAIN, model=TINY):
@@ -185,7 +174,14 @@ def test_metrics_name_what_they_were_made_with(measured):
 
 def test_uncompressed_messages_are_means_over_ranks_and_timed_steps(data):
     events = [
-        {"step": i, "loss": 1.0, "step_ms": 1.0, "gradient_norm": 1.0, "applied": True}
+        {
+            "step": i,
+            "loss": 1.0,
+            "step_ms": 1.0,
+            "gradient_norm": 1.0,
+            "applied": True,
+            "tokens": 64,
+        }
         for i in range(TRAIN.steps)
     ]
     ranks = []
@@ -193,7 +189,7 @@ def test_uncompressed_messages_are_means_over_ranks_and_timed_steps(data):
         ledger = Ledger()
         ledger.accounts["gradients"].uncompressed.update(reasons)
         ranks.append(Measured(events, ledger.summary(), None, None, 1))
-    found = summarize(plan(data), ranks, 64)["ledger"]
+    found = summarize(plan(data), events, ranks)["ledger"]
     # four of the six steps are timed
     assert found["gradients"]["uncompressed"] == {"not float32": 0.25, "warm-up": 1.5}
     assert found["weights"]["uncompressed"] == {}

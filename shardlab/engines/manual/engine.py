@@ -2,14 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
+from shardlab.comm.names import parameter_names
 from shardlab.core.strategy import Strategy
-from shardlab.engines.base import AutogradEngine, Fill, Optimization
+from shardlab.engines.base import Fill, Optimization
+from shardlab.engines.flat import FlatEngine, FlatVector
 from shardlab.engines.manual.model import FlatSharded
 from shardlab.engines.manual.schedule import Reduced
 from shardlab.engines.mesh import SHARD, copies, make_mesh
@@ -17,7 +18,7 @@ from shardlab.engines.precision import dtype_of
 from shardlab.engines.units import plan_units
 
 
-class ManualEngine(AutogradEngine):
+class ManualEngine(FlatEngine):
     """Every rank holds 1/W of one flat vector per unit, and of its gradient and optimizer state."""
 
     def __init__(
@@ -30,17 +31,17 @@ class ManualEngine(AutogradEngine):
         device: torch.device,
         fill: Fill,
     ) -> None:
-        mesh = make_mesh(group, copies(strategy, group), device)
+        self._mesh = make_mesh(group, copies(strategy, group), device)
+        self._names = [*parameter_names(model).values()]
         self._sharded = FlatSharded(
             model,
             fill,
             plan_units(model, strategy, device),
-            mesh,
+            self._mesh,
             strategy.depths(),
             dtype_of(strategy.param_dtype, device),
             dtype_of(strategy.reduce_dtype, device),
         )
-        self._group = mesh.get_group(SHARD)
         self._early: Reduced = "shards" if strategy.reduce_every_micro_batch else "nothing"
         super().__init__(self._sharded, strategy, optimization, seed, device)
 
@@ -60,22 +61,10 @@ class ManualEngine(AutogradEngine):
         shards = list(self._sharded.shards)
         own = torch.nn.utils.get_total_norm([s.grad for s in shards if s.grad is not None])
         square = own.double().square()
-        dist.all_reduce(square, group=self._group)
+        dist.all_reduce(square, group=self._mesh.get_group(SHARD))
         norm = square.sqrt().float()
         torch.nn.utils.clip_grads_with_norm_(shards, limit, norm)
         return float(norm)
 
-    def full_parameters(self) -> dict[str, Tensor]:  # noqa: D102
-        return self._sharded.full_parameters()
-
-    def state_dict(self) -> dict[str, Any]:  # noqa: D102
-        return {
-            "model": dict(self._sharded.named_parameters()),
-            "optimizer": self._optimizer.state_dict(),
-            "communication": self._handle.state_dict(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: D102
-        self._sharded.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._handle.load_state_dict(state["communication"])
+    def _vectors(self) -> dict[str, FlatVector]:
+        return {unit.name: FlatVector(unit.shard, unit.shapes) for unit in self._sharded.units}

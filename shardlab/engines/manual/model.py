@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from shardlab.comm.attachable import Attachable, MakeCollective
 from shardlab.comm.hierarchy import subgroup
-from shardlab.comm.names import parameter_names, plain
+from shardlab.comm.names import plain
 from shardlab.engines.base import Fill
 from shardlab.engines.manual.schedule import Collectives, Schedule
 from shardlab.engines.manual.unit import FlatUnit
@@ -52,20 +52,20 @@ class FlatSharded(nn.Module, Attachable):
         self._between = replica_group(mesh)
         # not a submodule: its parameters are views of what is not there most of the time
         self._model = [model]
-        self._names = parameter_names(model)
-        self._units = _units(model, plans, self._group, dtype, torch.device(mesh.device_type))
-        root, *units = self._units
+        self.units = _units(model, plans, self._group, dtype, torch.device(mesh.device_type))
+        """the root, then those of `plans`"""
+        root, *units = self.units
         for plan, unit in zip(plans, units, strict=True):
             for module in plan.modules:
                 fill(module)
             unit.store()  # before the next one has memory
         fill(model)
         root.store()
-        self.shards = nn.ParameterList([unit.shard for unit in self._units])
+        self.shards = nn.ParameterList([unit.shard for unit in self.units])
         self._schedule: Schedule | None = None
         for index, plan in enumerate(plans):
             self._watch(index, plan, dtype)
-        for unit in self._units:
+        for unit in self.units:
             for parameter in unit.parameters.values():
                 if parameter.requires_grad:
                     parameter.register_post_accumulate_grad_hook(
@@ -81,7 +81,7 @@ class FlatSharded(nn.Module, Attachable):
     def attach_collectives(  # noqa: D102
         self, gradients: MakeCollective, weights: MakeCollective, replicas: MakeCollective
     ) -> Callable[[], None]:
-        before, (root, *units) = self._schedule, self._units
+        before, (root, *units) = self._schedule, self.units
         average = None if self._between is None else replicas(self._between)
         collectives = Collectives(weights(self._group), gradients(self._second), average)
         self._schedule = Schedule(root, units, collectives, *self._options)
@@ -93,7 +93,7 @@ class FlatSharded(nn.Module, Attachable):
 
     def unit_names(self) -> dict[str, list[str]]:
         """The names of the parameters of each unit."""
-        return {unit.name: list(unit.parameters) for unit in self._units}
+        return {unit.name: list(unit.parameters) for unit in self.units}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """That of the model."""
@@ -103,15 +103,6 @@ class FlatSharded(nn.Module, Attachable):
     def finish(self) -> None:
         """See `Schedule.finish`."""
         self.schedule.finish()
-
-    def full_parameters(self) -> dict[str, Tensor]:
-        """Copies of all parameters by all of their names, on every rank."""
-        full: dict[str, Tensor] = {}
-        for unit in self._units:
-            vector = torch.empty(unit.full.numel())
-            dist.all_gather_single(vector, unit.shard.data, group=self._group)
-            full |= unit.named(vector)
-        return {name: full[known[0]] for known in self._names.values() for name in known}
 
     def _watch(self, index: int, plan: UnitPlan, dtype: torch.dtype) -> None:
         """The schedule hears of every use of a unit."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from shardlab.codecs.unit import Block, Unit
+from shardlab.engines.flat import named_parts
 
 
 class FlatUnit:
@@ -44,6 +45,7 @@ class FlatUnit:
         self.kept = kept
         self.needed_in_backward = needed_in_backward
         self.parameters = dict(parameters)
+        self.shapes = {name: parameter.shape for name, parameter in parameters.items()}
         self.count = sum(p.numel() for p in parameters.values())
         """elements, without the zeros at the end"""
         self.message = Unit(name, (Block(name, self.count, 1),))
@@ -100,10 +102,7 @@ class FlatUnit:
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
         """The parts of a vector that is laid out as `full`, by the names of the parameters."""
-        return dict(zip(self.parameters, self._views(vector), strict=True))
+        return named_parts(vector, self.shapes)
 
     def _views(self, vector: Tensor) -> list[Tensor]:
-        shapes = [parameter.shape for parameter in self.parameters.values()]
-        sizes = [shape.numel() for shape in shapes]
-        pieces = vector[: sum(sizes)].split(sizes)
-        return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+        return [*named_parts(vector, self.shapes).values()]
