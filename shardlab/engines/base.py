@@ -220,7 +220,11 @@ class AutogradEngine(Engine):
 
     def shards(self) -> State:  # noqa: D102
         kinds: State = {}
+        updated = {
+            parameter for group in self._optimizer.param_groups for parameter in group["params"]
+        }
         for name, parameter in self._trained().items():
+            assert parameter in updated, f"{name} is not what the optimizer updates: it is gathered"
             tensors = {"parameter": parameter.detach(), **self._moments(parameter)}
             for kind, tensor in tensors.items():
                 kinds.setdefault(kind, {})[name] = self._laid_out(name, tensor)

@@ -37,6 +37,11 @@ def refusal(*overrides: str) -> str:
             "train.world_size=0",
             "train.world_size: input should be greater than or equal to 1 (found 0)",
         ),
+        ("train.checkpoint.keep=2", "train.checkpoint.every: field required"),
+        (
+            "train.checkpoint={every: 5, asynchronous: true}",
+            "train.checkpoint: asynchronous is for format: sharded: change one of them",
+        ),
         (
             "train={steps: 5, untimed_steps: 5}",
             "train: untimed_steps must be below steps (5)",

@@ -18,8 +18,11 @@ def losses(run: Run) -> torch.Tensor:
     return torch.tensor([event.loss for event in run.events])
 
 
-@pytest.mark.parametrize("gradients", [{}, INT8], ids=["none", "int8"])
-@pytest.mark.parametrize("format", ["full", "sharded"])
+@pytest.mark.parametrize(
+    "format, gradients",
+    [("full", {}), ("sharded", {}), ("sharded", INT8)],
+    ids=["full", "sharded", "sharded-int8"],
+)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_four_ranks_become_one_two_or_three(data, tmp_path, engine, format, gradients):
     strategy = strategy_of(engine, **gradients)

@@ -1,5 +1,6 @@
 """A rank that is killed, whenever, costs nothing but time."""
 
+import dataclasses
 import random
 from pathlib import Path
 
@@ -31,17 +32,15 @@ def test_a_killed_run_continues_bit_for_bit(data, tmp_path, engine):
         assert row.resumed_after > 0 or row.killed_in <= 4, row
 
 
-def with_checkpoints(plan, **options):
-    train = plan.train.model_copy(update={"checkpoint": Checkpoint(**options)})
-    return type(plan)(plan.run, plan.seed, plan.strategy, train, plan.model, plan.data)
+def with_train(plan, **values):
+    return dataclasses.replace(plan, train=plan.train.model_copy(update=values))
 
 
 @pytest.fixture
 def stopped(data, tmp_path):
     """A run whose outputs cannot be written, after all of its steps."""
-    plan = with_checkpoints(
-        plan_of(data, strategy_of("fsdp2", **INT4), steps=6, untimed_steps=2), every=4
-    )
+    plan = plan_of(data, strategy_of("fsdp2", **INT4), steps=6, untimed_steps=2)
+    plan = with_train(plan, checkpoint=Checkpoint(every=4))
     folder, root = tmp_path / "stopped", tmp_path / "checkpoints"
     (folder / "final_model").mkdir(parents=True)
     (folder / "final_model/config.json").mkdir()
@@ -54,7 +53,7 @@ def stopped(data, tmp_path):
 
 def test_a_resumed_run_tells_of_all_steps(stopped, tmp_path):
     plan, folder, root = stopped
-    train_run(plan, tmp_path / "straight")
+    train_run(with_train(plan, checkpoint=None), tmp_path / "straight")
     train_run(plan, folder, telemetry=tmp_path / "scalars", checkpoints=root)
     assert Outcome.read(folder) == Outcome.read(tmp_path / "straight")
     assert [e["step"] for e in read_json_lines(folder / "events.jsonl")] == list(range(6))
@@ -77,10 +76,8 @@ def scalar_steps(folder: Path) -> list[int]:
 
 def test_a_run_with_other_values_is_refused_in_one_line(stopped):
     plan, folder, root = stopped
-    train = plan.train.model_copy(update={"clip": 0.5})
-    other = type(plan)(plan.run, plan.seed, plan.strategy, train, plan.model, plan.data)
     with pytest.raises(UserError, match=r"^[^\n]*train\.clip 1\.0, now it is 0\.5[^\n]*$"):
-        train_run(other, folder, checkpoints=root)
+        train_run(with_train(plan, clip=0.5), folder, checkpoints=root)
 
 
 def test_without_checkpoints_nothing_is_saved(data, tmp_path):

@@ -25,5 +25,6 @@ def load_state(path: Path) -> State:
     state: State = {}
     for key, tensor in load_file(path).items():
         kind, _, name = key.partition(".")
-        state.setdefault(kind, {})[name] = tensor
+        # as they lie in the file, tensors may begin at odd addresses
+        state.setdefault(kind, {})[name] = tensor.clone()
     return state
