@@ -19,7 +19,7 @@ from shardlab.kernels import native
 from shardlab.profiling.capture import Capture
 from shardlab.profiling.merge import merge_traces
 from shardlab.train.gather import gather_bytes, gather_values
-from shardlab.train.launch import launch
+from shardlab.train.launch import Start, launch
 from shardlab.train.loop import Loop, StepEvent
 from shardlab.train.plan import RunPlan
 from shardlab.train.saved_model import save_model
@@ -29,7 +29,11 @@ from shardlab.train.untrained import build_for
 
 
 def train_run(
-    plan: RunPlan, folder: Path, telemetry: Path | None = None, limit_s: float | None = None
+    plan: RunPlan,
+    folder: Path,
+    telemetry: Path | None = None,
+    limit_s: float | None = None,
+    start: Start | None = None,
 ) -> None:
     """Trains by `plan` on all ranks and fills `folder`.
 
@@ -38,6 +42,7 @@ def train_run(
     Args:
         telemetry: folder for TensorBoard, or None.
         limit_s: longest duration of the whole run.
+        start: of the ranks, when it is not by this command alone.
 
     Raises:
         RunFailed: a rank failed or time ran out; nothing in `folder` looks finished.
@@ -46,7 +51,7 @@ def train_run(
     train = plan.train
     native.library()  # says once, and not once per rank, when there are no compiled kernels
     worker = partial(_work, plan, folder, telemetry)
-    launch(worker, train.world_size, train.threads, train.timeout_s, limit_s)
+    launch(worker, train.world_size, train.threads, train.timeout_s, limit_s, start=start)
 
 
 def _work(

@@ -1,0 +1,245 @@
+"""Several commands of a run, each with some of its ranks: the first one leads the others.
+
+They keep one connection each to the first, from the start to the end of the run. A command that is
+killed or loses its machine closes it, so that the others know at once, whatever their ranks do.
+"""
+
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+
+import torch.distributed as dist
+
+from shardlab.core.errors import UserError
+from shardlab.train.launch.failure import Failure, first
+from shardlab.train.launch.messages import connection_over, interface_of, receive, send
+from shardlab.train.launch.peers import Alone, Peers, Verdict
+from shardlab.train.launch.place import Place
+
+_HELLO_S = 5.0
+_END_RANKS_S = 15.0
+"""longest time that a command takes to end its ranks and say so"""
+
+
+@dataclass
+class _Member:
+    name: str
+    connection: Connection
+    at_work: bool = True
+    """has not said how the attempt ended there"""
+    failure: Failure | None = None
+    gone: bool = False
+
+    def read(self) -> None:
+        self.at_work = False
+        said = receive(self.connection)
+        if said is None or "failure" not in said:
+            self.lose()
+        elif said["failure"] is not None:
+            self.failure = Failure(**said["failure"])
+
+    def lose(self) -> None:
+        self.at_work = False
+        self.gone = True
+        self.failure = _lost(self.name)
+
+
+class Leader(Alone):
+    """The first command: gathers the others, keeps the store, decides what an attempt came to."""
+
+    def __init__(self, place: Place, world_size: int, timeout_s: float, restarts: int) -> None:
+        super().__init__(restarts, address="")
+        self._place = place
+        self._facts = _facts(place, world_size, restarts)
+        self._members: list[_Member] = []
+        self._gather(timeout_s)
+
+    @property
+    def connections(self) -> list[Connection]:  # noqa: D102
+        return [member.connection for member in self._members if member.at_work]
+
+    def begin(self) -> None:  # noqa: D102
+        super().begin()
+        for member in self._members:
+            member.at_work, member.failure = True, None
+            send(member.connection, port=self._port)
+
+    def heard(self, connection: Connection) -> bool:  # noqa: D102
+        member = next(m for m in self._members if m.connection is connection)
+        member.read()
+        return member.failure is not None
+
+    def settle(self, failure: Failure | None) -> Verdict:  # noqa: D102
+        while self.connections and not self._foremost(failure):
+            ready = wait(self.connections)
+            for connection in self.connections:
+                if connection in ready:
+                    self.heard(connection)
+        for connection in self.connections:
+            send(connection, stop=True)
+        while connections := self.connections:
+            ready = wait(connections, timeout=_END_RANKS_S)
+            for member in self._members:
+                if member.connection in ready:
+                    member.read()
+                elif member.at_work and not ready:
+                    member.lose()
+        verdict = super().settle(self._foremost(failure))
+        if any(member.gone for member in self._members):
+            verdict = Verdict(verdict.failure)
+        for member in self._members:
+            final = verdict.failure and asdict(verdict.failure)
+            send(member.connection, verdict=final, again=verdict.again)
+        return verdict
+
+    def close(self) -> None:  # noqa: D102
+        super().close()
+        for member in self._members:
+            member.connection.close()
+
+    def _foremost(self, here: Failure | None) -> Failure | None:
+        return first([here, *(member.failure for member in self._members)])
+
+    def _gather(self, timeout_s: float) -> None:
+        """Lets the others in, each once."""
+        _, port = self._place.master or ("", 0)
+        deadline = time.monotonic() + timeout_s
+        missing = set(range(1, self._place.commands))
+        try:
+            with _listen(port) as door:
+                while missing:
+                    door.settimeout(max(0.01, deadline - time.monotonic()))
+                    self._admit(door.accept()[0], missing)
+        except TimeoutError:
+            numbers = ", ".join(map(str, sorted(missing)))
+            self._refuse(
+                f"{self._name(numbers)} did not come within {timeout_s:g} s: start it, too"
+            )
+
+    def _admit(self, visitor: socket.socket, missing: set[int]) -> None:
+        interface = interface_of(visitor)
+        connection = connection_over(visitor)
+        hello = receive(connection, _HELLO_S) or {}
+        number = hello.pop("command", None)
+        if hello.keys() != self._facts.keys():
+            connection.close()  # somebody who looks for open ports
+        elif hello != self._facts:
+            self._members.append(_Member(self._name(number), connection))
+            key = next(key for key in hello if hello[key] != self._facts[key])
+            self._refuse(
+                f"{key} is {hello[key]} on {self._name(number)} and {self._facts[key]} on "
+                f"{self._name(0)}: make them equal"
+            )
+        elif number not in missing:
+            why = f"{self._name(number)} is there already: give each node its own --node-rank"
+            send(connection, refused=why)
+            connection.close()
+        else:
+            missing.remove(number)
+            self._members.append(_Member(self._name(number), connection))
+            self.interface = interface
+
+    def _name(self, number: object) -> str:
+        return f"{self._place.called} {number}"
+
+    def _refuse(self, why: str) -> None:
+        for member in self._members:
+            send(member.connection, refused=why)
+        self.close()
+        raise UserError(why)
+
+
+class Member(Peers):
+    """Every command but the first."""
+
+    def __init__(self, place: Place, world_size: int, timeout_s: float, restarts: int) -> None:
+        assert place.master is not None, "the leader is alone without one"
+        self._master, self._port = place.master, 0
+        self._timeout_s = timeout_s
+        self._lost = _lost(f"{place.called} 0")
+        self._gone = False
+        made = _reach(place, timeout_s)
+        self.interface = interface_of(made)
+        self._leader = connection_over(made)
+        send(self._leader, command=place.command, **_facts(place, world_size, restarts))
+
+    @property
+    def connections(self) -> list[Connection]:  # noqa: D102
+        return [self._leader]
+
+    def begin(self) -> None:  # noqa: D102
+        # the leader answers when all are there, or its own patience is at an end
+        said = receive(self._leader, self._timeout_s + _HELLO_S) or {}
+        if "port" not in said and self._port:
+            raise self._lost.error()
+        if "port" not in said:
+            address = ":".join(map(str, self._master))
+            silent = f"{address} does not answer as the first of a run: give another --master"
+            raise UserError(said.get("refused", silent))
+        self._port = said["port"]
+
+    def serve(self) -> None:
+        """The leader does it."""
+
+    def connect(self, timeout: timedelta) -> dist.Store:  # noqa: D102
+        self.close()
+        return dist.TCPStore(self._master[0], self._port, is_master=False, timeout=timeout)
+
+    def heard(self, connection: Connection) -> bool:
+        """The leader says stop, or is gone."""
+        self._gone = receive(connection) is None
+        return True
+
+    def settle(self, failure: Failure | None) -> Verdict:  # noqa: D102
+        send(self._leader, failure=failure and asdict(failure))
+        while not self._gone:
+            said = receive(self._leader)
+            if said is None:
+                self._gone = True
+            elif "verdict" in said:
+                verdict = said["verdict"] and Failure(**said["verdict"])
+                return Verdict(verdict, said["again"])
+        return Verdict(self._lost)
+
+    def close(self) -> None:  # noqa: D102
+        self._leader.close()
+
+
+def _lost(name: str) -> Failure:
+    return Failure("crash", f"{name} is gone: its command ended or cannot be reached")
+
+
+def _facts(place: Place, world_size: int, restarts: int) -> dict[str, int]:
+    """What all commands have to agree on."""
+    return {"nnodes": place.commands, "train.world_size": world_size, "max_restarts": restarts}
+
+
+def _listen(port: int) -> socket.socket:
+    try:
+        return socket.create_server(("", port), backlog=1024)
+    except OSError as error:
+        why = os.strerror(error.errno or 0).lower()
+        raise UserError(
+            f"cannot await the others at port {port} ({why}): choose another in --master"
+        ) from None
+
+
+def _reach(place: Place, timeout_s: float) -> socket.socket:
+    """Connects as soon as the leader is there."""
+    assert place.master is not None, "only a command alone has none"
+    host, port = place.master
+    deadline = time.monotonic() + timeout_s
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            return socket.create_connection((host, port), timeout=left)
+        except socket.gaierror:
+            raise UserError(f"--master: there is no host {host!r}") from None
+        except OSError:
+            time.sleep(min(0.2, left))
+    raise UserError(
+        f"no answer from {place.called} 0 at {host}:{port} within {timeout_s:g} s: "
+        "start it, too, and give all the same --master"
+    )
