@@ -174,8 +174,10 @@ class Parameters:
     """The parameters of a file, as far as it holds them, with overrides from the command line.
 
     Args:
-        path: YAML, or JSON by the name `*.json`. A file may hold a part of the parameters: what is there must be right.
-        overrides: `key=value` texts, keys dotted and values in JSON or YAML, applied before the checks.
+        path: YAML, or JSON in a file named so. A file may hold a part of the parameters: what is
+            there must be right.
+        overrides: `key=value` texts, keys dotted and values in YAML or JSON, applied before the
+            checks.
 
     Raises:
         UserError: the first mistake anywhere in the file, in one line.

@@ -61,7 +61,12 @@ def test_a_drift_of_dvc_yaml_is_told(
         ("train.smk", '        "data/tokens/manifest.json",\n', "", "validate fsdp2 0: inputs"),
         ("report.smk", '        "results/report/tables.md",\n', "", "stages.report: outputs"),
         ("report.smk", "stages.readme", "stages.readme x", "only in Snakefile"),
-        ("common.smk", '"data/tokenizer.json", *TOKENS', "*TOKENS", "train --run fsdp2 --seed 0: inputs"),
+        (
+            "common.smk",
+            '"data/tokenizer.json", *TOKENS',
+            "*TOKENS",
+            "train --run fsdp2 --seed 0: inputs",
+        ),
         ("common.smk", 'path.suffix != ".so"', 'path.suffix != ".j2"', "report: inputs"),
     ],
 )

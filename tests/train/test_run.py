@@ -11,12 +11,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shardlab.comm.ledger import Ledger
-from shardlab.core.files import read_json, read_json_lines, write_json
-from shardlab.core.params import Data, Model, Tokenize, Train
+from shardlab.core.files import read_json, read_json_lines
+from shardlab.core.params import Model, Train
 from shardlab.core.records import Record
 from shardlab.core.strategy import parse_strategy
-from shardlab.data.corpus import prepare
-from shardlab.data.tokenize import build_tokens
 from shardlab.data.tokens import open_split
 from shardlab.train.evaluate import evaluate
 from shardlab.train.launch import RunFailed
@@ -35,16 +33,6 @@ TRAIN = Train(
     profiled_steps=2,
 )
 INT8 = {"engine": "fsdp2", "gradients": {"codec": "int8", "error_feedback": True}}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    source = prepare(Data(source="synthetic", documents=120), folder / "corpus.json", folder)
-    write_json(folder / "source.json", source)
-    options = Tokenize(vocabulary=300, shards=1)
-    build_tokens(folder / "corpus.json", 0.1, options, folder / "work", folder)
-    return folder
 
 
 def plan(data, strategy=None, train=TRAIN):

@@ -4,7 +4,6 @@ import os
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 
 
 def gpu_index(visible: int, ranks_in_command: int, place_in_command: int) -> int | None:
@@ -42,4 +41,4 @@ def backend_of(gpus: Sequence[str]) -> str:
         gpus: what `take_gpu` returned on every rank.
     """
     own = all(gpus) and len(set(gpus)) == len(gpus)
-    return "cpu:gloo,cuda:nccl" if own and dist.is_nccl_available() else "gloo"
+    return "cpu:gloo,cuda:nccl" if own else "gloo"

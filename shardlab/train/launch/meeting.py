@@ -39,16 +39,16 @@ def meet(store: dist.Store, rank: int, world_size: int, gpu: str, timeout: timed
     deadline = time.monotonic() + timeout.total_seconds()
     if rank == 0:
         return _open(store, world_size, gpu, deadline)
-    ticket = uuid.uuid4().hex
+    name, ticket = "", uuid.uuid4().hex
     while True:
-        if store.check(["meeting"]):
-            name = store.get("meeting").decode()
+        if store.check(["meeting"]) and (latest := store.get("meeting").decode()) != name:
+            name = latest
             room = dist.PrefixStore(name, store)
             room.set(str(rank), json.dumps([ticket, gpu]))
-            if room.check(["begin"]):
-                guests, backend = json.loads(room.get("begin"))
-                if guests[rank - 1] == ticket:
-                    return Meeting(name, room, backend)
+        if name and room.check(["begin"]):
+            guests, backend = json.loads(room.get("begin"))
+            if guests[rank - 1] == ticket:
+                return Meeting(name, room, backend)
         _look_again(deadline, f"rank {rank} found no meeting with rank 0")
 
 

@@ -16,9 +16,10 @@ import torch.distributed as dist
 from shardlab.core.errors import UserError
 from shardlab.train.launch.failure import Failure, first
 from shardlab.train.launch.messages import connection_over, interface_of, receive, send
-from shardlab.train.launch.peers import Alone, Peers, Verdict
+from shardlab.train.launch.peers import Peers, Verdict
 from shardlab.train.launch.place import Place
 
+_BACKLOG = 1024
 _HELLO_S = 5.0
 _END_RANKS_S = 15.0
 """longest time that a command takes to end its ranks and say so"""
@@ -47,14 +48,19 @@ class _Member:
         self.failure = _lost(self.name)
 
 
-class Leader(Alone):
-    """The first command: gathers the others, keeps the store, decides what an attempt came to."""
+class Leader(Peers):
+    """The first command: gathers the others, keeps the store, decides what an attempt came to.
+
+    The store's server is this process, not rank 0's: whoever fails can say so to the last.
+    """
 
     def __init__(self, place: Place, world_size: int, timeout_s: float, restarts: int) -> None:
-        super().__init__(restarts, address="")
         self._place = place
+        self._restarts = restarts
         self._facts = _facts(place, world_size, restarts)
         self._members: list[_Member] = []
+        self._door: socket.socket | None = None
+        self._server: dist.TCPStore | None = None
         self._gather(timeout_s)
 
     @property
@@ -62,10 +68,26 @@ class Leader(Alone):
         return [member.connection for member in self._members if member.at_work]
 
     def begin(self) -> None:  # noqa: D102
-        super().begin()
+        # ranks may knock before the server runs: the kernel keeps them waiting
+        self._door = socket.create_server(("", 0), backlog=_BACKLOG)
         for member in self._members:
             member.at_work, member.failure = True, None
             send(member.connection, port=self._port)
+
+    def serve(self) -> None:  # noqa: D102
+        assert self._door is not None, "serve follows begin"
+        address = "127.0.0.1", self._port
+        self._server = dist.TCPStore(
+            *address,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=self._door.detach(),
+        )
+
+    def connect(self, timeout: timedelta) -> dist.Store:  # noqa: D102
+        address = "127.0.0.1", self._port
+        self.close()
+        return dist.TCPStore(*address, is_master=False, timeout=timeout)
 
     def heard(self, connection: Connection) -> bool:  # noqa: D102
         member = next(m for m in self._members if m.connection is connection)
@@ -87,18 +109,27 @@ class Leader(Alone):
                     member.read()
                 elif member.at_work and not ready:
                     member.lose()
-        verdict = super().settle(self._foremost(failure))
-        if any(member.gone for member in self._members):
-            verdict = Verdict(verdict.failure)
+        self._server = None  # ends its thread
+        restarts = 0 if any(member.gone for member in self._members) else self._restarts
+        verdict = Verdict.on(self._foremost(failure), restarts)
+        self._restarts -= 1
         for member in self._members:
             final = verdict.failure and asdict(verdict.failure)
             send(member.connection, verdict=final, again=verdict.again)
         return verdict
 
     def close(self) -> None:  # noqa: D102
-        super().close()
+        self._server = None
+        if self._door is not None:
+            self._door.close()
         for member in self._members:
             member.connection.close()
+
+    @property
+    def _port(self) -> int:
+        """Of the store."""
+        assert self._door is not None, "begin opens it"
+        return self._door.getsockname()[1]
 
     def _foremost(self, here: Failure | None) -> Failure | None:
         return first([here, *(member.failure for member in self._members)])
@@ -219,7 +250,7 @@ def _facts(place: Place, world_size: int, restarts: int) -> dict[str, int]:
 
 def _listen(port: int) -> socket.socket:
     try:
-        return socket.create_server(("", port), backlog=1024)
+        return socket.create_server(("", port), backlog=_BACKLOG)
     except OSError as error:
         why = os.strerror(error.errno or 0).lower()
         raise UserError(

@@ -1,10 +1,10 @@
 """What a command has to do with the others of its run: the contract, and the command alone."""
 
-import socket
+import os
 from abc import ABC, abstractmethod
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch.distributed as dist
 
@@ -17,6 +17,11 @@ class Verdict(NamedTuple):
     failure: Failure | None
     again: bool = False
     """another attempt follows"""
+
+    @classmethod
+    def on(cls, failure: Failure | None, restarts: int) -> Self:
+        """Of who may begin again `restarts` times."""
+        return cls(failure, failure is not None and failure.may_pass and restarts > 0)
 
 
 class Peers(ABC):
@@ -43,7 +48,7 @@ class Peers(ABC):
 
     @abstractmethod
     def serve(self) -> None:
-        """Lets the ranks into the store."""
+        """Lets the ranks, which are forked by now, into the store."""
 
     @abstractmethod
     def connect(self, timeout: timedelta) -> dist.Store:
@@ -65,47 +70,35 @@ class Peers(ABC):
 class Alone(Peers):
     """One command for all ranks.
 
-    The store's server is this process: it outlives every rank, so that each can say when it failed.
+    Their store is a file without a name, which lives as long as a process has it open.
 
     Args:
         restarts: how many attempts may follow the first.
-        address: where the server listens.
     """
 
-    def __init__(self, restarts: int, address: str = "127.0.0.1") -> None:
+    def __init__(self, restarts: int) -> None:
         self.interface = "lo"  # a host name may not resolve
         self._restarts = restarts
-        self._address = address
-        self._door: socket.socket | None = None
-        self._server: dist.TCPStore | None = None
-        self._port = 0
+        self._file: int | None = None
 
     def begin(self) -> None:  # noqa: D102
-        # ranks may knock before the server runs: the kernel keeps them waiting
-        self._door = socket.create_server((self._address, 0), backlog=1024)
-        self._port = self._door.getsockname()[1]
+        self._file = os.memfd_create("ranks")
 
-    def serve(self) -> None:  # noqa: D102
-        assert self._door is not None, "serve follows begin"
-        self._server = dist.TCPStore(
-            "127.0.0.1",
-            self._port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=self._door.detach(),
-        )
+    def serve(self) -> None:
+        """Nothing is to be done: the ranks have inherited the file."""
 
     def connect(self, timeout: timedelta) -> dist.Store:  # noqa: D102
-        self.close()
-        return dist.TCPStore("127.0.0.1", self._port, is_master=False, timeout=timeout)
+        store = dist.FileStore(f"/proc/self/fd/{self._file}")
+        store.set_timeout(timeout)
+        return store
 
     def settle(self, failure: Failure | None) -> Verdict:  # noqa: D102
-        self._server = None  # ends its thread
-        again = failure is not None and failure.may_pass and self._restarts > 0
-        self._restarts -= again
-        return Verdict(failure, again)
+        self.close()
+        verdict = Verdict.on(failure, self._restarts)
+        self._restarts -= 1
+        return verdict
 
     def close(self) -> None:  # noqa: D102
-        self._server = None
-        if self._door is not None:
-            self._door.close()
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
