@@ -14,6 +14,7 @@ from ranks import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from workers import adds_up, dies_at_first, mistaken, one_dies, one_raises, pids, sleeps
 
+from shardlab.comm.device import device_of
 from shardlab.core.errors import UserError
 from shardlab.train.gather import gather_bytes, gather_values
 from shardlab.train.launch import RunFailed, Start, launch
@@ -30,6 +31,16 @@ def test_every_rank_knows_its_place_and_its_threads(tmp_path):
 
     launch(worker, 3, threads=1, timeout_s=30)
     assert [(tmp_path / name).read_text() for name in "012"] == ["3 0/3", "3 1/3", "3 2/3"]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="each rank has a GPU here")
+def test_ranks_without_gpus_use_gloo_on_the_cpu():
+    def on_rank(group):
+        assert device_of(group) == torch.device("cpu")
+        assert dist.get_backend(group) == "gloo"
+        return {}
+
+    run_ranks(2, on_rank)
 
 
 def test_values_and_bytes_of_all_ranks_arrive_in_order():

@@ -2,12 +2,16 @@
 
 import os
 import socket
+import subprocess
+from contextlib import ExitStack
 
 import pytest
 from commands import Command, free_port, launching, nodes, wait_for
 from workers import adds_up, dies_at_first, mistaken, one_dies, one_raises, pids, sleeps
 
-from shardlab.train.launch import Start
+from shardlab.comm.links import Links
+from shardlab.core.errors import UserError
+from shardlab.train.launch import Start, launch
 
 
 def join(commands: list[Command]) -> list[int]:
@@ -172,7 +176,7 @@ def test_a_stranger_in_the_place_of_the_first_node_is_told(tmp_path):
             visitor.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         assert join([command]) == [2]
     assert command.said() == (
-        f"error: 127.0.0.1:{port} does not answer as the first of a run: give another --master\n"
+        f"error: node 0 at 127.0.0.1:{port} has ended, or something else answers there\n"
     )
 
 
@@ -219,3 +223,36 @@ def test_a_task_of_srun_that_is_gone_is_named_as_one(tmp_path):
     commands[1].kill()
     assert join(commands)[0] == 1
     assert "task 1 is gone" in commands[0].said()
+
+
+@pytest.mark.long
+def test_nobody_waits_long_for_a_machine_that_has_vanished(tmp_path):
+    """Its connections are not closed, they just fall silent."""
+    with ExitStack() as stack:
+        try:
+            links = stack.enter_context(Links(2, "1gbit"))
+        except UserError as error:
+            pytest.skip(str(error))
+        commands = [Command(tmp_path / f"node{n}", on_link(tmp_path, links, n)) for n in (0, 1)]
+        wait_for(lambda: pids(tmp_path, 2) is not None)
+        cut = Command(tmp_path / "cut", lambda: cut_off(links, 1))
+        assert cut.wait() == 0, cut.said()
+        assert [command.wait(60) for command in commands] == [1, 1]
+    assert [each.said().count("is gone") for each in commands] == [1, 1]
+
+
+def on_link(folder, links, node):
+    """A command of two nodes, on a link of its own; its ranks do nothing."""
+
+    def call() -> None:
+        links.enter(node)
+        subprocess.run(["ip", "link", "set", "dev", "lo", "up"], check=True)
+        start = Start(2, node, "198.18.0.1:29500")
+        launch(sleeps(folder), 2, 1, timeout_s=60, start=start)
+
+    return call
+
+
+def cut_off(links, node) -> None:
+    interface = links.enter(node)
+    subprocess.run(["ip", "link", "set", "dev", interface, "down"], check=True)

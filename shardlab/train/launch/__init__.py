@@ -9,8 +9,9 @@ from shardlab.core.errors import UserError
 from shardlab.core.process import die_with_parent
 from shardlab.core.progress import say
 from shardlab.train.launch.failure import Failure, RunFailed
+from shardlab.train.launch.leader import Leader
 from shardlab.train.launch.local import LocalRanks
-from shardlab.train.launch.nodes import Leader, Member
+from shardlab.train.launch.member import Member
 from shardlab.train.launch.peers import Alone, Peers
 from shardlab.train.launch.place import Place, Start, find_place
 from shardlab.train.launch.rank import Interfaces, Job, Worker

@@ -50,3 +50,8 @@ def first(failures: Iterable[Failure | None]) -> Failure | None:
     """The one that came before the others, if there is any."""
     told = [failure for failure in failures if failure is not None]
     return min(told, key=lambda failure: failure.order, default=None)
+
+
+def lost(command: str) -> Failure:
+    """Of a command that no longer answers."""
+    return Failure("crash", f"{command} is gone: its command ended or cannot be reached")

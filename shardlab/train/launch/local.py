@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
+from typing import Self
 
 from shardlab.train.launch.failure import Failure, first
 from shardlab.train.launch.peers import Peers
@@ -38,10 +39,10 @@ class _Rank:
         return True
 
     def failure(self) -> Failure | None:
-        """Of a process that has ended."""
+        """What the rank has said, or how it has ended, as far as it has."""
         code = self.process.exitcode
         if code is None or code == 0:
-            return None
+            return self.said
         if code > 0:
             told = f"{self.name} ended with exit code {code}"
             return self.said or Failure("crash", told, meeting=self.meeting)
@@ -59,7 +60,7 @@ class LocalRanks:
         self._work = work
         self._ranks: list[_Rank] = []
 
-    def __enter__(self) -> "LocalRanks":
+    def __enter__(self) -> Self:
         fork = multiprocessing.get_context("fork")
         try:
             for number in self._numbers:
@@ -97,10 +98,14 @@ class LocalRanks:
                 raise TimeoutError
             for connection in ready:
                 assert isinstance(connection, Connection)
-                if connection not in running:
-                    if peers.heard(connection):
-                        return self._first_failure(running)
-                elif not running[connection].listen() and running.pop(connection).failure():
+                if connection in running:
+                    rank = running[connection]
+                    if not rank.listen():
+                        del running[connection]
+                    stop = rank.failure() is not None
+                else:
+                    stop = peers.heard(connection)
+                if stop:
                     return self._first_failure(running)
         return None
 

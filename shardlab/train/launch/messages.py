@@ -8,6 +8,8 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
+from shardlab.train.launch.place import Place
+
 _LONGEST = 1 << 20
 _SIOCGIFADDR = 0x8915
 
@@ -22,6 +24,11 @@ def connection_over(made: socket.socket) -> Connection:
     # of who begins a message and does not end it
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 5, 0))
     return Connection(made.detach())
+
+
+def facts(place: Place, world_size: int, restarts: int) -> dict[str, int]:
+    """What all commands of a run have to agree on."""
+    return {"nnodes": place.commands, "train.world_size": world_size, "max_restarts": restarts}
 
 
 def send(connection: Connection, **values: Any) -> None:

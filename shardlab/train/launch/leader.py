@@ -1,7 +1,6 @@
-"""Several commands of a run, each with some of its ranks: the first one leads the others.
+"""The first command of several: the others keep a connection to it, from the start to the end.
 
-They keep one connection each to the first, from the start to the end of the run. A command that is
-killed or loses its machine closes it, so that the others know at once, whatever their ranks do.
+A command that is killed closes its own, so that all know at once, whatever their ranks do.
 """
 
 import os
@@ -14,8 +13,8 @@ from multiprocessing.connection import Connection, wait
 import torch.distributed as dist
 
 from shardlab.core.errors import UserError
-from shardlab.train.launch.failure import Failure, first
-from shardlab.train.launch.messages import connection_over, interface_of, receive, send
+from shardlab.train.launch.failure import Failure, first, lost
+from shardlab.train.launch.messages import connection_over, facts, interface_of, receive, send
 from shardlab.train.launch.peers import Peers, Verdict
 from shardlab.train.launch.place import Place
 
@@ -45,19 +44,22 @@ class _Member:
     def lose(self) -> None:
         self.at_work = False
         self.gone = True
-        self.failure = _lost(self.name)
+        self.failure = lost(self.name)
 
 
 class Leader(Peers):
-    """The first command: gathers the others, keeps the store, decides what an attempt came to.
+    """Gathers the other commands, keeps the store, decides what an attempt came to.
 
     The store's server is this process, not rank 0's: whoever fails can say so to the last.
+
+    Raises:
+        UserError: a command did not come, or was started for another run; or the port is in use.
     """
 
     def __init__(self, place: Place, world_size: int, timeout_s: float, restarts: int) -> None:
         self._place = place
         self._restarts = restarts
-        self._facts = _facts(place, world_size, restarts)
+        self._facts = facts(place, world_size, restarts)
         self._members: list[_Member] = []
         self._door: socket.socket | None = None
         self._server: dist.TCPStore | None = None
@@ -138,19 +140,19 @@ class Leader(Peers):
         """Lets the others in, each once."""
         _, port = self._place.master or ("", 0)
         deadline = time.monotonic() + timeout_s
-        missing = set(range(1, self._place.commands))
+        missing = list(range(1, self._place.commands))
         try:
             with _listen(port) as door:
                 while missing:
                     door.settimeout(max(0.01, deadline - time.monotonic()))
                     self._admit(door.accept()[0], missing)
         except TimeoutError:
-            numbers = ", ".join(map(str, sorted(missing)))
+            numbers = ", ".join(map(str, missing))
             self._refuse(
                 f"{self._name(numbers)} did not come within {timeout_s:g} s: start it, too"
             )
 
-    def _admit(self, visitor: socket.socket, missing: set[int]) -> None:
+    def _admit(self, visitor: socket.socket, missing: list[int]) -> None:
         interface = interface_of(visitor)
         connection = connection_over(visitor)
         hello = receive(connection, _HELLO_S) or {}
@@ -183,71 +185,6 @@ class Leader(Peers):
         raise UserError(why)
 
 
-class Member(Peers):
-    """Every command but the first."""
-
-    def __init__(self, place: Place, world_size: int, timeout_s: float, restarts: int) -> None:
-        assert place.master is not None, "the leader is alone without one"
-        self._master, self._port = place.master, 0
-        self._timeout_s = timeout_s
-        self._lost = _lost(f"{place.called} 0")
-        self._gone = False
-        made = _reach(place, timeout_s)
-        self.interface = interface_of(made)
-        self._leader = connection_over(made)
-        send(self._leader, command=place.command, **_facts(place, world_size, restarts))
-
-    @property
-    def connections(self) -> list[Connection]:  # noqa: D102
-        return [self._leader]
-
-    def begin(self) -> None:  # noqa: D102
-        # the leader answers when all are there, or its own patience is at an end
-        said = receive(self._leader, self._timeout_s + _HELLO_S) or {}
-        if "port" not in said and self._port:
-            raise self._lost.error()
-        if "port" not in said:
-            address = ":".join(map(str, self._master))
-            silent = f"{address} does not answer as the first of a run: give another --master"
-            raise UserError(said.get("refused", silent))
-        self._port = said["port"]
-
-    def serve(self) -> None:
-        """The leader does it."""
-
-    def connect(self, timeout: timedelta) -> dist.Store:  # noqa: D102
-        self.close()
-        return dist.TCPStore(self._master[0], self._port, is_master=False, timeout=timeout)
-
-    def heard(self, connection: Connection) -> bool:
-        """The leader says stop, or is gone."""
-        self._gone = receive(connection) is None
-        return True
-
-    def settle(self, failure: Failure | None) -> Verdict:  # noqa: D102
-        send(self._leader, failure=failure and asdict(failure))
-        while not self._gone:
-            said = receive(self._leader)
-            if said is None:
-                self._gone = True
-            elif "verdict" in said:
-                verdict = said["verdict"] and Failure(**said["verdict"])
-                return Verdict(verdict, said["again"])
-        return Verdict(self._lost)
-
-    def close(self) -> None:  # noqa: D102
-        self._leader.close()
-
-
-def _lost(name: str) -> Failure:
-    return Failure("crash", f"{name} is gone: its command ended or cannot be reached")
-
-
-def _facts(place: Place, world_size: int, restarts: int) -> dict[str, int]:
-    """What all commands have to agree on."""
-    return {"nnodes": place.commands, "train.world_size": world_size, "max_restarts": restarts}
-
-
 def _listen(port: int) -> socket.socket:
     try:
         return socket.create_server(("", port), backlog=_BACKLOG)
@@ -256,21 +193,3 @@ def _listen(port: int) -> socket.socket:
         raise UserError(
             f"cannot await the others at port {port} ({why}): choose another in --master"
         ) from None
-
-
-def _reach(place: Place, timeout_s: float) -> socket.socket:
-    """Connects as soon as the leader is there."""
-    assert place.master is not None, "only a command alone has none"
-    host, port = place.master
-    deadline = time.monotonic() + timeout_s
-    while (left := deadline - time.monotonic()) > 0:
-        try:
-            return socket.create_connection((host, port), timeout=left)
-        except socket.gaierror:
-            raise UserError(f"--master: there is no host {host!r}") from None
-        except OSError:
-            time.sleep(min(0.2, left))
-    raise UserError(
-        f"no answer from {place.called} 0 at {host}:{port} within {timeout_s:g} s: "
-        "start it, too, and give all the same --master"
-    )
