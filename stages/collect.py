@@ -48,23 +48,23 @@ def collect(results: Path, name: str, seed: int) -> Record:
         UserError: a file is missing, is not what its stage writes, or is of another run or seed.
     """
     metrics_file = results / "train" / name / f"seed{seed}" / "metrics.json"
-    metrics = _read(Metrics, metrics_file, "train", name, seed)
+    metrics = _read(Metrics, metrics_file, f"train --run {name} --seed {seed}")
     if (metrics["run"], metrics["seed"]) != (name, seed):
         raise UserError(
             f"{metrics_file}: holds run {metrics['run']!r} seed {metrics['seed']}: "
-            f"repeat python -m stages.train {name} {seed}"
+            f"repeat python -m stages.train --run {name} --seed {seed}"
         )
     breakdown = _read(
-        Breakdown, results / "profile" / name / f"seed{seed}.json", "profile", name, seed
+        Breakdown, results / "profile" / name / f"seed{seed}.json", f"profile {name} {seed}"
     )
     validation = _read(
-        Validation, results / "validate" / name / f"seed{seed}.json", "validate", name, seed
+        Validation, results / "validate" / name / f"seed{seed}.json", f"validate {name} {seed}"
     )
     return Record(**metrics, **breakdown, **validation)
 
 
-def _read(kind: type[Document], path: Path, stage: str, name: str, seed: int) -> dict[str, Any]:
-    mend = f"run python -m stages.{stage} {name} {seed}"
+def _read(kind: type[Document], path: Path, command: str) -> dict[str, Any]:
+    mend = f"run python -m stages.{command}"
     try:
         value = read_json(path)
     except FileNotFoundError:

@@ -6,7 +6,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -16,42 +17,81 @@ from shardlab.core.process import die_with_parent
 from shardlab.core.progress import say, stopwatch
 
 
-def run(main: Callable[..., None]) -> None:
-    """Runs `main(params, *arguments)` as the command `python -m stages.NAME ARGUMENTS`.
+def run(main: Callable[..., None], log: Sequence[str] | None = None) -> None:
+    """Runs `main(params, ...)` as the command `python -m stages.NAME ARGUMENTS`.
 
-    The names of the arguments after `params` are those of `main`; all are text. Errors of the user
-    are shown as one line (exit 2); every other error with its traceback (exit 1). Both, and how
-    long the stage took, are kept in `logs/NAME/ARGUMENTS.log`.
+    The arguments after `params` are those of `main`, by their names: positional ones are text,
+    keyword-only ones are options `--like-this`, whose annotation is `Annotated[type, help]`. Errors
+    of the user are shown as one line (exit 2); every other error with its traceback (exit 1). Both,
+    and how long the stage took, are kept in a log.
+
+    Args:
+        log: the arguments whose values name the log `logs/NAME/VALUE/VALUE.log`; when not given,
+            the positional ones.
     """
     die_with_parent(os.getppid(), signal.SIGTERM)
     signal.signal(signal.SIGTERM, _stop)
     name = inspect.getmodule(main).__spec__.name.rpartition(".")[2]  # type: ignore[union-attr]
-    positional = list(inspect.signature(main).parameters)[1:]
-    args = _parse(name, main, positional)
-    values = [getattr(args, key) for key in positional]
+    parser, positional = _parser(name, main)
+    given = vars(parser.parse_args())
+    params, overrides = given.pop("params"), given.pop("set")
+    values = [given.pop(key) for key in positional]
+    named = values if log is None else [str(given[key]) for key in log]
     elapsed = stopwatch()
     try:
-        main(Parameters(args.params, args.set), *values)
+        main(Parameters(params, overrides), *values, **given)
     except UserError as error:
-        _log(name, values, f"error: {error}")
+        _log(name, named, f"error: {error}")
         say(f"{name}: error: {error}")
         sys.exit(2)
     except BaseException:
-        _log(name, values, traceback.format_exc())
+        _log(name, named, traceback.format_exc())
         raise
-    _log(name, values, f"done in {elapsed():.1f} s")
+    _log(name, named, f"done in {elapsed():.1f} s")
 
 
-def _parse(name: str, main: Callable[..., None], positional: list[str]) -> argparse.Namespace:
-    module = inspect.getmodule(main)
-    parser = argparse.ArgumentParser(f"python -m stages.{name}", description=module.__doc__)
-    for key in positional:
-        parser.add_argument(key)
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> typing.NoReturn:
+        """One line, without the usage."""
+        say(f"{self.prog.rpartition('.')[2]}: error: {message}; see {self.prog} --help")
+        sys.exit(2)
+
+
+def _parser(name: str, main: Callable[..., None]) -> tuple[_Parser, list[str]]:
+    """Of a stage's arguments, and the names of the positional ones."""
+    parser = _Parser(f"python -m stages.{name}", description=inspect.getmodule(main).__doc__)
+    positional = []
+    for key, parameter in list(inspect.signature(main).parameters.items())[1:]:
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            _add_option(parser, key, parameter)
+        else:
+            parser.add_argument(key)
+            positional.append(key)
     parser.add_argument("--params", default="params.yaml", help="YAML or JSON file")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override a parameter"
     )
-    return parser.parse_args()
+    return parser, positional
+
+
+def _add_option(parser: _Parser, key: str, parameter: inspect.Parameter) -> None:
+    annotation, words = typing.get_args(parameter.annotation)
+    required = parameter.default is parameter.empty
+    default = None if required else parameter.default
+    parser.add_argument(
+        f"--{key.replace('_', '-')}",
+        type=_whole if annotation is int else str,
+        required=required,
+        default=default,
+        help=words if default is None else f"{words} (default {default})",
+    )
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number (found {text!r})") from None
 
 
 def _stop(number: int, frame: object) -> None:
@@ -59,9 +99,8 @@ def _stop(number: int, frame: object) -> None:
 
 
 def _log(name: str, values: list[str], message: str) -> None:
-    path = (
-        Path("logs", name, *values).with_suffix(".log") if values else Path("logs", f"{name}.log")
-    )
+    # what the user mistook for a name may be a path
+    path = Path("logs", name, *(value.replace("/", "_") for value in values)).with_suffix(".log")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as log:
         log.write(f"{datetime.now().isoformat(timespec='seconds')} {message.rstrip()}\n")

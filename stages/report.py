@@ -42,13 +42,13 @@ def read_losses(name: str, seed: int) -> dict[int, float]:
         UserError: an event without step or loss.
     """
     path = Path("results/train") / name / f"seed{seed}" / "events.jsonl"
-    _require(path, f"train {name} {seed}")
+    _require(path, f"train --run {name} --seed {seed}")
     try:
         return {int(event["step"]): float(event["loss"]) for event in read_json_lines(path)}
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{path}: not the events of a training run ({error!r}): "
-            f"run python -m stages.train {name} {seed}"
+            f"run python -m stages.train --run {name} --seed {seed}"
         ) from None
 
 

@@ -13,6 +13,7 @@ from shardlab.codecs.base import Codec
 from shardlab.codecs.unit import Unit
 from shardlab.comm.buffers import Buffers
 from shardlab.comm.collective import Collective
+from shardlab.comm.device import device_of
 from shardlab.comm.exchange import Exchange
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Kind, Ledger
@@ -134,9 +135,8 @@ class TwoLevel(Collective):
 def subgroup(group: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:
     """A new group of some ranks of `group`, on its backend and with its timeout."""
     backend = dist.get_backend(group)
-    device = torch.device("cpu" if backend == "gloo" else "cuda")
     # torch 2.13 tells a group's timeout in no public way, and the default is half an hour
-    timeout = group._get_backend(device).options._timeout
+    timeout = group._get_backend(device_of(group)).options._timeout
     return dist.new_group(ranks, timeout, backend, use_local_synchronization=True)
 
 

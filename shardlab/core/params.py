@@ -1,5 +1,6 @@
 """The experiment: the schema of `params.yaml`, and how a stage reads the keys that it declared."""
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -214,8 +215,10 @@ class Parameters:
     """The parameters of a file, as far as it holds them, with overrides from the command line.
 
     Args:
-        path: YAML or JSON. A file may hold a part of the parameters: what is there must be right.
-        overrides: `key=value` texts, keys dotted and values in YAML, applied before the checks.
+        path: YAML, or JSON in a file named so. A file may hold a part of the parameters: what is
+            there must be right.
+        overrides: `key=value` texts, keys dotted and values in YAML or JSON, applied before the
+            checks.
 
     Raises:
         UserError: the first mistake anywhere in the file, in one line.
@@ -253,9 +256,13 @@ class Parameters:
 
 def _load(path: str | Path) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        # JSON is no part of PyYAML's YAML: tabs, and 1e-3 for a number
+        tree = json.loads(text) if Path(path).suffix == ".json" else yaml.safe_load(text)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; run from the folder that holds it") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: not JSON: {error}") from None
     except yaml.YAMLError as error:
         raise UserError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict):
@@ -274,9 +281,12 @@ def _override(tree: dict[str, Any], override: str) -> None:
         if not isinstance(node, dict):
             raise UserError(f"--set {key}: {part!r} is a value, not a section")
     try:
-        node[leaf] = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise UserError(f"--set {key}: {text!r} is not YAML") from None
+        node[leaf] = json.loads(text)
+    except json.JSONDecodeError:
+        try:
+            node[leaf] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise UserError(f"--set {key}: {text!r} is neither YAML nor JSON") from None
 
 
 def _annotation(section: str) -> Any:

@@ -22,7 +22,8 @@ from shardlab.profiling.merge import merge_traces
 from shardlab.train.checkpoint.checkpoints import Checkpoints
 from shardlab.train.checkpoint.folder import Folder
 from shardlab.train.gather import gather_bytes, gather_values
-from shardlab.train.launch import launch
+from shardlab.train.launch import Start, launch
+from shardlab.train.launch.devices import device_of
 from shardlab.train.loop import Loop, StepEvent
 from shardlab.train.plan import RunPlan
 from shardlab.train.saved_model import save_model
@@ -37,6 +38,7 @@ def train_run(
     telemetry: Path | None = None,
     limit_s: float | None = None,
     checkpoints: Path | None = None,
+    start: Start | None = None,
 ) -> None:
     """Trains by `plan` on all ranks and fills `folder`.
 
@@ -47,6 +49,7 @@ def train_run(
         limit_s: longest duration of the whole run.
         checkpoints: folder for those of this run, where `train.checkpoint` asks for any. A run
             that was interrupted continues from the last one; one that ends well leaves none.
+        start: of the ranks, when it is not by this command alone.
 
     Raises:
         RunFailed: a rank failed or time ran out; nothing in `folder` looks finished.
@@ -55,7 +58,7 @@ def train_run(
     train = plan.train
     native.library()  # says once, and not once per rank, when there are no compiled kernels
     worker = partial(_work, plan, folder, telemetry, checkpoints)
-    launch(worker, train.world_size, train.threads, train.timeout_s, limit_s)
+    launch(worker, train.world_size, train.threads, train.timeout_s, limit_s, start=start)
 
 
 def _work(
@@ -74,7 +77,8 @@ def _work(
     # wrapping takes the model apart: what describes it is read before
     parameters = sum(p.numel() for p in model.parameters())
     optimization = Optimization(train.weight_decay, train.clip)
-    engine = build_engine(model, plan.strategy, optimization, group, plan.seed, weights)
+    device = device_of(group)
+    engine = build_engine(model, plan.strategy, optimization, group, plan.seed, weights, device)
     batches = Batches(split, train.sequence_length, plan.seed)
     loop = Loop(engine, batches, train, group, plan.strategy.accumulation)
     telemetry = checkpoints = None

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,19 @@ def test_overrides_come_before_the_checks() -> None:
     params = Parameters(ROOT / "params.yaml", ["train.steps=7", "runs=[fsdp2, ddp]"])
     assert params("train").steps == 7
     assert params("runs") == ["fsdp2", "ddp"]
+
+
+def test_json_is_read_as_json(tmp_path: Path) -> None:
+    """With tabs and 1e-3, which PyYAML takes for a mistake and a text."""
+    tree = {"train": {"learning_rate": 1e-3}, "seeds": [3]}
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(tree, indent="\t").replace("0.001", "1e-3"))
+    params = Parameters(path, ["train.weight_decay=1e-2", "data={source: synthetic}"])
+    train, seeds, data = params("train", "seeds", "data")
+    assert (train.learning_rate, train.weight_decay, seeds) == (1e-3, 1e-2, [3])
+    assert data.source == "synthetic"
+
+
+def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"run\.json: not JSON: Expecting ',' delimiter: line 2"):
+        Parameters(write(tmp_path / "run.json", '{"seeds": [3]\n"train": {}}'))

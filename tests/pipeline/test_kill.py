@@ -75,14 +75,14 @@ def recover(root: Path, *command: str) -> None:
 
 
 def test_a_killed_stage_takes_its_ranks_with_it(endless: Path, start) -> None:
-    marked = start("python", "-m", "stages.train", "fsdp2", "0")
+    marked = start("python", "-m", "stages.train", "--run", "fsdp2")
     os.kill(stages(marked)[0], signal.SIGKILL)
     wait_for(lambda: not marked.family(), 15, "no process left")
     recover(endless, *MAKE_RUN)
 
 
 def test_a_killed_rank_ends_the_stage_with_an_error(endless: Path, start) -> None:
-    marked = start("python", "-m", "stages.train", "fsdp2", "0")
+    marked = start("python", "-m", "stages.train", "--run", "fsdp2")
     os.kill(ranks(marked)[1], signal.SIGKILL)
     assert marked.process.wait(60) > 0
     wait_for(lambda: not marked.family(), 15, "no process left")

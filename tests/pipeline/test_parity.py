@@ -38,7 +38,7 @@ def test_they_do_so_at_the_small_size_too(dvc: dict[str, Job], snakemake: dict[s
         ("- data/corpus.json\n    - shardlab", "- shardlab", "stages.tokenize: inputs"),
         ("    - shardlab/profiling\n    - shardlab/train\n", "", "stages.train"),
         ("stages.validate ${item.run}", "stages.validate --x ${item.run}", "only in dvc.yaml"),
-        ("    - strategies.${item.run}\n", "", "stages.train fsdp2 0: parameters"),
+        ("    - strategies.${item.run}\n", "", "stages.train --run fsdp2 --seed 0: parameters"),
         ("    - baseline\n", "    - train\n", "stages.report: parameters"),
         ("    - data/statistics.json\n    - data/tok", "    - data/tok", "tokenize: outputs"),
         ("- results/train\n    - shard", "- results/profile\n    - shard", "report: inputs"),
@@ -56,12 +56,17 @@ def test_a_drift_of_dvc_yaml_is_told(
 @pytest.mark.parametrize(
     "file, old, new, told",
     [
-        ("train.smk", '"shardlab/engines",\n', "", "stages.train fsdp2 0: inputs"),
+        ("train.smk", '"shardlab/engines",\n', "", "stages.train --run fsdp2 --seed 0: inputs"),
         ("train.smk", 'values("runs", "seeds")', 'values("runs")', "collect: parameters"),
         ("train.smk", '        "data/tokens/manifest.json",\n', "", "validate fsdp2 0: inputs"),
         ("report.smk", '        "results/report/tables.md",\n', "", "stages.report: outputs"),
         ("report.smk", "stages.readme", "stages.readme x", "only in Snakefile"),
-        ("common.smk", '"data/tokenizer.json", *TOKENS', "*TOKENS", "train fsdp2 0: inputs"),
+        (
+            "common.smk",
+            '"data/tokenizer.json", *TOKENS',
+            "*TOKENS",
+            "train --run fsdp2 --seed 0: inputs",
+        ),
         ("common.smk", 'path.suffix != ".so"', 'path.suffix != ".j2"', "report: inputs"),
     ],
 )

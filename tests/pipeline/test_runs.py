@@ -74,7 +74,8 @@ def test_committed_results_spare_a_fresh_clone_nothing(recorded: Path, tmp_path:
 def test_a_codecs_parameter_repeats_its_run_and_what_follows(workspace: Path) -> None:
     before = (workspace / "params.yaml").read_text()
     set_params(workspace, **{"strategies__fsdp2-int8__gradients__codec": "int8:group=64"})
-    of_run = {f"{s} fsdp2-int8 {n}" for s in ("train", "profile", "validate") for n in (0, 1)}
+    of_run = {f"{s} fsdp2-int8 {n}" for s in ("profile", "validate") for n in (0, 1)}
+    of_run |= {f"train --run fsdp2-int8 --seed {n}" for n in (0, 1)}
     rest = every(workspace, "collect", "propose", "trial", "decide", "report", "readme")
     assert pending(workspace) == of_run | rest
     ran = executed(run(workspace, "dvc", "repro").stdout)

@@ -57,7 +57,7 @@ def test_csv_has_the_columns_of_a_record(measured):
         ("validate/ddp/seed0.json", "{", "not JSON"),
         ("validate/ddp/seed0.json", "[1]", "run python -m stages.validate ddp 0"),
         ("profile/fsdp2/seed3.json", '{"step": 1}', "run python -m stages.profile fsdp2 3"),
-        ("train/ddp/seed3/metrics.json", "\x00", "run python -m stages.train ddp 3"),
+        ("train/ddp/seed3/metrics.json", "\x00", "stages.train --run ddp --seed 3"),
     ],
 )
 def test_collect_refuses_missing_and_foreign_files(measured, path, content, said):
@@ -120,7 +120,7 @@ def test_report_shows_the_runs_of_the_parameters_alone(collected):
         ("results/rounds/1/history.json", "decide 1"),
         ("data/source.json", "prepare"),
         ("data/statistics.json", "tokenize"),
-        ("results/train/ddp/seed3/events.jsonl", "train ddp 3"),
+        ("results/train/ddp/seed3/events.jsonl", "train --run ddp --seed 3"),
     ],
 )
 def test_report_names_what_is_missing(collected, path, mend):

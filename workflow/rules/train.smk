@@ -34,8 +34,10 @@ rule train:
         timing=1,
     params:
         values=values_of_run,
+        # srun, where a profile asks for several tasks: each starts its share of the ranks
+        start=lambda wildcards, resources: resources.get("mpi", ""),
     shell:
-        "exec python -m stages.train {wildcards.run} {wildcards.seed}"
+        "exec {params.start} python -m stages.train --run {wildcards.run} --seed {wildcards.seed}"
 
 
 rule profile:

@@ -1,0 +1,46 @@
+"""The rule of a run can be a step of several SLURM tasks."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from workspace import copy_project, environment, run
+
+from shardlab.core.files import read_json_lines
+
+SRUN = """#!/bin/sh
+# two nodes with one task each, both of them on this machine
+export SLURM_JOB_ID=$$ SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=2
+export SLURM_STEP_NODELIST='127.0.0.[1-2]' SLURM_LOCALID=0
+SLURM_PROCID=1 SLURM_NODEID=1 "$@" &
+SLURM_PROCID=0 SLURM_NODEID=0 "$@" && wait $!
+"""
+
+
+def test_tasks_are_asked_for_by_resources_alone(tmp_path: Path) -> None:
+    root = copy_project(tmp_path / "project")
+    plan = ("snakemake", "-n", "-p", "--set-resources", "train:tasks=2")
+    command = "python -m stages.train --run fsdp2 --seed 0"
+    assert f"exec srun {command}" in run(root, *plan, "train:mpi=srun").stdout
+    alone = run(root, *plan).stdout
+    assert command in alone and "srun" not in alone
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.xdist_group("pipeline")
+def test_a_run_of_two_tasks_learns_what_one_command_learns(workspace: Path, tmp_path: Path) -> None:
+    srun = tmp_path / "bin/srun"
+    srun.parent.mkdir()
+    srun.write_text(SRUN)
+    srun.chmod(0o755)
+    folder = workspace / "results/train/fsdp2/seed0"
+    losses = [event["loss"] for event in read_json_lines(folder / "events.jsonl")]
+    shutil.rmtree(folder)
+    path = f"PATH={srun.parent}:{environment()['PATH']}"
+    options = ("--cores", "2", "--set-resources", "train:mpi=srun", "train:tasks=2")
+    target = str((folder / "events.jsonl").relative_to(workspace))
+    run(workspace, "env", path, "snakemake", *options, "--", target)
+    assert [event["loss"] for event in read_json_lines(folder / "events.jsonl")] == losses
+    log = (workspace / "logs/train/fsdp2/0.log").read_text()
+    assert log.count("done in") == 2, "the tasks have one log"

@@ -1,0 +1,134 @@
+"""Commands that launch: real processes that are watched, killed and asked what they said."""
+
+import os
+import runpy
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing import get_context
+from pathlib import Path
+
+from shardlab.core.errors import UserError
+from shardlab.core.process import die_with_parent
+from shardlab.train.launch import Start, Worker, launch
+
+
+class Command:
+    """A process that makes a call, in a session of its own, which whatever it starts shares.
+
+    Args:
+        folder: for what it says, and for its temporary files.
+        environment: added to its own.
+    """
+
+    def __init__(
+        self, folder: Path, call: Callable[[], None], environment: dict[str, str] | None = None
+    ) -> None:
+        self._folder = folder
+        self.temporary = folder / "temporary"
+        self.temporary.mkdir(parents=True)
+
+        def run() -> None:
+            die_with_parent(parent)
+            os.setsid()
+            os.environ |= {"TMPDIR": str(self.temporary)} | (environment or {})
+            tempfile.tempdir = None
+            output = os.open(folder / "said", os.O_WRONLY | os.O_CREAT)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+            call()
+
+        parent = os.getpid()
+        self._process = get_context("fork").Process(target=run)
+        self._process.start()
+        self.pid = self._process.pid
+
+    def wait(self, seconds: float = 20) -> int:
+        """The exit code."""
+        self._process.join(seconds)
+        assert self._process.exitcode is not None, f"still there after {seconds} s:\n{self.said()}"
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def said(self) -> str:
+        return (self._folder / "said").read_text()
+
+    def family(self) -> list[int]:
+        """It and its ranks, as far as they live."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(session) == self.pid and state != "Z":
+                found.append(int(folder.name))
+        return found
+
+    def leaves_nothing(self) -> None:
+        """No process and no temporary file, soon after its end."""
+        wait_for(lambda: not self.family())
+        assert list(self.temporary.iterdir()) == []
+
+
+def launching(
+    folder: Path,
+    worker: Worker,
+    world_size: int,
+    start: Start | None = None,
+    timeout_s: float = 30,
+    environment: dict[str, str] | None = None,
+) -> Command:
+    """It ends with exit code 0, or 1 when the run failed, or 2 when the user made a mistake."""
+
+    def call() -> None:
+        try:
+            launch(worker, world_size, 1, timeout_s, start=start)
+        except UserError as error:
+            print("error:", error, flush=True)
+            sys.exit(2)
+
+    return Command(folder, call, environment)
+
+
+def typed(folder: Path, project: Path, module: str, *arguments: str) -> Command:
+    """`python -m MODULE ARGUMENTS` in the folder `project`, without the time for imports."""
+
+    def call() -> None:
+        os.chdir(project)
+        sys.argv = [module, *arguments]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+    return Command(folder, call)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        return door.getsockname()[1]
+
+
+def nodes(
+    folder: Path, worker: Worker, world_size: int, count: int = 2, **options: int
+) -> list[Command]:
+    """A command for every node, all of them on this machine.
+
+    Args:
+        options: of `Start`, the same for all.
+    """
+    master = f"127.0.0.1:{free_port()}"
+    return [
+        launching(folder / f"node{node}", worker, world_size, Start(count, node, master, **options))
+        for node in range(count)
+    ]

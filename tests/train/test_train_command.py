@@ -1,0 +1,124 @@
+"""What a user types to train, and what is answered."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from commands import Command, free_port, typed, wait_for
+
+import shardlab.train.run  # noqa: F401 - imported once, before the commands are forked
+from shardlab.core.files import read_json, read_json_lines
+
+PARAMS = {
+    "model": {"preset": "tiny"},
+    "strategies": {"ddp": {"engine": "ddp"}, "fsdp2": {"engine": "fsdp2"}},
+    "train": {
+        "steps": 4,
+        "batch_size": 2,
+        "sequence_length": 16,
+        "learning_rate": 1e-3,
+        "warmup_steps": 2,
+        "untimed_steps": 2,
+        "profiled_steps": 1,
+    },
+}
+
+
+@pytest.fixture
+def project(data: Path, tmp_path: Path) -> Path:
+    """A folder to work in, with parameters in JSON."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "data").symlink_to(data)
+    (project / "run.json").write_text(json.dumps(PARAMS, indent="\t"))
+    return project
+
+
+@pytest.fixture
+def train(project: Path, tmp_path: Path):
+    count = iter(range(100))
+
+    def train(*arguments: str) -> Command:
+        folder = tmp_path / f"command{next(count)}"
+        return typed(folder, project, "stages.train", "--params", "run.json", *arguments)
+
+    return train
+
+
+def losses(project: Path, run: str, seed: int = 0) -> list[float]:
+    folder = project / "results/train" / run / f"seed{seed}"
+    return [event["loss"] for event in read_json_lines(folder / "events.jsonl")]
+
+
+def test_two_nodes_learn_what_one_learns(train, project):
+    """Also with another seed, from parameters in JSON and a number as JSON writes it."""
+    options = ("--run", "fsdp2", "--seed", "3", "--set", "train.learning_rate=2e-3")
+    alone = train(*options)
+    assert alone.wait(60) == 0, alone.said()
+    expected = losses(project, "fsdp2", 3)
+    metrics = read_json(project / "results/train/fsdp2/seed3/metrics.json")
+    assert (metrics["run"], metrics["seed"], metrics["world_size"]) == ("fsdp2", 3, 2)
+    (project / "results/train/fsdp2/seed3/events.jsonl").unlink()
+
+    master = f"127.0.0.1:{free_port()}"
+    nodes = [
+        train(*options, "--nnodes", "2", "--node-rank", node, "--master", master) for node in "01"
+    ]
+    assert [node.wait(60) for node in nodes] == [0, 0], nodes[0].said()
+    assert losses(project, "fsdp2", 3) == expected
+    for command in (alone, *nodes):
+        command.leaves_nothing()
+    log = (project / "logs/train/fsdp2/3.log").read_text()
+    assert log.count("done in") == 3
+
+
+def test_a_run_begins_again_after_a_rank_was_killed(train, project):
+    alone = train("--run", "ddp", "--set", "train.steps=200", "--max-restarts", "1")
+    wait_for(lambda: len(alone.family()) == 3)
+    os.kill(max(alone.family()), signal.SIGKILL)
+    assert alone.wait(60) == 0, alone.said()
+    assert alone.said().count("restart 1 of 1: rank 1 was killed by signal 9") == 1
+    assert len(losses(project, "ddp")) == 200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("--run fsdp3", "strategies.fsdp3: missing from run.json; did you mean 'fsdp2'?"),
+        ("--run ../x", "strategies.../x: missing from run.json; valid: ddp, fsdp2"),
+        ("--run ddp --seed -1", "--seed: input should be greater than or equal to 0 (found -1)"),
+        (
+            "--run ddp --seed x",
+            "argument --seed: expected a whole number (found 'x'); "
+            "see python -m stages.train --help",
+        ),
+        (
+            "ddp 0",
+            "the following arguments are required: --run; see python -m stages.train --help",
+        ),
+        (
+            "--run ddp --sede 1",
+            "unrecognized arguments: --sede 1; see python -m stages.train --help",
+        ),
+        (
+            "--run ddp --nnodes 3 --master a:1",
+            "train.world_size: 2 ranks cannot be shared equally by 3 nodes: choose a multiple",
+        ),
+        ("--run ddp --max-restarts -1", "--max-restarts -1: expected 0 or more"),
+    ],
+)
+def test_a_mistake_is_one_line(train, project, arguments, told):
+    command = train(*arguments.split())
+    assert command.wait() == 2
+    assert command.said() == f"train: error: {told}\n"
+    assert not (project / "results").exists()
+    assert {path.name for path in project.parent.iterdir()} == {"project", "command0"}
+
+
+def test_the_options_are_explained(train):
+    command = train("--help")
+    assert command.wait() == 0
+    for words in ("--run RUN", "--node-rank", "HOST:PORT of node 0", "(default 0)"):
+        assert words in command.said()
