@@ -57,9 +57,17 @@ STRATEGIES: dict[str, dict[str, Any]] = {
         "prefetch": 1,
         "overrides": [{"layers": "LAST", "reshard_after_forward": False}],
     },
+    "fsdp2-best-of-two": {
+        "engine": "fsdp2",
+        "wrap_size": 2,
+        "gradients": EXCHANGE,
+        "prefetch": 1,
+        "overrides": [{"layers": "LAST", "reshard_after_forward": False}],
+    },
     "fsdp2-kept": {"engine": "fsdp2", "gradients": EXCHANGE, "reshard_after_forward": False},
     "fsdp2-hybrid": {"engine": "fsdp2", "sharding": "hybrid_shard", "replicas": 2},
     "manual": {"engine": "manual"},
+    "manual-of-two": {"engine": "manual", "wrap_size": 2},
     "manual-kept": {"engine": "manual", "reshard_after_forward": False},
     "manual-hybrid": {"engine": "manual", "sharding": "hybrid_shard", "replicas": 2},
 }
@@ -190,9 +198,12 @@ def _batch(step: int, group: dist.ProcessGroup) -> Tensor:
 
 
 def _strategy(case: Case) -> Strategy:
-    last = PRESETS[case.preset].layers - 1
+    layers = PRESETS[case.preset].layers
     document = dict(STRATEGIES[case.strategy])
     if "overrides" in document:
+        # of the last unit
+        first = (layers - 1) // document.get("wrap_size", 1) * document.get("wrap_size", 1)
+        last = f"{first}-{layers - 1}"
         document["overrides"] = [{**each, "layers": last} for each in document["overrides"]]
     return parse_strategy(document)
 
@@ -205,11 +216,13 @@ def _theory(case: Case, strategy: Strategy, blocks: list[int], whole: int) -> di
     shards = case.world_size // replicas
     if strategy.engine == "ddp":
         return {"weights": 0, "gradients": 1, "bytes": 2 * _share(shards) * whole}
+    each = strategy.wrap_size or 1
+    sizes = [sum(blocks[first : first + each]) for first in range(0, len(blocks), each)]
     # forward gathers all, backward again what was freed
-    again = list(blocks) if strategy.reshard_after_forward else []
+    again = sizes if strategy.reshard_after_forward else []
     if strategy.engine == "manual" or strategy.overrides:
-        again = again[:-1]  # the last block stays
-    units = 1 + len(blocks)
+        again = again[:-1]  # the last unit stays
+    units = 1 + len(sizes)
     return {
         "weights": units + len(again),
         "gradients": units * (2 if replicas > 1 else 1),
