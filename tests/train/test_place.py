@@ -74,6 +74,14 @@ def test_a_mistake_is_answered_with_the_mend(start, told):
     assert str(error.value) == told
 
 
+def test_ranks_of_an_unknown_launcher_are_refused(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(UserError, match="MASTER_ADDR and MASTER_PORT are not: unset those"):
+        find_place(2, Start())
+
+
 def test_options_say_it():
     expected = Place(3, 1, master=("fe80::1", 29500))
     assert find_place(6, Start(3, 1, "fe80::1:29500")) == expected

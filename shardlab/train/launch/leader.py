@@ -173,7 +173,8 @@ class Leader(Peers):
         else:
             missing.remove(number)
             self._members.append(_Member(self._name(number), connection))
-            self.interface = interface
+            if self.interface in (None, "lo"):  # commands of this machine may come that way
+                self.interface = interface
 
     def _name(self, number: object) -> str:
         return f"{self._place.called} {number}"

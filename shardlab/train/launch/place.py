@@ -97,6 +97,11 @@ def _of_torchrun(world_size: int, start: Start) -> Place:
         raise UserError(
             f"torchrun started {started} ranks, train.world_size says {world_size}: make them equal"
         )
+    if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        raise UserError(
+            "RANK and WORLD_SIZE are set, MASTER_ADDR and MASTER_PORT are not: unset those, or "
+            "start with torchrun"
+        )
     here = int(os.environ.get("LOCAL_WORLD_SIZE", started))
     place = int(os.environ.get("LOCAL_RANK", rank))
     return Place(started, rank, here, place, called="rank of torchrun")

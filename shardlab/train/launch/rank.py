@@ -105,7 +105,7 @@ class Job:
 
 
 def _account(error: BaseException, rank: int, meeting: Meeting | None) -> Failure:
-    """In line with those of other ranks: nobody can lose this one before it has its number."""
+    """With its number, while this rank's sockets are open: nobody else has failed because of it."""
     order, name = UNKNOWN_ORDER, ""
     if meeting is not None:
         name = meeting.name
@@ -113,7 +113,7 @@ def _account(error: BaseException, rank: int, meeting: Meeting | None) -> Failur
             order = meeting.store.add("failures", 1)
     if isinstance(error, UserError):
         return Failure("user", str(error), order=order, meeting=name)
-    line = traceback.format_exception_only(error)[-1].splitlines()[0]
+    line = traceback.format_exception_only(error)[0].splitlines()[0]
     return Failure(
         "memory" if isinstance(error, MemoryError) else "crash",
         f"rank {rank}: {line}",

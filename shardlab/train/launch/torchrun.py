@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
 
@@ -13,7 +14,12 @@ from shardlab.train.launch.failure import Failure, first
 from shardlab.train.launch.peers import Peers, Verdict
 from shardlab.train.launch.place import Place
 
-_OTHERS_TELL_S = 0.5
+_CONNECT_S = 10.0
+_LOOK_S = 0.05
+_LAST_WORDS_S = 0.5
+"""a rank that is killed takes others along within milliseconds"""
+_WORDS_BEFORE_S = 10.0
+"""longest time until a failure that came before is told"""
 _OTHERS_SHOW_S = 3.0
 
 
@@ -22,15 +28,20 @@ class Torchrun(Peers):
 
     def __init__(self, place: Place) -> None:
         self._place = place
+        self._store: dist.Store | None = None
 
     def begin(self) -> None:
         """Nothing is to be done: torchrun starts all commands together."""
 
     def serve(self) -> None:
-        """Nothing is to be done."""
+        """Connects at once: a slow name server would delay the last words."""
+        address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        with suppress(RuntimeError):  # without it, every command tells its own failure
+            timeout = timedelta(seconds=_CONNECT_S)
+            self._store = dist.TCPStore(*address, is_master=False, timeout=timeout)
 
-    def close(self) -> None:
-        """Nothing is to be done."""
+    def close(self) -> None:  # noqa: D102
+        self._store = None
 
     def connect(self, timeout: timedelta) -> dist.Store:  # noqa: D102
         store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
@@ -42,33 +53,29 @@ class Torchrun(Peers):
         Raises:
             SystemExit: another command tells it.
         """
-        if failure is None:
-            return Verdict(None)
-        others = self._tell(failure)
-        foremost = first([failure, *others])
-        if foremost is not failure:
-            assert foremost is not None
-            say(f"rank {self._place.command} ends, too: {foremost.summary}")
-            # torchrun ends all commands with the first that leaves, also the one that has to tell
-            time.sleep(_OTHERS_SHOW_S)
-            raise SystemExit(1)
-        return Verdict(failure)
+        before = None if failure is None else self._failure_before(failure)
+        if before is None:
+            return Verdict(failure)
+        say(f"rank {self._place.command} ends, too: {before.summary}")
+        # torchrun ends all commands with the first that leaves, also the one that has to tell
+        time.sleep(_OTHERS_SHOW_S)
+        raise SystemExit(1)
 
-    def _tell(self, failure: Failure) -> list[Failure]:
-        """Leaves the failure in the store, and returns those of the others."""
-        try:
-            store = dist.PrefixStore(
-                f"{failure.meeting}/failures",
-                dist.TCPStore(
-                    os.environ["MASTER_ADDR"],
-                    int(os.environ["MASTER_PORT"]),
-                    is_master=False,
-                    timeout=timedelta(seconds=_OTHERS_TELL_S),
-                ),
-            )
-            store.set(str(self._place.command), json.dumps(asdict(failure)))
-            time.sleep(_OTHERS_TELL_S)
-            told = (str(rank) for rank in range(self._place.commands))
-            return [Failure(**json.loads(store.get(rank))) for rank in told if store.check([rank])]
-        except RuntimeError:  # the store has ended with rank 0 or its machine
-            return []
+    def _failure_before(self, failure: Failure) -> Failure | None:
+        """Tells the others, and learns from them."""
+        if self._store is None or not failure.meeting:
+            return None
+        said = dist.PrefixStore(f"{failure.meeting}/failures", self._store)
+        numbers = [str(rank) for rank in range(self._place.commands)]
+        # who is not the first to fail knows that somebody else has to tell
+        patience = _LAST_WORDS_S if failure.order <= 1 else _WORDS_BEFORE_S
+        deadline = time.monotonic() + patience
+        with suppress(RuntimeError):  # the store has ended with rank 0 or its machine
+            said.set(str(self._place.command), json.dumps(asdict(failure)))
+            while time.monotonic() < deadline:
+                told = [json.loads(said.get(rank)) for rank in numbers if said.check([rank])]
+                foremost = first(Failure(**values) for values in told)
+                if foremost is not None and foremost.order < failure.order:
+                    return foremost
+                time.sleep(_LOOK_S)
+        return None
