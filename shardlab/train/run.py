@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 import torch
 import torch.distributed as dist
 
+from shardlab.comm.device import device_of
 from shardlab.core.files import write_json, write_json_lines
 from shardlab.core.progress import say
 from shardlab.data.loader import Batches
@@ -23,7 +24,6 @@ from shardlab.train.checkpoint.checkpoints import Checkpoints
 from shardlab.train.checkpoint.folder import Folder
 from shardlab.train.gather import gather_bytes, gather_values
 from shardlab.train.launch import Start, launch
-from shardlab.train.launch.devices import device_of
 from shardlab.train.loop import Loop, StepEvent
 from shardlab.train.plan import RunPlan
 from shardlab.train.saved_model import save_model

@@ -4,7 +4,6 @@ import os
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 
 
 def gpu_index(visible: int, ranks_in_command: int, place_in_command: int) -> int | None:
@@ -33,12 +32,6 @@ def take_gpu(ranks_in_command: int, place_in_command: int) -> str:
         return ""
     torch.cuda.set_device(index)
     return str(torch.cuda.get_device_properties(index).uuid)
-
-
-def device_of(group: dist.ProcessGroup) -> torch.device:
-    """What this rank computes on: its GPU where every rank has one, else the CPU."""
-    own = "nccl" in dist.get_backend_config(group)
-    return torch.device("cuda", torch.cuda.current_device()) if own else torch.device("cpu")
 
 
 def backend_of(gpus: Sequence[str]) -> str:
