@@ -32,7 +32,8 @@ class EfSignFormat(Format):
 
     def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:  # noqa: D102
         mean = widened(heads.clone().view(torch.int16))
-        return torch.where(codes == 0, mean, -mean)
+        # a mean of zero has no sign
+        return torch.where(codes == 0, mean, 0 - mean)
 
 
 KERNEL = GroupedKernel(EfSignFormat())

@@ -83,7 +83,7 @@ def _work(
     loop = Loop(engine, batches, train, group, plan.strategy.accumulation)
     telemetry = checkpoints = None
     if chief and telemetry_folder is not None:
-        telemetry = Telemetry(telemetry_folder)
+        telemetry = Telemetry(telemetry_folder, train.clip)
     if checkpoint_folder is not None and train.checkpoint is not None:
         checkpoints = Checkpoints(plan, train.checkpoint, checkpoint_folder, engine, loop, group)
     events = _timed_steps(engine, loop, plan, telemetry, checkpoints)

@@ -1,29 +1,42 @@
 """What can be watched while a run goes on: TensorBoard scalars from rank 0."""
 
+import math
 import shutil
 from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
+from shardlab.core.host import peak_memory_bytes
 from shardlab.train.loop import StepEvent
 
 
 class Telemetry:
-    """Writes the scalars of every step into a folder that `tensorboard --logdir` shows."""
+    """Writes the scalars of every step into a folder that `tensorboard --logdir` shows.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        clip: gradient norm from which a step counts as clipped.
+    """
+
+    def __init__(self, folder: Path, clip: float | None) -> None:
         # scalars of an earlier run of the same name would be drawn into the same curve
         shutil.rmtree(folder, ignore_errors=True)
         self._writer = SummaryWriter(str(folder))
+        self._clip = math.inf if clip is None else clip
+        self._clipped = self._left_out = 0
 
     def write(self, event: StepEvent) -> None:
         """Adds one step."""
+        self._clipped += event.gradient_norm > self._clip
+        self._left_out += not event.applied
         scalars = {
             "train/loss": event.loss,
             "train/learning_rate": event.learning_rate,
             "train/gradient_norm": event.gradient_norm,
             "speed/step_ms": event.step_ms,
+            "train/clipped_steps": self._clipped,
+            "train/invalid_steps": self._left_out,
             "speed/tokens_per_s": event.tokens / event.step_ms * 1e3,
+            "memory/peak_bytes": peak_memory_bytes(),
         }
         for name, value in scalars.items():
             self._writer.add_scalar(name, value, event.step)

@@ -148,7 +148,7 @@ def losses_of(name: str, world_size: int, micro: int = 1) -> torch.Tensor:
     return torch.stack([result["losses"] for result in results]).mean(0)
 
 
-@pytest.mark.parametrize("name", STRATEGIES.keys() - HYBRID.keys())
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name not in HYBRID])
 def test_engines_agree_on_two_ranks(name):
     # a sum of two numbers does not depend on their order; only fused kernels may round otherwise
     torch.testing.assert_close(losses_of(name, 2), losses_of("ddp", 2), rtol=1e-6, atol=0)
