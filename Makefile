@@ -14,7 +14,7 @@ run: .venv/.project
 	@echo "The whole comparison: $(CURDIR)/results/report/report.html"
 
 test: .venv/.project
-	@pytest -m "not long"
+	@pytest -n 2 --dist loadfile -m "not long"
 
 # both tools from nothing, processes that are killed, every command of the documents
 test-long: .venv/.project

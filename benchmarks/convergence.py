@@ -17,7 +17,8 @@ from tempfile import TemporaryDirectory
 
 from shardlab.core.errors import UserError
 from shardlab.core.host import git_revision
-from shardlab.core.params import Parameters, Train
+from shardlab.core.parameters import Parameters
+from shardlab.core.params import Train
 from shardlab.core.progress import say, stopwatch
 from shardlab.core.records import Record, read_records, write_records
 from shardlab.report.aggregate import comparison, select

@@ -8,7 +8,7 @@ from typing import Any
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, read_json
-from shardlab.core.params import Parameters
+from shardlab.core.parameters import Parameters
 from shardlab.core.progress import say
 from shardlab.core.records import (
     Breakdown,

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 from shardlab.core.errors import UserError
-from shardlab.core.params import Parameters
+from shardlab.core.parameters import Parameters
 from shardlab.core.process import die_with_parent
 from shardlab.core.progress import say, stopwatch
 

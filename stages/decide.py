@@ -5,7 +5,7 @@ from shardlab.agent.history import known_before
 from shardlab.agent.proposal import read_proposal
 from shardlab.agent.trials import read_trial
 from shardlab.core.files import write_json
-from shardlab.core.params import Parameters
+from shardlab.core.parameters import Parameters
 from shardlab.core.progress import say
 from shardlab.core.records import read_records
 from stages.common import run

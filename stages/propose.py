@@ -8,7 +8,8 @@ from shardlab.agent.http_judge import HttpJudge
 from shardlab.agent.judge import Judge, RuleJudge
 from shardlab.agent.proposal import propose
 from shardlab.core.files import write_json
-from shardlab.core.params import Agent, Parameters
+from shardlab.core.parameters import Parameters
+from shardlab.core.params import Agent
 from shardlab.core.progress import say
 from shardlab.core.records import read_records
 from stages.common import integer, run

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_text
-from shardlab.core.params import Parameters
+from shardlab.core.parameters import Parameters
 from shardlab.core.progress import say
 from stages.common import run
 

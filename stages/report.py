@@ -5,7 +5,7 @@ from pathlib import Path
 from shardlab.agent.history import read_history
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, read_json_lines
-from shardlab.core.params import Parameters
+from shardlab.core.parameters import Parameters
 from shardlab.core.progress import say
 from shardlab.core.records import read_records
 from shardlab.report.aggregate import select

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from shardlab.core.files import write_json
-from shardlab.core.params import Parameters
+from shardlab.core.parameters import Parameters
 from shardlab.core.progress import say
 from shardlab.data.statistics import describe_tokens
 from shardlab.data.tokenize import build_tokens

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 from shardlab.core.document import validate
-from shardlab.core.params import Parameters, Seed
+from shardlab.core.parameters import Parameters
+from shardlab.core.params import Seed
 from shardlab.train.launch import Start
 from shardlab.train.plan import RunPlan
 from shardlab.train.run import train_run

@@ -6,7 +6,7 @@ from shardlab.agent.proposal import read_proposal
 from shardlab.agent.trials import Trial, TrialFailed, no_trial, run_trial, trial_key
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
-from shardlab.core.params import Parameters
+from shardlab.core.parameters import Parameters
 from shardlab.core.progress import say
 from shardlab.core.records import Record
 from shardlab.core.strategy import Strategy

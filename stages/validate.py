@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from shardlab.core.params import Parameters
+from shardlab.core.parameters import Parameters
 from shardlab.train.validate import validate_run
 from stages.common import integer, run
 

@@ -1,31 +1,13 @@
-"""The contract of an engine, and what all engines that use autograd as it is have in common."""
+"""The contract of an engine."""
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, cast
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-)
-from torch.profiler import record_function
+from torch import Tensor
 
-from shardlab.comm.attach import attach
-from shardlab.comm.handle import Handle
 from shardlab.comm.ledger import Audit, Ledger
-from shardlab.comm.names import plain
-from shardlab.core.compression import WeightCompression
-from shardlab.core.strategy import Strategy
-from shardlab.engines.precision import LossScale, uses_fp16
-
-_BETAS = (0.9, 0.95)
-"""of AdamW, as language models are commonly trained (Brown et al. 2020, appendix B)"""
 
 State = dict[str, dict[str, Tensor]]
 """tensors by what they are, then by name"""
@@ -50,10 +32,6 @@ class StepOutcome:
     """before clipping; the same on all ranks"""
     applied: bool
     """False when the gradient was not finite and the step was left out, on all ranks alike"""
-
-
-Fill = Callable[[nn.Module], None]
-"""gives what lies below a module its weights, on the device that computes"""
 
 
 class Engine(ABC):
@@ -125,160 +103,3 @@ class Engine(ABC):
     @abstractmethod
     def audit(self) -> AbstractContextManager[Audit]:
         """While the block runs, every reduction is also done exactly and compared."""
-
-
-class AutogradEngine(Engine):
-    """Engines whose wrapped module runs forward and backward by plain autograd.
-
-    A subclass wraps the model and says how a reduction is put off.
-
-    Args:
-        strategy: in its normal form.
-        device: of the parameters while they compute.
-        attached: more for `shardlab.comm.attach.attach`.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        strategy: Strategy,
-        optimization: Optimization,
-        seed: int,
-        device: torch.device,
-        **attached: Any,
-    ) -> None:
-        self.module = module
-        self._device = device
-        self._handle = _attach(module, strategy, seed, **attached)
-        self.ledger = self._handle.ledger
-        self._optimization = optimization
-        self._loss_scale = LossScale(uses_fp16(strategy, device))
-        self._optimizer = torch.optim.AdamW(
-            module.parameters(),
-            lr=0.0,
-            betas=_BETAS,
-            weight_decay=optimization.weight_decay,
-            fused=True,
-        )
-
-    @abstractmethod
-    def _accumulating(self) -> AbstractContextManager[None]:
-        """While the block runs, backward passes are not the last ones of their step."""
-
-    def step(self, micro_batches: Sequence[Tensor], learning_rate: float) -> StepOutcome:  # noqa: D102
-        *early, last = micro_batches
-        losses = []
-        if early:
-            with self._accumulating():
-                losses += [self._accumulate(batch, len(micro_batches)) for batch in early]
-        losses.append(self._accumulate(last, len(micro_batches)))
-        self._finish_backward()
-        norm = self._clip()
-        applied = math.isfinite(norm)
-        if applied:
-            for group in self._optimizer.param_groups:
-                group["lr"] = learning_rate
-            self._optimizer.step()
-        else:
-            self._handle.rollback()
-        self._optimizer.zero_grad()
-        self._loss_scale.update(applied)
-        return StepOutcome(sum(losses) / len(losses), norm, applied)
-
-    def _finish_backward(self) -> None:
-        """Waits for reductions that run beside backward."""
-        self._handle.drain()
-
-    def _accumulate(self, batch: Tensor, count: int) -> float:
-        batch = batch.to(self._device)
-        with record_function("shardlab::forward"):
-            logits = self._logits(batch[:, :-1])
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
-        with record_function("shardlab::backward"):
-            (loss * (self._loss_scale.value / count)).backward()
-        return float(loss.detach())
-
-    def _logits(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.module(input_ids=tokens).logits
-        return logits
-
-    def _clip(self) -> float:
-        """Takes the loss scale out of the gradients and clips them; returns their global norm."""
-        if self._loss_scale.value != 1:
-            gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
-            torch._foreach_mul_(gradients, 1 / self._loss_scale.value)
-        limit = self._optimization.clip
-        return self._clip_to(math.inf if limit is None else limit)
-
-    def _clip_to(self, limit: float) -> float:
-        norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), limit)
-        return float(getattr(norm, "full_tensor", lambda: norm)())
-
-    def full_parameters(self) -> dict[str, Tensor]:  # noqa: D102
-        options = StateDictOptions(full_state_dict=True)
-        return cast(dict[str, Tensor], get_model_state_dict(self.module, options=options))
-
-    def shards(self) -> State:  # noqa: D102
-        kinds: State = {}
-        updated = {
-            parameter for group in self._optimizer.param_groups for parameter in group["params"]
-        }
-        for name, parameter in self._trained().items():
-            assert parameter in updated, f"{name} is not what the optimizer updates: it is gathered"
-            tensors = {"parameter": parameter.detach(), **self._moments(parameter)}
-            for kind, tensor in tensors.items():
-                kinds.setdefault(kind, {})[name] = self._laid_out(name, tensor)
-        return kinds
-
-    def _trained(self) -> dict[str, nn.Parameter]:
-        """What the optimizer updates, by name."""
-        return {plain(name): parameter for name, parameter in self.module.named_parameters()}
-
-    def _laid_out(self, name: str, local: Tensor) -> Tensor:
-        """A tensor of `_trained()[name]` as `shards` shows it."""
-        return local
-
-    def _moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """The state of AdamW; zeros, as in torch/optim/adam.py, where no step has made it yet."""
-        state = self._optimizer.state[parameter]
-        if not state:
-            state["step"] = torch.zeros((), device=parameter.device)
-            state["exp_avg"] = torch.zeros_like(parameter, requires_grad=False)
-            state["exp_avg_sq"] = torch.zeros_like(parameter, requires_grad=False)
-        return cast(dict[str, Tensor], state)
-
-    def rank_state(self) -> State:  # noqa: D102
-        return {"communication": self._handle.state_dict(), "extra": self._loss_scale.state_dict()}
-
-    def load_rank_state(self, state: State) -> None:  # noqa: D102
-        self._handle.load_state_dict(state["communication"])
-        self._loss_scale.load_state_dict(state["extra"])
-
-    def residual_norm(self) -> float | None:  # noqa: D102
-        feedback = self._handle.feedback
-        return None if feedback is None else feedback.norm()
-
-    @contextmanager
-    def audit(self) -> Iterator[Audit]:  # noqa: D102
-        with self.ledger.auditing() as audit:
-            yield audit
-
-
-def _attach(module: nn.Module, strategy: Strategy, seed: int, **more: Any) -> Handle:
-    given, weights = strategy.gradients, strategy.weights or WeightCompression()
-    return attach(
-        module,
-        given.codec,
-        weights.codec,
-        error_feedback=given.error_feedback,
-        residual=given.residual,
-        route=given.route,
-        minimum_size=given.minimum_size,
-        exclude=given.exclude,
-        warmup_steps=given.warmup_steps,
-        between_nodes=given.between_nodes,
-        ranks_per_node=given.ranks_per_node,
-        weights_minimum_size=weights.minimum_size,
-        seed=seed,
-        **more,
-    )

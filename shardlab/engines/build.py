@@ -9,7 +9,8 @@ from torch import nn
 from shardlab.core.errors import UserError
 from shardlab.core.legality import check_fits
 from shardlab.core.strategy import Strategy
-from shardlab.engines.base import Engine, Fill, Optimization
+from shardlab.engines.autograd import Fill
+from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.computation import prepare
 from shardlab.engines.ddp import DDPEngine
 from shardlab.engines.fsdp1 import FSDP1Engine

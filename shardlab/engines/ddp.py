@@ -10,7 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.comm.names import plain
 from shardlab.core.strategy import Strategy
-from shardlab.engines.base import AutogradEngine, Fill, Optimization
+from shardlab.engines.autograd import AutogradEngine, Fill
+from shardlab.engines.base import Optimization
 from shardlab.engines.precision import dtype_of
 
 

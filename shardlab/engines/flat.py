@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from shardlab.engines.base import AutogradEngine
+from shardlab.engines.autograd import AutogradEngine
 
 
 class FlatVector(NamedTuple):

@@ -23,7 +23,8 @@ from shardlab.comm.fsdp1_hooks import unit_names, units
 from shardlab.comm.names import parameter_names
 from shardlab.core.errors import UserError
 from shardlab.core.strategy import Strategy
-from shardlab.engines.base import AutogradEngine, Fill, Optimization
+from shardlab.engines.autograd import AutogradEngine, Fill
+from shardlab.engines.base import Optimization
 from shardlab.engines.flat import FlatEngine, FlatVector
 from shardlab.engines.mesh import SHARD, make_mesh, replica_group
 from shardlab.engines.precision import dtype_of

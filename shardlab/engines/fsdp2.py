@@ -19,7 +19,8 @@ from torch.distributed.tensor import Shard
 
 from shardlab.core.errors import UserError
 from shardlab.core.strategy import Strategy
-from shardlab.engines.base import AutogradEngine, Fill, Optimization
+from shardlab.engines.autograd import AutogradEngine, Fill
+from shardlab.engines.base import Optimization
 from shardlab.engines.mesh import copies, make_mesh
 from shardlab.engines.precision import dtype_of
 from shardlab.engines.units import plan_units

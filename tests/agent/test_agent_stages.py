@@ -10,7 +10,7 @@ from shardlab.agent.proposal import read_proposal
 from shardlab.agent.trials import no_trial
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, write_json
-from shardlab.core.params import Parameters
+from shardlab.core.parameters import Parameters
 from shardlab.core.records import write_records
 from stages import decide, propose
 from tests.agent.searches import trial_of

@@ -10,7 +10,8 @@ from benchmarks.other_codecs import RIVALS
 from shardlab.core.codec_options import SPECS
 from shardlab.core.codec_spec import CodecSpec
 from shardlab.core.errors import UserError
-from shardlab.core.params import Parameters, Params, Train
+from shardlab.core.parameters import Parameters
+from shardlab.core.params import Params, Train
 
 ENTRIES = yaml.safe_load(cases._FILE.read_text())
 

@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from shardlab.core.errors import UserError
-from shardlab.core.params import Parameters, Params
+from shardlab.core.parameters import Parameters
+from shardlab.core.params import Params
 from shardlab.core.strategy import Strategy
 
 ROOT = Path(__file__).parents[2]

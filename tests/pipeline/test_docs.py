@@ -14,7 +14,8 @@ from torch.distributed.fsdp import fully_shard
 from workspace import ROOT, run
 
 import shardlab
-from shardlab.core.params import Parameters, Params
+from shardlab.core.parameters import Parameters
+from shardlab.core.params import Params
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MAKE_TARGETS = ["make run", "make test"]

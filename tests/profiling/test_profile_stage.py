@@ -4,7 +4,7 @@ from made_traces import WORKER, event, label, step, write_rank
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
-from shardlab.core.params import Parameters
+from shardlab.core.parameters import Parameters
 from shardlab.core.records import Breakdown
 from shardlab.profiling.merge import merge_traces
 from stages.profile import main

@@ -6,7 +6,7 @@ from made_records import make_history, make_losses, make_record, make_records
 
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json, write_json_lines
-from shardlab.core.params import Parameters
+from shardlab.core.parameters import Parameters
 from shardlab.core.records import Breakdown, Record, Validation, read_records
 from stages import collect, report
 

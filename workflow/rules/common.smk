@@ -4,7 +4,8 @@ from pathlib import Path
 import yaml
 
 from shardlab.core.errors import UserError
-from shardlab.core.params import Parameters, Params
+from shardlab.core.parameters import Parameters
+from shardlab.core.params import Params
 
 # SystemExit: Snakemake shows its own exceptions with the place in this file, which is not the mistake
 try:

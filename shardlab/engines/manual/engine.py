@@ -9,7 +9,8 @@ from torch import nn
 
 from shardlab.comm.names import parameter_names
 from shardlab.core.strategy import Strategy
-from shardlab.engines.base import Fill, Optimization
+from shardlab.engines.autograd import Fill
+from shardlab.engines.base import Optimization
 from shardlab.engines.flat import FlatEngine, FlatVector
 from shardlab.engines.manual.model import FlatSharded
 from shardlab.engines.manual.schedule import Reduced
