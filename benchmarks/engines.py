@@ -223,9 +223,11 @@ def _theory(case: Case, strategy: Strategy, blocks: list[int], whole: int) -> di
     if strategy.engine == "manual" or strategy.overrides:
         again = again[:-1]  # the last unit stays
     units = 1 + len(sizes)
+    # exchanged, an average over copies is a reduce-scatter and an all-gather
+    between = 0 if replicas == 1 else 2 if strategy.gradients.route == "exchange" else 1
     return {
         "weights": units + len(again),
-        "gradients": units * (2 if replicas > 1 else 1),
+        "gradients": units * (1 + between),
         "bytes": _share(shards) * (2 * whole + sum(again)) + 2 * _share(replicas) * whole / shards,
     }
 
