@@ -1,15 +1,11 @@
 """A strategy in a few words."""
 
-from typing import TYPE_CHECKING
-
 from shardlab.core.compression import gradient_words, weight_words
 from shardlab.core.overrides import Override, ranges
-
-if TYPE_CHECKING:
-    from shardlab.core.strategy import Strategy
+from shardlab.core.settings import Settings
 
 
-def brief(normal: "Strategy") -> str:
+def brief(normal: Settings) -> str:
     """See `Strategy.brief`; of a normal form."""
     words = [normal.engine, *gradient_words(normal.gradients)]
     if normal.weights is not None:
@@ -18,7 +14,7 @@ def brief(normal: "Strategy") -> str:
     return ", ".join([*words, *map(override_words, normal.overrides)])
 
 
-def _sharding(normal: "Strategy") -> list[str]:
+def _sharding(normal: Settings) -> list[str]:
     words = []
     if normal.engine == "ddp" and normal.bucket_mb != 25:
         words.append(f"buckets of {repr(normal.bucket_mb).removesuffix('.0')} MiB")
@@ -47,7 +43,7 @@ def _kept(reshard: bool | int | None) -> list[str]:
     return [f"over {reshard} ranks after forward"]
 
 
-def _prefetch(normal: "Strategy") -> list[str]:
+def _prefetch(normal: Settings) -> list[str]:
     words = []
     default = normal.model_copy(update={"prefetch": None}).depths()[0]
     if normal.prefetch not in (None, default):
@@ -63,7 +59,7 @@ def _prefetch(normal: "Strategy") -> list[str]:
     return words
 
 
-def _computation(normal: "Strategy") -> list[str]:
+def _computation(normal: Settings) -> list[str]:
     words = []
     if normal.param_dtype != "auto":
         words.append(f"computed in {normal.param_dtype}")

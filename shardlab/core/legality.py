@@ -5,12 +5,9 @@ or when it changes nothing.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from shardlab.core.errors import UserError
-
-if TYPE_CHECKING:
-    from shardlab.core.strategy import Strategy
+from shardlab.core.settings import Settings
 
 _UNITS = ("sharding", "replicas", "wrap", "wrap_size", "reshard_after_forward")
 _AHEAD = ("prefetch", "prefetch_backward")
@@ -24,7 +21,7 @@ _OF_ONE = {
 """settings that not all engines have"""
 
 
-def check(strategy: "Strategy") -> None:
+def check(strategy: Settings) -> None:
     """Refuses what has no meaning on any number of ranks.
 
     Raises:
@@ -40,7 +37,7 @@ def check(strategy: "Strategy") -> None:
         raise ValueError(reason)
 
 
-def check_fits(strategy: "Strategy", world_size: int, samples: int | None = None) -> None:
+def check_fits(strategy: Settings, world_size: int, samples: int | None = None) -> None:
     """Refuses what this many ranks cannot do.
 
     Args:
@@ -58,7 +55,7 @@ def foreign(engine: str) -> frozenset[str]:
     return frozenset(key for keys in _OF_ONE.values() for key in keys) - {*_OF_ONE[engine]}
 
 
-def _foreign(strategy: "Strategy") -> Iterator[str]:
+def _foreign(strategy: Settings) -> Iterator[str]:
     fields = type(strategy).model_fields
     for key in (key for key in fields if key in foreign(strategy.engine)):
         if getattr(strategy, key) != fields[key].default:
@@ -68,7 +65,7 @@ def _foreign(strategy: "Strategy") -> Iterator[str]:
             yield f"{key} has no meaning for engine {strategy.engine!r}{hint}: remove it"
 
 
-def _sharding(strategy: "Strategy") -> Iterator[str]:
+def _sharding(strategy: Settings) -> Iterator[str]:
     sharding, reshard = strategy.sharding, strategy.reshard_after_forward
     if (sharding == "hybrid_shard") != (strategy.replicas is not None):
         yield "hybrid_shard and replicas belong together: give both or none"
@@ -86,7 +83,7 @@ def _sharding(strategy: "Strategy") -> Iterator[str]:
         yield "reshard_after_forward as a number of ranks is for fsdp2: use true or false"
 
 
-def _units(strategy: "Strategy") -> Iterator[str]:
+def _units(strategy: Settings) -> Iterator[str]:
     wrap, size = strategy.wrap, strategy.wrap_size
     if wrap == "size" and size is None:
         yield "wrap: size needs wrap_size, the elements of a unit"
@@ -106,7 +103,7 @@ def _units(strategy: "Strategy") -> Iterator[str]:
             yield "fsdp1 gathers at most 1 unit ahead: lower prefetch"
 
 
-def _overrides(strategy: "Strategy") -> Iterator[str]:
+def _overrides(strategy: Settings) -> Iterator[str]:
     one_block_each = strategy.wrap in (None, "block")
     for override in strategy.overrides:
         of_units = override.module or set(override.settings()) - {"activation_checkpointing"}
@@ -122,7 +119,7 @@ def _overrides(strategy: "Strategy") -> Iterator[str]:
             yield "overrides: reshard_after_forward as a number of ranks is for fsdp2"
 
 
-def _numbers(strategy: "Strategy") -> Iterator[str]:
+def _numbers(strategy: Settings) -> Iterator[str]:
     dtypes = [strategy.param_dtype, *(each.param_dtype for each in strategy.overrides)]
     if strategy.gradients.error_feedback and "fp16" in dtypes:
         yield (
@@ -138,7 +135,7 @@ def _numbers(strategy: "Strategy") -> Iterator[str]:
         yield "reduce_every_micro_batch is pointless with accumulation: 1: remove it"
 
 
-def _unfit(strategy: "Strategy", world_size: int, samples: int | None) -> Iterator[str]:
+def _unfit(strategy: Settings, world_size: int, samples: int | None) -> Iterator[str]:
     replicas, reshard = strategy.replicas or 1, strategy.reshard_after_forward
     if world_size % replicas:
         yield f"replicas: {replicas} copies do not divide {world_size} ranks"

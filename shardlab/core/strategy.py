@@ -1,78 +1,23 @@
 """A strategy: one frozen document that says how a model is sharded, computed and compressed.
 
-Everything that can be tuned is here, and nothing that can be tuned is elsewhere. Two documents of
-equal meaning have equal normal forms and so equal hashes.
+Everything that can be tuned is in it (`shardlab.core.settings`), and nothing that can be tuned is
+elsewhere. Two documents of equal meaning have equal normal forms and so equal hashes.
 """
 
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from shardlab.core.brief import brief
-from shardlab.core.compression import Compression, WeightCompression
 from shardlab.core.document import Document, validate
 from shardlab.core.files import sha256_of_value
 from shardlab.core.legality import check
-from shardlab.core.overrides import Checkpointing, DType, Overrides, Reshard, normal_overrides
+from shardlab.core.overrides import normal_overrides
+from shardlab.core.settings import Settings
 
 
-class Strategy(Document):
-    """How a model is trained on several ranks."""
-
-    engine: Literal["ddp", "fsdp1", "fsdp2", "manual"] = "fsdp2"
-    sharding: Literal["full_shard", "shard_grad_op", "no_shard", "hybrid_shard"] | None = None
-    """full_shard: every rank keeps 1/W of parameters, gradients and optimizer states (default);
-    shard_grad_op: gathered parameters stay until backward; no_shard: nothing is sharded;
-    hybrid_shard: several copies of the model, each sharded over neighbouring ranks"""
-    replicas: int | None = Field(None, ge=2)
-    """hybrid_shard: number of copies"""
-    wrap: Literal["block", "size", "root"] | None = None
-    """what is gathered and reduced together. block: `wrap_size` transformer blocks; size: blocks
-    with at least `wrap_size` elements; root: the whole model"""
-    wrap_size: int | None = Field(None, ge=1)
-    """blocks (default 1) or elements of a unit"""
-    reshard_after_forward: Reshard | None = None
-    """free gathered parameters after forward (default) or keep them for backward; a number: keep
-    them sharded over groups of so many ranks"""
-    placement: Literal["dim0", "dim1", "largest"] | None = None
-    """fsdp2: the dimension that a parameter is sharded on (default dim0); dim1 and largest where
-    it splits evenly"""
-    overrides: Overrides = ()
-    """what some layers do otherwise; later ones win"""
-    prefetch: int | None = Field(None, ge=0)
-    """units that are gathered ahead of their use (default: 1 for manual, else 0)"""
-    prefetch_backward: int | None = Field(None, ge=0)
-    """the same in backward (default: as `prefetch`; fsdp1: 1)"""
-    async_unshard: bool | None = None
-    """fsdp2: gathering does not stop the computation, on devices without streams neither does
-    reduction (default: with prefetch)"""
-    limit_all_gathers: bool | None = None
-    """fsdp1: the host waits before it gathers too far ahead (default)"""
-    use_orig_params: bool | None = None
-    """fsdp1: the optimizer sees parts of parameters instead of one flat vector per unit"""
-    bucket_mb: float | None = Field(None, gt=0)
-    """ddp: size of a gradient bucket in MiB (default 25)"""
-    param_dtype: DType = "auto"
-    """what computes and is gathered; weights are updated in float32. auto: bf16 or fp16 where the
-    device is made for it, else fp32. fp16 scales the loss; ddp computes by autocast"""
-    reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """fsdp1, fsdp2, manual: what gradients are reduced in"""
-    output_dtype: Literal["fp32", "bf16", "fp16"] | None = None
-    """fsdp2: what the model returns (default: as computed)"""
-    activation_checkpointing: Checkpointing = "none"
-    """what backward computes again for each block: nothing, all but its matrix products, or all"""
-    compile: bool = False
-    """torch.compile for each block"""
-    accumulation: int | None = Field(None, ge=1)
-    """micro-batches that the samples of a rank are cut into (default: train.accumulation)"""
-    reduce_every_micro_batch: bool = False
-    """fsdp1, fsdp2, manual: sum up shards of gradients instead of whole ones: more communication,
-    less memory"""
-    offload: bool = False
-    """fsdp1, fsdp2: shards and the optimizer stay in CPU memory"""
-    gradients: Compression = Compression()
-    weights: WeightCompression | None = None
-    """fsdp1, fsdp2, manual: how gathered parameters travel (default: as they are)"""
+class Strategy(Settings):
+    """How a model is trained on several ranks: settings that go together."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -136,16 +81,6 @@ class Strategy(Document):
             "prefetch_backward": None if backward == default else backward,
             "async_unshard": asynchronous,
         }
-
-    def depths(self) -> tuple[int, int]:
-        """Units that are gathered ahead in forward and in backward."""
-        forward, backward = self.prefetch, self.prefetch_backward
-        if forward is None:
-            ahead = self.engine == "manual" and self.wrap != "root" and self.sharding != "no_shard"
-            forward = int(ahead)
-        if backward is None:
-            backward = 1 if self.engine == "fsdp1" else forward
-        return forward, backward
 
     def hash(self) -> str:
         """16 hexadecimal digits; equal for equal meanings."""
