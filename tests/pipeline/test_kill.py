@@ -92,7 +92,7 @@ def test_a_killed_rank_ends_the_stage_with_an_error(endless: Path, start) -> Non
 def test_a_killed_stage_continues_from_its_last_checkpoint(workspace: Path) -> None:
     set_params(workspace, train__steps=400, train__checkpoint={"every": 20})
     checkpoints = workspace / ".work/checkpoints/fsdp2/seed0"
-    command = ("python", "-m", "stages.train", "fsdp2", "0")
+    command = ("python", "-m", "stages.train", "--run", "fsdp2")
     marked = Marked(workspace, *command)
     try:
         wait_for(lambda: any(checkpoints.glob("step-*")), 120, "a checkpoint")
