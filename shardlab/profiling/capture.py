@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Self
 
 import torch
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, schedule
 
 # the tracing library reports its stages on stderr, above all that a rank has to say
@@ -36,6 +37,8 @@ class Capture:
         self._profile = profile(
             activities=activities,
             schedule=schedule(wait=0, warmup=_WARM_UP_STEPS, active=steps, repeat=1),
+            # communication beside computation has threads of its own
+            experimental_config=_ExperimentalConfig(profile_all_threads=True),
         )
 
     def __enter__(self) -> Self:
