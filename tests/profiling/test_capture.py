@@ -1,8 +1,12 @@
+import functools
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch.profiler import record_function
 
+from shardlab.comm.background import Background
+from shardlab.comm.transport import Transport
 from shardlab.kernels import int8
 from shardlab.profiling.breakdown import analyse, step_times
 from shardlab.profiling.capture import Capture
@@ -47,6 +51,22 @@ def overlapping(weight, group):
         work.wait()
 
 
+@functools.cache
+def lane():
+    """A thread of this process that is there before the trace begins."""
+    return Background("lane")
+
+
+def in_a_thread_of_its_own(weight, group):
+    other = 1 - dist.get_rank(group)
+    parts = [torch.ones(1 << 18 if rank == other else 0) for rank in range(2)]
+    running = lane().start(Transport(group).exchange, parts, [p.clone() for p in parts])
+    loss = (torch.randn(64, 256) @ weight).square().mean()
+    with record_function("shardlab::backward"):
+        loss.backward()
+    running.wait()
+
+
 def test_blocking_collectives_do_not_overlap(tmp_path):
     path = trace_of_two_ranks(tmp_path, blocking)
     traces = read_trace(path)
@@ -67,6 +87,12 @@ def test_collectives_beside_compute_overlap(tmp_path):
     result = analyse(trace_of_two_ranks(tmp_path, overlapping))
     assert result.overlap > 0.05
     assert result.exposed_comm_ms < result.comm_ms_per_step
+
+
+def test_communication_in_a_thread_of_its_own_is_seen(tmp_path):
+    result = analyse(trace_of_two_ranks(tmp_path, in_a_thread_of_its_own))
+    assert result.comm_ms_by_op.keys() == {"gloo:send", "gloo:recv"}
+    assert result.comm_ms_per_step > 0
 
 
 def test_another_number_of_steps_than_announced_is_an_error():
