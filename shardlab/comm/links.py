@@ -12,7 +12,6 @@ machine are never touched.
 
 import ctypes
 import os
-import re
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,26 +20,11 @@ from types import TracebackType
 from typing import Self
 
 from shardlab.core.errors import UserError
+from shardlab.core.link import bits_per_second
 
 _CLONE_NEWNET = 0x40000000
 _INTERFACE = "link0"
 """name of a rank's end of its link, in its own namespace"""
-_UNITS = {"k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
-
-
-def bits_per_second(rate: str) -> int:
-    """`100mbit` -> 100_000_000.
-
-    Raises:
-        UserError: not a positive number of kbit, mbit or gbit.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg])bit", rate)
-    bits = round(float(match[1]) * _UNITS[match[2]]) if match else 0
-    if bits == 0:
-        raise UserError(
-            f"link rate {rate!r}: write a number and its unit, such as 100mbit or 1gbit"
-        )
-    return bits
 
 
 class Links:

@@ -10,8 +10,11 @@ import yaml
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError, nearest
 from shardlab.core.legality import check_fits
-from shardlab.core.params import Params, RoundPlan, Train
+from shardlab.core.params import Params, RoundPlan, Timing, Train
 from shardlab.core.strategy import Strategy
+
+_ONE_OF = {"rounds": RoundPlan, "strategies": Strategy, "timings": Timing}
+"""sections that hold values of one kind by name"""
 
 
 class Parameters:
@@ -53,7 +56,7 @@ class Parameters:
                 raise UserError(f"{key}: missing from {self._path}; {nearest(part, valid)}")
             node = node[part]
         section, *rest = key.split(".")
-        annotation = {"strategies": Strategy, "rounds": RoundPlan}[section] if rest else None
+        annotation = _ONE_OF[section] if rest else None
         return validate(annotation or _annotation(section), node, key)
 
 
@@ -124,9 +127,11 @@ def _check_references(values: dict[str, Any]) -> None:
             refuse("baseline", values["baseline"], runs, "run")
         if "agent" in values:
             refuse("agent.start", values["agent"].start, runs, "run")
+    for name, timing in values.get("timings", {}).items():
+        _check_timing(f"timings.{name}", timing, values)
     if "train" in values:
         for name, strategy in values.get("strategies", {}).items():
-            _check_fits(name, strategy, values["train"])
+            _check_fits(f"strategies.{name}", strategy, values["train"])
     seeds = values.get("seeds", [])
     if len(set(seeds)) < len(seeds):
         raise UserError("seeds: a seed is named twice")
@@ -135,11 +140,23 @@ def _check_references(values: dict[str, Any]) -> None:
         _check_chain(list(values["rounds"].items()))
 
 
-def _check_fits(name: str, strategy: Strategy, train: Train) -> None:
+def _check_timing(key: str, timing: Timing, values: dict[str, Any]) -> None:
+    for i, run in enumerate(timing.runs):
+        if run in timing.runs[:i]:
+            raise UserError(f"{key}.runs.{i}: {run!r} is named twice")
+        strategies = values.get("strategies", {run: None})
+        if run not in strategies:
+            raise UserError(f"{key}.runs.{i}: {run!r} is no strategy; {nearest(run, strategies)}")
+        if "train" in values and strategies[run] is not None:
+            there = values["train"].model_copy(update={"world_size": timing.world_size})
+            _check_fits(f"{key}.runs.{i}", strategies[run], there)
+
+
+def _check_fits(key: str, strategy: Strategy, train: Train) -> None:
     try:
         check_fits(strategy, train.world_size, train.batch_size * train.accumulation)
     except UserError as error:
-        raise UserError(f"strategies.{name}: {error}") from None
+        raise UserError(f"{key}: {error}") from None
 
 
 def _check_chain(rounds: list[tuple[str, RoundPlan]]) -> None:

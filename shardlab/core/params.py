@@ -4,7 +4,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from shardlab.core.document import Document
+from shardlab.core.document import AS_TUPLE, Document
+from shardlab.core.link import Link
 from shardlab.core.strategy import Strategy
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=40)]
@@ -134,6 +135,8 @@ class Train(Document):
     """extra steps after the run that are traced"""
     timeout_s: float = Field(60, gt=0)
     """longest wait for another rank"""
+    link: Link | None = None
+    """emulated, between ranks of this machine; null: as they are"""
     checkpoint: Checkpoint | None = None
     """how to continue after an interruption; null: from the start"""
 
@@ -146,6 +149,18 @@ class Train(Document):
     def meaning(self) -> dict[str, Any]:
         """What the results depend on, as plain data: checkpoints change nothing."""
         return self.model_dump(mode="json", exclude={"checkpoint"})
+
+
+class Timing(Document):
+    """Steps of several strategies by turns in the same processes: times that compare in pairs."""
+
+    runs: Annotated[tuple[Name, ...], AS_TUPLE] = Field(min_length=1)
+    """names of strategies"""
+    world_size: int = Field(2, ge=1)
+    link: Link | None = None
+    """emulated, between ranks of this machine; null: as they are"""
+    rounds: int = Field(10, ge=1)
+    """timed steps of every strategy"""
 
 
 class Agent(Document):
@@ -200,6 +215,8 @@ class Params(Document):
     seeds: list[Seed] = Field(min_length=1)
     baseline: Name
     """run that the others are compared with"""
+    timings: dict[Name, Timing]
+    """by name: what is timed on other links and with other numbers of ranks than the matrix"""
     agent: Agent
     rounds: dict[Round, RoundPlan]
     last_round: Round

@@ -6,7 +6,7 @@ those that one rank sent, averaged over ranks and steps; shares are between 0 an
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -30,7 +30,10 @@ class Setting(Document):
     batch_size: int
     accumulation: int
     link: str
-    """how the ranks were joined: loopback, or an emulated rate"""
+    """how the ranks were joined: loopback, or an emulated rate and delay"""
+    link_emulation: Literal["none", "namespaces", "in-process"] = "none"
+    """none: the link is real; namespaces: the kernel holds sockets back; in-process: collectives
+    end as late as by the formula issue + delay + bytes / rate"""
     codec: str
     codec_config: dict[str, Any]
     weight_codec: str
@@ -94,6 +97,12 @@ class Breakdown(Document):
     overlap: float
     """hidden part of all communication"""
     idle_ms: float
+    forward_ms: float
+    forward_compute_ms: float
+    forward_comm_ms: float
+    backward_ms: float
+    backward_compute_ms: float
+    backward_comm_ms: float
     backward_comm_share: float
 
 

@@ -16,6 +16,7 @@ Per rank and step, with intervals of time as sets:
 """
 
 import re
+import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,8 +45,8 @@ from shardlab.profiling.trace import (
     read_trace,
 )
 
-BACKWARD = "shardlab::backward"
-"""label that engines put around the backward pass"""
+FORWARD, BACKWARD = "shardlab::forward", "shardlab::backward"
+"""labels that engines put around the two passes"""
 
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _NCCL = re.compile(r"nccl(?:Dev)?Kernel_([A-Za-z]+)")
@@ -66,9 +67,13 @@ class StepTimes:
     """by collective; those that run side by side count twice in the sum"""
     exposed_comm_ms: float
     idle_ms: float
+    forward_ms: float
+    forward_compute_ms: float
+    forward_comm_ms: float
+    """communication during the pass"""
     backward_ms: float
+    backward_compute_ms: float
     backward_comm_ms: float
-    """communication during the backward pass"""
 
 
 def analyse(path: str | Path) -> Breakdown:
@@ -114,24 +119,30 @@ def step_times(rank: int, trace: Trace) -> list[StepTimes]:
 
 def summarize(times: Sequence[StepTimes]) -> Breakdown:
     """Means over steps and ranks; shares are shares of the summed times."""
-    count = len(times)
-    total = sum(t.step_ms for t in times)
-    comm = sum(t.comm_ms for t in times)
-    exposed = sum(t.exposed_comm_ms for t in times)
+
+    def mean(name: str) -> float:
+        return statistics.fmean(getattr(t, name) for t in times)
+
+    comm, exposed = mean("comm_ms"), mean("exposed_comm_ms")
     operations = sorted({op for t in times for op in t.comm_ms_by_op})
     return Breakdown(
-        profiled_step_ms=total / count,
-        compute_ms=sum(t.compute_ms for t in times) / count,
-        comm_ms_per_step=comm / count,
-        comm_share=comm / total,
+        profiled_step_ms=mean("step_ms"),
+        compute_ms=mean("compute_ms"),
+        comm_ms_per_step=comm,
+        comm_share=comm / mean("step_ms"),
         comm_ms_by_op={
-            op: sum(t.comm_ms_by_op.get(op, 0.0) for t in times) / count for op in operations
+            op: statistics.fmean(t.comm_ms_by_op.get(op, 0.0) for t in times) for op in operations
         },
-        exposed_comm_ms=exposed / count,
+        exposed_comm_ms=exposed,
         overlap=1 - exposed / comm if comm else 0.0,
-        idle_ms=sum(t.idle_ms for t in times) / count,
-        backward_comm_share=sum(t.backward_comm_ms for t in times)
-        / sum(t.backward_ms for t in times),
+        idle_ms=mean("idle_ms"),
+        forward_ms=mean("forward_ms"),
+        forward_compute_ms=mean("forward_compute_ms"),
+        forward_comm_ms=mean("forward_comm_ms"),
+        backward_ms=mean("backward_ms"),
+        backward_compute_ms=mean("backward_compute_ms"),
+        backward_comm_ms=mean("backward_comm_ms"),
+        backward_comm_share=mean("backward_comm_ms") / mean("backward_ms"),
     )
 
 
@@ -141,6 +152,7 @@ class _Sets:
 
     compute: Intervals
     operations: dict[str, Intervals]
+    forward: Intervals
     backward: Intervals
 
     @classmethod
@@ -152,11 +164,15 @@ class _Sets:
             times = trace.times[collective & (trace.name == code)]
             operations[_operation(trace.names[code])].append(times)
         kernels = (trace.kind == KERNEL) & ~collective
-        backward = trace.named(BACKWARD.__eq__) & (trace.kind == ANNOTATION)
+
+        def labelled(label: str) -> Intervals:
+            return merge(trace.times[trace.named(label.__eq__) & (trace.kind == ANNOTATION)])
+
         return cls(
             compute=merge(trace.times[kernels if kernels.any() else _cpu_compute(trace)]),
             operations={op: merge(np.concatenate(t)) for op, t in operations.items()},
-            backward=merge(trace.times[backward]),
+            forward=labelled(FORWARD),
+            backward=labelled(BACKWARD),
         )
 
     def within(self, rank: int, number: int, step: Intervals) -> StepTimes:
@@ -164,7 +180,7 @@ class _Sets:
         compute = intersection(self.compute, step)
         operations = {op: intersection(times, step) for op, times in self.operations.items()}
         comm = merge(np.concatenate([EMPTY, *operations.values()]))
-        backward = intersection(self.backward, step)
+        forward, backward = (intersection(each, step) for each in (self.forward, self.backward))
         if len(backward) == 0:
             raise UserError(
                 f"step {number} of rank {rank} has no backward pass: label it with "
@@ -179,7 +195,11 @@ class _Sets:
             comm_ms_by_op={op: length(t) / 1000 for op, t in operations.items() if len(t)},
             exposed_comm_ms=length(difference(comm, compute)) / 1000,
             idle_ms=length(difference(step, union(compute, comm))) / 1000,
+            forward_ms=length(forward) / 1000,
+            forward_compute_ms=length(intersection(compute, forward)) / 1000,
+            forward_comm_ms=length(intersection(comm, forward)) / 1000,
             backward_ms=length(backward) / 1000,
+            backward_compute_ms=length(intersection(compute, backward)) / 1000,
             backward_comm_ms=length(intersection(comm, backward)) / 1000,
         )
         _check(result)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from ranks import run_ranks
 
-from shardlab.comm.links import Links, bits_per_second
+from shardlab.comm.links import Links
 from shardlab.comm.transport import Transport
 from shardlab.core.errors import UserError
 from shardlab.train.launch import launch
@@ -163,15 +163,3 @@ def test_ranks_of_torchrun_cannot_be_moved(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="torchrun"):
         launch(lambda group: None, 2, threads=1, timeout_s=5, links=Links(2, "1gbit"))
-
-
-def test_rates_are_bits_of_powers_of_ten():
-    assert bits_per_second("100mbit") == 100_000_000
-    assert bits_per_second("2.5gbit") == 2_500_000_000
-    assert bits_per_second("64kbit") == 64_000
-
-
-@pytest.mark.parametrize("rate", ["", "100", "100 mbit", "0mbit", "-1gbit", "100mbps", "1mbit;ls"])
-def test_other_rates_are_refused(rate):
-    with pytest.raises(UserError, match="100mbit"):
-        bits_per_second(rate)

@@ -1,6 +1,6 @@
 import json
 import types
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 import pytest
 from hypothesis import given, settings
@@ -25,6 +25,8 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
         return st.one_of(
             st.none() if part is type(None) else values_of(part) for part in get_args(annotation)
         )
+    if get_origin(annotation) is Literal:
+        return st.sampled_from(get_args(annotation))
     return BY_TYPE[annotation]
 
 

@@ -18,7 +18,11 @@ def step(rank: int, number: int, compute: float, exposed: float) -> StepTimes:
         comm_ms_by_op={"gloo:all_reduce": exposed},
         exposed_comm_ms=exposed,
         idle_ms=10.0 - compute - exposed,
+        forward_ms=4.0,
+        forward_compute_ms=4.0,
+        forward_comm_ms=0.0,
         backward_ms=5.0,
+        backward_compute_ms=compute - 4.0,
         backward_comm_ms=exposed,
     )
 

@@ -1,0 +1,52 @@
+"""An emulated network link: its rate and delay."""
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from shardlab.core.document import Document
+from shardlab.core.errors import UserError
+
+LOOPBACK = "loopback"
+"""how records name the ranks of one machine without an emulated link"""
+_UNITS = {"k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
+
+
+def bits_per_second(rate: str) -> int:
+    """`100mbit` -> 100_000_000.
+
+    Raises:
+        UserError: not a positive number of kbit, mbit or gbit.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg])bit", rate)
+    bits = round(float(match[1]) * _UNITS[match[2]]) if match else 0
+    if bits == 0:
+        raise UserError(
+            f"link rate {rate!r}: write a number and its unit, such as 100mbit or 1gbit"
+        )
+    return bits
+
+
+def _checked(rate: str) -> str:
+    bits_per_second(rate)
+    return rate
+
+
+class Link(Document):
+    """One full-duplex link for every rank, all tied to one switch."""
+
+    rate: Annotated[str, AfterValidator(_checked)]
+    """of either direction, such as 100mbit or 1gbit"""
+    delay_ms: float = Field(0, ge=0)
+    """that a message takes beside its bytes"""
+
+    @property
+    def name(self) -> str:
+        """As records call it."""
+        return self.rate if self.delay_ms == 0 else f"{self.rate} + {self.delay_ms:g} ms"
+
+    @property
+    def bits_per_second(self) -> int:
+        """Of either direction."""
+        return bits_per_second(self.rate)
