@@ -5,10 +5,15 @@ import torch
 import torch.distributed as dist
 from torch.profiler import record_function
 
+from shardlab.codecs.registry import make_codec
+from shardlab.codecs.unit import Unit
 from shardlab.comm.background import Background
+from shardlab.comm.collective import Native
+from shardlab.comm.exchange import Exchange
+from shardlab.comm.ledger import Ledger
 from shardlab.comm.transport import Transport
 from shardlab.kernels import int8
-from shardlab.profiling.breakdown import analyse, read_steps
+from shardlab.profiling.breakdown import OTHER, analyse, read_steps
 from shardlab.profiling.capture import Capture
 from shardlab.profiling.merge import merge_traces
 from shardlab.profiling.trace_file import read_events
@@ -57,6 +62,33 @@ def lane():
     return Background("lane")
 
 
+A, B = Unit("h.0"), Unit("h.1")
+
+
+@functools.cache
+def collectives(group):
+    """Two routes, which are there before the trace begins."""
+    return [
+        kind(group, Ledger(), "gradients", *rest)
+        for kind, *rest in ((Native,), (Exchange, make_codec("int8")))
+    ]
+
+
+def of_two_units(weight, group):
+    native, coded = collectives(group)
+    vector, part = torch.ones(1 << 14), torch.ones(1 << 13)
+    work = native.start_all_reduce(vector, A), native.start_all_reduce(vector.clone(), B)
+    native.reduce_scatter(part, vector, 1.0, B)
+    native.all_gather(vector.clone(), part, A)
+    coded.all_reduce(vector.clone(), 1.0, B)
+    lane().start(coded.all_gather, vector.clone(), part, A).wait()
+    with record_function("shardlab::backward"):
+        (torch.randn(64, 256) @ weight).square().mean().backward()
+    for each in work:
+        each.wait()
+    dist.all_reduce(torch.zeros(1), group=group)
+
+
 def in_a_thread_of_its_own(weight, group):
     other = 1 - dist.get_rank(group)
     parts = [torch.ones(1 << 18 if rank == other else 0) for rank in range(2)]
@@ -91,6 +123,14 @@ def test_communication_in_a_thread_of_its_own_is_seen(tmp_path):
     result = analyse(trace_of_two_ranks(tmp_path, in_a_thread_of_its_own))
     assert result.comm_ms_by_op.keys() == {"gloo:send", "gloo:recv"}
     assert result.comm_ms_per_step > 0
+
+
+def test_what_moves_carries_the_name_of_its_unit(tmp_path):
+    result = analyse(trace_of_two_ranks(tmp_path, of_two_units))
+    assert set(result.comm_ms_by_op) == {"gloo:all_reduce", "gloo:send", "gloo:recv"}
+    assert set(result.comm_ms_by_unit) == {"h.0", "h.1", OTHER}
+    parts = result.comm_skew_ms + result.comm_transfer_ms
+    assert parts == pytest.approx(result.comm_ms_per_step)
 
 
 def test_another_number_of_steps_than_announced_is_an_error():
