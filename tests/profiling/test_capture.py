@@ -1,4 +1,6 @@
 import functools
+import gzip
+import json
 
 import pytest
 import torch
@@ -123,6 +125,26 @@ def test_communication_in_a_thread_of_its_own_is_seen(tmp_path):
     result = analyse(trace_of_two_ranks(tmp_path, in_a_thread_of_its_own))
     assert result.comm_ms_by_op.keys() == {"gloo:send", "gloo:recv"}
     assert result.comm_ms_per_step > 0
+
+
+def test_the_trace_of_all_ranks_is_one_that_viewers_open(tmp_path):
+    """The Trace Event Format, as ui.perfetto.dev and chrome://tracing read it."""
+    path = trace_of_two_ranks(tmp_path, overlapping)
+    with gzip.open(path) as file:
+        events = json.load(file)["traceEvents"]
+    kinds = {kind: [e for e in events if e["ph"] == kind] for kind in {e["ph"] for e in events}}
+    assert kinds.keys() == {"M", "X", "s", "f"}
+    assert all(isinstance(e["pid"], int) and isinstance(e["name"], str) for e in events)
+    assert all(e["dur"] >= 0 and e["ts"] >= 0 and isinstance(e["tid"], int) for e in kinds["X"])
+    starts, ends = ({(e["pid"], e["id"]): e["ts"] for e in kinds[kind]} for kind in "sf")
+    assert starts.keys() == ends.keys()
+    assert all(starts[arrow] <= ends[arrow] for arrow in starts)
+    order = {e["pid"]: e["args"] for e in kinds["M"] if e["name"] == "process_sort_index"}
+    processes = {e["pid"] for e in kinds["X"]}
+    assert processes == order.keys() == {0, 1}
+    assert [order[pid]["sort_index"] for pid in (0, 1)] == [0, 1]
+    named = {(e["pid"], e["tid"]) for e in kinds["M"] if e["name"] == "thread_name"}
+    assert {(e["pid"], e["tid"]) for e in kinds["X"]} <= named
 
 
 def test_what_moves_carries_the_name_of_its_unit(tmp_path):
