@@ -47,7 +47,7 @@ def main() -> None:
         small, *others = trace(parse_strategy(STRATEGIES["fsdp2"]), "tiny", 2, _STEPS, Path(folder))
         large, compressed = Path(folder, "large.json"), Path(folder, "large.json.gz")
         with large.open("w") as file:
-            file.writelines(_repeated(small.read_text(), args.mb * 1e6))
+            file.writelines(repeated(small.read_text(), args.mb * 1e6))
         with large.open("rb") as source, gzip.open(compressed, "wb", 6) as target:
             shutil.copyfileobj(source, target)
         measured = _measured([large, compressed], args.rounds)
@@ -61,7 +61,7 @@ def main() -> None:
     print(f"Merging {1 + len(others)} traces of {_STEPS} steps: {1e3 * merging:.0f} ms.")
 
 
-def _repeated(text: str, size: float) -> Iterator[str]:
+def repeated(text: str, size: float) -> Iterator[str]:
     """Kineto's text of a trace with its steps as often as make up `size` characters."""
     head, _, rest = text.partition('"traceEvents": [')
     body, _, tail = rest.rpartition("],")

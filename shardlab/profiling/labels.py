@@ -6,6 +6,8 @@ FORWARD, BACKWARD = "shardlab::forward", "shardlab::backward"
 """around the two passes of a micro-batch"""
 COMMUNICATION = "shardlab::comm "
 """with the name of a unit: around the calls that move its values"""
+LINK = "shardlab::link"
+"""the time that an emulated link takes longer than the real one"""
 ROOT = "root"
 """the unit of what belongs to no other one"""
 

@@ -25,7 +25,7 @@ from shardlab.profiling.attribution import (
     units_of_worker,
 )
 from shardlab.profiling.intervals import EMPTY, Intervals, covers, intersection, merge
-from shardlab.profiling.labels import BACKWARD, FORWARD, unit_of
+from shardlab.profiling.labels import BACKWARD, FORWARD, LINK, unit_of
 from shardlab.profiling.operators import Operators, OutOfOrder
 from shardlab.profiling.trace_file import Event, read_events, read_header
 
@@ -336,7 +336,7 @@ def _role(kind: int, name: str) -> int:
             return _CALL
         # nodes of the autograd engine have no namespace (MulBackward0)
         return _COMPUTE if "::" in name and not name.startswith(_NOT_COMPUTE) else _OTHER
-    if name.startswith("gloo:"):
+    if name.startswith("gloo:") or name == LINK:
         return _COLLECTIVE
     if _STEP_NAME.fullmatch(name):
         return _STEP
