@@ -43,7 +43,8 @@ from shardlab.profiling.intervals import (
 )
 from shardlab.profiling.labels import BACKWARD
 from shardlab.profiling.skew import Phases, phases
-from shardlab.profiling.trace import Trace, read_trace
+from shardlab.profiling.trace import Trace
+from shardlab.profiling.trace_reader import read_trace
 
 OTHER = "other"
 """collectives that belong to no unit, as that of the norm of the gradient"""
