@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -122,14 +123,14 @@ class Native(Collective):
         """Starts the mean over ranks, in place, and returns at once."""
         vector.mul_(1 / self.world_size)
         nbytes = self._count_all_reduce(vector)
-        work = dist.all_reduce(vector, group=self.group, async_op=True)
+        start = partial(dist.all_reduce, vector, group=self.group, async_op=True)
 
         def done(ended: torch.futures.Future[object]) -> Tensor:
             ended.value()  # raises what went wrong
             self._check_finite(vector)
             return vector
 
-        return self.ledger.traffic.ending(work, nbytes).then(done)
+        return self.ledger.traffic.ending(start, nbytes).then(done)
 
     def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
         if self._gathers_in_pieces(output):

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from shardlab.comm.links import Links
 from shardlab.comm.pace import Pace
 from shardlab.core.errors import UserError
 from shardlab.core.link import Link
 from shardlab.core.progress import say
+from shardlab.core.records import LinkEmulation
 
 
 class Loopback:
@@ -26,8 +27,7 @@ class Emulation(NamedTuple):
     """for `shardlab.train.launch.launch`"""
     pace: Pace | None
     """for `shardlab.engines.build.build_engine`, in the process of each rank"""
-    kind: Literal["none", "namespaces", "in-process"]
-    """as records call it"""
+    kind: LinkEmulation
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The operations of one rank on the wire: how long any lasts, and how long a link makes it last."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
@@ -53,16 +53,22 @@ class Traffic:
         finally:
             self._end()
 
-    def started(self, work: dist.Work, nbytes: float) -> dist.Work:
-        """One that ends when it is awaited; nobody waits for a link that has carried it by then."""
-        return _Started(self, work, self._begin(nbytes)) if nbytes else work
+    def awaited(self, start: Callable[[], dist.Work], nbytes: float) -> dist.Work:
+        """Starts one that ends when somebody waits for it.
 
-    def ending(self, work: dist.Work, nbytes: float) -> _Future:
-        """Of one that ends by itself: a future, for which no thread of computation has to wait."""
-        done: _Future = work.get_future()
+        A link that has carried it by then makes nobody wait longer.
+        """
         if nbytes == 0:
-            return done
+            return start()
         carried = self._begin(nbytes)
+        return _Awaited(self, start(), carried)
+
+    def ending(self, start: Callable[[], dist.Work], nbytes: float) -> _Future:
+        """Starts one that ends by itself, beside computation; the future of its end."""
+        if nbytes == 0:
+            return start().get_future()
+        carried = self._begin(nbytes)
+        done: _Future = start().get_future()
         if self.pace is None:
             return done.then(self._ended)
         later: _Future = torch.futures.Future()
@@ -108,7 +114,7 @@ class Traffic:
                 self._before += time.perf_counter() - self._since
 
 
-class _Started(dist.Work):
+class _Awaited(dist.Work):
     def __init__(self, traffic: Traffic, work: dist.Work, carried: float) -> None:
         super().__init__()
         self._traffic = traffic

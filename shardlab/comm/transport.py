@@ -12,6 +12,7 @@ before the next begins, and so much that small messages to all ranks leave at on
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from itertools import chain, zip_longest
 from typing import NamedTuple
 
@@ -63,7 +64,8 @@ class Transport:
 
     def start(self, given: Sequence[Tensor], taken: Sequence[Tensor]) -> dist.Work:
         """The same, but returns before all is done; `given` must stay as it is until then."""
-        return self._traffic.started(self._start(given, taken), self._load(given, taken))
+        start = partial(self._start, given, taken)
+        return self._traffic.awaited(start, self._load(given, taken))
 
     def gather(self, shard: Tensor, parts: Sequence[Tensor]) -> None:
         """Brings the shard of every rank, all of one size, to all ranks.
