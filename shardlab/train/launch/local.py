@@ -126,7 +126,8 @@ class LocalRanks:
         self._listen(running, _LAST_WORDS_S)
         failure = self._foremost()
         if failure is not None and failure.waited:
-            self._listen(running, _SILENCE_S)
+            if any(not rank.stopped for rank in running.values()):
+                self._listen(running, _SILENCE_S)
             failure = self._foremost()
         return _silence([*running.values()], failure) or failure
 
