@@ -5,12 +5,14 @@ import signal
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from unittest.mock import patch
 
 import pytest
 import torch.distributed as dist
 from checkpointed import INT4, plan_of, strategy_of
-from commands import Command
+from commands import Command, wait_for
+from namespaces import held, opened_by
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from benchmarks.resume import Outcome
@@ -101,6 +103,24 @@ def test_ranks_of_others_get_no_link(data, tmp_path, monkeypatch, path):
     monkeypatch.setenv("MASTER_PORT", "1")
     with pytest.raises(UserError, match=r"^ranks of torchrun, srun or other nodes [^\n]*$"):
         train_run(on_link, tmp_path)
+
+
+@pytest.mark.long
+def test_two_runs_at_once_do_not_meet_and_a_killed_one_leaves_nothing(permitted, data, tmp_path):
+    _, plan = linked(data, strategy_of("manual"))
+    endless = replace(plan, train=plan.train.model_copy(update={"steps": 100_000}))
+    killed, *others = (
+        Command(tmp_path / name, partial(train_run, each, tmp_path / name / "run"))
+        for name, each in (("killed", endless), ("one", plan), ("other", plan))
+    )
+    wait_for(lambda: len(opened_by(killed.pid)) == 3)
+    namespaces = opened_by(killed.pid)
+    assert [other.wait(60) for other in others] == [0, 0]
+    killed.kill()
+    killed.leaves_nothing()
+    wait_for(lambda: not held(namespaces))
+    one, other = (Outcome.read(tmp_path / name / "run") for name in ("one", "other"))
+    assert one == other
 
 
 def interrupted(plan, target, root, event):
