@@ -1,4 +1,4 @@
-"""Where the time of one run's profiled steps went: compute, communication, overlap, idle."""
+"""Where the time of one run's profiled steps went: compute, communication, copies, idle."""
 
 import csv
 import json
@@ -28,14 +28,18 @@ def main(params: Parameters, run: str, seed: str) -> None:
 
 
 def write_rows(path: Path, steps: Sequence[StepTimes]) -> None:
-    """One row per step and rank; times by operation as JSON text."""
+    """One row per step and rank; times by operation and by unit as JSON texts."""
     with atomic(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         names = [field.name for field in fields(StepTimes)]
         writer = csv.DictWriter(file, names, lineterminator="\n")
         writer.writeheader()
         for step in steps:
-            by_operation = json.dumps(step.comm_ms_by_op, sort_keys=True)
-            writer.writerow({**asdict(step), "comm_ms_by_op": by_operation})
+            writer.writerow(
+                {
+                    name: json.dumps(value, sort_keys=True) if isinstance(value, dict) else value
+                    for name, value in asdict(step).items()
+                }
+            )
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ class _BucketHook:
         """What DDP calls for every bucket that is ready."""
         buffer = bucket.buffer()
         if isinstance(self._collective, Native):
-            return self._native.start_mean(buffer)
+            return self._native.start_mean(buffer, Unit(f"bucket{bucket.index()}"))
         if bucket.index() == 0:
             self._begin()
         given = bucket.parameters()

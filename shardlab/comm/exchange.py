@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shardlab.codecs.unit import Unit
 from shardlab.comm.coded import Coded, Sealed
-from shardlab.comm.collective import add_up
+from shardlab.comm.collective import add_up, labelled
 from shardlab.comm.envelope import HEADER, seal
 from shardlab.comm.ledger import timed
 
@@ -21,6 +21,7 @@ class Exchange(Coded):
     envelope, no copy, the owner adds up what it receives.
     """
 
+    @labelled
     def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
         step = self._begin(vector, unit)
         if self._takes(vector):
@@ -39,6 +40,7 @@ class Exchange(Coded):
         self._check_finite(output)
         self._audit(output, vector, scale)
 
+    @labelled
     def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:
         """A reduce-scatter and an all-gather of the owners' sums; each has its own residual.
 
@@ -53,6 +55,7 @@ class Exchange(Coded):
         if padded is not vector:
             vector.copy_(padded[:n])
 
+    @labelled
     def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:
         """The owner too uses its decoded payload, so that all ranks hold the same values."""
         step = self._begin(output, unit)

@@ -217,7 +217,7 @@ class _AllGatherHook(_Allocate, AllGather):
                 return work
             work.wait()
         elif isinstance(collective, Native):
-            work = collective.start_all_gather(output_tensor, input_tensor)
+            work = collective.start_all_gather(output_tensor, input_tensor, self._unit)
             if async_op:
                 return work
             work.wait()

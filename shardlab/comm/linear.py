@@ -7,7 +7,7 @@ from torch import Tensor
 from shardlab.codecs.base import Codec
 from shardlab.codecs.unit import Unit
 from shardlab.comm.coded import Sealed
-from shardlab.comm.collective import Native, sum_scatter
+from shardlab.comm.collective import Native, labelled, sum_scatter
 from shardlab.comm.exchange import Exchange
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Kind, Ledger, timed
@@ -38,6 +38,7 @@ class LinearNative(Exchange):
         super().__init__(group, ledger, kind, codec, feedback, minimum_size, seed)
         self._native = Native(group, ledger, kind)
 
+    @labelled
     def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
         if not self._takes(vector):
             self._report(vector)

@@ -5,8 +5,7 @@ from threading import Lock
 
 from torch.profiler import record_function
 
-WAITING = "shardlab::link"
-"""what a profile calls the time that an emulated link takes longer than the real one"""
+from shardlab.profiling.labels import LINK
 
 
 class Pace:
@@ -37,5 +36,5 @@ class Pace:
         """Sleeps until an operation ends that was carried by then."""
         left = carried + self._delay_s - time.perf_counter()
         if left > 0:
-            with record_function(WAITING):
+            with record_function(LINK):
                 time.sleep(left)

@@ -11,7 +11,7 @@ from torch import Tensor
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.rounds import Rounds, Wire, all_finite
 from shardlab.codecs.unit import Unit
-from shardlab.comm.collective import Collective, Native
+from shardlab.comm.collective import Collective, Native, labelled
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Kind, Ledger
 from shardlab.comm.wire import GroupWire
@@ -50,6 +50,7 @@ class RoundsCollective(Collective):
         self._wire = GroupWire(group, ledger, kind)
         self._native = Native(group, ledger, kind)
 
+    @labelled
     def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
         if self._is_short(vector):
             total = self._wire.sum_scatter(vector)
@@ -60,6 +61,7 @@ class RoundsCollective(Collective):
         if self.ledger.audit is not None:
             self.ledger.audit.add(output, self._exact(vector, output.numel(), scale))
 
+    @labelled
     def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
         self._count(raw=2 * self._share_of_others(vector.nbytes), wire=0, collectives=0)
         if self._is_short(vector):

@@ -99,10 +99,21 @@ class Breakdown(Document):
     comm_ms_per_step: float
     comm_share: float
     comm_ms_by_op: dict[str, float]
+    comm_ms_by_unit: dict[str, float]
+    """by the unit whose values moved; `other` belong to none"""
+    comm_skew_ms: float
+    """waiting until the last rank has begun the same collective"""
+    comm_transfer_ms: float
+    """the rest of the communication that could be matched across ranks"""
     exposed_comm_ms: float
     overlap: float
     """hidden part of all communication"""
+    copy_ms: float
+    """to, from and on devices; on the CPU copies are compute and this is 0"""
+    exposed_copy_ms: float
+    """copies beside neither compute nor communication"""
     idle_ms: float
+    """compute + exposed communication + exposed copies + idle = step"""
     forward_ms: float
     forward_compute_ms: float
     forward_comm_ms: float
@@ -110,6 +121,10 @@ class Breakdown(Document):
     backward_compute_ms: float
     backward_comm_ms: float
     backward_comm_share: float
+    update_ms: float
+    """the rest of the step"""
+    update_compute_ms: float
+    update_comm_ms: float
 
 
 class Validation(Document):

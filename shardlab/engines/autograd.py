@@ -23,6 +23,7 @@ from shardlab.core.compression import WeightCompression
 from shardlab.core.strategy import Strategy
 from shardlab.engines.base import Engine, Optimization, State, StepOutcome
 from shardlab.engines.precision import LossScale, uses_fp16
+from shardlab.profiling.labels import BACKWARD, FORWARD
 
 _BETAS = (0.9, 0.95)
 """of AdamW, as language models are commonly trained (Brown et al. 2020, appendix B)"""
@@ -95,10 +96,10 @@ class AutogradEngine(Engine):
 
     def _accumulate(self, batch: Tensor, count: int) -> float:
         batch = batch.to(self._device)
-        with record_function("shardlab::forward"):
+        with record_function(FORWARD):
             logits = self._logits(batch[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
-        with record_function("shardlab::backward"):
+        with record_function(BACKWARD):
             (loss * (self._loss_scale.value / count)).backward()
         return float(loss.detach())
 

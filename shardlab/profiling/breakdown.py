@@ -1,4 +1,4 @@
-"""Where the time of each profiled step went: compute, exposed communication, idle.
+"""Where the time of each profiled step went: compute, communication, copies, idle.
 
 Per rank and step, with intervals of time as sets:
 
@@ -10,15 +10,20 @@ Per rank and step, with intervals of time as sets:
   range: wrappers last as long as a collective that they wait for and would fake an overlap. On a
   rank with device kernels those alone are its compute (NCCL's excepted); its CPU operators only
   launch them.
+* copies: what moves to, from and on devices. On the CPU a copy is compute.
 * exposed communication: communication without compute. Overlap is the share of communication that
-  is not exposed; a job without communication has overlap 0.
-* idle: neither. compute + exposed + idle = step, which is checked.
+  is not exposed; a job without communication has overlap 0. Exposed copies: without either.
+* idle: none of them. compute + exposed communication + exposed copies + idle = step, which is
+  checked (the identity of TraceLens, `gpu_event_analyser.py`).
+
+Forward and backward are the labelled ranges, update is the rest of the step. On the CPU what
+happens during a range belongs to it. What a device does belongs to the range in which the CPU
+launched it, however much later it runs; the pass then lasts from the first to the last of it, and
+backward begins where forward has ended.
 """
 
-import re
 import statistics
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,22 +41,12 @@ from shardlab.profiling.intervals import (
     merge,
     union,
 )
-from shardlab.profiling.trace import (
-    ANNOTATION,
-    KERNEL,
-    OPERATOR,
-    Trace,
-    holding,
-    read_trace,
-)
+from shardlab.profiling.labels import BACKWARD
+from shardlab.profiling.skew import Phases, phases
+from shardlab.profiling.trace import Trace, read_trace
 
-FORWARD, BACKWARD = "shardlab::forward", "shardlab::backward"
-"""labels that engines put around the two passes"""
-
-_STEP = re.compile(r"ProfilerStep#(\d+)")
-_NCCL = re.compile(r"nccl(?:Dev)?Kernel_([A-Za-z]+)")
-# operators that launch or await collectives, or run hooks that do
-_NOT_COMPUTE = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::")
+OTHER = "other"
+"""collectives that belong to no unit, as that of the norm of the gradient"""
 
 
 @dataclass(frozen=True)
@@ -65,7 +60,14 @@ class StepTimes:
     comm_ms: float
     comm_ms_by_op: dict[str, float]
     """by collective; those that run side by side count twice in the sum"""
+    comm_ms_by_unit: dict[str, float]
+    """by the unit whose values moved, likewise"""
+    comm_skew_ms: float
+    """waiting for the last of the ranks that the trace has"""
+    comm_transfer_ms: float
     exposed_comm_ms: float
+    copy_ms: float
+    exposed_copy_ms: float
     idle_ms: float
     forward_ms: float
     forward_compute_ms: float
@@ -74,6 +76,14 @@ class StepTimes:
     backward_ms: float
     backward_compute_ms: float
     backward_comm_ms: float
+    update_ms: float
+    """the rest of the step"""
+    update_compute_ms: float
+    update_comm_ms: float
+
+
+_PARTS = ("forward", "backward", "update")
+_EVER = np.array([[-np.inf, np.inf]])
 
 
 def analyse(path: str | Path) -> Breakdown:
@@ -86,34 +96,32 @@ def analyse(path: str | Path) -> Breakdown:
 
 
 def read_steps(path: str | Path) -> list[StepTimes]:
-    """Every profiled step of every rank of a merged trace.
+    """Every profiled step of every rank of a merged trace, or of one rank's own.
 
     Raises:
         UserError: the trace holds no step or no backward pass, or is not whole.
     """
-    traces = read_trace(path)
     try:
-        return [t for rank in traces for t in step_times(rank, traces[rank])]
+        return step_times(read_trace(path))
     except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+        told = str(error).startswith(f"{path}: ")
+        raise error if told else UserError(f"{path}: {error}") from None
 
 
-def step_times(rank: int, trace: Trace) -> list[StepTimes]:
-    """Every profiled step of one rank, in order.
+def step_times(ranks: Mapping[int, Trace]) -> list[StepTimes]:
+    """Every profiled step of every rank, in order.
 
     Raises:
-        UserError: no step, or a step without a labelled backward pass.
+        UserError: a rank without a step, or a step without a labelled backward pass.
     """
-    steps = {
-        int(match[1]): trace.times[trace.named(name.__eq__) & (trace.kind == ANNOTATION)]
-        for name in trace.names
-        if (match := _STEP.fullmatch(name))
-    }
-    if not any(map(len, steps.values())):
-        raise UserError(f"rank {rank} has no profiled step (ProfilerStep): call Capture.step()")
-    sets = _Sets.of(trace)
+    for rank, trace in ranks.items():
+        if not trace.steps:
+            raise UserError(f"rank {rank} has no profiled step (ProfilerStep): call Capture.step()")
+    waits = phases(ranks)
     return [
-        sets.within(rank, step, merge(times)) for step, times in sorted(steps.items()) if len(times)
+        _within(rank, number, trace, waits[rank])
+        for rank, trace in ranks.items()
+        for number in trace.steps
     ]
 
 
@@ -123,112 +131,117 @@ def summarize(times: Sequence[StepTimes]) -> Breakdown:
     def mean(name: str) -> float:
         return statistics.fmean(getattr(t, name) for t in times)
 
+    def means(name: str) -> dict[str, float]:
+        found = [getattr(t, name) for t in times]
+        keys = sorted({key for each in found for key in each})
+        return {key: statistics.fmean(each.get(key, 0.0) for each in found) for key in keys}
+
     comm, exposed = mean("comm_ms"), mean("exposed_comm_ms")
-    operations = sorted({op for t in times for op in t.comm_ms_by_op})
+    same = (
+        "compute_ms",
+        "comm_skew_ms",
+        "comm_transfer_ms",
+        "exposed_comm_ms",
+        "copy_ms",
+        "exposed_copy_ms",
+        "idle_ms",
+        *(f"{part}_{what}" for part in _PARTS for what in ("ms", "compute_ms", "comm_ms")),
+    )
     return Breakdown(
         profiled_step_ms=mean("step_ms"),
-        compute_ms=mean("compute_ms"),
         comm_ms_per_step=comm,
         comm_share=comm / mean("step_ms"),
-        comm_ms_by_op={
-            op: statistics.fmean(t.comm_ms_by_op.get(op, 0.0) for t in times) for op in operations
-        },
-        exposed_comm_ms=exposed,
+        comm_ms_by_op=means("comm_ms_by_op"),
+        comm_ms_by_unit=means("comm_ms_by_unit"),
         overlap=1 - exposed / comm if comm else 0.0,
-        idle_ms=mean("idle_ms"),
-        forward_ms=mean("forward_ms"),
-        forward_compute_ms=mean("forward_compute_ms"),
-        forward_comm_ms=mean("forward_comm_ms"),
-        backward_ms=mean("backward_ms"),
-        backward_compute_ms=mean("backward_compute_ms"),
-        backward_comm_ms=mean("backward_comm_ms"),
         backward_comm_share=mean("backward_comm_ms") / mean("backward_ms"),
+        **{name: mean(name) for name in same},
     )
 
 
-@dataclass(frozen=True)
-class _Sets:
-    """The times of one rank, over all of its trace."""
-
-    compute: Intervals
-    operations: dict[str, Intervals]
-    forward: Intervals
-    backward: Intervals
-
-    @classmethod
-    def of(cls, trace: Trace) -> "_Sets":
-        # an operator may carry the name of a collective that others carry out
-        collective = trace.named(lambda name: bool(_operation(name))) & (trace.kind != OPERATOR)
-        operations: dict[str, list[Intervals]] = defaultdict(list)
-        for code in np.unique(trace.name[collective]):
-            times = trace.times[collective & (trace.name == code)]
-            operations[_operation(trace.names[code])].append(times)
-        kernels = (trace.kind == KERNEL) & ~collective
-
-        def labelled(label: str) -> Intervals:
-            return merge(trace.times[trace.named(label.__eq__) & (trace.kind == ANNOTATION)])
-
-        return cls(
-            compute=merge(trace.times[kernels if kernels.any() else _cpu_compute(trace)]),
-            operations={op: merge(np.concatenate(t)) for op, t in operations.items()},
-            forward=labelled(FORWARD),
-            backward=labelled(BACKWARD),
+def _within(rank: int, number: int, trace: Trace, waits: Phases) -> StepTimes:
+    """The times inside of one step."""
+    step = trace.steps[number]
+    if len(intersection(trace.backward, step)) == 0:
+        raise UserError(
+            f"step {number} of rank {rank} has no backward pass: label it with "
+            f"record_function({BACKWARD!r})"
         )
+    near = trace.near(step)
+    compute, comm, copies = near.compute(step), near.communication(step), near.copied(step)
+    exposed_comm = difference(comm, compute)
+    exposed_copies = difference(difference(copies, compute), comm)
+    busy = union(union(compute, comm), copies)
+    result = StepTimes(
+        rank=rank,
+        step=number,
+        step_ms=_ms(step),
+        compute_ms=_ms(compute),
+        comm_ms=_ms(comm),
+        comm_ms_by_op=_by(near.collectives.operations, near, step),
+        comm_ms_by_unit=_by(near.collectives.units, near, step),
+        comm_skew_ms=_ms(intersection(waits.waiting, step)),
+        comm_transfer_ms=_ms(intersection(waits.transfer, step)),
+        exposed_comm_ms=_ms(exposed_comm),
+        copy_ms=_ms(copies),
+        exposed_copy_ms=_ms(exposed_copies),
+        idle_ms=_ms(difference(step, busy)),
+        **_passes(near, step),
+    )
+    _check(result)
+    return result
 
-    def within(self, rank: int, number: int, step: Intervals) -> StepTimes:
-        """The times inside of one step."""
-        compute = intersection(self.compute, step)
-        operations = {op: intersection(times, step) for op, times in self.operations.items()}
-        comm = merge(np.concatenate([EMPTY, *operations.values()]))
-        forward, backward = (intersection(each, step) for each in (self.forward, self.backward))
-        if len(backward) == 0:
-            raise UserError(
-                f"step {number} of rank {rank} has no backward pass: label it with "
-                f"record_function({BACKWARD!r})"
-            )
-        result = StepTimes(
-            rank=rank,
-            step=number,
-            step_ms=length(step) / 1000,
-            compute_ms=length(compute) / 1000,
-            comm_ms=length(comm) / 1000,
-            comm_ms_by_op={op: length(t) / 1000 for op, t in operations.items() if len(t)},
-            exposed_comm_ms=length(difference(comm, compute)) / 1000,
-            idle_ms=length(difference(step, union(compute, comm))) / 1000,
-            forward_ms=length(forward) / 1000,
-            forward_compute_ms=length(intersection(compute, forward)) / 1000,
-            forward_comm_ms=length(intersection(comm, forward)) / 1000,
-            backward_ms=length(backward) / 1000,
-            backward_compute_ms=length(intersection(compute, backward)) / 1000,
-            backward_comm_ms=length(intersection(comm, backward)) / 1000,
-        )
-        _check(result)
-        return result
+
+def _passes(trace: Trace, step: Intervals) -> dict[str, float]:
+    """Forward, backward and update: the time of each, and what was done for it."""
+    forward, backward = (intersection(each, step) for each in (trace.forward, trace.backward))
+    if trace.on_device:
+        first = _lasting(trace, forward)
+        second = difference(_lasting(trace, backward), first)
+        launched = (forward, backward, difference(_EVER, union(forward, backward)))
+        spans = (first, second, difference(step, union(first, second)))
+        done = [
+            (trace.kernels.during(window), trace.collectives.during(window)) for window in launched
+        ]
+    else:
+        spans = (forward, backward, difference(step, union(forward, backward)))
+        done = [(trace.compute(span), trace.communication(span)) for span in spans]
+    result = {}
+    for part, span, (compute, comm) in zip(_PARTS, spans, done, strict=True):
+        result[f"{part}_ms"] = _ms(intersection(span, step))
+        result[f"{part}_compute_ms"] = _ms(intersection(compute, step))
+        result[f"{part}_comm_ms"] = _ms(intersection(comm, step))
+    return result
+
+
+def _lasting(trace: Trace, labelled: Intervals) -> Intervals:
+    """On a device: from the first to the last of what each labelled range launched."""
+    spans = [EMPTY]
+    for start, end in labelled:
+        window = np.array([[start, end]])
+        done = np.concatenate([work.during(window) for work in trace.work])
+        if len(done):
+            spans.append(np.array([[done[:, 0].min(), done[:, 1].max()]]))
+    return merge(np.concatenate(spans))
+
+
+def _by(kinds: NDArray[np.str_], trace: Trace, step: Intervals) -> dict[str, float]:
+    """Communication by a property of the collectives."""
+    times = {
+        str(kind) or OTHER: intersection(merge(trace.collectives.times[kinds == kind]), step)
+        for kind in np.unique(kinds)
+    }
+    return {kind: _ms(each) for kind, each in times.items() if len(each)}
+
+
+def _ms(times: Intervals) -> float:
+    return length(times) / 1000
 
 
 def _check(times: StepTimes) -> None:
-    parts = times.compute_ms + times.exposed_comm_ms + times.idle_ms
+    parts = times.compute_ms + times.exposed_comm_ms + times.exposed_copy_ms + times.idle_ms
     if abs(parts - times.step_ms) > 1e-6 * times.step_ms:
         raise AssertionError(
-            f"compute + exposed + idle = {parts} ms, but the step took {times.step_ms} ms"
+            f"compute + exposed communication + exposed copies + idle = {parts} ms, but the step "
+            f"took {times.step_ms} ms"
         )
-
-
-def _operation(name: str) -> str:
-    """The collective that an event of this name carries out; empty if it is none."""
-    if name.startswith(("gloo:", "shardlab::link")):
-        return name
-    match = _NCCL.match(name)
-    return f"nccl:{match[1]}" if match else ""
-
-
-def _cpu_compute(trace: Trace) -> NDArray[np.bool_]:
-    operator = (trace.kind == OPERATOR) & trace.named(_computes)
-    other = ((trace.kind == OPERATOR) | (trace.kind == ANNOTATION)) & ~operator
-    working = ~np.isin(trace.thread, list(trace.workers))
-    return operator & working & ~holding(trace, operator, other)
-
-
-def _computes(operator: str) -> bool:
-    # nodes of the autograd engine have no namespace (MulBackward0)
-    return "::" in operator and not operator.startswith(_NOT_COMPUTE)

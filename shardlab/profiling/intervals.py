@@ -47,16 +47,16 @@ def length(a: Intervals) -> float:
     return float((a[:, 1] - a[:, 0]).sum())
 
 
+def covers(a: Intervals, times: NDArray[np.float64]) -> _Mask:
+    """Whether `a` holds the time just after each of `times`."""
+    begun = np.searchsorted(a[:, 0], times, side="right")
+    ended = np.searchsorted(a[:, 1], times, side="right")
+    return begun > ended
+
+
 def _combine(a: Intervals, b: Intervals, keep: Callable[[_Mask, _Mask], _Mask]) -> Intervals:
     """Between two neighbouring bounds, membership does not change: decide once for each piece."""
     bounds = np.unique(np.concatenate([a.ravel(), b.ravel()]))
-    kept = np.concatenate([[False], keep(_covers(a, bounds), _covers(b, bounds)), [False]])
+    kept = np.concatenate([[False], keep(covers(a, bounds), covers(b, bounds)), [False]])
     starts, ends = kept[1:] & ~kept[:-1], kept[:-1] & ~kept[1:]
     return np.column_stack([bounds[starts[:-1]], bounds[ends[:-1]]])
-
-
-def _covers(a: Intervals, bounds: NDArray[np.float64]) -> _Mask:
-    """Whether `a` holds the time just after each bound."""
-    begun = np.searchsorted(a[:, 0], bounds, side="right")
-    ended = np.searchsorted(a[:, 1], bounds, side="right")
-    return begun > ended

@@ -11,7 +11,7 @@ from typing import Any
 
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic
-from shardlab.profiling.trace_file import Event, read_events, read_header, read_items, write_trace
+from shardlab.profiling.trace_file import Event, read_events, read_header, write_trace
 
 _FLOWS = ("s", "t", "f")
 
@@ -26,8 +26,9 @@ def merge_traces(paths: Sequence[str | Path], output: str | Path) -> None:
     Raises:
         UserError: a trace is not whole, or is another rank's.
     """
-    bases = [read_header(path, "baseTimeNanoseconds", 0) for path in paths]
-    jobs = [read_header(path, "distributedInfo", {}) for path in paths]
+    headers = [read_header(path) for path in paths]
+    bases = [header.get("baseTimeNanoseconds", 0) for header in headers]
+    jobs = [header.get("distributedInfo", {}) for header in headers]
     for rank, (path, job) in enumerate(zip(paths, jobs, strict=True)):
         if job.get("rank", rank) != rank:
             raise UserError(f"{path}: is the trace of rank {job['rank']}, not {rank}: order them")
@@ -47,7 +48,7 @@ def _processes(paths: Sequence[str | Path]) -> list[dict[int, int]]:
     """Per rank: a new process id, unique in the job, for every process (or device) of its trace."""
     processes, first = [], 0
     for path in paths:
-        found = {pid for pid in read_items(path, "traceEvents.item.pid") if _is_process(pid)}
+        found = {event["pid"] for event in read_events(path) if _is_process(event.get("pid"))}
         processes.append({pid: first + i for i, pid in enumerate(sorted(found))})
         first += len(found)
     return processes

@@ -45,10 +45,17 @@ MEASURES = [
     "compute_ms",
     "comm_ms_per_step",
     "comm_share",
+    "comm_skew_ms",
+    "comm_transfer_ms",
     "exposed_comm_ms",
     "overlap",
+    "copy_ms",
+    "exposed_copy_ms",
     "idle_ms",
+    "forward_ms",
+    "backward_ms",
     "backward_comm_share",
+    "update_ms",
     "train_loss",
     "val_loss",
     "val_ppl",
@@ -144,8 +151,8 @@ def comparison(records: list[Record], runs: list[str], baseline: str) -> pd.Data
     """One row per run, in the order of `runs`, indexed by run.
 
     Columns: strategy (in words), engine, codec, gradients_codec, weights_codec, error_feedback,
-    seeds, comm_ms_by_op and uncompressed (JSON texts); for each of `MEASURES` its mean under its
-    own name and its standard deviation as `NAME_sd`;
+    seeds, comm_ms_by_op, comm_ms_by_unit and uncompressed (JSON texts); for each of `MEASURES` its
+    mean under its own name and its standard deviation as `NAME_sd`;
     `step_difference_ms`, `step_ratio`, `ppl_ratio` and `bits_per_byte_difference` to the baseline,
     each with `_low` and `_high`.
     """
@@ -161,10 +168,13 @@ def comparison(records: list[Record], runs: list[str], baseline: str) -> pd.Data
                 "codec": [strategy.gradients.codec.name for strategy in strategies.values()],
                 **pd.DataFrame(map(travel, strategies.values())).to_dict("list"),
                 "seeds": grouped.size().reindex(runs).to_numpy(),
-                "comm_ms_by_op": [
-                    means_by_name([record.comm_ms_by_op for record in found])
-                    for found in by_run.values()
-                ],
+                **{
+                    name: [
+                        means_by_name([getattr(record, name) for record in found])
+                        for found in by_run.values()
+                    ]
+                    for name in ("comm_ms_by_op", "comm_ms_by_unit")
+                },
                 "uncompressed": [uncompressed(found) for found in by_run.values()],
             },
             index=pd.Index(runs, name="run"),

@@ -2,7 +2,7 @@
 
 import json
 
-from shardlab.report.cells import MB, RUN, Column, Row, plain, share, spread, words
+from shardlab.report.cells import MB, RUN, Cell, Column, Row, plain, share, spread, words
 from shardlab.report.numbers import ABSENT, figure, within
 
 
@@ -19,9 +19,14 @@ def _ppl_change(row: Row) -> str:
     return within(change, low, high, 2)
 
 
-def _by_operation(row: Row) -> str:
-    times = json.loads(row["comm_ms_by_op"])
-    return ", ".join(f"{name} {figure(ms)}" for name, ms in times.items()) or ABSENT
+def _times_by(key: str) -> Cell:
+    """Milliseconds by name, from a JSON text."""
+
+    def cell(row: Row) -> str:
+        times = json.loads(row[key])
+        return ", ".join(f"{name} {figure(ms)}" for name, ms in times.items()) or ABSENT
+
+    return cell
 
 
 STEP = Column(
@@ -138,11 +143,47 @@ BREAKDOWN = [
         plain("profiled_step_ms"),
         "wall time of the traced steps; tracing makes it longer than the timed step",
     ),
+    Column("forward", "ms", plain("forward_ms"), "the forward pass"),
+    Column("backward", "ms", plain("backward_ms"), "the backward pass"),
+    Column(
+        "update",
+        "ms",
+        plain("update_ms"),
+        "the rest of the step: clipping, optimizer, what it waits for",
+    ),
     Column("compute", "ms", plain("compute_ms"), "time in which an operator computed"),
     Column("exposed comm.", "ms", plain("exposed_comm_ms"), "communication that no compute hid"),
-    Column("idle", "ms", plain("idle_ms"), "neither; compute + exposed + idle = step"),
+    Column(
+        "exposed copies",
+        "ms",
+        plain("exposed_copy_ms"),
+        "copies to, from and on devices beside neither compute nor communication; on the CPU "
+        "copies are compute",
+    ),
+    Column("idle", "ms", plain("idle_ms"), "the rest; these four add up to the step"),
     Column("communication", "ms", plain("comm_ms_per_step"), "time in which a collective ran"),
-    Column("by operation", "ms", _by_operation, "that time, for each kind of collective", False),
+    Column(
+        "skew",
+        "ms",
+        plain("comm_skew_ms"),
+        "of that, waiting until the last rank had begun the same collective",
+    ),
+    Column("transfer", "ms", plain("comm_transfer_ms"), "of that, the rest: bytes moved"),
+    Column(
+        "by operation",
+        "ms",
+        _times_by("comm_ms_by_op"),
+        "communication, for each kind of collective",
+        False,
+    ),
+    Column(
+        "by unit",
+        "ms",
+        _times_by("comm_ms_by_unit"),
+        "communication, for each unit of the model whose values moved; other: of none, as the norm "
+        "of the gradient",
+        False,
+    ),
     Column(
         "in backward",
         "% of backward",

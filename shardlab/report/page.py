@@ -31,7 +31,8 @@ CAPTIONS = {
     "step_time": "Wall time of a step without profiling. The line marks the baseline.",
     "bytes_quality": "What fewer bytes cost in quality. Marker shapes stand for engines; the line "
     "marks the baseline.",
-    "breakdown": "Compute, exposed communication and idle time sum to the profiled step.",
+    "breakdown": "Compute, exposed communication, exposed copies and idle time sum to the profiled "
+    "step.",
 }
 
 

@@ -198,15 +198,18 @@ def _side_by_side(ratios: pd.Series, spread: float) -> dict[str, float]:
 
 
 def _breakdown(compared: pd.DataFrame) -> Figure:
-    """Compute, exposed communication and idle time of a profiled step; they sum to the step."""
+    """Compute, exposed communication and copies, idle time: they sum to the profiled step."""
     figure, axes = _bars(len(compared), room=0.5)
     ordered = compared.iloc[::-1]
     left = pd.Series(0.0, index=ordered.index)
     for name, label, colour in (
         ("compute_ms", "compute", "#0072B2"),
         ("exposed_comm_ms", "exposed communication", "#D55E00"),
+        ("exposed_copy_ms", "exposed copies", "#228833"),
         ("idle_ms", "idle", "#BBBBBB"),
     ):
+        if name == "exposed_copy_ms" and not ordered[name].any():
+            continue  # ranks on the CPU have none
         axes.barh(ordered.index, ordered[name], left=left, height=0.65, color=colour, label=label)
         left += ordered[name]
     share = compared["exposed_comm_ms"] / compared["profiled_step_ms"]

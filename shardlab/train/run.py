@@ -30,7 +30,7 @@ from shardlab.train.loop import Loop, StepEvent
 from shardlab.train.plan import RunPlan
 from shardlab.train.saved_model import save_model
 from shardlab.train.summary import Measured, describe, merge_events, summarize, with_rates
-from shardlab.train.telemetry import Telemetry
+from shardlab.train.telemetry import Telemetry, write_traces
 from shardlab.train.untrained import build_for
 
 
@@ -47,7 +47,7 @@ def train_run(
     Leaves metrics.json (last of all), events.jsonl, trace.json.gz and final_model/.
 
     Args:
-        telemetry: folder for TensorBoard, or None.
+        telemetry: folder for TensorBoard, or None: scalars, and the trace of every rank.
         limit_s: longest duration of the whole run.
         checkpoints: folder for those of this run, where `train.checkpoint` asks for any. A run
             that was interrupted continues from the last one; one that ends well leaves none.
@@ -109,6 +109,8 @@ def _work(
     if chief:
         setting = describe(plan, parameters, link.kind)
         _write(plan, folder, setting, ranks, traces)
+        if telemetry_folder is not None:
+            write_traces(telemetry_folder, traces)
         if checkpoint_folder is not None:
             Folder(checkpoint_folder).remove()
 

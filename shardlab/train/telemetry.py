@@ -1,11 +1,13 @@
-"""What can be watched while a run goes on: TensorBoard scalars from rank 0."""
+"""What TensorBoard shows of a run: scalars while it goes on, the traces of its ranks at its end."""
 
 import math
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
+from shardlab.core.files import atomic
 from shardlab.core.host import peak_memory_bytes
 from shardlab.train.loop import StepEvent
 
@@ -47,3 +49,13 @@ class Telemetry:
     def close(self) -> None:
         """Writes out what is still in memory."""
         self._writer.close()
+
+
+def write_traces(folder: Path, traces: Sequence[bytes]) -> None:
+    """Puts the compressed traces of all ranks where TensorBoard's profiler plugin finds them.
+
+    The plugin (torch-tb-profiler) goes by the end of the names; what is before is the worker's.
+    """
+    for rank, content in enumerate(traces):
+        with atomic(folder / f"rank{rank}.pt.trace.json.gz") as temporary:
+            temporary.write_bytes(content)

@@ -116,13 +116,13 @@ def test_nobody_waits_for_what_goes_on_beside_computation():
         collective = Native(group, ledger, "gradients")
         vectors = [torch.ones(1000) * dist.get_rank(group) for _ in range(2)]
         start = time.perf_counter()
-        means = [collective.start_mean(vector) for vector in vectors]
+        means = [collective.start_mean(vector, UNIT) for vector in vectors]
         assert not any(mean.done() for mean in means)
         for mean in means:
             assert mean.wait().eq(0.5).all()
         assert time.perf_counter() - start >= 2
         shards = torch.ones(500), torch.empty(1000)
-        work = collective.start_all_gather(shards[1], shards[0])
+        work = collective.start_all_gather(shards[1], shards[0], UNIT)
         time.sleep(2.1)
         start = time.perf_counter()
         work.wait()
@@ -140,7 +140,7 @@ def test_an_error_of_an_operation_beside_computation_arrives(pace):
             return {}  # and leaves
         ledger = Ledger()
         ledger.traffic.pace = pace
-        mean = Native(group, ledger, "gradients").start_mean(torch.ones(1000))
+        mean = Native(group, ledger, "gradients").start_mean(torch.ones(1000), UNIT)
         with pytest.raises(RuntimeError, match=r"Connection (closed|reset) by peer"):
             mean.wait()
         return {}
@@ -154,8 +154,8 @@ def test_a_rank_alone_has_no_link():
         ledger.traffic.pace = Pace(delay_ms=60_000, bits_per_second=1)
         collective = Native(group, ledger, "gradients")
         collective.all_reduce(torch.ones(10), 1.0, UNIT)
-        collective.start_mean(torch.ones(10)).wait()
-        collective.start_all_gather(torch.ones(10), torch.ones(10)).wait()
+        collective.start_mean(torch.ones(10), UNIT).wait()
+        collective.start_all_gather(torch.ones(10), torch.ones(10), UNIT).wait()
         assert ledger.traffic.seconds == 0
         return {}
 

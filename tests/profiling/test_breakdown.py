@@ -4,9 +4,8 @@ import pytest
 from made_traces import WORKER, WORKER_2, event, label, step, write_rank
 
 from shardlab.core.errors import UserError
-from shardlab.profiling.breakdown import analyse, step_times
+from shardlab.profiling.breakdown import analyse, read_steps
 from shardlab.profiling.merge import merge_traces
-from shardlab.profiling.trace import read_trace
 
 
 def merged(tmp_path, *ranks):
@@ -18,8 +17,7 @@ def merged(tmp_path, *ranks):
 
 
 def only_step(tmp_path, *events):
-    trace = read_trace(merged(tmp_path, [*step(1, 0, 1000), *events]))[0]
-    (times,) = step_times(0, trace)
+    (times,) = read_steps(merged(tmp_path, [*step(1, 0, 1000), *events]))
     return times
 
 
@@ -105,7 +103,7 @@ def test_an_operator_beside_a_launch_holds_it_not(tmp_path):
             now += nanoseconds
     events += [label("ProfilerStep#1", begin / 1000, now / 1000)]
     events += [label("shardlab::backward", begin / 1000, now / 1000)]
-    (times,) = step_times(0, read_trace(merged(tmp_path, events))[0])
+    (times,) = read_steps(merged(tmp_path, events))
     assert times.step_ms - times.compute_ms == pytest.approx(200 * 1003e-6, rel=1e-3)
 
 
@@ -119,7 +117,7 @@ def test_a_range_as_long_as_its_operator_is_held_by_it(tmp_path):
         events += [event("custom::layer", begin, begin), label("wait", begin, begin)]
         events[-1]["dur"] = events[-2]["dur"] = 3.999
         events[-1]["ts"] += 0.0004
-    (times,) = step_times(0, read_trace(merged(tmp_path, events))[0])
+    (times,) = read_steps(merged(tmp_path, events))
     assert times.compute_ms == 0
 
 
@@ -150,7 +148,7 @@ def test_what_lies_across_a_step_is_cut_at_its_border(tmp_path):
         *step(2, 1100, 2100),
         label("gloo:all_reduce", 900, 1400, WORKER),
     ]
-    first, second = step_times(0, read_trace(merged(tmp_path, events))[0])
+    first, second = read_steps(merged(tmp_path, events))
     assert (first.comm_ms, second.comm_ms) == pytest.approx((0.1, 0.3))
 
 
@@ -218,6 +216,6 @@ def test_a_broken_file_is_refused_in_one_line(tmp_path):
         analyse(path)
 
 
-def test_a_trace_of_one_rank_alone_is_refused(tmp_path):
-    with pytest.raises(UserError, match="merge the traces"):
-        analyse(write_rank(tmp_path / "0.json", step(1, 0, 1000)))
+def test_the_trace_of_one_rank_says_the_same_before_it_is_merged(tmp_path):
+    events = [*step(1, 0, 1000), event("aten::mm", 0, 500), label("gloo:send", 400, 700)]
+    assert analyse(write_rank(tmp_path / "0.json", events)) == analyse(merged(tmp_path, events))

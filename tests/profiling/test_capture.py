@@ -1,17 +1,24 @@
 import functools
+import gzip
+import json
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.profiler import record_function
 
+from shardlab.codecs.registry import make_codec
+from shardlab.codecs.unit import Unit
 from shardlab.comm.background import Background
+from shardlab.comm.collective import Native
+from shardlab.comm.exchange import Exchange
+from shardlab.comm.ledger import Ledger
 from shardlab.comm.transport import Transport
 from shardlab.kernels import int8
-from shardlab.profiling.breakdown import analyse, step_times
+from shardlab.profiling.breakdown import OTHER, analyse, read_steps
 from shardlab.profiling.capture import Capture
 from shardlab.profiling.merge import merge_traces
-from shardlab.profiling.trace import read_trace
+from shardlab.profiling.trace_file import read_events
 from shardlab.train.launch import launch
 
 STEPS = 2
@@ -57,6 +64,33 @@ def lane():
     return Background("lane")
 
 
+A, B = Unit("h.0"), Unit("h.1")
+
+
+@functools.cache
+def collectives(group):
+    """Two routes, which are there before the trace begins."""
+    return [
+        kind(group, Ledger(), "gradients", *rest)
+        for kind, *rest in ((Native,), (Exchange, make_codec("int8")))
+    ]
+
+
+def of_two_units(weight, group):
+    native, coded = collectives(group)
+    vector, part = torch.ones(1 << 14), torch.ones(1 << 13)
+    work = native.start_mean(vector, A), native.start_mean(vector.clone(), B)
+    native.reduce_scatter(part, vector, 1.0, B)
+    native.all_gather(vector.clone(), part, A)
+    coded.all_reduce(vector.clone(), 1.0, B)
+    lane().start(coded.all_gather, vector.clone(), part, A).wait()
+    with record_function("shardlab::backward"):
+        (torch.randn(64, 256) @ weight).square().mean().backward()
+    for each in work:
+        each.wait()
+    dist.all_reduce(torch.zeros(1), group=group)
+
+
 def in_a_thread_of_its_own(weight, group):
     other = 1 - dist.get_rank(group)
     parts = [torch.ones(1 << 18 if rank == other else 0) for rank in range(2)]
@@ -69,11 +103,9 @@ def in_a_thread_of_its_own(weight, group):
 
 def test_blocking_collectives_do_not_overlap(tmp_path):
     path = trace_of_two_ranks(tmp_path, blocking)
-    traces = read_trace(path)
-    assert sorted(traces) == [0, 1]
-    for rank, trace in traces.items():
-        assert len(step_times(rank, trace)) == STEPS
-        assert "shardlab::int8_encode" in trace.names
+    steps = [(times.rank, times.step) for times in read_steps(path)]
+    assert steps == [(rank, step) for rank in (0, 1) for step in (1, 2)]
+    assert any(event["name"] == "shardlab::int8_encode" for event in read_events(path))
     result = analyse(path)
     assert set(result.comm_ms_by_op) == {"gloo:all_reduce"}
     assert result.comm_ms_per_step > 0
@@ -93,6 +125,34 @@ def test_communication_in_a_thread_of_its_own_is_seen(tmp_path):
     result = analyse(trace_of_two_ranks(tmp_path, in_a_thread_of_its_own))
     assert result.comm_ms_by_op.keys() == {"gloo:send", "gloo:recv"}
     assert result.comm_ms_per_step > 0
+
+
+def test_the_trace_of_all_ranks_is_one_that_viewers_open(tmp_path):
+    """The Trace Event Format, as ui.perfetto.dev and chrome://tracing read it."""
+    path = trace_of_two_ranks(tmp_path, overlapping)
+    with gzip.open(path) as file:
+        events = json.load(file)["traceEvents"]
+    kinds = {kind: [e for e in events if e["ph"] == kind] for kind in {e["ph"] for e in events}}
+    assert kinds.keys() == {"M", "X", "s", "f"}
+    assert all(isinstance(e["pid"], int) and isinstance(e["name"], str) for e in events)
+    assert all(e["dur"] >= 0 and e["ts"] >= 0 and isinstance(e["tid"], int) for e in kinds["X"])
+    starts, ends = ({(e["pid"], e["id"]): e["ts"] for e in kinds[kind]} for kind in "sf")
+    assert starts.keys() == ends.keys()
+    assert all(starts[arrow] <= ends[arrow] for arrow in starts)
+    order = {e["pid"]: e["args"] for e in kinds["M"] if e["name"] == "process_sort_index"}
+    processes = {e["pid"] for e in kinds["X"]}
+    assert processes == order.keys() == {0, 1}
+    assert [order[pid]["sort_index"] for pid in (0, 1)] == [0, 1]
+    named = {(e["pid"], e["tid"]) for e in kinds["M"] if e["name"] == "thread_name"}
+    assert {(e["pid"], e["tid"]) for e in kinds["X"]} <= named
+
+
+def test_what_moves_carries_the_name_of_its_unit(tmp_path):
+    result = analyse(trace_of_two_ranks(tmp_path, of_two_units))
+    assert set(result.comm_ms_by_op) == {"gloo:all_reduce", "gloo:send", "gloo:recv"}
+    assert set(result.comm_ms_by_unit) == {"h.0", "h.1", OTHER}
+    parts = result.comm_skew_ms + result.comm_transfer_ms
+    assert parts == pytest.approx(result.comm_ms_per_step)
 
 
 def test_another_number_of_steps_than_announced_is_an_error():

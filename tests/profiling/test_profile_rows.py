@@ -16,7 +16,12 @@ def step(rank: int, number: int, compute: float, exposed: float) -> StepTimes:
         compute_ms=compute,
         comm_ms=exposed,
         comm_ms_by_op={"gloo:all_reduce": exposed},
+        comm_ms_by_unit={"h.0": exposed},
+        comm_skew_ms=0.25 * exposed,
+        comm_transfer_ms=0.75 * exposed,
         exposed_comm_ms=exposed,
+        copy_ms=0.0,
+        exposed_copy_ms=0.0,
         idle_ms=10.0 - compute - exposed,
         forward_ms=4.0,
         forward_compute_ms=4.0,
@@ -24,6 +29,9 @@ def step(rank: int, number: int, compute: float, exposed: float) -> StepTimes:
         backward_ms=5.0,
         backward_compute_ms=compute - 4.0,
         backward_comm_ms=exposed,
+        update_ms=1.0,
+        update_compute_ms=0.0,
+        update_comm_ms=0.0,
     )
 
 

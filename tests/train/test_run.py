@@ -63,8 +63,13 @@ def test_the_record_adds_up(measured):
     assert record.compression_ratio == pytest.approx(record.bytes_raw / record.bytes_wire)
     kinds = record.ledger.values()
     assert record.bytes_wire == pytest.approx(sum(kind["bytes_wire"] for kind in kinds))
-    parts = record.compute_ms + record.exposed_comm_ms + record.idle_ms
+    parts = record.compute_ms + record.exposed_comm_ms + record.exposed_copy_ms + record.idle_ms
     assert parts == pytest.approx(record.profiled_step_ms, rel=1e-6)
+    passes = record.forward_ms + record.backward_ms + record.update_ms
+    assert passes == pytest.approx(record.profiled_step_ms, rel=1e-6)
+    assert {"root", "transformer.h.0", "other"} < record.comm_ms_by_unit.keys()
+    waits = record.comm_skew_ms + record.comm_transfer_ms
+    assert waits == pytest.approx(record.comm_ms_per_step, rel=1e-6)
     assert 0 < record.grad_rel_error < 0.1 and record.grad_cosine > 0.99
     assert record.residual_norm > 0
     assert record.val_ppl == pytest.approx(math.exp(record.val_loss))

@@ -1,0 +1,79 @@
+"""On a GPU, work runs after its launch: what belongs to what follows the launch, not the clock."""
+
+import pytest
+from made_nccl import AUTOGRAD, MadeTrace
+
+from shardlab.profiling.breakdown import OTHER, analyse, read_steps
+from shardlab.profiling.merge import merge_traces
+
+
+def fsdp_step(launches=True, rank=0, late=0):
+    """One step, launched within 300 us and done after 1000 us."""
+    made = MadeTrace(rank, launches)
+    made.label("ProfilerStep#1", 0, 1000)
+    made.label("shardlab::forward", 0, 100).label("shardlab::backward", 100, 200)
+    made.operator("aten::mm", 40, 60).operator("c10d::_allgather_base_", 15, 25)
+    made.copy(10, 70, launched=5)
+    made.label("FSDP::pre_forward (h.0)", 10, 35).label("FSDP::all_gather (h.0)", 12, 30)
+    made.nccl(60 + late, 200 + late, launched=20, collective="AllGather_RING_LL")
+    made.kernel(150 + late, 350 + late, launched=50)
+    made.kernel(350 + late, 700, launched=150, thread=AUTOGRAD)
+    made.label("FSDP::post_backward_reduce (h.0)", 155, 190, AUTOGRAD)
+    made.nccl(600, 900, 160, collective="ReduceScatter_Sum_f32_RING_LL", thread=AUTOGRAD)
+    made.kernel(700, 800, launched=250, name="multi_tensor_apply_kernel")
+    return made
+
+
+def only_step(tmp_path, made):
+    (times,) = read_steps(made.write(tmp_path / "0.json"))
+    return times
+
+
+def test_kernels_collectives_copies_and_idle_time_make_up_the_step(tmp_path):
+    times = only_step(tmp_path, fsdp_step())
+    assert times.step_ms == pytest.approx(1.0)
+    assert times.compute_ms == pytest.approx(0.65)
+    assert times.comm_ms == pytest.approx(0.44)
+    assert times.exposed_comm_ms == pytest.approx(0.09 + 0.1)
+    assert (times.copy_ms, times.exposed_copy_ms) == pytest.approx((0.06, 0.05))
+    assert times.idle_ms == pytest.approx(0.01 + 0.1)
+    assert times.comm_ms_by_op == pytest.approx({"nccl:AllGather": 0.14, "nccl:ReduceScatter": 0.3})
+    assert times.comm_ms_by_unit == pytest.approx({"h.0": 0.44})
+
+
+def test_work_belongs_to_the_pass_that_launched_it(tmp_path):
+    times = only_step(tmp_path, fsdp_step())
+    assert (times.forward_compute_ms, times.forward_comm_ms) == pytest.approx((0.2, 0.14))
+    assert (times.backward_compute_ms, times.backward_comm_ms) == pytest.approx((0.35, 0.3))
+    assert (times.update_compute_ms, times.update_comm_ms) == pytest.approx((0.1, 0.0))
+    passes = times.forward_ms, times.backward_ms, times.update_ms
+    assert passes == pytest.approx((0.34, 0.55, 0.11))
+
+
+def test_without_launches_work_belongs_to_the_pass_in_which_it_began(tmp_path):
+    times = only_step(tmp_path, fsdp_step(launches=False))
+    assert times.forward_comm_ms == pytest.approx(0.14)
+    assert times.forward_compute_ms == 0
+    assert times.backward_compute_ms == pytest.approx(0.2)
+    assert times.update_compute_ms == pytest.approx(0.45)
+    assert times.comm_ms_by_unit == pytest.approx({OTHER: 0.44})
+
+
+def test_the_label_of_our_own_hooks_names_the_unit(tmp_path):
+    made = fsdp_step().label("shardlab::comm h.1", 218, 225)
+    times = only_step(tmp_path, made.nccl(920, 930, 220, collective="SendRecv"))
+    assert times.comm_ms_by_unit == pytest.approx({"h.0": 0.44, "h.1": 0.01})
+
+
+def test_a_kernel_for_all_collectives_goes_by_what_torch_noted(tmp_path):
+    made = fsdp_step().nccl(920, 930, 220, collective="Generic_4", told="allreduce")
+    assert only_step(tmp_path, made).comm_ms_by_op["nccl:allreduce"] == pytest.approx(0.01)
+
+
+def test_waiting_and_transfer_are_told_apart_across_ranks(tmp_path):
+    paths = [fsdp_step(rank=rank, late=40 * rank).write(tmp_path / f"{rank}") for rank in (0, 1)]
+    merge_traces(paths, tmp_path / "trace.json.gz")
+    early, late = read_steps(tmp_path / "trace.json.gz")
+    assert (early.comm_skew_ms, early.comm_transfer_ms) == pytest.approx((0.04, 0.4))
+    assert (late.comm_skew_ms, late.comm_transfer_ms) == pytest.approx((0.0, 0.44))
+    assert analyse(tmp_path / "trace.json.gz").copy_ms == pytest.approx(0.06)

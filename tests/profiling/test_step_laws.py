@@ -1,0 +1,114 @@
+"""Laws of the breakdown, for any steps of any ranks."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardlab.profiling.breakdown import step_times
+from shardlab.profiling.intervals import EMPTY, length, merge
+from shardlab.profiling.operators import Operators
+from shardlab.profiling.trace import Collectives, Launched, Trace
+
+STEP = np.array([[0.0, 300.0]])
+PIECES = st.lists(st.tuples(st.integers(0, 400), st.integers(1, 200)), max_size=8)
+
+
+def times(pieces):
+    pairs = np.array([(start, start + duration) for start, duration in sorted(pieces)], dtype=float)
+    return pairs.reshape(-1, 2)
+
+
+@st.composite
+def launched(draw):
+    work = times(draw(PIECES))
+    return Launched(work, work[:, 0] - draw(st.integers(0, 100)))
+
+
+@st.composite
+def traces(draw):
+    moved = times(draw(PIECES))
+    names = [draw(st.sampled_from("ab")) for _ in moved]
+    operators = Operators()
+    for start, end in merge(times(draw(PIECES))):
+        operators.add(start, end, True)
+    operators.finish()
+    middle = draw(st.integers(20, 250))
+    return Trace(
+        steps={1: STEP},
+        forward=np.array([[10.0, middle]]),
+        backward=np.array([[float(middle), 280.0]]),
+        kernels=draw(launched()),
+        copies=draw(launched()),
+        collectives=Collectives(
+            moved,
+            moved[:, 0],
+            np.array(names, dtype=np.str_),
+            np.array(names, dtype=np.str_),
+        ),
+        operators=[operators],
+        on_device=draw(st.booleans()),
+    )
+
+
+@given(traces())
+def test_the_parts_of_a_step_make_up_the_step(trace):
+    (t,) = step_times({0: trace})
+    assert t.compute_ms + t.exposed_comm_ms + t.exposed_copy_ms + t.idle_ms == pytest.approx(0.3)
+    assert t.forward_ms + t.backward_ms + t.update_ms == pytest.approx(0.3)
+    assert t.exposed_comm_ms <= t.comm_ms and t.exposed_copy_ms <= t.copy_ms
+    assert sum(t.comm_ms_by_unit.values()) >= t.comm_ms - 1e-9
+
+
+@given(traces())
+def test_a_rank_alone_waits_for_nobody(trace):
+    (t,) = step_times({0: trace})
+    begun = trace.collectives.times[:, 0] < 300
+    assert t.comm_skew_ms == 0
+    matched = length(merge(trace.collectives.times[begun].clip(0, 300))) / 1000
+    assert t.comm_transfer_ms == pytest.approx(matched)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(traces(), min_size=2, max_size=4))
+def test_waiting_and_transfer_are_parts_of_the_communication(ranks):
+    for t in step_times(dict(enumerate(ranks))):
+        assert t.comm_skew_ms >= 0 and t.comm_transfer_ms >= 0
+        assert t.comm_skew_ms + t.comm_transfer_ms <= t.comm_ms + 1e-9
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(traces(), min_size=2, max_size=4), st.integers(0, 3))
+def test_it_does_not_matter_which_rank_is_which(ranks, by):
+    def waits(given_ranks):
+        found = step_times(dict(enumerate(given_ranks)))
+        return [(t.comm_skew_ms, t.comm_transfer_ms, t.comm_ms) for t in found]
+
+    by %= len(ranks)
+    turned, straight = waits(ranks[by:] + ranks[:by]), waits(ranks)
+    assert turned == straight[by:] + straight[:by]
+
+
+@settings(max_examples=30, deadline=None)
+@given(traces(), st.lists(st.integers(0, 50), min_size=1, max_size=3))
+def test_where_all_collectives_match_waiting_and_transfer_are_all_of_it(trace, delays):
+    def late(by):
+        moved = trace.collectives
+        ends = moved.times + np.array([[by, 0]])
+        return moved._replace(times=np.minimum(ends, ends[:, 1:]))
+
+    inside = trace.collectives.times[:, 0] < 240
+    trace = Trace(**{**vars(trace), "collectives": trace.collectives.only(inside)})
+    ranks = [Trace(**{**vars(trace), "collectives": late(by)}) for by in (0, *delays)]
+    for t in step_times(dict(enumerate(ranks))):
+        assert t.comm_skew_ms + t.comm_transfer_ms == pytest.approx(t.comm_ms)
+
+
+def test_a_step_without_any_work_is_idle():
+    nothing = Launched(EMPTY, np.empty(0))
+    none = np.array([], dtype=np.str_)
+    moved = Collectives(EMPTY, np.empty(0), none, none)
+    half = np.array([[0.0, 100.0]])
+    trace = Trace({1: STEP}, half, half + 100, nothing, nothing, moved, [], False)
+    (t,) = step_times({0: trace})
+    assert (t.idle_ms, t.update_ms, t.comm_skew_ms) == pytest.approx((0.3, 0.1, 0.0))
