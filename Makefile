@@ -35,7 +35,7 @@ lock: .venv/.project
 	  pyproject.toml
 	@sed -i -E 's/^(torch==[0-9.]+)\+.*/\1/' requirements.lock
 
-# other people's codecs, for benchmarks/rivals.py alone: beside the environment, not in it
+# other people's packages, for benchmarks alone: beside the environment, not in it
 rivals: .venv/.packages
 	@rm -rf .work/rivals
 	@pip install --quiet --no-deps --target .work/rivals --requirement benchmarks/requirements.txt

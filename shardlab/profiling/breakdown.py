@@ -4,7 +4,7 @@ Per rank and step, with intervals of time as sets:
 
 * communication: what gloo's worker threads carried out (`gloo:*`), its messages to one other rank
   from the time when they were posted to the end of the wait for them (`gloo:send`, `gloo:recv`),
-  and NCCL's kernels. Waiting for the other ranks is part of it.
+  what an emulated link adds to that, and NCCL's kernels. Waiting for other ranks is part of it.
 * compute: operators on the CPU, outside of gloo's worker threads. Not those that launch or await
   collectives or belong to the autograd engine, and none that holds such an operator or a labelled
   range: wrappers last as long as a collective that they wait for and would fake an overlap. On a

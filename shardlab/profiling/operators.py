@@ -13,7 +13,7 @@ from shardlab.profiling.intervals import EMPTY, Intervals, intersection, merge
 
 RESOLUTION_US = 2e-3
 """times are rounded to nanoseconds and lose some more as large floating-point numbers"""
-_EVENTS = 1 << 14
+_EVENTS = 1 << 12
 """held before they are reduced"""
 
 

@@ -142,6 +142,48 @@ def test_collectives_side_by_side_count_once_in_all_and_each_by_operation(tmp_pa
     assert times.comm_ms_by_op == pytest.approx({"gloo:all_reduce": 0.4, "gloo:all_gather": 0.5})
 
 
+def test_waiting_for_an_emulated_link_is_communication_of_its_unit(tmp_path):
+    times = only_step(
+        tmp_path,
+        event("aten::mm", 0, 200),
+        label("shardlab::comm h.0", 200, 800),
+        label("gloo:recv", 210, 300),
+        label("shardlab::link", 300, 790),
+    )
+    assert times.exposed_comm_ms == pytest.approx(0.58)
+    assert times.comm_ms_by_unit == pytest.approx({"h.0": 0.58})
+
+
+def test_a_worker_carries_out_the_calls_of_its_operation_in_their_order(tmp_path):
+    times = only_step(
+        tmp_path,
+        label("shardlab::comm h.1", 10, 20),
+        event("c10d::allreduce_", 12, 15),
+        label("FSDP::post_backward_reduce (h.0)", 30, 40),
+        event("c10d::_reduce_scatter_base_", 32, 35),
+        label("gloo:all_reduce", 100, 300, WORKER),
+        label("gloo:all_reduce", 150, 400, WORKER_2),
+        label("gloo:broadcast", 500, 510, WORKER),
+    )
+    assert times.comm_ms_by_unit == pytest.approx({"h.1": 0.2, "h.0": 0.25, "other": 0.01})
+
+
+def test_the_innermost_label_names_the_unit(tmp_path):
+    times = only_step(
+        tmp_path,
+        label("FSDP::all_gather", 10, 100),
+        label("gloo:send", 20, 30),
+        label("shardlab::comm h.0@nodes", 40, 90),
+        label("gloo:send", 50, 70),
+        label("FSDP::all_gather (h.1) [pg=4]", 120, 150),
+        label("gloo:send", 130, 140),
+        label("FSDP::pre_forward (h.2)", 160, 200),
+        label("gloo:send", 170, 175),
+    )
+    expected = {"root": 0.01, "h.0@nodes": 0.02, "h.1": 0.01, "other": 0.005}
+    assert times.comm_ms_by_unit == pytest.approx(expected)
+
+
 def test_what_lies_across_a_step_is_cut_at_its_border(tmp_path):
     events = [
         *step(1, 0, 1000),

@@ -38,7 +38,7 @@ def directly(events):
 
 def reduced(events, at=None):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(operators, "_EVENTS", at or 1 << 14)
+        patch.setattr(operators, "_EVENTS", at or 1 << 12)
         found = Operators(patient=at is None)
         for one in events:
             found.add(*one)

@@ -1,0 +1,135 @@
+"""What it costs a step to be watched: by the profiler, by the ledger, by the labels of units.
+
+    python -m benchmarks.profiling [STRATEGY ...] [--preset NAME] [--rounds R] [--work FOLDER]
+
+One run, real engines on gloo ranks; in every round each way of doing a step has its turn, and where
+a round begins moves on. A ratio is that of a round's step to the plain step of the same round; the
+table has the median with the quartiles. Plain is what a timed step is: with counting and labels,
+without the profiler.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch.distributed as dist
+
+from benchmarks.children import on_ranks
+from benchmarks.engines import STRATEGIES
+from benchmarks.traced import Trainee
+from shardlab.comm import coded, collective, exchange, linear
+from shardlab.core.errors import UserError
+from shardlab.core.files import write_json
+from shardlab.core.host import describe_host, git_revision
+from shardlab.core.strategy import parse_strategy
+from shardlab.profiling.capture import Capture
+from shardlab.report.numbers import figure
+from shardlab.report.tables import text_table
+
+CASES: dict[str, dict[str, Any]] = {
+    **STRATEGIES,
+    "fsdp2-int8": {"engine": "fsdp2", "gradients": {"codec": "int8:group=128"}},
+}
+_DEFAULT = ("ddp", "fsdp2", "fsdp2-int8", "manual")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("strategies", nargs="*", metavar="STRATEGY", help="of benchmarks.engines")
+    parser.add_argument("--preset", default="tiny")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--world-size", type=int, default=2)
+    parser.add_argument("--work", type=Path, default=Path(".work/benchmarks"), help="for results")
+    args = parser.parse_args()
+    unknown = set(args.strategies) - set(CASES)
+    if unknown:
+        raise UserError(f"{', '.join(sorted(unknown))}: not one of {', '.join(CASES)}")
+    measured = {}
+    for name in args.strategies or _DEFAULT:
+        work = partial(_rounds, CASES[name], args.preset, args.rounds)
+        measured[name], *_ = on_ranks(args.world_size, work)
+    results = {"host": describe_host(), "revision": git_revision(), "step_s": measured}
+    write_json(args.work / "profiling.json", results)
+    rows = [[name, *_cells(rounds)] for name, rounds in measured.items()]
+    ways = [way for way in next(iter(measured.values())) if way != "plain"]
+    headings = ["strategy", "plain step, ms", *(f"{way} / plain" for way in ways)]
+    title = f"{args.preset}, {args.world_size} ranks, {args.rounds} rounds"
+    print(f"{title}\n\n{text_table(title, headings, rows).markdown()}")
+
+
+def _rounds(
+    document: dict[str, Any], preset: str, rounds: int, group: dist.ProcessGroup
+) -> dict[str, list[float]]:
+    """Seconds of each step, by the way in which it was done."""
+    trainee = Trainee(parse_strategy(document), preset, group)
+
+    def timed(step: Callable[[], None]) -> float:
+        dist.barrier(group)
+        start = time.perf_counter()
+        step()
+        return time.perf_counter() - start
+
+    def profiled() -> float:
+        with Capture(steps=1) as capture:
+            for _ in range(capture.calls):
+                seconds = timed(trainee.step)
+                capture.step()
+        return seconds
+
+    def without(what: Callable[[], Any]) -> float:
+        with what():
+            return timed(trainee.step)
+
+    ways: dict[str, Callable[[], float]] = {
+        "plain": lambda: timed(trainee.step),
+        "profiled": profiled,
+        "without the ledger": lambda: without(_no_ledger),
+        "without labels": lambda: without(_no_labels),
+    }
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    order = list(ways)
+    for _ in range(rounds):
+        for way in order:
+            times[way].append(ways[way]())
+        order = order[1:] + order[:1]
+    return times
+
+
+@contextmanager
+def _no_ledger() -> Iterator[None]:
+    """Messages are neither counted nor are codecs timed."""
+    with ExitStack() as stack:
+        for owner, names in (
+            (collective.Collective, ["_count"]),
+            (coded.Coded, ["_count_sent", "_count_extra", "_report"]),
+            (exchange.Exchange, ["_count_plain"]),
+        ):
+            for name in names:
+                stack.enter_context(patch.object(owner, name, lambda *_, **__: None))
+        for module in (coded, exchange, linear):
+            stack.enter_context(patch.object(module, "timed", lambda *_: nullcontext()))
+        yield
+
+
+def _no_labels() -> Any:
+    return patch.object(collective, "record_function", lambda _: nullcontext())
+
+
+def _cells(times: dict[str, list[float]]) -> list[str]:
+    cells = [figure(1e3 * statistics.median(times["plain"]))]
+    for way, seconds in times.items():
+        if way != "plain":
+            ratios = [a / b for a, b in zip(seconds, times["plain"], strict=True)]
+            low, middle, high = statistics.quantiles(ratios, n=4)
+            cells.append(f"{middle:.3f} ({low:.3f} to {high:.3f})")
+    return cells
+
+
+if __name__ == "__main__":
+    main()

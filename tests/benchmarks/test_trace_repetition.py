@@ -1,0 +1,26 @@
+"""The large trace of the benchmark is a real one, several times over."""
+
+import json
+
+import pytest
+from made_traces import WORKER, event, label, step, threads
+
+from benchmarks.traces import repeated
+from shardlab.profiling.breakdown import read_steps
+
+
+def test_a_repeated_trace_has_the_same_steps_again_and_again(tmp_path):
+    events = [*step(0, 10.5, 1000.25), event("aten::mm", 20, 300), label("gloo:send", 100, 350)]
+    events += [label("gloo:all_reduce", 400, 700, WORKER)]
+    trace = {"schemaVersion": 1, "traceEvents": [*threads(), *events]}
+    text = json.dumps(trace, indent=2).replace("\n  ", "\n")[:-2] + ',"traceName": "a"}\n'
+    path = tmp_path / "large.json"
+    path.write_text("".join(repeated(text, 4.5 * len(text))))
+    json.loads(path.read_text())
+    first, *others = read_steps(path)
+    assert len(others) >= 4
+    for other in others:
+        assert other.step_ms == pytest.approx(first.step_ms)
+        assert other.comm_ms_by_op == pytest.approx(first.comm_ms_by_op)
+        assert other.exposed_comm_ms == pytest.approx(first.exposed_comm_ms)
+    assert sorted(other.step for other in others) == [other.step for other in others]
