@@ -6,25 +6,27 @@ of one round compare in pairs.
 """
 
 import random
-from contextlib import nullcontext
+import statistics
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from shardlab.comm.device import device_of
+from shardlab.comm.emulation import Emulation, emulated
 from shardlab.comm.hierarchy import subgroup
-from shardlab.comm.links import Links
+from shardlab.comm.links import interface_bytes
+from shardlab.comm.pace import Pace
 from shardlab.core.host import describe_host, git_revision
 from shardlab.core.link import LOOPBACK
 from shardlab.core.params import Model, Timing, Train
 from shardlab.core.progress import say, track
-from shardlab.core.records import Breakdown
+from shardlab.core.records import Breakdown, LinkEmulation
 from shardlab.core.strategy import Strategy
 from shardlab.core.timings import NO_COMMUNICATION, TimedRun, write_timings
 from shardlab.data.loader import Batches
@@ -40,8 +42,6 @@ from shardlab.train.loop import Loop
 from shardlab.train.summary import mean_ledger
 from shardlab.train.traced import traced_steps, write_trace_of
 from shardlab.train.untrained import build_for
-
-Emulation = Literal["none", "namespaces", "in-process"]
 
 _SEED = 0
 _UNTIMED_ROUNDS = 2
@@ -77,11 +77,10 @@ def time_strategies(plan: TimingPlan, output: Path) -> None:
         UserError: the data, the model or the link cannot be used.
     """
     native.library()  # says once, and not once per rank, when there are no compiled kernels
-    timing, train = plan.timing, plan.train
-    link = timing.link
-    with nullcontext() if link is None else Links(timing.world_size, link.rate) as links:
-        worker = partial(_work, plan, "none" if link is None else "namespaces", output)
-        launch(worker, timing.world_size, train.threads, train.timeout_s, links=links)
+    ranks, train = plan.timing.world_size, plan.train
+    with emulated(plan.timing.link, ranks) as link:
+        worker = partial(_work, plan, link, output)
+        launch(worker, ranks, train.threads, train.timeout_s, links=link.links)
 
 
 def order(number: int, count: int) -> list[int]:
@@ -91,9 +90,9 @@ def order(number: int, count: int) -> list[int]:
     return turns
 
 
-def _work(plan: TimingPlan, emulation: Emulation, output: Path, group: dist.ProcessGroup) -> None:
+def _work(plan: TimingPlan, link: Emulation, output: Path, group: dist.ProcessGroup) -> None:
     split = open_split(plan.data / "tokens", "train")
-    runners = [_Runner(plan, run, split, group) for run in plan.runs]
+    runners = [_Runner(plan, run, split, link.pace, group) for run in plan.runs]
     for _ in range(_UNTIMED_ROUNDS):
         for runner in runners:
             runner.step()
@@ -110,7 +109,7 @@ def _work(plan: TimingPlan, emulation: Emulation, output: Path, group: dist.Proc
         measured, breakdown = runner.measured(), runner.breakdown()
         if chief:
             assert breakdown is not None, "the first rank has it"
-            timed.append(_timed_run(plan, runner, emulation, measured, breakdown))
+            timed.append(_timed_run(plan, runner, link.kind, measured, breakdown))
     if chief:
         write_timings(output, timed)
         say(f"{plan.name}: {len(timed)} runs of {plan.timing.rounds} rounds")
@@ -120,7 +119,12 @@ class _Runner:
     """One run on this rank: an engine that trains, and what its steps took."""
 
     def __init__(
-        self, plan: TimingPlan, run: str, split: TokenSplit, group: dist.ProcessGroup
+        self,
+        plan: TimingPlan,
+        run: str,
+        split: TokenSplit,
+        pace: Pace | None,
+        group: dist.ProcessGroup,
     ) -> None:
         self.run, self._group, self._train = run, group, plan.train
         self.strategy = plan.runs[run]
@@ -137,6 +141,7 @@ class _Runner:
             _SEED,
             weights,
             self._device,
+            pace,
         )
         batches = Batches(split, plan.train.sequence_length, _SEED)
         self._loop = Loop(self._engine, batches, plan.train, group, self.strategy.accumulation)
@@ -145,20 +150,20 @@ class _Runner:
     def begin(self) -> None:
         """Forgets the steps so far."""
         self._step_ms: list[float] = []
-        self._interface_bytes = 0
+        self._interface_bytes: list[int] = []
         self._engine.ledger.reset()
 
     def step(self) -> None:
         """One, which all ranks begin together and none before the last one's end."""
         dist.barrier(self._group)
-        sent = _sent_bytes()
+        sent = interface_bytes()
         start = perf_counter()
         self._loop.run(1)
         if self._device.type == "cuda":
             torch.cuda.synchronize()
         self._step_ms.append((perf_counter() - start) * 1e3)
-        dist.barrier(self._group)  # who has got everything says so, then all is sent
-        self._interface_bytes += _sent_bytes() - sent
+        dist.barrier(self._group)  # when all have got everything, all is sent
+        self._interface_bytes.append((interface_bytes() or 0) - (sent or 0))
 
     def measured(self) -> list[dict[str, Any]]:
         """What each rank counted since `begin`; on every rank."""
@@ -184,13 +189,13 @@ class _Runner:
 def _timed_run(
     plan: TimingPlan,
     runner: _Runner,
-    emulation: Emulation,
+    emulation: LinkEmulation,
     ranks: list[dict[str, Any]],
     breakdown: Breakdown,
 ) -> TimedRun:
     timing, train, link = plan.timing, plan.train, plan.timing.link
     ledger = mean_ledger([rank["ledger"] for rank in ranks], timing.rounds)
-    counted = sum(rank["interface_bytes"] for rank in ranks) / len(ranks) / timing.rounds
+    counted = statistics.fmean(b for rank in ranks for b in rank["interface_bytes"])
     given = None if runner.run == NO_COMMUNICATION else runner.strategy
     return TimedRun(
         timing=plan.name,
@@ -219,9 +224,3 @@ def _timed_run(
         torch=torch.__version__,
         host=describe_host(),
     )
-
-
-def _sent_bytes() -> int:
-    """What the network interfaces of this process have sent so far."""
-    lines = Path("/proc/self/net/dev").read_text().splitlines()[2:]
-    return sum(int(line.partition(":")[2].split()[8]) for line in lines)

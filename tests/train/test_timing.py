@@ -98,7 +98,7 @@ def test_one_rank_is_timed_too(data, tmp_path):
 
 def test_on_a_link_the_interface_counts_what_the_ledger_counts(data, tmp_path):
     try:
-        with Links(1, "1gbit"):
+        with Links(1, Link(rate="1gbit")):
             pass
     except UserError as error:
         pytest.skip(str(error))
