@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -20,8 +19,6 @@ from shardlab.data.tokens import open_split
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
 from shardlab.kernels import native
-from shardlab.profiling.capture import Capture
-from shardlab.profiling.merge import merge_traces
 from shardlab.train.checkpoint.checkpoints import Checkpoints
 from shardlab.train.checkpoint.folder import Folder
 from shardlab.train.gather import gather_bytes, gather_values
@@ -31,6 +28,7 @@ from shardlab.train.plan import RunPlan
 from shardlab.train.saved_model import save_model
 from shardlab.train.summary import Measured, describe, merge_events, summarize, with_rates
 from shardlab.train.telemetry import Telemetry, write_traces
+from shardlab.train.traced import traced_steps, write_trace_of
 from shardlab.train.untrained import build_for
 
 
@@ -102,7 +100,7 @@ def _work(
     if chief:
         save_model(model, full, plan.data / "tokenizer.json", folder / "final_model")
     audit = _audited_steps(engine, loop, train.audit_steps)
-    trace = _profiled_steps(loop, train.profiled_steps)
+    trace = traced_steps(loop, train.profiled_steps)
     mine = Measured.of_this_rank([asdict(e) for e in events], ledger, engine, audit)
     ranks = [Measured(**values) for values in gather_values(asdict(mine), group)]
     traces = gather_bytes(trace, group)
@@ -159,17 +157,6 @@ def _audited_steps(engine: Engine, loop: Loop, steps: int) -> dict[str, float] |
     return asdict(audit)
 
 
-def _profiled_steps(loop: Loop, steps: int) -> bytes:
-    with TemporaryDirectory(prefix="shardlab-trace-") as folder:
-        path = Path(folder, "trace.json.gz")
-        with Capture(steps) as capture:
-            for _ in range(capture.calls):
-                loop.run(1)
-                capture.step()
-        capture.export(path)
-        return path.read_bytes()
-
-
 def _check_equal_on_all_ranks(
     parameters: dict[str, torch.Tensor], group: dist.ProcessGroup
 ) -> None:
@@ -193,10 +180,5 @@ def _write(
     events = merge_events([rank.events for rank in ranks])
     metrics = {**setting, **summarize(plan, events, ranks)}
     write_json_lines(folder / "events.jsonl", with_rates(events))
-    with TemporaryDirectory(prefix="shardlab-traces-") as temporary:
-        paths = []
-        for rank, content in enumerate(traces):
-            paths.append(Path(temporary, f"rank{rank}.json.gz"))
-            paths[-1].write_bytes(content)
-        merge_traces(paths, folder / "trace.json.gz")
+    write_trace_of(traces, folder / "trace.json.gz")
     write_json(folder / "metrics.json", metrics)
