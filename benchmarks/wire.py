@@ -53,7 +53,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
         for name in SPECS
     },
 }
-_VOCABULARY, _LENGTH, _SAMPLES, _UNCOUNTED = 2048, 32, 1, 2
+_VOCABULARY, _LENGTH, _SAMPLES, _UNCOUNTED = 50257, 32, 1, 2
 _HEADERS = 66
 """bytes of a frame"""
 _ARRIVED_S = 0.3
