@@ -12,6 +12,7 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$", max_len
 """Names become parts of file names: lower-case letters, digits and hyphens."""
 Round = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*$")]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Positive = Annotated[float, Field(gt=0)]
 
 
 class Data(Document):
@@ -64,7 +65,7 @@ class Tokenize(Document):
 class Model(Document):
     """What is trained: a preset, or any causal language model of Hugging Face; without dropout."""
 
-    preset: Literal["tiny", "small", "10m", "62m", "90m", "300m"] | None = None
+    preset: Literal["tiny", "small", "10m", "18m", "62m", "90m", "300m"] | None = None
     """a GPT-2 with random weights"""
     pretrained: str | None = None
     """folder or name on the Hugging Face hub with config.json and safetensors files"""
@@ -163,6 +164,15 @@ class Timing(Document):
     """timed steps of every strategy"""
 
 
+class Quality(Document):
+    """Where training curves are compared, beside the end of the run."""
+
+    train_loss: Annotated[tuple[Positive, ...], AS_TUPLE] = ()
+    """nats per token, smoothed: steps and time are told that a run takes to reach each"""
+    time_s: Annotated[tuple[Positive, ...], AS_TUPLE] = ()
+    """seconds of training: the loss is told that a run has after each"""
+
+
 class Agent(Document):
     """How the search for a better strategy works."""
 
@@ -215,8 +225,9 @@ class Params(Document):
     seeds: list[Seed] = Field(min_length=1)
     baseline: Name
     """run that the others are compared with"""
-    timings: dict[Name, Timing]
+    timings: dict[Name, Timing] = Field(min_length=1)
     """by name: what is timed on other links and with other numbers of ranks than the matrix"""
+    quality: Quality
     agent: Agent
     rounds: dict[Round, RoundPlan]
     last_round: Round

@@ -23,6 +23,9 @@ from shardlab.train.launch.meeting import Meeting, meet
 from shardlab.train.launch.peers import Peers
 from shardlab.train.launch.place import Place
 
+_TIMED_OUT = "Timed out waiting"
+"""what gloo says of a rank that neither answers nor closes its connection"""
+
 Worker = Callable[[dist.ProcessGroup], None]
 
 
@@ -31,6 +34,9 @@ class Interfaces(Protocol):
 
     def enter(self, rank: int) -> str:
         """Called by the process of the rank; returns the name of its network interface."""
+
+    def is_cut(self) -> bool:
+        """Whether nothing reaches the rank in whose process this is called, after `enter`."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,8 @@ class Job:
             pipe.send_bytes(json.dumps({"meeting": meeting.name}).encode())
             self._work(rank, meeting)
         except BaseException as error:
-            pipe.send_bytes(json.dumps(asdict(_account(error, rank, meeting))).encode())
+            failure = _account(error, rank, meeting, self.links)
+            pipe.send_bytes(json.dumps(asdict(failure)).encode())
             sys.stdout.flush()
             sys.stderr.flush()
             # a process group that failed may hang in its destructors
@@ -83,6 +90,8 @@ class Job:
 
     def _work(self, rank: int, meeting: Meeting) -> None:
         if self.links is not None:
+            if meeting.backend != "gloo":
+                raise UserError("emulated links are for gloo, and GPUs use NCCL: remove the link")
             os.environ["GLOO_SOCKET_IFNAME"] = self.links.enter(rank)
         elif self.peers.interface is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", self.peers.interface)
@@ -104,7 +113,9 @@ class Job:
         dist.destroy_process_group()
 
 
-def _account(error: BaseException, rank: int, meeting: Meeting | None) -> Failure:
+def _account(
+    error: BaseException, rank: int, meeting: Meeting | None, links: Interfaces | None
+) -> Failure:
     """With its number, while this rank's sockets are open: nobody else has failed because of it."""
     order, name = UNKNOWN_ORDER, ""
     if meeting is not None:
@@ -114,10 +125,13 @@ def _account(error: BaseException, rank: int, meeting: Meeting | None) -> Failur
     if isinstance(error, UserError):
         return Failure("user", str(error), order=order, meeting=name)
     line = traceback.format_exception_only(error)[0].splitlines()[0]
+    if meeting is not None and links is not None and links.is_cut():
+        return Failure("crash", f"rank {rank}: its link is cut: {line}", meeting=name)
     return Failure(
         "memory" if isinstance(error, MemoryError) else "crash",
         f"rank {rank}: {line}",
         f"rank {rank}: {''.join(traceback.format_exception(error)).strip()}",
         order,
         name,
+        waited=_TIMED_OUT in line,
     )
