@@ -43,7 +43,8 @@ from shardlab.profiling.intervals import (
 )
 from shardlab.profiling.labels import BACKWARD
 from shardlab.profiling.skew import Phases, phases
-from shardlab.profiling.trace import Trace, read_trace
+from shardlab.profiling.trace import Trace
+from shardlab.profiling.trace_reader import read_trace
 
 OTHER = "other"
 """collectives that belong to no unit, as that of the norm of the gradient"""
@@ -101,11 +102,11 @@ def read_steps(path: str | Path) -> list[StepTimes]:
     Raises:
         UserError: the trace holds no step or no backward pass, or is not whole.
     """
+    traces = read_trace(path)
     try:
-        return step_times(read_trace(path))
+        return step_times(traces)
     except UserError as error:
-        told = str(error).startswith(f"{path}: ")
-        raise error if told else UserError(f"{path}: {error}") from None
+        raise UserError(f"{path}: {error}") from None
 
 
 def step_times(ranks: Mapping[int, Trace]) -> list[StepTimes]:

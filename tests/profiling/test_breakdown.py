@@ -184,6 +184,18 @@ def test_the_innermost_label_names_the_unit(tmp_path):
     assert times.comm_ms_by_unit == pytest.approx(expected)
 
 
+def test_events_may_come_in_any_order(tmp_path):
+    events = [event(f"aten::op{i % 7}", 10 * i, 10 * i + 3 + i % 5) for i in range(12_000)]
+    events += [event("c10d::send", 10 * i + 1, 10 * i + 2) for i in range(0, 12_000, 9)]
+    whole = step(1, 0, 120_000)
+    in_order = sorted(whole + events, key=lambda e: (e["ts"], -e["dur"]))
+    results = []
+    for place, given in enumerate((in_order, in_order[::-1])):
+        results.append(analyse(write_rank(tmp_path / f"{place}.json", given)))
+    assert results[0] == results[1]
+    assert 0 < results[0].compute_ms < 60
+
+
 def test_what_lies_across_a_step_is_cut_at_its_border(tmp_path):
     events = [
         *step(1, 0, 1000),
