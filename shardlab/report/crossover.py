@@ -27,12 +27,14 @@ _UNITS = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"))
 
 @dataclass(frozen=True)
 class LinkTiming:
-    """The runs of one timing, by name."""
+    """The runs of one timing."""
 
+    name: str
     link: str
     bits_per_second: float
     """infinity without an emulated link"""
     runs: dict[str, TimedRun]
+    """by name"""
 
     def ratio(self, run: str, reference: str) -> pd.Series:
         """Step time over that of `reference`: `mean`, `low` and `high`, NaN where not timed."""
@@ -88,10 +90,10 @@ def crossovers(timed: Sequence[TimedRun]) -> list[Crossover]:
     for runs in by_timing.values():
         one = next(iter(runs.values()))
         rate = math.inf if one.bits_per_second is None else float(one.bits_per_second)
-        timing = LinkTiming(link_name(one), rate, runs)
+        timing = LinkTiming(one.timing, link_name(one), rate, runs)
         groups.setdefault((one.world_size, one.delay_ms), []).append(timing)
     found = [
-        Crossover(*key, sorted(timings, key=lambda timing: timing.bits_per_second))
+        Crossover(*key, sorted(timings, key=lambda timing: (timing.bits_per_second, timing.name)))
         for key, timings in sorted(groups.items())
     ]
     return [group for group in found if group.measured]
