@@ -181,6 +181,8 @@ def test_uncompressed_messages_are_means_over_ranks_and_timed_steps(data):
             "gradient_norm": 1.0,
             "applied": True,
             "tokens": 64,
+            "collective_ms": 0.5,
+            "interface_bytes": None,
         }
         for i in range(TRAIN.steps)
     ]
