@@ -26,7 +26,7 @@ from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
 from shardlab.core.host import describe_host, git_revision
-from shardlab.core.link import Link
+from shardlab.core.link import FRAME_HEADERS, Link
 from shardlab.core.params import Model
 from shardlab.core.progress import say
 from shardlab.core.strategy import parse_strategy
@@ -54,8 +54,6 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     },
 }
 _VOCABULARY, _LENGTH, _SAMPLES, _UNCOUNTED = 50257, 32, 1, 2
-_HEADERS = 66
-"""bytes of a frame"""
 _ARRIVED_S = 0.3
 """what a rank has handed to the kernel is on the link by then"""
 
@@ -145,7 +143,7 @@ def _table(title: str, measured: dict[str, dict[str, float]]) -> str:
     rows = []
     for name, found in measured.items():
         ledger, counted = found["ledger"], found["interface"]
-        payload = counted - _HEADERS * found["frames"]
+        payload = counted - FRAME_HEADERS * found["frames"]
         ratios = [f"{each / ledger:.4f}" for each in (counted, payload)]
         rows.append([name, figure(ledger / 1e6, 4), figure(counted / 1e6, 4), *ratios])
     return text_table(title, headings, rows).markdown()

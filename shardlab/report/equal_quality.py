@@ -12,7 +12,7 @@ import pandas as pd
 from shardlab.core.params import Quality
 from shardlab.core.quality import quality_at_time, steps_to_quality
 from shardlab.report.cells import RUN, Column, where_known
-from shardlab.report.crossover import Crossover
+from shardlab.report.link_timings import Crossover
 from shardlab.report.tables import Table, run_table
 
 Losses = dict[str, dict[int, dict[int, float]]]

@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from shardlab.core.timings import NO_COMMUNICATION
-from shardlab.report.crossover import Crossover, rate_text, speed_up
+from shardlab.report.crossover import rate_text, speed_up
+from shardlab.report.link_timings import Crossover
 from shardlab.report.numbers import figure as number
 from shardlab.report.numbers import percent
 from shardlab.report.plots import STYLE, WIDTH, colours, dashes

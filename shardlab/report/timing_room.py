@@ -7,8 +7,9 @@ import pandas as pd
 
 from shardlab.core.params import Quality
 from shardlab.core.timings import TimedRun
-from shardlab.report.crossover import Crossover, codec_table, crossovers, fastest, step_table
+from shardlab.report.crossover import codec_table, fastest, step_table
 from shardlab.report.equal_quality import Losses, quality_tables
+from shardlab.report.link_timings import Crossover, crossovers
 from shardlab.report.scaling import bottleneck, scaling_table, sharing
 from shardlab.report.tables import Table, run_table
 from shardlab.report.timing_columns import TIMED

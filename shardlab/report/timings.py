@@ -20,7 +20,9 @@ _TRACED = ["profiled_step_ms", "comm_share", "exposed_comm_ms", "overlap", "back
 
 
 def timing_table(timed: Sequence[TimedRun], baseline: str) -> pd.DataFrame:
-    """One row per timing and run, in the order in which they come.
+    """One row per timing and run, the timings without a link first.
+
+    Their order in `timed` has no meaning, other than of the runs of one timing.
 
     Columns: timing, run, link, bits_per_second (NaN without an emulated link), world_size, threads,
     cores, rounds; `step_ms` and its standard deviation over rounds `step_ms_sd`; `step_ratio` to
@@ -32,10 +34,14 @@ def timing_table(timed: Sequence[TimedRun], baseline: str) -> pd.DataFrame:
     What is not known is NaN.
     """
     by_timing: dict[str, list[TimedRun]] = {}
-    for run in timed:
+    for run in sorted(timed, key=_place):
         by_timing.setdefault(run.timing, []).append(run)
     table = pd.concat([_rows(runs, baseline) for runs in by_timing.values()], ignore_index=True)
     return table.assign(efficiency=_efficiency(table))
+
+
+def _place(run: TimedRun) -> tuple[int, float, int, str]:
+    return run.bits_per_second or 0, run.delay_ms, run.world_size, run.timing
 
 
 def link_name(run: TimedRun) -> str:

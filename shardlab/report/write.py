@@ -46,7 +46,7 @@ class Evidence:
     source: dict[str, Any]
     statistics: dict[str, Any]
     timed: list[TimedRun]
-    """of every timing, in their order"""
+    """of every timing"""
     quality: Quality
 
 

@@ -104,8 +104,7 @@ def _work(plan: TimingPlan, link: Emulation, output: Path, group: dist.ProcessGr
         for turn in order(number, len(runners)):
             runners[turn].step()
     timed = []
-    while runners:  # what is done gives its memory to the trace of the next
-        runner = runners.pop(0)
+    for runner in runners:
         measured, breakdown = runner.measured(), runner.breakdown()
         if chief:
             assert breakdown is not None, "the first rank has it"

@@ -11,7 +11,6 @@ from shardlab.core.timings import NO_COMMUNICATION
 from shardlab.report.crossover import (
     codec_table,
     crossing,
-    crossovers,
     fastest,
     rate_text,
     references,
@@ -19,6 +18,7 @@ from shardlab.report.crossover import (
     stops_paying,
 )
 from shardlab.report.equal_quality import quality_tables
+from shardlab.report.link_timings import crossovers
 from shardlab.report.numbers import ABSENT
 
 QUALITY = Quality(train_loss=(7.0, 1.0), time_s=(2.0,))

@@ -12,8 +12,10 @@ from made_records import (
     make_timings,
 )
 
+from shardlab.core.params import Quality
 from shardlab.core.timings import NO_COMMUNICATION
 from shardlab.report.scaling import bottleneck, bottleneck_of, scaling_table, sharing
+from shardlab.report.timing_room import timing_room
 from shardlab.report.timings import timing_table
 from shardlab.report.write import write_report
 
@@ -78,6 +80,16 @@ def test_the_bottleneck_is_told_by_steps_and_trace(times, exposed, said):
     (sentence,) = bottleneck(timing_table(timed, BASELINE), BASELINE)
     assert sentence.startswith(f"On 2 ranks (link: 100mbit) {said}: its step takes {times:.2f} (")
     assert f"{exposed:.0%}".replace("%", " %") in sentence
+
+
+def test_the_order_of_the_timings_has_no_meaning():
+    """As in params.yaml, where they are named."""
+    timed = make_timings()
+    by_name = sorted(timed, key=lambda run: run.timing)
+    assert timed != by_name
+    ours, theirs = (timing_room(each, {}, Quality(), 2, BASELINE) for each in (timed, by_name))
+    assert [table.rows for table in ours.tables] == [table.rows for table in theirs.tables]
+    assert (ours.bottleneck, ours.links[0].fastest) == (theirs.bottleneck, theirs.links[0].fastest)
 
 
 def test_one_round_proves_nothing():
