@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from shardlab.core.errors import UserError
-from shardlab.core.link import bits_per_second
+from shardlab.core.link import bits_per_second, bucket_bytes
 
 _CLONE_NEWNET = 0x40000000
 _INTERFACE = "link0"
@@ -100,10 +100,8 @@ class Links:
         return namespace
 
     def _limit(self, interface: str) -> None:
-        # after a pause one bucket passes at once; a small one leaves a busy machine no time to
-        # refill it
-        burst = max(64 << 10, self.bits_per_second // 8 // 500)
-        bucket = ("tbf", "rate", f"{self.bits_per_second}bit", "burst", str(burst))
+        burst = str(bucket_bytes(self.bits_per_second))
+        bucket = ("tbf", "rate", f"{self.bits_per_second}bit", "burst", burst)
         _run("tc", "qdisc", "add", "dev", interface, "root", *bucket, "latency", "50ms")
 
 

@@ -163,6 +163,19 @@ class Timing(Document):
     """timed steps of every strategy"""
 
 
+class Forecast(Document):
+    """What the performance model learns from, and what it foretells."""
+
+    timings: Annotated[tuple[Name, ...], AS_TUPLE]
+    """those that it learns from; it is checked on all others"""
+    runs: Annotated[tuple[Name, ...], AS_TUPLE]
+    """of these timings; it is checked on their other runs"""
+    ranks: Annotated[tuple[Annotated[int, Field(ge=2)], ...], AS_TUPLE]
+    """numbers of ranks to extrapolate to"""
+    links: Annotated[tuple[Name, ...], AS_TUPLE]
+    """presets of `shardlab.forecast.presets` to extrapolate to"""
+
+
 class Agent(Document):
     """How the search for a better strategy works."""
 
@@ -217,6 +230,7 @@ class Params(Document):
     """run that the others are compared with"""
     timings: dict[Name, Timing]
     """by name: what is timed on other links and with other numbers of ranks than the matrix"""
+    forecast: Forecast
     agent: Agent
     rounds: dict[Round, RoundPlan]
     last_round: Round
