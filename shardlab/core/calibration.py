@@ -7,10 +7,10 @@ from pydantic import Field
 
 from shardlab.core.document import Document, validate
 from shardlab.core.files import read_json, write_json
+from shardlab.core.records import LinkEmulation
 
 Operation = Literal["exchange", "gather", "all_reduce", "reduce_scatter"]
 """exchange, gather: `shardlab.comm.transport`; all_reduce, reduce_scatter: the group's own"""
-Emulation = Literal["none", "namespaces", "in-process"]
 
 
 class Transfer(Document):
@@ -19,7 +19,7 @@ class Transfer(Document):
     operation: Operation
     world_size: int
     link: str
-    link_emulation: Emulation
+    link_emulation: LinkEmulation
     bits_per_second: int | None
     """of the emulated link"""
     nbytes: int

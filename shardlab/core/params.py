@@ -12,6 +12,7 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$", max_len
 """Names become parts of file names: lower-case letters, digits and hyphens."""
 Round = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*$")]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Positive = Annotated[float, Field(gt=0)]
 
 
 class Data(Document):
@@ -166,14 +167,23 @@ class Timing(Document):
 class Forecast(Document):
     """What the performance model learns from, and what it foretells."""
 
-    timings: Annotated[tuple[Name, ...], AS_TUPLE]
+    timings: Annotated[tuple[Name, ...], AS_TUPLE] = Field(min_length=1)
     """those that it learns from; it is checked on all others"""
-    runs: Annotated[tuple[Name, ...], AS_TUPLE]
+    runs: Annotated[tuple[Name, ...], AS_TUPLE] = Field(min_length=1)
     """of these timings; it is checked on their other runs"""
-    ranks: Annotated[tuple[Annotated[int, Field(ge=2)], ...], AS_TUPLE]
+    ranks: Annotated[tuple[Annotated[int, Field(ge=2)], ...], AS_TUPLE] = Field(min_length=1)
     """numbers of ranks to extrapolate to"""
-    links: Annotated[tuple[Name, ...], AS_TUPLE]
+    links: Annotated[tuple[Name, ...], AS_TUPLE] = Field(min_length=1)
     """presets of `shardlab.forecast.presets` to extrapolate to"""
+
+
+class Quality(Document):
+    """Where training curves are compared, beside the end of the run."""
+
+    train_loss: Annotated[tuple[Positive, ...], AS_TUPLE] = ()
+    """nats per token, smoothed: steps and time are told that a run takes to reach each"""
+    time_s: Annotated[tuple[Positive, ...], AS_TUPLE] = ()
+    """seconds of training: the loss is told that a run has after each"""
 
 
 class Agent(Document):
@@ -228,9 +238,10 @@ class Params(Document):
     seeds: list[Seed] = Field(min_length=1)
     baseline: Name
     """run that the others are compared with"""
-    timings: dict[Name, Timing]
+    timings: dict[Name, Timing] = Field(min_length=1)
     """by name: what is timed on other links and with other numbers of ranks than the matrix"""
     forecast: Forecast
+    quality: Quality
     agent: Agent
     rounds: dict[Round, RoundPlan]
     last_round: Round

@@ -1,9 +1,9 @@
 """The rate of a link up to which a codec pays."""
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from shardlab.core.codec_spec import codec_text
+from shardlab.core.document import Document
 from shardlab.core.strategy import Strategy, parse_strategy
 from shardlab.core.timings import TimedRun
 from shardlab.forecast.costs import Measured
@@ -18,7 +18,7 @@ _MESSAGE = 1 << 18
 _HALVINGS = 40
 
 
-class BreakEven(NamedTuple):
+class BreakEven(Document):
     """Of one run with a codec; rates in bits per second."""
 
     run: str
@@ -63,12 +63,12 @@ def _break_even(run: TimedRun, model: Model, ranks: int) -> BreakEven | None:
     bare = _without_codecs(run, strategy)
     step, always = _crossing(lambda rate: _gain(run, bare, model, ranks, rate))
     return BreakEven(
-        run.run,
-        ", ".join(names),
-        lines.payload.at(_MESSAGE) / (4 * _MESSAGE),
-        exposed_rate(lines, ranks * _MESSAGE, ranks),
-        step,
-        always,
+        run=run.run,
+        codec=", ".join(names),
+        ratio=lines.payload.at(_MESSAGE) / (4 * _MESSAGE),
+        exposed=exposed_rate(lines, ranks * _MESSAGE, ranks),
+        step=step,
+        always=always,
     )
 
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 from statistics import median
-from typing import NamedTuple
 
+from shardlab.core.document import Document
 from shardlab.core.params import Forecast
 from shardlab.core.timings import NO_COMMUNICATION, TimedRun
 from shardlab.forecast.model import Model, learnt_compute, step_s, strategy_of
@@ -11,7 +11,7 @@ from shardlab.forecast.step import obstacle
 from shardlab.forecast.uncertainty import estimate
 
 
-class Check(NamedTuple):
+class Check(Document):
     """One run; times in milliseconds."""
 
     timing: str
@@ -31,7 +31,7 @@ class Check(NamedTuple):
     is left is not the drift of the machine from one timing to the other"""
 
 
-class Summary(NamedTuple):
+class Summary(Document):
     """Absolute errors over the runs that are held out."""
 
     runs: int
@@ -104,4 +104,10 @@ def summarize(checks: Iterable[Check]) -> Summary | None:
         return None
     errors = [abs(each.error) for each in held_out]
     own = [abs(each.error_of_communication) for each in held_out]
-    return Summary(len(held_out), median(errors), max(errors), median(own), max(own))
+    return Summary(
+        runs=len(held_out),
+        median=median(errors),
+        worst=max(errors),
+        median_of_communication=median(own),
+        worst_of_communication=max(own),
+    )

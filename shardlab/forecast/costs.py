@@ -121,7 +121,8 @@ class Measured(Costs):
         wire, peers = wire_bytes(operation, nbytes, self.world_size), self.world_size - 1
         line = self._machine.transport[operation]
         framing = self._machine.framing[operation] if self._framed else 1.0
-        return Phase(peers * line.at(wire / peers), framing * wire, self._delay_s)
+        cpu = peers * line.at(wire / peers)
+        return Phase(cpu, framing * wire, self._delay_s, operation, nbytes)
 
 
 class OnCluster(Costs):
@@ -144,7 +145,7 @@ class OnCluster(Costs):
             "all_reduce": collectives.all_reduce,
         }[operation]
         seconds = way(nbytes, self.world_size, self._cluster)
-        return Phase(self._cluster.busy * seconds, seconds)
+        return Phase(self._cluster.busy * seconds, seconds, 0.0, operation, nbytes)
 
 
 def codings(strategy: Strategy, machine: Machine) -> tuple[Coding, Coding]:

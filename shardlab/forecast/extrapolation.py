@@ -1,8 +1,8 @@
 """Every strategy on clusters of thousands of ranks: a forecast, with what it assumes."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
+from shardlab.core.document import Document
 from shardlab.core.timings import NO_COMMUNICATION, TimedRun
 from shardlab.forecast.costs import OnCluster
 from shardlab.forecast.model import Model, step_seconds, strategy_of
@@ -25,7 +25,7 @@ ASSUMPTIONS = (
 )
 
 
-class Point(NamedTuple):
+class Point(Document):
     """One strategy on one cluster; times in milliseconds."""
 
     run: str
@@ -57,8 +57,15 @@ def extrapolate(
 def _point(run: TimedRun, model: Model, link: str, ranks: int) -> Point:
     costs = OnCluster(preset(link), ranks)
     found = estimate(lambda other: step_seconds(by_itself(run, other), costs), model)
-    alone = sum(by_itself(run, model).compute)
-    return Point(run.run, link, ranks, *(1e3 * each for each in (*found, alone)))
+    return Point(
+        run=run.run,
+        link=link,
+        ranks=ranks,
+        step_ms=1e3 * found.value,
+        low_ms=1e3 * found.low,
+        high_ms=1e3 * found.high,
+        compute_ms=1e3 * sum(by_itself(run, model).compute),
+    )
 
 
 def by_itself(run: TimedRun, model: Model) -> Work:

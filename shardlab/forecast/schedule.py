@@ -8,6 +8,8 @@ several lanes shares the processor and the link in equal parts, as threads and T
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from shardlab.core.calibration import Operation
+
 _DONE = 1e-12
 """seconds or bytes that rounding leaves"""
 
@@ -21,6 +23,10 @@ class Phase(NamedTuple):
     """through the link"""
     wait: float = 0.0
     """seconds that nothing shortens"""
+    operation: Operation | None = None
+    """of communication: what it is"""
+    vector_bytes: float = 0.0
+    """of what is communicated: the whole vector of all ranks"""
 
 
 class Task(NamedTuple):
@@ -32,8 +38,6 @@ class Task(NamedTuple):
     phases: tuple[Phase, ...]
     after: tuple[str, ...] = ()
     """names of earlier tasks of the list that have to be done"""
-    operation: str = ""
-    """of communication: what it is; empty for computation"""
 
 
 class Rank(NamedTuple):

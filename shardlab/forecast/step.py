@@ -98,11 +98,9 @@ class _Step:
 
     def compute(self, name: str, seconds: float, after: Sequence[str] = ()) -> str:
         """Adds computation; returns its name."""
-        return self._add(name, _COMPUTE, (Phase(seconds),), after, "")
+        return self._add(name, _COMPUTE, (Phase(seconds),), after)
 
-    def communicate(
-        self, name: str, lane: str, phases: tuple[Phase, ...], operation: str
-    ) -> str | None:
+    def communicate(self, name: str, lane: str, phases: tuple[Phase, ...]) -> str | None:
         """Adds a collective that starts when all computation so far is done; None if there is none.
 
         The engine's own work for it is computation, also where one rank has nobody to talk to.
@@ -113,16 +111,14 @@ class _Step:
             return None
         wait = Phase(wait=overhead.wait * self.costs.ranks_per_core)
         if lane == _COMPUTE:
-            return self._add(name, lane, (wait, *phases), [before], operation)
+            return self._add(name, lane, (wait, *phases), [before])
         # every phase begins when its thread gets a core and the interpreter from computation
         waiting = tuple(each for phase in phases for each in (wait, phase))
-        return self._add(name, lane, waiting, [before], operation)
+        return self._add(name, lane, waiting, [before])
 
-    def _add(
-        self, name: str, lane: str, phases: tuple[Phase, ...], after: Sequence[str], operation: str
-    ) -> str:
+    def _add(self, name: str, lane: str, phases: tuple[Phase, ...], after: Sequence[str]) -> str:
         name = f"{len(self._tasks)} {name}"
-        self._tasks.append(Task(name, lane, phases, tuple(after), operation))
+        self._tasks.append(Task(name, lane, phases, tuple(after)))
         return name
 
 
@@ -141,8 +137,7 @@ class _Ddp(_Step):
                     continue
                 phases = self.costs.all_reduce(elements, work.gradients)
                 lane = _REDUCE if native else _COMPUTE
-                operation = "all_reduce" if native else "exchange and gather"
-                reduced.append(self.communicate(f"reduce {bucket}", lane, phases, operation))
+                reduced.append(self.communicate(f"reduce {bucket}", lane, phases))
         self.compute("update", work.compute.rest, [name for name in reduced if name])
         return self._tasks
 
@@ -218,7 +213,7 @@ class _Sharded(_Step):
         self._there.add(unit)
         phases = self.costs.gather(self.work.units[unit], self.work.weights)
         lane = _GATHER if self._beside else _COMPUTE
-        name = self.communicate(f"gather {unit}", lane, phases, "gather")
+        name = self.communicate(f"gather {unit}", lane, phases)
         if name:
             self._gathering[unit] = name
 
@@ -232,14 +227,13 @@ class _Sharded(_Step):
         lane = _REDUCE if self._beside else _COMPUTE
         if self._manual and len(self._reducing) >= _REDUCTIONS:
             self.compute("settle", 0.0, [self._reducing[-_REDUCTIONS]])
-        operation = "reduce_scatter" if coding.native else "exchange"
-        name = self.communicate(f"reduce {unit}", lane, phases, operation)
+        name = self.communicate(f"reduce {unit}", lane, phases)
         if name:
             self._reducing.append(name)
 
     def _update(self) -> None:
         self.compute("drain", 0.0, self._reducing)
         norm = Coding(None, True, 0, 4)
-        self.communicate("norm", _COMPUTE, self.costs.all_reduce(1, norm), "all_reduce")
+        self.communicate("norm", _COMPUTE, self.costs.all_reduce(1, norm))
         # the optimizer has a part of the parameters
         self.compute("update", self.work.compute.rest / self.costs.world_size)
