@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from shardlab.core.document import Document, validate
+from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, write_json
 from shardlab.core.records import LinkEmulation
 
@@ -59,7 +60,11 @@ def read_calibration(path: str | Path) -> Calibration:
     Raises:
         UserError: the file holds something else.
     """
-    calibration: Calibration = validate(Calibration, read_json(path), str(path))
+    try:
+        calibration: Calibration = validate(Calibration, read_json(path), "")
+    except ValueError as error:
+        mend = "run python -m stages.calibrate"
+        raise UserError(f"{path}: not a calibration ({error}): {mend}") from None
     return calibration
 
 

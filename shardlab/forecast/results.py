@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shardlab.core.calibration import Calibration
 from shardlab.core.document import Document, validate
+from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, read_json, write_json, write_text
 from shardlab.core.params import Forecast
 from shardlab.core.timings import TimedRun
@@ -116,7 +117,11 @@ def read_forecast(path: str | Path) -> Foretold:
     Raises:
         UserError: the file holds something else.
     """
-    foretold: Foretold = validate(Foretold, read_json(path), str(path))
+    try:
+        foretold: Foretold = validate(Foretold, read_json(path), "")
+    except ValueError as error:
+        mend = "run python -m stages.forecast"
+        raise UserError(f"{path}: not a forecast ({error}): {mend}") from None
     return foretold
 
 

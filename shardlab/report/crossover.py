@@ -17,7 +17,7 @@ import pandas as pd
 from shardlab.core.strategy import Strategy, parse_strategy
 from shardlab.core.timings import NO_COMMUNICATION, TimedRun
 from shardlab.report.cells import RUN, Column, Row
-from shardlab.report.numbers import ABSENT, figure, plus_minus
+from shardlab.report.numbers import ABSENT, figure, plus_minus, rate_text
 from shardlab.report.tables import Table, run_table
 from shardlab.report.timing_columns import ratio
 from shardlab.report.timings import step_ratios
@@ -160,14 +160,6 @@ def stops_paying(group: Crossover, run: str, reference: str) -> str:
     # a ratio that is certainly below 1 gives the lowest rate
     ends = told("high"), told("low")
     return text if ends == (text, text) else f"{text} ({ends[0]} to {ends[1]})"
-
-
-def rate_text(bits_per_second: float) -> str:
-    """`1 Gbit/s`."""
-    for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6)):
-        if bits_per_second >= size:
-            return f"{figure(bits_per_second / size).removesuffix('.00').removesuffix('.0')} {unit}"
-    return f"{figure(bits_per_second / 1e3)} kbit/s"
 
 
 def fastest(group: Crossover, baseline: str) -> str:

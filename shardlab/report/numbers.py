@@ -59,3 +59,11 @@ def within(mean: float, low: float, high: float, places: int, unit: str = "") ->
 def percent(share: float, places: int = 1) -> str:
     """A share between 0 and 1."""
     return f"{fixed(100 * share, places)} %" if math.isfinite(share) else NOT_FINITE
+
+
+def rate_text(bits_per_second: float) -> str:
+    """`1 Gbit/s`."""
+    for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6)):
+        if bits_per_second >= size:
+            return f"{figure(bits_per_second / size).removesuffix('.00').removesuffix('.0')} {unit}"
+    return f"{figure(bits_per_second / 1e3)} kbit/s"

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from shardlab.core.timings import NO_COMMUNICATION
-from shardlab.report.crossover import Crossover, rate_text, speed_up
-from shardlab.report.numbers import percent
+from shardlab.report.crossover import Crossover, speed_up
+from shardlab.report.numbers import percent, rate_text
 from shardlab.report.plots import STYLE, WIDTH, colours, dashes
 from shardlab.report.scaling import unlinked
 
