@@ -1,6 +1,7 @@
 """Measures what single operations cost on this machine, for the forecast."""
 
 from shardlab.core.calibration import write_calibration
+from shardlab.core.errors import UserError
 from shardlab.core.parameters import Parameters
 from shardlab.core.progress import say
 from shardlab.train.calibration import Place, calibrate
@@ -18,7 +19,10 @@ def main(params: Parameters) -> None:
     used = dict.fromkeys(name for timing in timings.values() for name in timing.runs)
     codecs = codecs_of(strategies[name].normal() for name in used)
     several = [place for place in places if place.world_size > 1]
-    write_calibration(_OUTPUT, calibrate(several, codecs, train.timeout_s))
+    if not several:
+        raise UserError("forecast.timings: none of them has several ranks: add one that has")
+    found = calibrate(several, codecs, train.threads, train.timeout_s)
+    write_calibration(_OUTPUT, found)
     say(f"calibrate: {_OUTPUT}")
 
 

@@ -73,16 +73,16 @@ def simulate(tasks: Sequence[Task], rank: Rank) -> dict[str, Span]:
     while waiting or running:
         for lane in [lane for lane in waiting if lane not in running]:
             if all(name in spans for name in waiting[lane][-1].after):
-                running[lane] = _Running(waiting[lane].pop(), now, link)
+                running[lane] = _Running(waiting[lane].pop(), now)
                 if not waiting[lane]:
                     del waiting[lane]
         assert running, "tasks wait for each other"
-        seconds = _advance(running.values(), rank, link)
-        now += seconds
-        for lane, each in list(running.items()):
-            if each.ended(link):
-                spans[each.task.name] = Span(each.start, now)
-                del running[lane]
+        ended = [lane for lane, each in running.items() if each.ended(link)]
+        for lane in ended:
+            each = running.pop(lane)
+            spans[each.task.name] = Span(each.start, now)
+        if not ended:
+            now += _advance(running.values(), rank, link)
     return spans
 
 
@@ -114,25 +114,20 @@ class _Link:
 class _Running:
     """A task under way, and what its present phase still needs."""
 
-    def __init__(self, task: Task, start: float, link: _Link) -> None:
+    def __init__(self, task: Task, start: float) -> None:
         self.task, self.start = task, start
         self._phases = list(reversed(task.phases))
         self.cpu = self.nbytes = self.wait = 0.0
-        self._next(link)
 
     def ended(self, link: _Link) -> bool:
-        """Whether the last phase is done; goes on to the next one where one is done."""
-        if max(self.cpu, self.nbytes, self.wait) > _DONE:
-            return False
-        return not self._next(link)
-
-    def _next(self, link: _Link) -> bool:
-        if not self._phases:
-            return False
-        phase = self._phases.pop()
-        self.cpu, self.wait = phase.cpu, phase.wait
-        self.nbytes = link.pass_at_once(phase.nbytes)
-        return True
+        """Goes on to the next phase that needs something; whether there is none."""
+        while max(self.cpu, self.nbytes, self.wait) <= _DONE:
+            if not self._phases:
+                return True
+            phase = self._phases.pop()
+            self.cpu, self.wait = phase.cpu, phase.wait
+            self.nbytes = link.pass_at_once(phase.nbytes)
+        return False
 
 
 def _advance(running: Iterable[_Running], rank: Rank, link: _Link) -> float:

@@ -42,6 +42,7 @@ class Place(NamedTuple):
 def calibrate(
     places: Sequence[Place],
     codecs: Iterable[tuple[str, bool]],
+    threads: int,
     timeout_s: float,
     rounds: int = _ROUNDS,
 ) -> Calibration:
@@ -50,21 +51,24 @@ def calibrate(
     Where this process cannot make links, nothing is measured on them: they are a formula then.
 
     Args:
+        places: one or more, each of several ranks.
         codecs: what strategies call them, and whether with error feedback.
+        threads: of each rank.
 
     Raises:
         RunFailed: a rank failed.
     """
     transfers: list[Transfer] = []
     for place in places:
-        times = _on_ranks(place, partial(_transfer_times, place, rounds), timeout_s)
+        times = _on_ranks(place, threads, timeout_s, partial(_transfer_times, place, rounds))
         if times is not None:
             transfers += _transfers(place, times)
             say(f"calibrate: {place.world_size} ranks, {_name(place.link)}")
     costs: list[CodecCost] = []
-    for codec, feedback in codecs if places else ():
-        one = places[0]._replace(link=None)
-        found = _on_ranks(one, partial(codec_times, codec, feedback, rounds), timeout_s)
+    one = places[0]._replace(link=None)
+    for codec, feedback in codecs:
+        measure = partial(codec_times, codec, feedback, rounds)
+        found = _on_ranks(one, threads, timeout_s, measure)
         costs += [CodecCost(codec=codec, error_feedback=feedback, **each) for each in found]
     return Calibration(
         transfers=transfers,
@@ -75,7 +79,9 @@ def calibrate(
     )
 
 
-def _on_ranks(place: Place, measure: Callable[[dist.ProcessGroup], Any], timeout_s: float) -> Any:
+def _on_ranks(
+    place: Place, threads: int, timeout_s: float, measure: Callable[[dist.ProcessGroup], Any]
+) -> Any:
     """What `measure` returns on the first rank; None where the link is one by formula."""
     with (
         TemporaryDirectory(prefix="shardlab-calibration-") as folder,
@@ -90,7 +96,7 @@ def _on_ranks(place: Place, measure: Callable[[dist.ProcessGroup], Any], timeout
             if dist.get_rank(group) == 0:
                 write_json(path, found)
 
-        launch(worker, place.world_size, 1, timeout_s, links=link.links)
+        launch(worker, place.world_size, threads, timeout_s, links=link.links)
         return read_json(path)
 
 
