@@ -10,6 +10,8 @@ from shardlab.core.errors import UserError
 
 LOOPBACK = "loopback"
 """how records name the ranks of one machine without an emulated link"""
+FRAME_HEADERS = 66
+"""bytes of a frame that carry no payload: Ethernet 14, IP 20, TCP with its time stamps 32"""
 _UNITS = {"k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
 
 

@@ -65,7 +65,7 @@ class Tokenize(Document):
 class Model(Document):
     """What is trained: a preset, or any causal language model of Hugging Face; without dropout."""
 
-    preset: Literal["tiny", "small", "10m", "62m", "90m", "300m"] | None = None
+    preset: Literal["tiny", "small", "10m", "18m", "62m", "90m", "300m"] | None = None
     """a GPT-2 with random weights"""
     pretrained: str | None = None
     """folder or name on the Hugging Face hub with config.json and safetensors files"""

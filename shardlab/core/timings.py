@@ -49,6 +49,8 @@ class TimedRun(Document):
     bytes_wire: float
     interface_bytes: float | None
     """what the network interface counted, where every rank has one of its own"""
+    interface_frames: float | None
+    """in how many frames"""
     ledger: dict[str, Any]
     """as in a record"""
     breakdown: Breakdown

@@ -20,6 +20,7 @@ PRESETS = {
     "tiny": Shape(2, 96, 4),
     "small": Shape(4, 128, 4),
     "10m": Shape(4, 176, 4),
+    "18m": Shape(6, 256, 8),
     "62m": Shape(8, 576, 9),
     "90m": Shape(9, 704, 11),
     "300m": Shape(20, 1024, 16),

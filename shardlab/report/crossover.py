@@ -20,9 +20,7 @@ from shardlab.report.cells import RUN, Column, Row
 from shardlab.report.numbers import ABSENT, figure, plus_minus, rate_text
 from shardlab.report.tables import Table, run_table
 from shardlab.report.timing_columns import ratio
-from shardlab.report.timings import step_ratios
-
-UNLIMITED = "no emulated link"
+from shardlab.report.timings import link_name, step_ratios
 
 
 @dataclass(frozen=True)
@@ -43,6 +41,10 @@ class LinkTiming:
     def step_ms(self, run: str) -> float:
         """Mean over rounds; NaN where it was not timed."""
         return float(np.mean(self.runs[run].step_ms)) if run in self.runs else math.nan
+
+    def fastest(self) -> str:
+        """The run with the shortest step."""
+        return min((run for run in self.runs if run != NO_COMMUNICATION), key=self.step_ms)
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,8 @@ def crossovers(timed: Sequence[TimedRun]) -> list[Crossover]:
     for runs in by_timing.values():
         one = next(iter(runs.values()))
         rate = math.inf if one.bits_per_second is None else float(one.bits_per_second)
-        link = UNLIMITED if one.bits_per_second is None else one.link
-        groups.setdefault((one.world_size, one.delay_ms), []).append(LinkTiming(link, rate, runs))
+        timing = LinkTiming(link_name(one), rate, runs)
+        groups.setdefault((one.world_size, one.delay_ms), []).append(timing)
     found = [
         Crossover(*key, sorted(timings, key=lambda timing: timing.bits_per_second))
         for key, timings in sorted(groups.items())
@@ -166,12 +168,11 @@ def fastest(group: Crossover, baseline: str) -> str:
     """A sentence: the run with the shortest step on each link."""
     parts = []
     for timing in group.timings:
-        steps = {run: timing.step_ms(run) for run in timing.runs if run != NO_COMMUNICATION}
-        best = min(steps, key=steps.__getitem__)
+        best = timing.fastest()
         gain = 1 / timing.ratio(best, baseline)["mean"]
         other = best != baseline and math.isfinite(gain)
         than = f", {figure(gain)} times as fast as {baseline}" if other else ""
-        parts.append(f"{timing.link}: {best} ({figure(steps[best])} ms{than})")
+        parts.append(f"{timing.link}: {best} ({figure(timing.step_ms(best))} ms{than})")
     return f"Shortest step on {group.title}, by link: {'; '.join(parts)}."
 
 

@@ -15,7 +15,7 @@ from shardlab.report.answer import answer
 from shardlab.report.columns import NOTE
 from shardlab.report.forecast_room import ForecastRoom
 from shardlab.report.plots import save
-from shardlab.report.scaling import bottleneck_here
+from shardlab.report.scaling import bottleneck_of
 from shardlab.report.search import outcome, stories
 from shardlab.report.tables import (
     Table,
@@ -36,9 +36,9 @@ CAPTIONS = {
     "marks the baseline.",
     "breakdown": "Compute, exposed communication and idle time sum to the profiled step.",
     "scaling": "Throughput of all ranks together, and the share of backward in which a collective "
-    "ran. The dashed grey line is the bound: every rank trains the whole model by itself.",
+    "ran. The dotted line is the bound: every rank trains the whole model by itself.",
     "crossover": "Speed-up over the baseline at the same rate, with its 95 % interval by rounds. "
-    "The dashed grey line is the bound: steps without communication.",
+    "The dotted line is the bound: steps without communication.",
     "forecast": "By the model, with the 95 % interval of its fits: throughput of a rank against "
     "one that does not communicate, every rank computing as here.",
 }
@@ -77,7 +77,7 @@ def render(
         title="Sharding and compression strategies compared",
         answer=[
             *answer(compared, baseline, history),
-            bottleneck_here(room.timed, baseline, records[0].world_size),
+            bottleneck_of(room.timed, next(r for r in records if r.run == baseline)),
         ],
         warning=seed_warning(records),
         tables=tables,

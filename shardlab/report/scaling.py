@@ -1,10 +1,8 @@
 """Is communication the bottleneck? What more ranks gain, and what they lose to communication."""
 
-import math
-
 import pandas as pd
 
-from shardlab.core.timings import NO_COMMUNICATION
+from shardlab.core.records import Setting
 from shardlab.report.aggregate import verdict
 from shardlab.report.numbers import percent, within
 from shardlab.report.tables import Table, run_table
@@ -35,36 +33,43 @@ def bottleneck(timed: pd.DataFrame, baseline: str) -> list[str]:
     return [_sentence(row) for _, row in several.iterrows()]
 
 
-def bottleneck_here(timed: pd.DataFrame, baseline: str, world_size: int) -> str:
-    """The sentence for so many ranks without an emulated link."""
-    rows = unlinked(timed)
-    rows = rows[(rows["run"] == baseline) & (rows["world_size"] == world_size)]
-    if rows.empty or world_size == 1:
+def bottleneck_of(timed: pd.DataFrame, setting: Setting) -> str:
+    """The sentence for the run, ranks and link of a record."""
+    if setting.world_size == 1:
+        return "A single rank has nobody to communicate with."
+    rows = timed[
+        (timed["run"] == setting.run)
+        & (timed["world_size"] == setting.world_size)
+        & (timed["link"] == setting.link)
+    ]
+    if rows.empty:
         return (
-            f"Whether communication is the bottleneck of {baseline} is not known: no timing has it "
-            f"on {world_size} ranks without an emulated link."
+            f"Whether communication is the bottleneck of {setting.run} is not known: no timing has "
+            f"it on {setting.world_size} ranks (link: {setting.link})."
         )
     return _sentence(rows.iloc[0])
 
 
 def _sentence(row: pd.Series) -> str:
-    low, high = row["bound_ratio_low"], row["bound_ratio_high"]
-    judged = {
-        "higher": "communication is the bottleneck",
-        "lower": "communication is not the bottleneck",
-        "same": "communication may or may not be the bottleneck",
-        "unknown": "one round does not tell whether communication is the bottleneck",
-    }[verdict(low, high, _HALF)]
-    where = (
-        "without an emulated link" if math.isnan(row["bits_per_second"]) else f"at {row['link']}"
-    )
-    lost = 1 - 1 / row["bound_ratio"]
+    ratio = [row[f"bound_ratio{end}"] for end in ("", "_low", "_high")]
+    saved = max(0.0, 1 - 1 / ratio[0])
     return (
-        f"On {row['world_size']} ranks {where} {judged} of {row['run']}: its step takes "
-        f"{within(row['bound_ratio'], low, high, 2)} times as long as one without communication, "
-        f"which is {percent(lost, 0)} of it; in the trace, communication that no compute hides "
-        f"takes {percent(row['exposed_share'], 0)} of a step."
+        f"On {row['world_size']} ranks (link: {row['link']}) {_judged(row)} of {row['run']}: its "
+        f"step takes {within(*ratio, 2)} times as long as one without communication, so that "
+        f"{percent(saved, 0)} of it would fall away, and by the trace "
+        f"{percent(row['exposed_share'], 0)} of it is communication that no compute hides."
     )
+
+
+def _judged(row: pd.Series) -> str:
+    """By both measures: steps without communication go without the work of sharding, too."""
+    compared = verdict(row["bound_ratio_low"], row["bound_ratio_high"], _HALF)
+    if compared == "unknown":
+        return "a single round does not tell whether communication is the bottleneck"
+    traced = "higher" if row["exposed_share"] > 1 / _HALF else "lower"
+    if compared != traced:
+        return "it is not clear whether communication is the bottleneck"
+    return f"communication is {'' if traced == 'higher' else 'not '}the bottleneck"
 
 
 def sharing(timed: pd.DataFrame) -> str | None:
@@ -82,8 +87,3 @@ def sharing(timed: pd.DataFrame) -> str | None:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def runs_of(timed: pd.DataFrame) -> list[str]:
-    """Names of the runs, without the bound."""
-    return [run for run in dict.fromkeys(timed["run"]) if run != NO_COMMUNICATION]

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable
 
+from shardlab.core.link import FRAME_HEADERS
 from shardlab.report.cells import MB, RUN, Column, Row, plain, share, where_known
 from shardlab.report.numbers import ABSENT, fixed, plus_minus, within
 
 
 def ratio(name: str, places: int = 2) -> Callable[[Row], str]:
-    """A ratio with its interval; 1 alone for what the others are compared with."""
+    """A ratio with its interval; 1 alone where something is compared with itself."""
 
     def cell(row: Row) -> str:
         mean, low, high = (row[f"{name}{end}"] for end in ("", "_low", "_high"))
@@ -19,13 +20,15 @@ def ratio(name: str, places: int = 2) -> Callable[[Row], str]:
     return cell
 
 
-def _part(name: str) -> Callable[[Row], str]:
-    return lambda row: ABSENT if math.isnan(row[name]) else fixed(100 * row[name], 1)
+def _part(name: str, places: int = 1) -> Callable[[Row], str]:
+    return lambda row: ABSENT if math.isnan(row[name]) else fixed(100 * row[name], places)
 
 
 def _of_bound(row: Row) -> str:
     if math.isnan(row["bound_ratio"]):
         return ABSENT
+    if row["bound_ratio_low"] == row["bound_ratio_high"] == 1:
+        return "100"
     mean, low, high = (100 / row[f"bound_ratio{end}"] for end in ("", "_high", "_low"))
     return within(mean, low, high, 1)
 
@@ -110,10 +113,12 @@ TIMED = [
         "acknowledgements included; known where each rank has an interface of its own",
     ),
     Column(
-        "interface over ledger",
+        "more than ledger",
         "%",
-        _part("interface_excess"),
-        "how much more the interface counted than the ledger",
+        _part("interface_excess", 2),
+        f"how much more the interface counted than the ledger, less the {FRAME_HEADERS} bytes of "
+        "headers of each frame: what gloo says about its messages, and what torch sends by itself, "
+        "such as the norm of clipped gradients",
     ),
     Column(
         "timed communication",

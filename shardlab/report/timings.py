@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from shardlab.core.link import FRAME_HEADERS
 from shardlab.core.records import Breakdown
 from shardlab.core.timings import NO_COMMUNICATION, TimedRun
 from shardlab.report.aggregate import paired_ratio
@@ -26,7 +27,8 @@ def timing_table(timed: Sequence[TimedRun], baseline: str) -> pd.DataFrame:
     the baseline of the same timing and `bound_ratio` to its steps without communication, each with
     `_low` and `_high`; `tokens_per_s` over all ranks; `efficiency`, tokens per second and rank
     against the same run on one rank; `bytes_raw`, `bytes_wire`, `interface_bytes` and
-    `interface_excess`, by what share the interface counted more; and what the traced steps say.
+    `interface_excess`, by what share those are more without the headers of frames; and what the
+    traced steps say.
     What is not known is NaN.
     """
     by_timing: dict[str, list[TimedRun]] = {}
@@ -34,6 +36,11 @@ def timing_table(timed: Sequence[TimedRun], baseline: str) -> pd.DataFrame:
         by_timing.setdefault(run.timing, []).append(run)
     table = pd.concat([_rows(runs, baseline) for runs in by_timing.values()], ignore_index=True)
     return table.assign(efficiency=_efficiency(table))
+
+
+def link_name(run: TimedRun) -> str:
+    """As tables call the link; where ranks hold their own bytes back, that is said."""
+    return f"{run.link} (in-process)" if run.link_emulation == "in-process" else run.link
 
 
 def step_ratios(runs: Sequence[TimedRun], reference: str) -> pd.DataFrame:
@@ -60,11 +67,12 @@ def _row(run: TimedRun) -> dict[str, object]:
     step = float(np.mean(run.step_ms))
     tokens = run.world_size * run.batch_size * run.accumulation * run.sequence_length
     counted = math.nan if run.interface_bytes is None else run.interface_bytes
+    payload = counted - FRAME_HEADERS * (run.interface_frames or 0)
     traced: Breakdown = run.breakdown
     return {
         "timing": run.timing,
         "run": run.run,
-        "link": run.link,
+        "link": link_name(run),
         "bits_per_second": math.nan if run.bits_per_second is None else run.bits_per_second,
         "world_size": run.world_size,
         "threads": run.threads,
@@ -76,7 +84,7 @@ def _row(run: TimedRun) -> dict[str, object]:
         "bytes_raw": run.bytes_raw,
         "bytes_wire": run.bytes_wire,
         "interface_bytes": counted,
-        "interface_excess": counted / run.bytes_wire - 1 if run.bytes_wire else math.nan,
+        "interface_excess": payload / run.bytes_wire - 1 if run.bytes_wire else math.nan,
         **{name: getattr(traced, name) for name in _TRACED},
         "exposed_share": traced.exposed_comm_ms / traced.profiled_step_ms,
     }

@@ -6,7 +6,6 @@ of one round compare in pairs.
 """
 
 import random
-import statistics
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,13 +13,14 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from shardlab.comm.device import device_of
 from shardlab.comm.emulation import Emulation, emulated
 from shardlab.comm.hierarchy import subgroup
-from shardlab.comm.links import interface_bytes
+from shardlab.comm.links import interface_bytes, interface_frames
 from shardlab.comm.pace import Pace
 from shardlab.core.host import describe_host, git_revision
 from shardlab.core.link import LOOPBACK
@@ -150,26 +150,27 @@ class _Runner:
     def begin(self) -> None:
         """Forgets the steps so far."""
         self._step_ms: list[float] = []
-        self._interface_bytes: list[int] = []
+        self._sent: list[tuple[int, int]] = []
         self._engine.ledger.reset()
 
     def step(self) -> None:
         """One, which all ranks begin together and none before the last one's end."""
         dist.barrier(self._group)
-        sent = interface_bytes()
+        before = _counters()
         start = perf_counter()
         self._loop.run(1)
         if self._device.type == "cuda":
             torch.cuda.synchronize()
         self._step_ms.append((perf_counter() - start) * 1e3)
         dist.barrier(self._group)  # when all have got everything, all is sent
-        self._interface_bytes.append((interface_bytes() or 0) - (sent or 0))
+        if before is not None and (after := _counters()) is not None:
+            self._sent.append((after[0] - before[0], after[1] - before[1]))
 
     def measured(self) -> list[dict[str, Any]]:
         """What each rank counted since `begin`; on every rank."""
         mine = {
             "step_ms": self._step_ms,
-            "interface_bytes": self._interface_bytes,
+            "sent": self._sent,
             "ledger": self._engine.ledger.summary(),
         }
         return gather_values(mine, self._group)
@@ -195,7 +196,8 @@ def _timed_run(
 ) -> TimedRun:
     timing, train, link = plan.timing, plan.train, plan.timing.link
     ledger = mean_ledger([rank["ledger"] for rank in ranks], timing.rounds)
-    counted = statistics.fmean(b for rank in ranks for b in rank["interface_bytes"])
+    sent = np.array([rank["sent"] for rank in ranks]).reshape(-1, 2)
+    nbytes, frames = sent.mean(axis=0).tolist() if sent.size else (None, None)
     given = None if runner.run == NO_COMMUNICATION else runner.strategy
     return TimedRun(
         timing=plan.name,
@@ -217,10 +219,17 @@ def _timed_run(
         step_ms=[max(step) for step in zip(*(rank["step_ms"] for rank in ranks), strict=True)],
         bytes_raw=sum(kind["bytes_raw"] for kind in ledger.values()),
         bytes_wire=sum(kind["bytes_wire"] for kind in ledger.values()),
-        interface_bytes=counted if emulation == "namespaces" else None,
+        interface_bytes=nbytes,
+        interface_frames=frames,
         ledger=ledger,
         breakdown=breakdown,
         revision=git_revision(),
         torch=torch.__version__,
         host=describe_host(),
     )
+
+
+def _counters() -> tuple[int, int] | None:
+    """Bytes and frames that this rank has sent over its link; None without one."""
+    nbytes, frames = interface_bytes(), interface_frames()
+    return None if nbytes is None or frames is None else (nbytes, frames)

@@ -13,7 +13,9 @@ from shardlab.core.strategy import Strategy
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", ["params.yaml", "params/small.yaml"])
+@pytest.mark.parametrize(
+    "name", ["params.yaml", "params/small.yaml", "params/codecs.yaml", "params/links.yaml"]
+)
 def test_the_files_that_come_with_shardlab_are_whole(name: str) -> None:
     values = Parameters(ROOT / name)(*Params.model_fields)
     assert len(values) == len(Params.model_fields)

@@ -93,6 +93,7 @@ def made_run(
         "bytes_raw": 0.0,
         "bytes_wire": 0.0,
         "interface_bytes": None,
+        "interface_frames": None,
         "ledger": {},
         "breakdown": _breakdown(MODEL.compute[min(world_size, 2)]),
         "revision": "4e41bc4d1a2b",

@@ -29,7 +29,7 @@ def refusal(model, **fit):
 
 
 @pytest.mark.parametrize(
-    ("name", "millions"), [("10m", 10), ("62m", 62), ("90m", 90), ("300m", 300)]
+    ("name", "millions"), [("10m", 10), ("18m", 18), ("62m", 62), ("90m", 90), ("300m", 300)]
 )
 def test_a_preset_is_as_large_as_its_name(name, millions):
     with torch.device("meta"):

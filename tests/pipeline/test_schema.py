@@ -18,7 +18,9 @@ def test_the_committed_schema_is_current() -> None:
     assert run.stdout == SCHEMA.read_text(), "run: python workflow/schemas/export.py"
 
 
-@pytest.mark.parametrize("name", ["params.yaml", "params/small.yaml"])
+@pytest.mark.parametrize(
+    "name", ["params.yaml", "params/small.yaml", "params/codecs.yaml", "params/links.yaml"]
+)
 def test_it_accepts_the_files_that_come_with_shardlab(name: str) -> None:
     jsonschema.validate(yaml.safe_load((ROOT / name).read_text()), json.loads(SCHEMA.read_text()))
 

@@ -1,0 +1,155 @@
+"""Where codecs stop paying, and how soon runs are how good on which link."""
+
+import math
+
+import pytest
+from made_records import BASELINE, STRATEGIES, make_losses, make_timed, make_timings
+
+from shardlab.core.params import Quality
+from shardlab.core.strategy import parse_strategy
+from shardlab.core.timings import NO_COMMUNICATION
+from shardlab.report.crossover import (
+    codec_table,
+    crossing,
+    crossovers,
+    fastest,
+    rate_text,
+    references,
+    step_table,
+    stops_paying,
+)
+from shardlab.report.equal_quality import quality_tables
+from shardlab.report.numbers import ABSENT
+
+QUALITY = Quality(train_loss=(7.0, 1.0), time_s=(2.0,))
+
+
+def timed(rate, ranks=2, delay=0.0, **steps):
+    """A timing on a link with given steps by run."""
+    runs = []
+    for run, step_ms in steps.items():
+        name = {"int8": "fsdp2-int8", "exchange": "fsdp2-exchange"}.get(run, run)
+        facts = {"bits_per_second": int(rate), "delay_ms": delay, "link": rate_text(rate)}
+        runs.append(make_timed(f"at {rate} {ranks} {delay}", name, ranks, step_ms=step_ms, **facts))
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("curve", "rate"),
+    [
+        ([(1e8, 0.5), (1e9, 2.0)], math.sqrt(1e8 * 1e9)),
+        ([(1e8, 0.5), (1e9, 1.0)], 1e9),
+        ([(1e8, 0.5), (3e8, 0.5), (1e9, 2.0)], math.sqrt(3e8 * 1e9)),
+        ([(1e8, 0.5), (1e9, 0.9)], math.inf),
+        ([(1e8, 1.1), (1e9, 2.0)], 0.0),
+        ([(1e8, 0.5)], math.inf),
+        ([(1e8, 1.5)], 0.0),
+        # noise: what counts is where it stays above
+        ([(1e8, 0.9), (3e8, 1.1), (1e9, 0.8)], math.inf),
+    ],
+)
+def test_the_crossing_is_interpolated_on_logarithmic_scales(curve, rate):
+    assert crossing(curve) == pytest.approx(rate)
+
+
+def test_beyond_the_measured_rates_nothing_is_extrapolated():
+    pays = crossovers(timed(1e8, exchange=[50.0] * 2, int8=[25.0] * 2))[0]
+    assert stops_paying(pays, "fsdp2-int8", "fsdp2-exchange") == "above 100 Mbit/s"
+    costs = crossovers(timed(1e8, exchange=[50.0] * 2, int8=[60.0] * 2))[0]
+    assert stops_paying(costs, "fsdp2-int8", "fsdp2-exchange") == "below 100 Mbit/s"
+
+
+def test_the_interval_of_the_rate_is_that_of_the_ratios():
+    slow = timed(1e8, exchange=[100.0, 100.0, 100.0], int8=[40.0, 50.0, 62.5])
+    fast = timed(1e9, exchange=[100.0, 100.0, 100.0], int8=[160.0, 200.0, 250.0])
+    told = stops_paying(crossovers(slow + fast)[0], "fsdp2-int8", "fsdp2-exchange")
+    rate, _, ends = told.partition(" (")
+    assert rate == "316 Mbit/s"
+    low, high = ends.rstrip(")").split(" to ")
+    assert float(low.split()[0]) < 316 < float(high.split()[0])
+
+
+def test_a_codec_is_held_against_the_same_strategy_without():
+    group = crossovers(make_timings())[0]
+    assert references(group) == {
+        "ddp-int8": "ddp",
+        **{f"fsdp2-{codec}": "fsdp2-exchange" for codec in ("bf16", "int8", "int4", "topk")},
+    }
+
+
+def test_a_run_of_other_sharding_is_no_reference():
+    odd = parse_strategy({**STRATEGIES["fsdp2-int8"], "reshard_after_forward": False})
+    runs = timed(1e8, exchange=[50.0], int8=[25.0])
+    runs[1] = runs[1].model_copy(update={"strategy": odd.normal().model_dump(mode="json")})
+    group = crossovers(runs)[0]
+    assert references(group) == {}
+    assert codec_table(group).rows == []
+
+
+def test_links_are_compared_at_equal_ranks_and_delay():
+    runs = timed(1e9, fsdp2=[1.0]) + timed(1e8, fsdp2=[2.0]) + timed(1e8, 4, fsdp2=[3.0])
+    runs += [*timed(1e8, 2, 5.0, fsdp2=[4.0]), make_timed("two-ranks")]
+    groups = crossovers(runs)
+    assert [group.title for group in groups] == ["2 ranks", "2 ranks, 5 ms of delay", "4 ranks"]
+    # slowest first, and what has no link last
+    assert [t.link for t in groups[0].timings] == ["100 Mbit/s", "1 Gbit/s", "loopback"]
+    assert [t.link for t in groups[0].measured] == ["100 Mbit/s", "1 Gbit/s"]
+
+
+def test_without_links_there_is_no_crossover():
+    assert crossovers([make_timed("two-ranks"), make_timed("one-rank", world_size=1)]) == []
+
+
+def test_the_fastest_run_is_named_for_each_link_and_never_the_bound():
+    runs = timed(1e8, fsdp2=[60.0], int8=[20.0]) + timed(1e9, fsdp2=[10.0], int8=[11.0])
+    runs += [make_timed(runs[0].timing, NO_COMMUNICATION, step_ms=[1.0])]
+    told = fastest(crossovers(runs)[0], BASELINE)
+    assert "fsdp2-int8 (20.0 ms, 3.00 times as fast as fsdp2); " in told
+    assert told.endswith("fsdp2 (10.0 ms).")
+
+
+def test_every_run_has_a_row_and_its_ratio_on_every_link():
+    table = step_table(crossovers(make_timings())[0], BASELINE)
+    assert [row[0] for row in table.rows] == [*STRATEGIES, NO_COMMUNICATION]
+    assert [table.rows[n][0] for n in table.highlighted] == [BASELINE]
+    baseline = table.rows[table.highlighted[0]]
+    assert baseline[2::2] == ["1", "1", "1"]
+
+
+def test_what_was_not_timed_on_a_link_is_absent():
+    runs = timed(1e8, fsdp2=[60.0], int8=[20.0]) + timed(1e9, fsdp2=[10.0])
+    rows = {row[0]: row[1:] for row in step_table(crossovers(runs)[0], BASELINE).rows}
+    assert rows["fsdp2-int8"] == ["20.0", "0.333", ABSENT, ABSENT]
+
+
+def test_time_to_a_loss_is_its_steps_at_the_pace_of_the_link():
+    losses = {run: {0: make_losses(run, 0)} for run in ("fsdp2", "fsdp2-int8")}
+    runs = timed(1e8, fsdp2=[1000.0], int8=[500.0])
+    reached, after = quality_tables(crossovers(runs)[0], losses, QUALITY, BASELINE)
+    rows = {row[0]: row[1:] for row in reached.rows}
+    steps, seconds, never, _ = rows["fsdp2"]
+    assert float(steps) == pytest.approx(float(seconds), rel=0.01)
+    assert float(rows["fsdp2-int8"][1]) == pytest.approx(float(rows["fsdp2-int8"][0]) / 2, rel=0.01)
+    assert never == ABSENT
+    # twice the steps in the same time
+    assert float(dict(after.rows)["fsdp2-int8"]) < float(dict(after.rows)["fsdp2"])
+
+
+def test_a_seed_that_missed_a_loss_leaves_no_mean():
+    losses = {"fsdp2": {0: {0: 8.0, 1: 6.0}, 1: {0: 8.0, 1: 7.5}}}
+    table, _ = quality_tables(crossovers(timed(1e8, fsdp2=[1000.0]))[0], losses, QUALITY, BASELINE)
+    assert table.rows[0][1:3] == [ABSENT, ABSENT]
+
+
+def test_runs_that_were_not_trained_have_no_time_to_a_loss():
+    group = crossovers(timed(1e8, fsdp2=[1000.0]))[0]
+    assert quality_tables(group, {}, QUALITY, BASELINE) == []
+    assert quality_tables(group, {"fsdp2": {0: {0: 1.0}}}, Quality(), BASELINE) == []
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [(1e8, "100 Mbit/s"), (1e9, "1 Gbit/s"), (2.5e9, "2.5 Gbit/s"), (5e5, "500 kbit/s")],
+)
+def test_rates_are_told_as_people_say_them(rate, text):
+    assert rate_text(rate) == text
