@@ -12,6 +12,7 @@ report: "workflow/report/workflow.rst"
 include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/train.smk"
+include: "workflow/rules/forecast.smk"
 include: "workflow/rules/agent.smk"
 include: "workflow/rules/report.smk"
 

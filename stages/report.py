@@ -10,6 +10,7 @@ from shardlab.core.params import Timing
 from shardlab.core.progress import say
 from shardlab.core.records import read_records
 from shardlab.core.timings import NO_COMMUNICATION, TimedRun, read_timings
+from shardlab.forecast.results import read_forecast
 from shardlab.report.aggregate import select
 from shardlab.report.write import Evidence, write_report
 from stages.common import run
@@ -22,8 +23,10 @@ def main(params: Parameters) -> None:
     runs, seeds, baseline, last = params("runs", "seeds", "baseline", "last_round")
     timings, quality = params("timings", "quality")
     results, history = "results/results.jsonl", f"results/rounds/{last}/history.json"
+    foretold = "results/forecast/forecast.json"
     _require(results, "collect")
     _require(history, f"decide {last}")
+    _require(foretold, "forecast")
     _require("data/source.json", "prepare")
     _require("data/statistics.json", "tokenize")
     evidence = Evidence(
@@ -35,6 +38,7 @@ def main(params: Parameters) -> None:
         statistics=read_json("data/statistics.json"),
         timed=[run for name, timing in timings.items() for run in read_timed(name, timing)],
         quality=quality,
+        foretold=read_forecast(foretold),
     )
     write_report(evidence, _FOLDER)
     say(f"report: {_FOLDER / 'report.html'}")

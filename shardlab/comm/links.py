@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import Self
 
 from shardlab.core.errors import UserError
-from shardlab.core.link import Link
+from shardlab.core.link import Link, bucket_bytes
 
 _CLONE_NEWNET = 0x40000000
 _SIOCGIFFLAGS, _IFF_RUNNING = 0x8913, 0x40
@@ -139,11 +139,8 @@ class Links:
         return namespace
 
     def _limit(self, interface: str) -> None:
-        # after a pause one bucket passes at once; a small one leaves a busy machine no time to
-        # refill it
         rate = self.link.bits_per_second
-        burst = max(64 << 10, rate // 8 // 500)
-        bucket = ("tbf", "rate", f"{rate}bit", "burst", str(burst))
+        bucket = ("tbf", "rate", f"{rate}bit", "burst", str(bucket_bytes(rate)))
         _run("tc", "qdisc", "add", "dev", interface, "root", *bucket, "latency", "50ms")
 
 

@@ -30,6 +30,14 @@ def bits_per_second(rate: str) -> int:
     return bits
 
 
+def bucket_bytes(bits: int) -> int:
+    """What passes an idle link of so many bits per second at once, before its rate holds.
+
+    A small bucket leaves a busy machine no time to refill it.
+    """
+    return max(64 << 10, bits // 8 // 500)
+
+
 def _checked(rate: str) -> str:
     bits_per_second(rate)
     return rate

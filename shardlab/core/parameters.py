@@ -129,6 +129,13 @@ def _check_references(values: dict[str, Any]) -> None:
             refuse("agent.start", values["agent"].start, runs, "run")
     for name, timing in values.get("timings", {}).items():
         _check_timing(f"timings.{name}", timing, values)
+    if "forecast" in values:
+        known = values["forecast"]
+        for i, name in enumerate(known.timings):
+            refuse(f"forecast.timings.{i}", name, list(values.get("timings", {name: 0})), "timing")
+        for i, name in enumerate(known.runs):
+            strategies = list(values.get("strategies", {name: 0}))
+            refuse(f"forecast.runs.{i}", name, strategies, "strategy")
     if "train" in values:
         for name, strategy in values.get("strategies", {}).items():
             _check_fits(f"strategies.{name}", strategy, values["train"])

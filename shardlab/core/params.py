@@ -164,6 +164,19 @@ class Timing(Document):
     """timed steps of every strategy"""
 
 
+class Forecast(Document):
+    """What the performance model learns from, and what it foretells."""
+
+    timings: Annotated[tuple[Name, ...], AS_TUPLE] = Field(min_length=1)
+    """those that it learns from; it is checked on all others"""
+    runs: Annotated[tuple[Name, ...], AS_TUPLE] = Field(min_length=1)
+    """of these timings; it is checked on their other runs"""
+    ranks: Annotated[tuple[Annotated[int, Field(ge=2)], ...], AS_TUPLE] = Field(min_length=1)
+    """numbers of ranks to extrapolate to"""
+    links: Annotated[tuple[Name, ...], AS_TUPLE] = Field(min_length=1)
+    """presets of `shardlab.forecast.presets` to extrapolate to"""
+
+
 class Quality(Document):
     """Where training curves are compared, beside the end of the run."""
 
@@ -227,6 +240,7 @@ class Params(Document):
     """run that the others are compared with"""
     timings: dict[Name, Timing] = Field(min_length=1)
     """by name: what is timed on other links and with other numbers of ranks than the matrix"""
+    forecast: Forecast
     quality: Quality
     agent: Agent
     rounds: dict[Round, RoundPlan]

@@ -16,11 +16,9 @@ import pandas as pd
 from shardlab.core.strategy import Strategy
 from shardlab.report.cells import RUN, Column, Row
 from shardlab.report.link_timings import Crossover, LinkTiming
-from shardlab.report.numbers import ABSENT, figure, plus_minus
+from shardlab.report.numbers import ABSENT, figure, plus_minus, rate_text
 from shardlab.report.tables import Table, run_table
 from shardlab.report.timing_columns import ratio
-
-_UNITS = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"))
 
 
 def references(group: Crossover) -> dict[str, str]:
@@ -90,13 +88,6 @@ def stops_paying(group: Crossover, run: str, reference: str) -> str:
     # a ratio that is certainly below 1 gives the lowest rate
     ends = told("high"), told("low")
     return text if ends == (text, text) else f"{text} ({ends[0]} to {ends[1]})"
-
-
-def rate_text(bits_per_second: float) -> str:
-    """`1 Gbit/s`."""
-    size, unit = next(each for each in _UNITS if bits_per_second >= each[0])
-    text = figure(bits_per_second / size)
-    return f"{text.rstrip('0').rstrip('.') if '.' in text else text} {unit}"
 
 
 def fastest(group: Crossover, baseline: str) -> str:

@@ -5,6 +5,7 @@ import math
 ABSENT = "\N{EN DASH}"
 _MINUS = "\N{MINUS SIGN}"
 NOT_FINITE = "not finite"
+_RATES = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"), (1.0, "bit/s"))
 
 
 def figure(value: float, digits: int = 3) -> str:
@@ -59,3 +60,10 @@ def within(mean: float, low: float, high: float, places: int, unit: str = "") ->
 def percent(share: float, places: int = 1) -> str:
     """A share between 0 and 1."""
     return f"{fixed(100 * share, places)} %" if math.isfinite(share) else NOT_FINITE
+
+
+def rate_text(bits_per_second: float) -> str:
+    """`1 Gbit/s`."""
+    size, unit = next((each for each in _RATES if bits_per_second >= each[0]), _RATES[-1])
+    text = figure(bits_per_second / size)
+    return f"{text.rstrip('0').rstrip('.') if '.' in text else text} {unit}"

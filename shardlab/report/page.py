@@ -13,6 +13,7 @@ from shardlab.agent.history import History
 from shardlab.core.records import Record
 from shardlab.report.answer import answer
 from shardlab.report.columns import NOTE
+from shardlab.report.forecast_room import ForecastRoom
 from shardlab.report.plots import save
 from shardlab.report.scaling import bottleneck_of
 from shardlab.report.search import outcome, stories
@@ -39,6 +40,8 @@ CAPTIONS = {
     "ran. The dotted line is the bound: every rank trains the whole model by itself.",
     "crossover": "Speed-up over the baseline at the same rate, with its 95 % interval by rounds. "
     "The dotted line is the bound: steps without communication.",
+    "forecast": "By the model, with the 95 % interval of its fits: throughput of a rank against "
+    "one that does not communicate, every rank computing as here.",
 }
 
 
@@ -47,6 +50,7 @@ def render(
     tables: dict[str, Table],
     figures: dict[str, Figure],
     room: TimingRoom,
+    foretold: ForecastRoom,
     records: list[Record],
     history: History,
     baseline: str,
@@ -58,7 +62,7 @@ def render(
     Args:
         compared: `aggregate.comparison`.
         tables: `tables.run_tables`.
-        figures: `plots.draw_all` and `timing_plots.draw_timings`.
+        figures: all, by name.
         source, statistics: what the data stages say of the corpus; shown as they are.
     """
     environment_of_templates = Environment(
@@ -84,6 +88,7 @@ def render(
             for name, figure in figures.items()
         },
         room=room,
+        foretold=foretold,
         note=NOTE,
         outcome=outcome(history),
         rounds=stories(history),

@@ -11,6 +11,7 @@ from shardlab.core.records import Record
 from shardlab.report.aggregate import ENOUGH_SEEDS
 from shardlab.report.cells import Column
 from shardlab.report.columns import BREAKDOWN, COMPARISON, HEADLINE
+from shardlab.report.forecast_columns import BREAK_EVEN, CHECKS
 from shardlab.report.message_columns import CODECS, TRAFFIC
 from shardlab.report.numbers import ABSENT, figure
 from shardlab.report.timing_columns import SCALING, TIMED
@@ -77,7 +78,16 @@ def run_table(title: str, columns: list[Column], table: pd.DataFrame, baseline: 
 def definitions() -> Table:
     """Every column with its meaning, once."""
     seen: dict[str, list[str]] = {}
-    for column in [*COMPARISON, *BREAKDOWN, *TRAFFIC, *CODECS, *SCALING, *TIMED]:
+    for column in [
+        *COMPARISON,
+        *BREAKDOWN,
+        *TRAFFIC,
+        *CODECS,
+        *SCALING,
+        *TIMED,
+        *CHECKS,
+        *BREAK_EVEN,
+    ]:
         seen.setdefault(column.heading, [column.heading, column.meaning])
     return text_table("How each figure is defined", ["figure", "meaning"], [*seen.values()])
 

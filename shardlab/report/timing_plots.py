@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from shardlab.core.timings import NO_COMMUNICATION
-from shardlab.report.crossover import rate_text, speed_up
+from shardlab.report.crossover import speed_up
 from shardlab.report.link_timings import Crossover
 from shardlab.report.numbers import figure as number
-from shardlab.report.numbers import percent
+from shardlab.report.numbers import percent, rate_text
 from shardlab.report.plots import STYLE, WIDTH, colours, dashes
 from shardlab.report.scaling import unlinked
 

@@ -11,7 +11,10 @@ from shardlab.core.files import atomic, write_json, write_json_lines, write_text
 from shardlab.core.params import Quality
 from shardlab.core.records import Record
 from shardlab.core.timings import TimedRun
+from shardlab.forecast.results import Foretold
 from shardlab.report.aggregate import comparison, loss_curves
+from shardlab.report.forecast_plots import draw_forecast
+from shardlab.report.forecast_room import ForecastRoom, forecast_room
 from shardlab.report.page import render
 from shardlab.report.plots import draw_all, save
 from shardlab.report.search import outcome, rounds_table
@@ -48,6 +51,7 @@ class Evidence:
     timed: list[TimedRun]
     """of every timing"""
     quality: Quality
+    foretold: Foretold
 
 
 def write_report(evidence: Evidence, folder: Path) -> None:
@@ -64,6 +68,8 @@ def write_report(evidence: Evidence, folder: Path) -> None:
     room = timing_room(evidence.timed, evidence.losses, evidence.quality, ranks, baseline)
     figures = draw_all(compared, losses, baseline)
     figures |= draw_timings(room.timed, room.groups, runs, baseline)
+    foretold = forecast_room(evidence.foretold)
+    figures |= draw_forecast(foretold.points, runs, baseline)
     for name, figure in figures.items():
         for kind in ("svg", "png"):
             with atomic(folder / "plots" / f"{name}.{kind}") as temporary:
@@ -74,12 +80,13 @@ def write_report(evidence: Evidence, folder: Path) -> None:
     write_json_lines(folder / "comparison.jsonl", comparison_rows(compared))
     write_json(folder / "summary.json", summary(compared, evidence.history))
     write_text(folder / "headline.md", headline_markdown(tables["headline"], records))
-    write_text(folder / "tables.md", _all_tables(tables, room, evidence))
+    write_text(folder / "tables.md", _all_tables(tables, room, foretold, evidence))
     page = render(
         compared,
         tables,
         figures,
         room,
+        foretold,
         records,
         evidence.history,
         baseline,
@@ -94,12 +101,15 @@ def _write_csv(table: pd.DataFrame, path: Path) -> None:
         table.to_csv(temporary, index=False, float_format="%.10g", lineterminator="\n")
 
 
-def _all_tables(tables: dict[str, Table], room: TimingRoom, evidence: Evidence) -> str:
+def _all_tables(
+    tables: dict[str, Table], room: TimingRoom, foretold: ForecastRoom, evidence: Evidence
+) -> str:
     """Every table of the page in Markdown."""
     titles = {table.title for table in tables.values()}
     named = [
         *tables.values(),
         *room.tables,
+        *foretold.tables,
         rounds_table(evidence.history),
         _fact_table("Data", facts(evidence.source)),
         _fact_table("Statistics of the data", facts(evidence.statistics)),
@@ -113,7 +123,8 @@ def _all_tables(tables: dict[str, Table], room: TimingRoom, evidence: Evidence) 
         f"## {table.title}\n\n{table.markdown()}{few if table.title in titles else ''}"
         for table in named
     ]
-    sentences = setting_line(evidence.records), *room.bottleneck, outcome(evidence.history)
+    said = [*room.bottleneck, foretold.verdict, outcome(evidence.history)]
+    sentences = setting_line(evidence.records), *said
     lines = map(escape, sentences)
     return "\n".join(["# Tables\n", *(f"{line}\n" for line in lines), *parts])
 

@@ -63,6 +63,11 @@ def refusal(*overrides: str) -> str:
         ("data.source=json", "data: source 'json' needs a path"),
         ("runs=[dpp]", "runs.0: 'dpp' is no strategy; did you mean 'ddp'?"),
         ("runs=[fsdp2, fsdp2]", "runs.1: 'fsdp2' is named twice"),
+        (
+            "forecast.timings=[two-rank]",
+            "forecast.timings.0: 'two-rank' is no timing; did you mean 'two-ranks'?",
+        ),
+        ("forecast.runs=[dpp]", "forecast.runs.0: 'dpp' is no strategy; did you mean 'ddp'?"),
         ("seeds=[0, 0]", "seeds: a seed is named twice"),
         ("baseline=fsdp", "baseline: 'fsdp' is no run; did you mean 'fsdp2'?"),
         ("agent.start=fsdp", "agent.start: 'fsdp' is no run; did you mean 'fsdp2'?"),

@@ -26,7 +26,15 @@ FILES = {
     "timings.csv",
     *(
         f"plots/{name}.{kind}"
-        for name in ("loss", "step_time", "bytes_quality", "breakdown", "scaling", "crossover")
+        for name in (
+            "loss",
+            "step_time",
+            "bytes_quality",
+            "breakdown",
+            "scaling",
+            "crossover",
+            "forecast",
+        )
         for kind in ("svg", "png")
     ),
 }

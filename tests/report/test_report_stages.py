@@ -3,6 +3,7 @@ import json
 
 import pytest
 from made_records import (
+    make_foretold,
     make_history,
     make_losses,
     make_record,
@@ -103,6 +104,7 @@ def collected(measured):
     write_json("params.yaml", PARAMS)
     collect.main(Parameters())
     write_timings("results/timings/slow.jsonl", TIMED)
+    write_json("results/forecast/forecast.json", make_foretold(RUNS).model_dump(mode="json"))
     for run in RUNS:
         for seed in SEEDS:
             events = [{"step": s, "loss": loss} for s, loss in make_losses(run, seed).items()]
@@ -137,6 +139,7 @@ def test_report_shows_the_runs_of_the_parameters_alone(collected):
         ("data/statistics.json", "tokenize"),
         ("results/train/ddp/seed3/events.jsonl", "train --run ddp --seed 3"),
         ("results/timings/slow.jsonl", "timing slow"),
+        ("results/forecast/forecast.json", "forecast"),
     ],
 )
 def test_report_names_what_is_missing(collected, path, mend):
@@ -165,4 +168,12 @@ def test_report_refuses_foreign_events(collected, event):
 def test_report_refuses_foreign_timings(collected, content, said):
     (collected / "results/timings/slow.jsonl").write_text(content)
     with pytest.raises(UserError, match=f"{said}.*: run python -m stages.timing slow"):
+        report.main(Parameters())
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]"])
+def test_report_refuses_what_is_no_forecast(collected, content):
+    (collected / "results/forecast/forecast.json").write_text(content)
+    mend = "run python -m stages.forecast"
+    with pytest.raises(UserError, match=f"forecast.json: not a forecast .*: {mend}"):
         report.main(Parameters())

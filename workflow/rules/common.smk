@@ -31,7 +31,7 @@ TOKENS = [
     "data/tokens/manifest.json",
 ]
 DATASET = ["data/source.json", "data/tokenizer.json", *TOKENS]
-PLOTS = ["loss", "step_time", "bytes_quality", "breakdown", "scaling", "crossover"]
+PLOTS = ["loss", "step_time", "bytes_quality", "breakdown", "scaling", "crossover", "forecast"]
 
 # whoever measures time takes the cores of all its ranks
 CORES_OF_RANKS = config["train"]["world_size"] * config["train"]["threads"]

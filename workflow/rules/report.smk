@@ -1,8 +1,9 @@
 rule report:
     input:
-        code("report", "shardlab/agent", "shardlab/core", "shardlab/report"),
+        code("report", "shardlab/agent", "shardlab/core", "shardlab/forecast", "shardlab/report"),
         "data/source.json",
         "data/statistics.json",
+        "results/forecast/forecast.json",
         "results/results.jsonl",
         every_run("results/train/{run}/seed{seed}/events.jsonl"),
         expand(rules.timing.output, timing=config["timings"]),

@@ -1,0 +1,113 @@
+"""The model against runs that it has not seen."""
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+from shardlab.core.document import Document
+from shardlab.core.params import Forecast
+from shardlab.core.timings import NO_COMMUNICATION, TimedRun
+from shardlab.forecast.model import Model, learnt_compute, step_s, strategy_of
+from shardlab.forecast.step import obstacle
+from shardlab.forecast.uncertainty import estimate
+
+
+class Check(Document):
+    """One run; times in milliseconds."""
+
+    timing: str
+    run: str
+    world_size: int
+    link: str
+    held_out: bool
+    predicted_ms: float
+    low_ms: float
+    high_ms: float
+    """95 % interval by the covariances of the fits alone"""
+    measured_ms: float
+    error: float
+    """predicted / measured - 1"""
+    error_of_communication: float
+    """the same with the speed of computation of that timing's own steps without communication: what
+    is left is not the drift of the machine from one timing to the other"""
+
+
+class Summary(Document):
+    """Absolute errors over the runs that are held out."""
+
+    runs: int
+    median: float
+    worst: float
+    median_of_communication: float
+    worst_of_communication: float
+
+
+def known_runs(timings: Iterable[TimedRun], forecast: Forecast) -> list[TimedRun]:
+    """The runs that the model learns from."""
+    names = {*forecast.runs, NO_COMMUNICATION}
+    return [run for run in timings if run.timing in forecast.timings and run.run in names]
+
+
+def unknown(timings: Iterable[TimedRun], model: Model) -> dict[str, str]:
+    """Runs that the model has nothing to say of, and why."""
+    reasons = {}
+    for run in timings:
+        if run.run != NO_COMMUNICATION and (why := _why_not(run, model)):
+            reasons[run.run] = why
+    return reasons
+
+
+def _why_not(run: TimedRun, model: Model) -> str | None:
+    strategy = strategy_of(run)
+    if strategy.engine not in model.overhead:
+        return f"the model has learnt from no run of {strategy.engine}"
+    missing = obstacle(strategy)
+    return missing and f"the model does not know {missing}"
+
+
+def check(timings: Sequence[TimedRun], known: Sequence[TimedRun], model: Model) -> list[Check]:
+    """Every run that the model knows something of, in the order of the timings."""
+    left_out = unknown(timings, model)
+    alone = {run.timing: run for run in timings if run.run == NO_COMMUNICATION}
+    seen = {(run.timing, run.run) for run in known}
+    return [
+        _check(run, model, alone.get(run.timing), (run.timing, run.run) not in seen)
+        for run in timings
+        if run.run != NO_COMMUNICATION and run.run not in left_out
+    ]
+
+
+def _check(run: TimedRun, model: Model, alone: TimedRun | None, held_out: bool) -> Check:
+    own = model
+    if alone is not None:
+        compute = learnt_compute(alone, model.cores)
+        own = model._replace(compute=dict.fromkeys(model.compute, compute))
+    found, measured = estimate(lambda other: other.predict(run), model), step_s(run)
+    return Check(
+        timing=run.timing,
+        run=run.run,
+        world_size=run.world_size,
+        link=run.link,
+        held_out=held_out,
+        predicted_ms=1e3 * found.value,
+        low_ms=1e3 * found.low,
+        high_ms=1e3 * found.high,
+        measured_ms=1e3 * measured,
+        error=found.value / measured - 1,
+        error_of_communication=own.predict(run) / measured - 1,
+    )
+
+
+def summarize(checks: Iterable[Check]) -> Summary | None:
+    """None where nothing is held out."""
+    held_out = [each for each in checks if each.held_out]
+    if not held_out:
+        return None
+    errors = [abs(each.error) for each in held_out]
+    own = [abs(each.error_of_communication) for each in held_out]
+    return Summary(
+        runs=len(held_out),
+        median=median(errors),
+        worst=max(errors),
+        median_of_communication=median(own),
+        worst_of_communication=max(own),
+    )

@@ -1,0 +1,170 @@
+"""What one collective costs a rank: on the machine that was measured, and on a cluster."""
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+from shardlab.core.calibration import Operation
+from shardlab.core.codec_spec import codec_text
+from shardlab.core.strategy import Strategy
+from shardlab.forecast import collectives
+from shardlab.forecast.machine import CodecLines, Machine, wire_bytes
+from shardlab.forecast.presets import Cluster
+from shardlab.forecast.schedule import Phase, Rank
+
+
+class Coding(NamedTuple):
+    """How the messages of one kind travel."""
+
+    codec: CodecLines | None
+    """None: as they are"""
+    native: bool
+    """by the group's own collectives"""
+    minimum_size: int
+    element_bytes: int
+    """of what travels as it is"""
+
+
+class Costs(ABC):
+    """Phases of the collectives on vectors of so many elements.
+
+    An exchange moves a payload from every rank to every other one; the codec runs before and after
+    (the scheme of `shardlab.comm.exchange`).
+    """
+
+    ranks_per_core = 1.0
+    """that take turns on a core; 1 where every rank has one"""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+
+    @property
+    @abstractmethod
+    def rank(self) -> Rank:
+        """What carries the phases out."""
+
+    @abstractmethod
+    def transfer(self, operation: Operation, nbytes: float) -> Phase:
+        """One operation of a vector of so many bytes."""
+
+    def gather(self, elements: int, coding: Coding) -> tuple[Phase, ...]:
+        """All ranks get the whole vector."""
+        if self.world_size == 1:
+            return ()
+        codec = self._codec(elements, coding)
+        if codec is None:
+            return (self.transfer("gather", elements * coding.element_bytes),)
+        each = elements / self.world_size
+        return (
+            Phase(codec.encode.at(each)),
+            self.transfer("gather", self.world_size * codec.payload.at(each)),
+            Phase(self.world_size * codec.decode.at(each)),
+        )
+
+    def reduce_scatter(self, elements: int, coding: Coding) -> tuple[Phase, ...]:
+        """Every rank gets its part of the sum."""
+        if self.world_size == 1:
+            return ()
+        codec = self._codec(elements, coding)
+        if codec is None:
+            way: Operation = "reduce_scatter" if coding.native else "exchange"
+            return (self.transfer(way, elements * coding.element_bytes),)
+        each = elements / self.world_size
+        return (
+            Phase(self.world_size * codec.encode.at(each)),
+            self.transfer("exchange", self.world_size * codec.payload.at(each)),
+            Phase(self.world_size * codec.decode.at(each)),
+        )
+
+    def all_reduce(self, elements: int, coding: Coding) -> tuple[Phase, ...]:
+        """All ranks get the whole sum."""
+        if self.world_size == 1:
+            return ()
+        if coding.native:
+            return (self.transfer("all_reduce", elements * coding.element_bytes),)
+        return self.reduce_scatter(elements, coding) + self.gather(elements, coding)
+
+    def _codec(self, elements: int, coding: Coding) -> CodecLines | None:
+        return None if elements < coding.minimum_size else coding.codec
+
+
+class Measured(Costs):
+    """The machine of a calibration, with gloo: its ranks share its cores.
+
+    Args:
+        cores: of the machine.
+        bits_per_second: of the link; None: loopback.
+        kernel: the kernel emulates the link, with a bucket and frames.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        world_size: int,
+        cores: float,
+        bits_per_second: int | None = None,
+        delay_s: float = 0.0,
+        bucket: float = 0.0,
+        framed: bool = True,
+    ) -> None:
+        super().__init__(world_size)
+        self._machine = machine
+        self._delay_s, self._framed = delay_s, framed
+        rate = float("inf") if bits_per_second is None else bits_per_second / 8
+        self._rank = Rank(cores / world_size, rate, bucket)
+        self.ranks_per_core = max(1.0, world_size / cores)
+
+    @property
+    def rank(self) -> Rank:  # noqa: D102
+        return self._rank
+
+    def transfer(self, operation: Operation, nbytes: float) -> Phase:  # noqa: D102
+        wire, peers = wire_bytes(operation, nbytes, self.world_size), self.world_size - 1
+        line = self._machine.transport[operation]
+        framing = self._machine.framing[operation] if self._framed else 1.0
+        cpu = peers * line.at(wire / peers)
+        return Phase(cpu, framing * wire, self._delay_s, operation, nbytes)
+
+
+class OnCluster(Costs):
+    """A cluster by formulas: two operations side by side take as long as one after the other."""
+
+    def __init__(self, cluster: Cluster, world_size: int) -> None:
+        super().__init__(world_size)
+        self._cluster = cluster
+
+    @property
+    def rank(self) -> Rank:  # noqa: D102
+        # what passes the link are seconds: those that an operation takes alone
+        return Rank(bytes_per_second=1.0)
+
+    def transfer(self, operation: Operation, nbytes: float) -> Phase:  # noqa: D102
+        way = {
+            "exchange": collectives.all_to_all,
+            "gather": collectives.gather_or_scatter,
+            "reduce_scatter": collectives.gather_or_scatter,
+            "all_reduce": collectives.all_reduce,
+        }[operation]
+        seconds = way(nbytes, self.world_size, self._cluster)
+        return Phase(self._cluster.busy * seconds, seconds, 0.0, operation, nbytes)
+
+
+def codings(strategy: Strategy, machine: Machine) -> tuple[Coding, Coding]:
+    """How gradients and weights of a strategy in its normal form travel.
+
+    Raises:
+        KeyError: a codec that was not calibrated.
+    """
+    given, weights = strategy.gradients, strategy.weights
+    plain = given.codec.name == "none"
+    key = codec_text(given.codec), given.error_feedback
+    gradients = Coding(
+        None if plain else machine.codecs[key],
+        given.route == "native",
+        given.minimum_size,
+        4 if strategy.reduce_dtype == "fp32" else 2,
+    )
+    computed = 4 if strategy.param_dtype in ("auto", "fp32") else 2
+    if weights is None:
+        return gradients, Coding(None, True, 0, computed)
+    codec = machine.codecs[codec_text(weights.codec), False]
+    return gradients, Coding(codec, True, weights.minimum_size, computed)

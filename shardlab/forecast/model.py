@@ -1,0 +1,167 @@
+"""The model of a set of training runs: what it learns from some, what it says of others."""
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from shardlab.core.errors import UserError
+from shardlab.core.link import bucket_bytes
+from shardlab.core.strategy import Strategy, parse_strategy
+from shardlab.core.timings import NO_COMMUNICATION, TimedRun
+from shardlab.forecast.costs import Costs, Measured, codings
+from shardlab.forecast.machine import Machine
+from shardlab.forecast.schedule import duration, simulate
+from shardlab.forecast.step import Compute, Overhead, Work, step_tasks
+
+_KNOWN: "Covariance" = ((0.0, 0.0), (0.0, 0.0))
+_LONGEST_S = 0.1
+"""of the engine's own work for one collective"""
+
+
+Covariance = tuple[tuple[float, float], tuple[float, float]]
+
+
+class Learnt(NamedTuple):
+    """The overhead of an engine, as far as it is known."""
+
+    value: Overhead
+    covariance: Covariance
+
+
+class Model(NamedTuple):
+    """Everything that was learnt."""
+
+    machine: Machine
+    cores: float
+    compute: dict[int, Compute]
+    """of one rank that has its cores for itself, by the number of cores that are busy"""
+    compute_error: float
+    """relative standard error of `compute`"""
+    overhead: dict[str, Learnt]
+    """by engine"""
+
+    def work(self, run: TimedRun, strategy: Strategy) -> Work:
+        """The step of a run.
+
+        Raises:
+            KeyError: an engine of which no run was learnt from, or a codec without calibration.
+        """
+        return Work(
+            strategy,
+            tuple(unit.elements for unit in run.units),
+            strategy.accumulation or run.accumulation,
+            self.computing(run),
+            self.overhead[strategy.engine].value,
+            *codings(strategy, self.machine),
+        )
+
+    def predict(self, run: TimedRun) -> float:
+        """Seconds of a step of a run, of which nothing but its setting is read."""
+        return step_seconds(self.work(run, strategy_of(run)), self.costs(run))
+
+    def computing(self, run: TimedRun) -> Compute:
+        """What was learnt of the nearest number of busy cores: they share caches and memory."""
+        busy = _busy(run, self.cores)
+        return self.compute[min(self.compute, key=lambda known: abs(known - busy))]
+
+    def costs(self, run: TimedRun) -> Costs:
+        """Of the run's ranks and link."""
+        kernel = run.link_emulation == "namespaces"
+        bits = run.bits_per_second
+        return Measured(
+            self.machine,
+            run.world_size,
+            self.cores / run.threads,
+            bits,
+            run.delay_ms / 1e3,
+            bucket_bytes(bits) if kernel and bits is not None else 0.0,
+            framed=kernel,
+        )
+
+
+def step_seconds(work: Work, costs: Costs) -> float:
+    """Of one step."""
+    return duration(simulate(step_tasks(work, costs), costs.rank))
+
+
+def strategy_of(run: TimedRun) -> Strategy:
+    """In its normal form."""
+    return parse_strategy(run.strategy, f"strategy of {run.run}").normal()
+
+
+def step_s(run: TimedRun) -> float:
+    """Measured: the median of the rounds."""
+    return median(run.step_ms) / 1e3
+
+
+def learn_model(machine: Machine, known: Sequence[TimedRun]) -> Model:
+    """The model of known runs, among them those without communication.
+
+    Raises:
+        UserError: there is no run without communication.
+    """
+    alone = [run for run in known if run.run == NO_COMMUNICATION]
+    if not alone:
+        raise UserError("forecast.timings: none of them has steps without communication")
+    cores = float(known[0].host["cores"])
+    computes: dict[int, list[Compute]] = {}
+    for run in alone:
+        computes.setdefault(_busy(run, cores), []).append(learnt_compute(run, cores))
+    error = float(np.mean([_standard_error(run.step_ms) for run in alone]))
+    means = {busy: _mean(each) for busy, each in computes.items()}
+    model = Model(machine, cores, means, error, {})
+    engines: dict[str, list[TimedRun]] = {}
+    for run in known:
+        if run.run != NO_COMMUNICATION:
+            engines.setdefault(strategy_of(run).engine, []).append(run)
+    return model._replace(
+        overhead={engine: _overhead(model, engine, runs) for engine, runs in engines.items()}
+    )
+
+
+def _busy(run: TimedRun, cores: float) -> int:
+    return round(min(run.world_size * run.threads, cores))
+
+
+def _mean(computes: Sequence[Compute]) -> Compute:
+    return Compute(*(sum(each) / len(computes) for each in zip(*computes, strict=True)))
+
+
+def learnt_compute(run: TimedRun, cores: float) -> Compute:
+    """Of one rank that has its cores for itself, from ranks that share them.
+
+    Traced steps say how a step is divided, the others how long it is.
+    """
+    traced = run.breakdown
+    rest = traced.profiled_step_ms - traced.forward_ms - traced.backward_ms
+    parts = Compute(traced.forward_ms, traced.backward_ms, max(rest, 0.0))
+    share = min(1.0, cores / (run.world_size * run.threads))
+    return parts.scaled(share * step_s(run) / sum(parts))
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    """Of the median, relative to it: for normal values 1.25 of that of the mean."""
+    if len(values) < 2:
+        return 0.0
+    return float(1.25 * np.std(values, ddof=1) / len(values) ** 0.5 / np.median(values))
+
+
+def _overhead(model: Model, engine: str, runs: Iterable[TimedRun]) -> Learnt:
+    """Seconds per collective that explain the runs best, by relative errors."""
+    nothing = model._replace(overhead={engine: Learnt(Overhead(0.0, 0.0), _KNOWN)})
+    cases = [(nothing.work(run, strategy_of(run)), nothing.costs(run), step_s(run)) for run in runs]
+
+    def misfit(given: Sequence[float]) -> list[float]:
+        overhead = Overhead(*given)
+        return [
+            step_seconds(work._replace(overhead=overhead), costs) / measured - 1
+            for work, costs, measured in cases
+        ]
+
+    found = least_squares(misfit, (1e-4, 1e-4), bounds=(0.0, _LONGEST_S), x_scale=1e-3)
+    variance = 2 * found.cost / max(len(cases) - 2, 1)
+    (a, b), (_, c) = (variance * np.linalg.pinv(found.jac.T @ found.jac)).tolist()
+    return Learnt(Overhead(*map(float, found.x)), ((a, b), (b, c)))

@@ -1,0 +1,94 @@
+"""Clusters that forecasts are made for: rates and latencies, each with its source."""
+
+from typing import NamedTuple
+
+from shardlab.core.errors import UserError, nearest
+
+_GIGABIT = 1e9 / 8
+_TCP_LATENCY_S = 25e-6
+"""one message between two processes over Ethernet and the kernel's TCP: our assumption"""
+_START_S = 6.6e-6
+_NVLINK_S, _NETWORK_S = 0.6e-6, 2.7e-6
+"""start of a collective, a step over NVLink and a step over the network, protocol LL: NCCL
+(src/graph/tuning.cc), as in torch/_inductor/comm_analysis.py and
+torch/distributed/tensor/_collective_utils.py"""
+
+
+class Cluster(NamedTuple):
+    """Equal nodes of equal ranks; all rates are bytes per second of one rank and one direction."""
+
+    ranks_per_node: int
+    inside: float
+    """inside of a node"""
+    between: float
+    """a rank's share of the network interfaces of its node"""
+    start_s: float
+    """of any collective"""
+    step_inside_s: float
+    step_between_s: float
+    busy: float
+    """share of a processor that communication takes from computation while both run"""
+    source: str
+
+    def nodes(self, ranks: int) -> int:
+        """That so many ranks fill."""
+        return -(-ranks // self.ranks_per_node)
+
+
+def _ethernet(gigabits: float) -> Cluster:
+    """One rank per node, so nothing is inside of one."""
+    rate = gigabits * _GIGABIT * 1448 / 1514
+    return Cluster(
+        ranks_per_node=1,
+        inside=rate,
+        between=rate,
+        start_s=0.0,
+        step_inside_s=_TCP_LATENCY_S,
+        step_between_s=_TCP_LATENCY_S,
+        busy=0.02,
+        source=f"{gigabits:g} Gbit/s Ethernet, one rank per node, full bisection; frames of 1514 "
+        "bytes with 1448 of payload; 25 us per TCP message",
+    )
+
+
+PRESETS = {
+    "ethernet-1g": _ethernet(1),
+    "ethernet-10g": _ethernet(10),
+    "ethernet-25g": _ethernet(25),
+    "ethernet-100g": _ethernet(100),
+    "dgx-a100": Cluster(
+        ranks_per_node=8,
+        inside=240e9,
+        between=25e9,
+        start_s=_START_S,
+        step_inside_s=_NVLINK_S,
+        step_between_s=_NETWORK_S,
+        busy=0.15,
+        source="DGX A100: 8 GPUs, NVLink 3 at 240 GB/s, one HDR InfiniBand port of 200 Gbit/s per "
+        "GPU (torch/_inductor/comm_analysis.py); latencies of NCCL; 15 % of computation lost to "
+        "communication (Calculon, systems/a100_80g.json, NVLink)",
+    ),
+    "dgx-h100": Cluster(
+        ranks_per_node=8,
+        inside=370e9,
+        between=50e9,
+        start_s=_START_S,
+        step_inside_s=_NVLINK_S,
+        step_between_s=_NETWORK_S,
+        busy=0.15,
+        source="DGX H100: 8 GPUs, NVLink 4 at 370 GB/s, one NDR InfiniBand port of 400 Gbit/s per "
+        "GPU (torch/_inductor/comm_analysis.py); latencies of NCCL; 15 % of computation lost to "
+        "communication (as Calculon has it for NVLink)",
+    ),
+}
+
+
+def preset(name: str) -> Cluster:
+    """A cluster by its name.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    if name not in PRESETS:
+        raise UserError(f"forecast.links: unknown preset {name!r}; {nearest(name, PRESETS)}")
+    return PRESETS[name]

@@ -1,0 +1,132 @@
+"""All that a forecast says, as one document and as tables."""
+
+import csv
+import io
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from shardlab.core.calibration import Calibration
+from shardlab.core.document import Document, validate
+from shardlab.core.errors import UserError
+from shardlab.core.files import atomic, read_json, write_json, write_text
+from shardlab.core.params import Forecast
+from shardlab.core.timings import TimedRun
+from shardlab.forecast.breakeven import BreakEven, break_even
+from shardlab.forecast.chakra import execution_trace
+from shardlab.forecast.check import Check, Summary, check, known_runs, summarize, unknown
+from shardlab.forecast.costs import OnCluster
+from shardlab.forecast.extrapolation import (
+    ASSUMPTIONS,
+    Point,
+    by_itself,
+    extrapolate,
+    first_of_each,
+)
+from shardlab.forecast.machine import learn
+from shardlab.forecast.model import Model, learn_model
+from shardlab.forecast.operations import OperationFit, operation_fits
+from shardlab.forecast.presets import PRESETS, preset
+from shardlab.forecast.step import step_tasks
+
+
+class EngineFit(Document):
+    """What an engine takes for each collective, in milliseconds."""
+
+    engine: str
+    work_ms: float
+    """of the processor"""
+    wait_ms: float
+    """for the threads of all ranks"""
+
+
+class Foretold(Document):
+    """results/forecast/forecast.json."""
+
+    learnt_from: list[str]
+    """timing/run"""
+    summary: Summary | None
+    """of the checks that are held out; None without any"""
+    checks: list[Check]
+    left_out: dict[str, str]
+    """runs of which the model says nothing, and why"""
+    operations: list[OperationFit]
+    engines: list[EngineFit]
+    points: list[Point]
+    links: dict[str, str]
+    """presets and their sources"""
+    break_even: list[BreakEven]
+    assumptions: list[str]
+
+
+def foretell(
+    calibration: Calibration, timings: Sequence[TimedRun], forecast: Forecast
+) -> tuple[Foretold, dict[str, bytes]]:
+    """The forecast, and a Chakra execution trace of one step of each run.
+
+    Raises:
+        UserError: the timings lack steps without communication, or a preset is unknown.
+    """
+    machine = learn(calibration)
+    known = known_runs(timings, forecast)
+    model = learn_model(machine, known)
+    left_out = unknown(timings, model)
+    runs = first_of_each(timings, left_out)
+    checks = check(timings, known, model)
+    foretold = Foretold(
+        learnt_from=[f"{run.timing}/{run.run}" for run in known],
+        summary=summarize(checks),
+        checks=checks,
+        left_out=left_out,
+        operations=operation_fits(calibration, machine),
+        engines=_engines(model),
+        points=extrapolate(runs, model, forecast.links, forecast.ranks),
+        links={name: preset(name).source for name in forecast.links},
+        break_even=break_even(runs, model),
+        assumptions=list(ASSUMPTIONS),
+    )
+    costs = OnCluster(PRESETS[forecast.links[0]], forecast.ranks[0])
+    traces = {run.run: execution_trace(step_tasks(by_itself(run, model), costs)) for run in runs}
+    return foretold, traces
+
+
+def write_forecast(folder: Path, foretold: Foretold, traces: Mapping[str, bytes]) -> None:
+    """forecast.json, its tables as CSV, and chakra.zip with a RUN.0.et for every run."""
+    write_json(folder / "forecast.json", foretold.model_dump(mode="json"))
+    tables: dict[str, tuple[type[Document], Iterable[Document]]] = {
+        "checks": (Check, foretold.checks),
+        "scaling": (Point, foretold.points),
+        "operations": (OperationFit, foretold.operations),
+        "break_even": (BreakEven, foretold.break_even),
+    }
+    for name, (kind, rows) in tables.items():
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(kind.model_fields), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(row.model_dump() for row in rows)
+        write_text(folder / f"{name}.csv", text.getvalue())
+    with atomic(folder / "chakra.zip") as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        for run, trace in traces.items():
+            # without the time of day: equal forecasts make equal files
+            archive.writestr(zipfile.ZipInfo(f"{run}.0.et"), trace)
+
+
+def read_forecast(path: str | Path) -> Foretold:
+    """What `write_forecast` wrote.
+
+    Raises:
+        UserError: the file holds something else.
+    """
+    try:
+        foretold: Foretold = validate(Foretold, read_json(path), "")
+    except ValueError as error:
+        mend = "run python -m stages.forecast"
+        raise UserError(f"{path}: not a forecast ({error}): {mend}") from None
+    return foretold
+
+
+def _engines(model: Model) -> list[EngineFit]:
+    return [
+        EngineFit(engine=name, work_ms=1e3 * each.value.work, wait_ms=1e3 * each.value.wait)
+        for name, each in model.overhead.items()
+    ]

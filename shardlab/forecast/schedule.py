@@ -1,0 +1,154 @@
+"""A discrete-event simulation of one step on one rank: tasks in lanes, over a CPU and a link.
+
+All ranks do the same in the same order, so one stands for all. A lane is a thread or a stream: it
+carries out its tasks one after another, in the order of the list. What runs at the same time in
+several lanes shares the processor and the link in equal parts, as threads and TCP streams do.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from shardlab.core.calibration import Operation
+
+_DONE = 1e-12
+"""seconds or bytes that rounding leaves"""
+
+
+class Phase(NamedTuple):
+    """Something that needs several things side by side and ends with the last of them."""
+
+    cpu: float = 0.0
+    """seconds of one processor"""
+    nbytes: float = 0.0
+    """through the link"""
+    wait: float = 0.0
+    """seconds that nothing shortens"""
+    operation: Operation | None = None
+    """of communication: what it is"""
+    vector_bytes: float = 0.0
+    """of what is communicated: the whole vector of all ranks"""
+
+
+class Task(NamedTuple):
+    """Phases one after another."""
+
+    name: str
+    """unique"""
+    lane: str
+    phases: tuple[Phase, ...]
+    after: tuple[str, ...] = ()
+    """names of earlier tasks of the list that have to be done"""
+
+
+class Rank(NamedTuple):
+    """What one rank computes and sends with."""
+
+    processors: float = 1.0
+    """processors for this rank, also parts of one; no phase uses more than one"""
+    bytes_per_second: float = float("inf")
+    """of the link"""
+    bucket_bytes: float = 0.0
+    """that pass at once after a pause, as through a token bucket (tc-tbf(8)); full at first"""
+
+
+class Span(NamedTuple):
+    """When a task ran, in seconds from the beginning of the step."""
+
+    start: float
+    end: float
+
+
+def simulate(tasks: Sequence[Task], rank: Rank) -> dict[str, Span]:
+    """Start and end of every task, by name in the order of their ends.
+
+    Between two events, the end of a need or of a phase, every rate is constant, so the simulation
+    is exact up to rounding.
+    """
+    waiting: dict[str, list[Task]] = {}
+    for task in reversed(tasks):
+        waiting.setdefault(task.lane, []).append(task)
+    running: dict[str, _Running] = {}
+    spans: dict[str, Span] = {}
+    now, link = 0.0, _Link(rank)
+    while waiting or running:
+        for lane in [lane for lane in waiting if lane not in running]:
+            if all(name in spans for name in waiting[lane][-1].after):
+                running[lane] = _Running(waiting[lane].pop(), now)
+                if not waiting[lane]:
+                    del waiting[lane]
+        assert running, "tasks wait for each other"
+        ended = [lane for lane, each in running.items() if each.ended(link)]
+        for lane in ended:
+            each = running.pop(lane)
+            spans[each.task.name] = Span(each.start, now)
+        if not ended:
+            now += _advance(running.values(), rank, link)
+    return spans
+
+
+def duration(spans: dict[str, Span]) -> float:
+    """Seconds of the whole step."""
+    return max((span.end for span in spans.values()), default=0.0)
+
+
+class _Link:
+    """The bytes that may pass at once."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._tokens = rank.bucket_bytes
+
+    def pass_at_once(self, nbytes: float) -> float:
+        """Takes as many bytes as the bucket has; returns the rest."""
+        passed = min(self._tokens, nbytes)
+        self._tokens -= passed
+        return nbytes - passed
+
+    def rest(self, seconds: float) -> None:
+        """Nothing was sent for so long."""
+        if self._rank.bucket_bytes:
+            gained = seconds * self._rank.bytes_per_second
+            self._tokens = min(self._rank.bucket_bytes, self._tokens + gained)
+
+
+class _Running:
+    """A task under way, and what its present phase still needs."""
+
+    def __init__(self, task: Task, start: float) -> None:
+        self.task, self.start = task, start
+        self._phases = list(reversed(task.phases))
+        self.cpu = self.nbytes = self.wait = 0.0
+
+    def ended(self, link: _Link) -> bool:
+        """Goes on to the next phase that needs something; whether there is none."""
+        while max(self.cpu, self.nbytes, self.wait) <= _DONE:
+            if not self._phases:
+                return True
+            phase = self._phases.pop()
+            self.cpu, self.wait = phase.cpu, phase.wait
+            self.nbytes = link.pass_at_once(phase.nbytes)
+        return False
+
+
+def _advance(running: Iterable[_Running], rank: Rank, link: _Link) -> float:
+    """Goes to the next end of a need of any task; returns the seconds until then."""
+    computing = [each for each in running if each.cpu > _DONE]
+    sending = [each for each in running if each.nbytes > _DONE]
+    pausing = [each for each in running if each.wait > _DONE]
+    computed = min(1.0, rank.processors / len(computing)) if computing else 0.0
+    sent = rank.bytes_per_second / len(sending) if sending else 0.0
+    times = [
+        *(each.cpu / computed for each in computing),
+        *(each.nbytes / sent for each in sending),
+        *(each.wait for each in pausing),
+    ]
+    seconds = min(times, default=0.0)
+    for each in computing:
+        each.cpu -= seconds * computed
+    for each in sending:
+        each.nbytes = 0.0 if sent == float("inf") else each.nbytes - seconds * sent
+    for each in pausing:
+        each.wait -= seconds
+    if not sending:
+        link.rest(seconds)
+    return seconds

@@ -1,0 +1,239 @@
+"""One step of a strategy as a list of tasks: what its engine computes and moves, and when.
+
+Sources: `shardlab.engines` and, for what torch decides, torch 2.13
+(distributed/fsdp/_fully_shard/_fsdp_state.py and _fsdp_param_group.py; fsdp/_runtime_utils.py;
+nn/parallel/distributed.py). The step of a unit costs its share of the parameters: a layer of a
+transformer computes 2 operations per parameter and token in forward and 4 in backward (Kaplan et
+al. 2020, section 2.1). What belongs to no unit, the root, holds the head: it computes last in
+forward and first in backward.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from shardlab.core.codec_options import IN_ROUNDS
+from shardlab.core.strategy import Strategy
+from shardlab.forecast.costs import Coding, Costs
+from shardlab.forecast.schedule import Phase, Task
+
+_COMPUTE, _GATHER, _REDUCE = "compute", "gather", "reduce"
+_REDUCTIONS = 2
+"""that wait while backward of `manual` goes on (`shardlab.engines.manual.schedule`)"""
+
+
+class Compute(NamedTuple):
+    """Seconds of a rank that trains the whole model by itself."""
+
+    forward: float
+    """all micro-batches together, as `backward`"""
+    backward: float
+    rest: float
+    """optimizer, clipping, batches"""
+
+    def scaled(self, factor: float) -> "Compute":
+        """The same on a faster or slower processor."""
+        return Compute(*(factor * each for each in self))
+
+
+class Overhead(NamedTuple):
+    """Seconds that an engine takes for each collective, beside the operation itself."""
+
+    work: float
+    """of the processor, where the engine computes"""
+    wait: float
+    """until the threads of all ranks are there"""
+
+
+class Work(NamedTuple):
+    """What a step has to do."""
+
+    strategy: Strategy
+    """in its normal form"""
+    units: tuple[int, ...]
+    """elements; of ddp its buckets in the order of backward, else the root and the units"""
+    accumulation: int
+    """micro-batches"""
+    compute: Compute
+    overhead: "Overhead"
+    gradients: Coding
+    weights: Coding
+
+
+def obstacle(strategy: Strategy) -> str | None:
+    """What of a strategy in its normal form the model does not know; None if it knows all."""
+    known = {
+        "offload": not strategy.offload,
+        "compile": not strategy.compile,
+        f"sharding {strategy.sharding}": strategy.sharding in (None, "full_shard"),
+        "overrides": not strategy.overrides,
+        "a number for reshard_after_forward": type(strategy.reshard_after_forward) is not int,
+        "selective activation checkpointing": strategy.activation_checkpointing != "selective",
+        "two levels of gradients": strategy.gradients.between_nodes is None,
+        f"codec {strategy.gradients.codec.name}": strategy.gradients.codec.name not in IN_ROUNDS,
+        "payloads that are summed on the wire": strategy.gradients.codec.name == "none"
+        or strategy.gradients.route == "exchange",
+    }
+    return next((what for what, fine in known.items() if not fine), None)
+
+
+def step_tasks(work: Work, costs: Costs) -> list[Task]:
+    """The tasks of one step, in the order in which the ranks start them."""
+    assert obstacle(work.strategy) is None, "somebody asked before"
+    engine = _Ddp if work.strategy.engine == "ddp" else _Sharded
+    return engine(work, costs).tasks()
+
+
+class _Step:
+    """What all engines have in common: the list, and computation in its order."""
+
+    def __init__(self, work: Work, costs: Costs) -> None:
+        self.work, self.costs = work, costs
+        self._tasks: list[Task] = []
+        total = sum(work.units)
+        self._share = [elements / total for elements in work.units]
+        again = work.strategy.activation_checkpointing == "full"
+        micro = work.accumulation
+        self._forward = work.compute.forward / micro
+        self._backward = (work.compute.backward + again * work.compute.forward) / micro
+
+    def compute(self, name: str, seconds: float, after: Sequence[str] = ()) -> str:
+        """Adds computation; returns its name."""
+        return self._add(name, _COMPUTE, (Phase(seconds),), after)
+
+    def communicate(self, name: str, lane: str, phases: tuple[Phase, ...]) -> str | None:
+        """Adds a collective that starts when all computation so far is done; None if there is none.
+
+        The engine's own work for it is computation, also where one rank has nobody to talk to.
+        """
+        overhead = self.work.overhead
+        before = self.compute(f"start {name}", overhead.work)
+        if not phases:
+            return None
+        wait = Phase(wait=overhead.wait * self.costs.ranks_per_core)
+        if lane == _COMPUTE:
+            return self._add(name, lane, (wait, *phases), [before])
+        # every phase begins when its thread gets a core and the interpreter from computation
+        waiting = tuple(each for phase in phases for each in (wait, phase))
+        return self._add(name, lane, waiting, [before])
+
+    def _add(self, name: str, lane: str, phases: tuple[Phase, ...], after: Sequence[str]) -> str:
+        name = f"{len(self._tasks)} {name}"
+        self._tasks.append(Task(name, lane, phases, tuple(after)))
+        return name
+
+
+class _Ddp(_Step):
+    """Buckets are averaged while backward goes on; a codec's own steps hold it up."""
+
+    def tasks(self) -> list[Task]:
+        work, micro = self.work, self.work.accumulation
+        native = work.gradients.native
+        reduced = []
+        for number in range(micro):
+            self.compute("forward", self._forward)
+            for bucket, elements in enumerate(work.units):
+                self.compute(f"backward {bucket}", self._backward * self._share[bucket])
+                if number < micro - 1:
+                    continue
+                phases = self.costs.all_reduce(elements, work.gradients)
+                lane = _REDUCE if native else _COMPUTE
+                reduced.append(self.communicate(f"reduce {bucket}", lane, phases))
+        self.compute("update", work.compute.rest, [name for name in reduced if name])
+        return self._tasks
+
+
+class _Sharded(_Step):
+    """fsdp1, fsdp2 and manual: units are gathered for use and their gradients scattered."""
+
+    def __init__(self, work: Work, costs: Costs) -> None:
+        super().__init__(work, costs)
+        strategy = work.strategy
+        self._manual = strategy.engine == "manual"
+        self._ahead, self._ahead_backward = strategy.depths()
+        # torch's own streams are empty on a CPU: all is done at once where it is called
+        self._beside = self._manual
+        if strategy.engine == "fsdp2":
+            asked = any(strategy.depths())
+            self._beside = asked if strategy.async_unshard is None else strategy.async_unshard
+            # torch gathers one unit ahead in backward where nothing is said
+            self._ahead_backward = max(self._ahead_backward, 1)
+        self._last = len(work.units) - 1
+        self._there: set[int] = set()
+        """units that are gathered"""
+        self._gathering: dict[int, str] = {}
+        self._reducing: list[str] = []
+
+    def tasks(self) -> list[Task]:
+        for number in range(self.work.accumulation):
+            last = number == self.work.accumulation - 1
+            self._pass_forward()
+            self._pass_backward(last or self.work.strategy.reduce_every_micro_batch)
+        self._update()
+        return self._tasks
+
+    def _pass_forward(self) -> None:
+        units = range(1, self._last + 1)
+        self._start(0)
+        self._start_all(units[: self._ahead])
+        self._wait_and_compute(0, 0.0, "forward")
+        for unit in units:
+            self._start(unit)
+            self._start_all(units[unit : unit + self._ahead])
+            self._wait_and_compute(unit, self._forward * self._share[unit], "forward")
+            # what backward begins with stays
+            if not (self._manual and unit == self._last) and self._freed:
+                self._there.discard(unit)
+        self._wait_and_compute(0, self._forward * self._share[0], "forward")
+
+    def _pass_backward(self, reduced: bool) -> None:
+        self._wait_and_compute(0, self._backward * self._share[0], "backward")
+        for unit in range(self._last, 0, -1):
+            self._start(unit)
+            self._start_all(range(unit - 1, max(unit - 1 - self._ahead_backward, 0), -1))
+            self._wait_and_compute(unit, self._backward * self._share[unit], "backward")
+            self._there.discard(unit)
+            if reduced:
+                self._reduce(unit)
+        self._there.discard(0)
+        if reduced:
+            self._reduce(0)
+
+    @property
+    def _freed(self) -> bool:
+        return self.work.strategy.reshard_after_forward is not False
+
+    def _start_all(self, units: Sequence[int]) -> None:
+        if self._beside:
+            for unit in units:
+                self._start(unit)
+
+    def _start(self, unit: int) -> None:
+        if unit in self._there:
+            return
+        self._there.add(unit)
+        phases = self.costs.gather(self.work.units[unit], self.work.weights)
+        lane = _GATHER if self._beside else _COMPUTE
+        name = self.communicate(f"gather {unit}", lane, phases)
+        if name:
+            self._gathering[unit] = name
+
+    def _wait_and_compute(self, unit: int, seconds: float, what: str) -> None:
+        gathered = self._gathering.pop(unit, None)
+        self.compute(f"{what} {unit}", seconds, [gathered] if gathered else [])
+
+    def _reduce(self, unit: int) -> None:
+        elements, coding = self.work.units[unit], self.work.gradients
+        phases = self.costs.reduce_scatter(elements, coding)
+        lane = _REDUCE if self._beside else _COMPUTE
+        if self._manual and len(self._reducing) >= _REDUCTIONS:
+            self.compute("settle", 0.0, [self._reducing[-_REDUCTIONS]])
+        name = self.communicate(f"reduce {unit}", lane, phases)
+        if name:
+            self._reducing.append(name)
+
+    def _update(self) -> None:
+        self.compute("drain", 0.0, self._reducing)
+        norm = Coding(None, True, 0, 4)
+        self.communicate("norm", _COMPUTE, self.costs.all_reduce(1, norm))
+        # the optimizer has a part of the parameters
+        self.compute("update", self.work.compute.rest / self.costs.world_size)

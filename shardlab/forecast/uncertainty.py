@@ -1,0 +1,70 @@
+"""How far a forecast is known: the covariances of the fits, carried through the simulation.
+
+First order: the variance is the sum over the independent directions of the fits of the squared
+change of the forecast for one standard deviation (JCGM 100:2008, section 5.1).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from shardlab.forecast.fit import Line
+from shardlab.forecast.model import Learnt, Model
+from shardlab.forecast.step import Compute, Overhead
+
+_NORMAL = 1.959964
+"""standard deviations of a normal distribution that 95 % lie within"""
+
+
+class Estimate(NamedTuple):
+    """A value with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def estimate(forecast: Callable[[Model], float], model: Model) -> Estimate:
+    """The forecast of a model with what the fits leave open; what it does not ask costs nothing."""
+    value = forecast(model)
+    variance = sum((forecast(other) - value) ** 2 for other in directions(model))
+    half = _NORMAL * variance**0.5
+    return Estimate(value, max(value - half, 0.0), value + half)
+
+
+def directions(model: Model) -> Iterator[Model]:
+    """The model, each time one standard deviation away in another independent direction."""
+    machine = model.machine
+    for operation, line in machine.transport.items():
+        for other in _moved(line):
+            transport = {**machine.transport, operation: other}
+            yield model._replace(machine=machine._replace(transport=transport))
+    for kind, lines in machine.codecs.items():
+        for part in ("encode", "decode"):
+            for other in _moved(getattr(lines, part)):
+                codecs = {**machine.codecs, kind: lines._replace(**{part: other})}
+                yield model._replace(machine=machine._replace(codecs=codecs))
+    for engine, learnt in model.overhead.items():
+        for change in _columns(learnt.covariance):
+            moved = Overhead(*(max(a + b, 0.0) for a, b in zip(learnt.value, change, strict=True)))
+            overhead = {**model.overhead, engine: Learnt(moved, learnt.covariance)}
+            yield model._replace(overhead=overhead)
+    compute = {
+        busy: Compute(*each).scaled(1 + model.compute_error) for busy, each in model.compute.items()
+    }
+    yield model._replace(compute=compute)
+
+
+def _moved(line: Line) -> Iterator[Line]:
+    for alpha, beta in _columns(line.covariance):
+        yield line._replace(alpha=max(line.alpha + alpha, 0.0), beta=max(line.beta + beta, 0.0))
+
+
+def _columns(covariance: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
+    """The eigenvectors of a covariance, as long as the standard deviation along each."""
+    # seconds and seconds per byte differ by ten orders of magnitude
+    scale = np.sqrt(np.maximum(np.diag(covariance), 1e-300))
+    values, vectors = np.linalg.eigh(np.asarray(covariance) / np.outer(scale, scale))
+    columns = vectors * np.sqrt(np.maximum(values, 0.0)) * scale[:, None]
+    return [(float(a), float(b)) for a, b in columns.T]

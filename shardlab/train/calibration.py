@@ -1,0 +1,163 @@
+"""What single operations cost on this machine: its transport, its emulated links, its codecs.
+
+The operations take turns, round by round in another order, and begin after a pause in which the
+link comes to rest, so that its bucket is full. A collective counts by its slowest rank.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, get_args
+
+import torch
+import torch.distributed as dist
+
+from shardlab.comm.emulation import emulated
+from shardlab.comm.transport import Transport
+from shardlab.core.calibration import Calibration, CodecCost, Operation, Transfer
+from shardlab.core.files import read_json, write_json
+from shardlab.core.host import describe_host, git_revision
+from shardlab.core.link import LOOPBACK, Link, bucket_bytes
+from shardlab.core.progress import say
+from shardlab.train.codec_costs import Times, by_turns, codec_times
+from shardlab.train.gather import gather_values
+from shardlab.train.launch import launch
+
+SIZES = [1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22]
+"""bytes of the whole vector"""
+_ROUNDS = 12
+_LONGEST_S = 0.1
+"""larger vectors than a link carries in this time tell nothing new"""
+_PASSES = {"all_reduce": 2, "reduce_scatter": 2}
+
+
+class Place(NamedTuple):
+    """Where operations are measured."""
+
+    world_size: int
+    link: Link | None
+
+
+def calibrate(
+    places: Sequence[Place],
+    codecs: Iterable[tuple[str, bool]],
+    threads: int,
+    timeout_s: float,
+    rounds: int = _ROUNDS,
+) -> Calibration:
+    """Measures every operation at every place, and the codecs on all ranks of the first.
+
+    Where this process cannot make links, nothing is measured on them: they are a formula then.
+
+    Args:
+        places: one or more, each of several ranks.
+        codecs: what strategies call them, and whether with error feedback.
+        threads: of each rank.
+
+    Raises:
+        RunFailed: a rank failed.
+    """
+    transfers: list[Transfer] = []
+    for place in places:
+        times = _on_ranks(place, threads, timeout_s, partial(_transfer_times, place, rounds))
+        if times is not None:
+            transfers += _transfers(place, times)
+            say(f"calibrate: {place.world_size} ranks, {_name(place.link)}")
+    costs: list[CodecCost] = []
+    one = places[0]._replace(link=None)
+    for codec, feedback in codecs:
+        measure = partial(codec_times, codec, feedback, rounds)
+        found = _on_ranks(one, threads, timeout_s, measure)
+        costs += [CodecCost(codec=codec, error_feedback=feedback, **each) for each in found]
+    return Calibration(
+        transfers=transfers,
+        codecs=costs,
+        revision=git_revision(),
+        torch=torch.__version__,
+        host=describe_host(),
+    )
+
+
+def _on_ranks(
+    place: Place, threads: int, timeout_s: float, measure: Callable[[dist.ProcessGroup], Any]
+) -> Any:
+    """What `measure` returns on the first rank; None where the link is one by formula."""
+    with (
+        TemporaryDirectory(prefix="shardlab-calibration-") as folder,
+        emulated(place.link, place.world_size) as link,
+    ):
+        if link.kind == "in-process":
+            return None
+        path = Path(folder, "found.json")
+
+        def worker(group: dist.ProcessGroup) -> None:
+            found = measure(group)
+            if dist.get_rank(group) == 0:
+                write_json(path, found)
+
+        launch(worker, place.world_size, threads, timeout_s, links=link.links)
+        return read_json(path)
+
+
+def _transfer_times(place: Place, rounds: int, group: dist.ProcessGroup) -> Times:
+    """Seconds of every round by operation and size."""
+    rate = None if place.link is None else place.link.bits_per_second
+    pause = 0.0 if rate is None else 8 * bucket_bytes(rate) / rate
+    calls: dict[str, Callable[[], object]] = {}
+    for nbytes in SIZES:
+        for operation, call in _operations(group, nbytes).items():
+            wire = _wire_bytes(operation, nbytes, place.world_size)
+            if rate is None or 8 * wire / rate < _LONGEST_S:
+                calls[f"{operation} {nbytes}"] = call
+    times = by_turns(calls, rounds, group, pause)
+    ranks = gather_values(times, group)
+    return {
+        name: [max(each) for each in zip(*(rank[name] for rank in ranks), strict=True)]
+        for name in calls
+    }
+
+
+def _operations(group: dist.ProcessGroup, nbytes: int) -> Mapping[str, Callable[[], object]]:
+    """On vectors of so many bytes, as engines use them."""
+    transport, size = Transport(group), dist.get_world_size(group)
+    # the vectors of a rank are not those of another operation: no cache is warmer than in a step
+    given, taken = (torch.ones(nbytes // 4 // size * size) for _ in range(2))
+    shard = torch.ones(given.numel() // size)
+    parts, places = list(given.chunk(size)), list(taken.chunk(size))
+    return {
+        "exchange": lambda: transport.exchange(parts, places),
+        "gather": lambda: transport.start_gather(shard, places).wait(),
+        "all_reduce": lambda: dist.all_reduce(taken, group=group),
+        "reduce_scatter": lambda: dist.reduce_scatter_single(shard, given, group=group),
+    }
+
+
+def _transfers(place: Place, times: Times) -> list[Transfer]:
+    link = place.link
+    found = []
+    for name, seconds in times.items():
+        operation, _, nbytes = name.partition(" ")
+        assert operation in get_args(Operation), operation
+        found.append(
+            Transfer(
+                operation=operation,  # type: ignore[arg-type]
+                world_size=place.world_size,
+                link=_name(link),
+                link_emulation="none" if link is None else "namespaces",
+                bits_per_second=None if link is None else link.bits_per_second,
+                nbytes=int(nbytes),
+                wire_bytes=_wire_bytes(operation, int(nbytes), place.world_size),
+                seconds=seconds,
+            )
+        )
+    return found
+
+
+def _wire_bytes(operation: str, nbytes: int, world_size: int) -> float:
+    """That a rank sends; gloo's reduce-scatter is an all-reduce."""
+    return _PASSES.get(operation, 1) * nbytes * (world_size - 1) / world_size
+
+
+def _name(link: Link | None) -> str:
+    return LOOPBACK if link is None else link.name

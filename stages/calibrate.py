@@ -1,0 +1,30 @@
+"""Measures what single operations cost on this machine, for the forecast."""
+
+from shardlab.core.calibration import write_calibration
+from shardlab.core.errors import UserError
+from shardlab.core.parameters import Parameters
+from shardlab.core.progress import say
+from shardlab.train.calibration import Place, calibrate
+from shardlab.train.codec_costs import codecs_of
+from stages.common import run
+
+_OUTPUT = "results/calibration.json"
+
+
+def main(params: Parameters) -> None:
+    """results/calibration.json, of the ranks and links that the forecast learns from."""
+    forecast, strategies, timings, train = params("forecast", "strategies", "timings", "train")
+    known = [timings[name] for name in forecast.timings]
+    places = dict.fromkeys(Place(t.world_size, link) for t in known for link in (None, t.link))
+    used = dict.fromkeys(name for timing in timings.values() for name in timing.runs)
+    codecs = codecs_of(strategies[name].normal() for name in used)
+    several = [place for place in places if place.world_size > 1]
+    if not several:
+        raise UserError("forecast.timings: none of them has several ranks: add one that has")
+    found = calibrate(several, codecs, train.threads, train.timeout_s)
+    write_calibration(_OUTPUT, found)
+    say(f"calibrate: {_OUTPUT}")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,182 @@
+"""Timings and calibrations that a known machine would give: what a model has to find again."""
+
+from typing import Any
+
+from shardlab.core.calibration import Calibration, CodecCost, Operation, Transfer
+from shardlab.core.link import bits_per_second, bucket_bytes
+from shardlab.core.records import Breakdown
+from shardlab.core.strategy import parse_strategy
+from shardlab.core.timings import NO_COMMUNICATION, TimedRun, UnitSize
+from shardlab.forecast.costs import Measured
+from shardlab.forecast.fit import Line
+from shardlab.forecast.machine import CodecLines, Machine, wire_bytes
+from shardlab.forecast.model import Learnt, Model
+from shardlab.forecast.schedule import Task, duration, simulate
+from shardlab.forecast.step import Compute, Overhead
+
+INT8 = "int8:group=128"
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "ddp": {"engine": "ddp"},
+    "fsdp1": {"engine": "fsdp1"},
+    "fsdp2": {"engine": "fsdp2"},
+    "fsdp2-exchange": {"engine": "fsdp2", "gradients": {"codec": "none", "route": "exchange"}},
+    "fsdp2-ahead": {
+        "engine": "fsdp2",
+        "prefetch": 1,
+        "gradients": {"codec": "none", "route": "exchange"},
+    },
+    "fsdp2-kept": {"engine": "fsdp2", "reshard_after_forward": False},
+    "fsdp2-int8": {"engine": "fsdp2", "gradients": {"codec": INT8}},
+    "manual": {"engine": "manual"},
+    "manual-int8": {
+        "engine": "manual",
+        "gradients": {"codec": INT8},
+        "weights": {"codec": INT8},
+    },
+}
+UNITS = [203_000, 112_000, 112_000]
+"""elements: the root, then two blocks"""
+OPERATIONS: tuple[Operation, ...] = ("exchange", "gather", "all_reduce", "reduce_scatter")
+
+MACHINE = Machine(
+    transport={
+        name: Line(1e-4 * number, 2e-10 * number) for number, name in enumerate(OPERATIONS, 1)
+    },
+    framing=dict.fromkeys(OPERATIONS, 1.07),
+    codecs={(INT8, False): CodecLines(Line(2e-5, 1e-9), Line(1e-5, 5e-10), Line(8.0, 1 + 4 / 128))},
+)
+_ALONE = Compute(8e-3, 13e-3, 2e-3)
+_CERTAIN = ((0.0, 0.0), (0.0, 0.0))
+MODEL = Model(
+    machine=MACHINE,
+    cores=2.0,
+    compute={1: _ALONE, 2: _ALONE.scaled(1.15)},
+    compute_error=0.0,
+    overhead={
+        engine: Learnt(Overhead(work, wait), _CERTAIN)
+        for engine, work, wait in (
+            ("ddp", 5e-5, 1.5e-3),
+            ("fsdp1", 4e-4, 1.5e-3),
+            ("fsdp2", 3e-4, 1.8e-3),
+            ("manual", 1e-4, 9e-4),
+        )
+    },
+)
+
+
+def made_run(
+    timing: str, run: str, world_size: int = 2, rate: str | None = None, **changes: Any
+) -> TimedRun:
+    """What `MODEL` would measure; `changes` replace fields."""
+    bound = run == NO_COMMUNICATION
+    strategy = None if bound else parse_strategy(STRATEGIES[run])
+    bits = None if rate is None else bits_per_second(rate)
+    sizes = [sum(UNITS)] if run == "ddp" else UNITS
+    facts: dict[str, Any] = {
+        "timing": timing,
+        "run": run,
+        "strategy": strategy and strategy.normal().model_dump(mode="json"),
+        "strategy_hash": strategy and strategy.hash(),
+        "model": "tiny",
+        "parameters": sum(UNITS),
+        "units": [UnitSize(name=f"unit{i}", elements=n) for i, n in enumerate(sizes)],
+        "world_size": world_size,
+        "threads": 1,
+        "batch_size": 8,
+        "accumulation": 1,
+        "sequence_length": 64,
+        "link": rate or "loopback",
+        "link_emulation": "none" if rate is None else "namespaces",
+        "bits_per_second": bits,
+        "delay_ms": 0.0,
+        "step_ms": [1.0],
+        "bytes_raw": 0.0,
+        "bytes_wire": 0.0,
+        "interface_bytes": None,
+        "interface_frames": None,
+        "ledger": {},
+        "breakdown": _breakdown(MODEL.compute[min(world_size, 2)]),
+        "revision": "4e41bc4d1a2b",
+        "torch": "2.13.0+cpu",
+        "host": {"cores": 2},
+    }
+    made = TimedRun(**{**facts, **changes})
+    if "step_ms" in changes:
+        return made
+    if bound:
+        seconds = sum(MODEL.computing(made)) * max(1.0, world_size / 2)
+    else:
+        seconds = MODEL.predict(made)
+    return made.model_copy(update={"step_ms": [1e3 * seconds] * 5})
+
+
+def made_timings() -> list[TimedRun]:
+    """One rank, two, four, and two links."""
+    places = [("one-rank", 1, None), ("two-ranks", 2, None), ("four-ranks", 4, None)]
+    places += [("slow", 2, "100mbit"), ("fast", 2, "1gbit")]  # type: ignore[list-item]
+    runs = ["ddp", "fsdp2", "fsdp2-int8", "manual", "manual-int8", NO_COMMUNICATION]
+    return [made_run(timing, run, size, rate) for timing, size, rate in places for run in runs]
+
+
+def made_calibration() -> Calibration:
+    """Operations of two ranks without and with a link, and one codec, by `MACHINE`."""
+    transfers = [
+        _transfer(operation, nbytes, rate)
+        for rate in (None, "100mbit")
+        for operation in OPERATIONS
+        for nbytes in (1 << 12, 1 << 16, 1 << 20, 1 << 22)
+    ]
+    codecs = [
+        CodecCost(
+            codec=codec,
+            error_feedback=feedback,
+            elements=n,
+            payload_bytes=round(lines.payload.at(n)),
+            encode_s=[lines.encode.at(n)] * 3,
+            decode_s=[lines.decode.at(n)] * 3,
+        )
+        for (codec, feedback), lines in MACHINE.codecs.items()
+        for n in (1 << 10, 1 << 15, 1 << 20)
+    ]
+    return Calibration(
+        transfers=transfers, codecs=codecs, revision="x", torch="2.13.0", host={"cores": 2}
+    )
+
+
+def _transfer(operation: Operation, nbytes: int, rate: str | None) -> Transfer:
+    bits = None if rate is None else bits_per_second(rate)
+    costs = Measured(MACHINE, 2, 2, bits, bucket=0.0 if bits is None else bucket_bytes(bits))
+    task = Task("one", "lane", (costs.transfer(operation, nbytes),))
+    return Transfer(
+        operation=operation,
+        world_size=2,
+        link=rate or "loopback",
+        link_emulation="none" if rate is None else "namespaces",
+        bits_per_second=bits,
+        nbytes=nbytes,
+        wire_bytes=wire_bytes(operation, nbytes, 2),
+        seconds=[duration(simulate([task], costs.rank))] * 3,
+    )
+
+
+def _breakdown(compute: Compute) -> Breakdown:
+    step, forward, backward = (
+        1e3 * each for each in (sum(compute), compute.forward, compute.backward)
+    )
+    return Breakdown(
+        profiled_step_ms=step,
+        compute_ms=step,
+        comm_ms_per_step=0.0,
+        comm_share=0.0,
+        comm_ms_by_op={},
+        exposed_comm_ms=0.0,
+        overlap=0.0,
+        idle_ms=0.0,
+        forward_ms=forward,
+        forward_compute_ms=forward,
+        forward_comm_ms=0.0,
+        backward_ms=backward,
+        backward_compute_ms=backward,
+        backward_comm_ms=0.0,
+        backward_comm_share=0.0,
+    )

@@ -1,0 +1,173 @@
+import math
+
+import pytest
+from made_timings import MACHINE, MODEL, OPERATIONS, made_calibration, made_run, made_timings
+
+from shardlab.core.errors import UserError
+from shardlab.core.params import Forecast
+from shardlab.core.timings import NO_COMMUNICATION
+from shardlab.forecast.breakeven import break_even, exposed_rate
+from shardlab.forecast.check import check, known_runs, summarize, unknown
+from shardlab.forecast.costs import Measured
+from shardlab.forecast.extrapolation import by_itself, extrapolate, first_of_each
+from shardlab.forecast.machine import learn
+from shardlab.forecast.model import Learnt, learn_model, step_seconds
+from shardlab.forecast.operations import operation_fits
+from shardlab.forecast.uncertainty import estimate
+
+FORECAST = Forecast(
+    timings=("one-rank", "two-ranks", "slow"),
+    runs=("ddp", "fsdp2", "manual"),
+    ranks=(8, 1024),
+    links=("ethernet-10g", "dgx-h100"),
+)
+TIMINGS = made_timings()
+
+
+@pytest.fixture(scope="module")
+def model():
+    return learn_model(learn(made_calibration()), known_runs(TIMINGS, FORECAST))
+
+
+def test_a_machine_is_found_again():
+    machine = learn(made_calibration())
+    for name in OPERATIONS:
+        assert machine.transport[name].alpha == pytest.approx(
+            MACHINE.transport[name].alpha, rel=1e-3
+        )
+        assert machine.transport[name].beta == pytest.approx(MACHINE.transport[name].beta, rel=1e-3)
+        assert machine.framing[name] == pytest.approx(1.07, rel=0.01)
+    (found,), (lines,) = machine.codecs.values(), MACHINE.codecs.values()
+    assert found.encode.at(1e5) == pytest.approx(lines.encode.at(1e5), rel=1e-3)
+    assert found.payload.at(1e5) == pytest.approx(lines.payload.at(1e5), rel=1e-3)
+
+
+def test_every_operation_that_was_measured_is_held_against_its_fit():
+    calibration = made_calibration()
+    fits = operation_fits(calibration, learn(calibration))
+    assert len(fits) == len(calibration.transfers)
+    assert max(abs(fit.error) for fit in fits) < 0.02
+    large = [fit for fit in fits if fit.nbytes == 1 << 22 and fit.link == "loopback"]
+    assert all(0.5 < fit.efficiency <= 1 for fit in large)
+
+
+def test_too_few_sizes_are_told():
+    calibration = made_calibration()
+    few = [t for t in calibration.transfers if t.nbytes == 4096]
+    with pytest.raises(UserError, match="fewer than 3 sizes of exchange"):
+        learn(calibration.model_copy(update={"transfers": few}))
+
+
+def test_a_model_that_made_the_timings_is_found_again(model):
+    for engine in ("ddp", "fsdp2", "manual"):
+        given, found = MODEL.overhead[engine].value, model.overhead[engine].value
+        assert found.work == pytest.approx(given.work, abs=2e-5)
+        assert found.wait == pytest.approx(given.wait, abs=1e-4)
+    assert model.compute[2].forward == pytest.approx(MODEL.compute[2].forward)
+
+
+def test_it_foretells_other_links_ranks_and_codecs(model):
+    checks = check(TIMINGS, known_runs(TIMINGS, FORECAST), model)
+    held_out = {(each.timing, each.run) for each in checks if each.held_out}
+    assert ("fast", "manual-int8") in held_out and ("four-ranks", "ddp") in held_out
+    assert ("slow", "ddp") not in held_out
+    found = summarize(checks)
+    assert found is not None and found.runs == len(held_out)
+    assert found.worst < 0.01
+
+
+def test_nothing_of_a_run_but_its_setting_is_read(model):
+    """A forecast cannot know what it is held against."""
+    plain = made_run("fast", "manual", rate="1gbit")
+    other = made_run("fast", "manual", rate="1gbit", step_ms=[1e6], bytes_wire=1e12)
+    assert model.predict(plain) == model.predict(other)
+
+
+def test_drift_of_the_machine_is_told_apart(model):
+    """Twice as slow a processor during one timing: the error at its own speed stays small."""
+    slow = MODEL._replace(compute={n: each.scaled(2) for n, each in MODEL.compute.items()})
+    runs = [made_run("fast", "ddp", rate="1gbit"), made_run("fast", NO_COMMUNICATION, rate="1gbit")]
+    step = 1e3 * slow.predict(runs[0])
+    alone = 1e3 * sum(slow.compute[2])
+    drifted = [
+        run.model_copy(update={"step_ms": [ms]})
+        for run, ms in zip(runs, (step, alone), strict=True)
+    ]
+    (found,) = check(drifted, [], model)
+    assert found.error < -0.3
+    assert abs(found.error_of_communication) < 0.01
+
+
+def test_steps_without_communication_are_asked_for():
+    some = [run for run in known_runs(TIMINGS, FORECAST) if run.run != NO_COMMUNICATION]
+    with pytest.raises(UserError, match="none of them has steps without communication"):
+        learn_model(MACHINE, some)
+
+
+def test_an_engine_that_nothing_was_learnt_of_is_left_out(model):
+    odd = made_run("fast", "fsdp1")
+    reasons = unknown([*TIMINGS, odd], model)
+    assert reasons == {"fsdp1": "the model has learnt from no run of fsdp1"}
+    assert all(each.run != "fsdp1" for each in check([*TIMINGS, odd], [], model))
+
+
+def test_no_forecast_is_held_against_nothing():
+    assert summarize([]) is None
+
+
+def test_what_the_fits_leave_open_widens_the_interval(model):
+    run = made_run("fast", "fsdp2", rate="1gbit")
+    sure = estimate(lambda m: m.predict(run), MODEL)
+    assert sure.low == pytest.approx(sure.high)
+    known = MODEL.overhead["fsdp2"]
+    spread = Learnt(known.value, ((1e-10, 0.0), (0.0, 1e-8)))
+    found = estimate(
+        lambda m: m.predict(run), MODEL._replace(overhead={**MODEL.overhead, "fsdp2": spread})
+    )
+    # nine collectives wait and ten compute: each adds one standard deviation per collective
+    assert found.high - found.value == pytest.approx(1.96 * math.hypot(9e-4, 9e-5), rel=0.05)
+    assert found.value - found.low == pytest.approx(found.high - found.value)
+
+
+def test_more_ranks_on_the_same_link_never_help(model):
+    points = extrapolate(first_of_each(TIMINGS, []), model, FORECAST.links, (8, 512, 16384))
+    by_place: dict[tuple[str, str], list[float]] = {}
+    for point in points:
+        assert point.low_ms <= point.step_ms <= point.high_ms
+        by_place.setdefault((point.run, point.link), []).append(point.step_ms)
+    assert len(by_place) == 5 * 2
+    assert all(steps == sorted(steps) for steps in by_place.values())
+
+
+def test_extrapolated_reduce_scatters_are_no_all_reduces(model):
+    """gloo's reduce-scatter sends twice the bytes; on a cluster fsdp2's own is no slower than an
+    exchange."""
+    steps = {
+        name: extrapolate([made_run("x", name)], model, ["dgx-h100"], [8])[0].step_ms
+        for name in ("fsdp2", "fsdp2-exchange")
+    }
+    assert steps["fsdp2"] <= steps["fsdp2-exchange"] * (1 + 1e-9)
+
+
+def test_at_its_break_even_a_codec_neither_pays_nor_costs(model):
+    runs = [made_run("x", name) for name in ("fsdp2-int8", "manual-int8", "fsdp2-exchange")]
+    found = break_even(runs, model)
+    assert [each.run for each in found] == ["fsdp2-int8", "manual-int8"]
+    for each, run in zip(found, runs, strict=False):
+        assert each.step is not None
+        bare = made_run(
+            "x", each.run.replace("fsdp2-int8", "fsdp2-exchange").replace("manual-int8", "manual")
+        )
+        costs = Measured(model.machine, 2, 2, round(each.step))
+        coded, plain = (step_seconds(by_itself(r, model), costs) for r in (run, bare))
+        assert coded == pytest.approx(plain, rel=1e-4)
+
+
+def test_the_exposed_rate_solves_its_equation():
+    (lines,) = MACHINE.codecs.values()
+    n, ranks = 1e6, 4
+    rate = exposed_rate(lines, n, ranks)
+    raw = 4 * n * (ranks - 1) / ranks
+    payload = (ranks - 1) * lines.payload.at(n / ranks)
+    work = ranks * (lines.encode.at(n / ranks) + lines.decode.at(n / ranks))
+    assert 8 * raw / rate == pytest.approx(8 * payload / rate + work)

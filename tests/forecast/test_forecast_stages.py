@@ -1,0 +1,129 @@
+import csv
+import zipfile
+
+import pytest
+from made_timings import INT8, made_calibration, made_timings
+
+from shardlab.core.calibration import read_calibration, write_calibration
+from shardlab.core.errors import UserError
+from shardlab.core.files import write_json
+from shardlab.core.link import Link
+from shardlab.core.parameters import Parameters
+from shardlab.core.strategy import parse_strategy
+from shardlab.core.timings import write_timings
+from shardlab.forecast.machine import learn
+from shardlab.forecast.results import read_forecast
+from shardlab.train.calibration import SIZES, Place, calibrate
+from shardlab.train.codec_costs import ELEMENTS, codecs_of
+from stages import calibrate as calibrate_stage
+from stages import forecast
+
+RUNS = ["ddp", "fsdp2", "fsdp2-int8", "manual", "manual-int8"]
+NAMES = ["one-rank", "two-ranks", "four-ranks", "slow", "fast"]
+PARAMS = {
+    "timings": {name: {"runs": RUNS} for name in NAMES},
+    "forecast": {
+        "timings": ["one-rank", "two-ranks", "slow"],
+        "runs": ["ddp", "fsdp2", "manual"],
+        "ranks": [8, 1024],
+        "links": ["ethernet-10g", "dgx-h100"],
+    },
+}
+
+
+@pytest.fixture
+def timed(tmp_path, monkeypatch):
+    """A project that has everything a forecast needs."""
+    monkeypatch.chdir(tmp_path)
+    write_json("params.yaml", PARAMS)
+    write_calibration("results/calibration.json", made_calibration())
+    runs = made_timings()
+    for name in NAMES:
+        write_timings(f"results/timings/{name}.jsonl", [r for r in runs if r.timing == name])
+    return tmp_path
+
+
+def test_a_forecast_is_written_from_files(timed):
+    forecast.main(Parameters())
+    folder = timed / "results/forecast"
+    found = read_forecast(folder / "forecast.json")
+    assert found.summary is not None and found.summary.runs == 16
+    assert found.left_out == {}
+    assert len(found.points) == 5 * 2 * 2
+    with (folder / "checks.csv").open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == len(found.checks) == 25
+    with zipfile.ZipFile(folder / "chakra.zip") as archive:
+        assert archive.namelist() == [f"{run}.0.et" for run in RUNS]
+        assert all(archive.read(name) for name in archive.namelist())
+
+
+def test_equal_timings_make_equal_forecasts(timed):
+    files = []
+    for _ in range(2):
+        forecast.main(Parameters())
+        files.append({p.name: p.read_bytes() for p in (timed / "results/forecast").iterdir()})
+    assert files[0] == files[1]
+
+
+@pytest.mark.parametrize(
+    "path, mend",
+    [
+        ("results/calibration.json", "calibrate"),
+        ("results/timings/slow.jsonl", "timing slow"),
+    ],
+)
+def test_a_forecast_names_what_is_missing(timed, path, mend):
+    (timed / path).unlink()
+    with pytest.raises(UserError, match=f"{path}: no such file: run python -m stages.{mend}"):
+        forecast.main(Parameters())
+
+
+def test_what_is_no_calibration_is_refused(timed):
+    (timed / "results/calibration.json").write_text("{}")
+    with pytest.raises(UserError, match=r"not a calibration .*: run python -m stages\.calibrate"):
+        forecast.main(Parameters())
+
+
+def test_operations_and_codecs_of_real_ranks_are_measured(tmp_path):
+    places = [Place(2, None), Place(2, Link(rate="1gbit"))]
+    codecs = [(INT8, False), ("int4:group=128", True)]
+    found = calibrate(places, codecs, threads=1, timeout_s=60, rounds=2)
+    write_calibration(tmp_path / "calibration.json", found)
+    assert read_calibration(tmp_path / "calibration.json") == found
+    loopback = [each for each in found.transfers if each.link == "loopback"]
+    assert len(loopback) == 4 * len(SIZES)
+    assert all(len(each.seconds) == 2 for each in found.transfers)
+    for each in found.transfers:
+        twice = each.operation in ("all_reduce", "reduce_scatter")
+        assert each.wire_bytes == each.nbytes / 2 * (1 + twice)
+    assert len(found.codecs) == 2 * len(ELEMENTS)
+    (int8,) = (c for c in found.codecs if c.codec == INT8 and c.elements == 1 << 20)
+    assert int8.payload_bytes == (1 << 20) * (1 + 2 / 128)
+    machine = learn(found)
+    assert machine.transport["gather"].beta >= 0
+
+
+def test_codecs_are_named_once_as_strategies_use_them():
+    strategies = [
+        {"engine": "fsdp2"},
+        {"engine": "fsdp2", "gradients": {"codec": "int8:group=128"}},
+        {"engine": "manual", "gradients": {"codec": "int8:group=128"}, "weights": {"codec": "fp8"}},
+        {"engine": "fsdp2", "gradients": {"codec": "int8:group=128", "error_feedback": True}},
+        {"engine": "fsdp2", "gradients": {"codec": "powersgd:rank=2"}},
+    ]
+    found = codecs_of(parse_strategy(each).normal() for each in strategies)
+    assert [codec.partition(":")[0] + "+" * feedback for codec, feedback in found] == [
+        "int8",
+        "fp8",
+        "int8+",
+    ]
+
+
+def test_a_calibration_of_nothing_is_refused(timed):
+    alone = {"alone": {"runs": ["ddp"], "world_size": 1}}
+    known = {**PARAMS["forecast"], "timings": ["alone"], "runs": ["ddp"]}
+    strategies = {"ddp": {"engine": "ddp"}}
+    params = {"timings": alone, "forecast": known, "strategies": strategies, "train": {}}
+    write_json("params.yaml", params)
+    with pytest.raises(UserError, match=r"forecast\.timings: none of them has several ranks"):
+        calibrate_stage.main(Parameters())

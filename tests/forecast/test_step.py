@@ -1,0 +1,175 @@
+import pytest
+import torch
+from made_timings import MACHINE, MODEL, STRATEGIES, made_run
+from ranks import run_ranks
+
+from shardlab.core.document import validate
+from shardlab.core.params import Model
+from shardlab.core.strategy import parse_strategy
+from shardlab.engines.base import Optimization
+from shardlab.engines.build import build_engine
+from shardlab.engines.units import unit_sizes
+from shardlab.forecast.costs import Costs, Measured, codings
+from shardlab.forecast.machine import wire_bytes
+from shardlab.forecast.model import strategy_of
+from shardlab.forecast.schedule import Phase, Rank, duration, simulate
+from shardlab.forecast.step import Compute, Overhead, Work, obstacle, step_tasks
+from shardlab.models.build import build_model
+
+_CPU = torch.device("cpu")
+NOTHING = Overhead(0.0, 0.0)
+COMPUTE = Compute(0.010, 0.020, 0.0)
+
+
+class Timed(Costs):
+    """Every operation takes the same time, and nothing is shared."""
+
+    def __init__(self, seconds: float, world_size: int = 2) -> None:
+        super().__init__(world_size)
+        self.seconds = seconds
+
+    @property
+    def rank(self) -> Rank:
+        return Rank(3.0)
+
+    def transfer(self, operation, nbytes):
+        return Phase(0.0, 0.0, self.seconds, operation, nbytes)
+
+
+def work_of(run: str, compute: Compute = COMPUTE, overhead: Overhead = NOTHING, **changes) -> Work:
+    made = made_run("two-ranks", run, **changes)
+    return MODEL.work(made, strategy_of(made))._replace(compute=compute, overhead=overhead)
+
+
+def seconds(work: Work, costs: Costs) -> float:
+    return duration(simulate(step_tasks(work, costs), costs.rank))
+
+
+def moved(work: Work, world_size: int = 2) -> dict[str, list[float]]:
+    """Bytes on the wire by operation."""
+    found: dict[str, list[float]] = {}
+    for task in step_tasks(work, Timed(0.0, world_size)):
+        for phase in task.phases:
+            if phase.operation is not None:
+                sent = wire_bytes(phase.operation, phase.vector_bytes, world_size)
+                found.setdefault(phase.operation, []).append(sent)
+    return found
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_step_moves_what_the_engine_moves(name):
+    """The ledger of real ranks, less the norm that clipping needs, which it does not count."""
+    model_of = validate(Model, {"preset": "tiny"}, "model")
+    strategy = parse_strategy(STRATEGIES[name]).normal()
+    meta = build_model(model_of, 256, 32, 0, seed=1).whole()
+    units = tuple(unit.elements for unit in unit_sizes(meta, strategy, _CPU))
+
+    def steps(group):
+        model = build_model(model_of, 256, 32, 0, seed=1).whole()
+        engine = build_engine(model, strategy, Optimization(weight_decay=0.1, clip=1.0), group)
+        batch = torch.zeros(2, 33, dtype=torch.int64)
+        for _ in range(3):
+            engine.ledger.reset()
+            engine.step([batch], 1e-3)
+        accounts = engine.ledger.summary().values()
+        counts = [sum(a[key] for a in accounts) for key in ("bytes_wire", "collectives")]
+        return {"counts": torch.tensor(counts, dtype=torch.float64)}
+
+    wire, collectives = run_ranks(2, steps)[0]["counts"].tolist()
+    work = Work(strategy, units, 1, COMPUTE, NOTHING, *codings(strategy, MACHINE))
+    foretold = moved(work)
+    if strategy.engine != "ddp":
+        foretold["all_reduce"].remove(4.0)
+    # envelopes, scales of groups and zeros at the end of vectors
+    coded = "int8" in name
+    assert sum(map(sum, foretold.values())) == pytest.approx(wire, rel=0.02 if coded else 1e-3)
+    assert sum(map(len, foretold.values())) == collectives
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_without_communication_a_step_is_its_computation(name):
+    alone = Compute(0.010, 0.020, 0.004)
+    assert seconds(work_of(name, alone), Timed(0.01, world_size=1)) == pytest.approx(sum(alone))
+    if "int8" not in name:
+        rest = 0.004 if name == "ddp" else 0.002
+        assert seconds(work_of(name, alone), Timed(0.0)) == pytest.approx(0.030 + rest)
+
+
+@pytest.mark.parametrize("name", ["fsdp1", "fsdp2", "fsdp2-exchange", "fsdp2-int8"])
+@pytest.mark.parametrize("each", [0.001, 0.05])
+def test_what_torch_does_on_a_cpu_adds_up(name, each):
+    work = work_of(name)
+    coding = sum(
+        phase.cpu
+        for task in step_tasks(work, Timed(each))
+        if len(task.phases) > 2
+        for phase in task.phases
+    )
+    # 3 + 2 gathers, 3 reductions and the norm
+    assert seconds(work, Timed(each)) == pytest.approx(0.030 + 9 * each + coding)
+
+
+@pytest.mark.parametrize("each", [0.0005, 0.004, 0.02])
+def test_fsdp2_that_gathers_ahead_takes_what_its_formula_says(each):
+    """Forward: the first gather, then max(F_i, next gather). Backward: gathers and reductions in
+    lanes of their own, so that at its end the slower of computation and reductions is waited for.
+    """
+    work = work_of("fsdp2-ahead")
+    total = sum(work.units)
+    root, first, second = (n / total for n in work.units)
+    forward = 2 * each + max(each, COMPUTE.forward * first)
+    forward += COMPUTE.forward * (second + root)
+    b_root, b_first, b_second = (COMPUTE.backward * share for share in (root, first, second))
+    start = forward + b_root
+    # the last unit is gathered again at once, the one before it while it computes
+    ready_second = start + each
+    end_second = ready_second + b_second
+    end_first = max(end_second, ready_second + each) + b_first
+    reduced = max(end_second + each, end_first) + each
+    reduced = max(reduced, end_first) + each
+    assert seconds(work, Timed(each)) == pytest.approx(reduced + each)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("rate", [10**7, 10**8, 10**9])
+def test_overlap_hides_no_more_than_there_is(name, rate):
+    work, costs = work_of(name), Measured(MACHINE, 2, 2, rate)
+    tasks = step_tasks(work, costs)
+    sending = sum(p.nbytes for t in tasks for p in t.phases) / costs.rank.bytes_per_second
+    computing = sum(p.cpu for t in tasks for p in t.phases)
+    waiting = sum(p.wait for t in tasks for p in t.phases)
+    found = seconds(work, costs)
+    assert found >= max(sending, COMPUTE.forward + COMPUTE.backward)
+    assert found <= sending + computing + waiting + 1e-9
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_slower_link_never_makes_a_step_shorter(name):
+    rates = [10**7, 10**8, 3 * 10**8, 10**9, 10**10]
+    steps = [seconds(work_of(name), Measured(MACHINE, 2, 2, rate)) for rate in rates]
+    assert steps == sorted(steps, reverse=True)
+
+
+@pytest.mark.parametrize("name", ["fsdp2", "manual", "ddp"])
+def test_micro_batches_are_reduced_once(name):
+    one, four = (moved(work_of(name, accumulation=n)) for n in (1, 4))
+    scatters = (
+        "all_reduce" if name == "ddp" else "exchange" if name == "manual" else "reduce_scatter"
+    )
+    assert one[scatters] == four[scatters]
+    if name != "ddp":
+        assert sum(four["gather"]) > 2 * sum(one["gather"])
+
+
+@pytest.mark.parametrize(
+    "settings, told",
+    [
+        ({"offload": True}, "offload"),
+        ({"gradients": {"codec": "powersgd:rank=2"}}, "codec powersgd"),
+        ({"sharding": "hybrid_shard", "replicas": 2}, "sharding hybrid_shard"),
+        ({"overrides": [{"layers": "0", "reshard_after_forward": False}]}, "overrides"),
+        ({}, None),
+    ],
+)
+def test_what_the_model_does_not_know_is_told(settings, told):
+    assert obstacle(parse_strategy({"engine": "fsdp2", **settings}).normal()) == told

@@ -1,0 +1,47 @@
+rule calibrate:
+    input:
+        code(
+            "calibrate",
+            "csrc",
+            "shardlab/codecs",
+            "shardlab/comm",
+            "shardlab/core",
+            "shardlab/kernels",
+            "shardlab/train",
+        ),
+    output:
+        "results/calibration.json",
+    log:
+        "logs/calibrate.log",
+    benchmark:
+        "logs/benchmarks/calibrate.tsv"
+    priority: 1
+    threads: CORES_OF_RANKS
+    resources:
+        timing=1,
+    params:
+        values=values("forecast", "strategies", "timings", "train"),
+    shell:
+        "exec python -m stages.calibrate"
+
+
+rule forecast:
+    input:
+        code("forecast", "shardlab/core", "shardlab/forecast"),
+        "results/calibration.json",
+        expand(rules.timing.output, timing=config["timings"]),
+    output:
+        "results/forecast/forecast.json",
+        "results/forecast/checks.csv",
+        "results/forecast/scaling.csv",
+        "results/forecast/operations.csv",
+        "results/forecast/break_even.csv",
+        "results/forecast/chakra.zip",
+    log:
+        "logs/forecast.log",
+    benchmark:
+        "logs/benchmarks/forecast.tsv"
+    params:
+        values=values("forecast", "timings"),
+    shell:
+        "exec python -m stages.forecast"
