@@ -13,6 +13,18 @@ from shardlab.core.records import LinkEmulation
 Operation = Literal["exchange", "gather", "all_reduce", "reduce_scatter"]
 """exchange, gather: `shardlab.comm.transport`; all_reduce, reduce_scatter: the group's own"""
 
+_PASSES: dict[Operation, int] = {
+    "exchange": 1,
+    "gather": 1,
+    "all_reduce": 2,
+    "reduce_scatter": 2,
+}
+
+
+def wire_bytes(operation: Operation, nbytes: float, world_size: int) -> float:
+    """What a rank sends for a vector of so many bytes; gloo's reduce-scatter is an all-reduce."""
+    return _PASSES[operation] * nbytes * (world_size - 1) / world_size
+
 
 class Transfer(Document):
     """One operation on vectors of one size."""

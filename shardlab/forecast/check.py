@@ -6,8 +6,7 @@ from statistics import median
 from shardlab.core.document import Document
 from shardlab.core.params import Forecast
 from shardlab.core.timings import NO_COMMUNICATION, TimedRun
-from shardlab.forecast.model import Model, learnt_compute, step_s, strategy_of
-from shardlab.forecast.step import obstacle
+from shardlab.forecast.model import Model, learnt_compute, step_s
 from shardlab.forecast.uncertainty import estimate
 
 
@@ -51,17 +50,9 @@ def unknown(timings: Iterable[TimedRun], model: Model) -> dict[str, str]:
     """Runs that the model has nothing to say of, and why."""
     reasons = {}
     for run in timings:
-        if run.run != NO_COMMUNICATION and (why := _why_not(run, model)):
+        if run.run != NO_COMMUNICATION and (why := model.obstacle(run)):
             reasons[run.run] = why
     return reasons
-
-
-def _why_not(run: TimedRun, model: Model) -> str | None:
-    strategy = strategy_of(run)
-    if strategy.engine not in model.overhead:
-        return f"the model has learnt from no run of {strategy.engine}"
-    missing = obstacle(strategy)
-    return missing and f"the model does not know {missing}"
 
 
 def check(timings: Sequence[TimedRun], known: Sequence[TimedRun], model: Model) -> list[Check]:

@@ -3,11 +3,11 @@
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
-from shardlab.core.calibration import Operation
+from shardlab.core.calibration import Operation, wire_bytes
 from shardlab.core.codec_spec import codec_text
 from shardlab.core.strategy import Strategy
 from shardlab.forecast import collectives
-from shardlab.forecast.machine import CodecLines, Machine, wire_bytes
+from shardlab.forecast.machine import CodecLines, Machine
 from shardlab.forecast.presets import Cluster
 from shardlab.forecast.schedule import Phase, Rank
 
@@ -93,7 +93,9 @@ class Measured(Costs):
     Args:
         cores: of the machine.
         bits_per_second: of the link; None: loopback.
-        kernel: the kernel emulates the link, with a bucket and frames.
+        delay_s: of each operation, beside its bytes.
+        bucket: bytes that pass the link at once after a pause.
+        framed: whether bytes travel in Ethernet frames.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 
@@ -11,20 +11,9 @@ from shardlab.core.errors import UserError
 from shardlab.core.link import bucket_bytes
 from shardlab.forecast.fit import Line, fit_line
 
+_OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 FRAMING = 1514 / 1448
 """bytes of Ethernet frames per byte of payload, where no link was measured"""
-_PASSES: dict[Operation, int] = {
-    "exchange": 1,
-    "gather": 1,
-    "all_reduce": 2,
-    "reduce_scatter": 2,
-}
-"""gloo's reduce-scatter is an all-reduce"""
-
-
-def wire_bytes(operation: Operation, nbytes: float, world_size: int) -> float:
-    """What a rank sends for a vector of so many bytes."""
-    return _PASSES[operation] * nbytes * (world_size - 1) / world_size
 
 
 def quickly(seconds: Sequence[float]) -> float:
@@ -60,8 +49,8 @@ def learn(calibration: Calibration) -> Machine:
     Raises:
         UserError: it lacks an operation.
     """
-    transport = {name: _transport(calibration.transfers, name) for name in _PASSES}
-    framing = {name: _framing(calibration.transfers, name) for name in _PASSES}
+    transport = {name: _transport(calibration.transfers, name) for name in _OPERATIONS}
+    framing = {name: _framing(calibration.transfers, name) for name in _OPERATIONS}
     kinds = {(each.codec, each.error_feedback) for each in calibration.codecs}
     return Machine(transport, framing, {kind: _codec(calibration.codecs, kind) for kind in kinds})
 

@@ -14,12 +14,10 @@ from shardlab.core.timings import NO_COMMUNICATION, TimedRun
 from shardlab.forecast.costs import Costs, Measured, codings
 from shardlab.forecast.machine import Machine
 from shardlab.forecast.schedule import duration, simulate
-from shardlab.forecast.step import Compute, Overhead, Work, step_tasks
+from shardlab.forecast.step import Compute, Overhead, Work, obstacle, step_tasks
 
-_KNOWN: "Covariance" = ((0.0, 0.0), (0.0, 0.0))
 _LONGEST_S = 0.1
 """of the engine's own work for one collective"""
-
 
 Covariance = tuple[tuple[float, float], tuple[float, float]]
 
@@ -28,7 +26,7 @@ class Learnt(NamedTuple):
     """The overhead of an engine, as far as it is known."""
 
     value: Overhead
-    covariance: Covariance
+    covariance: Covariance = ((0.0, 0.0), (0.0, 0.0))
 
 
 class Model(NamedTuple):
@@ -44,11 +42,7 @@ class Model(NamedTuple):
     """by engine"""
 
     def work(self, run: TimedRun, strategy: Strategy) -> Work:
-        """The step of a run.
-
-        Raises:
-            KeyError: an engine of which no run was learnt from, or a codec without calibration.
-        """
+        """The step of a run to which nothing stands in the way (`Model.obstacle`)."""
         return Work(
             strategy,
             tuple(unit.elements for unit in run.units),
@@ -57,6 +51,13 @@ class Model(NamedTuple):
             self.overhead[strategy.engine].value,
             *codings(strategy, self.machine),
         )
+
+    def obstacle(self, run: TimedRun) -> str | None:
+        """Why the model has nothing to say of a run; None if it has."""
+        strategy = strategy_of(run)
+        if strategy.engine not in self.overhead:
+            return f"the model has learnt from no run of {strategy.engine}"
+        return cannot_learn(strategy, self.machine)
 
     def predict(self, run: TimedRun) -> float:
         """Seconds of a step of a run, of which nothing but its setting is read."""
@@ -92,6 +93,17 @@ def strategy_of(run: TimedRun) -> Strategy:
     return parse_strategy(run.strategy, f"strategy of {run.run}").normal()
 
 
+def cannot_learn(strategy: Strategy, machine: Machine) -> str | None:
+    """Why a strategy in its normal form cannot be simulated; None if it can."""
+    if missing := obstacle(strategy):
+        return f"the model does not know {missing}"
+    try:
+        codings(strategy, machine)
+    except KeyError:
+        return "its codec was not calibrated"
+    return None
+
+
 def step_s(run: TimedRun) -> float:
     """Measured: the median of the rounds."""
     return median(run.step_ms) / 1e3
@@ -101,7 +113,7 @@ def learn_model(machine: Machine, known: Sequence[TimedRun]) -> Model:
     """The model of known runs, among them those without communication.
 
     Raises:
-        UserError: there is no run without communication.
+        UserError: there is no run without communication, or one that nothing can be learnt from.
     """
     alone = [run for run in known if run.run == NO_COMMUNICATION]
     if not alone:
@@ -115,8 +127,12 @@ def learn_model(machine: Machine, known: Sequence[TimedRun]) -> Model:
     model = Model(machine, cores, means, error, {})
     engines: dict[str, list[TimedRun]] = {}
     for run in known:
-        if run.run != NO_COMMUNICATION:
-            engines.setdefault(strategy_of(run).engine, []).append(run)
+        if run.run == NO_COMMUNICATION:
+            continue
+        strategy = strategy_of(run)
+        if why := cannot_learn(strategy, machine):
+            raise UserError(f"forecast.runs: {run.run}: {why}: name another run")
+        engines.setdefault(strategy.engine, []).append(run)
     return model._replace(
         overhead={engine: _overhead(model, engine, runs) for engine, runs in engines.items()}
     )
@@ -151,7 +167,7 @@ def _standard_error(values: Sequence[float]) -> float:
 
 def _overhead(model: Model, engine: str, runs: Iterable[TimedRun]) -> Learnt:
     """Seconds per collective that explain the runs best, by relative errors."""
-    nothing = model._replace(overhead={engine: Learnt(Overhead(0.0, 0.0), _KNOWN)})
+    nothing = model._replace(overhead={engine: Learnt(Overhead(0.0, 0.0))})
     cases = [(nothing.work(run, strategy_of(run)), nothing.costs(run), step_s(run)) for run in runs]
 
     def misfit(given: Sequence[float]) -> list[float]:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from shardlab.comm.emulation import emulated
 from shardlab.comm.transport import Transport
-from shardlab.core.calibration import Calibration, CodecCost, Operation, Transfer
+from shardlab.core.calibration import Calibration, CodecCost, Operation, Transfer, wire_bytes
 from shardlab.core.files import read_json, write_json
 from shardlab.core.host import describe_host, git_revision
 from shardlab.core.link import LOOPBACK, Link, bucket_bytes
@@ -29,7 +29,6 @@ SIZES = [1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22]
 _ROUNDS = 12
 _LONGEST_S = 0.1
 """larger vectors than a link carries in this time tell nothing new"""
-_PASSES = {"all_reduce": 2, "reduce_scatter": 2}
 
 
 class Place(NamedTuple):
@@ -104,12 +103,12 @@ def _transfer_times(place: Place, rounds: int, group: dist.ProcessGroup) -> Time
     """Seconds of every round by operation and size."""
     rate = None if place.link is None else place.link.bits_per_second
     pause = 0.0 if rate is None else 8 * bucket_bytes(rate) / rate
-    calls: dict[str, Callable[[], object]] = {}
-    for nbytes in SIZES:
-        for operation, call in _operations(group, nbytes).items():
-            wire = _wire_bytes(operation, nbytes, place.world_size)
-            if rate is None or 8 * wire / rate < _LONGEST_S:
-                calls[f"{operation} {nbytes}"] = call
+    calls = {
+        f"{operation} {nbytes}": call
+        for nbytes in SIZES
+        for operation, call in _operations(group, nbytes).items()
+        if rate is None or 8 * wire_bytes(operation, nbytes, place.world_size) / rate < _LONGEST_S
+    }
     times = by_turns(calls, rounds, group, pause)
     ranks = gather_values(times, group)
     return {
@@ -118,7 +117,7 @@ def _transfer_times(place: Place, rounds: int, group: dist.ProcessGroup) -> Time
     }
 
 
-def _operations(group: dist.ProcessGroup, nbytes: int) -> Mapping[str, Callable[[], object]]:
+def _operations(group: dist.ProcessGroup, nbytes: int) -> Mapping[Operation, Callable[[], object]]:
     """On vectors of so many bytes, as engines use them."""
     transport, size = Transport(group), dist.get_world_size(group)
     # the vectors of a rank are not those of another operation: no cache is warmer than in a step
@@ -135,28 +134,21 @@ def _operations(group: dist.ProcessGroup, nbytes: int) -> Mapping[str, Callable[
 
 def _transfers(place: Place, times: Times) -> list[Transfer]:
     link = place.link
-    found = []
-    for name, seconds in times.items():
-        operation, _, nbytes = name.partition(" ")
-        assert operation in get_args(Operation), operation
-        found.append(
-            Transfer(
-                operation=operation,  # type: ignore[arg-type]
-                world_size=place.world_size,
-                link=_name(link),
-                link_emulation="none" if link is None else "namespaces",
-                bits_per_second=None if link is None else link.bits_per_second,
-                nbytes=int(nbytes),
-                wire_bytes=_wire_bytes(operation, int(nbytes), place.world_size),
-                seconds=seconds,
-            )
+    return [
+        Transfer(
+            operation=operation,
+            world_size=place.world_size,
+            link=_name(link),
+            link_emulation="none" if link is None else "namespaces",
+            bits_per_second=None if link is None else link.bits_per_second,
+            nbytes=nbytes,
+            wire_bytes=wire_bytes(operation, nbytes, place.world_size),
+            seconds=times[f"{operation} {nbytes}"],
         )
-    return found
-
-
-def _wire_bytes(operation: str, nbytes: int, world_size: int) -> float:
-    """That a rank sends; gloo's reduce-scatter is an all-reduce."""
-    return _PASSES.get(operation, 1) * nbytes * (world_size - 1) / world_size
+        for operation in get_args(Operation)
+        for nbytes in SIZES
+        if f"{operation} {nbytes}" in times
+    ]
 
 
 def _name(link: Link | None) -> str:

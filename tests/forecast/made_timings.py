@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from shardlab.core.calibration import Calibration, CodecCost, Operation, Transfer
+from shardlab.core.calibration import Calibration, CodecCost, Operation, Transfer, wire_bytes
 from shardlab.core.link import bits_per_second, bucket_bytes
 from shardlab.core.records import Breakdown
 from shardlab.core.strategy import parse_strategy
 from shardlab.core.timings import NO_COMMUNICATION, TimedRun, UnitSize
 from shardlab.forecast.costs import Measured
 from shardlab.forecast.fit import Line
-from shardlab.forecast.machine import CodecLines, Machine, wire_bytes
+from shardlab.forecast.machine import CodecLines, Machine
 from shardlab.forecast.model import Learnt, Model
 from shardlab.forecast.schedule import Task, duration, simulate
 from shardlab.forecast.step import Compute, Overhead
@@ -46,14 +46,13 @@ MACHINE = Machine(
     codecs={(INT8, False): CodecLines(Line(2e-5, 1e-9), Line(1e-5, 5e-10), Line(8.0, 1 + 4 / 128))},
 )
 _ALONE = Compute(8e-3, 13e-3, 2e-3)
-_CERTAIN = ((0.0, 0.0), (0.0, 0.0))
 MODEL = Model(
     machine=MACHINE,
     cores=2.0,
     compute={1: _ALONE, 2: _ALONE.scaled(1.15)},
     compute_error=0.0,
     overhead={
-        engine: Learnt(Overhead(work, wait), _CERTAIN)
+        engine: Learnt(Overhead(work, wait))
         for engine, work, wait in (
             ("ddp", 5e-5, 1.5e-3),
             ("fsdp1", 4e-4, 1.5e-3),

@@ -111,6 +111,17 @@ def test_an_engine_that_nothing_was_learnt_of_is_left_out(model):
     assert all(each.run != "fsdp1" for each in check([*TIMINGS, odd], [], model))
 
 
+def test_what_cannot_be_simulated_is_no_teacher_and_is_left_out(model):
+    off = {"engine": "fsdp2", "offload": True}
+    run = made_run("two-ranks", "fsdp2")
+    loaded = run.model_copy(update={"run": "off", "strategy": off})
+    assert model.obstacle(loaded) == "the model does not know offload"
+    with pytest.raises(UserError, match=r"forecast\.runs: off: the model does not know offload"):
+        learn_model(MACHINE, [loaded, made_run("two-ranks", NO_COMMUNICATION)])
+    bare = MODEL._replace(machine=MACHINE._replace(codecs={}))
+    assert bare.obstacle(made_run("x", "fsdp2-int8")) == "its codec was not calibrated"
+
+
 def test_no_forecast_is_held_against_nothing():
     assert summarize([]) is None
 

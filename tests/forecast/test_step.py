@@ -3,6 +3,7 @@ import torch
 from made_timings import MACHINE, MODEL, STRATEGIES, made_run
 from ranks import run_ranks
 
+from shardlab.core.calibration import wire_bytes
 from shardlab.core.document import validate
 from shardlab.core.params import Model
 from shardlab.core.strategy import parse_strategy
@@ -10,7 +11,6 @@ from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
 from shardlab.engines.units import unit_sizes
 from shardlab.forecast.costs import Costs, Measured, codings
-from shardlab.forecast.machine import wire_bytes
 from shardlab.forecast.model import strategy_of
 from shardlab.forecast.schedule import Phase, Rank, duration, simulate
 from shardlab.forecast.step import Compute, Overhead, Work, obstacle, step_tasks
