@@ -110,11 +110,11 @@ class _Step:
         if not phases:
             return None
         wait = Phase(wait=overhead.wait * self.costs.ranks_per_core)
-        if lane == _COMPUTE:
-            return self._add(name, lane, (wait, *phases), [before])
-        # every phase begins when its thread gets a core and the interpreter from computation
-        waiting = tuple(each for phase in phases for each in (wait, phase))
-        return self._add(name, lane, waiting, [before])
+        first, *others = phases
+        if lane != _COMPUTE and others:
+            # beside computation, who decodes has to get a core again when the payloads are there
+            others.insert(-1, wait)
+        return self._add(name, lane, (wait, first, *others), [before])
 
     def _add(self, name: str, lane: str, phases: tuple[Phase, ...], after: Sequence[str]) -> str:
         name = f"{len(self._tasks)} {name}"
