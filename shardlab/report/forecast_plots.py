@@ -39,7 +39,7 @@ def _efficiency(points: Sequence[Point], runs: list[str], baseline: str) -> Figu
         axes.set_title(link, fontsize=9)
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=7, rotation=45)
-        axes.set_ylim(0, 105)
+        axes.set_ylim(0, 112)
     for spare in panels[len(links) :]:
         spare.set_visible(False)
     for axes in panels[: len(links)][-_ACROSS:]:

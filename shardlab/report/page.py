@@ -41,7 +41,8 @@ CAPTIONS = {
     "crossover": "Speed-up over the baseline at the same rate, with its 95 % interval by rounds. "
     "The dotted line is the bound: steps without communication.",
     "forecast": "By the model, with the 95 % interval of its fits: throughput of a rank against "
-    "one that does not communicate, every rank computing as here.",
+    "one that does not communicate, every rank computing as here. Above 100 %: with shards a rank "
+    "updates only its part of the parameters.",
 }
 
 

@@ -76,6 +76,15 @@ def test_it_foretells_other_links_ranks_and_codecs(model):
     assert found.worst < 0.01
 
 
+def test_one_run_is_enough_to_learn_from():
+    runs = [made_run("two-ranks", name) for name in ("fsdp2", NO_COMMUNICATION)]
+    model = learn_model(MACHINE, runs)
+    assert model.predict(runs[0]) == pytest.approx(MODEL.predict(runs[0]), rel=1e-3)
+    (found,) = check(runs, runs, model)
+    assert not found.held_out
+    assert summarize([found]) is None
+
+
 def test_nothing_of_a_run_but_its_setting_is_read(model):
     """A forecast cannot know what it is held against."""
     plain = made_run("fast", "manual", rate="1gbit")
