@@ -178,4 +178,7 @@ def _breakdown(compute: Compute) -> Breakdown:
         backward_compute_ms=backward,
         backward_comm_ms=0.0,
         backward_comm_share=0.0,
+        update_ms=1e3 * compute.rest,
+        update_compute_ms=1e3 * compute.rest,
+        update_comm_ms=0.0,
     )
