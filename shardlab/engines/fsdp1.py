@@ -20,10 +20,9 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.wrap import CustomPolicy, size_based_auto_wrap_policy
 
 from shardlab.comm.fsdp1_hooks import unit_names, units
-from shardlab.comm.names import parameter_names
 from shardlab.core.errors import UserError
 from shardlab.core.strategy import Strategy
-from shardlab.engines.autograd import AutogradEngine, Fill
+from shardlab.engines.autograd import Fill
 from shardlab.engines.base import Optimization
 from shardlab.engines.flat import FlatEngine, FlatVector
 from shardlab.engines.mesh import SHARD, make_mesh, replica_group
@@ -51,7 +50,6 @@ class FSDP1Engine(FlatEngine):
         fill: Fill,
     ) -> None:
         self._mesh = make_mesh(group, strategy.replicas or 1, device)
-        self._names = [*parameter_names(model).values()]
         with warnings.catch_warnings():
             # NO_SHARD is what was asked for, and what one rank comes to
             warnings.filterwarnings("ignore", "(?s).*NO_SHARD")
@@ -84,10 +82,16 @@ class FSDP1Engine(FlatEngine):
     def _clip_to(self, limit: float) -> float:
         return float(self._wrapped.clip_grad_norm_(limit))
 
-    def full_parameters(self) -> dict[str, Tensor]:  # noqa: D102
-        if self._wrapped._use_orig_params:
-            return AutogradEngine.full_parameters(self)
-        return super().full_parameters()
+    def whole_parameters(self) -> Iterator[dict[str, Tensor]]:  # noqa: D102
+        if not self._wrapped._use_orig_params:
+            yield from super().whole_parameters()
+            return
+        names = unit_names(self._wrapped)
+        for name, unit in units(self._wrapped).items():
+            with FullyShardedDataParallel.summon_full_params(unit, recurse=False, writeback=False):
+                if (flat := unit._flat_param) is not None:
+                    parts = [parameter.detach() for parameter in flat._params or ()]
+                    yield dict(zip(names[name], parts, strict=True))
 
     def _vectors(self) -> dict[str, FlatVector]:
         if self._wrapped._use_orig_params:

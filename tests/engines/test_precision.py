@@ -6,6 +6,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from ranks import run_ranks
+from whole_parameters import whole_parameters
 
 from shardlab.engines.precision import LossScale, dtype_of
 from tests.engines.test_engines import batch_of, losses_of, make, train
@@ -37,7 +38,7 @@ def test_narrow_types_follow_the_curve_of_float32(name):
     def on_rank(group):
         engine = make(group, NARROW[name])
         losses = train(engine, group, 4)
-        full = engine.full_parameters().values()
+        full = whole_parameters(engine).values()
         assert all(p.dtype == torch.float32 for p in full)
         return {"losses": losses, "sum": torch.stack([p.double().sum() for p in full])}
 
