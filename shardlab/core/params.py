@@ -12,6 +12,7 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$", max_len
 """Names become parts of file names: lower-case letters, digits and hyphens."""
 Round = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*$")]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Positive = Annotated[float, Field(gt=0)]
 
 
 class Data(Document):
@@ -163,6 +164,15 @@ class Timing(Document):
     """timed steps of every strategy"""
 
 
+class Quality(Document):
+    """Where training curves are compared, beside the end of the run."""
+
+    train_loss: Annotated[tuple[Positive, ...], AS_TUPLE] = ()
+    """nats per token, smoothed: steps and time are told that a run takes to reach each"""
+    time_s: Annotated[tuple[Positive, ...], AS_TUPLE] = ()
+    """seconds of training: the loss is told that a run has after each"""
+
+
 class Agent(Document):
     """How the search for a better strategy works."""
 
@@ -217,6 +227,7 @@ class Params(Document):
     """run that the others are compared with"""
     timings: dict[Name, Timing]
     """by name: what is timed on other links and with other numbers of ranks than the matrix"""
+    quality: Quality
     agent: Agent
     rounds: dict[Round, RoundPlan]
     last_round: Round

@@ -1,0 +1,51 @@
+"""How soon a run was how good, told by its training loss.
+
+Runs of one seed see the same batches in the same steps, so their losses compare step by step. One
+batch is more difficult than another; a mean over the last twentieth of the run's steps takes most
+of that out.
+"""
+
+import bisect
+import statistics
+from collections.abc import Sequence
+
+_SHARE = 20
+
+
+def smoothed(losses: Sequence[float]) -> list[float]:
+    """Mean over the last steps of each step: a twentieth of all, fewer at the beginning."""
+    width = max(1, len(losses) // _SHARE)
+    return [
+        statistics.fmean(losses[max(0, end - width) : end]) for end in range(1, len(losses) + 1)
+    ]
+
+
+def steps_to_quality(losses: Sequence[float], threshold: float) -> float | None:
+    """Steps until the smoothed loss is at most `threshold`, interpolated between two steps.
+
+    Args:
+        losses: nats per token, one for every step.
+
+    Returns:
+        None for a run that did not get there.
+    """
+    curve = smoothed(losses)
+    reached = next((step for step, loss in enumerate(curve) if loss <= threshold), None)
+    if not reached:
+        return None if reached is None else 1.0
+    before, after = curve[reached - 1], curve[reached]
+    return reached + (before - threshold) / (before - after)
+
+
+def quality_at_time(losses: Sequence[float], times: Sequence[float], moment: float) -> float | None:
+    """The smoothed loss of the last step that had ended; a run that is over keeps its last one.
+
+    Args:
+        losses: nats per token, one for every step.
+        times: when each step ended, ascending, in the unit of `moment`.
+
+    Returns:
+        None as long as no step has ended.
+    """
+    ended = bisect.bisect_right(times, moment)
+    return smoothed(losses)[ended - 1] if ended else None
