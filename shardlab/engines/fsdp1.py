@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     BackwardPrefetch,
     CPUOffload,
@@ -50,25 +51,7 @@ class FSDP1Engine(FlatEngine):
         fill: Fill,
     ) -> None:
         self._mesh = make_mesh(group, strategy.replicas or 1, device)
-        with warnings.catch_warnings():
-            # NO_SHARD is what was asked for, and what one rank comes to
-            warnings.filterwarnings("ignore", "(?s).*NO_SHARD")
-            wrapped = FullyShardedDataParallel(
-                model,
-                device_mesh=self._mesh[SHARD],
-                sharding_strategy=_sharding(strategy),
-                auto_wrap_policy=_policy(model, strategy),
-                mixed_precision=MixedPrecision(
-                    param_dtype=dtype_of(strategy.param_dtype, device),
-                    reduce_dtype=dtype_of(strategy.reduce_dtype, device),
-                ),
-                device_id=device,
-                param_init_fn=fill,
-                use_orig_params=strategy.use_orig_params or False,
-                limit_all_gathers=strategy.limit_all_gathers is not False,
-                cpu_offload=CPUOffload(True) if strategy.offload else None,
-                **_prefetch(strategy),
-            )
+        wrapped = wrap_model(model, strategy, self._mesh, device, fill)
         between = replica_group(self._mesh)
         super().__init__(wrapped, strategy, optimization, seed, device, replicas=between)
         self._wrapped = wrapped
@@ -110,6 +93,31 @@ class FSDP1Engine(FlatEngine):
         if self._wrapped.sharding_strategy is ShardingStrategy.NO_SHARD:
             return local
         return super()._laid_out(name, local)
+
+
+def wrap_model(
+    model: nn.Module, strategy: Strategy, mesh: DeviceMesh, device: torch.device, fill: Fill
+) -> FullyShardedDataParallel:
+    """A model that was sharded by a strategy's normal form."""
+    with warnings.catch_warnings():
+        # NO_SHARD is what was asked for, and what one rank comes to
+        warnings.filterwarnings("ignore", "(?s).*NO_SHARD")
+        return FullyShardedDataParallel(
+            model,
+            device_mesh=mesh[SHARD],
+            sharding_strategy=_sharding(strategy),
+            auto_wrap_policy=_policy(model, strategy),
+            mixed_precision=MixedPrecision(
+                param_dtype=dtype_of(strategy.param_dtype, device),
+                reduce_dtype=dtype_of(strategy.reduce_dtype, device),
+            ),
+            device_id=device,
+            param_init_fn=fill,
+            use_orig_params=strategy.use_orig_params or False,
+            limit_all_gathers=strategy.limit_all_gathers is not False,
+            cpu_offload=CPUOffload(True) if strategy.offload else None,
+            **_prefetch(strategy),
+        )
 
 
 def _sharding(strategy: Strategy) -> ShardingStrategy:
