@@ -16,17 +16,13 @@ import time
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.children import on_ranks
-from shardlab.codecs.unit import Unit
-from shardlab.comm import attach
-from shardlab.comm.build import make_collective
-from shardlab.comm.collective import Collective
+from shardlab.comm.pace import Pace
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
@@ -74,27 +70,6 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 _VOCABULARY, _LENGTH, _SAMPLES, _UNTIMED = 2048, 64, 8, 3
 
 
-class Delayed(Collective):
-    """Another collective, each of whose operations takes `seconds` longer."""
-
-    def __init__(self, inner: Collective, seconds: float) -> None:
-        super().__init__(inner.group, inner.ledger, inner.kind)
-        self._inner = inner
-        self._seconds = seconds
-
-    def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
-        self._inner.reduce_scatter(output, vector, scale, unit)
-        time.sleep(self._seconds)
-
-    def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
-        self._inner.all_reduce(vector, scale, unit)
-        time.sleep(self._seconds)
-
-    def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
-        self._inner.all_gather(output, shard, unit)
-        time.sleep(self._seconds)
-
-
 class Case(NamedTuple):
     """One run."""
 
@@ -102,7 +77,7 @@ class Case(NamedTuple):
     world_size: int
     preset: str
     steps: int
-    delay_s: float
+    delay_ms: float
 
 
 def main() -> None:
@@ -123,7 +98,7 @@ def main() -> None:
     for world_size in args.world_size:
         for delay in args.delay:
             cases = [
-                Case(name, world_size, args.preset, args.steps, delay / 1e3)
+                Case(name, world_size, args.preset, args.steps, delay)
                 for name in chosen
                 if world_size % 4 == 0 or "replicas" not in STRATEGIES[name]
             ]
@@ -151,22 +126,14 @@ def _measured(cases: list[Case], rounds: int) -> dict[str, dict[str, Any]]:
 
 
 def _run(case: Case, group: dist.ProcessGroup) -> dict[str, Any]:
-    def delayed(*arguments: Any, **options: Any) -> Collective:
-        return Delayed(make_collective(*arguments, **options), case.delay_s)
-
-    if case.delay_s == 0:
-        return _train(case, group)
-    with patch.object(attach, "make_collective", delayed):
-        return _train(case, group)
-
-
-def _train(case: Case, group: dist.ProcessGroup) -> dict[str, Any]:
     preset = validate(Model, {"preset": case.preset}, "--preset")
     model = build_model(preset, _VOCABULARY, _LENGTH, 0, seed=1).whole()
     sizes = [sum(p.numel() for p in block.parameters()) for block in transformer_blocks(model)]
     whole = sum(p.numel() for p in model.parameters())
     strategy = _strategy(case)
-    engine = build_engine(model, strategy, Optimization(weight_decay=0.1, clip=1.0), group)
+    optimization = Optimization(weight_decay=0.1, clip=1.0)
+    pace = Pace(case.delay_ms) if case.delay_ms else None
+    engine = build_engine(model, strategy, optimization, group, pace=pace)
     losses, times = [], []
     for step in range(case.steps):
         if step == min(_UNTIMED, case.steps - 1):

@@ -27,6 +27,7 @@ from shardlab.comm.buffers import Buffers
 from shardlab.comm.envelope import HEADER, Contents, describe, message_bytes, seal, unseal
 from shardlab.comm.links import Links
 from shardlab.comm.transport import Transport
+from shardlab.core.link import Link
 from shardlab.train.launch import launch
 
 SIZES = [1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24]
@@ -101,8 +102,8 @@ def show_ways(group: dist.ProcessGroup, rounds: int, bits_per_second: int | None
 def show_link(rate: str | None, world_size: int, rounds: int) -> None:
     """The table on one kind of link; without a rate on the loopback interface."""
     with ExitStack() as stack:
-        links = None if rate is None else stack.enter_context(Links(world_size, rate))
-        bits = None if links is None else links.bits_per_second
+        links = None if rate is None else stack.enter_context(Links(world_size, Link(rate=rate)))
+        bits = None if links is None else links.link.bits_per_second
         if bits is None:
             print(f"{world_size} ranks, loopback: ms (times as long as in pieces)")
         else:

@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from shardlab.codecs.unit import Unit
 from shardlab.comm.ledger import Account, Kind, Ledger
+from shardlab.comm.traffic import Traffic
 from shardlab.comm.transport import Transport
 
 
@@ -26,7 +28,7 @@ class Collective(ABC):
         self.group = group
         self.ledger = ledger
         self.kind = kind
-        self.transport = Transport(group)
+        self.transport = Transport(group, ledger.traffic)
         self.world_size = self.transport.world_size
         self.rank = self.transport.rank
 
@@ -104,7 +106,7 @@ class Native(Collective):
     """
 
     def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
-        wire = sum_scatter(output, vector, self.group)
+        wire = sum_scatter(output, vector, self.group, self.ledger.traffic)
         self._count(raw=self._share_of_others(vector.nbytes), wire=wire)
         if scale != 1:
             output.mul_(scale)
@@ -113,43 +115,58 @@ class Native(Collective):
     def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
         if scale != 1:
             vector.mul_(scale)
-        self.start_all_reduce(vector).wait()
+        with self.ledger.traffic.operation(self._count_all_reduce(vector)):
+            dist.all_reduce(vector, group=self.group)
         self._check_finite(vector)
-
-    def start_all_reduce(self, vector: Tensor) -> dist.Work:
-        """Starts the sum over ranks, in place, and returns at once."""
-        needed = 2 * self._share_of_others(vector.nbytes)
-        self._count(raw=needed, wire=needed)
-        return dist.all_reduce(vector, group=self.group, async_op=True)
 
     def start_mean(self, vector: Tensor) -> torch.futures.Future[Tensor]:
         """Starts the mean over ranks, in place, and returns at once."""
-        work = self.start_all_reduce(vector.mul_(1 / self.world_size))
+        vector.mul_(1 / self.world_size)
+        nbytes = self._count_all_reduce(vector)
+        start = partial(dist.all_reduce, vector, group=self.group, async_op=True)
 
-        def done(_: torch.futures.Future[list[Tensor]]) -> Tensor:
+        def done(ended: torch.futures.Future[object]) -> Tensor:
+            ended.value()  # raises what went wrong
             self._check_finite(vector)
             return vector
 
-        return work.get_future().then(done)
+        return self.ledger.traffic.ending(start, nbytes).then(done)
 
     def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
-        self.start_all_gather(output, shard).wait()
+        if self._gathers_in_pieces(output):
+            self.transport.gather(shard, self._chunks(output))
+        else:
+            dist.all_gather_single(output, shard, group=self.group)
 
     def start_all_gather(self, output: Tensor, shard: Tensor) -> dist.Work:
         """Starts the gathering and returns at once."""
-        needed = self._share_of_others(output.nbytes)
-        self._count(raw=needed, wire=needed)
-        if dist.get_backend(self.group) == "gloo":
+        if self._gathers_in_pieces(output):
             return self.transport.start_gather(shard, self._chunks(output))
         return dist.all_gather_single(output, shard, group=self.group, async_op=True)
 
+    def _gathers_in_pieces(self, output: Tensor) -> bool:
+        """Counts a gathering, and says who is to do it."""
+        needed = self._share_of_others(output.nbytes)
+        self._count(raw=needed, wire=needed)
+        return dist.get_backend(self.group) == "gloo"
 
-def sum_scatter(output: Tensor, vector: Tensor, group: dist.ProcessGroup) -> float:
+    def _count_all_reduce(self, vector: Tensor) -> float:
+        """Returns the bytes that it sends."""
+        needed = 2 * self._share_of_others(vector.nbytes)
+        self._count(raw=needed, wire=needed)
+        return needed
+
+
+def sum_scatter(
+    output: Tensor, vector: Tensor, group: dist.ProcessGroup, traffic: Traffic
+) -> float:
     """The group's own reduce-scatter by sum; returns the bytes that this rank sent."""
-    dist.reduce_scatter_single(output, vector, op=dist.ReduceOp.SUM, group=group)
     world_size = dist.get_world_size(group)
     times = 2 if dist.get_backend(group) == "gloo" else 1
-    return times * vector.nbytes * (world_size - 1) / world_size
+    wire = times * vector.nbytes * (world_size - 1) / world_size
+    with traffic.operation(wire):
+        dist.reduce_scatter_single(output, vector, op=dist.ReduceOp.SUM, group=group)
+    return wire
 
 
 def add_up(parts: Sequence[Tensor], out: Tensor, scale: float) -> None:

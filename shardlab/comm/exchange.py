@@ -57,7 +57,7 @@ class Exchange(Coded):
         """The owner too uses its decoded payload, so that all ranks hold the same values."""
         step = self._begin(output, unit)
         if not self._takes(output):
-            self.transport.start_gather(shard, self._chunks(output)).wait()
+            self.transport.gather(shard, self._chunks(output))
             self._count_plain(output)
             return
         part, n = f"{unit.name}<", shard.numel()

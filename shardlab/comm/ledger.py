@@ -10,6 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from shardlab.comm.traffic import Traffic
+
 Kind = Literal["gradients", "weights"]
 
 
@@ -70,6 +72,8 @@ class Ledger:
     """Counts every message of one rank; `reset` starts anew."""
 
     def __init__(self) -> None:
+        self.traffic = Traffic()
+        """what every message passes through on its way"""
         self.accounts: dict[Kind, Account] = {}
         self.audit: Audit | None = None
         """set while exact reductions run beside the compressed ones"""

@@ -46,7 +46,7 @@ class LinearNative(Exchange):
         step = self._begin(vector, unit)
         payloads, first = self._encode_all(vector, unit, step)
         total = self._buffers.floats("summed", payloads.numel() // self.world_size, vector.device)
-        wire = sum_scatter(total, payloads, self.group)
+        wire = sum_scatter(total, payloads, self.group, self.ledger.traffic)
         self._count(raw=self._share_of_others(vector.nbytes), wire=0.0)
         self._count_sent(output.numel(), first, round(wire / first.message.nbytes))
         key = self._key(f"{unit.name}>{self.rank}", step, self.rank)
@@ -59,8 +59,9 @@ class LinearNative(Exchange):
     def _sum_linear(self, vector: Tensor, scale: float, unit: Unit) -> None:
         step = self._begin(vector, unit)
         payloads, first = self._encode_all(vector, unit, step)
-        dist.all_reduce(payloads, group=self.group)
         copies = 2 * (self.world_size - 1)
+        with self.ledger.traffic.operation(copies * first.message.nbytes):
+            dist.all_reduce(payloads, group=self.group)
         self._count(raw=2 * self._share_of_others(vector.nbytes), wire=0.0)
         self._count_sent(vector.numel() // self.world_size, first, copies)
         size = first.payload.numel()

@@ -3,7 +3,11 @@
 Every rank sits in a network namespace of its own, tied by a veth pair to a bridge in one more
 namespace; a token bucket (tc-tbf(8)) on both ends of the pair limits what the rank sends and what
 it receives, full duplex. The bucket counts Ethernet frames of 1514 bytes that carry 1448 bytes of
-payload, so a program can reach 95.6 % of the rate. Delay and loss are not emulated.
+payload, so a program can reach 95.6 % of the rate.
+
+The delay of a link is not the namespaces': netem, which could hold packets back, is missing from
+many kernels. Collectives add it to each of their operations (`shardlab.comm.pace`); what torch
+sends by itself, such as the norm of clipped gradients, goes without.
 
 The namespaces have no names: they last as long as an open file or a process refers to them. The
 kernel removes them with the last process, however it ends, and those of other runs and of the
@@ -11,38 +15,46 @@ machine are never touched.
 """
 
 import ctypes
+import fcntl
 import os
+import socket
+import struct
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from shardlab.core.errors import UserError
-from shardlab.core.link import bits_per_second
+from shardlab.core.link import Link
 
 _CLONE_NEWNET = 0x40000000
+_SIOCGIFFLAGS, _IFF_RUNNING = 0x8913, 0x40
 _INTERFACE = "link0"
 """name of a rank's end of its link, in its own namespace"""
 
 
 class Links:
-    """One link of `rate` for every rank, from `with` to the end of the ranks that entered.
+    """A link of one rate for every rank, from `with` to the end of the ranks that entered.
 
-    with Links(2, "100mbit") as links:
+    with Links(2, Link(rate="100mbit")) as links:
         launch(worker, 2, threads=1, timeout_s=60, links=links)
 
+    Args:
+        link: whose delay is for others to add.
+
     Raises:
-        UserError: (on entry) the rate is none, or this process may not or cannot make links.
+        UserError: (on entry) this process may not or cannot make links.
     """
 
-    def __init__(self, world_size: int, rate: str) -> None:
+    def __init__(self, world_size: int, link: Link) -> None:
         self.world_size = world_size
-        self.bits_per_second = bits_per_second(rate)
+        self.link = link
         self._open = ExitStack()
         self._namespaces: list[int] = []
-        """file descriptors, one per rank"""
+        """file descriptors, one per rank; then that of the switch"""
 
     def __enter__(self) -> Self:
         with ExitStack() as on_failure, ThreadPoolExecutor(1) as thread:
@@ -72,18 +84,37 @@ class Links:
         _enter(self._namespaces[rank])
         return _INTERFACE
 
+    def cut(self, rank: int) -> None:
+        """Unplugs a rank at the switch: nothing reaches it, and nothing that it sends the others.
+
+        To be called by the process that made the links, or by a rank.
+        """
+        self._set_port(rank, "down")
+
+    def mend(self, rank: int) -> None:
+        """Plugs it in again."""
+        self._set_port(rank, "up")
+
+    def _set_port(self, rank: int, state: str) -> None:
+        def at_the_switch() -> None:
+            _enter(self._namespaces[-1])
+            _run("ip", "link", "set", "dev", _port(rank), state)
+
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(at_the_switch).result()
+
     def _build(self) -> None:
-        self._namespaces = [self._new_namespace() for _ in range(self.world_size)]
-        self._new_namespace()
+        self._namespaces = [self._new_namespace() for _ in range(self.world_size + 1)]
+        ends = self._namespaces[:-1]
         _run("ip", "link", "add", "bridge", "type", "bridge")
         _run("ip", "link", "set", "dev", "bridge", "up")
-        for rank, namespace in enumerate(self._namespaces):
-            port = f"port{rank}"
+        for rank, namespace in enumerate(ends):
+            port = _port(rank)
             pair = ("ip", "link", "add", port, "type", "veth", "peer", "name", _INTERFACE)
             _run(*pair, "netns", f"/proc/self/fd/{namespace}", files=[namespace])
             _run("ip", "link", "set", "dev", port, "master", "bridge", "up")
             self._limit(port)
-        for rank, namespace in enumerate(self._namespaces):
+        for rank, namespace in enumerate(ends):
             _enter(namespace)
             # addresses set apart for tests of networks (RFC 2544)
             _run("ip", "address", "add", f"198.18.0.{rank + 1}", "dev", _INTERFACE)
@@ -102,9 +133,46 @@ class Links:
     def _limit(self, interface: str) -> None:
         # after a pause one bucket passes at once; a small one leaves a busy machine no time to
         # refill it
-        burst = max(64 << 10, self.bits_per_second // 8 // 500)
-        bucket = ("tbf", "rate", f"{self.bits_per_second}bit", "burst", str(burst))
+        rate = self.link.bits_per_second
+        burst = max(64 << 10, rate // 8 // 500)
+        bucket = ("tbf", "rate", f"{rate}bit", "burst", str(burst))
         _run("tc", "qdisc", "add", "dev", interface, "root", *bucket, "latency", "50ms")
+
+
+def interface_bytes() -> int | None:
+    """What this rank has sent over its link, Ethernet headers included; None without a link."""
+    return _counter(8)
+
+
+def interface_frames() -> int | None:
+    """How many Ethernet frames those bytes are."""
+    return _counter(9)
+
+
+def _counter(column: int) -> int | None:
+    # /sys would show the interfaces of the namespace that it was mounted in
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, counters = line.partition(":")
+        if name.strip() == _INTERFACE:
+            return int(counters.split()[column])
+    return None
+
+
+def is_cut() -> bool:
+    """Whether this rank has a link and is unplugged."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("16sH14x", _INTERFACE.encode(), 0)
+        try:
+            answer = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request)
+        except OSError:  # no such interface
+            return False
+    (flags,) = struct.unpack_from("H", answer, 16)
+    return not flags & _IFF_RUNNING
+
+
+def _port(rank: int) -> str:
+    """Name of the switch's end of a link."""
+    return f"port{rank}"
 
 
 def _enter(namespace: int) -> None:

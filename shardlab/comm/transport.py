@@ -12,12 +12,15 @@ before the next begins, and so much that small messages to all ranks leave at on
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from itertools import chain, zip_longest
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from shardlab.comm.traffic import Traffic
 
 PIECE = 1 << 20
 """bytes"""
@@ -34,12 +37,16 @@ class Transport:
     of a group make the same calls in the same order; groups do not disturb each other. What a rank
     sends to itself stays where it is.
 
+    Args:
+        traffic: that its operations belong to.
+
     Raises:
         RuntimeError: (all methods) a rank is gone or silent; names the rank.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, traffic: Traffic | None = None) -> None:
         self.group = group
+        self._traffic = traffic or Traffic()
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
         self._in_pieces = dist.get_backend(group) == "gloo"
@@ -52,24 +59,45 @@ class Transport:
                 rank a's given[b] has as many bytes as rank b's taken[a]. Those of this rank itself
                 are not touched.
         """
-        self.start(given, taken).wait()
+        with self._traffic.operation(self._load(given, taken)):
+            self._start(given, taken).wait()
 
     def start(self, given: Sequence[Tensor], taken: Sequence[Tensor]) -> dist.Work:
         """The same, but returns before all is done; `given` must stay as it is until then."""
-        # cut before anything is posted: in a profile, communication lasts from then on
-        waves = self._waves([_bytes(part) for part in given], [_bytes(part) for part in taken])
-        return _Transfer(self._post, waves)
+        start = partial(self._start, given, taken)
+        return self._traffic.awaited(start, self._load(given, taken))
 
-    def start_gather(self, shard: Tensor, parts: Sequence[Tensor]) -> dist.Work:
-        """Starts to bring the shard of every rank, all of one size, to all ranks.
+    def gather(self, shard: Tensor, parts: Sequence[Tensor]) -> None:
+        """Brings the shard of every rank, all of one size, to all ranks.
 
         Args:
             parts: one per rank; this rank's own part may be `shard` itself.
         """
+        self.exchange(*self._gathering(shard, parts))
+
+    def start_gather(self, shard: Tensor, parts: Sequence[Tensor]) -> dist.Work:
+        """The same, but returns before all is done."""
+        return self.start(*self._gathering(shard, parts))
+
+    def _gathering(
+        self, shard: Tensor, parts: Sequence[Tensor]
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         own = parts[self.rank]
         if own.data_ptr() != shard.data_ptr():
             own.copy_(shard)
-        return self.start([shard] * self.world_size, parts)
+        return [shard] * self.world_size, parts
+
+    def _load(self, given: Sequence[Tensor], taken: Sequence[Tensor]) -> int:
+        """The bytes of the larger direction."""
+        return max(
+            sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank)
+            for parts in (given, taken)
+        )
+
+    def _start(self, given: Sequence[Tensor], taken: Sequence[Tensor]) -> dist.Work:
+        # cut before anything is posted: in a profile, communication lasts from then on
+        waves = self._waves([_bytes(part) for part in given], [_bytes(part) for part in taken])
+        return _Transfer(self._post, waves)
 
     def _waves(self, given: list[Tensor], taken: list[Tensor]) -> list[list["_Piece"]]:
         """Time after time a piece to one rank and a piece from another, rank after rank."""

@@ -74,7 +74,8 @@ class GroupWire:
     @contextmanager
     def _moving(self, nbytes: float) -> Iterator[None]:
         start = perf_counter()
-        yield
+        with self._ledger.traffic.operation(nbytes):
+            yield
         self.seconds += perf_counter() - start
         self.rounds += 1
         self._account.collectives += 1

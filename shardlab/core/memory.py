@@ -50,7 +50,7 @@ class Estimate(Document):
     closed_form: Categories
 
 
-class UnitSize(NamedTuple):
+class UnitShape(NamedTuple):
     """What is gathered together."""
 
     elements: int
@@ -64,7 +64,7 @@ class Sizes(NamedTuple):
     """What memory depends on beside the strategy."""
 
     parameters: int
-    units: tuple[UnitSize, ...]
+    units: tuple[UnitShape, ...]
     """all but the root"""
     element_bytes: int
     """of what the root computes in"""

@@ -225,7 +225,7 @@ class Params(Document):
     seeds: list[Seed] = Field(min_length=1)
     baseline: Name
     """run that the others are compared with"""
-    timings: dict[Name, Timing]
+    timings: dict[Name, Timing] = Field(min_length=1)
     """by name: what is timed on other links and with other numbers of ranks than the matrix"""
     quality: Quality
     agent: Agent

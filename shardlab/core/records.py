@@ -16,6 +16,11 @@ from shardlab.core.files import read_json_lines, write_json_lines
 SCHEMA_VERSION = 1
 
 
+LinkEmulation = Literal["none", "namespaces", "in-process"]
+"""none: the link is real; namespaces: the kernel holds sockets back; in-process: collectives end as
+late as by the formula issue + delay + bytes / rate"""
+
+
 class Setting(Document):
     """What ran, and on what."""
 
@@ -31,9 +36,7 @@ class Setting(Document):
     accumulation: int
     link: str
     """how the ranks were joined: loopback, or an emulated rate and delay"""
-    link_emulation: Literal["none", "namespaces", "in-process"] = "none"
-    """none: the link is real; namespaces: the kernel holds sockets back; in-process: collectives
-    end as late as by the formula issue + delay + bytes / rate"""
+    link_emulation: LinkEmulation = "none"
     codec: str
     codec_config: dict[str, Any]
     weight_codec: str
@@ -64,6 +67,9 @@ class Training(Document):
     bytes_wire: float
     """bytes per step that moved, metadata included"""
     compression_ratio: float
+    interface_bytes: float | None = None
+    """bytes per step that the network interface counted, with the headers of Ethernet, IP, TCP and
+    gloo; only an emulated link in namespaces gives every rank an interface of its own"""
     ledger: dict[str, Any]
     """per kind of message, per rank and step: collectives, bytes, encode and decode time, and the
     messages that travelled uncompressed by their reason"""

@@ -1,13 +1,13 @@
 """What the timing of one strategy beside others found."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
 from shardlab.core.document import Document, validate
 from shardlab.core.files import read_json_lines, write_json_lines
-from shardlab.core.records import Breakdown
+from shardlab.core.records import Breakdown, LinkEmulation
 
 NO_COMMUNICATION = "no communication"
 """run of a timing that shows the limit: every rank trains the whole model by itself"""
@@ -39,7 +39,7 @@ class TimedRun(Document):
     accumulation: int
     sequence_length: int
     link: str
-    link_emulation: Literal["none", "namespaces", "in-process"]
+    link_emulation: LinkEmulation
     bits_per_second: int | None
     """of the emulated link"""
     delay_ms: float

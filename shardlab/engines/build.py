@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from shardlab.comm.pace import Pace
 from shardlab.core.errors import UserError
 from shardlab.core.legality import check_fits
 from shardlab.core.strategy import Strategy
@@ -36,6 +37,7 @@ def build_engine(
     seed: int = 0,
     weights: Weights | None = None,
     device: torch.device = _CPU,
+    pace: Pace | None = None,
 ) -> Engine:
     """Wraps `model` by `strategy`.
 
@@ -45,6 +47,7 @@ def build_engine(
         weights: those that the model begins with; a rank that keeps parts of the units of a model
             never holds more than one unit whole.
         device: that computes.
+        pace: of an emulated link; engines that take turns share one.
 
     Raises:
         UserError: the strategy does not fit the model, the ranks or the device.
@@ -54,7 +57,9 @@ def build_engine(
     _check_device(full, device)
     prepare(model, full)
     fill = _filling(model, weights, device)
-    return _ENGINES[full.engine](model, full, optimization, group, seed, device, fill)
+    engine = _ENGINES[full.engine](model, full, optimization, group, seed, device, fill)
+    engine.ledger.traffic.pace = pace
+    return engine
 
 
 def _check_device(strategy: Strategy, device: torch.device) -> None:

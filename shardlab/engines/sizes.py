@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from shardlab.core.memory import Sizes, UnitSize
+from shardlab.core.memory import Sizes, UnitShape
 from shardlab.core.params import Train
 from shardlab.core.strategy import Strategy
 from shardlab.engines.precision import dtype_of
@@ -50,11 +50,11 @@ def sizes_of(
     )
 
 
-def _units(model: PreTrainedModel, full: Strategy, device: torch.device) -> tuple[UnitSize, ...]:
+def _units(model: PreTrainedModel, full: Strategy, device: torch.device) -> tuple[UnitShape, ...]:
     if full.engine == "ddp":
         return ()
     return tuple(
-        UnitSize(
+        UnitShape(
             _elements({p for module in plan.modules for p in module.parameters()}),
             not plan.reshard_after_forward,
             plan.param_dtype.itemsize,

@@ -1,13 +1,15 @@
 """Which modules of a model are gathered and reduced together, and with which settings."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from shardlab.core.errors import UserError
 from shardlab.core.strategy import Strategy
+from shardlab.core.timings import UnitSize
 from shardlab.engines.precision import dtype_of
 from shardlab.models.parts import model_parts, transformer_blocks
 
@@ -43,6 +45,40 @@ def plan_units(model: nn.Module, strategy: Strategy, device: torch.device) -> li
         for numbers in _grouped(blocks, strategy)
     ]
     return _with_ends(model, plans, strategy, device)
+
+
+def unit_sizes(model: nn.Module, strategy: Strategy, device: torch.device) -> list[UnitSize]:
+    """What is gathered or reduced together by a strategy's normal form, in the order of its use.
+
+    Of `ddp` the buckets as it fills them during backward; else the root, then the units.
+
+    Args:
+        model: not yet wrapped; it may be on the meta device.
+    """
+    if strategy.engine == "ddp":
+        return _bucket_sizes(model, strategy)
+    paths = {module: name for name, module in model.named_modules()}
+    left = set(model.parameters())
+    sizes = []
+    for plan in plan_units(model, strategy, device):
+        own = {p for module in plan.modules for p in module.parameters()} & left
+        left -= own
+        sizes.append(UnitSize(name=paths[plan.modules[0]], elements=_elements(own)))
+    return [UnitSize(name="root", elements=_elements(left)), *sizes]
+
+
+def _bucket_sizes(model: nn.Module, strategy: Strategy) -> list[UnitSize]:
+    backwards: list[torch.Tensor] = list(reversed([*model.parameters()]))
+    limit = int((strategy.bucket_mb or 0) * 2**20)
+    places, _ = dist._compute_bucket_assignment_by_size(backwards, [limit])
+    return [
+        UnitSize(name=f"bucket{number}", elements=_elements(backwards[place] for place in bucket))
+        for number, bucket in enumerate(places)
+    ]
+
+
+def _elements(parameters: Iterable[torch.Tensor]) -> int:
+    return sum(parameter.numel() for parameter in parameters)
 
 
 def layer_settings(strategy: Strategy, layers: int) -> dict[int, dict[str, Any]]:

@@ -216,7 +216,7 @@ def _check(times: StepTimes) -> None:
 
 def _operation(name: str) -> str:
     """The collective that an event of this name carries out; empty if it is none."""
-    if name.startswith("gloo:"):
+    if name.startswith(("gloo:", "shardlab::link")):
         return name
     match = _NCCL.match(name)
     return f"nccl:{match[1]}" if match else ""

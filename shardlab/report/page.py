@@ -14,6 +14,7 @@ from shardlab.core.records import Record
 from shardlab.report.answer import answer
 from shardlab.report.columns import NOTE
 from shardlab.report.plots import save
+from shardlab.report.scaling import bottleneck_here
 from shardlab.report.search import outcome, stories
 from shardlab.report.tables import (
     Table,
@@ -24,6 +25,7 @@ from shardlab.report.tables import (
     seed_warning,
     setting_line,
 )
+from shardlab.report.timing_room import TimingRoom
 
 CAPTIONS = {
     "loss": "Training loss, mean over seeds with a band of one standard deviation; below, its "
@@ -32,6 +34,10 @@ CAPTIONS = {
     "bytes_quality": "What fewer bytes cost in quality. Marker shapes stand for engines; the line "
     "marks the baseline.",
     "breakdown": "Compute, exposed communication and idle time sum to the profiled step.",
+    "scaling": "Throughput of all ranks together, and the share of backward in which a collective "
+    "ran. The dashed grey line is the bound: every rank trains the whole model by itself.",
+    "crossover": "Speed-up over the baseline at the same rate, with its 95 % interval by rounds. "
+    "The dashed grey line is the bound: steps without communication.",
 }
 
 
@@ -39,6 +45,7 @@ def render(
     compared: pd.DataFrame,
     tables: dict[str, Table],
     figures: dict[str, Figure],
+    room: TimingRoom,
     records: list[Record],
     history: History,
     baseline: str,
@@ -50,7 +57,7 @@ def render(
     Args:
         compared: `aggregate.comparison`.
         tables: `tables.run_tables`.
-        figures: `plots.draw_all`.
+        figures: `plots.draw_all` and `timing_plots.draw_timings`.
         source, statistics: what the data stages say of the corpus; shown as they are.
     """
     environment_of_templates = Environment(
@@ -64,14 +71,18 @@ def render(
     template = environment_of_templates.get_template("report.html.j2")
     return template.render(
         title="Sharding and compression strategies compared",
-        answer=answer(compared, baseline, history),
+        answer=[
+            *answer(compared, baseline, history),
+            bottleneck_here(room.timed, baseline, records[0].world_size),
+        ],
         warning=seed_warning(records),
         tables=tables,
         setting=setting_line(records),
-        plots=[
-            {"svg": _inline(figure, name), "caption": CAPTIONS[name]}
+        plots={
+            name: {"svg": _inline(figure, name), "caption": CAPTIONS[name]}
             for name, figure in figures.items()
-        ],
+        },
+        room=room,
         note=NOTE,
         outcome=outcome(history),
         rounds=stories(history),

@@ -26,7 +26,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LOG_SCALE_FROM = 4.0
 """ratio of the largest to the smallest bar or point from which an axis is logarithmic"""
 
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "svg.hashsalt": "shardlab",
     "svg.fonttype": "path",
     "font.family": "DejaVu Sans",
@@ -43,7 +43,7 @@ _STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 8.5,
 }
-_WIDTH = 4.7
+WIDTH = 4.7
 """inches: narrow, so that the text stays readable when a phone scales the figure to its width"""
 
 
@@ -54,7 +54,7 @@ def draw_all(compared: pd.DataFrame, losses: pd.DataFrame, baseline: str) -> dic
         compared: `aggregate.comparison`.
         losses: `aggregate.loss_curves`.
     """
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         return {
             "loss": _loss(losses, list(compared.index), baseline),
             "step_time": _step_time(compared, baseline),
@@ -66,7 +66,7 @@ def draw_all(compared: pd.DataFrame, losses: pd.DataFrame, baseline: str) -> dic
 def save(figure: Figure, file: Path | TextIO, kind: Literal["svg", "png"]) -> None:
     """Writes a figure; the same figure always gives the same bytes."""
     nameless = ("Date", "Creator", "Format", "Type") if kind == "svg" else ("Software",)
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure.savefig(file, format=kind, dpi=160, metadata=dict.fromkeys(nameless))
 
 
@@ -77,16 +77,16 @@ def colours(runs: list[str], baseline: str) -> dict[str, str]:
     return {**chosen, baseline: BASELINE_COLOUR}
 
 
-def _dashes(runs: list[str]) -> dict[str, object]:
+def dashes(runs: list[str]) -> dict[str, object]:
     """A dash pattern per use of the palette, so that a colour used twice can be told apart."""
     return {run: DASHES[i // len(COLOURS) % len(DASHES)] for i, run in enumerate(runs)}
 
 
 def _loss(losses: pd.DataFrame, runs: list[str], baseline: str) -> Figure:
     """Mean training loss with its band over seeds; below, the difference to the baseline."""
-    figure = Figure(figsize=(_WIDTH, 5.2), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 5.2), layout="constrained")
     top, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    colour, dash = colours(runs, baseline), _dashes(runs)
+    colour, dash = colours(runs, baseline), dashes(runs)
     curves = {run: losses[losses["run"] == run].set_index("step") for run in runs}
     smooth = max(1, len(curves[baseline]) // 20)
     for run, curve in curves.items():
@@ -138,7 +138,7 @@ def _step_time(compared: pd.DataFrame, baseline: str) -> Figure:
 
 def _bytes_quality(compared: pd.DataFrame, baseline: str) -> Figure:
     """What the saved bytes cost: validation perplexity over the compression ratio."""
-    figure = Figure(figsize=(_WIDTH, 4.4), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
     axes = figure.subplots()
     colour = colours(list(compared.index), baseline)
     spread = compared["compression_ratio"].max() / compared["compression_ratio"].min()
@@ -224,7 +224,7 @@ def _breakdown(compared: pd.DataFrame) -> Figure:
 
 def _bars(count: int, room: float = 0.0) -> tuple[Figure, Axes]:
     """A figure whose height fits so many horizontal bars."""
-    figure = Figure(figsize=(_WIDTH, 1.3 + 0.31 * max(count, 3) + room), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 1.3 + 0.31 * max(count, 3) + room), layout="constrained")
     axes = figure.subplots()
     axes.grid(axis="y", visible=False)
     return figure, axes

@@ -1,7 +1,7 @@
 """The tables as text: cells for the page, Markdown, and the line that says what was compared."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from shardlab.report.cells import Column
 from shardlab.report.columns import BREAKDOWN, COMPARISON, HEADLINE
 from shardlab.report.message_columns import CODECS, TRAFFIC
 from shardlab.report.numbers import ABSENT, figure
+from shardlab.report.timing_columns import SCALING, TIMED
 
 MANY = 4
 """distinct values up to this number are listed one by one"""
@@ -25,8 +26,8 @@ class Table:
     title: str
     columns: list[Column]
     rows: list[list[str]]
-    highlighted: int | None = None
-    """row of the baseline"""
+    highlighted: Sequence[int] = ()
+    """rows of the baseline"""
 
     def markdown(self) -> str:
         """A GitHub table; text cells are escaped."""
@@ -51,13 +52,9 @@ def text_table(title: str, headings: list[str], rows: list[list[str]]) -> Table:
 
 def run_tables(compared: pd.DataFrame, baseline: str) -> dict[str, Table]:
     """The five tables with a row per run, from `aggregate.comparison`."""
-    rows: list[dict[str, Any]] = [
-        {**row, "is_baseline": row["run"] == baseline}
-        for row in compared.reset_index().to_dict("records")
-    ]
-    highlighted = list(compared.index).index(baseline)
+    rows = compared.reset_index()
     return {
-        key: Table(title, columns, [[c.cell(row) for c in columns] for row in rows], highlighted)
+        key: run_table(title, columns, rows, baseline)
         for key, title, columns in (
             ("headline", "Headline", HEADLINE),
             ("comparison", "Comparison", COMPARISON),
@@ -68,10 +65,19 @@ def run_tables(compared: pd.DataFrame, baseline: str) -> dict[str, Table]:
     }
 
 
+def run_table(title: str, columns: list[Column], table: pd.DataFrame, baseline: str) -> Table:
+    """A row for each of `table`, which has a column `run`; those of the baseline stand out."""
+    rows: list[dict[str, Any]] = [
+        {**row, "is_baseline": row["run"] == baseline} for row in table.to_dict("records")
+    ]
+    highlighted = [number for number, row in enumerate(rows) if row["is_baseline"]]
+    return Table(title, columns, [[c.cell(row) for c in columns] for row in rows], highlighted)
+
+
 def definitions() -> Table:
     """Every column with its meaning, once."""
     seen: dict[str, list[str]] = {}
-    for column in [*COMPARISON, *BREAKDOWN, *TRAFFIC, *CODECS]:
+    for column in [*COMPARISON, *BREAKDOWN, *TRAFFIC, *CODECS, *SCALING, *TIMED]:
         seen.setdefault(column.heading, [column.heading, column.meaning])
     return text_table("How each figure is defined", ["figure", "meaning"], [*seen.values()])
 

@@ -8,7 +8,9 @@ import pandas as pd
 
 from shardlab.agent.history import History
 from shardlab.core.files import atomic, write_json, write_json_lines, write_text
+from shardlab.core.params import Quality
 from shardlab.core.records import Record
+from shardlab.core.timings import TimedRun
 from shardlab.report.aggregate import comparison, loss_curves
 from shardlab.report.page import render
 from shardlab.report.plots import draw_all, save
@@ -27,6 +29,8 @@ from shardlab.report.tables import (
     setting_line,
     text_table,
 )
+from shardlab.report.timing_plots import draw_timings
+from shardlab.report.timing_room import TimingRoom, timing_room
 
 
 @dataclass(frozen=True)
@@ -41,10 +45,13 @@ class Evidence:
     history: History
     source: dict[str, Any]
     statistics: dict[str, Any]
+    timed: list[TimedRun]
+    """of every timing, in their order"""
+    quality: Quality
 
 
 def write_report(evidence: Evidence, folder: Path) -> None:
-    """The page, tables.md, headline.md, comparison.csv and .jsonl, loss.csv, summary.json, plots/.
+    """The page, tables.md, headline.md, summary.json, plots/, and the figures as CSV and JSON.
 
     Equal evidence gives equal files, byte for byte.
     """
@@ -53,21 +60,26 @@ def write_report(evidence: Evidence, folder: Path) -> None:
     compared = comparison(records, runs, baseline)
     losses = loss_curves(evidence.losses)
     tables = run_tables(compared, baseline)
+    ranks = records[0].world_size
+    room = timing_room(evidence.timed, evidence.losses, evidence.quality, ranks, baseline)
     figures = draw_all(compared, losses, baseline)
+    figures |= draw_timings(room.timed, room.groups, runs, baseline)
     for name, figure in figures.items():
         for kind in ("svg", "png"):
             with atomic(folder / "plots" / f"{name}.{kind}") as temporary:
                 save(figure, temporary, kind)
     _write_csv(compared.reset_index(), folder / "comparison.csv")
     _write_csv(losses, folder / "loss.csv")
+    _write_csv(room.timed, folder / "timings.csv")
     write_json_lines(folder / "comparison.jsonl", comparison_rows(compared))
     write_json(folder / "summary.json", summary(compared, evidence.history))
     write_text(folder / "headline.md", headline_markdown(tables["headline"], records))
-    write_text(folder / "tables.md", _all_tables(tables, evidence))
+    write_text(folder / "tables.md", _all_tables(tables, room, evidence))
     page = render(
         compared,
         tables,
         figures,
+        room,
         records,
         evidence.history,
         baseline,
@@ -82,11 +94,12 @@ def _write_csv(table: pd.DataFrame, path: Path) -> None:
         table.to_csv(temporary, index=False, float_format="%.10g", lineterminator="\n")
 
 
-def _all_tables(tables: dict[str, Table], evidence: Evidence) -> str:
+def _all_tables(tables: dict[str, Table], room: TimingRoom, evidence: Evidence) -> str:
     """Every table of the page in Markdown."""
     titles = {table.title for table in tables.values()}
     named = [
         *tables.values(),
+        *room.tables,
         rounds_table(evidence.history),
         _fact_table("Data", facts(evidence.source)),
         _fact_table("Statistics of the data", facts(evidence.statistics)),
@@ -100,7 +113,8 @@ def _all_tables(tables: dict[str, Table], evidence: Evidence) -> str:
         f"## {table.title}\n\n{table.markdown()}{few if table.title in titles else ''}"
         for table in named
     ]
-    lines = escape(setting_line(evidence.records)), escape(outcome(evidence.history))
+    sentences = setting_line(evidence.records), *room.bottleneck, outcome(evidence.history)
+    lines = map(escape, sentences)
     return "\n".join(["# Tables\n", *(f"{line}\n" for line in lines), *parts])
 
 

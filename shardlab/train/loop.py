@@ -3,10 +3,13 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
+from typing import NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
 
+from shardlab.comm.device import device_of
+from shardlab.comm.links import interface_bytes
 from shardlab.core.params import Train
 from shardlab.core.progress import track
 from shardlab.data.loader import Batches
@@ -26,6 +29,18 @@ class StepEvent:
     applied: bool
     tokens: int
     """that all ranks together were trained on"""
+    collective_ms: float | None
+    """with a collective or more under way; None on devices, which the CPU does not wait for"""
+    interface_bytes: float | None
+    """that the interface of this rank's own emulated link sent; None without one"""
+
+
+class _Moment(NamedTuple):
+    """What is read where a step begins and where it ends."""
+
+    seconds: float
+    in_collectives_s: float
+    interface_bytes: int | None
 
 
 class Loop:
@@ -53,6 +68,7 @@ class Loop:
         self._accumulation = accumulation
         self._rank = dist.get_rank(group)
         self._world_size = dist.get_world_size(group)
+        self._waits = device_of(group).type == "cpu"
         self.step = 0
         """how many are done"""
         self.sample = 0
@@ -67,28 +83,36 @@ class Loop:
         numbers: Iterator[int] = iter(range(steps))
         if self._rank == 0:
             numbers = track(range(steps), "train", total=steps, unit="step")
-        start = perf_counter()
+        start = self._now()
         for _ in numbers:
             event = self._next(start)
             if after is not None:
                 after(event)
-            start = perf_counter()
+            start = self._now()
 
-    def _next(self, start: float) -> StepEvent:
+    def _now(self) -> _Moment:
+        return _Moment(perf_counter(), self._engine.ledger.traffic.seconds, interface_bytes())
+
+    def _next(self, start: _Moment) -> StepEvent:
         train = self._train
         rate = learning_rate(
             self.step, train.steps, train.learning_rate, train.warmup_steps, train.decay
         )
         outcome = self._engine.step(self.micro_batches(), rate)
+        end = self._now()
+        communicating_ms = (end.in_collectives_s - start.in_collectives_s) * 1e3
+        sent, before = end.interface_bytes, start.interface_bytes
         samples = train.accumulation * self._world_size * train.batch_size
         event = StepEvent(
             self.step,
             outcome.loss,
-            (perf_counter() - start) * 1e3,
+            (end.seconds - start.seconds) * 1e3,
             rate,
             outcome.gradient_norm,
             outcome.applied,
             samples * train.sequence_length,
+            communicating_ms if self._waits else None,
+            None if sent is None or before is None else sent - before,
         )
         self.step += 1
         self.sample += samples

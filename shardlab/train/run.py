@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch.distributed as dist
 
 from shardlab.comm.device import device_of
+from shardlab.comm.emulation import Emulation, emulated
 from shardlab.core.files import write_json, write_json_lines
 from shardlab.core.progress import say
 from shardlab.data.loader import Batches
@@ -17,8 +18,6 @@ from shardlab.data.tokens import open_split
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
 from shardlab.kernels import native
-from shardlab.profiling.capture import Capture
-from shardlab.profiling.merge import merge_traces
 from shardlab.train.checkpoint.checkpoints import Checkpoints
 from shardlab.train.checkpoint.folder import Folder
 from shardlab.train.gather import gather_bytes, gather_values
@@ -28,6 +27,7 @@ from shardlab.train.plan import RunPlan
 from shardlab.train.saved_model import save_model
 from shardlab.train.summary import Measured, describe, merge_events, summarize, with_rates
 from shardlab.train.telemetry import Telemetry
+from shardlab.train.traced import traced_steps, write_trace_of
 from shardlab.train.trained import gather_trained
 from shardlab.train.untrained import build_for
 
@@ -51,14 +51,19 @@ def train_run(
             that was interrupted continues from the last one; one that ends well leaves none.
         start: of the ranks, when it is not by this command alone.
 
+    With `train.link` the ranks talk over an emulated link.
+
     Raises:
         RunFailed: a rank failed or time ran out; nothing in `folder` looks finished.
-        UserError: the data, the model or the last checkpoint cannot be used.
+        UserError: the data, the model or the last checkpoint cannot be used; or there is a link,
+            but not all ranks are this command's, or they compute on GPUs.
     """
     train = plan.train
     native.library()  # says once, and not once per rank, when there are no compiled kernels
-    worker = partial(_work, plan, folder, telemetry, checkpoints)
-    launch(worker, train.world_size, train.threads, train.timeout_s, limit_s, start=start)
+    with emulated(train.link, train.world_size) as link:
+        worker = partial(_work, plan, folder, telemetry, checkpoints, link)
+        ranks = train.world_size, train.threads, train.timeout_s, limit_s
+        launch(worker, *ranks, links=link.links, start=start)
 
 
 def _work(
@@ -66,6 +71,7 @@ def _work(
     folder: Path,
     telemetry_folder: Path | None,
     checkpoint_folder: Path | None,
+    link: Emulation,
     group: dist.ProcessGroup,
 ) -> None:
     train = plan.train
@@ -78,7 +84,8 @@ def _work(
     parameters = sum(p.numel() for p in model.parameters())
     optimization = Optimization(train.weight_decay, train.clip)
     device = device_of(group)
-    engine = build_engine(model, plan.strategy, optimization, group, plan.seed, weights, device)
+    build = partial(build_engine, model, plan.strategy, optimization, group, plan.seed)
+    engine = build(weights, device, link.pace)
     batches = Batches(split, train.sequence_length, plan.seed)
     loop = Loop(engine, batches, train, group, plan.strategy.accumulation)
     telemetry = checkpoints = None
@@ -93,12 +100,13 @@ def _work(
         save_model(model, trained, plan.data / "tokenizer.json", folder / "final_model")
     del trained
     audit = _audited_steps(engine, loop, train.audit_steps)
-    trace = _profiled_steps(loop, train.profiled_steps)
+    trace = traced_steps(loop, train.profiled_steps)
     mine = Measured.of_this_rank([asdict(e) for e in events], ledger, engine, audit)
     ranks = [Measured(**values) for values in gather_values(asdict(mine), group)]
     traces = gather_bytes(trace, group)
     if chief:
-        _write(plan, folder, parameters, ranks, traces)
+        setting = describe(plan, parameters, link.kind)
+        _write(plan, folder, setting, ranks, traces)
         if checkpoint_folder is not None:
             Folder(checkpoint_folder).remove()
 
@@ -147,31 +155,15 @@ def _audited_steps(engine: Engine, loop: Loop, steps: int) -> dict[str, float] |
     return asdict(audit)
 
 
-def _profiled_steps(loop: Loop, steps: int) -> bytes:
-    with TemporaryDirectory(prefix="shardlab-trace-") as folder:
-        path = Path(folder, "trace.json.gz")
-        with Capture(steps) as capture:
-            for _ in range(capture.calls):
-                loop.run(1)
-                capture.step()
-        capture.export(path)
-        return path.read_bytes()
-
-
 def _write(
     plan: RunPlan,
     folder: Path,
-    parameters: int,
+    setting: dict[str, Any],
     ranks: Sequence[Measured],
     traces: list[bytes],
 ) -> None:
     events = merge_events([rank.events for rank in ranks])
-    metrics = {**describe(plan, parameters), **summarize(plan, events, ranks)}
+    metrics = {**setting, **summarize(plan, events, ranks)}
     write_json_lines(folder / "events.jsonl", with_rates(events))
-    with TemporaryDirectory(prefix="shardlab-traces-") as temporary:
-        paths = []
-        for rank, content in enumerate(traces):
-            paths.append(Path(temporary, f"rank{rank}.json.gz"))
-            paths[-1].write_bytes(content)
-        merge_traces(paths, folder / "trace.json.gz")
+    write_trace_of(traces, folder / "trace.json.gz")
     write_json(folder / "metrics.json", metrics)

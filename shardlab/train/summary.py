@@ -10,7 +10,8 @@ import torch
 
 from shardlab.core.files import read_json
 from shardlab.core.host import describe_host, git_revision, peak_memory_bytes
-from shardlab.core.records import Setting, Training
+from shardlab.core.link import LOOPBACK
+from shardlab.core.records import LinkEmulation, Setting, Training
 from shardlab.engines.base import Engine
 from shardlab.train.plan import RunPlan
 
@@ -39,7 +40,7 @@ class Measured:
         return cls(events, ledger, audit, engine.residual_norm(), peak_memory_bytes())
 
 
-def describe(plan: RunPlan, parameters: int) -> dict[str, Any]:
+def describe(plan: RunPlan, parameters: int, link_emulation: LinkEmulation) -> dict[str, Any]:
     """The `Setting` of a record."""
     full = plan.strategy.normal()
     codec = full.gradients.codec.model_dump()
@@ -54,7 +55,8 @@ def describe(plan: RunPlan, parameters: int) -> dict[str, Any]:
         sequence_length=plan.train.sequence_length,
         batch_size=plan.train.batch_size,
         accumulation=plan.train.accumulation,
-        link="loopback",
+        link=LOOPBACK if plan.train.link is None else plan.train.link.name,
+        link_emulation=link_emulation,
         codec=codec.pop("name"),
         codec_config=codec,
         weight_codec=full.weights.codec.name if full.weights else "none",
@@ -69,12 +71,14 @@ def describe(plan: RunPlan, parameters: int) -> dict[str, Any]:
 
 
 def merge_events(ranks: Sequence[Sequence[Event]]) -> list[Event]:
-    """One event per step: the loss is the mean over ranks, the duration that of the slowest."""
+    """One event per step: means over ranks, but the duration is that of the slowest."""
     return [
         {
             **same_step[0],
             "loss": statistics.fmean(event["loss"] for event in same_step),
             "step_ms": max(event["step_ms"] for event in same_step),
+            "collective_ms": _mean_if_known([event["collective_ms"] for event in same_step]),
+            "interface_bytes": _mean_if_known([event["interface_bytes"] for event in same_step]),
         }
         for same_step in zip(*ranks, strict=True)
     ]
@@ -105,6 +109,7 @@ def summarize(plan: RunPlan, events: Sequence[Event], ranks: Sequence[Measured])
         bytes_raw=raw,
         bytes_wire=wire,
         compression_ratio=raw / wire if wire else 1.0,
+        interface_bytes=_mean_if_known([event["interface_bytes"] for event in timed]),
         ledger=ledger,
         encode_ms=sum(kind["encode_s"] for kind in both) * 1e3,
         decode_ms=sum(kind["decode_s"] for kind in both) * 1e3,
@@ -135,6 +140,11 @@ def mean_ledger(ledgers: Sequence[dict[str, Any]], steps: int) -> dict[str, dict
             "uncompressed": _mean_counts([each["uncompressed"] for each in accounts], steps),
         }
     return result
+
+
+def _mean_if_known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
 
 
 def _mean(sums: Sequence[float], steps: int) -> float:

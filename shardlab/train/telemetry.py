@@ -36,9 +36,12 @@ class Telemetry:
             "train/clipped_steps": self._clipped,
             "train/invalid_steps": self._left_out,
             "speed/tokens_per_s": event.tokens / event.step_ms * 1e3,
+            "speed/collective_ms": event.collective_ms,
             "memory/peak_bytes": peak_memory_bytes(),
         }
         for name, value in scalars.items():
+            if value is None:
+                continue
             self._writer.add_scalar(name, value, event.step)
 
     def close(self) -> None:

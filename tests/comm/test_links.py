@@ -17,13 +17,14 @@ from ranks import run_ranks
 from shardlab.comm.links import Links
 from shardlab.comm.transport import Transport
 from shardlab.core.errors import UserError
+from shardlab.core.link import Link
 from shardlab.train.launch import launch
 
 
 @pytest.fixture
 def permitted():
     try:
-        with Links(1, "1gbit"):
+        with Links(1, Link(rate="1gbit")):
             pass
     except UserError as error:
         pytest.skip(str(error))
@@ -76,7 +77,7 @@ def test_ranks_reach_each_other_each_in_its_own_network(permitted):
 
     networks = {network()}
     # two sets of links at once do not meet
-    with Links(3, "1gbit") as links, Links(3, "1gbit") as others:
+    with Links(3, Link(rate="1gbit")) as links, Links(3, Link(rate="1gbit")) as others:
         for each in (links, others):
             for result in run_ranks(3, on_rank, links=each):
                 assert result["sum"].eq(3).all()
@@ -98,14 +99,14 @@ def test_a_link_carries_no_more_than_its_rate(permitted, world_size):
         dist.barrier(group)
         return {"seconds": torch.tensor(time.perf_counter() - start)}
 
-    with Links(world_size, "20mbit") as links:
+    with Links(world_size, Link(rate="20mbit")) as links:
         for result in run_ranks(world_size, on_rank, links=links):
             assert result["seconds"] >= 1
 
 
 def test_nothing_is_left_and_the_machine_never_sees_the_links(permitted):
     before, opened = names(), descriptors()
-    with Links(2, "1gbit"):
+    with Links(2, Link(rate="1gbit")):
         namespaces = opened_by("self")
         assert len(namespaces) == 3 and held(namespaces) == namespaces
         assert names() == before
@@ -117,11 +118,12 @@ def test_nothing_is_left_and_the_machine_never_sees_the_links(permitted):
 _OWNER = r"""
 import os, time
 from shardlab.comm.links import Links
+from shardlab.core.link import Link
 from shardlab.train.launch import launch
 def worker(group):
     os.write(1, b"ready\n")  # at once, whatever the other rank writes
     time.sleep(60)
-with Links(2, "1gbit") as links:
+with Links(2, Link(rate="1gbit")) as links:
     launch(worker, 2, threads=1, timeout_s=60, links=links)
 """
 
@@ -145,7 +147,7 @@ def test_who_may_not_make_links_is_told_what_to_do():
     os.seteuid(65534)
     try:
         with pytest.raises(UserError, match="not permitted: run as root"):
-            Links(2, "1gbit").__enter__()
+            Links(2, Link(rate="1gbit")).__enter__()
     finally:
         os.seteuid(0)
 
@@ -154,7 +156,7 @@ def test_a_machine_without_iproute2_is_told_what_to_install(permitted, monkeypat
     opened = descriptors()
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match="install iproute2"):
-        Links(2, "1gbit").__enter__()
+        Links(2, Link(rate="1gbit")).__enter__()
     assert descriptors() == opened
 
 
@@ -162,4 +164,4 @@ def test_ranks_of_torchrun_cannot_be_moved(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="torchrun"):
-        launch(lambda group: None, 2, threads=1, timeout_s=5, links=Links(2, "1gbit"))
+        launch(lambda group: None, 2, threads=1, timeout_s=5, links=Links(2, Link(rate="1gbit")))

@@ -6,7 +6,7 @@ from transformers import GPT2LMHeadModel
 
 from shardlab.core.errors import UserError
 from shardlab.core.strategy import parse_strategy
-from shardlab.engines.units import plan_units
+from shardlab.engines.units import plan_units, unit_sizes
 from shardlab.models.presets import Shape, shape_config
 
 CPU = torch.device("cpu")
@@ -111,3 +111,30 @@ def test_what_does_not_fit_the_model_is_refused(model, document, message):
 def test_a_module_that_the_model_lacks_is_refused(model):
     with pytest.raises(UserError, match="overrides: GPT2Model has no head: remove it"):
         units_of(model.transformer, {"overrides": [{"module": "head"}]})
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        {"wrap_size": 2},
+        {"wrap": "root"},
+        {"engine": "manual", "overrides": [{"module": "embedding"}]},
+        {"engine": "ddp"},
+        {"engine": "ddp", "bucket_mb": 0.001},
+    ],
+)
+def test_sizes_of_units_are_those_of_the_model(model, document):
+    sizes = unit_sizes(model, parse_strategy(document).normal(), CPU)
+    assert sum(size.elements for size in sizes) == sum(p.numel() for p in model.parameters())
+    assert len({size.name for size in sizes}) == len(sizes)
+
+
+def test_small_buckets_are_many(model):
+    few, many = (
+        unit_sizes(model, parse_strategy({"engine": "ddp", "bucket_mb": mb}).normal(), CPU)
+        for mb in (25, 0.001)
+    )
+    assert len(few) == 1 < len(many)
+    # the embedding is used first, so that its gradient is there last
+    assert many[-1].elements >= model.transformer.wte.weight.numel()

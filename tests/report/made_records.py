@@ -9,8 +9,10 @@ from typing import Any
 
 from shardlab.agent.history import History, initial_history
 from shardlab.agent.rounds import Candidate, Refused, Round, TrialSummary, Verdict
+from shardlab.core.params import Quality
 from shardlab.core.records import Record
 from shardlab.core.strategy import Strategy, parse_strategy
+from shardlab.core.timings import NO_COMMUNICATION, TimedRun
 from shardlab.report.write import Evidence
 
 BASELINE = "fsdp2"
@@ -42,6 +44,13 @@ FIGURES = {
     "fsdp2-topk": (55.0, 9.1, 201.5, 0.72),
 }
 STEPS = 60
+_HOST = {
+    "cpu": "A processor made for tests",
+    "cores": 2,
+    "memory_bytes": 8 * 2**30,
+    "kernel": "6.1.0",
+    "python": "3.11.9",
+}
 
 
 def make_record(run: str = BASELINE, seed: int = 0, **changes: Any) -> Record:
@@ -51,10 +60,8 @@ def make_record(run: str = BASELINE, seed: int = 0, **changes: Any) -> Record:
     chance = random.Random(f"{run} {seed}")
     step *= 1 + 0.02 * chance.uniform(-1, 1)
     ppl *= 1 + 0.01 * random.Random(seed).uniform(-1, 1) + 0.001 * chance.uniform(-1, 1)
-    profiled = 1.3 * step
     ledger = _ledger(strategy.engine, ratio)
     raw, wire = (sum(kind[key] for kind in ledger.values()) for key in ("bytes_raw", "bytes_wire"))
-    exposed, idle, comm = 0.31 * profiled, 0.04 * profiled, 0.34 * profiled
     return Record(
         **{
             **_setting(run, seed, strategy),
@@ -81,21 +88,7 @@ def make_record(run: str = BASELINE, seed: int = 0, **changes: Any) -> Record:
             "memory_peak_bytes": 812_345_344,
             "clipped_steps": 31,
             "invalid_steps": 0,
-            "profiled_step_ms": profiled,
-            "compute_ms": profiled - exposed - idle,
-            "comm_ms_per_step": comm,
-            "comm_share": comm / profiled,
-            "comm_ms_by_op": {"all_gather": 0.4 * comm, "reduce_scatter": 0.6 * comm},
-            "exposed_comm_ms": exposed,
-            "overlap": 1 - exposed / comm,
-            "idle_ms": idle,
-            "forward_ms": 0.3 * profiled,
-            "forward_compute_ms": 0.25 * profiled,
-            "forward_comm_ms": 0.05 * profiled,
-            "backward_ms": 0.6 * profiled,
-            "backward_compute_ms": 0.4 * profiled,
-            "backward_comm_ms": 0.18 * profiled,
-            "backward_comm_share": 0.3,
+            **_breakdown(1.3 * step, 0.31, 0.03),
             "val_loss": math.log(ppl),
             "val_ppl": ppl,
             "val_bits_per_byte": math.log2(ppl) / 3.3,
@@ -104,6 +97,28 @@ def make_record(run: str = BASELINE, seed: int = 0, **changes: Any) -> Record:
             **changes,
         }
     )
+
+
+def _breakdown(step: float, exposed: float, hidden: float) -> dict[str, Any]:
+    """Of a traced step in which communication takes two shares, one of them beside compute."""
+    comm = (exposed + hidden) * step
+    return {
+        "profiled_step_ms": step,
+        "compute_ms": (0.96 - exposed) * step,
+        "comm_ms_per_step": comm,
+        "comm_share": exposed + hidden,
+        "comm_ms_by_op": {"all_gather": 0.4 * comm, "reduce_scatter": 0.6 * comm},
+        "exposed_comm_ms": exposed * step,
+        "overlap": hidden / (exposed + hidden),
+        "idle_ms": 0.04 * step,
+        "forward_ms": 0.3 * step,
+        "forward_compute_ms": 0.25 * step,
+        "forward_comm_ms": 0.05 * step,
+        "backward_ms": 0.6 * step,
+        "backward_compute_ms": 0.4 * step,
+        "backward_comm_ms": 0.18 * step,
+        "backward_comm_share": 0.3,
+    }
 
 
 def _ledger(engine: str, ratio: float) -> dict[str, dict[str, Any]]:
@@ -148,13 +163,7 @@ def _setting(run: str, seed: int, strategy: Strategy) -> dict[str, Any]:
         "params_hash": "0123456789abcdef",
         "revision": "4e41bc4d1a2b",
         "torch": "2.13.0+cpu",
-        "host": {
-            "cpu": "A processor made for tests",
-            "cores": 2,
-            "memory_bytes": 8 * 2**30,
-            "kernel": "6.1.0",
-            "python": "3.11.9",
-        },
+        "host": _HOST,
     }
 
 
@@ -219,6 +228,71 @@ def make_losses(run: str, seed: int) -> dict[int, float]:
     }
 
 
+# of a model of a million parameters: rates on which all traffic takes longer than anything else
+RATES: dict[str, int | None] = {"two-ranks": None, "slow": 10**8, "fast": 10**9}
+
+
+def make_timed(
+    timing: str = "slow",
+    run: str = BASELINE,
+    world_size: int = 2,
+    rounds: int = 6,
+    **changes: Any,
+) -> TimedRun:
+    """One run of a timing; `changes` replace fields. A step is compute plus bytes over rate."""
+    bound = run == NO_COMMUNICATION
+    strategy = None if bound else parse_strategy(STRATEGIES[run])
+    ledger = _ledger(strategy.engine if strategy else "ddp", FIGURES[run][1] if strategy else 1.0)
+    raw, wire = (
+        0.0 if bound or world_size == 1 else sum(kind[key] for kind in ledger.values())
+        for key in ("bytes_raw", "bytes_wire")
+    )
+    rate = RATES.get(timing)
+    sending = wire * 8e3 / (rate or 10**10)
+    compute = FIGURES[run][0] / 2 if strategy else 18.0
+    chance, drift = random.Random(f"{timing} {run}"), random.Random(timing)
+    step_ms = [
+        (compute + sending) * (1 + 0.2 * drift.random()) * (1 + 0.02 * chance.uniform(-1, 1))
+        for _ in range(rounds)
+    ]
+    step = sum(step_ms) / rounds
+    facts: dict[str, Any] = {
+        "timing": timing,
+        "run": run,
+        "strategy": strategy and strategy.normal().model_dump(mode="json"),
+        "strategy_hash": strategy and strategy.hash(),
+        "model": "tiny",
+        "parameters": 1_312_000,
+        "units": [{"name": "root", "elements": 1_312_000}],
+        "world_size": world_size,
+        "threads": 1,
+        "batch_size": 8,
+        "accumulation": 1,
+        "sequence_length": 64,
+        "link": "loopback" if rate is None else f"{rate // 10**6}mbit",
+        "link_emulation": "none" if rate is None else "namespaces",
+        "bits_per_second": rate,
+        "delay_ms": 0.0,
+        "step_ms": step_ms,
+        "bytes_raw": raw,
+        "bytes_wire": wire,
+        "interface_bytes": None if rate is None else 1.02 * wire + 400,
+        "ledger": ledger,
+        "breakdown": _breakdown(step, sending / (compute + sending), 0.02),
+        "revision": "4e41bc4d1a2b",
+        "torch": "2.13.0+cpu",
+        "host": _HOST,
+    }
+    return TimedRun(**{**facts, **changes})
+
+
+def make_timings(runs: list[str] | None = None, **changes: Any) -> list[TimedRun]:
+    """One rank, two without a link, two on a slow and on a fast one."""
+    named = [*(runs or STRATEGIES), NO_COMMUNICATION]
+    alone = [make_timed("one-rank", run, world_size=1, **changes) for run in named]
+    return alone + [make_timed(timing, run, **changes) for timing in RATES for run in named]
+
+
 def make_evidence(records: list[Record], baseline: str = BASELINE, **changes: Any) -> Evidence:
     """Evidence around given records; `changes` replace its fields."""
     losses: dict[str, dict[int, dict[int, float]]] = {}
@@ -245,6 +319,8 @@ def make_evidence(records: list[Record], baseline: str = BASELINE, **changes: An
             "pad_ratio": 0.0,
             "entropy_bits": 9.1342,
         },
+        "timed": make_timings(),
+        "quality": Quality(train_loss=(7.0, 5.5), time_s=(1.0, 4.0)),
         **changes,
     }
     return Evidence(**facts)

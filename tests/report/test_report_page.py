@@ -23,9 +23,10 @@ FILES = {
     "comparison.jsonl",
     "loss.csv",
     "summary.json",
+    "timings.csv",
     *(
         f"plots/{name}.{kind}"
-        for name in ("loss", "step_time", "bytes_quality", "breakdown")
+        for name in ("loss", "step_time", "bytes_quality", "breakdown", "scaling", "crossover")
         for kind in ("svg", "png")
     ),
 }

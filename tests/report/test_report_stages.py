@@ -2,15 +2,31 @@ import csv
 import json
 
 import pytest
-from made_records import make_history, make_losses, make_record, make_records
+from made_records import (
+    make_history,
+    make_losses,
+    make_record,
+    make_records,
+    make_timed,
+)
 
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json, write_json_lines
 from shardlab.core.parameters import Parameters
 from shardlab.core.records import Breakdown, Record, Validation, read_records
+from shardlab.core.timings import NO_COMMUNICATION, write_timings
 from stages import collect, report
 
 RUNS, SEEDS = ["ddp", "fsdp2"], [0, 3]
+PARAMS = {
+    "runs": RUNS,
+    "seeds": SEEDS,
+    "baseline": "fsdp2",
+    "last_round": "1",
+    "timings": {"slow": {"runs": RUNS, "link": {"rate": "100mbit"}}},
+    "quality": {},
+}
+TIMED = [make_timed("slow", run) for run in [*RUNS, NO_COMMUNICATION]]
 FOLDERS = {"profile": Breakdown, "validate": Validation}
 
 
@@ -84,9 +100,9 @@ def test_collect_refuses_the_metrics_of_another_run(measured):
 @pytest.fixture
 def collected(measured):
     """A project that has everything a report needs."""
-    params = {"runs": RUNS, "seeds": SEEDS, "baseline": "fsdp2", "last_round": "1"}
-    write_json("params.yaml", params)
+    write_json("params.yaml", PARAMS)
     collect.main(Parameters())
+    write_timings("results/timings/slow.jsonl", TIMED)
     for run in RUNS:
         for seed in SEEDS:
             events = [{"step": s, "loss": loss} for s, loss in make_losses(run, seed).items()]
@@ -106,8 +122,7 @@ def test_report_is_written_from_files(collected):
 
 
 def test_report_shows_the_runs_of_the_parameters_alone(collected):
-    params = {"runs": ["fsdp2"], "seeds": [3], "baseline": "fsdp2", "last_round": "1"}
-    write_json("params.yaml", params)
+    write_json("params.yaml", {**PARAMS, "runs": ["fsdp2"], "seeds": [3]})
     report.main(Parameters())
     lines = (collected / "results/report/comparison.jsonl").read_text().splitlines()
     assert [json.loads(line)["run"] for line in lines] == ["fsdp2"]
@@ -121,6 +136,7 @@ def test_report_shows_the_runs_of_the_parameters_alone(collected):
         ("data/source.json", "prepare"),
         ("data/statistics.json", "tokenize"),
         ("results/train/ddp/seed3/events.jsonl", "train --run ddp --seed 3"),
+        ("results/timings/slow.jsonl", "timing slow"),
     ],
 )
 def test_report_names_what_is_missing(collected, path, mend):
@@ -134,4 +150,19 @@ def test_report_names_what_is_missing(collected, path, mend):
 def test_report_refuses_foreign_events(collected, event):
     (collected / "results/train/ddp/seed0/events.jsonl").write_text(event)
     with pytest.raises(UserError, match=r"events\.jsonl: not the events of a training run"):
+        report.main(Parameters())
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "slow.jsonl: not a timing"),
+        ('{"run": 1}', "slow.jsonl: not a timing"),
+        ("", "slow.jsonl: has other runs than timings.slow"),
+        (TIMED[0].model_dump_json(), "slow.jsonl: has other runs than timings.slow"),
+    ],
+)
+def test_report_refuses_foreign_timings(collected, content, said):
+    (collected / "results/timings/slow.jsonl").write_text(content)
+    with pytest.raises(UserError, match=f"{said}.*: run python -m stages.timing slow"):
         report.main(Parameters())

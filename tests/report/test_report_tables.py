@@ -25,7 +25,7 @@ def test_every_table_has_every_run():
     for table in _tables(make_records()).values():
         assert [row[0] for row in table.rows] == list(STRATEGIES)
         assert all(len(row) == len(table.columns) for row in table.rows)
-        assert table.rows[table.highlighted][0] == BASELINE
+        assert [table.rows[number][0] for number in table.highlighted] == [BASELINE]
 
 
 def test_strategy_is_told_in_words():

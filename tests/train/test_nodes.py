@@ -11,6 +11,7 @@ from workers import adds_up, dies_at_first, mistaken, one_dies, one_raises, pids
 
 from shardlab.comm.links import Links
 from shardlab.core.errors import UserError
+from shardlab.core.link import Link
 from shardlab.train.launch import Start, launch
 
 
@@ -230,7 +231,7 @@ def test_nobody_waits_long_for_a_machine_that_has_vanished(tmp_path):
     """Its connections are not closed, they just fall silent."""
     with ExitStack() as stack:
         try:
-            links = stack.enter_context(Links(2, "1gbit"))
+            links = stack.enter_context(Links(2, Link(rate="1gbit")))
         except UserError as error:
             pytest.skip(str(error))
         commands = [Command(tmp_path / f"node{n}", on_link(tmp_path, links, n)) for n in (0, 1)]

@@ -20,6 +20,7 @@ if config != yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8")):
 
 wildcard_constraints:
     run="|".join(config["runs"]),
+    timing="|".join(config["timings"]),
     seed=r"\d+",
     round=r"\d+",
 
@@ -30,7 +31,7 @@ TOKENS = [
     "data/tokens/manifest.json",
 ]
 DATASET = ["data/source.json", "data/tokenizer.json", *TOKENS]
-PLOTS = ["loss", "step_time", "bytes_quality", "breakdown"]
+PLOTS = ["loss", "step_time", "bytes_quality", "breakdown", "scaling", "crossover"]
 
 # whoever measures time takes the cores of all its ranks
 CORES_OF_RANKS = config["train"]["world_size"] * config["train"]["threads"]
@@ -68,6 +69,14 @@ def values(*keys):
 
 def values_of_run(wildcards):
     return values("model", f"strategies.{wildcards.run}", "train")
+
+
+def values_of_timing(wildcards):
+    return values("model", "strategies", f"timings.{wildcards.timing}", "train")
+
+
+def ranks_of_timing(wildcards):
+    return Parameters("params.yaml")(f"timings.{wildcards.timing}").world_size
 
 
 def values_of_proposal(wildcards):

@@ -5,6 +5,7 @@ rule report:
         "data/statistics.json",
         "results/results.jsonl",
         every_run("results/train/{run}/seed{seed}/events.jsonl"),
+        expand(rules.timing.output, timing=config["timings"]),
         expand(rules.decide.output, round=config["last_round"]),
     output:
         "results/report/report.html",
@@ -22,6 +23,7 @@ rule report:
         "results/report/comparison.jsonl",
         "results/report/loss.csv",
         "results/report/summary.json",
+        "results/report/timings.csv",
         report(
             expand("results/report/plots/{plot}.svg", plot=PLOTS),
             caption="../report/plots.rst",
@@ -33,7 +35,7 @@ rule report:
     benchmark:
         "logs/benchmarks/report.tsv"
     params:
-        values=values("baseline", "last_round", "runs", "seeds"),
+        values=values("baseline", "last_round", "quality", "runs", "seeds", "timings"),
     shell:
         "exec python -m stages.report"
 

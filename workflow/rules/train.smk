@@ -77,6 +77,39 @@ rule validate:
         "exec python -m stages.validate {wildcards.run} {wildcards.seed}"
 
 
+rule timing:
+    input:
+        code(
+            "timing",
+            "csrc",
+            "shardlab/codecs",
+            "shardlab/comm",
+            "shardlab/core",
+            "shardlab/data",
+            "shardlab/engines",
+            "shardlab/kernels",
+            "shardlab/models",
+            "shardlab/profiling",
+            "shardlab/train",
+        ),
+        TOKENS,
+    output:
+        "results/timings/{timing}.jsonl",
+    log:
+        "logs/timing/{timing}.log",
+    benchmark:
+        "logs/benchmarks/timing/{timing}.tsv"
+    priority: 1
+    threads: lambda wildcards: ranks_of_timing(wildcards) * config["train"]["threads"]
+    resources:
+        gpu=ranks_of_timing,
+        timing=1,
+    params:
+        values=values_of_timing,
+    shell:
+        "exec python -m stages.timing {wildcards.timing}"
+
+
 rule collect:
     input:
         code("collect", "shardlab/core"),

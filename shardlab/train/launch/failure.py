@@ -30,9 +30,11 @@ class Failure:
     """with the traceback; empty when there is none"""
     order: int = 0
     """a rank that says why it ends was the n-th to do so, n > 0. 0: a rank or command that was
-    ended from outside and says nothing; whatever the others complain of, this is the cause"""
+    ended, stopped or cut off from outside; whatever the others complain of, this is the cause"""
     meeting: str = ""
     """of the ranks, as far as they met"""
+    waited: bool = False
+    """in vain for other ranks: one that says nothing is the cause"""
 
     def error(self) -> UserError | RunFailed:
         """The exception that tells it to the caller of `launch`."""

@@ -4,10 +4,11 @@ import json
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
+from pathlib import Path
 from typing import Self
 
 from shardlab.train.launch.failure import Failure, first
@@ -15,6 +16,8 @@ from shardlab.train.launch.peers import Peers
 
 _LAST_WORDS_S = 0.2
 """a rank that is killed takes others along within milliseconds"""
+_SILENCE_S = 5.0
+"""ranks that wait for the same one give up one after the other, as they began to wait"""
 
 
 @dataclass
@@ -50,6 +53,15 @@ class _Rank:
         hint = ", out of memory?" if killed else ""
         told = f"{self.name} was killed by signal {-code} ({signal.Signals(-code).name}{hint})"
         return Failure("memory" if killed else "crash", told, meeting=self.meeting)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal holds it up, such as SIGSTOP."""
+        try:
+            status = Path(f"/proc/{self.process.pid}/stat").read_text()
+        except OSError:
+            return False
+        return status.rpartition(") ")[2].startswith("T")
 
 
 class LocalRanks:
@@ -111,10 +123,34 @@ class LocalRanks:
 
     def _first_failure(self, running: dict[Connection, _Rank]) -> Failure | None:
         """Of the ranks that have failed, those that do so now included."""
-        deadline = time.monotonic() + _LAST_WORDS_S
+        self._listen(running, _LAST_WORDS_S)
+        failure = self._foremost()
+        if failure is not None and failure.waited:
+            self._listen(running, _SILENCE_S)
+            failure = self._foremost()
+        return _silence([*running.values()], failure) or failure
+
+    def _listen(self, running: dict[Connection, _Rank], seconds: float) -> None:
+        """Lets ranks say something that long, or until all of them have ended."""
+        deadline = time.monotonic() + seconds
         while running and (ready := wait(list(running), max(0.0, deadline - time.monotonic()))):
             for pipe in ready:
                 assert isinstance(pipe, Connection)
                 if not running[pipe].listen():
                     del running[pipe]
+
+    def _foremost(self) -> Failure | None:
         return first(rank.failure() for rank in self._ranks)
+
+
+def _silence(ranks: Sequence[_Rank], failure: Failure | None) -> Failure | None:
+    """What those are to blame for that neither go on nor say why, where others gave up waiting."""
+    if failure is not None and not failure.waited:
+        return None
+    stopped = [rank for rank in ranks if rank.stopped]
+    if not stopped and (failure is None or not ranks):
+        return None
+    names = ", ".join(rank.name for rank in stopped or ranks)
+    why = "stopped by a signal" if stopped else "neither at an end nor in touch"
+    told = "" if failure is None else f": {failure.summary}"
+    return Failure("crash", f"{names}: {why}{told}", meeting=ranks[0].meeting)

@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from shardlab.comm.links import is_cut
 from shardlab.core.errors import UserError
 from shardlab.core.process import die_with_parent
 from shardlab.train.launch.devices import take_gpu
@@ -22,6 +23,9 @@ from shardlab.train.launch.failure import UNKNOWN_ORDER, Failure
 from shardlab.train.launch.meeting import Meeting, meet
 from shardlab.train.launch.peers import Peers
 from shardlab.train.launch.place import Place
+
+_TIMED_OUT = "Timed out waiting"
+"""what gloo says of a rank that neither answers nor closes its connection"""
 
 Worker = Callable[[dist.ProcessGroup], None]
 
@@ -83,6 +87,8 @@ class Job:
 
     def _work(self, rank: int, meeting: Meeting) -> None:
         if self.links is not None:
+            if meeting.backend != "gloo":
+                raise UserError("emulated links are for gloo, and GPUs use NCCL: remove the link")
             os.environ["GLOO_SOCKET_IFNAME"] = self.links.enter(rank)
         elif self.peers.interface is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", self.peers.interface)
@@ -114,10 +120,13 @@ def _account(error: BaseException, rank: int, meeting: Meeting | None) -> Failur
     if isinstance(error, UserError):
         return Failure("user", str(error), order=order, meeting=name)
     line = traceback.format_exception_only(error)[0].splitlines()[0]
+    if is_cut():
+        return Failure("crash", f"rank {rank}: its link is cut: {line}", meeting=name)
     return Failure(
         "memory" if isinstance(error, MemoryError) else "crash",
         f"rank {rank}: {line}",
         f"rank {rank}: {''.join(traceback.format_exception(error)).strip()}",
         order,
         name,
+        waited=_TIMED_OUT in line,
     )

@@ -1,0 +1,226 @@
+"""Steps of several strategies by turns, in the processes of one set of ranks.
+
+The speed of a machine drifts by more than strategies differ. So every strategy has an engine of its
+own in each rank, and round by round each engine does one step, in another order every time: steps
+of one round compare in pairs.
+"""
+
+import random
+import statistics
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardlab.comm.device import device_of
+from shardlab.comm.emulation import Emulation, emulated
+from shardlab.comm.hierarchy import subgroup
+from shardlab.comm.links import interface_bytes
+from shardlab.comm.pace import Pace
+from shardlab.core.host import describe_host, git_revision
+from shardlab.core.link import LOOPBACK
+from shardlab.core.params import Model, Timing, Train
+from shardlab.core.progress import say, track
+from shardlab.core.records import Breakdown, LinkEmulation
+from shardlab.core.strategy import Strategy
+from shardlab.core.timings import NO_COMMUNICATION, TimedRun, write_timings
+from shardlab.data.loader import Batches
+from shardlab.data.tokens import TokenSplit, open_split
+from shardlab.engines.base import Optimization
+from shardlab.engines.build import build_engine
+from shardlab.engines.units import unit_sizes
+from shardlab.kernels import native
+from shardlab.profiling.breakdown import analyse
+from shardlab.train.gather import gather_bytes, gather_values
+from shardlab.train.launch import launch
+from shardlab.train.loop import Loop
+from shardlab.train.summary import mean_ledger
+from shardlab.train.traced import traced_steps, write_trace_of
+from shardlab.train.untrained import build_for
+
+_SEED = 0
+_UNTIMED_ROUNDS = 2
+"""first steps allocate memory, and DDP lays its buckets out anew after one"""
+
+
+@dataclass(frozen=True)
+class TimingPlan:
+    """What a timing needs to know."""
+
+    name: str
+    timing: Timing
+    strategies: dict[str, Strategy]
+    """at least those of the timing, by name"""
+    train: Train
+    """of the steps; ranks and link are the timing's"""
+    model: Model
+    data: Path = field(default=Path("data"))
+    """folder with tokens/"""
+
+    @property
+    def runs(self) -> dict[str, Strategy]:
+        """By name; the last is `NO_COMMUNICATION`."""
+        named = {run: self.strategies[run] for run in self.timing.runs}
+        return {**named, NO_COMMUNICATION: Strategy(engine="ddp")}
+
+
+def time_strategies(plan: TimingPlan, output: Path) -> None:
+    """Writes a `TimedRun` of every run of the plan, in their order.
+
+    Raises:
+        RunFailed: a rank failed; `output` is as it was.
+        UserError: the data, the model or the link cannot be used.
+    """
+    native.library()  # says once, and not once per rank, when there are no compiled kernels
+    ranks, train = plan.timing.world_size, plan.train
+    with emulated(plan.timing.link, ranks) as link:
+        worker = partial(_work, plan, link, output)
+        launch(worker, ranks, train.threads, train.timeout_s, links=link.links)
+
+
+def order(number: int, count: int) -> list[int]:
+    """The turns of a round: the same on all ranks, and others every round."""
+    turns = list(range(count))
+    random.Random(number).shuffle(turns)
+    return turns
+
+
+def _work(plan: TimingPlan, link: Emulation, output: Path, group: dist.ProcessGroup) -> None:
+    split = open_split(plan.data / "tokens", "train")
+    runners = [_Runner(plan, run, split, link.pace, group) for run in plan.runs]
+    for _ in range(_UNTIMED_ROUNDS):
+        for runner in runners:
+            runner.step()
+    for runner in runners:
+        runner.begin()
+    rounds = range(plan.timing.rounds)
+    chief = dist.get_rank(group) == 0
+    for number in track(rounds, f"time {plan.name}", unit="round") if chief else rounds:
+        for turn in order(number, len(runners)):
+            runners[turn].step()
+    timed = []
+    while runners:  # what is done gives its memory to the trace of the next
+        runner = runners.pop(0)
+        measured, breakdown = runner.measured(), runner.breakdown()
+        if chief:
+            assert breakdown is not None, "the first rank has it"
+            timed.append(_timed_run(plan, runner, link.kind, measured, breakdown))
+    if chief:
+        write_timings(output, timed)
+        say(f"{plan.name}: {len(timed)} runs of {plan.timing.rounds} rounds")
+
+
+class _Runner:
+    """One run on this rank: an engine that trains, and what its steps took."""
+
+    def __init__(
+        self,
+        plan: TimingPlan,
+        run: str,
+        split: TokenSplit,
+        pace: Pace | None,
+        group: dist.ProcessGroup,
+    ) -> None:
+        self.run, self._group, self._train = run, group, plan.train
+        self.strategy = plan.runs[run]
+        self._device = device_of(group)
+        model, weights = build_for(plan.model, plan.train, _SEED, split)
+        # wrapping takes the model apart: what describes it is read before
+        self.parameters = sum(p.numel() for p in model.parameters())
+        self.units = unit_sizes(model, self.strategy.normal(), self._device)
+        self._engine = build_engine(
+            model,
+            self.strategy,
+            Optimization(plan.train.weight_decay, plan.train.clip),
+            group if run != NO_COMMUNICATION else subgroup(group, [dist.get_rank(group)]),
+            _SEED,
+            weights,
+            self._device,
+            pace,
+        )
+        batches = Batches(split, plan.train.sequence_length, _SEED)
+        self._loop = Loop(self._engine, batches, plan.train, group, self.strategy.accumulation)
+        self.begin()
+
+    def begin(self) -> None:
+        """Forgets the steps so far."""
+        self._step_ms: list[float] = []
+        self._interface_bytes: list[int] = []
+        self._engine.ledger.reset()
+
+    def step(self) -> None:
+        """One, which all ranks begin together and none before the last one's end."""
+        dist.barrier(self._group)
+        sent = interface_bytes()
+        start = perf_counter()
+        self._loop.run(1)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+        self._step_ms.append((perf_counter() - start) * 1e3)
+        dist.barrier(self._group)  # when all have got everything, all is sent
+        self._interface_bytes.append((interface_bytes() or 0) - (sent or 0))
+
+    def measured(self) -> list[dict[str, Any]]:
+        """What each rank counted since `begin`; on every rank."""
+        mine = {
+            "step_ms": self._step_ms,
+            "interface_bytes": self._interface_bytes,
+            "ledger": self._engine.ledger.summary(),
+        }
+        return gather_values(mine, self._group)
+
+    def breakdown(self) -> Breakdown | None:
+        """Of a few more steps; on the first rank."""
+        dist.barrier(self._group)
+        traces = gather_bytes(traced_steps(self._loop, self._train.profiled_steps), self._group)
+        if dist.get_rank(self._group) != 0:
+            return None
+        with TemporaryDirectory(prefix="shardlab-trace-") as folder:
+            path = Path(folder, "trace.json.gz")
+            write_trace_of(traces, path)
+            return analyse(path)
+
+
+def _timed_run(
+    plan: TimingPlan,
+    runner: _Runner,
+    emulation: LinkEmulation,
+    ranks: list[dict[str, Any]],
+    breakdown: Breakdown,
+) -> TimedRun:
+    timing, train, link = plan.timing, plan.train, plan.timing.link
+    ledger = mean_ledger([rank["ledger"] for rank in ranks], timing.rounds)
+    counted = statistics.fmean(b for rank in ranks for b in rank["interface_bytes"])
+    given = None if runner.run == NO_COMMUNICATION else runner.strategy
+    return TimedRun(
+        timing=plan.name,
+        run=runner.run,
+        strategy=given and given.normal().model_dump(mode="json"),
+        strategy_hash=given and given.hash(),
+        model=plan.model.name,
+        parameters=runner.parameters,
+        units=runner.units,
+        world_size=timing.world_size,
+        threads=train.threads,
+        batch_size=train.batch_size,
+        accumulation=train.accumulation,
+        sequence_length=train.sequence_length,
+        link=LOOPBACK if link is None else link.name,
+        link_emulation=emulation,
+        bits_per_second=None if link is None else link.bits_per_second,
+        delay_ms=0.0 if link is None else link.delay_ms,
+        step_ms=[max(step) for step in zip(*(rank["step_ms"] for rank in ranks), strict=True)],
+        bytes_raw=sum(kind["bytes_raw"] for kind in ledger.values()),
+        bytes_wire=sum(kind["bytes_wire"] for kind in ledger.values()),
+        interface_bytes=counted if emulation == "namespaces" else None,
+        ledger=ledger,
+        breakdown=breakdown,
+        revision=git_revision(),
+        torch=torch.__version__,
+        host=describe_host(),
+    )

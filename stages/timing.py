@@ -1,0 +1,18 @@
+"""Times the strategies of one timing by turns, on ranks of its own."""
+
+from pathlib import Path
+
+from shardlab.core.parameters import Parameters
+from shardlab.train.timing import TimingPlan, time_strategies
+from stages.common import run as run_stage
+
+
+def main(params: Parameters, name: str) -> None:
+    """results/timings/NAME.jsonl, a line for every run and one for steps without communication."""
+    timing, strategies, train, model = params(f"timings.{name}", "strategies", "train", "model")
+    plan = TimingPlan(name, timing, strategies, train, model)
+    time_strategies(plan, Path("results/timings", f"{name}.jsonl"))
+
+
+if __name__ == "__main__":
+    run_stage(main)
