@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardlab.agent.candidates import Draft
-from shardlab.agent.memory import estimate_peak, certain_bytes
+from shardlab.agent.memory import certain_bytes, estimate_peak
 from shardlab.agent.seeds import random_strategies
 from shardlab.agent.validator import admit, memory_limit, reason_to_stop
 from shardlab.core.host import memory_bytes
