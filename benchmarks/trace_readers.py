@@ -73,9 +73,9 @@ def main(way: str, path: str) -> None:
     seconds = time.perf_counter() - start
     used = resource.getrusage(resource.RUSAGE_SELF)
     figures = {"found": found, "seconds": seconds, "cpu_s": used.ru_utime + used.ru_stime}
-    from shardlab.core.host import peak_memory_bytes
+    from shardlab.core.host import resident_memory
 
-    print(json.dumps({**figures, "peak_mb": peak_memory_bytes() / 1e6}))
+    print(json.dumps({**figures, "peak_mb": resident_memory().highest / 1e6}))
 
 
 if __name__ == "__main__":

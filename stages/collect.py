@@ -1,17 +1,23 @@
-"""Joins what was measured of every run and seed into one record each."""
+"""Joins what was measured and estimated of every run and seed into one record each."""
 
 import csv
 import json
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
-from shardlab.core.files import atomic, read_json
+from shardlab.core.files import atomic, read_json, read_json_lines
+from shardlab.core.memory import Estimate
 from shardlab.core.parameters import Parameters
+from shardlab.core.params import Quality
 from shardlab.core.progress import say
+from shardlab.core.quality import quality_at_time, steps_to_quality, time_to_quality
 from shardlab.core.records import (
     Breakdown,
+    Joined,
     Record,
     Setting,
     Training,
@@ -19,7 +25,10 @@ from shardlab.core.records import (
     table_row,
     write_records,
 )
+from shardlab.core.timings import TimedRun, read_timing, scaling_efficiency
 from stages.common import run
+
+_RESULTS = Path("results")
 
 
 class Metrics(Setting, Training):
@@ -28,8 +37,15 @@ class Metrics(Setting, Training):
 
 def main(params: Parameters) -> None:
     """results/results.jsonl, and the same columns in results/results.csv."""
-    runs, seeds = params("runs", "seeds")
-    records = [collect(Path("results"), name, seed) for name in runs for seed in seeds]
+    runs, seeds, timings, quality = params("runs", "seeds", "timings", "quality")
+    folder = _RESULTS / "timings"
+    timed = [run for name, timing in timings.items() for run in read_timing(folder, name, timing)]
+    estimates = {name: estimate(_RESULTS, name) for name in runs}
+    records = [
+        collect(_RESULTS, name, seed, quality, timed, estimates[name])
+        for name in runs
+        for seed in seeds
+    ]
     write_records("results/results.jsonl", records)
     with (
         atomic("results/results.csv") as temporary,
@@ -41,18 +57,25 @@ def main(params: Parameters) -> None:
     say(f"collect: {len(records)} records of {len(runs)} runs in results/results.jsonl")
 
 
-def collect(results: Path, name: str, seed: int) -> Record:
+def collect(
+    results: Path,
+    name: str,
+    seed: int,
+    quality: Quality,
+    timed: Sequence[TimedRun],
+    estimate: Estimate,
+) -> Record:
     """The record of one run and seed.
 
     Raises:
         UserError: a file is missing, is not what its stage writes, or is of another run or seed.
     """
-    metrics_file = results / "train" / name / f"seed{seed}" / "metrics.json"
-    metrics = _read(Metrics, metrics_file, f"train --run {name} --seed {seed}")
+    folder, train = results / "train" / name / f"seed{seed}", f"train --run {name} --seed {seed}"
+    metrics = _read(Metrics, folder / "metrics.json", train)
     if (metrics["run"], metrics["seed"]) != (name, seed):
         raise UserError(
-            f"{metrics_file}: holds run {metrics['run']!r} seed {metrics['seed']}: "
-            f"repeat python -m stages.train --run {name} --seed {seed}"
+            f"{folder / 'metrics.json'}: holds run {metrics['run']!r} seed {metrics['seed']}: "
+            f"repeat python -m stages.{train}"
         )
     breakdown = _read(
         Breakdown, results / "profile" / name / f"seed{seed}.json", f"profile {name} {seed}"
@@ -60,17 +83,67 @@ def collect(results: Path, name: str, seed: int) -> Record:
     validation = _read(
         Validation, results / "validate" / name / f"seed{seed}.json", f"validate {name} {seed}"
     )
-    return Record(**metrics, **breakdown, **validation)
+    setting = metrics["strategy_hash"], metrics["world_size"], metrics["link"]
+    joined = Joined(
+        memory_estimate_bytes=estimate.traced and sum(estimate.traced.values()),
+        memory_closed_form_bytes=sum(estimate.closed_form.values()),
+        scaling_efficiency=scaling_efficiency(timed, *setting),
+        **_reached(folder / "events.jsonl", quality, train),
+    )
+    return Record(**metrics, **breakdown, **validation, **joined.model_dump())
+
+
+def estimate(results: Path, name: str) -> Estimate:
+    """The memory of one run as it was estimated.
+
+    Raises:
+        UserError: there is no estimate of it.
+    """
+    path, mend = results / "memory.json", "run python -m stages.estimate"
+    found = _read_json(path, mend)
+    if not isinstance(found, dict) or name not in found:
+        raise UserError(f"{path}: has no run {name!r}: {mend}")
+    return Estimate(**_checked(Estimate, found[name], path, mend))
+
+
+def _reached(path: Path, quality: Quality, command: str) -> dict[str, Any]:
+    """How soon the run was how good."""
+    mend = f"run python -m stages.{command}"
+    try:
+        events = read_json_lines(path)
+        losses = [float(event["loss"]) for event in events]
+        times = [*accumulate(event["step_ms"] / 1e3 for event in events)]
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file: {mend}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: not the events of a training run ({error!r}): {mend}") from None
+    thresholds, moments = quality.train_loss, quality.time_s
+    return {
+        "steps_to_quality": {f"{loss:g}": steps_to_quality(losses, loss) for loss in thresholds},
+        "time_to_quality_s": {
+            f"{loss:g}": time_to_quality(losses, times, loss) for loss in thresholds
+        },
+        "quality_at_time": {
+            f"{moment:g}": quality_at_time(losses, times, moment) for moment in moments
+        },
+    }
 
 
 def _read(kind: type[Document], path: Path, command: str) -> dict[str, Any]:
     mend = f"run python -m stages.{command}"
+    return _checked(kind, _read_json(path, mend), path, mend)
+
+
+def _read_json(path: Path, mend: str) -> Any:
     try:
-        value = read_json(path)
+        return read_json(path)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file: {mend}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not JSON ({error}): {mend}") from None
+
+
+def _checked(kind: type[Document], value: Any, path: Path, mend: str) -> dict[str, Any]:
     try:
         return validate(kind, value, str(path)).model_dump()
     except UserError as error:

@@ -6,16 +6,15 @@ from shardlab.agent.history import read_history
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, read_json_lines
 from shardlab.core.parameters import Parameters
-from shardlab.core.params import Timing
 from shardlab.core.progress import say
 from shardlab.core.records import read_records
-from shardlab.core.timings import NO_COMMUNICATION, TimedRun, read_timings
+from shardlab.core.timings import read_timing
 from shardlab.forecast.results import read_forecast
 from shardlab.report.aggregate import select
 from shardlab.report.write import Evidence, write_report
 from stages.common import run
 
-_FOLDER = Path("results/report")
+_FOLDER, _TIMINGS = Path("results/report"), Path("results/timings")
 
 
 def main(params: Parameters) -> None:
@@ -36,7 +35,9 @@ def main(params: Parameters) -> None:
         history=read_history(history),
         source=read_json("data/source.json"),
         statistics=read_json("data/statistics.json"),
-        timed=[run for name, timing in timings.items() for run in read_timed(name, timing)],
+        timed=[
+            run for name, timing in timings.items() for run in read_timing(_TIMINGS, name, timing)
+        ],
         quality=quality,
         foretold=read_forecast(foretold),
     )
@@ -59,23 +60,6 @@ def read_losses(name: str, seed: int) -> dict[int, float]:
             f"{path}: not the events of a training run ({error!r}): "
             f"run python -m stages.train --run {name} --seed {seed}"
         ) from None
-
-
-def read_timed(name: str, timing: Timing) -> list[TimedRun]:
-    """The runs of one timing.
-
-    Raises:
-        UserError: they are missing, or those of another timing.
-    """
-    path, mend = Path("results/timings", f"{name}.jsonl"), f"run python -m stages.timing {name}"
-    _require(path, f"timing {name}")
-    try:
-        found = read_timings(path)
-    except ValueError as error:
-        raise UserError(f"{path}: not a timing ({error}): {mend}") from None
-    if [run.run for run in found] != [*timing.runs, NO_COMMUNICATION]:
-        raise UserError(f"{path}: has other runs than timings.{name}: {mend}")
-    return found
 
 
 def _require(path: str | Path, stage: str) -> None:

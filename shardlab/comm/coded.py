@@ -22,7 +22,7 @@ from shardlab.comm.envelope import (
     unseal,
 )
 from shardlab.comm.feedback import ErrorFeedback
-from shardlab.comm.ledger import Kind, Ledger, timed
+from shardlab.comm.ledger import Kind, Ledger, extra_collective, timed
 from shardlab.comm.steps import Updates
 
 
@@ -113,8 +113,9 @@ class Coded(Collective):
         own = torch.tensor([contents.fingerprint()], device=device)
         others = [torch.empty_like(own) for _ in range(self.world_size)]
         others[self.rank] = own
-        self.transport.exchange([own] * self.world_size, others)
-        self._count_extra()
+        with extra_collective(self.account):
+            self.transport.exchange([own] * self.world_size, others)
+        self._count_number()
         for rank, other in enumerate(others):
             if not torch.equal(own, other):
                 raise PayloadError(
@@ -174,8 +175,9 @@ class Coded(Collective):
             [sealed.payload.numel() for sealed in mine], device=mine[0].payload.device
         )
         incoming = outgoing.clone()
-        self.transport.exchange(outgoing.split(1), incoming.split(1))
-        self._count_extra()
+        with extra_collective(self.account):
+            self.transport.exchange(outgoing.split(1), incoming.split(1))
+        self._count_number()
         sizes: list[int] = incoming.tolist()
         for rank, size in enumerate(sizes):
             if not 0 <= size <= bound:
@@ -195,10 +197,10 @@ class Coded(Collective):
     def _contents(self, n: int, part: str, step: int) -> Contents:
         return Contents(self._name, n, part, step)
 
-    def _count_extra(self) -> None:
+    def _count_number(self) -> None:
         """A number of 8 bytes to every other rank."""
         nbytes = 8 * (self.world_size - 1)
-        self._count(raw=0.0, wire=float(nbytes), extra=1)
+        self._count(raw=0.0, wire=float(nbytes))
         self.account.metadata_bytes += nbytes
 
     def _count_sent(self, n: int, sealed: "Sealed", copies: int) -> None:

@@ -76,10 +76,9 @@ class Collective(ABC):
     def load_state_dict(self, state: dict[str, Tensor]) -> None:  # noqa: B027
         """Continues from `state_dict()`."""
 
-    def _count(self, raw: float, wire: float, extra: int = 0, collectives: int = 1) -> None:
+    def _count(self, raw: float, wire: float, collectives: int = 1) -> None:
         account = self.account
         account.collectives += collectives
-        account.extra_collectives += extra
         account.bytes_raw += raw
         account.bytes_wire += wire
 

@@ -1,6 +1,7 @@
 """What no codec may touch travels uncompressed, and the ledger says why."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from shardlab.codecs.unit import Unit
 from shardlab.comm.collective import Collective, Native
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.layout import Layout
+from shardlab.comm.ledger import extra_collective
 
 BY_NAME = "excluded by name"
 WARM_UP = "warm-up"
@@ -148,13 +150,12 @@ class Filter(Collective):
             ]
             vector = torch.cat(columns, 1).flatten()
             result = vector.new_empty(vector.numel() // len(given))
-            send(collective, Unit(unit.name, blocks), vector, result)
+            with nullcontext() if first else extra_collective(self.account):
+                send(collective, Unit(unit.name, blocks), vector, result)
             sizes = [piece.shape[1] for piece in columns]
             targets = [t for t, pick in zip(taken.split(widths, 1), picks, strict=True) if pick]
             for target, piece in zip(targets, result.split(sizes), strict=True):
                 target.copy_(piece)
-            if not first:
-                self.account.extra_collectives += 1
             first = False
 
     def _report(self, reason: str) -> None:

@@ -5,6 +5,9 @@ nodes travels only what a node has added up, 1/L of the vector for each of its L
 is quantized twice.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -16,7 +19,7 @@ from shardlab.comm.collective import Collective
 from shardlab.comm.device import device_of
 from shardlab.comm.exchange import Exchange
 from shardlab.comm.feedback import ErrorFeedback
-from shardlab.comm.ledger import Kind, Ledger
+from shardlab.comm.ledger import Kind, Ledger, extra_collective
 from shardlab.core.errors import UserError
 
 ACROSS = "@nodes"
@@ -83,9 +86,8 @@ class TwoLevel(Collective):
         audit, self.ledger.audit = self.ledger.audit, None
         try:
             self.inside.reduce_scatter(of_node, given.view(-1), 1.0, _inside(unit))
-            before = self.account.bytes_wire
-            self.between.reduce_scatter(output, of_node, scale, _across(unit))
-            self._count_between(before)
+            with self._between():
+                self.between.reduce_scatter(output, of_node, scale, _across(unit))
         finally:
             self.ledger.audit = audit
         self._audit(output, vector, scale)
@@ -104,9 +106,8 @@ class TwoLevel(Collective):
         """Across nodes first, so that every shard goes to each other node once."""
         n = shard.numel()
         of_place = self._room("of the place", output, self.nodes * n)
-        before = self.account.bytes_wire
-        self.between.all_gather(of_place, shard, _across(unit))
-        self._count_between(before)
+        with self._between():
+            self.between.all_gather(of_place, shard, _across(unit))
         taken = self._room("taken", output)
         self.inside.all_gather(taken, of_place, _inside(unit))
         by_node = output.view(self.nodes, self.ranks_per_node, n)
@@ -126,10 +127,13 @@ class TwoLevel(Collective):
         size = (like.numel() if n is None else n) * like.element_size()
         return self._buffers.bytes(purpose, size, like.device).view(like.dtype)
 
-    def _count_between(self, before: float) -> None:
-        """What the second level sent since `before`; its collective is one more than needed."""
+    @contextmanager
+    def _between(self) -> Iterator[None]:
+        """Around the collective of the second level, which is one more than needed."""
+        before = self.account.bytes_wire
+        with extra_collective(self.account):
+            yield
         self.account.bytes_between_nodes += self.account.bytes_wire - before
-        self.account.extra_collectives += 1
 
 
 def subgroup(group: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:

@@ -22,6 +22,8 @@ class Account:
     collectives: int = 0
     extra_collectives: int = 0
     """collectives that an uncompressed run would not need"""
+    extra_collective_s: float = 0.0
+    """wall time in them, waits for other ranks included"""
     bytes_raw: float = 0.0
     """what the operation has to send in the dtype it was asked for, by the best algorithm"""
     bytes_wire: float = 0.0
@@ -116,3 +118,14 @@ def timed(account: Account, what: Literal["encode_s", "decode_s"]) -> Iterator[N
     start = perf_counter()
     yield
     setattr(account, what, getattr(account, what) + perf_counter() - start)
+
+
+@contextmanager
+def extra_collective(account: Account) -> Iterator[None]:
+    """Counts the block as a collective that only the codec needs; coding in it is told apart."""
+    seconds, coding = account.extra_collective_s, account.encode_s + account.decode_s
+    start = perf_counter()
+    yield
+    coding = account.encode_s + account.decode_s - coding
+    account.extra_collectives += 1
+    account.extra_collective_s = seconds + perf_counter() - start - coding

@@ -106,13 +106,16 @@ class RoundsCollective(Collective):
         part, wire = f"{unit.name}*", self._wire
         key = MessageKey(self._seed, self._steps[unit.name], unit.name, self.rank)
         self._steps[unit.name] += 1
-        rounds, seconds, reported, start = wire.rounds, wire.seconds, wire.reported, perf_counter()
+        wire.begin()
+        rounds, seconds, later = wire.rounds, wire.seconds, wire.later_seconds
+        reported, start = wire.reported, perf_counter()
         given = vector.clone() if self.feedback is None else self.feedback.given(vector, part)
         total = reduce(given, unit, wire, key)
         if self.feedback is not None and all_finite(total):
             self.feedback.keep(part, given)
         self.account.encode_s += perf_counter() - start - (wire.seconds - seconds)
         self.account.extra_collectives += wire.rounds - rounds - 1
+        self.account.extra_collective_s += wire.later_seconds - later
         if wire.reported == reported:
             times = vector.numel() // total.numel()
             self.account.elements += vector.numel()

@@ -21,6 +21,9 @@ class GroupWire:
         """collectives so far"""
         self.seconds = 0.0
         """wall time in them"""
+        self.later_seconds = 0.0
+        """of that: in those after the first of each message"""
+        self._first = 0
         self._group = group
         self._ledger = ledger
         self._kind: Kind = kind
@@ -30,6 +33,10 @@ class GroupWire:
     def reported(self) -> int:
         """Messages so far that their method sent uncompressed."""
         return self._reported
+
+    def begin(self) -> None:
+        """The next collective is the first of a message."""
+        self._first = self.rounds
 
     def sum(self, vector: Tensor) -> None:
         """vector[m] = sum over ranks, in place: an all-reduce, 2 (W - 1) / W of its bytes."""
@@ -76,7 +83,10 @@ class GroupWire:
         start = perf_counter()
         with self._ledger.traffic.operation(nbytes):
             yield
-        self.seconds += perf_counter() - start
+        seconds = perf_counter() - start
+        self.seconds += seconds
+        if self.rounds > self._first:
+            self.later_seconds += seconds
         self.rounds += 1
         self._account.collectives += 1
         self._account.bytes_wire += nbytes

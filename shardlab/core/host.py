@@ -4,7 +4,7 @@ import os
 import platform
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def describe_host() -> dict[str, Any]:
@@ -26,12 +26,23 @@ def memory_bytes() -> int:
     return physical if text == "max" else min(physical, int(text))
 
 
-def peak_memory_bytes() -> int:
-    """Largest resident set of this process so far."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    raise OSError("/proc/self/status has no VmHWM line")
+class ResidentMemory(NamedTuple):
+    """The resident set of this process, in bytes."""
+
+    now: int
+    highest: int
+    """so far"""
+    of_files: int
+    """now: of libraries and other files that are mapped"""
+
+
+def resident_memory() -> ResidentMemory:
+    """From /proc (proc_pid_status(5))."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    return ResidentMemory(
+        *(int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM", "RssFile"))
+    )
 
 
 _MADE_BY_THE_PIPELINE = (":!results", ":!README.md", ":!dvc.lock")

@@ -37,6 +37,22 @@ def steps_to_quality(losses: Sequence[float], threshold: float) -> float | None:
     return reached + (before - threshold) / (before - after)
 
 
+def time_to_quality(
+    losses: Sequence[float], times: Sequence[float], threshold: float
+) -> float | None:
+    """When `steps_to_quality` steps had ended, in the unit of `times`.
+
+    Args:
+        times: when each step ended, ascending.
+    """
+    steps = steps_to_quality(losses, threshold)
+    if steps is None:
+        return None
+    whole = int(steps)
+    before, after = times[whole - 1], times[min(whole, len(times) - 1)]
+    return before + (steps - whole) * (after - before)
+
+
 def quality_at_time(losses: Sequence[float], times: Sequence[float], moment: float) -> float | None:
     """The smoothed loss of the last step that had ended; a run that is over keeps its last one.
 

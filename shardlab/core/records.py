@@ -11,9 +11,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from shardlab.core.document import Document, validate
+from shardlab.core.errors import UserError
 from shardlab.core.files import read_json_lines, write_json_lines
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 LinkEmulation = Literal["none", "namespaces", "in-process"]
@@ -67,6 +68,13 @@ class Training(Document):
     bytes_wire: float
     """bytes per step that moved, metadata included"""
     compression_ratio: float
+    collective_ms: float | None
+    """of a step, with one collective or more under way, waits for other ranks included; None on
+    devices, which the CPU does not wait for"""
+    effective_bandwidth_raw: float | None
+    """bytes_raw over collective_ms, bytes per second; None where nothing was sent"""
+    effective_bandwidth_wire: float | None
+    """bytes_wire over collective_ms, bytes per second"""
     interface_bytes: float | None = None
     """bytes per step that the network interface counted, with the headers of Ethernet, IP, TCP and
     gloo; only an emulated link in namespaces gives every rank an interface of its own"""
@@ -80,15 +88,32 @@ class Training(Document):
     density: float | None
     """share of the elements that were sent, for sparse codecs"""
     extra_collectives: float
+    """that an uncompressed run would not need"""
+    extra_collective_ms: float
+    """in them, waits for other ranks included"""
     residual_norm: float | None
     grad_rel_error: float | None
     """|compressed mean gradient - exact mean gradient| / |exact|, on the audited steps"""
     grad_cosine: float | None
     memory_peak_bytes: int
-    """largest resident set of a rank"""
+    """largest resident set of a rank until the end of the steps"""
+    memory_growth_bytes: int
+    """of the largest rank: what the device that computes held at most more than before the model
+    was built; on a CPU the resident set without files that are mapped, on a GPU that of tensors"""
+    memory_reserved_bytes: int | None
+    """most that torch reserved on a GPU; None on a CPU"""
+    flops_per_token: float
+    """of the model, forward and backward: 6 N + 12 L H Q T (Chowdhery et al. 2022, appendix B)"""
+    product_flops_per_s: float
+    """of a rank's best square matrix product in the type that computes, all ranks at once"""
+    flops_share: float
+    """flops_per_token * tokens_per_s over product_flops_per_s of all ranks"""
     clipped_steps: int
-    invalid_steps: int
+    skipped_steps: int
     """steps left out because a gradient was not finite"""
+    invalid_steps: int
+    """of the skipped steps: those that the search for the loss scale of fp16 does not explain,
+    since there is no scale or the loss was not finite either"""
 
 
 class Breakdown(Document):
@@ -139,10 +164,27 @@ class Validation(Document):
     """perplexity of the same model before its first step"""
 
 
-class Record(Setting, Training, Breakdown, Validation):
+class Joined(Document):
+    """What other stages say of the run; absent from the record of a trial."""
+
+    memory_estimate_bytes: int | None = None
+    """of a rank at the peak of a step, traced before the run; None where that is not possible"""
+    memory_closed_form_bytes: int | None = None
+    """the same by formula (`shardlab.core.memory`)"""
+    steps_to_quality: dict[str, float | None] = {}
+    """by training loss in nats per token: steps until it was reached; None: it was not"""
+    time_to_quality_s: dict[str, float | None] = {}
+    """the same in seconds of training"""
+    quality_at_time: dict[str, float | None] = {}
+    """by seconds of training: the loss of the last step that had ended"""
+    scaling_efficiency: float | None = None
+    """tokens per second and rank against those of one rank; None where that was not timed"""
+
+
+class Record(Setting, Training, Breakdown, Validation, Joined):
     """One line of `results.jsonl`."""
 
-    schema_version: int = Field(SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION)
+    schema_version: int = Field(SCHEMA_VERSION, ge=SCHEMA_VERSION, le=SCHEMA_VERSION)
 
 
 def read_records(path: str | Path) -> list[Record]:
@@ -152,6 +194,13 @@ def read_records(path: str | Path) -> list[Record]:
         UserError: a line that is no record of this schema version.
     """
     lines = read_json_lines(path)
+    for i, line in enumerate(lines, 1):
+        version = line.get("schema_version") if isinstance(line, dict) else None
+        if isinstance(version, int) and version < SCHEMA_VERSION:
+            raise UserError(
+                f"{path}:{i}: a record of schema version {version}, before {SCHEMA_VERSION}: train "
+                "the run again"
+            )
     return [validate(Record, line, f"{path}:{i}") for i, line in enumerate(lines, 1)]
 
 

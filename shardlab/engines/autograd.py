@@ -9,10 +9,6 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-)
 from torch.profiler import record_function
 
 from shardlab.comm.attach import attach
@@ -119,9 +115,9 @@ class AutogradEngine(Engine):
         norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), limit)
         return float(getattr(norm, "full_tensor", lambda: norm)())
 
-    def full_parameters(self) -> dict[str, Tensor]:  # noqa: D102
-        options = StateDictOptions(full_state_dict=True)
-        return cast(dict[str, Tensor], get_model_state_dict(self.module, options=options))
+    def whole_parameters(self) -> Iterator[dict[str, Tensor]]:  # noqa: D102
+        for name, parameter in self._trained().items():
+            yield self.gather(name, self._laid_out(name, parameter.detach()))
 
     def shards(self) -> State:  # noqa: D102
         kinds: State = {}

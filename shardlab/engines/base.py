@@ -1,11 +1,12 @@
 """The contract of an engine."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from shardlab.comm.ledger import Audit, Ledger
 
@@ -56,8 +57,14 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def full_parameters(self) -> dict[str, Tensor]:
-        """The whole model by the names of the unwrapped module, on every rank."""
+    def whole_parameters(self) -> Iterator[dict[str, Tensor]]:
+        """The model after training, some parameters at a time, whole on every rank.
+
+        All ranks take all of them. What was yielded may be gone when the next ones come.
+
+        Returns:
+            by the names of the unwrapped module, the first name for a tied parameter.
+        """
 
     @abstractmethod
     def shards(self) -> State:
@@ -77,6 +84,10 @@ class Engine(ABC):
             views of `whole`, the first name for a tied parameter.
         """
         return {name: whole}
+
+    def gather(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
+        """An entry of `shards()` made whole on every rank, by the names of `split`."""
+        return self.split(name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
 
     def rehearse(self, batch: Tensor) -> None:  # noqa: B027  (most engines need none)
         """Does what only the first step of a process does; before saved tensors are loaded.

@@ -17,7 +17,7 @@ from shardlab.engines.ddp import DDPEngine
 from shardlab.engines.fsdp1 import FSDP1Engine
 from shardlab.engines.fsdp2 import FSDP2Engine
 from shardlab.engines.manual.engine import ManualEngine
-from shardlab.engines.precision import dtype_of
+from shardlab.engines.precision import dtype_of, uses_fp16
 from shardlab.models.weights import Weights
 
 _CPU = torch.device("cpu")
@@ -54,15 +54,25 @@ def build_engine(
     """
     full = strategy.normal()
     check_fits(full, dist.get_world_size(group))
-    if full.offload and device.type == "cpu":
-        raise UserError("offload: shards are in CPU memory already: remove it")
-    if full.weights is not None and dtype_of(full.param_dtype, device) is not torch.float32:
-        raise UserError("weights: codecs take float32: set param_dtype: fp32, or remove weights")
+    _check_device(full, device)
     prepare(model, full)
     fill = _filling(model, weights, device)
     engine = _ENGINES[full.engine](model, full, optimization, group, seed, device, fill)
     engine.ledger.traffic.pace = pace
     return engine
+
+
+def _check_device(strategy: Strategy, device: torch.device) -> None:
+    """Refuses what depends on the device, as the types that `auto` stands for do."""
+    if strategy.offload and device.type == "cpu":
+        raise UserError("offload: shards are in CPU memory already: remove it")
+    if strategy.weights is not None and dtype_of(strategy.param_dtype, device) is not torch.float32:
+        raise UserError("weights: codecs take float32: set param_dtype: fp32, or remove weights")
+    if strategy.gradients.error_feedback and uses_fp16(strategy, device):
+        raise UserError(
+            "error_feedback keeps what was not sent in units of the loss scale, and param_dtype: "
+            "auto is fp16 on this device: set param_dtype: fp32"
+        )
 
 
 def _filling(model: nn.Module, weights: Weights | None, device: torch.device) -> Fill:

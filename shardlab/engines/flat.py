@@ -26,20 +26,10 @@ class FlatEngine(AutogradEngine):
 
     _mesh: DeviceMesh
     """[shards] or [replicas, shards]"""
-    _names: list[list[str]]
-    """all names of each parameter of the unwrapped model; the first one is that in `shapes`"""
 
     @abstractmethod
     def _vectors(self) -> dict[str, FlatVector]:
         """By the names of the units."""
-
-    def full_parameters(self) -> dict[str, Tensor]:  # noqa: D102
-        full: dict[str, Tensor] = {}
-        for name, vector in self._vectors().items():
-            whole = self._laid_out(name, vector.shard.detach())
-            whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
-            full |= named_parts(whole, vector.shapes)
-        return {name: full[known[0]] for known in self._names for name in known}
 
     def split(self, name: str, whole: Tensor) -> dict[str, Tensor]:  # noqa: D102
         shapes = self._vectors()[name].shapes

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     BackwardPrefetch,
     CPUOffload,
@@ -20,10 +21,9 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.wrap import CustomPolicy, size_based_auto_wrap_policy
 
 from shardlab.comm.fsdp1_hooks import unit_names, units
-from shardlab.comm.names import parameter_names
 from shardlab.core.errors import UserError
 from shardlab.core.strategy import Strategy
-from shardlab.engines.autograd import AutogradEngine, Fill
+from shardlab.engines.autograd import Fill
 from shardlab.engines.base import Optimization
 from shardlab.engines.flat import FlatEngine, FlatVector
 from shardlab.engines.mesh import SHARD, make_mesh, replica_group
@@ -51,26 +51,7 @@ class FSDP1Engine(FlatEngine):
         fill: Fill,
     ) -> None:
         self._mesh = make_mesh(group, strategy.replicas or 1, device)
-        self._names = [*parameter_names(model).values()]
-        with warnings.catch_warnings():
-            # NO_SHARD is what was asked for, and what one rank comes to
-            warnings.filterwarnings("ignore", "(?s).*NO_SHARD")
-            wrapped = FullyShardedDataParallel(
-                model,
-                device_mesh=self._mesh[SHARD],
-                sharding_strategy=_sharding(strategy),
-                auto_wrap_policy=_policy(model, strategy),
-                mixed_precision=MixedPrecision(
-                    param_dtype=dtype_of(strategy.param_dtype, device),
-                    reduce_dtype=dtype_of(strategy.reduce_dtype, device),
-                ),
-                device_id=device,
-                param_init_fn=fill,
-                use_orig_params=strategy.use_orig_params or False,
-                limit_all_gathers=strategy.limit_all_gathers is not False,
-                cpu_offload=CPUOffload(True) if strategy.offload else None,
-                **_prefetch(strategy),
-            )
+        wrapped = wrap_model(model, strategy, self._mesh, device, fill)
         between = replica_group(self._mesh)
         super().__init__(wrapped, strategy, optimization, seed, device, replicas=between)
         self._wrapped = wrapped
@@ -84,10 +65,16 @@ class FSDP1Engine(FlatEngine):
     def _clip_to(self, limit: float) -> float:
         return float(self._wrapped.clip_grad_norm_(limit))
 
-    def full_parameters(self) -> dict[str, Tensor]:  # noqa: D102
-        if self._wrapped._use_orig_params:
-            return AutogradEngine.full_parameters(self)
-        return super().full_parameters()
+    def whole_parameters(self) -> Iterator[dict[str, Tensor]]:  # noqa: D102
+        if not self._wrapped._use_orig_params:
+            yield from super().whole_parameters()
+            return
+        names = unit_names(self._wrapped)
+        for name, unit in units(self._wrapped).items():
+            with FullyShardedDataParallel.summon_full_params(unit, recurse=False, writeback=False):
+                if (flat := unit._flat_param) is not None:
+                    parts = [parameter.detach() for parameter in flat._params or ()]
+                    yield dict(zip(names[name], parts, strict=True))
 
     def _vectors(self) -> dict[str, FlatVector]:
         if self._wrapped._use_orig_params:
@@ -106,6 +93,31 @@ class FSDP1Engine(FlatEngine):
         if self._wrapped.sharding_strategy is ShardingStrategy.NO_SHARD:
             return local
         return super()._laid_out(name, local)
+
+
+def wrap_model(
+    model: nn.Module, strategy: Strategy, mesh: DeviceMesh, device: torch.device, fill: Fill
+) -> FullyShardedDataParallel:
+    """A model that was sharded by a strategy's normal form."""
+    with warnings.catch_warnings():
+        # NO_SHARD is what was asked for, and what one rank comes to
+        warnings.filterwarnings("ignore", "(?s).*NO_SHARD")
+        return FullyShardedDataParallel(
+            model,
+            device_mesh=mesh[SHARD],
+            sharding_strategy=_sharding(strategy),
+            auto_wrap_policy=_policy(model, strategy),
+            mixed_precision=MixedPrecision(
+                param_dtype=dtype_of(strategy.param_dtype, device),
+                reduce_dtype=dtype_of(strategy.reduce_dtype, device),
+            ),
+            device_id=device,
+            param_init_fn=fill,
+            use_orig_params=strategy.use_orig_params or False,
+            limit_all_gathers=strategy.limit_all_gathers is not False,
+            cpu_offload=CPUOffload(True) if strategy.offload else None,
+            **_prefetch(strategy),
+        )
 
 
 def _sharding(strategy: Strategy) -> ShardingStrategy:

@@ -8,6 +8,7 @@ from typing import cast
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -39,7 +40,8 @@ class FSDP2Engine(AutogradEngine):
         device: torch.device,
         fill: Fill,
     ) -> None:
-        units, self._root = _shard(model, strategy, group, device, fill)
+        mesh = make_mesh(group, copies(strategy, group), device)
+        units, self._root = shard_model(model, strategy, mesh, device, fill)
         depths = strategy.depths()
         asynchronous = strategy.async_unshard
         if asynchronous is None:
@@ -55,7 +57,7 @@ class FSDP2Engine(AutogradEngine):
         if asynchronous and streams:
             for unit in (self._root, *units):
                 unit._set_unshard_async_op(True)
-        _prefetch(self._root, units, *depths)
+        gather_ahead(self._root, units, *depths)
         self._reduce_every = strategy.reduce_every_micro_batch
 
     @contextmanager
@@ -73,15 +75,14 @@ class FSDP2Engine(AutogradEngine):
             switch(True)
 
 
-def _shard(
+def shard_model(
     model: nn.Module,
     strategy: Strategy,
-    group: dist.ProcessGroup,
+    mesh: DeviceMesh,
     device: torch.device,
     fill: Fill,
 ) -> tuple[list[FSDPModule], FSDPModule]:
-    """The units and the root."""
-    mesh = make_mesh(group, copies(strategy, group), device)
+    """The units and the root of a model that was sharded by a strategy's normal form."""
     shard = partial(
         fully_shard,
         mesh=mesh,
@@ -126,7 +127,9 @@ def _largest(shards: int, parameter: nn.Parameter) -> Shard:
     return Shard(max(even, key=lambda dim: parameter.shape[dim], default=0))
 
 
-def _prefetch(root: FSDPModule, units: Sequence[FSDPModule], forward: int, backward: int) -> None:
+def gather_ahead(
+    root: FSDPModule, units: Sequence[FSDPModule], forward: int, backward: int
+) -> None:
     """Every unit gathers the next ones of its direction before it computes."""
     if forward:
         root.set_modules_to_forward_prefetch([*units[:forward]])

@@ -152,8 +152,7 @@ def learnt_compute(run: TimedRun, cores: float) -> Compute:
     Traced steps say how a step is divided, the others how long it is.
     """
     traced = run.breakdown
-    rest = traced.profiled_step_ms - traced.forward_ms - traced.backward_ms
-    parts = Compute(traced.forward_ms, traced.backward_ms, max(rest, 0.0))
+    parts = Compute(traced.forward_ms, traced.backward_ms, traced.update_ms)
     share = min(1.0, cores / (run.world_size * run.threads))
     return parts.scaled(share * step_s(run) / sum(parts))
 

@@ -28,6 +28,9 @@ MEASURES = [
     "bytes_raw",
     "bytes_wire",
     "compression_ratio",
+    "collective_ms",
+    "effective_bandwidth_raw",
+    "effective_bandwidth_wire",
     *TRAFFIC_MEASURES,
     "index_bytes",
     "metadata_bytes",
@@ -35,11 +38,21 @@ MEASURES = [
     "encode_ms",
     "decode_ms",
     "extra_collectives",
+    "extra_collective_ms",
     "residual_norm",
     "grad_rel_error",
     "grad_cosine",
     "memory_peak_bytes",
+    "memory_growth_bytes",
+    "memory_reserved_bytes",
+    "memory_estimate_bytes",
+    "memory_closed_form_bytes",
+    "memory_ratio",
+    "product_flops_per_s",
+    "flops_share",
+    "scaling_efficiency",
     "clipped_steps",
+    "skipped_steps",
     "invalid_steps",
     "profiled_step_ms",
     "compute_ms",
@@ -63,7 +76,8 @@ MEASURES = [
     "untrained_ppl",
     "untrained_factor",
 ]
-"""numeric fields of a record, what its ledger says, and the factor that training gained"""
+"""numeric fields of a record, what its ledger says, the factor that training gained, and memory
+over its estimate"""
 
 
 def select(records: list[Record], runs: list[str], seeds: list[int]) -> list[Record]:
@@ -97,11 +111,18 @@ def measurements(records: list[Record]) -> pd.DataFrame:
             **record.model_dump(),
             **traffic(record),
             "untrained_factor": record.untrained_ppl / record.val_ppl,
+            "memory_ratio": _memory_ratio(record),
         }
         for record in records
     ]
     table = pd.DataFrame(rows, columns=["run", "seed", *MEASURES])
     return table.astype(dict.fromkeys(MEASURES, float))
+
+
+def _memory_ratio(record: Record) -> float | None:
+    """Measured growth over the traced estimate, or the closed form where there is none."""
+    estimate = record.memory_estimate_bytes or record.memory_closed_form_bytes
+    return record.memory_growth_bytes / estimate if estimate else None
 
 
 def paired_difference(values: pd.DataFrame, baseline: str) -> pd.DataFrame:

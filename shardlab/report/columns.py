@@ -131,7 +131,7 @@ COMPARISON = [
         "peak memory",
         "MB/rank",
         plain("memory_peak_bytes", scale=MB),
-        "largest resident set of a rank",
+        "largest resident set of a rank until the end of the steps, with interpreter and libraries",
     ),
 ]
 

@@ -73,6 +73,12 @@ TRAFFIC = [
         "those that only the codec needs",
     ),
     Column(
+        "in extra collectives",
+        "ms/step",
+        plain("extra_collective_ms"),
+        "time in those, waits for other ranks included",
+    ),
+    Column(
         "left uncompressed",
         "messages/step",
         _uncompressed,
@@ -120,5 +126,11 @@ CODECS = [
         plain("clipped_steps"),
         "steps whose gradient norm was cut to the limit",
     ),
-    Column("invalid", "steps", plain("invalid_steps"), "steps left out: gradient not finite"),
+    Column("skipped", "steps", plain("skipped_steps"), "steps left out: gradient not finite"),
+    Column(
+        "invalid",
+        "steps",
+        plain("invalid_steps"),
+        "skipped steps that the search for the loss scale of fp16 does not explain",
+    ),
 ]

@@ -95,7 +95,7 @@ def render(
         rounds=stories(history),
         source=facts(source),
         statistics=facts(statistics),
-        definitions=definitions(),
+        definitions=definitions(records),
         environment=environment(records),
         hashes=hashes(records),
     )

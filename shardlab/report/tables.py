@@ -11,6 +11,7 @@ from shardlab.core.records import Record
 from shardlab.report.aggregate import ENOUGH_SEEDS
 from shardlab.report.cells import Column
 from shardlab.report.columns import BREAKDOWN, COMPARISON, HEADLINE
+from shardlab.report.efficiency_columns import EFFICIENCY, reached_columns
 from shardlab.report.forecast_columns import BREAK_EVEN, CHECKS
 from shardlab.report.message_columns import CODECS, TRAFFIC
 from shardlab.report.numbers import ABSENT, figure
@@ -51,8 +52,8 @@ def text_table(title: str, headings: list[str], rows: list[list[str]]) -> Table:
     return Table(title, columns, rows)
 
 
-def run_tables(compared: pd.DataFrame, baseline: str) -> dict[str, Table]:
-    """The five tables with a row per run, from `aggregate.comparison`."""
+def run_tables(compared: pd.DataFrame, records: list[Record], baseline: str) -> dict[str, Table]:
+    """The tables with a row per run, from `aggregate.comparison` of the records."""
     rows = compared.reset_index()
     return {
         key: run_table(title, columns, rows, baseline)
@@ -62,7 +63,10 @@ def run_tables(compared: pd.DataFrame, baseline: str) -> dict[str, Table]:
             ("breakdown", "Where the time goes", BREAKDOWN),
             ("traffic", "What moves", TRAFFIC),
             ("codecs", "What the codecs do", CODECS),
+            ("efficiency", "Memory, processor and link", EFFICIENCY),
+            ("reached", "How soon how good", reached_columns(records)),
         )
+        if columns
     }
 
 
@@ -75,19 +79,11 @@ def run_table(title: str, columns: list[Column], table: pd.DataFrame, baseline: 
     return Table(title, columns, [[c.cell(row) for c in columns] for row in rows], highlighted)
 
 
-def definitions() -> Table:
+def definitions(records: list[Record]) -> Table:
     """Every column with its meaning, once."""
+    of_runs = [*COMPARISON, *BREAKDOWN, *TRAFFIC, *CODECS, *EFFICIENCY, *reached_columns(records)]
     seen: dict[str, list[str]] = {}
-    for column in [
-        *COMPARISON,
-        *BREAKDOWN,
-        *TRAFFIC,
-        *CODECS,
-        *SCALING,
-        *TIMED,
-        *CHECKS,
-        *BREAK_EVEN,
-    ]:
+    for column in [*of_runs, *SCALING, *TIMED, *CHECKS, *BREAK_EVEN]:
         seen.setdefault(column.heading, [column.heading, column.meaning])
     return text_table("How each figure is defined", ["figure", "meaning"], [*seen.values()])
 

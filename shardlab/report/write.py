@@ -63,7 +63,7 @@ def write_report(evidence: Evidence, folder: Path) -> None:
     runs = list(dict.fromkeys(record.run for record in records))
     compared = comparison(records, runs, baseline)
     losses = loss_curves(evidence.losses)
-    tables = run_tables(compared, baseline)
+    tables = run_tables(compared, records, baseline)
     ranks = records[0].world_size
     room = timing_room(evidence.timed, evidence.losses, evidence.quality, ranks, baseline)
     figures = draw_all(compared, losses, baseline)
@@ -115,7 +115,7 @@ def _all_tables(
         _fact_table("Statistics of the data", facts(evidence.statistics)),
         _fact_table("Environment", environment(evidence.records)),
         hashes(evidence.records),
-        definitions(),
+        definitions(evidence.records),
     ]
     warning = seed_warning(evidence.records)
     few = f"\n{escape(warning)}\n" if warning else ""

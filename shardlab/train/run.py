@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from transformers import PreTrainedModel
 
 from shardlab.comm.device import device_of
 from shardlab.comm.emulation import Emulation, emulated
@@ -18,17 +19,21 @@ from shardlab.data.ready import ensure_tokens
 from shardlab.data.tokens import open_split
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
+from shardlab.engines.precision import dtype_of, uses_fp16
 from shardlab.kernels import native
 from shardlab.train.checkpoint.checkpoints import Checkpoints
 from shardlab.train.checkpoint.folder import Folder
+from shardlab.train.flops import flops_per_token, product_flops_per_s
 from shardlab.train.gather import gather_bytes, gather_values
 from shardlab.train.launch import Start, launch
 from shardlab.train.loop import Loop, StepEvent
+from shardlab.train.memory import MemoryMeter
 from shardlab.train.plan import RunPlan
 from shardlab.train.saved_model import save_model
 from shardlab.train.summary import Measured, describe, merge_events, summarize, with_rates
 from shardlab.train.telemetry import Telemetry, write_traces
 from shardlab.train.traced import traced_steps, write_trace_of
+from shardlab.train.trained import gather_trained
 from shardlab.train.untrained import build_for
 
 
@@ -76,32 +81,35 @@ def _work(
 ) -> None:
     train = plan.train
     chief = dist.get_rank(group) == 0
+    device = device_of(group)
     if plan.tokens is not None:
         ensure_tokens(plan.data, plan.tokens, dist.get_rank(group), train.timeout_s)
-    split = open_split(plan.data / "tokens", "train")
-    model, weights = build_for(plan.model, train, plan.seed, split)
-    # wrapping takes the model apart: what describes it is read before
-    parameters = sum(p.numel() for p in model.parameters())
-    optimization = Optimization(train.weight_decay, train.clip)
-    device = device_of(group)
-    build = partial(build_engine, model, plan.strategy, optimization, group, plan.seed)
-    engine = build(weights, device, link.pace)
-    batches = Batches(split, train.sequence_length, plan.seed)
-    loop = Loop(engine, batches, train, group, plan.strategy.accumulation)
+    memory = MemoryMeter(device)
+    model, engine, loop, parameters, flops = _prepared(plan, link, device, group)
     telemetry = checkpoints = None
     if chief and telemetry_folder is not None:
         telemetry = Telemetry(telemetry_folder, train.clip)
     if checkpoint_folder is not None and train.checkpoint is not None:
         checkpoints = Checkpoints(plan, train.checkpoint, checkpoint_folder, engine, loop, group)
     events = _timed_steps(engine, loop, plan, telemetry, checkpoints)
-    ledger = engine.ledger.summary()
-    full = engine.full_parameters()
-    _check_equal_on_all_ranks(full, group)
+    ledger, used = engine.ledger.summary(), memory.used()
+    products = product_flops_per_s(device, dtype_of(plan.strategy.param_dtype, device), group)
+    trained = gather_trained(engine, group)
     if chief:
-        save_model(model, full, plan.data / "tokenizer.json", folder / "final_model")
+        save_model(model, trained, plan.data / "tokenizer.json", folder / "final_model")
+    del trained
     audit = _audited_steps(engine, loop, train.audit_steps)
     trace = traced_steps(loop, train.profiled_steps)
-    mine = Measured.of_this_rank([asdict(e) for e in events], ledger, engine, audit)
+    mine = Measured(
+        [asdict(event) for event in events],
+        ledger,
+        audit,
+        engine.residual_norm(),
+        asdict(used),
+        flops,
+        products,
+        uses_fp16(plan.strategy, device),
+    )
     ranks = [Measured(**values) for values in gather_values(asdict(mine), group)]
     traces = gather_bytes(trace, group)
     if chief:
@@ -111,6 +119,31 @@ def _work(
             write_traces(telemetry_folder, traces)
         if checkpoint_folder is not None:
             Folder(checkpoint_folder).remove()
+
+
+class _Prepared(NamedTuple):
+    model: PreTrainedModel
+    engine: Engine
+    loop: Loop
+    parameters: int
+    flops_per_token: float
+
+
+def _prepared(
+    plan: RunPlan, link: Emulation, device: torch.device, group: dist.ProcessGroup
+) -> _Prepared:
+    train = plan.train
+    split = open_split(plan.data / "tokens", "train")
+    model, weights = build_for(plan.model, train, plan.seed, split)
+    # wrapping takes the model apart: what describes it is read before
+    parameters = sum(p.numel() for p in model.parameters())
+    flops = flops_per_token(model, train.sequence_length)
+    optimization = Optimization(train.weight_decay, train.clip)
+    build = partial(build_engine, model, plan.strategy, optimization, group, plan.seed)
+    engine = build(weights, device, link.pace)
+    batches = Batches(split, train.sequence_length, plan.seed)
+    loop = Loop(engine, batches, train, group, plan.strategy.accumulation)
+    return _Prepared(model, engine, loop, parameters, flops)
 
 
 def _timed_steps(
@@ -155,19 +188,6 @@ def _audited_steps(engine: Engine, loop: Loop, steps: int) -> dict[str, float] |
     with engine.audit() as audit:
         loop.run(steps)
     return asdict(audit)
-
-
-def _check_equal_on_all_ranks(
-    parameters: dict[str, torch.Tensor], group: dist.ProcessGroup
-) -> None:
-    """Replicas that drifted apart are the bug that no loss curve shows."""
-    sums = torch.stack([p.double().sum() for p in parameters.values()])
-    highest, lowest = sums.clone(), sums.clone()
-    dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group)
-    dist.all_reduce(lowest, op=dist.ReduceOp.MIN, group=group)
-    if not torch.equal(highest, lowest):
-        names = [n for n, same in zip(parameters, highest == lowest, strict=True) if not same]
-        raise RuntimeError(f"ranks hold different parameters after training: {names[:3]}")
 
 
 def _write(

@@ -1,5 +1,6 @@
 """From what the ranks measured to the metrics of the run."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,10 +10,9 @@ import numpy as np
 import torch
 
 from shardlab.core.files import read_json
-from shardlab.core.host import describe_host, git_revision, peak_memory_bytes
+from shardlab.core.host import describe_host, git_revision
 from shardlab.core.link import LOOPBACK
 from shardlab.core.records import LinkEmulation, Setting, Training
-from shardlab.engines.base import Engine
 from shardlab.train.plan import RunPlan
 
 Event = dict[str, Any]
@@ -26,18 +26,12 @@ class Measured:
     ledger: dict[str, dict[str, Any]]
     audit: dict[str, float] | None
     residual_norm: float | None
-    memory_peak_bytes: int
-
-    @classmethod
-    def of_this_rank(
-        cls,
-        events: list[Event],
-        ledger: dict[str, dict[str, Any]],
-        engine: Engine,
-        audit: dict[str, float] | None,
-    ) -> "Measured":
-        """Adds what the process itself knows."""
-        return cls(events, ledger, audit, engine.residual_norm(), peak_memory_bytes())
+    memory: dict[str, Any]
+    """`MemoryUse`"""
+    flops_per_token: float
+    product_flops_per_s: float
+    loss_scaled: bool
+    """for fp16"""
 
 
 def describe(plan: RunPlan, parameters: int, link_emulation: LinkEmulation) -> dict[str, Any]:
@@ -98,17 +92,26 @@ def summarize(plan: RunPlan, events: Sequence[Event], ranks: Sequence[Measured])
     raw, wire = (sum(kind[key] for kind in both) for key in ("bytes_raw", "bytes_wire"))
     clip = plan.train.clip
     tail = max(1, len(events) // 10)
+    tokens_per_s = sum(event["tokens"] for event in timed) / float(step_ms.sum()) * 1e3
+    collective_ms = _mean_if_known([event["collective_ms"] for event in timed])
+    flops = ranks[0].flops_per_token
+    products = sum(rank.product_flops_per_s for rank in ranks)
+    skipped = [event for event in events if not event["applied"]]
+    scaled = ranks[0].loss_scaled
     return Training(
         steps=len(events),
         step_ms_mean=float(step_ms.mean()),
         step_ms_p50=float(np.percentile(step_ms, 50)),
         step_ms_p90=float(np.percentile(step_ms, 90)),
         step_ms_p95=float(np.percentile(step_ms, 95)),
-        tokens_per_s=sum(event["tokens"] for event in timed) / float(step_ms.sum()) * 1e3,
+        tokens_per_s=tokens_per_s,
         train_loss=statistics.fmean(event["loss"] for event in events[-tail:]),
         bytes_raw=raw,
         bytes_wire=wire,
         compression_ratio=raw / wire if wire else 1.0,
+        collective_ms=collective_ms,
+        effective_bandwidth_raw=_rate(raw, collective_ms),
+        effective_bandwidth_wire=_rate(wire, collective_ms),
         interface_bytes=_mean_if_known([event["interface_bytes"] for event in timed]),
         ledger=ledger,
         encode_ms=sum(kind["encode_s"] for kind in both) * 1e3,
@@ -117,11 +120,16 @@ def summarize(plan: RunPlan, events: Sequence[Event], ranks: Sequence[Measured])
         metadata_bytes=sum(kind["metadata_bytes"] for kind in both),
         density=ledger["gradients"]["density"],
         extra_collectives=sum(kind["extra_collectives"] for kind in both),
+        extra_collective_ms=sum(kind["extra_collective_s"] for kind in both) * 1e3,
         residual_norm=_root_of_squares([rank.residual_norm for rank in ranks]),
         **_gradient_error([rank.audit for rank in ranks]),
-        memory_peak_bytes=max(rank.memory_peak_bytes for rank in ranks),
+        **_most_memory([rank.memory for rank in ranks]),
+        flops_per_token=flops,
+        product_flops_per_s=products / len(ranks),
+        flops_share=flops * tokens_per_s / products,
         clipped_steps=sum(clip is not None and event["gradient_norm"] > clip for event in events),
-        invalid_steps=sum(not event["applied"] for event in events),
+        skipped_steps=len(skipped),
+        invalid_steps=sum(not (scaled and math.isfinite(event["loss"])) for event in skipped),
     ).model_dump(mode="json")
 
 
@@ -140,6 +148,18 @@ def mean_ledger(ledgers: Sequence[dict[str, Any]], steps: int) -> dict[str, dict
             "uncompressed": _mean_counts([each["uncompressed"] for each in accounts], steps),
         }
     return result
+
+
+def _most_memory(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of every figure the largest; None where no rank has it."""
+    return {
+        key: max((r[key] for r in ranks if r[key] is not None), default=None) for key in ranks[0]
+    }
+
+
+def _rate(nbytes: float, milliseconds: float | None) -> float | None:
+    """Bytes per second."""
+    return nbytes / milliseconds * 1e3 if nbytes and milliseconds else None
 
 
 def _mean_if_known(values: Sequence[float | None]) -> float | None:
@@ -162,7 +182,7 @@ def _root_of_squares(norms: Sequence[float | None]) -> float | None:
     return sum(norm**2 for norm in known) ** 0.5 if known else None
 
 
-def _gradient_error(audits: Sequence[dict[str, float] | None]) -> dict[str, float | None]:
+def _gradient_error(audits: Sequence[dict[str, float] | None]) -> dict[str, Any]:
     """Relative error and cosine of the whole gradient, from the sums over every rank's shards."""
     known = [audit for audit in audits if audit is not None]
     total = {key: sum(audit[key] for audit in known) for key in (known[0] if known else ())}

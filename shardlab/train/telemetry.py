@@ -8,7 +8,7 @@ from pathlib import Path
 from torch.utils.tensorboard import SummaryWriter
 
 from shardlab.core.files import atomic
-from shardlab.core.host import peak_memory_bytes
+from shardlab.core.host import resident_memory
 from shardlab.train.loop import StepEvent
 
 
@@ -39,7 +39,7 @@ class Telemetry:
             "train/invalid_steps": self._left_out,
             "speed/tokens_per_s": event.tokens / event.step_ms * 1e3,
             "speed/collective_ms": event.collective_ms,
-            "memory/peak_bytes": peak_memory_bytes(),
+            "memory/peak_bytes": resident_memory().highest,
         }
         for name, value in scalars.items():
             if value is None:

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardlab.agent.candidates import Draft
-from shardlab.agent.memory import estimate_peak, state_bytes
+from shardlab.agent.memory import certain_bytes, estimate_peak
 from shardlab.agent.seeds import random_strategies
 from shardlab.agent.validator import admit, memory_limit, reason_to_stop
 from shardlab.core.host import memory_bytes
@@ -83,7 +83,7 @@ def test_states_by_hand():
         ("owners",): ({"engine": "ddp", "gradients": feedback}, 26_000),
     }
     for document, expected in sizes.values():
-        assert state_bytes(parse_strategy(document), 1000, 4) == expected
+        assert certain_bytes(parse_strategy(document), 1000, 4) == expected
 
 
 def test_estimate_of_the_incumbent_is_its_measured_peak():

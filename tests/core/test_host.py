@@ -1,11 +1,12 @@
 """A record names the code that made it."""
 
+import mmap
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from shardlab.core.host import describe_host, git_revision, peak_memory_bytes
+from shardlab.core.host import describe_host, git_revision, resident_memory
 
 
 @pytest.fixture
@@ -47,4 +48,15 @@ def test_without_git_it_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_the_host_has_cores_and_memory() -> None:
     host = describe_host()
     assert host["cores"] >= 1
-    assert 0 < peak_memory_bytes() < host["memory_bytes"]
+    assert 0 < resident_memory().highest < host["memory_bytes"]
+
+
+def test_memory_that_was_given_back_stays_in_the_highest() -> None:
+    before, size = resident_memory(), 200 * 2**20
+    block = mmap.mmap(-1, size)
+    for page in range(0, size, mmap.PAGESIZE):
+        block[page] = 1
+    block.close()
+    after = resident_memory()
+    assert after.highest >= before.now + 0.9 * size > after.now + 0.5 * size
+    assert after.of_files - before.of_files < 0.1 * size

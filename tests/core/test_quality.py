@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from shardlab.core.quality import quality_at_time, smoothed, steps_to_quality
+from shardlab.core.quality import quality_at_time, smoothed, steps_to_quality, time_to_quality
 
 
 def test_smoothing_leaves_a_constant_and_a_short_curve_as_they_are() -> None:
@@ -44,3 +44,12 @@ def test_after_a_time_the_loss_is_that_of_the_last_step_that_ended() -> None:
     assert quality_at_time(losses, times, 9.9) is None
     assert quality_at_time(losses, times, 20.0) == 4.0
     assert quality_at_time(losses, times, 1000.0) == 3.0
+
+
+def test_the_time_to_a_loss_is_when_its_steps_had_ended() -> None:
+    losses, times = [5.0, 4.0, 3.0, 2.0], [10.0, 20.0, 40.0, 50.0]
+    assert time_to_quality(losses, times, 6.0) == 10.0
+    assert time_to_quality(losses, times, 4.0) == 20.0
+    assert time_to_quality(losses, times, 3.5) == 30.0
+    assert time_to_quality(losses, times, 2.0) == 50.0
+    assert time_to_quality(losses, times, 1.0) is None

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
+from whole_parameters import whole_parameters
 
 from shardlab.core.params import Model
 from shardlab.core.strategy import parse_strategy
@@ -221,14 +222,13 @@ def test_fsdp2_gathers_and_reduces_as_often_as_theory_says():
         engine = make(group, {"engine": "fsdp2"})
         train(engine, group, 1)
         summary = engine.ledger.summary()
-        parameters = sum(p.numel() for p in engine.full_parameters().values())
-        tied = engine.full_parameters()["lm_head.weight"].numel()
+        parameters = sum(p.numel() for p in whole_parameters(engine).values())
         gathers, reduces = summary["weights"], summary["gradients"]
         return {
             "collectives": torch.tensor([gathers["collectives"], reduces["collectives"]]),
             "raw": torch.tensor([gathers["bytes_raw"], reduces["bytes_raw"]]),
             "wire": torch.tensor([gathers["bytes_wire"], reduces["bytes_wire"]]),
-            "parameters": torch.tensor(parameters - tied),
+            "parameters": torch.tensor(parameters),
         }
 
     result = run_ranks(2, on_rank)[0]
@@ -249,7 +249,7 @@ def test_compressed_training_moves_fewer_bytes_and_keeps_ranks_equal(name):
         engine.ledger.reset()
         losses = torch.cat([losses, train(engine, group, 2, first=2)])
         gradients = engine.ledger.summary()["gradients"]
-        total = torch.stack([p.double().sum() for p in engine.full_parameters().values()])
+        total = torch.stack([p.double().sum() for p in whole_parameters(engine).values()])
         return {
             "losses": losses,
             "ratio": torch.tensor(gradients["compression_ratio"]),
@@ -311,11 +311,11 @@ def test_a_gradient_that_is_not_finite_is_left_out_on_all_ranks(name):
         rank = dist.get_rank(group)
         engine = make(group, {**STRATEGIES, **LOSSY}[name])
         train(engine, group, 3)
-        before, residuals = clone(engine.full_parameters()), residuals_of(engine)
+        before, residuals = whole_parameters(engine), residuals_of(engine)
         hook = engine.module.register_forward_hook(lambda *call: poison(call[-1], rank))
         outcome = engine.step([batch_of(3, 0, rank)], 1e-3)
         hook.remove()
-        after, kept = engine.full_parameters(), residuals_of(engine)
+        after, kept = whole_parameters(engine), residuals_of(engine)
         same = [torch.equal(before[key], after[key]) for key in before]
         same += [torch.equal(residuals[key], kept[key]) for key in residuals]
         again = engine.step([batch_of(4, 0, rank)], 1e-3)

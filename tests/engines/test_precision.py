@@ -6,10 +6,17 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from ranks import run_ranks
+from torch import nn
+from whole_parameters import whole_parameters
 
+from shardlab.core.errors import UserError
+from shardlab.core.strategy import parse_strategy
+from shardlab.engines.base import Optimization
+from shardlab.engines.build import build_engine
 from shardlab.engines.precision import LossScale, dtype_of
 from tests.engines.test_engines import batch_of, losses_of, make, train
 
+AUTO = {"param_dtype": "auto"}
 SHARDED = ("fsdp1", "fsdp2", "manual")
 NARROW = {
     f"{engine}-{dtype}": {"engine": engine, "param_dtype": dtype}
@@ -37,7 +44,7 @@ def test_narrow_types_follow_the_curve_of_float32(name):
     def on_rank(group):
         engine = make(group, NARROW[name])
         losses = train(engine, group, 4)
-        full = engine.full_parameters().values()
+        full = whole_parameters(engine).values()
         assert all(p.dtype == torch.float32 for p in full)
         return {"losses": losses, "sum": torch.stack([p.double().sum() for p in full])}
 
@@ -99,6 +106,27 @@ def test_without_fp16_nothing_is_scaled_or_saved():
     scale = LossScale(active=False)
     scale.update(finite=False)
     assert scale.value == 1.0 and scale.state_dict() == {}
+
+
+NARROW_ALONE = torch.device("cuda")
+"""here it stands for a GPU that is made for fp16 and not for bf16, as torch says of none at all"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this GPU may be made for bf16")
+def test_error_feedback_is_refused_where_auto_is_fp16():
+    assert dtype_of("auto", NARROW_ALONE) is torch.float16
+    gradients = {"codec": "int8", "error_feedback": True}
+
+    def on_rank(group):
+        for narrow in (AUTO, {"overrides": [{"layers": 0, **AUTO}]}):
+            strategy = parse_strategy({"engine": "fsdp2", "gradients": gradients, **narrow})
+            with pytest.raises(UserError, match="auto is fp16 on this device: set param_dtype"):
+                build_engine(
+                    nn.Linear(2, 2), strategy, Optimization(0.1, 1.0), group, device=NARROW_ALONE
+                )
+        return {}
+
+    run_ranks(1, on_rank)
 
 
 def test_auto_is_float32_on_a_cpu():

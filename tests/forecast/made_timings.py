@@ -159,26 +159,11 @@ def _transfer(operation: Operation, nbytes: int, rate: str | None) -> Transfer:
 
 
 def _breakdown(compute: Compute) -> Breakdown:
-    step, forward, backward = (
-        1e3 * each for each in (sum(compute), compute.forward, compute.backward)
-    )
-    return Breakdown(
-        profiled_step_ms=step,
-        compute_ms=step,
-        comm_ms_per_step=0.0,
-        comm_share=0.0,
-        comm_ms_by_op={},
-        exposed_comm_ms=0.0,
-        overlap=0.0,
-        idle_ms=0.0,
-        forward_ms=forward,
-        forward_compute_ms=forward,
-        forward_comm_ms=0.0,
-        backward_ms=backward,
-        backward_compute_ms=backward,
-        backward_comm_ms=0.0,
-        backward_comm_share=0.0,
-        update_ms=1e3 * compute.rest,
-        update_compute_ms=1e3 * compute.rest,
-        update_comm_ms=0.0,
-    )
+    """Of steps that compute alone."""
+    nothing: dict[str, Any] = {
+        name: {} if "_by_" in name else 0.0 for name in Breakdown.model_fields
+    }
+    step = 1e3 * sum(compute)
+    passes = zip(("forward", "backward", "update"), compute, strict=True)
+    times = {f"{name}{end}": 1e3 * s for name, s in passes for end in ("_ms", "_compute_ms")}
+    return Breakdown(**{**nothing, "profiled_step_ms": step, "compute_ms": step, **times})

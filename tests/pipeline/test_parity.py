@@ -57,7 +57,12 @@ def test_a_drift_of_dvc_yaml_is_told(
     "file, old, new, told",
     [
         ("train.smk", '"shardlab/engines",\n', "", "stages.train --run fsdp2 --seed 0: inputs"),
-        ("train.smk", 'values("runs", "seeds")', 'values("runs")', "collect: parameters"),
+        (
+            "train.smk",
+            'values("quality", "runs", "seeds", "timings")',
+            'values("runs")',
+            "collect: parameters",
+        ),
         ("train.smk", '        "data/tokens/manifest.json",\n', "", "validate fsdp2 0: inputs"),
         ("report.smk", '        "results/report/tables.md",\n', "", "stages.report: outputs"),
         ("report.smk", "stages.readme", "stages.readme x", "only in Snakefile"),

@@ -14,7 +14,8 @@ from made_records import (
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json, write_json_lines
 from shardlab.core.parameters import Parameters
-from shardlab.core.records import Breakdown, Record, Validation, read_records
+from shardlab.core.quality import smoothed
+from shardlab.core.records import Breakdown, Joined, Record, Validation, read_records
 from shardlab.core.timings import NO_COMMUNICATION, write_timings
 from stages import collect, report
 
@@ -25,25 +26,32 @@ PARAMS = {
     "baseline": "fsdp2",
     "last_round": "1",
     "timings": {"slow": {"runs": RUNS, "link": {"rate": "100mbit"}}},
-    "quality": {},
+    "quality": {"train_loss": [6.0, 0.1], "time_s": [1.01]},
 }
 TIMED = [make_timed("slow", run) for run in [*RUNS, NO_COMMUNICATION]]
 FOLDERS = {"profile": Breakdown, "validate": Validation}
+ESTIMATE = {"traced": {"parameters": 3, "activations": 4}, "closed_form": {"parameters": 8}}
 
 
 def _write_parts(record):
-    values = record.model_dump(mode="json", exclude={"schema_version"})
+    values = record.model_dump(mode="json", exclude={"schema_version", *Joined.model_fields})
     for folder, kind in FOLDERS.items():
         part = {name: values.pop(name) for name in kind.model_fields}
         write_json(f"results/{folder}/{record.run}/seed{record.seed}.json", part)
-    write_json(f"results/train/{record.run}/seed{record.seed}/metrics.json", values)
+    folder = f"results/train/{record.run}/seed{record.seed}"
+    write_json(f"{folder}/metrics.json", values)
+    losses = make_losses(record.run, record.seed).items()
+    events = [{"step": step, "loss": loss, "step_ms": 50.0} for step, loss in losses]
+    write_json_lines(f"{folder}/events.jsonl", events)
 
 
 @pytest.fixture
 def measured(tmp_path, monkeypatch):
     """A project whose matrix is trained, profiled and validated."""
     monkeypatch.chdir(tmp_path)
-    write_json("params.yaml", {"runs": RUNS, "seeds": SEEDS, "baseline": "fsdp2"})
+    write_json("params.yaml", PARAMS)
+    write_timings("results/timings/slow.jsonl", TIMED)
+    write_json("results/memory.json", {"ddp": ESTIMATE, "fsdp2": {**ESTIMATE, "traced": None}})
     for run in RUNS:
         for seed in SEEDS:
             _write_parts(make_record(run, seed))
@@ -53,7 +61,29 @@ def measured(tmp_path, monkeypatch):
 def test_collect_joins_the_parts(measured):
     collect.main(Parameters())
     records = read_records("results/results.jsonl")
-    assert records == [make_record(run, seed) for run in RUNS for seed in SEEDS]
+    joined = {*Joined.model_fields}
+    measured = [record.model_dump(exclude=joined) for record in records]
+    made = [make_record(run, seed) for run in RUNS for seed in SEEDS]
+    assert measured == [record.model_dump(exclude=joined) for record in made]
+
+
+def test_collect_joins_what_was_estimated_and_timed(measured):
+    collect.main(Parameters())
+    ddp, *_, fsdp2 = read_records("results/results.jsonl")
+    assert (ddp.memory_estimate_bytes, ddp.memory_closed_form_bytes) == (7, 8)
+    assert (fsdp2.memory_estimate_bytes, fsdp2.memory_closed_form_bytes) == (None, 8)
+    assert ddp.scaling_efficiency is None  # no timing of one rank
+    steps, seconds = ddp.steps_to_quality, ddp.time_to_quality_s
+    assert seconds["6"] == pytest.approx(steps["6"] * 0.05)
+    assert (steps["0.1"], seconds["0.1"]) == (None, None)
+    losses = [*make_losses("ddp", 0).values()]
+    assert ddp.quality_at_time == {"1.01": pytest.approx(smoothed(losses)[19])}
+
+
+def test_collect_refuses_an_estimate_of_other_runs(measured):
+    write_json("results/memory.json", {"ddp": ESTIMATE})
+    with pytest.raises(UserError, match=r"memory.json: has no run 'fsdp2': run .*stages.estimate"):
+        collect.main(Parameters())
 
 
 def test_csv_has_the_columns_of_a_record(measured):
@@ -75,6 +105,10 @@ def test_csv_has_the_columns_of_a_record(measured):
         ("validate/ddp/seed0.json", "[1]", "run python -m stages.validate ddp 0"),
         ("profile/fsdp2/seed3.json", '{"step": 1}', "run python -m stages.profile fsdp2 3"),
         ("train/ddp/seed3/metrics.json", "\x00", "stages.train --run ddp --seed 3"),
+        ("train/ddp/seed3/events.jsonl", "{}", "stages.train --run ddp --seed 3"),
+        ("memory.json", None, "no such file: run python -m stages.estimate"),
+        ("memory.json", '{"ddp": {}}', "run python -m stages.estimate"),
+        ("timings/slow.jsonl", None, "no such file: run python -m stages.timing slow"),
     ],
 )
 def test_collect_refuses_missing_and_foreign_files(measured, path, content, said):
@@ -101,14 +135,8 @@ def test_collect_refuses_the_metrics_of_another_run(measured):
 @pytest.fixture
 def collected(measured):
     """A project that has everything a report needs."""
-    write_json("params.yaml", PARAMS)
     collect.main(Parameters())
-    write_timings("results/timings/slow.jsonl", TIMED)
     write_json("results/forecast/forecast.json", make_foretold(RUNS).model_dump(mode="json"))
-    for run in RUNS:
-        for seed in SEEDS:
-            events = [{"step": s, "loss": loss} for s, loss in make_losses(run, seed).items()]
-            write_json_lines(f"results/train/{run}/seed{seed}/events.jsonl", events)
     history = make_history(make_records(RUNS))
     write_json("results/rounds/1/history.json", history.model_dump(mode="json"))
     write_json("data/source.json", {"name": "wikipedia", "licence": "CC BY-SA 4.0"})

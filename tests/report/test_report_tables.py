@@ -5,7 +5,7 @@ from made_records import BASELINE, STRATEGIES, make_evidence, make_record, make_
 
 from shardlab.report.aggregate import comparison
 from shardlab.report.answer import answer
-from shardlab.report.numbers import figure, plus_minus, scientific
+from shardlab.report.numbers import ABSENT, figure, plus_minus, scientific
 from shardlab.report.summary import comparison_rows, summary
 from shardlab.report.tables import (
     escape,
@@ -18,7 +18,7 @@ from shardlab.report.tables import (
 
 
 def _tables(records, runs=None):
-    return run_tables(comparison(records, runs or list(STRATEGIES), BASELINE), BASELINE)
+    return run_tables(comparison(records, runs or list(STRATEGIES), BASELINE), records, BASELINE)
 
 
 def test_every_table_has_every_run():
@@ -38,7 +38,7 @@ def test_diverged_run_says_so():
     records = make_records(["fsdp2"])
     records += [make_record("ddp", seed, val_ppl=math.inf) for seed in range(3)]
     compared = comparison(records, ["fsdp2", "ddp"], BASELINE)
-    row = run_tables(compared, BASELINE)["headline"].rows[1]
+    row = run_tables(compared, records, BASELINE)["headline"].rows[1]
     assert "not finite" in " ".join(row)
     assert any("diverged" in sentence for sentence in answer_of(records, ["fsdp2", "ddp"]))
     assert comparison_rows(compared)[1]["val_ppl"] is None
@@ -132,3 +132,28 @@ def test_mean_and_deviation_share_their_decimals():
 def test_facts_reach_every_leaf():
     tree = {"a_b": 1200, "c": {"d": 0.5, "e": ["x", "y"]}, "f": None}
     assert facts(tree) == [("a b", "1,200"), ("c · d", "0.5000"), ("c · e", "x, y"), ("f", "–")]  # noqa: RUF001
+
+
+def test_memory_is_compared_with_the_estimate_that_there_is():
+    estimates = {"memory_growth_bytes": 60, "memory_closed_form_bytes": 20}
+    records = [
+        make_record("fsdp2", memory_estimate_bytes=30, **estimates),
+        make_record("ddp", memory_estimate_bytes=None, **estimates),
+    ]
+    compared = comparison(records, ["fsdp2", "ddp"], BASELINE)
+    assert compared["memory_ratio"].to_list() == [2.0, 3.0]
+
+
+def test_a_loss_that_a_seed_did_not_reach_has_no_mean():
+    def reached(seed, steps):
+        return make_record(seed=seed, steps_to_quality={"6.4": steps}, time_to_quality_s={"6.4": 1})
+
+    both = _tables([reached(0, 30.0), reached(1, 40.0)], [BASELINE])["reached"]
+    assert both.columns[1].heading == "to a loss of 6.4, steps" and both.rows[0][1] == "35.0"
+    assert _tables([reached(0, 30.0), reached(1, None)], [BASELINE])["reached"].rows[0][1] == ABSENT
+
+
+def test_without_thresholds_nothing_is_told_of_them():
+    fields = ("steps_to_quality", "time_to_quality_s", "quality_at_time")
+    records = [make_record(seed=seed, **{key: {} for key in fields}) for seed in range(3)]
+    assert "reached" not in _tables(records, [BASELINE])

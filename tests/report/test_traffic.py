@@ -88,7 +88,7 @@ def test_a_reader_sees_every_figure_of_the_ledger():
         )
         for seed in range(3)
     ]
-    tables = run_tables(comparison(records, ["fsdp2", "both"], "fsdp2"), "fsdp2")
+    tables = run_tables(comparison(records, ["fsdp2", "both"], "fsdp2"), records, "fsdp2")
     shown = {
         column.heading: cell
         for key in ("traffic", "codecs")

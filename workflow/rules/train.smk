@@ -110,10 +110,39 @@ rule timing:
         "exec python -m stages.timing {wildcards.timing}"
 
 
+rule estimate:
+    input:
+        code(
+            "estimate",
+            "csrc",
+            "shardlab/codecs",
+            "shardlab/comm",
+            "shardlab/core",
+            "shardlab/data",
+            "shardlab/engines",
+            "shardlab/kernels",
+            "shardlab/models",
+        ),
+        "data/tokens/manifest.json",
+    output:
+        "results/memory.json",
+    log:
+        "logs/estimate.log",
+    benchmark:
+        "logs/benchmarks/estimate.tsv"
+    params:
+        values=values("model", "runs", "strategies", "train"),
+    shell:
+        "exec python -m stages.estimate"
+
+
 rule collect:
     input:
         code("collect", "shardlab/core"),
         every_run("results/train/{run}/seed{seed}/metrics.json"),
+        every_run("results/train/{run}/seed{seed}/events.jsonl"),
+        expand(rules.timing.output, timing=config["timings"]),
+        rules.estimate.output,
         every_run(rules.profile.output),
         every_run(rules.validate.output),
     output:
@@ -124,6 +153,6 @@ rule collect:
     benchmark:
         "logs/benchmarks/collect.tsv"
     params:
-        values=values("runs", "seeds"),
+        values=values("quality", "runs", "seeds", "timings"),
     shell:
         "exec python -m stages.collect"

@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shardlab.comm.names import parameter_names
 from shardlab.core.strategy import Strategy
 from shardlab.engines.autograd import Fill
 from shardlab.engines.base import Optimization
@@ -33,7 +32,6 @@ class ManualEngine(FlatEngine):
         fill: Fill,
     ) -> None:
         self._mesh = make_mesh(group, copies(strategy, group), device)
-        self._names = [*parameter_names(model).values()]
         self._sharded = FlatSharded(
             model,
             fill,

@@ -8,23 +8,22 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from shardlab.engines.base import Engine, State
-from shardlab.train.checkpoint.tensors import save_state, save_tensors
+from shardlab.train.checkpoint.tensors import in_main_memory, save_state, save_tensors
 
 _MODEL, _OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 
 
 def gather(engine: Engine, writer: bool) -> State:
-    """The parameters and moments of all ranks on the one that is the writer, in main memory.
+    """The parameters and moments of all ranks on the one that is the writer.
 
     On the others one entry of `Engine.shards()` at a time is whole, and nothing is returned.
     """
     whole: State = {}
     for kind, tensors in engine.shards().items():
         for entry, tensor in tensors.items():
-            full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            parts = engine.gather(entry, tensor)
             if writer:
-                for name, part in engine.split(entry, full).items():
-                    whole.setdefault(kind, {})[name] = part.to("cpu", copy=True)
+                whole.setdefault(kind, {}).update(in_main_memory(parts))
     return whole
 
 

@@ -9,6 +9,11 @@ from torch import Tensor
 from shardlab.engines.base import State
 
 
+def in_main_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies that later changes of the tensors do not reach."""
+    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Writes tensors that share no memory."""
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)

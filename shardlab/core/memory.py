@@ -1,0 +1,220 @@
+"""The memory of a rank in a training step, in closed form.
+
+What lives at the moments of a step at which most can be alive, of which the fullest is the peak;
+bytes per rank. With P parameters on N ranks in C copies of the model, R of them in the root
+and G in the largest unit; b is 4 for float32 and 2 for bf16 and fp16; k units are gathered ahead:
+
+- states: parameters 4 P, gradients 4 P, the two moments of AdamW 8 P, times C / N where they are
+  sharded (Rajbhandari et al. 2020, ZeRO, section 3.1, for float32 weights). Gradients of `ddp` (in
+  buckets) and of `manual` stay between steps, those of the others come with backward;
+- error feedback: 2 B P with B bytes per residual (4, 2 or 1 + 2/128 as fp32, bf16 or int8), since
+  each rank keeps what it did not send of its whole gradient, and what that was a step ago; under
+  `ddp` also 2 B P / N for the sums that each rank owns;
+- gathered: b R and what is kept after forward; while a unit computes b G (1 + k) more, with `fsdp2`
+  once more for the buffer that all-gather fills, which stays until the next one is filled or
+  forward ends (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py);
+- accumulation: b P for the whole gradients of earlier micro-batches, where only the last one's are
+  reduced;
+- gradients on their way: b G as autograd makes them and as much in `reduce_dtype` to be reduced,
+  with `manual` two such vectors and one of the root's size that stay;
+- activations, per token and block of width h, feed-forward width f, q for queries and v for keys
+  and values each: 4 h + 2 q + 2 v + w f elements, the 16 h of Korthikanti et al. 2022 (section 4.1,
+  without dropout and without the attention matrix, which fused attention does not keep) for
+  w = 2; an activation function made of elementary operations has a larger w. Selective
+  checkpointing keeps 3 h + 2 q + 2 v + f, full checkpointing h, and one block is computed again;
+- logits: when backward begins, b T V bytes, and 12 T V of float32 for the logarithms of their
+  softmax and for the gradients of both.
+
+Payloads of codecs are left out: at most what the vector of a unit takes, and back.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from shardlab.core.document import Document
+from shardlab.core.strategy import Strategy
+
+_FLOAT = 4
+_RESIDUAL = {"fp32": 4.0, "bf16": 2.0, "int8": 1 + 2 / 128}
+_NARROW = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+Categories = dict[str, int]
+"""bytes by what they are for"""
+
+
+class Estimate(Document):
+    """Of one run, before it: what is alive on a rank at the peak of a step."""
+
+    traced: Categories | None
+    """with tensors that have shapes and no data; None where that is not possible"""
+    closed_form: Categories
+
+
+class UnitShape(NamedTuple):
+    """What is gathered together."""
+
+    elements: int
+    kept: bool
+    """between forward and backward"""
+    element_bytes: int
+    """while it computes"""
+
+
+class Sizes(NamedTuple):
+    """What memory depends on beside the strategy."""
+
+    parameters: int
+    units: tuple[UnitShape, ...]
+    """all but the root"""
+    element_bytes: int
+    """of what the root computes in"""
+    checkpointing: tuple[str, ...]
+    """of every block"""
+    width: int
+    queries: int
+    keys: int
+    """elements per token, and as many of the values"""
+    feed_forward: int
+    wide: int
+    """tensors of the feed-forward width that backward needs"""
+    vocabulary: int
+    tokens: int
+    """of a micro-batch of one rank"""
+    accumulation: int
+    """micro-batches of a step"""
+
+    @property
+    def root(self) -> int:
+        """Elements."""
+        return self.parameters - sum(unit.elements for unit in self.units)
+
+
+def closed_form(strategy: Strategy, sizes: Sizes, world_size: int) -> Categories:
+    """What is alive at the fullest moment of a step, on the device that computes."""
+    full = strategy.normal()
+    states = _states(full, sizes.parameters, world_size)
+    if full.offload:
+        states = dict.fromkeys(states, 0)
+    moments = _moments(full, sizes, states)
+    fullest = max(moments, key=lambda each: sum(each.values()))
+    return {name: size for name, size in fullest.items() if size}
+
+
+def _moments(full: Strategy, sizes: Sizes, states: Categories) -> list[Categories]:
+    """End of forward, begin of backward, its first and its last block, its end."""
+    early = sizes.accumulation > 1 and full.reduce_every_micro_batch
+    stays = full.engine in ("ddp", "manual") or early
+    before = {**states, "gradients": states["gradients"] if stays else 0}
+    activations, of_block = _activations(sizes)
+    computing, kept, backward = _gathered(full, sizes)
+    unit, root = _on_their_way(full, sizes)
+    vectors = _vectors(full, sizes)
+    logits = sizes.tokens * sizes.vocabulary
+    at_once = {"gathered": backward, "communication": vectors + unit}
+    before["accumulated"] = _held(full, sizes)
+    return [
+        before
+        | {"gathered": computing, "activations": activations, "communication": vectors}
+        | {"logits": logits * sizes.element_bytes},
+        before
+        | {"gathered": kept, "activations": activations, "communication": vectors}
+        | {"logits": logits * (sizes.element_bytes + 3 * _FLOAT)},
+        before | at_once | {"activations": activations + of_block},
+        states | at_once | {"activations": of_block},
+        states | {"gathered": sizes.root * sizes.element_bytes, "communication": vectors + root},
+    ]
+
+
+def state_bytes(strategy: Strategy, parameters: int, world_size: int) -> int:
+    """Of parameters, gradients, moments and residuals."""
+    return sum(_states(strategy.normal(), parameters, world_size).values())
+
+
+def _states(full: Strategy, parameters: int, world_size: int) -> Categories:
+    whole = _FLOAT * parameters
+    copies = _copies(full, world_size)
+    part = whole * copies // world_size
+    return {
+        "parameters": part,
+        "gradients": part,
+        "moments": 2 * part,
+        "residuals": _residuals(full, parameters, world_size),
+    }
+
+
+def _copies(full: Strategy, world_size: int) -> int:
+    if full.engine == "ddp" or full.sharding == "no_shard":
+        return world_size
+    return full.replicas or 1
+
+
+def _residuals(full: Strategy, parameters: int, world_size: int) -> int:
+    if not full.gradients.error_feedback:
+        return 0
+    kept = parameters + (parameters // world_size if full.engine == "ddp" else 0)
+    return int(2 * _RESIDUAL[full.gradients.residual] * kept)
+
+
+def _activations(sizes: Sizes) -> tuple[int, int]:
+    """Kept for backward, and what backward makes of the block in work: again, and gradients."""
+    attention = 2 * sizes.queries + 2 * sizes.keys
+    everything = 4 * sizes.width + attention + sizes.wide * sizes.feed_forward
+    kept = {
+        "none": everything,
+        "selective": 3 * sizes.width + attention + sizes.feed_forward,
+        "full": sizes.width,
+    }
+    token = sizes.tokens * sizes.element_bytes
+    ends = 2 * sizes.width  # the last normalisation
+    of_blocks = sum(kept[mode] for mode in sizes.checkpointing)
+    again = max((everything - kept[mode] for mode in sizes.checkpointing), default=0)
+    return token * (of_blocks + ends), token * (again + 2 * sizes.feed_forward)
+
+
+def _gathered(full: Strategy, sizes: Sizes) -> tuple[int, int, int]:
+    """While the last unit computes, when backward begins, and in backward of the largest unit."""
+    root = sizes.root * sizes.element_bytes
+    if full.engine == "ddp":
+        # autocast keeps narrow copies of the weights until backward is over
+        narrow = sizes.parameters * sizes.element_bytes if sizes.element_bytes < _FLOAT else 0
+        return narrow, narrow, narrow
+    if full.engine == "fsdp1" and full.sharding == "no_shard":
+        root = 0 if sizes.element_bytes == _FLOAT else root
+        return root, root, root
+    kept = root + sum(unit.elements * unit.element_bytes for unit in sizes.units if unit.kept)
+    freed = _largest(unit.elements * unit.element_bytes for unit in sizes.units if not unit.kept)
+    buffer = 0
+    if full.engine == "fsdp2":
+        buffer = freed if sizes.units else root
+    return kept + freed + buffer, kept, kept + freed * (1 + full.depths()[1]) + min(buffer, freed)
+
+
+def _on_their_way(full: Strategy, sizes: Sizes) -> tuple[int, int]:
+    """Gradients of the largest unit in work, and of the root."""
+    if full.engine == "ddp":
+        return 0, 0
+    reduced = 0 if full.engine == "manual" else _NARROW[full.reduce_dtype]
+    unit = _largest(unit.elements * (unit.element_bytes + reduced) for unit in sizes.units)
+    root = sizes.root * (sizes.element_bytes + reduced)
+    return unit, root
+
+
+def _vectors(full: Strategy, sizes: Sizes) -> int:
+    """What `manual` keeps to collect gradients in."""
+    if full.engine != "manual":
+        return 0
+    largest = _largest(unit.elements for unit in sizes.units)
+    return (min(2, len(sizes.units)) * largest + sizes.root) * _NARROW[full.reduce_dtype]
+
+
+def _held(full: Strategy, sizes: Sizes) -> int:
+    """Gradients of micro-batches before the last, whole on every rank."""
+    if full.engine == "ddp" or sizes.accumulation == 1 or full.reduce_every_micro_batch:
+        return 0
+    # fsdp2 adds them up in the type that reduces
+    summed = _NARROW[full.reduce_dtype] if full.engine == "fsdp2" else 0
+    return sizes.parameters * max(sizes.element_bytes, summed)
+
+
+def _largest(sizes: Iterable[int]) -> int:
+    return max(sizes, default=0)

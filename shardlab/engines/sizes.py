@@ -1,0 +1,85 @@
+"""What the memory of a model depends on, read from the model."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from shardlab.core.memory import Sizes, UnitShape
+from shardlab.core.params import Train
+from shardlab.core.strategy import Strategy
+from shardlab.engines.precision import dtype_of
+from shardlab.engines.units import layer_settings, plan_units
+from shardlab.models.parts import transformer_blocks
+
+_ELEMENTARY = {"gelu_new": 5}
+"""activation functions that transformers writes as elementary operations (activations.py): what
+backward needs of them and of the products around them"""
+
+
+def sizes_of(
+    model: PreTrainedModel, strategy: Strategy, train: Train, device: torch.device
+) -> Sizes:
+    """The sizes of a model that is not wrapped yet, on whatever device.
+
+    Args:
+        device: that will compute: `auto` depends on it.
+
+    Raises:
+        UserError: the strategy does not fit the model.
+    """
+    full, config = strategy.normal(), model.config
+    heads = config.num_attention_heads
+    head = getattr(config, "head_dim", None) or config.hidden_size // heads
+    samples = train.batch_size * train.accumulation
+    accumulation = full.accumulation or train.accumulation
+    return Sizes(
+        parameters=_elements(model.parameters()),
+        units=_units(model, full, device),
+        element_bytes=dtype_of(full.param_dtype, device).itemsize,
+        checkpointing=_checkpointing(model, full),
+        width=config.hidden_size,
+        queries=heads * head,
+        keys=(getattr(config, "num_key_value_heads", None) or heads) * head,
+        feed_forward=_feed_forward(config),
+        wide=_wide(config),
+        vocabulary=config.vocab_size,
+        tokens=samples // accumulation * train.sequence_length,
+        accumulation=accumulation,
+    )
+
+
+def _units(model: PreTrainedModel, full: Strategy, device: torch.device) -> tuple[UnitShape, ...]:
+    if full.engine == "ddp":
+        return ()
+    return tuple(
+        UnitShape(
+            _elements({p for module in plan.modules for p in module.parameters()}),
+            not plan.reshard_after_forward,
+            plan.param_dtype.itemsize,
+        )
+        for plan in plan_units(model, full, device)
+    )
+
+
+def _elements(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(parameter.numel() for parameter in parameters)
+
+
+def _checkpointing(model: nn.Module, full: Strategy) -> tuple[str, ...]:
+    layers = len(transformer_blocks(model))
+    own = layer_settings(full, layers)
+    mode = "activation_checkpointing"
+    return tuple(own.get(n, {}).get(mode) or full.activation_checkpointing for n in range(layers))
+
+
+def _feed_forward(config: PretrainedConfig) -> int:
+    width = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
+    return int(width or 4 * config.hidden_size)
+
+
+def _wide(config: PretrainedConfig) -> int:
+    function = getattr(config, "hidden_act", None) or getattr(config, "activation_function", None)
+    # with a gate: its input and output, what it is multiplied with, and the product
+    return 4 if function == "silu" else _ELEMENTARY.get(str(function), 2)

@@ -1,0 +1,49 @@
+"""Estimates the memory of every run before it: traced without data, and in closed form."""
+
+from pathlib import Path
+
+import torch
+
+from shardlab.core.files import write_json
+from shardlab.core.memory import Categories, Estimate, closed_form
+from shardlab.core.parameters import Parameters
+from shardlab.core.progress import say
+from shardlab.core.strategy import Strategy
+from shardlab.data.manifest import read_manifest
+from shardlab.engines.sizes import sizes_of
+from shardlab.engines.traced_memory import imagined_ranks, traced_memory
+from shardlab.models.build import build_model
+from stages.common import run
+
+_CPU = torch.device("cpu")
+
+
+def main(params: Parameters) -> None:
+    """Writes results/memory.json."""
+    model, runs, strategies, train = params("model", "runs", "strategies", "train")
+    tokens = read_manifest(Path("data/tokens"))
+    sizes = tokens.vocabulary, train.sequence_length, tokens.end_of_text
+    module = build_model(model, *sizes, seed=0).module
+    estimates = {}
+
+    def traced(name: str, strategy: Strategy) -> Categories | None:
+        try:
+            return traced_memory(module.config, strategy, train, group)
+        except Exception as error:  # a model may hold what has no shapes without data
+            say(f"estimate: {name}: not traced: {' '.join(str(error).split())[:200]}")
+            return None
+
+    with imagined_ranks(train.world_size) as group:
+        for name in runs:
+            strategy = strategies[name]
+            formula = closed_form(
+                strategy, sizes_of(module, strategy, train, _CPU), train.world_size
+            )
+            estimate = Estimate(traced=traced(name, strategy), closed_form=formula)
+            estimates[name] = estimate.model_dump()
+    write_json("results/memory.json", estimates)
+    say(f"estimate: memory of {len(runs)} runs in results/memory.json")
+
+
+if __name__ == "__main__":
+    run(main)

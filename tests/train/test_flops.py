@@ -1,0 +1,32 @@
+"""Floating-point operations of a model, counted by formula and as torch counts them."""
+
+import pytest
+import torch
+from families import config_of
+from ranks import run_ranks
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM
+
+from shardlab.train.flops import flops_per_token, product_flops_per_s
+
+
+@pytest.mark.parametrize("family", ["gpt2-tied", "gpt2-untied", "llama-tied", "qwen3-untied"])
+def test_the_formula_is_what_torch_counts_of_forward_and_backward(family):
+    length = 32
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config_of(family), attn_implementation="eager")
+        tokens = torch.zeros(2, length, dtype=torch.int64)
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=tokens).logits.sum().backward()
+    counted = counter.get_total_flops() / tokens.numel()
+    # the formula takes biases and normalisations for matrices, and the first layer's inputs for
+    # what has a gradient
+    assert flops_per_token(model, length) == pytest.approx(counted, rel=0.03)
+
+
+def test_all_ranks_multiply_at_once():
+    def on_rank(group):
+        speed = product_flops_per_s(torch.device("cpu"), torch.float32, group)
+        return {"speed": torch.tensor(speed)}
+
+    assert all(result["speed"] > 1e8 for result in run_ranks(2, on_rank))
