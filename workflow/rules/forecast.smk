@@ -7,6 +7,7 @@ rule calibrate:
             "shardlab/comm",
             "shardlab/core",
             "shardlab/kernels",
+            "shardlab/profiling",
             "shardlab/train",
         ),
     output:

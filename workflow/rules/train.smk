@@ -122,6 +122,7 @@ rule estimate:
             "shardlab/engines",
             "shardlab/kernels",
             "shardlab/models",
+            "shardlab/profiling",
         ),
         "data/tokens/manifest.json",
     output:
