@@ -7,6 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from shardlab.comm.links import Links
 from shardlab.core.files import read_json, write_json
 from shardlab.train.launch import launch
 
@@ -14,7 +15,10 @@ _LONGEST_WAIT_S = 1800.0
 
 
 def on_ranks(
-    world_size: int, function: Callable[[dist.ProcessGroup], Any], threads: int = 1
+    world_size: int,
+    function: Callable[[dist.ProcessGroup], Any],
+    threads: int = 1,
+    links: Links | None = None,
 ) -> list[Any]:
     """What `function` returned on each rank, a JSON value, in rank order."""
     with tempfile.TemporaryDirectory(prefix="shardlab-benchmark-") as folder:
@@ -22,5 +26,5 @@ def on_ranks(
         def worker(group: dist.ProcessGroup) -> None:
             write_json(Path(folder, str(dist.get_rank(group))), function(group))
 
-        launch(worker, world_size, threads, _LONGEST_WAIT_S)
+        launch(worker, world_size, threads, _LONGEST_WAIT_S, links=links)
         return [read_json(Path(folder, str(rank))) for rank in range(world_size)]

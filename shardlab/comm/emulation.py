@@ -19,6 +19,10 @@ class Loopback:
         """Stays where it is; returns the name of the network interface."""
         return "lo"
 
+    def is_cut(self) -> bool:
+        """Nobody can unplug it."""
+        return False
+
 
 class Emulation(NamedTuple):
     """How a link is emulated: what the launcher and the collectives of each rank have to know."""

@@ -84,6 +84,14 @@ class Links:
         _enter(self._namespaces[rank])
         return _INTERFACE
 
+    def is_cut(self) -> bool:
+        """Whether the rank in whose process this is called is unplugged."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+            request = struct.pack("16sH14x", _INTERFACE.encode(), 0)
+            answer = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request)
+        (flags,) = struct.unpack_from("H", answer, 16)
+        return not flags & _IFF_RUNNING
+
     def cut(self, rank: int) -> None:
         """Unplugs a rank at the switch: nothing reaches it, and nothing that it sends the others.
 
@@ -156,18 +164,6 @@ def _counter(column: int) -> int | None:
         if name.strip() == _INTERFACE:
             return int(counters.split()[column])
     return None
-
-
-def is_cut() -> bool:
-    """Whether this rank has a link and is unplugged."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        request = struct.pack("16sH14x", _INTERFACE.encode(), 0)
-        try:
-            answer = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request)
-        except OSError:  # no such interface
-            return False
-    (flags,) = struct.unpack_from("H", answer, 16)
-    return not flags & _IFF_RUNNING
 
 
 def _port(rank: int) -> str:

@@ -6,12 +6,12 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from namespaces import held, opened_by
 from ranks import run_ranks
 
 from shardlab.comm.links import Links
@@ -35,28 +35,8 @@ def network():
     return Path("/proc/self/ns/net").stat().st_ino
 
 
-def opened_by(process):
-    """Network namespaces that the process holds open."""
-    links = map(target, Path(f"/proc/{process}/fd").iterdir())
-    return {link for link in links if "net:[" in link}
-
-
 def descriptors():
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def target(link):
-    """Where the link leads, if it is still there: processes come and go."""
-    with suppress(OSError):
-        return str(link.readlink())
-    return ""
-
-
-def held(namespaces):
-    """Those of the namespaces to which some process refers."""
-    processes = Path("/proc")
-    links = [*processes.glob("[0-9]*/ns/net"), *processes.glob("[0-9]*/fd/*")]
-    return namespaces & set(map(target, links))
 
 
 def names():

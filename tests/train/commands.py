@@ -120,7 +120,12 @@ def free_port() -> int:
 
 
 def nodes(
-    folder: Path, worker: Worker, world_size: int, count: int = 2, **options: int
+    folder: Path,
+    worker: Worker,
+    world_size: int,
+    count: int = 2,
+    timeout_s: float = 30,
+    **options: int,
 ) -> list[Command]:
     """A command for every node, all of them on this machine.
 
@@ -129,6 +134,7 @@ def nodes(
     """
     master = f"127.0.0.1:{free_port()}"
     return [
-        launching(folder / f"node{node}", worker, world_size, Start(count, node, master, **options))
+        launching(folder / f"node{node}", worker, world_size, start, timeout_s)
         for node in range(count)
+        for start in [Start(count, node, master, **options)]
     ]

@@ -116,11 +116,6 @@ def test_a_killed_rank_is_named_with_its_signal(number, kind, told):
     assert caught.value.kind == kind
 
 
-def test_a_rank_that_stands_still_ends_the_run_after_the_timeout():
-    with pytest.raises(RunFailed, match=r"(?s)^crash: rank 0: .*[Tt]imed out"):
-        launch(one_dies(1, signal.SIGSTOP), 2, 1, timeout_s=2)
-
-
 def test_a_run_over_its_limit_is_ended_for_good():
     with pytest.raises(RunFailed, match=r"not done after 0\.5 s") as caught:
         launch(lambda group: time.sleep(60), 2, 1, 60, limit_s=0.5, start=Start(max_restarts=9))

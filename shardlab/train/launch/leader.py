@@ -6,6 +6,7 @@ A command that is killed closes its own, so that all know at once, whatever thei
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -33,13 +34,15 @@ class _Member:
     failure: Failure | None = None
     gone: bool = False
 
-    def read(self) -> None:
+    def read(self) -> bool:
+        """Whether it has failed."""
         self.at_work = False
         said = receive(self.connection)
         if said is None or "failure" not in said:
             self.lose()
         elif said["failure"] is not None:
             self.failure = Failure(**said["failure"])
+        return self.failure is not None
 
     def lose(self) -> None:
         self.at_work = False
@@ -66,8 +69,8 @@ class Leader(Peers):
         self._gather(timeout_s)
 
     @property
-    def connections(self) -> list[Connection]:  # noqa: D102
-        return [member.connection for member in self._members if member.at_work]
+    def connections(self) -> dict[Connection, Callable[[], bool]]:  # noqa: D102
+        return {member.connection: member.read for member in self._members if member.at_work}
 
     def begin(self) -> None:  # noqa: D102
         # ranks may knock before the server runs: the kernel keeps them waiting
@@ -91,21 +94,16 @@ class Leader(Peers):
         self.close()
         return dist.TCPStore(*address, is_master=False, timeout=timeout)
 
-    def heard(self, connection: Connection) -> bool:  # noqa: D102
-        member = next(m for m in self._members if m.connection is connection)
-        member.read()
-        return member.failure is not None
-
     def settle(self, failure: Failure | None) -> Verdict:  # noqa: D102
-        while self.connections and not self._foremost(failure):
-            ready = wait(self.connections)
-            for connection in self.connections:
+        while (at_work := self.connections) and not self._foremost(failure):
+            ready = wait(list(at_work))
+            for connection, read in at_work.items():
                 if connection in ready:
-                    self.heard(connection)
+                    read()
         for connection in self.connections:
             send(connection, stop=True)
-        while connections := self.connections:
-            ready = wait(connections, timeout=_END_RANKS_S)
+        while at_work := self.connections:
+            ready = wait(list(at_work), timeout=_END_RANKS_S)
             for member in self._members:
                 if member.connection in ready:
                     member.read()

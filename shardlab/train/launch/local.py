@@ -105,7 +105,8 @@ class LocalRanks:
         running = {rank.pipe: rank for rank in self._ranks}
         while running:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready = wait([*running, *peers.connections], timeout=left)
+            others = peers.connections
+            ready = wait([*running, *others], timeout=left)
             if not ready:
                 raise TimeoutError
             for connection in ready:
@@ -116,7 +117,7 @@ class LocalRanks:
                         del running[connection]
                     stop = rank.failure() is not None
                 else:
-                    stop = peers.heard(connection)
+                    stop = others[connection]()
                 if stop:
                     return self._first_failure(running)
         return None
@@ -126,7 +127,8 @@ class LocalRanks:
         self._listen(running, _LAST_WORDS_S)
         failure = self._foremost()
         if failure is not None and failure.waited:
-            self._listen(running, _SILENCE_S)
+            if any(not rank.stopped for rank in running.values()):
+                self._listen(running, _SILENCE_S)
             failure = self._foremost()
         return _silence([*running.values()], failure) or failure
 

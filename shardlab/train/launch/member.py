@@ -2,6 +2,7 @@
 
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -37,8 +38,8 @@ class Member(Peers):
         send(self._leader, command=place.command, **facts(place, world_size, restarts))
 
     @property
-    def connections(self) -> list[Connection]:  # noqa: D102
-        return [self._leader]
+    def connections(self) -> dict[Connection, Callable[[], bool]]:  # noqa: D102
+        return {self._leader: self._heard}
 
     def begin(self) -> None:  # noqa: D102
         # the leader answers when all are there, or its own patience is at an end
@@ -58,9 +59,9 @@ class Member(Peers):
         self.close()
         return dist.TCPStore(self._master[0], self._port, is_master=False, timeout=timeout)
 
-    def heard(self, connection: Connection) -> bool:
+    def _heard(self) -> bool:
         """The leader says stop, or is gone."""
-        self._gone = receive(connection) is None
+        self._gone = receive(self._leader) is None
         return True
 
     def settle(self, failure: Failure | None) -> Verdict:  # noqa: D102

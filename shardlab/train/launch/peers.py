@@ -2,6 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import NamedTuple, Self
@@ -38,9 +39,13 @@ class Peers(ABC):
     """network interface for gloo; None: as gloo or the user chooses"""
 
     @property
-    def connections(self) -> list[Connection]:
-        """What `multiprocessing.connection.wait` is to watch during an attempt."""
-        return []
+    def connections(self) -> Mapping[Connection, Callable[[], bool]]:
+        """What `multiprocessing.connection.wait` is to watch during an attempt.
+
+        Whoever finds one ready calls its function: it reads what came, and returns whether the
+        ranks have to stop.
+        """
+        return {}
 
     @abstractmethod
     def begin(self) -> None:
@@ -53,10 +58,6 @@ class Peers(ABC):
     @abstractmethod
     def connect(self, timeout: timedelta) -> dist.Store:
         """The store of the attempt; called in the process of each rank, once."""
-
-    def heard(self, connection: Connection) -> bool:
-        """Reads what came over a connection; whether the ranks have to stop."""
-        raise NotImplementedError("there are no connections")
 
     @abstractmethod
     def settle(self, failure: Failure | None) -> Verdict:

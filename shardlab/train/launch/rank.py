@@ -15,7 +15,6 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from shardlab.comm.links import is_cut
 from shardlab.core.errors import UserError
 from shardlab.core.process import die_with_parent
 from shardlab.train.launch.devices import take_gpu
@@ -35,6 +34,9 @@ class Interfaces(Protocol):
 
     def enter(self, rank: int) -> str:
         """Called by the process of the rank; returns the name of its network interface."""
+
+    def is_cut(self) -> bool:
+        """Whether nothing reaches the rank in whose process this is called, after `enter`."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class Job:
             pipe.send_bytes(json.dumps({"meeting": meeting.name}).encode())
             self._work(rank, meeting)
         except BaseException as error:
-            pipe.send_bytes(json.dumps(asdict(_account(error, rank, meeting))).encode())
+            failure = _account(error, rank, meeting, self.links)
+            pipe.send_bytes(json.dumps(asdict(failure)).encode())
             sys.stdout.flush()
             sys.stderr.flush()
             # a process group that failed may hang in its destructors
@@ -110,7 +113,9 @@ class Job:
         dist.destroy_process_group()
 
 
-def _account(error: BaseException, rank: int, meeting: Meeting | None) -> Failure:
+def _account(
+    error: BaseException, rank: int, meeting: Meeting | None, links: Interfaces | None
+) -> Failure:
     """With its number, while this rank's sockets are open: nobody else has failed because of it."""
     order, name = UNKNOWN_ORDER, ""
     if meeting is not None:
@@ -120,7 +125,7 @@ def _account(error: BaseException, rank: int, meeting: Meeting | None) -> Failur
     if isinstance(error, UserError):
         return Failure("user", str(error), order=order, meeting=name)
     line = traceback.format_exception_only(error)[0].splitlines()[0]
-    if is_cut():
+    if meeting is not None and links is not None and links.is_cut():
         return Failure("crash", f"rank {rank}: its link is cut: {line}", meeting=name)
     return Failure(
         "memory" if isinstance(error, MemoryError) else "crash",

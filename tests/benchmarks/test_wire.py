@@ -1,0 +1,25 @@
+"""The ledger knows every byte that a rank sends."""
+
+import pytest
+
+from benchmarks import wire
+from shardlab.comm.links import Links
+from shardlab.core.errors import UserError
+from shardlab.core.link import Link
+
+
+@pytest.fixture(scope="module")
+def links():
+    try:
+        with Links(2, Link(rate="1gbit")) as made:
+            yield made
+    except UserError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("name", ["none", "int8", "topk", "powersgd", "fsdp2", "manual"])
+def test_ledger_and_interface_differ_by_headers_alone(links, name):
+    found = wire._measured(wire.Case(2, "tiny", 2), name, links)
+    payload = found["interface"] - 66 * found["frames"]
+    assert found["ledger"] <= payload < 1.01 * found["ledger"]
+    assert found["interface"] < 1.03 * found["ledger"]

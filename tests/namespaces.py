@@ -1,0 +1,24 @@
+"""Which network namespaces there are, and who holds them."""
+
+from contextlib import suppress
+from pathlib import Path
+
+
+def opened_by(process):
+    """Network namespaces that the process holds open."""
+    links = map(target, Path(f"/proc/{process}/fd").iterdir())
+    return {link for link in links if "net:[" in link}
+
+
+def target(link):
+    """Where the link leads, if it is still there: processes come and go."""
+    with suppress(OSError):
+        return str(link.readlink())
+    return ""
+
+
+def held(namespaces):
+    """Those of the namespaces to which some process refers."""
+    processes = Path("/proc")
+    links = [*processes.glob("[0-9]*/ns/net"), *processes.glob("[0-9]*/fd/*")]
+    return namespaces & set(map(target, links))

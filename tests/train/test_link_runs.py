@@ -1,0 +1,172 @@
+"""Whole runs over an emulated link: what they tell of it, and what they do when it is cut."""
+
+import os
+import signal
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from unittest.mock import patch
+
+import pytest
+import torch.distributed as dist
+from checkpointed import INT4, plan_of, strategy_of
+from commands import Command, wait_for
+from namespaces import held, opened_by
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from benchmarks.resume import Outcome
+from shardlab.comm.emulation import emulated
+from shardlab.comm.links import Links
+from shardlab.core.errors import UserError
+from shardlab.core.files import read_json, read_json_lines
+from shardlab.core.link import Link
+from shardlab.core.params import Checkpoint
+from shardlab.profiling.breakdown import analyse
+from shardlab.train import run
+from shardlab.train.launch import RunFailed
+from shardlab.train.loop import Loop
+from shardlab.train.run import train_run
+
+RATE = "20mbit"
+"""at which a step of the tiny model takes long enough to see the link"""
+
+
+@pytest.fixture
+def permitted():
+    try:
+        with Links(1, Link(rate="1gbit")):
+            pass
+    except UserError as error:
+        pytest.skip(str(error))
+
+
+def linked(data, strategy, **train):
+    plan = plan_of(data, strategy, steps=4, audit_steps=0, profiled_steps=1, **train)
+    return plan, replace(plan, train=plan.train.model_copy(update={"link": Link(rate=RATE)}))
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2", "manual"])
+def test_a_link_in_namespaces_changes_times_and_nothing_else(permitted, data, tmp_path, engine):
+    plan, on_link = linked(data, strategy_of(engine))
+    train_run(plan, tmp_path / "loopback")
+    train_run(on_link, tmp_path / "link", telemetry=tmp_path / "scalars")
+    assert Outcome.read(tmp_path / "link") == Outcome.read(tmp_path / "loopback")
+    slow, fast = (read_json(tmp_path / f / "metrics.json") for f in ("link", "loopback"))
+    assert (fast["link"], fast["link_emulation"]) == ("loopback", "none")
+    assert fast["interface_bytes"] is None
+    assert (slow["link"], slow["link_emulation"]) == (RATE, "namespaces")
+    assert slow["bytes_wire"] == fast["bytes_wire"]
+    # a message of this model is some frames long: beside 66 bytes of headers each there are those
+    # of gloo and the acknowledgements
+    assert slow["bytes_wire"] < slow["interface_bytes"] < 1.2 * slow["bytes_wire"]
+    events = read_json_lines(tmp_path / "link/events.jsonl")
+    for event in events:
+        # up to a bucket of tokens passes at once
+        assert event["interface_bytes"] - 65536 < event["step_ms"] / 1e3 * 20e6 / 8
+        assert 0 < event["collective_ms"] <= event["step_ms"]
+    scalars = EventAccumulator(str(tmp_path / "scalars")).Reload()
+    assert len(scalars.Scalars("speed/collective_ms")) == len(events)
+
+
+@pytest.mark.parametrize("engine", ["ddp", "manual"])
+def test_a_link_in_the_ranks_changes_times_and_nothing_else(
+    data, tmp_path, monkeypatch, capfd, engine
+):
+    plan, on_link = linked(data, strategy_of(engine, **INT4))
+    train_run(plan, tmp_path / "loopback")
+    capfd.readouterr()
+    monkeypatch.setenv("PATH", "")  # no iproute2
+    train_run(on_link, tmp_path / "link")
+    said = [line for line in capfd.readouterr().err.splitlines() if RATE in line]
+    assert said == [
+        f"link of {RATE}: the ranks themselves hold their bytes back "
+        "(emulated links need `ip`: install iproute2)"
+    ]
+    assert Outcome.read(tmp_path / "link") == Outcome.read(tmp_path / "loopback")
+    metrics = read_json(tmp_path / "link/metrics.json")
+    assert (metrics["link"], metrics["link_emulation"]) == (RATE, "in-process")
+    assert metrics["interface_bytes"] is None
+    assert metrics["step_ms_p50"] >= metrics["bytes_wire"] * 8 / 20e6 * 1e3
+    # in traces the waiting for the link is communication
+    assert analyse(tmp_path / "link/trace.json.gz").comm_ms_by_op["shardlab::link"] > 0
+
+
+@pytest.mark.parametrize("path", ["", None])
+def test_ranks_of_others_get_no_link(data, tmp_path, monkeypatch, path):
+    _, on_link = linked(data, strategy_of("ddp"))
+    if path is not None:
+        monkeypatch.setenv("PATH", path)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    with pytest.raises(UserError, match=r"^ranks of torchrun, srun or other nodes [^\n]*$"):
+        train_run(on_link, tmp_path)
+
+
+@pytest.mark.long
+def test_two_runs_at_once_do_not_meet_and_a_killed_one_leaves_nothing(permitted, data, tmp_path):
+    _, plan = linked(data, strategy_of("manual"))
+    endless = replace(plan, train=plan.train.model_copy(update={"steps": 100_000}))
+    killed, *others = (
+        Command(tmp_path / name, partial(train_run, each, tmp_path / name / "run"))
+        for name, each in (("killed", endless), ("one", plan), ("other", plan))
+    )
+    wait_for(lambda: len(opened_by(killed.pid)) == 3)
+    namespaces = opened_by(killed.pid)
+    assert [other.wait(60) for other in others] == [0, 0]
+    killed.kill()
+    killed.leaves_nothing()
+    wait_for(lambda: not held(namespaces))
+    one, other = (Outcome.read(tmp_path / name / "run") for name in ("one", "other"))
+    assert one == other
+
+
+def interrupted(plan, target, root, event):
+    """A run in which rank 1, before its step 6, is stopped, or unplugged."""
+    made, micro_batches = [], Loop.micro_batches
+
+    @contextmanager
+    def kept(link, world_size):
+        with emulated(link, world_size) as emulation:
+            made.append(emulation.links)
+            yield emulation
+
+    def noting(loop):
+        if loop.step == 5 and dist.get_rank() == 1:
+            if event == "cut":
+                made[0].cut(1)
+            else:
+                os.kill(os.getpid(), signal.SIGSTOP)
+        return micro_batches(loop)
+
+    with patch.object(run, "emulated", kept), patch.object(Loop, "micro_batches", noting):
+        try:
+            train_run(plan, target, checkpoints=root)
+        except RunFailed as failed:
+            print(failed, flush=True)
+            sys.exit(1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("gradients", [{}, INT4], ids=["exact", "int4"])
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2", "manual"])
+@pytest.mark.parametrize(
+    ("event", "told"), [("cut", "its link is cut"), ("stop", "stopped by a signal")]
+)
+def test_a_run_that_lost_a_rank_names_it_and_continues_bit_for_bit(
+    permitted, data, tmp_path, engine, gradients, event, told
+):
+    plan = plan_of(data, strategy_of(engine, **gradients), steps=8, audit_steps=0, timeout_s=3.0)
+    train_run(plan, tmp_path / "straight")
+    options = {"link": Link(rate="1gbit"), "checkpoint": Checkpoint(every=2)}
+    plan = replace(plan, train=plan.train.model_copy(update=options))
+    target, root = tmp_path / "run", tmp_path / "checkpoints"
+    command = Command(tmp_path / "first", lambda: interrupted(plan, target, root, event))
+    assert command.wait(60) == 1
+    assert command.said().count(f"crash: rank 1: {told}") == 1, command.said()
+    command.leaves_nothing()
+    assert not (target / "metrics.json").exists()
+    train_run(plan, target, checkpoints=root)
+    assert Outcome.read(target) == Outcome.read(tmp_path / "straight")
