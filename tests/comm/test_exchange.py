@@ -1,5 +1,7 @@
 """Collectives over codecs, on real ranks, against the same arithmetic done serially."""
 
+from time import perf_counter
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -164,8 +166,10 @@ def test_a_variable_codec_sends_what_it_has_and_the_sizes():
         exchange.ledger.reset()
         shard = torch.zeros(N)
         shard[: 3 * dist.get_rank(group)] = 1.0
+        start = perf_counter()
         exchange.all_gather(torch.empty(2 * N), shard, UNIT)
         account = exchange.account
+        assert 0 < account.extra_collective_s < perf_counter() - start
         return {"n": torch.tensor([account.bytes_wire, account.extra_collectives])}
 
     first, second = (result["n"].tolist() for result in run_ranks(2, on_rank))

@@ -91,6 +91,7 @@ def test_bytes_between_nodes_are_counted_apart():
                     collective.all_gather(torch.empty(W * N), torch.ones(N), UNIT)
             account = collective.account
             assert (account.collectives, account.extra_collectives) == (2, 1)
+            assert account.extra_collective_s > 0
             wired, between = account.bytes_wire, account.bytes_between_nodes
             counts.append([sent.bytes, wired, between, account.bytes_raw])
         return {"counts": torch.tensor(counts)}

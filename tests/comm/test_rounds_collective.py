@@ -83,6 +83,7 @@ def test_the_ledger_counts_the_bytes_of_every_round(world_size):
             account = ours.account
             assert account.collectives == moved["calls"] == account.extra_collectives + 1
             assert account.encode_s > 0
+            assert (account.extra_collective_s > 0) == (account.extra_collectives > 0)
             figures = [account.bytes_wire, account.bytes_raw, moved["bytes"]]
             found[spec] = torch.tensor(figures, dtype=torch.float64)
         return found

@@ -339,3 +339,19 @@ def poison(output, rank):
 def residuals_of(engine):
     state = engine.rank_state()["communication"]
     return clone({key: value for key, value in state.items() if ".residual." in key})
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp1", "fsdp2", "manual"])
+def test_evaluation_mode_reaches_the_model(engine):
+    def on_rank(group):
+        model = build_model(Model(preset="tiny"), VOCABULARY, LENGTH, 0, seed=1).whole()
+        made = build_engine(
+            model, parse_strategy({"engine": engine}), Optimization(0.1, 1.0), group
+        )
+        modes = []
+        for mode in (False, True):
+            made.module.train(mode)
+            modes.append(model.lm_head.training)
+        return {"modes": torch.tensor(modes)}
+
+    assert run_ranks(1, on_rank)[0]["modes"].tolist() == [False, True]

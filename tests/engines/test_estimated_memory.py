@@ -47,7 +47,7 @@ def estimates(accumulation, strategies):
     return json.loads(run.stdout)
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_the_closed_form_is_what_is_traced(accumulation):
     strategies = dict(STRATEGIES)
     if accumulation == 1:
@@ -61,13 +61,10 @@ def test_the_closed_form_is_what_is_traced(accumulation):
 
 
 def test_what_no_tracker_follows_has_a_closed_form_alone():
-    for traced, formula in estimates(1, UNTRACED):
-        assert traced is None and sum(formula.values()) > 0
-
-
-def test_offload_leaves_no_states_on_the_device():
-    [[_, formula]] = estimates(1, [UNTRACED[-1]])
-    assert not {"parameters", "gradients", "moments"} & formula.keys()
+    found = estimates(1, UNTRACED)
+    assert all(traced is None and formula for traced, formula in found)
+    _, offloaded = found[-1]
+    assert not {"parameters", "gradients", "moments"} & offloaded.keys()
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp1", "fsdp2", "manual"])

@@ -100,6 +100,11 @@ class FlatSharded(nn.Module, Attachable):
         self.schedule.begin()
         return self._model[0](*args, **kwargs)
 
+    def train(self, mode: bool = True) -> "FlatSharded":
+        """Of the model, too, which is no submodule."""
+        self._model[0].train(mode)
+        return super().train(mode)
+
     def finish(self) -> None:
         """See `Schedule.finish`."""
         self.schedule.finish()
