@@ -7,7 +7,6 @@ profiler wrote about the job (`distributedInfo`, by rank) and `ranks`, from proc
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic
@@ -48,15 +47,16 @@ def _processes(paths: Sequence[str | Path]) -> list[dict[int, int]]:
     """Per rank: a new process id, unique in the job, for every process (or device) of its trace."""
     processes, first = [], 0
     for path in paths:
-        found = {event["pid"] for event in read_events(path) if _is_process(event.get("pid"))}
+        found = {event["pid"] for event in read_events(path) if _is_of_process(event)}
         processes.append({pid: first + i for i, pid in enumerate(sorted(found))})
         first += len(found)
     return processes
 
 
-def _is_process(pid: Any) -> bool:
-    """The profiler writes notes of its own into processes that are named by words."""
-    return isinstance(pid, int)
+def _is_of_process(event: Event) -> bool:
+    """The profiler writes notes of its own into processes that are named by words, and at times
+    the name of a process of which it knows nothing else."""
+    return event["ph"] != "M" and isinstance(event.get("pid"), int)
 
 
 def _events(
@@ -65,7 +65,7 @@ def _events(
     for rank, (path, base, pids) in enumerate(zip(paths, bases, processes, strict=True)):
         later = (base - min(bases)) / 1000
         for event in read_events(path):
-            if _is_process(event.get("pid")):
+            if event.get("pid") in pids:
                 yield _moved(event, rank, len(paths), pids, later)
 
 
