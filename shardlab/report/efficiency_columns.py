@@ -87,7 +87,7 @@ def reached_columns(records: Sequence[Record]) -> list[Column]:
     first = records[0]
     columns = [
         column
-        for loss in first.time_to_quality_s
+        for loss in sorted(first.time_to_quality_s, key=float, reverse=True)
         for column in (
             _mean_of(records, "steps_to_quality", loss, f"to a loss of {loss}", "steps"),
             _mean_of(records, "time_to_quality_s", loss, f"to a loss of {loss}", "s"),
@@ -95,7 +95,7 @@ def reached_columns(records: Sequence[Record]) -> list[Column]:
     ]
     columns += [
         _mean_of(records, "quality_at_time", moment, f"loss after {moment} s", "nats")
-        for moment in first.quality_at_time
+        for moment in sorted(first.quality_at_time, key=float)
     ]
     return [RUN, *columns] if columns else []
 
