@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # one thread everywhere: sums depend on the number of threads, and forked ranks must not
@@ -16,3 +17,18 @@ if not Path("/dev/nvidiactl").exists():
 # how long an example takes says more of the machine's other work than of the code
 settings.register_profile("shardlab", deadline=None)
 settings.load_profile("shardlab")
+
+
+@pytest.fixture
+def permitted():
+    """Skips where this process may not make links in network namespaces."""
+    # not above: what is imported there comes before the variables that it reads
+    from shardlab.comm.links import Links
+    from shardlab.core.errors import UserError
+    from shardlab.core.link import Link
+
+    try:
+        with Links(1, Link(rate="1gbit")):
+            pass
+    except UserError as error:
+        pytest.skip(str(error))

@@ -21,15 +21,6 @@ from shardlab.core.link import Link
 from shardlab.train.launch import launch
 
 
-@pytest.fixture
-def permitted():
-    try:
-        with Links(1, Link(rate="1gbit")):
-            pass
-    except UserError as error:
-        pytest.skip(str(error))
-
-
 def network():
     """What tells the network namespace of this process from others."""
     return Path("/proc/self/ns/net").stat().st_ino

@@ -13,8 +13,10 @@ from ranks import run_ranks
 
 from shardlab.core.errors import UserError
 from shardlab.core.params import Model
+from shardlab.train.checkpoint import checkpoints
 from shardlab.train.checkpoint.folder import Folder
 from shardlab.train.checkpoint.manifest import read_manifest
+from shardlab.train.loop import StepEvent
 
 FORMATS = {
     "full": {"format": "full"},
@@ -148,3 +150,14 @@ def test_a_full_disk_leaves_the_checkpoint_before(data, tmp_path, name):
     read_manifest(tmp_path / "step-00000002").verify(tmp_path / "step-00000002")
     assert resumed_step(plan, tmp_path) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+
+
+def test_what_another_version_made_is_refused(saved, data, tmp_path, monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class OfALaterVersion(StepEvent):
+        figure: float
+
+    shutil.copytree(saved / "sharded", tmp_path / "sharded")
+    monkeypatch.setattr(checkpoints, "StepEvent", OfALaterVersion)
+    said = refusal(plan_of(data, INT4_FSDP2), tmp_path / "sharded", format="sharded")
+    assert "another version of shardlab made it: remove it" in said

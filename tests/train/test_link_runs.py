@@ -17,7 +17,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from benchmarks.resume import Outcome
 from shardlab.comm.emulation import emulated
-from shardlab.comm.links import Links
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, read_json_lines
 from shardlab.core.link import Link
@@ -30,15 +29,6 @@ from shardlab.train.run import train_run
 
 RATE = "20mbit"
 """at which a step of the tiny model takes long enough to see the link"""
-
-
-@pytest.fixture
-def permitted():
-    try:
-        with Links(1, Link(rate="1gbit")):
-            pass
-    except UserError as error:
-        pytest.skip(str(error))
 
 
 def linked(data, strategy, **train):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 from safetensors import SafetensorError
@@ -189,7 +190,16 @@ class Checkpoints:
         elif self._is_chief:
             say(f"{path}: of another strategy: error feedback begins anew")
         self._engine.ledger.load_sums(mine.ledger)
-        return [StepEvent(**event) for event in mine.events]
+        return [_event(event, path) for event in mine.events]
+
+
+def _event(values: dict[str, Any], path: Path) -> StepEvent:
+    try:
+        return StepEvent(**values)
+    except TypeError:
+        raise UserError(
+            f"{path}: another version of shardlab made it: remove it, and the run starts anew"
+        ) from None
 
 
 @contextmanager
