@@ -6,23 +6,23 @@ from shardlab.core.calibration import read_calibration
 from shardlab.core.errors import UserError
 from shardlab.core.parameters import Parameters
 from shardlab.core.progress import say
-from shardlab.core.timings import read_timings
+from shardlab.core.timings import read_timing
 from shardlab.forecast.results import foretell, write_forecast
 from stages.common import run
 
-_FOLDER = Path("results/forecast")
+_FOLDER, _TIMINGS = Path("results/forecast"), Path("results/timings")
 
 
 def main(params: Parameters) -> None:
     """results/forecast: forecast.json, its tables as CSV, chakra.zip."""
     forecast, timings = params("forecast", "timings")
     calibration = Path("results/calibration.json")
-    files = {name: Path("results/timings", f"{name}.jsonl") for name in timings}
-    stages = {calibration: "calibrate", **{file: f"timing {name}" for name, file in files.items()}}
-    for file, stage in stages.items():
-        if not file.is_file():
-            raise UserError(f"{file}: no such file: run python -m stages.{stage}")
-    timed = [each for file in files.values() for each in read_timings(file)]
+    if not calibration.is_file():
+        raise UserError(f"{calibration}: no such file: run python -m stages.calibrate")
+    # by name: the order in which the parameters name them means nothing
+    timed = [
+        each for name in sorted(timings) for each in read_timing(_TIMINGS, name, timings[name])
+    ]
     foretold, traces = foretell(read_calibration(calibration), timed, forecast)
     write_forecast(_FOLDER, foretold, traces)
     if foretold.summary is not None:

@@ -77,7 +77,9 @@ def test_a_codecs_parameter_repeats_its_run_and_what_follows(workspace: Path) ->
     of_run = {f"{s} fsdp2-int8 {n}" for s in ("profile", "validate") for n in (0, 1)}
     of_run |= {f"train --run fsdp2-int8 --seed {n}" for n in (0, 1)}
     # which strategies a timing names, neither tool can look up
-    rest = every(workspace, "timing", "collect", "propose", "trial", "decide", "report", "readme")
+    of_strategies = ["calibrate", "estimate", "timing"]
+    after = ["collect", "forecast", "propose", "trial", "decide", "report", "readme"]
+    rest = every(workspace, *of_strategies, *after)
     assert pending(workspace) == of_run | rest
     ran = executed(run(workspace, "dvc", "repro").stdout)
     assert of_run | {"collect", "propose 1", "report"} <= ran <= of_run | rest
