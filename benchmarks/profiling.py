@@ -107,7 +107,7 @@ def _no_ledger() -> Iterator[None]:
     with ExitStack() as stack:
         for owner, names in (
             (collective.Collective, ["_count"]),
-            (coded.Coded, ["_count_sent", "_count_extra", "_report"]),
+            (coded.Coded, ["_count_number", "_count_sent", "_report"]),
             (exchange.Exchange, ["_count_plain"]),
         ):
             for name in names:

@@ -4,17 +4,13 @@ import pytest
 
 from benchmarks import wire
 from shardlab.comm.links import Links
-from shardlab.core.errors import UserError
 from shardlab.core.link import Link
 
 
-@pytest.fixture(scope="module")
-def links():
-    try:
-        with Links(2, Link(rate="1gbit")) as made:
-            yield made
-    except UserError as error:
-        pytest.skip(str(error))
+@pytest.fixture
+def links(permitted):
+    with Links(2, Link(rate="1gbit")) as made:
+        yield made
 
 
 @pytest.mark.parametrize("name", ["none", "int8", "topk", "powersgd", "fsdp2", "manual"])

@@ -1,0 +1,16 @@
+"""What the benchmark of being watched leaves out is there to be left out."""
+
+import torch
+from ranks import run_ranks
+
+from benchmarks import profiling
+
+
+def test_a_step_can_be_timed_in_every_way():
+    def on_rank(group):
+        times = profiling._rounds(profiling.CASES["fsdp2-int8"], "tiny", 1, group)
+        return {way: torch.tensor(seconds) for way, seconds in times.items()}
+
+    for found in run_ranks(2, on_rank):
+        assert found.keys() == {"plain", "profiled", "without the ledger", "without labels"}
+        assert all(len(seconds) == 1 for seconds in found.values())
