@@ -15,14 +15,14 @@ _DONE = 1e-12
 
 
 class Phase(NamedTuple):
-    """Something that needs several things side by side and ends with the last of them."""
+    """Something that computes and sends side by side, then waits."""
 
     cpu: float = 0.0
     """seconds of one processor"""
     nbytes: float = 0.0
     """through the link"""
     wait: float = 0.0
-    """seconds that nothing shortens"""
+    """seconds that nothing shortens, from then on: the delay of a link, threads of other ranks"""
     operation: Operation | None = None
     """of communication: what it is"""
     vector_bytes: float = 0.0
@@ -118,15 +118,19 @@ class _Running:
         self.task, self.start = task, start
         self._phases = list(reversed(task.phases))
         self.cpu = self.nbytes = self.wait = 0.0
+        self._wait_then = 0.0
 
     def ended(self, link: _Link) -> bool:
-        """Goes on to the next phase that needs something; whether there is none."""
+        """Goes on to the next need; whether there is none."""
         while max(self.cpu, self.nbytes, self.wait) <= _DONE:
-            if not self._phases:
+            if self._wait_then > _DONE:
+                self.wait, self._wait_then = self._wait_then, 0.0
+            elif self._phases:
+                phase = self._phases.pop()
+                self.cpu, self._wait_then = phase.cpu, phase.wait
+                self.nbytes = link.pass_at_once(phase.nbytes)
+            else:
                 return True
-            phase = self._phases.pop()
-            self.cpu, self.wait = phase.cpu, phase.wait
-            self.nbytes = link.pass_at_once(phase.nbytes)
         return False
 
 

@@ -50,10 +50,10 @@ def test_a_step_is_never_shorter_than_a_lane_or_a_resource_nor_longer_than_all(t
     found = duration(simulate(tasks, rank))
     phases = [phase for task in tasks for phase in task.phases]
     speed = min(1.0, cores)
-    alone = [max(p.cpu / speed, p.nbytes / rate, p.wait) for p in phases]
+    alone = [max(p.cpu / speed, p.nbytes / rate) + p.wait for p in phases]
     lanes = [
         sum(
-            max(p.cpu / speed, p.nbytes / rate, p.wait)
+            max(p.cpu / speed, p.nbytes / rate) + p.wait
             for t in tasks
             if t.lane == lane
             for p in t.phases
@@ -112,3 +112,8 @@ def test_tasks_that_wait_for_each_other_are_a_mistake():
     tasks = [Task("a", "one", (Phase(),), ("b",)), Task("b", "two", (Phase(),), ("a",))]
     with pytest.raises(AssertionError, match="wait for each other"):
         simulate(tasks, Rank())
+
+
+def test_the_delay_of_a_link_comes_after_the_bytes():
+    tasks = [Task("a", "one", (Phase(1.0, 10, 0.5),))]
+    assert duration(simulate(tasks, Rank(bytes_per_second=5))) == pytest.approx(2.5)
