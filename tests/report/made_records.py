@@ -9,15 +9,8 @@ from typing import Any
 
 from shardlab.agent.history import History, initial_history
 from shardlab.agent.rounds import Candidate, Refused, Round, TrialSummary, Verdict
-from shardlab.core.params import Quality
 from shardlab.core.records import Record
 from shardlab.core.strategy import Strategy, parse_strategy
-from shardlab.core.timings import NO_COMMUNICATION, TimedRun
-from shardlab.forecast.breakeven import BreakEven
-from shardlab.forecast.check import Check, summarize
-from shardlab.forecast.extrapolation import Point
-from shardlab.forecast.results import Foretold
-from shardlab.report.write import Evidence
 
 BASELINE = "fsdp2"
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -48,7 +41,7 @@ FIGURES = {
     "fsdp2-topk": (55.0, 9.1, 201.5, 0.72),
 }
 STEPS = 60
-_HOST = {
+HOST = {
     "cpu": "A processor made for tests",
     "cores": 2,
     "memory_bytes": 8 * 2**30,
@@ -64,7 +57,7 @@ def make_record(run: str = BASELINE, seed: int = 0, **changes: Any) -> Record:
     chance = random.Random(f"{run} {seed}")
     step *= 1 + 0.02 * chance.uniform(-1, 1)
     ppl *= 1 + 0.01 * random.Random(seed).uniform(-1, 1) + 0.001 * chance.uniform(-1, 1)
-    ledger = _ledger(strategy.engine, ratio)
+    ledger = make_ledger(strategy.engine, ratio)
     raw, wire = (sum(kind[key] for kind in ledger.values()) for key in ("bytes_raw", "bytes_wire"))
     return Record(
         **{
@@ -108,7 +101,7 @@ def make_record(run: str = BASELINE, seed: int = 0, **changes: Any) -> Record:
             "skipped_steps": 0,
             "clipped_steps": 31,
             "invalid_steps": 0,
-            **_breakdown(1.3 * step, 0.31, 0.03),
+            **make_breakdown(1.3 * step, 0.31, 0.03),
             "val_loss": math.log(ppl),
             "val_ppl": ppl,
             "val_bits_per_byte": math.log2(ppl) / 3.3,
@@ -119,7 +112,7 @@ def make_record(run: str = BASELINE, seed: int = 0, **changes: Any) -> Record:
     )
 
 
-def _breakdown(step: float, exposed: float, hidden: float) -> dict[str, Any]:
+def make_breakdown(step: float, exposed: float, hidden: float) -> dict[str, Any]:
     """Of a traced step in which communication takes two shares, one of them beside compute."""
     comm = (exposed + hidden) * step
     return {
@@ -149,7 +142,7 @@ def _breakdown(step: float, exposed: float, hidden: float) -> dict[str, Any]:
     }
 
 
-def _ledger(engine: str, ratio: float) -> dict[str, dict[str, Any]]:
+def make_ledger(engine: str, ratio: float) -> dict[str, dict[str, Any]]:
     """Gradients are compressed; weights, which only fsdp2 moves, are not."""
     gradients = 5.2e6 if engine == "ddp" else 2.6e6
     weights = 0.0 if engine == "ddp" else 5.2e6
@@ -191,7 +184,7 @@ def _setting(run: str, seed: int, strategy: Strategy) -> dict[str, Any]:
         "params_hash": "0123456789abcdef",
         "revision": "4e41bc4d1a2b",
         "torch": "2.13.0+cpu",
-        "host": _HOST,
+        "host": HOST,
     }
 
 
@@ -254,168 +247,3 @@ def make_losses(run: str, seed: int) -> dict[int, float]:
         step: 5.0 + (2.6 + worse) * math.exp(-step / 15) + 0.06 * noise.gauss(0, 1)
         for step in range(STEPS)
     }
-
-
-# of a model of a million parameters: rates on which all traffic takes longer than anything else
-RATES: dict[str, int | None] = {"two-ranks": None, "slow": 10**8, "fast": 10**9}
-
-
-def make_timed(
-    timing: str = "slow",
-    run: str = BASELINE,
-    world_size: int = 2,
-    rounds: int = 6,
-    **changes: Any,
-) -> TimedRun:
-    """One run of a timing; `changes` replace fields. A step is compute plus bytes over rate."""
-    bound = run == NO_COMMUNICATION
-    strategy = None if bound else parse_strategy(STRATEGIES[run])
-    ledger = _ledger(strategy.engine if strategy else "ddp", FIGURES[run][1] if strategy else 1.0)
-    raw, wire = (
-        0.0 if bound or world_size == 1 else sum(kind[key] for kind in ledger.values())
-        for key in ("bytes_raw", "bytes_wire")
-    )
-    rate = RATES.get(timing)
-    sending = wire * 8e3 / (rate or 10**10)
-    compute = FIGURES[run][0] / 2 if strategy else 18.0
-    chance, drift = random.Random(f"{timing} {run}"), random.Random(timing)
-    step_ms = [
-        (compute + sending) * (1 + 0.2 * drift.random()) * (1 + 0.02 * chance.uniform(-1, 1))
-        for _ in range(rounds)
-    ]
-    step = sum(step_ms) / rounds
-    facts: dict[str, Any] = {
-        "timing": timing,
-        "run": run,
-        "strategy": strategy and strategy.normal().model_dump(mode="json"),
-        "strategy_hash": strategy and strategy.hash(),
-        "model": "tiny",
-        "parameters": 1_312_000,
-        "units": [{"name": "root", "elements": 1_312_000}],
-        "world_size": world_size,
-        "threads": 1,
-        "batch_size": 8,
-        "accumulation": 1,
-        "sequence_length": 64,
-        "link": "loopback" if rate is None else f"{rate // 10**6}mbit",
-        "link_emulation": "none" if rate is None else "namespaces",
-        "bits_per_second": rate,
-        "delay_ms": 0.0,
-        "step_ms": step_ms,
-        "bytes_raw": raw,
-        "bytes_wire": wire,
-        "interface_bytes": None if rate is None else 1.01 * wire + 66 * 200,
-        "interface_frames": None if rate is None else 200.0,
-        "ledger": ledger,
-        "breakdown": _breakdown(step, sending / (compute + sending), 0.02),
-        "revision": "4e41bc4d1a2b",
-        "torch": "2.13.0+cpu",
-        "host": _HOST,
-    }
-    return TimedRun(**{**facts, **changes})
-
-
-def make_timings(runs: list[str] | None = None, **changes: Any) -> list[TimedRun]:
-    """One rank, two without a link, two on a slow and on a fast one."""
-    named = [*(runs or STRATEGIES), NO_COMMUNICATION]
-    alone = [make_timed("one-rank", run, world_size=1, **changes) for run in named]
-    return alone + [make_timed(timing, run, **changes) for timing in RATES for run in named]
-
-
-def make_foretold(runs: list[str] | None = None, **changes: Any) -> Foretold:
-    """A forecast of made timings; `changes` replace fields. Errors alternate around nothing."""
-    named = [*(runs or STRATEGIES)]
-    checks = [
-        Check(
-            timing="fast",
-            run=run,
-            world_size=2,
-            link="1000mbit",
-            held_out=run != BASELINE,
-            predicted_ms=40.0 + number,
-            low_ms=39.0 + number,
-            high_ms=41.0 + number,
-            measured_ms=40.0,
-            error=number / 40,
-            error_of_communication=-number / 50,
-        )
-        for number, run in enumerate(named)
-    ]
-    points = [
-        Point(
-            run=run,
-            link=link,
-            ranks=n,
-            step_ms=20.0 + n,
-            low_ms=19.0 + n,
-            high_ms=21.0 + n,
-            compute_ms=20.0,
-        )
-        for run in named
-        for link in ("ethernet-10g", "dgx-h100")
-        for n in (8, 1024)
-    ]
-    facts: dict[str, Any] = {
-        "learnt_from": ["two-ranks/fsdp2"],
-        "summary": summarize(checks),
-        "checks": checks,
-        "left_out": {"fsdp2-sketch": "the model does not know codec sketch"},
-        "operations": [],
-        "engines": [],
-        "points": points,
-        "links": {"ethernet-10g": "made for tests", "dgx-h100": "made for tests"},
-        "break_even": [
-            BreakEven(
-                run="fsdp2-int8",
-                codec="int8:group=128",
-                ratio=0.26,
-                exposed=2.1e9,
-                step=1.4e9,
-                always=False,
-            ),
-            BreakEven(
-                run="fsdp2-int4",
-                codec="int4:group=128",
-                ratio=0.13,
-                exposed=1.9e9,
-                step=None,
-                always=True,
-            ),
-        ],
-        "assumptions": ["Every rank computes as here."],
-    }
-    return Foretold(**{**facts, **changes})
-
-
-def make_evidence(records: list[Record], baseline: str = BASELINE, **changes: Any) -> Evidence:
-    """Evidence around given records; `changes` replace its fields."""
-    losses: dict[str, dict[int, dict[int, float]]] = {}
-    for record in records:
-        losses.setdefault(record.run, {})[record.seed] = make_losses(record.run, record.seed)
-    facts: dict[str, Any] = {
-        "records": records,
-        "baseline": baseline,
-        "losses": losses,
-        "history": make_history(records),
-        "source": {
-            "name": "wikipedia",
-            "licence": "CC BY-SA 4.0",
-            "attribution": "Text by the contributors of English Wikipedia; markup removed.",
-            "url": "https://en.wikipedia.org/",
-            "documents": 10_084,
-            "bytes": 7_712_345,
-            "bad_records": {"count": 2, "reasons": {"no text": 2}},
-        },
-        "statistics": {
-            "vocabulary": 2048,
-            "train": {"documents": 9_880, "tokens": 2_312_004, "bytes_per_token": 3.2711},
-            "length": {"mean": 234.1, "p50": 142.0, "p90": 399.0, "p99": 911.0, "max": 40_112},
-            "pad_ratio": 0.0,
-            "entropy_bits": 9.1342,
-        },
-        "timed": make_timings(),
-        "quality": Quality(train_loss=(7.0, 5.5), time_s=(1.0, 4.0)),
-        "foretold": make_foretold(),
-        **changes,
-    }
-    return Evidence(**facts)

@@ -3,7 +3,8 @@
 import math
 
 import pytest
-from made_records import BASELINE, STRATEGIES, make_losses, make_timed, make_timings
+from made_records import BASELINE, STRATEGIES, make_losses
+from made_timed import make_timed, make_timings
 
 from shardlab.core.params import Quality
 from shardlab.core.strategy import parse_strategy

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from made_records import STRATEGIES, make_evidence, make_history, make_record, make_records
+from made_evidence import make_evidence
+from made_records import STRATEGIES, make_history, make_record, make_records
 
 from shardlab.core.files import read_json, read_json_lines
 from shardlab.core.strategy import parse_strategy
@@ -137,7 +138,8 @@ def test_texts_of_others_are_escaped(tmp_path):
 def test_same_evidence_gives_the_same_bytes(report, tmp_path):
     """Another process with another hash seed, so that no order of a set or clock can hide."""
     code = (
-        "import sys; from pathlib import Path; from made_records import *; "
+        "import sys; from pathlib import Path; "
+        "from made_evidence import *; from made_records import *; "
         "from shardlab.report.write import write_report; "
         "write_report(make_evidence(make_records()), Path(sys.argv[1]))"
     )

@@ -2,14 +2,9 @@ import csv
 import json
 
 import pytest
-from made_records import (
-    make_foretold,
-    make_history,
-    make_losses,
-    make_record,
-    make_records,
-    make_timed,
-)
+from made_evidence import make_foretold
+from made_records import make_history, make_losses, make_record, make_records
+from made_timed import make_timed
 
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json, write_json_lines

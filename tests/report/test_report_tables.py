@@ -1,7 +1,8 @@
 import math
 
 import pytest
-from made_records import BASELINE, STRATEGIES, make_evidence, make_record, make_records
+from made_evidence import make_evidence
+from made_records import BASELINE, STRATEGIES, make_record, make_records
 
 from shardlab.report.aggregate import comparison
 from shardlab.report.answer import answer

@@ -3,14 +3,9 @@
 import math
 
 import pytest
-from made_records import (
-    BASELINE,
-    make_evidence,
-    make_record,
-    make_records,
-    make_timed,
-    make_timings,
-)
+from made_evidence import make_evidence
+from made_records import BASELINE, make_record, make_records
+from made_timed import make_timed, make_timings
 
 from shardlab.core.params import Quality
 from shardlab.core.timings import NO_COMMUNICATION

@@ -1,0 +1,113 @@
+"""All evidence of a report, made for tests, with a forecast made as well."""
+
+from typing import Any
+
+from made_records import BASELINE, STRATEGIES, make_history, make_losses
+from made_timed import make_timings
+
+from shardlab.core.params import Quality
+from shardlab.core.records import Record
+from shardlab.forecast.breakeven import BreakEven
+from shardlab.forecast.check import Check, summarize
+from shardlab.forecast.extrapolation import Point
+from shardlab.forecast.results import Foretold
+from shardlab.report.write import Evidence
+
+
+def make_foretold(runs: list[str] | None = None, **changes: Any) -> Foretold:
+    """A forecast of made timings; `changes` replace fields. Errors alternate around nothing."""
+    named = [*(runs or STRATEGIES)]
+    checks = [
+        Check(
+            timing="fast",
+            run=run,
+            world_size=2,
+            link="1000mbit",
+            held_out=run != BASELINE,
+            predicted_ms=40.0 + number,
+            low_ms=39.0 + number,
+            high_ms=41.0 + number,
+            measured_ms=40.0,
+            error=number / 40,
+            error_of_communication=-number / 50,
+        )
+        for number, run in enumerate(named)
+    ]
+    points = [
+        Point(
+            run=run,
+            link=link,
+            ranks=n,
+            step_ms=20.0 + n,
+            low_ms=19.0 + n,
+            high_ms=21.0 + n,
+            compute_ms=20.0,
+        )
+        for run in named
+        for link in ("ethernet-10g", "dgx-h100")
+        for n in (8, 1024)
+    ]
+    facts: dict[str, Any] = {
+        "learnt_from": ["two-ranks/fsdp2"],
+        "summary": summarize(checks),
+        "checks": checks,
+        "left_out": {"fsdp2-sketch": "the model does not know codec sketch"},
+        "operations": [],
+        "engines": [],
+        "points": points,
+        "links": {"ethernet-10g": "made for tests", "dgx-h100": "made for tests"},
+        "break_even": [
+            BreakEven(
+                run="fsdp2-int8",
+                codec="int8:group=128",
+                ratio=0.26,
+                exposed=2.1e9,
+                step=1.4e9,
+                always=False,
+            ),
+            BreakEven(
+                run="fsdp2-int4",
+                codec="int4:group=128",
+                ratio=0.13,
+                exposed=1.9e9,
+                step=None,
+                always=True,
+            ),
+        ],
+        "assumptions": ["Every rank computes as here."],
+    }
+    return Foretold(**{**facts, **changes})
+
+
+def make_evidence(records: list[Record], baseline: str = BASELINE, **changes: Any) -> Evidence:
+    """Evidence around given records; `changes` replace its fields."""
+    losses: dict[str, dict[int, dict[int, float]]] = {}
+    for record in records:
+        losses.setdefault(record.run, {})[record.seed] = make_losses(record.run, record.seed)
+    facts: dict[str, Any] = {
+        "records": records,
+        "baseline": baseline,
+        "losses": losses,
+        "history": make_history(records),
+        "source": {
+            "name": "wikipedia",
+            "licence": "CC BY-SA 4.0",
+            "attribution": "Text by the contributors of English Wikipedia; markup removed.",
+            "url": "https://en.wikipedia.org/",
+            "documents": 10_084,
+            "bytes": 7_712_345,
+            "bad_records": {"count": 2, "reasons": {"no text": 2}},
+        },
+        "statistics": {
+            "vocabulary": 2048,
+            "train": {"documents": 9_880, "tokens": 2_312_004, "bytes_per_token": 3.2711},
+            "length": {"mean": 234.1, "p50": 142.0, "p90": 399.0, "p99": 911.0, "max": 40_112},
+            "pad_ratio": 0.0,
+            "entropy_bits": 9.1342,
+        },
+        "timed": make_timings(),
+        "quality": Quality(train_loss=(7.0, 5.5), time_s=(1.0, 4.0)),
+        "foretold": make_foretold(),
+        **changes,
+    }
+    return Evidence(**facts)
