@@ -1,6 +1,8 @@
-"""Searches made for tests; their figures come from tests/report/made_records.py."""
+"""Searches made for tests; their figures come from tests/made_records.py."""
 
 from typing import Any
+
+from made_records import make_record, make_records
 
 from shardlab.agent.evidence import describe
 from shardlab.agent.history import History, initial_history
@@ -11,7 +13,6 @@ from shardlab.agent.trials import Trial
 from shardlab.core.params import Agent
 from shardlab.core.records import Record
 from shardlab.core.strategy import Strategy, parse_strategy
-from tests.report.made_records import make_record, make_records
 
 LIMIT = 4_000_000_000
 AGENT = Agent(start="fsdp2", memory_limit_gb=LIMIT / 1e9)

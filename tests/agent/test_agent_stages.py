@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from made_records import STRATEGIES, make_records
 
 from shardlab.agent.history import read_history
 from shardlab.agent.proposal import read_proposal
@@ -14,7 +15,6 @@ from shardlab.core.parameters import Parameters
 from shardlab.core.records import write_records
 from stages import decide, propose
 from tests.agent.searches import trial_of
-from tests.report.made_records import STRATEGIES, make_records
 
 
 @pytest.fixture

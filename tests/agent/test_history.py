@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from made_records import STRATEGIES, make_record, make_records
 
 from shardlab.agent.decision import conclude
 from shardlab.agent.history import initial_history, known_before, read_history
@@ -9,7 +10,6 @@ from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
 from shardlab.core.strategy import parse_strategy
 from tests.agent.searches import begin, proposal_of, trial_of
-from tests.report.made_records import STRATEGIES, make_record, make_records
 
 
 def test_every_strategy_of_the_matrix_is_measured_from_the_start():

@@ -1,10 +1,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_records import make_record
 
 from shardlab.agent.history import History, initial_history
 from shardlab.agent.judge import RuleJudge
 from tests.agent.searches import ask, begin, candidate
-from tests.report.made_records import make_record
 
 CANDIDATES = [
     candidate(wrap="root"),

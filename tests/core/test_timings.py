@@ -1,8 +1,10 @@
 """Timings on one rank and on several tell how well a strategy scales."""
 
+from made_records import STRATEGIES
+from made_timed import make_timed
+
 from shardlab.core.strategy import parse_strategy
 from shardlab.core.timings import scaling_efficiency
-from tests.report.made_records import STRATEGIES, make_timed
 
 DDP = parse_strategy(STRATEGIES["ddp"]).hash()
 ALONE = make_timed("one-rank", "ddp", 1, step_ms=[10.0, 20.0])

@@ -143,7 +143,7 @@ def test_same_evidence_gives_the_same_bytes(report, tmp_path):
         "from shardlab.report.write import write_report; "
         "write_report(make_evidence(make_records()), Path(sys.argv[1]))"
     )
-    path = os.pathsep.join(str(p) for p in (Path(__file__).parent, Path.cwd()))
+    path = os.pathsep.join(str(p) for p in (Path(__file__).parents[1], Path.cwd()))
     environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": path, "TZ": "Asia/Tokyo"}
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, check=True)
     assert _hashes(tmp_path) == _hashes(report)
