@@ -121,7 +121,7 @@ def _moments(full: Strategy, sizes: Sizes, states: Categories) -> list[Categorie
         | {"logits": logits * (sizes.element_bytes + 3 * _FLOAT)},
         before | at_once | {"activations": activations + of_block},
         states | at_once | {"activations": of_block},
-        states | {"gathered": sizes.root * sizes.element_bytes, "communication": vectors + root},
+        states | {"gathered": _of_root(full, sizes), "communication": vectors + root},
     ]
 
 
@@ -173,13 +173,8 @@ def _activations(sizes: Sizes) -> tuple[int, int]:
 
 def _gathered(full: Strategy, sizes: Sizes) -> tuple[int, int, int]:
     """While the last unit computes, when backward begins, and in backward of the largest unit."""
-    root = sizes.root * sizes.element_bytes
-    if full.engine == "ddp":
-        # autocast keeps narrow copies of the weights until backward is over
-        narrow = sizes.parameters * sizes.element_bytes if sizes.element_bytes < _FLOAT else 0
-        return narrow, narrow, narrow
-    if full.engine == "fsdp1" and full.sharding == "no_shard":
-        root = 0 if sizes.element_bytes == _FLOAT else root
+    root = _of_root(full, sizes)
+    if _holds_all(full):
         return root, root, root
     kept = root + sum(unit.elements * unit.element_bytes for unit in sizes.units if unit.kept)
     freed = _largest(unit.elements * unit.element_bytes for unit in sizes.units if not unit.kept)
@@ -187,6 +182,19 @@ def _gathered(full: Strategy, sizes: Sizes) -> tuple[int, int, int]:
     if full.engine == "fsdp2":
         buffer = freed if sizes.units else root
     return kept + freed + buffer, kept, kept + freed * (1 + full.depths()[1]) + min(buffer, freed)
+
+
+def _of_root(full: Strategy, sizes: Sizes) -> int:
+    """What all of forward and backward computes with, beside the parameters that a rank holds."""
+    if _holds_all(full) and sizes.element_bytes == _FLOAT:
+        return 0
+    # autocast keeps narrow copies of all weights until backward is over
+    elements = sizes.parameters if full.engine == "ddp" else sizes.root
+    return elements * sizes.element_bytes
+
+
+def _holds_all(full: Strategy) -> bool:
+    return full.engine == "ddp" or (full.engine == "fsdp1" and full.sharding == "no_shard")
 
 
 def _on_their_way(full: Strategy, sizes: Sizes) -> tuple[int, int]:
