@@ -47,7 +47,8 @@ def ways(group: dist.ProcessGroup, size: int) -> dict[str, Callable[[], object]]
 
     def in_pieces(piece: int, in_flight: int) -> Callable[[], None]:
         def call() -> None:
-            with patch.multiple(transport, PIECE=piece, IN_FLIGHT=in_flight * piece):
+            sizes = {"PIECE": piece, "SMALL": piece, "AT_ONCE": in_flight}
+            with patch.multiple(transport, **sizes):
                 ours.exchange(parts, places)
 
         return call

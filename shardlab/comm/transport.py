@@ -4,9 +4,10 @@ gloo carries one large message in one direction at a time: two ranks that exchan
 half of a full-duplex link. Pieces make it full duplex, whether of 256 KiB or of 1 MiB; the smaller
 ones take up to several times as long where no link limits them. With more than two ranks, a rank
 turns to one other after the other: streams to several at once meet at the same receivers, share
-their links unevenly and leave some idle at the end. Little is in flight, so that each is done with
-before the next begins, and so much that small messages to all ranks leave at once. Figures:
-`benchmarks/transport.py`. Pieces are slices of the caller's buffers: nothing is copied.
+their links unevenly and leave some idle at the end. So a message is cut at least in halves and no
+more than two pieces are in flight: it is nearly done with before the next begins. Messages that are
+small leave to all ranks at once. Figures: `benchmarks/transport.py`. Pieces are slices of the
+caller's buffers: nothing is copied.
 """
 
 from collections import deque
@@ -23,9 +24,11 @@ from torch import Tensor
 from shardlab.comm.traffic import Traffic
 
 PIECE = 1 << 20
-"""bytes"""
-IN_FLIGHT = 2 << 20
-"""bytes to other ranks, and as many from them, from which on the next piece waits"""
+"""bytes at most"""
+SMALL = 1 << 17
+"""bytes that are not cut, and so many times two are in flight in any case"""
+AT_ONCE = 2
+"""pieces to other ranks, and as many from them, from which on the next one waits"""
 _TAG = 0x51AB
 """keeps our messages from those that a program sends between the same ranks by itself"""
 
@@ -118,7 +121,12 @@ class Transport:
         """No pieces of nothing: the other rank may have nothing to post at all."""
         if part.numel() == 0:
             return ()
-        return part.split(PIECE) if self._in_pieces else (part,)
+        if not self._in_pieces:
+            return (part,)
+        size = PIECE
+        if self.world_size > 2:
+            size = min(PIECE, max(SMALL, -(-part.numel() // AT_ONCE)))
+        return part.split(size)
 
     def _post(self, pieces: list["_Piece"]) -> list["_Posted"]:
         if self._in_pieces:
@@ -171,6 +179,7 @@ class _Transfer(dist.Work):
         super().__init__()
         self._post = post
         self._waiting = deque(waves)
+        self._limit = AT_ONCE * max([SMALL, *(_size(wave) for wave in waves)])
         self._in_flight: deque[tuple[int, list[_Posted]]] = deque()
         """bytes of the larger direction, and what was posted"""
         self._fill()
@@ -185,12 +194,16 @@ class _Transfer(dist.Work):
         return True
 
     def _fill(self) -> None:
-        room = IN_FLIGHT - sum(size for size, _ in self._in_flight)
+        room = self._limit - sum(size for size, _ in self._in_flight)
         while self._waiting and room > 0:
             wave = self._waiting.popleft()
-            size = max(piece.data.numel() for piece in wave)
-            self._in_flight.append((size, self._post(wave)))
-            room -= size
+            self._in_flight.append((_size(wave), self._post(wave)))
+            room -= _size(wave)
+
+
+def _size(wave: list[_Piece]) -> int:
+    """Bytes of the larger direction."""
+    return max(piece.data.numel() for piece in wave)
 
 
 def _bytes(vector: Tensor) -> Tensor:
