@@ -54,6 +54,8 @@ def make_foretold(runs: list[str] | None = None, **changes: Any) -> Foretold:
         "left_out": {"fsdp2-sketch": "the model does not know codec sketch"},
         "operations": [],
         "engines": [],
+        "wait_ms": 2.0,
+        "noise_ms": 1.0,
         "points": points,
         "links": {"ethernet-10g": "made for tests", "dgx-h100": "made for tests"},
         "break_even": [

@@ -1,7 +1,7 @@
 """The model against runs that it has not seen."""
 
 from collections.abc import Iterable, Sequence
-from statistics import median
+from statistics import mean, median
 
 from shardlab.core.document import Document
 from shardlab.core.params import Forecast
@@ -21,7 +21,7 @@ class Check(Document):
     predicted_ms: float
     low_ms: float
     high_ms: float
-    """95 % interval by the covariances of the fits alone"""
+    """95 % interval of a measurement: covariances of the fits, and what they leave unexplained"""
     measured_ms: float
     error: float
     """predicted / measured - 1"""
@@ -31,13 +31,15 @@ class Check(Document):
 
 
 class Summary(Document):
-    """Absolute errors over the runs that are held out."""
+    """Absolute errors over the runs that are held out, and how many their intervals hold."""
 
     runs: int
     median: float
     worst: float
     median_of_communication: float
     worst_of_communication: float
+    within: float
+    """share of the measurements that the interval of their forecast holds"""
 
 
 def known_runs(timings: Iterable[TimedRun], forecast: Forecast) -> list[TimedRun]:
@@ -72,7 +74,8 @@ def _check(run: TimedRun, model: Model, alone: TimedRun | None, held_out: bool) 
     if alone is not None:
         compute = learnt_compute(alone, model.cores)
         own = model._replace(compute=dict.fromkeys(model.compute, compute))
-    found, measured = estimate(lambda other: other.predict(run), model), step_s(run)
+    found = estimate(lambda other: other.predict(run), model, model.engines.noise)
+    measured = step_s(run)
     return Check(
         timing=run.timing,
         run=run.run,
@@ -101,4 +104,5 @@ def summarize(checks: Iterable[Check]) -> Summary | None:
         worst=max(errors),
         median_of_communication=median(own),
         worst_of_communication=max(own),
+        within=mean(each.low_ms <= each.measured_ms <= each.high_ms for each in held_out),
     )

@@ -7,7 +7,7 @@ from shardlab.core.calibration import Operation, wire_bytes
 from shardlab.core.codec_spec import codec_text
 from shardlab.core.strategy import Strategy
 from shardlab.forecast import collectives
-from shardlab.forecast.machine import CodecLines, Machine
+from shardlab.forecast.machine import CodecLines, Machine, framing
 from shardlab.forecast.presets import Cluster
 from shardlab.forecast.schedule import Phase, Rank
 
@@ -110,7 +110,8 @@ class Measured(Costs):
     ) -> None:
         super().__init__(world_size)
         self._machine = machine
-        self._delay_s, self._framed = delay_s, framed
+        self._delay_s = delay_s
+        self._framing = framing(bits_per_second) if framed and bits_per_second else 1.0
         rate = float("inf") if bits_per_second is None else bits_per_second / 8
         self._rank = Rank(cores / world_size, rate, bucket)
         self.ranks_per_core = max(1.0, world_size / cores)
@@ -122,9 +123,8 @@ class Measured(Costs):
     def transfer(self, operation: Operation, nbytes: float) -> Phase:  # noqa: D102
         wire, peers = wire_bytes(operation, nbytes, self.world_size), self.world_size - 1
         line = self._machine.transport[operation]
-        framing = self._machine.framing[operation] if self._framed else 1.0
         cpu = peers * line.at(wire / peers)
-        return Phase(cpu, framing * wire, self._delay_s, operation, nbytes)
+        return Phase(cpu, self._framing * wire, self._delay_s, operation, nbytes)
 
 
 class OnCluster(Costs):

@@ -1,24 +1,37 @@
-"""What a calibration says of the machine that was measured: its transport, its link, its codecs."""
+"""The machine that was measured: transport and codecs by a calibration, links by their rules."""
 
 from collections.abc import Iterable, Sequence
-from statistics import median
 from typing import NamedTuple, get_args
 
 import numpy as np
 
 from shardlab.core.calibration import Calibration, CodecCost, Operation, Transfer
 from shardlab.core.errors import UserError
-from shardlab.core.link import bucket_bytes
+from shardlab.core.link import FRAME_HEADERS, bucket_bytes
 from shardlab.forecast.fit import Line, fit_line
 
 _OPERATIONS: tuple[Operation, ...] = get_args(Operation)
-FRAMING = 1514 / 1448
-"""bytes of Ethernet frames per byte of payload, where no link was measured"""
+_PAYLOAD = 1448
+"""bytes in a full frame of 1500, less the headers of IP and TCP with its time stamps"""
+_PACKET = 64 << 10
+"""bytes that TCP hands to the kernel at once, and that stay whole where a link lets them"""
 
 
 def quickly(seconds: Sequence[float]) -> float:
     """The lower quartile: what else runs on a machine only ever makes an operation longer."""
     return float(np.quantile(seconds, 0.25))
+
+
+def framing(bits_per_second: float) -> float:
+    """Bytes through an emulated link per byte sent, where both directions carry as much.
+
+    The link counts the headers of every frame. If its bucket is too small for a whole packet, the
+    kernel cuts it up, and the receiver answers every second frame (RFC 1122, 4.2.3.2); it answers a
+    whole packet once, which hardly counts.
+    """
+    headers = FRAME_HEADERS / _PAYLOAD
+    whole = bucket_bytes(round(bits_per_second)) >= _PACKET * (1 + headers)
+    return 1 + headers * (1 if whole else 1.5)
 
 
 class CodecLines(NamedTuple):
@@ -37,8 +50,6 @@ class Machine(NamedTuple):
 
     transport: dict[Operation, Line]
     """CPU seconds of a rank for each of its W - 1 peers, over the bytes for one peer"""
-    framing: dict[Operation, float]
-    """bytes through an emulated link per byte sent: frames, acknowledgements, pauses"""
     codecs: dict[tuple[str, bool], CodecLines]
     """by text and error feedback"""
 
@@ -50,9 +61,8 @@ def learn(calibration: Calibration) -> Machine:
         UserError: it lacks an operation.
     """
     transport = {name: _transport(calibration.transfers, name) for name in _OPERATIONS}
-    framing = {name: _framing(calibration.transfers, name) for name in _OPERATIONS}
     kinds = {(each.codec, each.error_feedback) for each in calibration.codecs}
-    return Machine(transport, framing, {kind: _codec(calibration.codecs, kind) for kind in kinds})
+    return Machine(transport, {kind: _codec(calibration.codecs, kind) for kind in kinds})
 
 
 def _transport(transfers: Iterable[Transfer], name: Operation) -> Line:
@@ -65,22 +75,6 @@ def _transport(transfers: Iterable[Transfer], name: Operation) -> Line:
         [t.wire_bytes / n for t, n in zip(mine, peers, strict=True)],
         [quickly(t.seconds) / n for t, n in zip(mine, peers, strict=True)],
     )
-
-
-def _framing(transfers: Iterable[Transfer], name: Operation) -> float:
-    """Median over sizes that do not pass at once, of the bytes that the time on a link stands for.
-
-    The link was idle before, so one bucket has passed at once.
-    """
-    found = []
-    for each in transfers:
-        rate = each.bits_per_second
-        if each.operation != name or rate is None or each.link_emulation != "namespaces":
-            continue
-        bucket = bucket_bytes(rate)
-        if each.wire_bytes > 2 * bucket:
-            found.append((quickly(each.seconds) * rate / 8 + bucket) / each.wire_bytes)
-    return median(found) if found else FRAMING
 
 
 def _codec(costs: Iterable[CodecCost], kind: tuple[str, bool]) -> CodecLines:

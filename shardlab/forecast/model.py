@@ -1,6 +1,6 @@
 """The model of a set of training runs: what it learns from some, what it says of others."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -19,14 +19,18 @@ from shardlab.forecast.step import Compute, Overhead, Work, obstacle, step_tasks
 _LONGEST_S = 0.1
 """of the engine's own work for one collective"""
 
-Covariance = tuple[tuple[float, float], tuple[float, float]]
 
+class Engines(NamedTuple):
+    """What engines take for each collective, beside the operation itself; learnt together."""
 
-class Learnt(NamedTuple):
-    """The overhead of an engine, as far as it is known."""
-
-    value: Overhead
-    covariance: Covariance = ((0.0, 0.0), (0.0, 0.0))
+    work: dict[str, float]
+    """seconds of the processor, by engine"""
+    wait: float
+    """seconds until the threads of all ranks have a core: a matter of the machine"""
+    covariance: tuple[tuple[float, ...], ...] = ()
+    """of the work in the order of the engines, then of the wait"""
+    noise: float = 0.0
+    """seconds that measured steps differ from the model: their standard deviation"""
 
 
 class Model(NamedTuple):
@@ -38,8 +42,7 @@ class Model(NamedTuple):
     """of one rank that has its cores for itself, by the number of cores that are busy"""
     compute_error: float
     """relative standard error of `compute`"""
-    overhead: dict[str, Learnt]
-    """by engine"""
+    engines: Engines
 
     def work(self, run: TimedRun, strategy: Strategy) -> Work:
         """The step of a run to which nothing stands in the way (`Model.obstacle`)."""
@@ -48,14 +51,14 @@ class Model(NamedTuple):
             tuple(unit.elements for unit in run.units),
             strategy.accumulation or run.accumulation,
             self.computing(run),
-            self.overhead[strategy.engine].value,
+            Overhead(self.engines.work[strategy.engine], self.engines.wait),
             *codings(strategy, self.machine),
         )
 
     def obstacle(self, run: TimedRun) -> str | None:
         """Why the model has nothing to say of a run; None if it has."""
         strategy = strategy_of(run)
-        if strategy.engine not in self.overhead:
+        if strategy.engine not in self.engines.work:
             return f"the model has learnt from no run of {strategy.engine}"
         return cannot_learn(strategy, self.machine)
 
@@ -124,18 +127,13 @@ def learn_model(machine: Machine, known: Sequence[TimedRun]) -> Model:
         computes.setdefault(_busy(run, cores), []).append(learnt_compute(run, cores))
     error = float(np.mean([_standard_error(run.step_ms) for run in alone]))
     means = {busy: _mean(each) for busy, each in computes.items()}
-    model = Model(machine, cores, means, error, {})
-    engines: dict[str, list[TimedRun]] = {}
-    for run in known:
-        if run.run == NO_COMMUNICATION:
-            continue
-        strategy = strategy_of(run)
-        if why := cannot_learn(strategy, machine):
+    teachers = [run for run in known if run.run != NO_COMMUNICATION]
+    for run in teachers:
+        if why := cannot_learn(strategy_of(run), machine):
             raise UserError(f"forecast.runs: {run.run}: {why}: name another run")
-        engines.setdefault(strategy.engine, []).append(run)
-    return model._replace(
-        overhead={engine: _overhead(model, engine, runs) for engine, runs in engines.items()}
-    )
+    names = dict.fromkeys(strategy_of(run).engine for run in teachers)
+    model = Model(machine, cores, means, error, Engines(dict.fromkeys(names, 0.0), 0.0))
+    return model._replace(engines=_engines(model, teachers)) if teachers else model
 
 
 def _busy(run: TimedRun, cores: float) -> int:
@@ -164,19 +162,34 @@ def _standard_error(values: Sequence[float]) -> float:
     return float(1.25 * np.std(values, ddof=1) / len(values) ** 0.5 / np.median(values))
 
 
-def _overhead(model: Model, engine: str, runs: Iterable[TimedRun]) -> Learnt:
-    """Seconds per collective that explain the runs best, by relative errors."""
-    nothing = model._replace(overhead={engine: Learnt(Overhead(0.0, 0.0))})
-    cases = [(nothing.work(run, strategy_of(run)), nothing.costs(run), step_s(run)) for run in runs]
+def _engines(model: Model, runs: Sequence[TimedRun]) -> Engines:
+    """Seconds per collective that explain the runs best, by least squares.
+
+    Not of relative errors: a wait of some milliseconds comes or does not come in a short step as in
+    a long one.
+    """
+    names = [*model.engines.work]
+    cases = [(model.work(run, strategy_of(run)), model.costs(run), step_s(run)) for run in runs]
 
     def misfit(given: Sequence[float]) -> list[float]:
-        overhead = Overhead(*given)
+        *each, wait = given
+        overhead = {name: Overhead(s, wait) for name, s in zip(names, each, strict=True)}
         return [
-            step_seconds(work._replace(overhead=overhead), costs) / measured - 1
+            step_seconds(work._replace(overhead=overhead[work.strategy.engine]), costs) - measured
             for work, costs, measured in cases
         ]
 
-    found = least_squares(misfit, (1e-4, 1e-4), bounds=(0.0, _LONGEST_S), x_scale=1e-3)
-    variance = 2 * found.cost / max(len(cases) - 2, 1)
-    (a, b), (_, c) = (variance * np.linalg.pinv(found.jac.T @ found.jac)).tolist()
-    return Learnt(Overhead(*map(float, found.x)), ((a, b), (b, c)))
+    start = [1e-4] * (len(names) + 1)
+    found = least_squares(misfit, start, bounds=(0.0, _LONGEST_S), x_scale=1e-3)
+    unexplained = 2 * found.cost / max(len(cases) - len(start), 1)
+    # as few runs as unknowns explain themselves, but are no surer than their rounds
+    chance = np.mean([(_standard_error(run.step_ms) * step_s(run)) ** 2 for run in runs])
+    variance = max(unexplained, float(chance))
+    covariance = variance * np.linalg.pinv(found.jac.T @ found.jac)
+    *each, wait = map(float, found.x)
+    return Engines(
+        dict(zip(names, each, strict=True)),
+        wait,
+        tuple(map(tuple, covariance.tolist())),
+        variance**0.5,
+    )

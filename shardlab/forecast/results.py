@@ -24,20 +24,18 @@ from shardlab.forecast.extrapolation import (
     first_of_each,
 )
 from shardlab.forecast.machine import learn
-from shardlab.forecast.model import Model, learn_model
+from shardlab.forecast.model import learn_model
 from shardlab.forecast.operations import OperationFit, operation_fits
 from shardlab.forecast.presets import PRESETS, preset
 from shardlab.forecast.step import step_tasks
 
 
 class EngineFit(Document):
-    """What an engine takes for each collective, in milliseconds."""
+    """What an engine takes for each collective."""
 
     engine: str
     work_ms: float
     """of the processor"""
-    wait_ms: float
-    """for the threads of all ranks"""
 
 
 class Foretold(Document):
@@ -52,6 +50,10 @@ class Foretold(Document):
     """runs of which the model says nothing, and why"""
     operations: list[OperationFit]
     engines: list[EngineFit]
+    wait_ms: float
+    """for each collective, until the threads of all ranks have a core"""
+    noise_ms: float
+    """standard deviation of a measured step that the model has learnt from"""
     points: list[Point]
     links: dict[str, str]
     """presets and their sources"""
@@ -79,7 +81,11 @@ def foretell(
         checks=checks,
         left_out=left_out,
         operations=operation_fits(calibration, machine),
-        engines=_engines(model),
+        engines=[
+            EngineFit(engine=name, work_ms=1e3 * work) for name, work in model.engines.work.items()
+        ],
+        wait_ms=1e3 * model.engines.wait,
+        noise_ms=1e3 * model.engines.noise,
         points=extrapolate(runs, model, forecast.links, forecast.ranks),
         links={name: preset(name).source for name in forecast.links},
         break_even=break_even(runs, model),
@@ -123,10 +129,3 @@ def read_forecast(path: str | Path) -> Foretold:
         mend = "run python -m stages.forecast"
         raise UserError(f"{path}: not a forecast ({error}): {mend}") from None
     return foretold
-
-
-def _engines(model: Model) -> list[EngineFit]:
-    return [
-        EngineFit(engine=name, work_ms=1e3 * each.value.work, wait_ms=1e3 * each.value.wait)
-        for name, each in model.overhead.items()
-    ]

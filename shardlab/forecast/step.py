@@ -41,7 +41,7 @@ class Overhead(NamedTuple):
     work: float
     """of the processor, where the engine computes"""
     wait: float
-    """until the threads of all ranks are there"""
+    """until the threads of all ranks have a core, where each rank has one"""
 
 
 class Work(NamedTuple):
@@ -54,7 +54,7 @@ class Work(NamedTuple):
     accumulation: int
     """micro-batches"""
     compute: Compute
-    overhead: "Overhead"
+    overhead: Overhead
     gradients: Coding
     weights: Coding
 
@@ -110,11 +110,7 @@ class _Step:
         if not phases:
             return None
         wait = Phase(wait=overhead.wait * self.costs.ranks_per_core)
-        first, *others = phases
-        if lane != _COMPUTE and others:
-            # beside computation, who decodes has to get a core again when the payloads are there
-            others.insert(-1, wait)
-        return self._add(name, lane, (wait, first, *others), [before])
+        return self._add(name, lane, (wait, *phases), [before])
 
     def _add(self, name: str, lane: str, phases: tuple[Phase, ...], after: Sequence[str]) -> str:
         name = f"{len(self._tasks)} {name}"

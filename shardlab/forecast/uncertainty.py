@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from shardlab.forecast.fit import Line
-from shardlab.forecast.model import Learnt, Model
-from shardlab.forecast.step import Compute, Overhead
+from shardlab.forecast.model import Model
+from shardlab.forecast.step import Compute
 
 _NORMAL = 1.959964
 """standard deviations of a normal distribution that 95 % lie within"""
@@ -25,10 +25,14 @@ class Estimate(NamedTuple):
     high: float
 
 
-def estimate(forecast: Callable[[Model], float], model: Model) -> Estimate:
-    """The forecast of a model with what the fits leave open; what it does not ask costs nothing."""
+def estimate(forecast: Callable[[Model], float], model: Model, noise: float = 0.0) -> Estimate:
+    """The forecast of a model with what the fits leave open; what it does not ask costs nothing.
+
+    Args:
+        noise: standard deviation of a measurement that the interval is to hold.
+    """
     value = forecast(model)
-    variance = sum((forecast(other) - value) ** 2 for other in directions(model))
+    variance = noise**2 + sum((forecast(other) - value) ** 2 for other in directions(model))
     half = _NORMAL * variance**0.5
     return Estimate(value, max(value - half, 0.0), value + half)
 
@@ -45,11 +49,12 @@ def directions(model: Model) -> Iterator[Model]:
             for other in _moved(getattr(lines, part)):
                 codecs = {**machine.codecs, kind: lines._replace(**{part: other})}
                 yield model._replace(machine=machine._replace(codecs=codecs))
-    for engine, learnt in model.overhead.items():
-        for change in _columns(learnt.covariance):
-            moved = Overhead(*(max(a + b, 0.0) for a, b in zip(learnt.value, change, strict=True)))
-            overhead = {**model.overhead, engine: Learnt(moved, learnt.covariance)}
-            yield model._replace(overhead=overhead)
+    engines = model.engines
+    for change in _columns(engines.covariance):
+        learnt = zip((*engines.work.values(), engines.wait), change, strict=True)
+        *works, wait = (max(value + more, 0.0) for value, more in learnt)
+        work = dict(zip(engines.work, works, strict=True))
+        yield model._replace(engines=engines._replace(work=work, wait=wait))
     compute = {
         busy: Compute(*each).scaled(1 + model.compute_error) for busy, each in model.compute.items()
     }
@@ -61,10 +66,13 @@ def _moved(line: Line) -> Iterator[Line]:
         yield line._replace(alpha=max(line.alpha + alpha, 0.0), beta=max(line.beta + beta, 0.0))
 
 
-def _columns(covariance: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
+def _columns(covariance: Sequence[Sequence[float]]) -> list[list[float]]:
     """The eigenvectors of a covariance, as long as the standard deviation along each."""
+    if not covariance:
+        return []
     # seconds and seconds per byte differ by ten orders of magnitude
     scale = np.sqrt(np.maximum(np.diag(covariance), 1e-300))
     values, vectors = np.linalg.eigh(np.asarray(covariance) / np.outer(scale, scale))
     columns = vectors * np.sqrt(np.maximum(values, 0.0)) * scale[:, None]
-    return [(float(a), float(b)) for a, b in columns.T]
+    found: list[list[float]] = columns.T.tolist()
+    return found

@@ -22,8 +22,8 @@ CHECKS = [
         "forecast",
         "ms",
         _predicted,
-        "step time that the model foretells, with the 95 % interval that the covariances of its "
-        "fits give",
+        "step time that the model foretells, with the 95 % interval for a measurement: by the "
+        "covariances of its fits and what they leave unexplained",
     ),
     Column(
         "measured step",

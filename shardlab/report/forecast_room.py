@@ -66,7 +66,8 @@ def _verdict(foretold: Foretold) -> str:
     return (
         f"{learnt} and foretells the step time of {found.runs} others with an error of "
         f"{percent(found.median)} (median) and {percent(found.worst)} (worst); the goals of {goal} "
-        f"are {'met' if met else 'missed'}. With the speed of computation of the very timing, "
+        f"are {'met' if met else 'missed'}. The 95 % intervals hold {percent(found.within, 0)} of "
+        "the measurements. With the speed of computation of the very timing, "
         "which drifts where others use the machine too, the errors are "
         f"{percent(found.median_of_communication)} and {percent(found.worst_of_communication)}."
     )

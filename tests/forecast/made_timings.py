@@ -10,9 +10,9 @@ from shardlab.core.timings import NO_COMMUNICATION, TimedRun, UnitSize
 from shardlab.forecast.costs import Measured
 from shardlab.forecast.fit import Line
 from shardlab.forecast.machine import CodecLines, Machine
-from shardlab.forecast.model import Learnt, Model
+from shardlab.forecast.model import Engines, Model
 from shardlab.forecast.schedule import Task, duration, simulate
-from shardlab.forecast.step import Compute, Overhead
+from shardlab.forecast.step import Compute
 
 INT8 = "int8:group=128"
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -42,7 +42,6 @@ MACHINE = Machine(
     transport={
         name: Line(1e-4 * number, 2e-10 * number) for number, name in enumerate(OPERATIONS, 1)
     },
-    framing=dict.fromkeys(OPERATIONS, 1.07),
     codecs={(INT8, False): CodecLines(Line(2e-5, 1e-9), Line(1e-5, 5e-10), Line(8.0, 1 + 4 / 128))},
 )
 _ALONE = Compute(8e-3, 13e-3, 2e-3)
@@ -51,15 +50,7 @@ MODEL = Model(
     cores=2.0,
     compute={1: _ALONE, 2: _ALONE.scaled(1.15)},
     compute_error=0.0,
-    overhead={
-        engine: Learnt(Overhead(work, wait))
-        for engine, work, wait in (
-            ("ddp", 5e-5, 1.5e-3),
-            ("fsdp1", 4e-4, 1.5e-3),
-            ("fsdp2", 3e-4, 1.8e-3),
-            ("manual", 1e-4, 9e-4),
-        )
-    },
+    engines=Engines({"ddp": 5e-5, "fsdp1": 4e-4, "fsdp2": 3e-4, "manual": 1e-4}, wait=1.8e-3),
 )
 
 

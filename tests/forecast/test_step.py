@@ -150,6 +150,38 @@ def test_a_slower_link_never_makes_a_step_shorter(name):
     assert steps == sorted(steps, reverse=True)
 
 
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("rate", [None, 10**8])
+def test_more_ranks_on_the_same_cores_never_make_a_step_shorter(name, rate):
+    waiting = work_of(name, overhead=Overhead(1e-4, 2e-3))
+    steps = [seconds(waiting, Measured(MACHINE, ranks, 2, rate)) for ranks in (1, 2, 4, 8)]
+    assert steps == sorted(steps)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_more_bytes_never_make_a_step_shorter(name):
+    """A model that is larger in all units alike, with the same computation."""
+    costs = Measured(MACHINE, 2, 2, 10**8)
+    work = work_of(name)
+    steps = [
+        seconds(work._replace(units=tuple(n * factor for n in work.units)), costs)
+        for factor in (1, 2, 5)
+    ]
+    assert steps == sorted(steps) and steps[0] < steps[-1]
+
+
+def test_ranks_that_share_cores_wait_in_turn():
+    """Blocking collectives: each waits once, as many times longer as ranks share a core."""
+    waits = []
+    for ranks in (2, 4, 8):
+        costs = Measured(MACHINE, ranks, 2)
+        bare, waiting = (
+            seconds(work_of("fsdp2", overhead=Overhead(0, s)), costs) for s in (0, 2e-3)
+        )
+        waits.append(waiting - bare)
+    assert waits == pytest.approx([9 * 2e-3, 9 * 4e-3, 9 * 8e-3])
+
+
 @pytest.mark.parametrize("name", ["fsdp2", "manual", "ddp"])
 def test_micro_batches_are_reduced_once(name):
     one, four = (moved(work_of(name, accumulation=n)) for n in (1, 4))
