@@ -47,8 +47,7 @@ def ways(group: dist.ProcessGroup, size: int) -> dict[str, Callable[[], object]]
 
     def in_pieces(piece: int, in_flight: int) -> Callable[[], None]:
         def call() -> None:
-            sizes = {"PIECE": piece, "SMALL": piece, "AT_ONCE": in_flight}
-            with patch.multiple(transport, **sizes):
+            with patch.multiple(transport, PIECE=piece, SMALL=piece, AT_ONCE=in_flight):
                 ours.exchange(parts, places)
 
         return call
