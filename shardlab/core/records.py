@@ -49,6 +49,8 @@ class Setting(Document):
     revision: str
     torch: str
     host: dict[str, Any]
+    placement: list[str] = []
+    """the CPUs of each rank, and where its memory came from"""
 
 
 class Training(Document):
