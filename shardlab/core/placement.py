@@ -119,7 +119,7 @@ def _nodes(topology: Topology, ranks: Sequence[Resident]) -> list[set[int]]:
     for rank, mask in enumerate(masks):
         size = Counter(core.node for core in topology.cores_of(mask) for _ in core.cpus)
         gpu_node, alike = ranks[rank].gpu_node, masks.count(mask)
-        if gpu_node in size:
+        if gpu_node is not None and gpu_node in size:
             nodes.append({gpu_node})
         elif alike < len(size):
             nodes.append(set(sorted(size)[masks[:rank].count(mask) :: alike]))

@@ -50,7 +50,7 @@ class Setting(Document):
     torch: str
     host: dict[str, Any]
     placement: list[str] = []
-    """the CPUs of each rank, and where its memory came from"""
+    """a line for each rank: its CPUs, and the NUMA node that its memory came from"""
 
 
 class Training(Document):

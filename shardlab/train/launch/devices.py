@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -40,7 +41,7 @@ def gpu_node() -> int | None:
     """The NUMA node of the GPU that `take_gpu` took; None without, or where nobody says."""
     if not torch.cuda.is_initialized():
         return None
-    of = torch.cuda.get_device_properties(torch.cuda.current_device())
+    of: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
     return node_of_pci(f"{of.pci_domain_id:04x}:{of.pci_bus_id:02x}:{of.pci_device_id:02x}.0")
 
 
