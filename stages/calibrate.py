@@ -21,7 +21,8 @@ def main(params: Parameters) -> None:
     several = [place for place in places if place.world_size > 1]
     if not several:
         raise UserError("forecast.timings: none of them has several ranks: add one that has")
-    found = calibrate(several, codecs, train.threads, train.timeout_s)
+    ranks = train.threads, train.timeout_s
+    found = calibrate(several, codecs, *ranks, placement=train.placement)
     write_calibration(_OUTPUT, found)
     say(f"calibrate: {_OUTPUT}")
 

@@ -76,6 +76,9 @@ def _parser(name: str, main: Callable[..., None]) -> tuple[_Parser, list[str]]:
 
 def _add_option(parser: _Parser, key: str, parameter: inspect.Parameter) -> None:
     annotation, words = typing.get_args(parameter.annotation)
+    if annotation is bool:
+        parser.add_argument(f"--{key.replace('_', '-')}", action="store_true", help=words)
+        return
     required = parameter.default is parameter.empty
     default = None if required else parameter.default
     parser.add_argument(

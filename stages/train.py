@@ -7,6 +7,7 @@ from shardlab.core.document import validate
 from shardlab.core.parameters import Parameters
 from shardlab.core.params import Seed
 from shardlab.train.launch import Start
+from shardlab.train.placed import show_placements
 from shardlab.train.plan import RunPlan
 from shardlab.train.run import train_run
 from stages.common import run as run_stage
@@ -21,9 +22,14 @@ def main(
     node_rank: Annotated[int, "number of this node, from 0 on"] = 0,
     master: Annotated[str | None, "HOST:PORT of node 0, the same on every node"] = None,
     max_restarts: Annotated[int, "how often to begin again after a rank has failed"] = 0,
+    show_placement: Annotated[bool, "say which CPUs and memory each rank gets, and end"] = False,
 ) -> None:
     """Writes metrics.json, events.jsonl, trace.json.gz and final_model/ of the run."""
     strategy, train, model = params(f"strategies.{run}", "train", "model")
+    start = Start(nnodes, node_rank, master, max_restarts)
+    if show_placement:
+        show_placements(train, start)
+        return
     plan = RunPlan(run, validate(Seed, seed, "--seed"), strategy, train, model)
     place = Path(run, f"seed{seed}")
     train_run(
@@ -31,7 +37,7 @@ def main(
         "results/train" / place,
         telemetry="logs/tensorboard" / place,
         checkpoints=".work/checkpoints" / place,
-        start=Start(nnodes, node_rank, master, max_restarts),
+        start=start,
     )
 
 

@@ -6,6 +6,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from shardlab.core.document import AS_TUPLE, Document
 from shardlab.core.link import Link
+from shardlab.core.placement import Placing
 from shardlab.core.strategy import Strategy
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=40)]
@@ -114,6 +115,11 @@ class Train(Document):
     world_size: int = Field(2, ge=1)
     threads: int = Field(1, ge=1)
     """CPU threads per rank; part of the result, because sums depend on it"""
+    placement: Placing = "auto"
+    """which CPUs the ranks run on, and the NUMA node that their memory comes from. auto: where
+    there are several nodes each gets CPUs of its own on the node of its GPU, or of the nodes by
+    turns; on other machines nothing changes. cores: CPUs of its own on every machine. none: nothing
+    changes. Or the CPUs of each rank of a machine, such as ['0-3,8', '4-7']"""
     steps: int = Field(120, ge=2)
     batch_size: int = Field(8, ge=1)
     """sequences per rank and micro-batch"""

@@ -49,6 +49,8 @@ class Setting(Document):
     revision: str
     torch: str
     host: dict[str, Any]
+    placement: list[str] = []
+    """a line for each rank: its CPUs, and the NUMA node that its memory came from"""
 
 
 class Training(Document):

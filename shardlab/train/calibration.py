@@ -19,6 +19,7 @@ from shardlab.core.calibration import Calibration, CodecCost, Operation, Transfe
 from shardlab.core.files import read_json, write_json
 from shardlab.core.host import describe_host, git_revision
 from shardlab.core.link import LOOPBACK, Link, bucket_bytes
+from shardlab.core.placement import Placing
 from shardlab.core.progress import say
 from shardlab.train.codec_costs import Times, by_turns, codec_times
 from shardlab.train.gather import gather_values
@@ -44,6 +45,7 @@ def calibrate(
     threads: int,
     timeout_s: float,
     rounds: int = _ROUNDS,
+    placement: Placing = "auto",
 ) -> Calibration:
     """Measures every operation at every place, and the codecs on all ranks of the first.
 
@@ -53,13 +55,15 @@ def calibrate(
         places: one or more, each of several ranks.
         codecs: what strategies call them, and whether with error feedback.
         threads: of each rank.
+        placement: of the ranks.
 
     Raises:
         RunFailed: a rank failed.
     """
+    on_ranks = partial(_on_ranks, threads, timeout_s, placement)
     transfers: list[Transfer] = []
     for place in places:
-        times = _on_ranks(place, threads, timeout_s, partial(_transfer_times, place, rounds))
+        times = on_ranks(place, partial(_transfer_times, place, rounds))
         if times is not None:
             transfers += _transfers(place, times)
             say(f"calibrate: {place.world_size} ranks, {_name(place.link)}")
@@ -67,7 +71,7 @@ def calibrate(
     one = places[0]._replace(link=None)
     for codec, feedback in codecs:
         measure = partial(codec_times, codec, feedback, rounds)
-        found = _on_ranks(one, threads, timeout_s, measure)
+        found = on_ranks(one, measure)
         costs += [CodecCost(codec=codec, error_feedback=feedback, **each) for each in found]
     return Calibration(
         transfers=transfers,
@@ -79,7 +83,11 @@ def calibrate(
 
 
 def _on_ranks(
-    place: Place, threads: int, timeout_s: float, measure: Callable[[dist.ProcessGroup], Any]
+    threads: int,
+    timeout_s: float,
+    placement: Placing,
+    place: Place,
+    measure: Callable[[dist.ProcessGroup], Any],
 ) -> Any:
     """What `measure` returns on the first rank; None where the link is one by formula."""
     with (
@@ -95,7 +103,8 @@ def _on_ranks(
             if dist.get_rank(group) == 0:
                 write_json(path, found)
 
-        launch(worker, place.world_size, threads, timeout_s, links=link.links)
+        ranks = place.world_size, threads, timeout_s
+        launch(worker, *ranks, links=link.links, placement=placement)
         return read_json(path)
 
 

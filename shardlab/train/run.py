@@ -28,6 +28,7 @@ from shardlab.train.gather import gather_bytes, gather_values
 from shardlab.train.launch import Start, launch
 from shardlab.train.loop import Loop, StepEvent
 from shardlab.train.memory import MemoryMeter
+from shardlab.train.placed import placements
 from shardlab.train.plan import RunPlan
 from shardlab.train.saved_model import save_model
 from shardlab.train.summary import Measured, describe, merge_events, summarize, with_rates
@@ -68,7 +69,7 @@ def train_run(
     with emulated(train.link, train.world_size) as link:
         worker = partial(_work, plan, folder, telemetry, checkpoints, link)
         ranks = train.world_size, train.threads, train.timeout_s, limit_s
-        launch(worker, *ranks, links=link.links, start=start)
+        launch(worker, *ranks, link.links, start, train.placement)
 
 
 def _work(
@@ -84,6 +85,7 @@ def _work(
     device = device_of(group)
     if plan.tokens is not None:
         ensure_tokens(plan.data, plan.tokens, dist.get_rank(group), train.timeout_s)
+    placed = placements(group)
     memory = MemoryMeter(device)
     model, engine, loop, parameters, flops = _prepared(plan, link, device, group)
     telemetry = checkpoints = None
@@ -113,7 +115,7 @@ def _work(
     ranks = [Measured(**values) for values in gather_values(asdict(mine), group)]
     traces = gather_bytes(trace, group)
     if chief:
-        setting = describe(plan, parameters, link.kind)
+        setting = describe(plan, parameters, link.kind, placed)
         _write(plan, folder, setting, ranks, traces)
         if telemetry_folder is not None:
             write_traces(telemetry_folder, traces)

@@ -34,7 +34,9 @@ class Measured:
     """for fp16"""
 
 
-def describe(plan: RunPlan, parameters: int, link_emulation: LinkEmulation) -> dict[str, Any]:
+def describe(
+    plan: RunPlan, parameters: int, link_emulation: LinkEmulation, placement: list[str]
+) -> dict[str, Any]:
     """The `Setting` of a record."""
     full = plan.strategy.normal()
     codec = full.gradients.codec.model_dump()
@@ -61,6 +63,7 @@ def describe(plan: RunPlan, parameters: int, link_emulation: LinkEmulation) -> d
         revision=git_revision(),
         torch=torch.__version__,
         host=describe_host(),
+        placement=placement,
     ).model_dump(mode="json")
 
 

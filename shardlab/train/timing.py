@@ -80,7 +80,8 @@ def time_strategies(plan: TimingPlan, output: Path) -> None:
     ranks, train = plan.timing.world_size, plan.train
     with emulated(plan.timing.link, ranks) as link:
         worker = partial(_work, plan, link, output)
-        launch(worker, ranks, train.threads, train.timeout_s, links=link.links)
+        settings = train.threads, train.timeout_s
+        launch(worker, ranks, *settings, links=link.links, placement=train.placement)
 
 
 def order(number: int, count: int) -> list[int]:

@@ -34,7 +34,7 @@ def validate_run(
         UserError: the saved model or the tokens cannot be used.
     """
     worker = partial(_work, final_model, output, train, model, seed, data)
-    launch(worker, 1, train.threads, train.timeout_s)
+    launch(worker, 1, train.threads, train.timeout_s, placement=train.placement)
 
 
 def _work(

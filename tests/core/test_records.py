@@ -17,6 +17,7 @@ BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     str: st.text(max_size=5),
     dict[str, float | None]: st.dictionaries(st.text(max_size=5), st.none() | NUMBERS, max_size=2),
     dict[str, float]: st.dictionaries(st.text(max_size=5), NUMBERS, max_size=2),
+    list[str]: st.lists(st.text(max_size=5), max_size=2),
     dict[str, Any]: st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=2),
 }
 

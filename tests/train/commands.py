@@ -3,6 +3,7 @@
 import os
 import runpy
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -11,8 +12,11 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from shardlab.core.errors import UserError
+from shardlab.core.placement import Placing
 from shardlab.core.process import die_with_parent
 from shardlab.train.launch import Start, Worker, launch
+
+ROOT = Path(__file__).parents[2]
 
 
 class Command:
@@ -105,6 +109,48 @@ def typed(folder: Path, project: Path, module: str, *arguments: str) -> Command:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
 
     return Command(folder, call)
+
+
+_SCRIPT = """
+import os, time
+from pathlib import Path
+import workers
+from shardlab.train.launch import launch
+if os.environ["RANK"] == "0":
+    time.sleep(0.5)  # the others find what an attempt before has left in the store
+launch({worker}, {world_size}, threads=1, timeout_s=30, placement={placement!r})
+"""
+
+
+def torchrun(
+    folder: Path, worker: str, world_size: int, *options: str, placement: Placing = "auto"
+) -> list[str]:
+    """A command line.
+
+    Args:
+        worker: an expression, `workers` and `folder` being there.
+        options: with --no-python, the last of them are a command that runs the script's.
+    """
+    script = folder / "script"
+    worker = worker.replace("folder", f"Path({str(folder)!r})")
+    text = _SCRIPT.format(worker=worker, world_size=world_size, placement=placement)
+    script.write_text(text)
+    python = [sys.executable] if "--no-python" in options else []
+    return [sys.executable, "-m", "torch.distributed.run", *options, *python, str(script)]
+
+
+def start(command: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/train'}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def said(command: subprocess.Popen[str]) -> str:
+    return command.communicate(timeout=120)[0]
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from shardlab.core.files import read_json, read_json_lines
 from shardlab.core.params import Model, Tokenize, Train
 from shardlab.core.records import Record
 from shardlab.core.strategy import parse_strategy
+from shardlab.core.topology import format_cpus, read_topology
 from shardlab.data.ready import TokenPlan
 from shardlab.data.tokens import open_split
 from shardlab.train.evaluate import evaluate
@@ -58,6 +60,10 @@ def test_the_record_adds_up(measured):
         True,
     )
     assert record.steps == len(read_json_lines(folder / "events.jsonl")) == 6
+    cpus = format_cpus(os.sched_getaffinity(0))
+    assert len(record.placement) == 2
+    if len(read_topology().nodes) == 1:
+        assert all(line.startswith(f"CPUs {cpus} (control ") for line in record.placement)
     assert record.compression_ratio == pytest.approx(record.bytes_raw / record.bytes_wire)
     kinds = record.ledger.values()
     assert record.bytes_wire == pytest.approx(sum(kind["bytes_wire"] for kind in kinds))

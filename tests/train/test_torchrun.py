@@ -1,55 +1,12 @@
 """Under torchrun the ranks are the same, and torchrun ends and restarts them."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import psutil
 import pytest
-from commands import free_port, wait_for
+from commands import free_port, said, start, torchrun, wait_for
 from workers import pids
 
 from shardlab.core.errors import UserError
 from shardlab.train.launch import Start, launch
-
-ROOT = Path(__file__).parents[2]
-_SCRIPT = """
-import os, time
-from pathlib import Path
-import workers
-from shardlab.train.launch import launch
-if os.environ["RANK"] == "0":
-    time.sleep(0.5)  # the others find what an attempt before has left in the store
-launch({worker}, {world_size}, threads=1, timeout_s=30)
-"""
-
-
-def torchrun(folder: Path, worker: str, world_size: int, *options: str) -> list[str]:
-    """A command line.
-
-    Args:
-        worker: an expression, `workers` and `folder` being there.
-    """
-    script = folder / "script"
-    worker = worker.replace("folder", f"Path({str(folder)!r})")
-    script.write_text(_SCRIPT.format(worker=worker, world_size=world_size))
-    return [sys.executable, "-m", "torch.distributed.run", *options, str(script)]
-
-
-def start(command: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/train'}"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def said(command: subprocess.Popen[str]) -> str:
-    return command.communicate(timeout=120)[0]
-
 
 ONE = ("--standalone", "--nproc-per-node=2")
 

@@ -6,6 +6,7 @@ from contextlib import closing
 from datetime import timedelta
 
 from shardlab.core.errors import UserError
+from shardlab.core.placement import Placing
 from shardlab.core.process import die_with_parent
 from shardlab.core.progress import say
 from shardlab.train.launch.failure import Failure, RunFailed
@@ -28,6 +29,7 @@ def launch(
     limit_s: float | None = None,
     links: Interfaces | None = None,
     start: Start | None = None,
+    placement: Placing = "auto",
 ) -> None:
     """Runs `worker` on every rank and returns when all are done.
 
@@ -44,11 +46,12 @@ def launch(
         timeout_s: longest wait for another rank in one collective, and for another command.
         limit_s: longest duration of the whole run.
         links: the ranks talk over these instead of the loopback interface.
+        placement: which CPUs and memory the ranks get.
 
     Raises:
         RunFailed: a rank failed, with the error of the rank that failed first, or time ran out.
         UserError: raised by the worker; or commands and ranks that do not fit together; or links
-            with several commands.
+            with several commands; or a placement on CPUs that are not there.
     """
     start = start or Start()
     place = find_place(world_size, start)
@@ -58,7 +61,7 @@ def launch(
         )
     with closing(_find_peers(place, world_size, timeout_s, start.max_restarts)) as peers:
         timeout = timedelta(seconds=timeout_s)
-        job = Job(worker, world_size, threads, timeout, links, place, peers, os.getpid())
+        job = Job(worker, world_size, threads, timeout, links, place, peers, os.getpid(), placement)
         _attempts(job, limit_s, start.max_restarts)
 
 

@@ -2,8 +2,11 @@
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+
+from shardlab.core.topology import node_of_pci
 
 
 def gpu_index(visible: int, ranks_in_command: int, place_in_command: int) -> int | None:
@@ -32,6 +35,14 @@ def take_gpu(ranks_in_command: int, place_in_command: int) -> str:
         return ""
     torch.cuda.set_device(index)
     return str(torch.cuda.get_device_properties(index).uuid)
+
+
+def gpu_node() -> int | None:
+    """The NUMA node of the GPU that `take_gpu` took; None without, or where nobody says."""
+    if not torch.cuda.is_initialized():
+        return None
+    of: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return node_of_pci(f"{of.pci_domain_id:04x}:{of.pci_bus_id:02x}:{of.pci_device_id:02x}.0")
 
 
 def backend_of(gpus: Sequence[str]) -> str:

@@ -16,12 +16,14 @@ import torch
 import torch.distributed as dist
 
 from shardlab.core.errors import UserError
+from shardlab.core.placement import Placing
 from shardlab.core.process import die_with_parent
 from shardlab.train.launch.devices import take_gpu
 from shardlab.train.launch.failure import UNKNOWN_ORDER, Failure
 from shardlab.train.launch.meeting import Meeting, meet
 from shardlab.train.launch.peers import Peers
 from shardlab.train.launch.place import Place
+from shardlab.train.launch.placement import take_placement
 
 _TIMED_OUT = "Timed out waiting"
 """what gloo says of a rank that neither answers nor closes its connection"""
@@ -52,6 +54,7 @@ class Job:
     peers: Peers
     parent: int
     """process id of the command"""
+    placement: Placing = "auto"
 
     @property
     def ranks(self) -> range:
@@ -69,6 +72,7 @@ class Job:
         try:
             meeting = self._meet(rank)
             pipe.send_bytes(json.dumps({"meeting": meeting.name}).encode())
+            take_placement(self.placement, rank, meeting.store)
             self._work(rank, meeting)
         except BaseException as error:
             failure = _account(error, rank, meeting, self.links)

@@ -1,0 +1,52 @@
+"""Says what each rank has got of its machine: its CPUs and where its memory comes from."""
+
+import os
+from dataclasses import asdict
+
+import torch.distributed as dist
+
+from shardlab.core.memory_policy import policy_nodes
+from shardlab.core.params import Train
+from shardlab.core.placement import Resident, place_here
+from shardlab.core.topology import format_cpus
+from shardlab.train.gather import gather_values
+from shardlab.train.launch import Start, launch
+from shardlab.train.launch.devices import gpu_node
+
+
+def placements(group: dist.ProcessGroup) -> list[str]:
+    """A line for each rank, in rank order; on every rank.
+
+    CPUs and memory are as the kernel says, whoever has bound the rank. An engine with threads of
+    its own has one CPU or more of them for control, and the workers on others.
+
+    Args:
+        group: all ranks of the run.
+    """
+    rank, local_rank = dist.get_rank(group), int(os.environ["LOCAL_RANK"])
+    first = rank - local_rank
+    everywhere = gather_values(asdict(Resident.here(gpu_node())), group)
+    here = everywhere[first : first + int(os.environ["LOCAL_WORLD_SIZE"])]
+    mine = place_here([Resident(**each) for each in here])[local_rank]
+    line = (
+        f"CPUs {format_cpus(everywhere[rank]['cpus'])} (control {format_cpus(mine.control)}, "
+        f"workers {format_cpus(mine.workers)}), memory of "
+        f"{'node ' + format_cpus(policy_nodes()) if policy_nodes() else 'any node'}"
+    )
+    return gather_values(line, group)
+
+
+def show_placements(train: Train, start: Start | None = None) -> None:
+    """Starts the ranks as for a run, prints a line for each, and ends.
+
+    Raises:
+        RunFailed, UserError: as `launch`.
+    """
+
+    def worker(group: dist.ProcessGroup) -> None:
+        lines = placements(group)
+        if dist.get_rank(group) == 0:
+            print(*(f"rank {rank}: {line}" for rank, line in enumerate(lines)), sep="\n")
+
+    ranks = train.world_size, train.threads, train.timeout_s
+    launch(worker, *ranks, start=start, placement=train.placement)
