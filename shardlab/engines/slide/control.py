@@ -79,22 +79,24 @@ class Control:
         assert step >= self._words.read(word), "counters only grow"
         self._words.publish(word, step)
 
-    def wait(self, kind: str, unit: int, step: int, ranks: Iterable[int] | None = None) -> None:
+    def wait(self, kind: str, unit: int, step: int, ranks: Sequence[int] | None = None) -> None:
         """Returns when each of the ranks, by default all, has published `step` or a later one.
 
         Raises:
             RuntimeError: a rank of the node is gone or failed, or one of these ranks is silent.
         """
         deadline = time.monotonic() + self._timeout_s
-        for rank in range(len(self._pids)) if ranks is None else ranks:
-            word = self._word(rank, kind, unit)
+        awaited = range(len(self._pids)) if ranks is None else ranks
+        goal = f"{kind!r} of unit {unit} in step {step}"
+        for word, rank in [(self._word(rank, kind, unit), rank) for rank in awaited]:
             while not self._words.wait(word, step, _SLICE_S):
                 self.check()
-                goal = f"{kind!r} of unit {unit} in step {step}"
                 if self._left(rank) and self._words.read(word) < step:
-                    self._end(f"{self._name(rank)} has left before {goal}")
+                    self._end(f"{self._names_of([rank])} left before {goal}")
                 if time.monotonic() > deadline:
-                    self._end(self._silence(rank, goal))
+                    words = [(self._word(each, kind, unit), each) for each in awaited]
+                    silent = [each for word, each in words if self._words.read(word) < step]
+                    self._end(self._silence(silent, goal))
 
     def check(self) -> None:
         """Raises what a wait would raise now because of ranks that are gone or failed."""
@@ -104,13 +106,12 @@ class Control:
         if account is not None:
             raise RuntimeError(account)
         if gone:
-            names = ", ".join(self._name(rank) for rank in gone)
-            self._end(f"{names} is gone: killed, or ended with an error of its own")
+            self._end(f"{self._names_of(gone)} gone: killed, or ended with an error of its own")
 
     def fail(self, message: str) -> None:
         """Tells the others, in one line, why this rank cannot go on; the first account stays."""
         line = message.splitlines()[0] if message else "failed"
-        self._tell(f"{self._name(self._rank)}: {line}")
+        self._tell(f"{self._names_of([self._rank])}: {line}")
 
     def close(self) -> None:
         """Leaves in order: the others go on with what this rank has published."""
@@ -125,8 +126,8 @@ class Control:
         assert 0 <= unit < self._units, f"unit {unit} of {self._units}"
         return rank * self._stride + _FLAGS + self._kinds[kind] * self._units + unit
 
-    def _name(self, rank: int) -> str:
-        return f"rank {self._names[rank]}"
+    def _names_of(self, ranks: Iterable[int]) -> str:
+        return ", ".join(f"rank {self._names[rank]}" for rank in ranks)
 
     def _left(self, rank: int) -> bool:
         return self._words.read(rank * self._stride + _LEFT) == 1
@@ -139,12 +140,12 @@ class Control:
         ended = [self._lives[life] for life, _ in poll.poll(0)]
         return sorted(rank for rank in ended if not self._left(rank))
 
-    def _silence(self, rank: int, goal: str) -> str:
-        stopped = [r for r, pid in enumerate(self._pids) if is_stopped(pid)]
-        names = ", ".join(self._name(r) for r in stopped or [rank])
+    def _silence(self, ranks: Sequence[int], goal: str) -> str:
+        stopped = [rank for rank, pid in enumerate(self._pids) if is_stopped(pid)]
         why = " (stopped by a signal)" if stopped else ""
         # the launcher knows by gloo's words that the cause is another rank
-        return f"{names} is silent{why}: Timed out waiting {self._timeout_s:g} s for {goal}"
+        told = f"Timed out waiting {self._timeout_s:g} s for {goal}"
+        return f"{self._names_of(stopped or ranks)} silent{why}: {told}"
 
     def _end(self, account: str) -> NoReturn:
         """Raises the account, or an earlier one."""
