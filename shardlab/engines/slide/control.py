@@ -87,16 +87,11 @@ class Control:
         """
         deadline = time.monotonic() + self._timeout_s
         awaited = range(len(self._pids)) if ranks is None else ranks
-        goal = f"{kind!r} of unit {unit} in step {step}"
-        for word, rank in [(self._word(rank, kind, unit), rank) for rank in awaited]:
+        for rank in awaited:
+            word = self._word(rank, kind, unit)
             while not self._words.wait(word, step, _SLICE_S):
                 self.check()
-                if self._left(rank) and self._words.read(word) < step:
-                    self._end(f"{self._names_of([rank])} left before {goal}")
-                if time.monotonic() > deadline:
-                    words = [(self._word(each, kind, unit), each) for each in awaited]
-                    silent = [each for word, each in words if self._words.read(word) < step]
-                    self._end(self._silence(silent, goal))
+                self._check_awaited(awaited, kind, unit, step, time.monotonic() > deadline)
 
     def check(self) -> None:
         """Raises what a wait would raise now because of ranks that are gone or failed."""
@@ -114,7 +109,10 @@ class Control:
         self._tell(f"{self._names_of([self._rank])}: {line}")
 
     def close(self) -> None:
-        """Leaves in order: the others go on with what this rank has published."""
+        """Leaves in order: the others go on with what this rank has published.
+
+        No thread of this rank waits any more. A rank that ends without this is taken for killed.
+        """
         self._words.publish(self._rank * self._stride + _LEFT, 1)
         for life in self._lives:
             os.close(life)
@@ -140,12 +138,21 @@ class Control:
         ended = [self._lives[life] for life, _ in poll.poll(0)]
         return sorted(rank for rank in ended if not self._left(rank))
 
-    def _silence(self, ranks: Sequence[int], goal: str) -> str:
-        stopped = [rank for rank, pid in enumerate(self._pids) if is_stopped(pid)]
-        why = " (stopped by a signal)" if stopped else ""
-        # the launcher knows by gloo's words that the cause is another rank
-        told = f"Timed out waiting {self._timeout_s:g} s for {goal}"
-        return f"{self._names_of(stopped or ranks)} silent{why}: {told}"
+    def _check_awaited(
+        self, ranks: Sequence[int], kind: str, unit: int, step: int, too_late: bool
+    ) -> None:
+        left = {rank for rank in ranks if self._left(rank)}
+        # in this order: who has left has published its last
+        late = [rank for rank in ranks if self._words.read(self._word(rank, kind, unit)) < step]
+        goal = f"{kind!r} of unit {unit} in step {step}"
+        if left.intersection(late):
+            self._end(f"{self._names_of(sorted(left.intersection(late)))} left before {goal}")
+        if late and too_late:
+            stopped = [rank for rank, pid in enumerate(self._pids) if is_stopped(pid)]
+            why = " (stopped by a signal)" if stopped else ""
+            # the launcher knows by gloo's words that the cause is another rank
+            told = f"Timed out waiting {self._timeout_s:g} s for {goal}"
+            self._end(f"{self._names_of(stopped or late)} silent{why}: {told}")
 
     def _end(self, account: str) -> NoReturn:
         """Raises the account, or an earlier one."""

@@ -36,8 +36,9 @@ class NodeMemory:
     It has no name: the kernel frees it with the last process, however that ends, and with the last
     tensor after `close`.
 
-    Each rank takes, and so gets from its own part of the machine's memory, one of W equal parts of
-    each region: give what a rank updates in another place a region of its own.
+    Each rank takes one of W equal parts of each region, rank after rank, from the part of the
+    machine's memory that its cores are next to: give every vector that ranks update in shares a
+    region of its own, and bind ranks to cores before.
     """
 
     control: Control
@@ -68,12 +69,12 @@ class NodeMemory:
         """
         rank, world_size = dist.get_rank(group), dist.get_world_size(group)
         places = _places(world_size, layout, len(steps), units)
-        total = max(place.stop for place in places.values())
+        total = _whole_pages(max(place.stop for place in places.values()))
         purpose = repr((world_size, places, tuple(steps), units))
         with ExitStack() as files:
             file = _share(group, total, purpose, files)
-            _together(group, lambda: _reserve(file, places.values(), rank, world_size, total))
-            mapped = mmap.mmap(file, total)
+            parts = [_part(place, rank, world_size) for place in places.values()]
+            mapped = _together(group, lambda: _map(file, total, parts))
         control = Control(
             mapped,
             places.pop(_CONTROL).start,
@@ -103,11 +104,21 @@ class NodeMemory:
 def _places(world_size: int, layout: Mapping[str, int], kinds: int, units: int) -> dict[str, range]:
     """Where each region is, at whole pages; the header and `Control` are first."""
     sizes = {_CONTROL: control_bytes(world_size, kinds, units), **layout}
-    ends = accumulate((-(-size // _PAGE) * _PAGE for size in sizes.values()), initial=_PAGE)
+    starts = accumulate(map(_whole_pages, sizes.values()), initial=_PAGE)
     return {
-        name: range(start, start + size)
-        for (name, size), start in zip(sizes.items(), ends, strict=False)
+        name: range(start, start + sizes[name]) for name, start in zip(sizes, starts, strict=False)
     }
+
+
+def _whole_pages(size: int) -> int:
+    return -(-size // _PAGE) * _PAGE
+
+
+def _part(place: range, rank: int, world_size: int) -> range:
+    """The pages of a region that this rank takes."""
+    count = _whole_pages(len(place)) // _PAGE
+    first, last = (place.start + count * r // world_size * _PAGE for r in (rank, rank + 1))
+    return range(first, last)
 
 
 def _share(group: dist.ProcessGroup, total: int, purpose: str, files: ExitStack) -> int:
@@ -156,15 +167,15 @@ def _open_file(pid: int, number: int, header: bytes, files: ExitStack) -> int:
     return file
 
 
-def _reserve(file: int, places: Iterable[range], rank: int, world_size: int, total: int) -> None:
-    """Takes this rank's part of each region: a page belongs to the part of the machine whose
-    processor asks for it first, and one that cannot be had is better missed now than when used."""
-    for place in places:
-        first, last = place.start // _PAGE, -(-place.stop // _PAGE)
-        start, stop = (first + (last - first) * r // world_size for r in (rank, rank + 1))
-        if start < stop:
-            with _told(total):
-                os.posix_fallocate(file, start * _PAGE, (stop - start) * _PAGE)
+def _map(file: int, total: int, parts: Iterable[range]) -> mmap.mmap:
+    """Takes the parts, and shows the whole: a page that cannot be had is missed now, not when used.
+
+    A page belongs to that part of the machine whose processor asks for it first.
+    """
+    with _told(total):
+        for part in filter(None, parts):
+            os.posix_fallocate(file, part.start, len(part))
+        return mmap.mmap(file, total)
 
 
 @contextmanager
@@ -192,5 +203,6 @@ def _together(group: dist.ProcessGroup, call: Callable[[], _Value]) -> _Value:
         wrong = str(error)
     for told in gather_values(wrong, group):
         if told:
+            values.clear()  # a traceback would keep it
             raise UserError(told)
     return values[0]

@@ -152,7 +152,9 @@ def refused(world_size, layout=LAYOUT, change=lambda rank: None):
         finally:
             assert not mapped()
 
-    (line,) = set(outcomes(world_size, function))
+    lines = outcomes(world_size, function)
+    line = lines[0]
+    assert lines == [line] * world_size
     assert "\n" not in line
     return line
 
@@ -173,13 +175,24 @@ def test_the_refusal_is_what_the_launcher_tells():
         launch(worker, 2, threads=1, timeout_s=30)
 
 
-def test_memory_that_cannot_be_reserved_is_told_to_all():
-    def change(rank):
-        if rank == 1:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+def limits_file_sizes(rank):
+    if rank == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
 
-    line = refused(2, change=change)
-    assert "main memory, and file too large: take" in line
+
+def limits_addresses(rank):
+    if rank == 1:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + (32 << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [(limits_file_sizes, "file too large"), (limits_addresses, "cannot allocate memory")],
+)
+def test_memory_that_one_rank_cannot_have_is_told_to_all(change, told):
+    assert f"main memory, and {told}: take" in refused(2, {"all": 64 << 20}, change)
 
 
 def test_ranks_with_unequal_layouts_are_refused():
