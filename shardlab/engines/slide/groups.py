@@ -23,9 +23,8 @@ def node_groups(group: dist.ProcessGroup, ranks_per_node: int | None = None) -> 
     """Called by all ranks of the group together.
 
     Args:
-        ranks_per_node: that so many consecutive ranks are a node. By default a node is what is
-            nowhere separate: ranks of one machine whose containers or emulated links set them
-            apart are different nodes.
+        ranks_per_node: so many consecutive ranks are a node. By default the ranks of one machine
+            are, but for those that containers or emulated links set apart from each other.
 
     Raises:
         UserError: nodes have different numbers of ranks, or those of one are not on one machine.
