@@ -136,9 +136,11 @@ class TwoLevel(Collective):
         self.account.bytes_between_nodes += self.account.bytes_wire - before
 
 
-def subgroup(group: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:
-    """A new group of some ranks of `group`, on its backend and with its timeout."""
-    backend = dist.get_backend(group)
+def subgroup(
+    group: dist.ProcessGroup, ranks: list[int], backend: str | None = None
+) -> dist.ProcessGroup:
+    """A new group of some ranks of `group`, by default on its backend, with its timeout."""
+    backend = backend or dist.get_backend(group)
     # torch 2.13 tells a group's timeout in no public way, and the default is half an hour
     timeout = group._get_backend(device_of(group)).options._timeout
     return dist.new_group(ranks, timeout, backend, use_local_synchronization=True)

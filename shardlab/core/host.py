@@ -3,6 +3,8 @@
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +26,42 @@ def memory_bytes() -> int:
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.exists() else "max"
     return physical if text == "max" else min(physical, int(text))
+
+
+def free_memory_bytes() -> int:
+    """What this process and its children can still take: of the machine or of a control group.
+
+    Files that the kernel keeps in memory only to save time count as free.
+    """
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    return min([int(fields["MemAvailable"].split()[0]) * 1024, *_left_in_groups()])
+
+
+def _left_in_groups() -> Iterator[int]:
+    """Of the control groups that have a limit, of either version (cgroups(7))."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, name = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        root = Path("/sys/fs/cgroup", controllers)
+        limit, usage, prefix = _GROUP_FILES[controllers]
+        inner = root / name.removeprefix("/")
+        # a container sees its own group as the root, whatever it is called outside
+        for group in [root, *(each for each in (inner, *inner.parents) if root in each.parents)]:
+            with suppress(OSError, ValueError):  # no such group here, or "max"
+                most = int((group / limit).read_text())
+                lines = (group / "memory.stat").read_text().splitlines()
+                fields = {key: int(value) for key, value in map(str.split, lines)}
+                kept = fields[f"{prefix}inactive_file"] + fields[f"{prefix}active_file"]
+                yield most - int((group / usage).read_text()) + kept
+
+
+_GROUP_FILES = {
+    "": ("memory.max", "memory.current", ""),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+}
+"""limit, usage and what the fields of memory.stat begin with, by the controllers of a line"""
 
 
 class ResidentMemory(NamedTuple):

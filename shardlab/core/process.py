@@ -1,8 +1,9 @@
-"""Child processes that never outlive their parent (Linux)."""
+"""Child processes that never outlive their parent, and the state of processes (Linux)."""
 
 import ctypes
 import os
 import signal
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 
@@ -18,3 +19,12 @@ def die_with_parent(parent: int, sig: int = signal.SIGKILL) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:
         os.kill(os.getpid(), sig)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal holds the process up, such as SIGSTOP; not so when there is none."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(") ")[2].startswith("T")

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from shardlab.comm.emulation import emulated
+from shardlab.comm.gather import gather_values
 from shardlab.comm.transport import Transport
 from shardlab.core.calibration import Calibration, CodecCost, Operation, Transfer, wire_bytes
 from shardlab.core.files import read_json, write_json
@@ -22,7 +23,6 @@ from shardlab.core.link import LOOPBACK, Link, bucket_bytes
 from shardlab.core.placement import Placing
 from shardlab.core.progress import say
 from shardlab.train.codec_costs import Times, by_turns, codec_times
-from shardlab.train.gather import gather_values
 from shardlab.train.launch import launch
 
 SIZES = [1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22]

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from shardlab.comm.device import device_of
 from shardlab.comm.emulation import Emulation, emulated
+from shardlab.comm.gather import gather_bytes, gather_values
 from shardlab.core.files import write_json, write_json_lines
 from shardlab.core.progress import say
 from shardlab.data.loader import Batches
@@ -24,7 +25,6 @@ from shardlab.kernels import native
 from shardlab.train.checkpoint.checkpoints import Checkpoints
 from shardlab.train.checkpoint.folder import Folder
 from shardlab.train.flops import flops_per_token, product_flops_per_s
-from shardlab.train.gather import gather_bytes, gather_values
 from shardlab.train.launch import Start, launch
 from shardlab.train.loop import Loop, StepEvent
 from shardlab.train.memory import MemoryMeter

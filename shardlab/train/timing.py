@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from shardlab.comm.device import device_of
 from shardlab.comm.emulation import Emulation, emulated
+from shardlab.comm.gather import gather_bytes, gather_values
 from shardlab.comm.hierarchy import subgroup
 from shardlab.comm.links import interface_bytes, interface_frames
 from shardlab.comm.pace import Pace
@@ -36,7 +37,6 @@ from shardlab.engines.build import build_engine
 from shardlab.engines.units import unit_sizes
 from shardlab.kernels import native
 from shardlab.profiling.breakdown import analyse
-from shardlab.train.gather import gather_bytes, gather_values
 from shardlab.train.launch import launch
 from shardlab.train.loop import Loop
 from shardlab.train.summary import mean_ledger

@@ -1,12 +1,16 @@
 """A record names the code that made it."""
 
 import mmap
+import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
-from shardlab.core.host import describe_host, git_revision, resident_memory
+from shardlab.core.host import describe_host, free_memory_bytes, git_revision, resident_memory
 
 
 @pytest.fixture
@@ -60,3 +64,50 @@ def test_memory_that_was_given_back_stays_in_the_highest() -> None:
     after = resident_memory()
     assert after.highest >= before.now + 0.9 * size > after.now + 0.5 * size
     assert after.of_files - before.of_files < 0.1 * size
+
+
+@pytest.fixture
+def group_of_200_mb() -> Iterator[Path]:
+    """A control group with that limit, inside that of this process, of either version."""
+    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    names = {controllers: name.removeprefix("/") for _, controllers, name in lines}
+    found = [
+        (Path("/sys/fs/cgroup/memory", names.get("memory", ""), "memory.limit_in_bytes")),
+        (Path("/sys/fs/cgroup", names.get("", ""), "memory.max")),
+    ]
+    for path in found:
+        group = path.parent / f"test-{os.getpid()}"
+        try:
+            group.mkdir()
+            (group / path.name).write_text(str(200 << 20))
+        except OSError:
+            with suppress(OSError):
+                group.rmdir()
+            continue
+        yield group
+        group.rmdir()
+        return
+    pytest.skip("no control groups can be made here")
+
+
+def test_the_limit_of_a_control_group_is_what_is_free(group_of_200_mb: Path) -> None:
+    ours, theirs = get_context("fork").Pipe(duplex=False)
+
+    def ask() -> None:
+        (group_of_200_mb / "cgroup.procs").write_text(str(os.getpid()))
+        block = mmap.mmap(-1, 100 << 20)
+        before = free_memory_bytes()
+        for page in range(0, len(block), mmap.PAGESIZE):
+            block[page] = 1
+        theirs.send_bytes(f"{before} {free_memory_bytes()}".encode())
+
+    process = get_context("fork").Process(target=ask)
+    process.start()
+    before, after = map(int, ours.recv_bytes().split())
+    process.join()
+    assert 100 << 20 < before <= 200 << 20
+    assert 80 << 20 < before - after < 120 << 20
+
+
+def test_free_memory_is_less_than_all() -> None:
+    assert 0 < free_memory_bytes() < describe_host()["memory_bytes"]

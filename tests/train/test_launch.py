@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from workers import adds_up, dies_at_first, mistaken, one_dies, one_raises, pids, sleeps
 
 from shardlab.comm.device import device_of
+from shardlab.comm.gather import gather_bytes, gather_values
 from shardlab.core.errors import UserError
-from shardlab.train.gather import gather_bytes, gather_values
 from shardlab.train.launch import RunFailed, Start, launch
 
 

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 
 from shardlab.comm.background import Background
+from shardlab.comm.gather import gather_values
 from shardlab.core.errors import UserError
 from shardlab.core.files import sha256_of_file
 from shardlab.core.params import Checkpoint
@@ -25,7 +26,6 @@ from shardlab.train.checkpoint.rank_file import (
     random_state,
     set_random_state,
 )
-from shardlab.train.gather import gather_values
 from shardlab.train.loop import Loop, StepEvent
 from shardlab.train.plan import RunPlan
 

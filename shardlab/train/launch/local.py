@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
-from pathlib import Path
 from typing import Self
 
+from shardlab.core.process import is_stopped
 from shardlab.train.launch.failure import Failure, first
 from shardlab.train.launch.peers import Peers
 
@@ -57,11 +57,8 @@ class _Rank:
     @property
     def stopped(self) -> bool:
         """Whether a signal holds it up, such as SIGSTOP."""
-        try:
-            status = Path(f"/proc/{self.process.pid}/stat").read_text()
-        except OSError:
-            return False
-        return status.rpartition(") ")[2].startswith("T")
+        assert self.process.pid is not None, "it was started"
+        return is_stopped(self.process.pid)
 
 
 class LocalRanks:

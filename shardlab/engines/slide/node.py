@@ -1,0 +1,208 @@
+"""Memory that the ranks of one node share, without a name in any folder."""
+
+import hashlib
+import mmap
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import accumulate
+from pathlib import Path
+from typing import Self, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardlab.comm.gather import gather_values
+from shardlab.core.errors import UserError
+from shardlab.core.host import free_memory_bytes
+from shardlab.engines.slide.control import Control, control_bytes
+
+_PAGE = mmap.PAGESIZE
+_GIB = 1 << 30
+_NAME = "shardlab"
+_VERSION = 1
+"""of what `Control` and `_places` make of the memory"""
+_CONTROL = ""
+"""the place of `Control`"""
+
+_Value = TypeVar("_Value")
+
+
+class NodeMemory:
+    """Regions of main memory that all ranks of a node see, and their `control`.
+
+    It has no name: the kernel frees it with the last process, however that ends, and with the last
+    tensor after `close`.
+
+    Each rank takes one of W equal parts of each region, rank after rank, from the part of the
+    machine's memory that its cores are next to: give every vector that ranks update in shares a
+    region of its own, and bind ranks to cores before.
+    """
+
+    control: Control
+
+    def __init__(self, mapped: mmap.mmap, places: Mapping[str, range], control: Control) -> None:
+        self._mapped, self._places = mapped, places
+        self.control = control
+
+    @classmethod
+    def create(
+        cls,
+        group: dist.ProcessGroup,
+        layout: Mapping[str, int],
+        steps: Sequence[str],
+        units: int,
+        timeout_s: float,
+    ) -> Self:
+        """Called by all ranks of the group together, with equal arguments; zeros at first.
+
+        Args:
+            group: of gloo, the ranks of one node (`node_groups`).
+            layout: bytes of each region, by its name.
+            steps: kinds of events, see `Control`.
+            units: for which each of them is counted.
+
+        Raises:
+            UserError: (on all ranks) there is too little memory, or the ranks cannot share it.
+        """
+        rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+        places = _places(world_size, layout, len(steps), units)
+        total = _whole_pages(max(place.stop for place in places.values()))
+        purpose = repr((world_size, places, tuple(steps), units))
+        with ExitStack() as files:
+            file = _share(group, total, purpose, files)
+            parts = [_part(place, rank, world_size) for place in places.values()]
+            mapped = _together(group, lambda: _map(file, total, parts))
+        control = Control(
+            mapped,
+            places.pop(_CONTROL).start,
+            rank,
+            gather_values(os.getpid(), group),
+            dist.get_process_group_ranks(group),
+            steps,
+            units,
+            timeout_s,
+        )
+        dist.barrier(group)  # all were alive when `control` took hold of them
+        return cls(mapped, places, control)
+
+    def tensor(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+        """The region, as far as the shape needs it: a view, which keeps the memory."""
+        place, count = self._places[name], torch.Size(shape).numel()
+        assert 0 < count * dtype.itemsize <= len(place), f"{name}: {len(place)} bytes"
+        flat = torch.frombuffer(self._mapped, dtype=dtype, count=count, offset=place.start)
+        return flat.view(*shape)
+
+    def close(self) -> None:
+        """Leaves the others; tensors stay as they are."""
+        self.control.close()
+        del self._mapped
+
+
+def _places(world_size: int, layout: Mapping[str, int], kinds: int, units: int) -> dict[str, range]:
+    """Where each region is, at whole pages; the header and `Control` are first."""
+    sizes = {_CONTROL: control_bytes(world_size, kinds, units), **layout}
+    starts = accumulate(map(_whole_pages, sizes.values()), initial=_PAGE)
+    return {
+        name: range(start, start + sizes[name]) for name, start in zip(sizes, starts, strict=False)
+    }
+
+
+def _whole_pages(size: int) -> int:
+    return -(-size // _PAGE) * _PAGE
+
+
+def _part(place: range, rank: int, world_size: int) -> range:
+    """The pages of a region that this rank takes."""
+    count = _whole_pages(len(place)) // _PAGE
+    first, last = (place.start + count * r // world_size * _PAGE for r in (rank, rank + 1))
+    return range(first, last)
+
+
+def _share(group: dist.ProcessGroup, total: int, purpose: str, files: ExitStack) -> int:
+    """A descriptor of one new file on all ranks, for `files` to close."""
+    leads = dist.get_rank(group) == 0
+    made = _together(group, lambda: _new_file(total, files) if leads else -1)
+    session = secrets.token_hex(16)
+    pid, number, session = gather_values([os.getpid(), made, session], group)[0]
+    header = hashlib.blake2b(f"{session} {_VERSION} {purpose}".encode()).digest()
+    if leads:
+        os.pwrite(made, header, 0)
+    dist.barrier(group)
+    return _together(group, lambda: made if leads else _open_file(pid, number, header, files))
+
+
+def _new_file(total: int, files: ExitStack) -> int:
+    free = free_memory_bytes()
+    if total > free:
+        raise _too_little(total, f"only {free / _GIB:.2f} GiB are free")
+    file = os.memfd_create(_NAME)
+    files.callback(os.close, file)
+    with _told(total):
+        os.ftruncate(file, total)
+    return file
+
+
+def _open_file(pid: int, number: int, header: bytes, files: ExitStack) -> int:
+    """That of another rank."""
+    path = Path(f"/proc/{pid}/fd/{number}")
+    try:
+        # known before it is opened, which some files notice
+        ours = str(path.readlink()).startswith(f"/memfd:{_NAME} ")
+        file = os.open(path, os.O_RDWR) if ours else -1
+    except OSError as error:
+        raise UserError(
+            f"{path}: {error.strerror}: the ranks of a node share memory by it: run them all as "
+            "one user, in one container"
+        ) from error
+    if ours:
+        files.callback(os.close, file)
+    if not ours or os.pread(file, len(header), 0) != header:
+        raise UserError(
+            f"{path}: not the memory that this rank expects: start all ranks of a node with one "
+            "version of shardlab and equal settings"
+        )
+    return file
+
+
+def _map(file: int, total: int, parts: Iterable[range]) -> mmap.mmap:
+    """Takes the parts, and shows the whole: a page that cannot be had is missed now, not when used.
+
+    A page belongs to that part of the machine whose processor asks for it first.
+    """
+    with _told(total):
+        for part in filter(None, parts):
+            os.posix_fallocate(file, part.start, len(part))
+        return mmap.mmap(file, total)
+
+
+@contextmanager
+def _told(total: int) -> Iterator[None]:
+    """Tells a lack of memory to the user."""
+    try:
+        yield
+    except OSError as error:
+        raise _too_little(total, (error.strerror or str(error)).lower()) from error
+
+
+def _too_little(total: int, why: str) -> UserError:
+    return UserError(
+        f"slide: the ranks of a node share {total / _GIB:.2f} GiB of main memory, and {why}: "
+        "take a smaller model, states of fewer bits or more nodes"
+    )
+
+
+def _together(group: dist.ProcessGroup, call: Callable[[], _Value]) -> _Value:
+    """What the call returns, unless it is a mistake of the user on any rank: then so on all."""
+    values, wrong = [], ""
+    try:
+        values.append(call())
+    except UserError as error:
+        wrong = str(error)
+    for told in gather_values(wrong, group):
+        if told:
+            values.clear()  # a traceback would keep it
+            raise UserError(told)
+    return values[0]

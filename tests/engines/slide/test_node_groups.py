@@ -1,0 +1,89 @@
+"""Which ranks share memory."""
+
+from contextlib import ExitStack
+
+import pytest
+import torch
+import torch.distributed as dist
+from lone_ranks import outcomes
+from ranks import run_ranks
+
+from shardlab.comm.links import Links
+from shardlab.core.errors import UserError
+from shardlab.core.link import Link
+from shardlab.engines.slide.groups import node_groups
+from shardlab.engines.slide.node import NodeMemory
+
+
+@pytest.fixture
+def links():
+    with ExitStack() as stack:
+        try:
+            yield stack.enter_context(Links(4, Link(rate="1gbit")))
+        except UserError as error:
+            pytest.skip(str(error))
+
+
+def members(ranks_per_node=None):
+    """The ranks here and across, as the run numbers them; across is empty for one node."""
+
+    def on_rank(group):
+        here, across = node_groups(group, ranks_per_node)
+        assert dist.get_backend(here) == "gloo"
+        others = [] if across is None else dist.get_process_group_ranks(across)
+        return {
+            "here": torch.tensor(dist.get_process_group_ranks(here)),
+            "across": torch.tensor(others, dtype=torch.int64),
+        }
+
+    return on_rank
+
+
+def lists(results):
+    return [(result["here"].tolist(), result["across"].tolist()) for result in results]
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_ranks_of_one_machine_are_one_node(world_size):
+    expected = [([*range(world_size)], [])] * world_size
+    assert lists(run_ranks(world_size, members())) == expected
+
+
+def test_consecutive_ranks_are_a_node_where_the_user_says_so():
+    expected = [([0, 1], [0, 2]), ([0, 1], [1, 3]), ([2, 3], [0, 2]), ([2, 3], [1, 3])]
+    assert lists(run_ranks(4, members(2))) == expected
+
+
+def test_emulated_links_lead_from_node_to_node(links):
+    results = run_ranks(4, members(), links=links)
+    assert lists(results) == [([rank], [0, 1, 2, 3]) for rank in range(4)]
+
+
+def test_ranks_share_memory_though_emulated_links_lie_between_them(links):
+    def on_rank(group):
+        here = node_groups(group, ranks_per_node=2).here
+        memory = NodeMemory.create(here, {"all": 8}, ["landed"], 1, 30.0)
+        shared = memory.tensor("all", torch.int32, (2,))
+        shared[dist.get_rank(here)] = dist.get_rank(group) + 1
+        memory.control.publish("landed", 0, 1)
+        memory.control.wait("landed", 0, 1)
+        memory.close()
+        return {"shared": shared}
+
+    results = run_ranks(4, on_rank, links=links)
+    assert [result["shared"].tolist() for result in results] == [[1, 2], [1, 2], [3, 4], [3, 4]]
+
+
+def test_a_part_of_the_run_has_nodes_of_its_own():
+    def on_rank(group):
+        if dist.get_rank(group) == 0:
+            return {}
+        part = dist.new_group([1, 2], use_local_synchronization=True)
+        return {"here": torch.tensor(dist.get_process_group_ranks(node_groups(part).here))}
+
+    assert [r["here"].tolist() for r in run_ranks(3, on_rank)[1:]] == [[1, 2], [1, 2]]
+
+
+def test_unequal_nodes_are_refused():
+    told = outcomes(3, lambda group: node_groups(group, 2))
+    assert told == ["UserError: slide: nodes of 2, 1 ranks: start equally many on each"] * 3

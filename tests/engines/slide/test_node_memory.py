@@ -1,0 +1,222 @@
+"""The ranks of a node share regions of memory that have no name."""
+
+import gc
+import os
+import resource
+import signal
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from commands import launching, wait_for
+from lone_ranks import outcomes
+from ranks import run_ranks
+
+from shardlab.core.errors import UserError
+from shardlab.engines.slide.node import NodeMemory, _open_file
+from shardlab.train.launch import launch
+
+LAYOUT = {"parameters": 40_004, "moments": 8, "gradients": 1_000_000}
+UNUSUAL = (40 << 20) + 12_288
+"""bytes of a region that no other file has"""
+
+
+def create(group, layout=LAYOUT):
+    return NodeMemory.create(group, layout, ["landed"], 2, timeout_s=30.0)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_all_ranks_see_the_same_bytes(world_size):
+    def on_rank(group):
+        memory, rank = create(group), dist.get_rank(group)
+        parts = memory.tensor("parameters", torch.float32, (world_size, 5))
+        assert parts.eq(0).all()
+        dist.barrier(group)
+        parts[rank] = torch.arange(5.0) + 10 * rank
+        memory.control.publish("landed", 0, 1)
+        memory.control.wait("landed", 0, 1)
+        memory.close()
+        return {"parts": parts}
+
+    expected = torch.arange(5.0) + 10 * torch.arange(world_size)[:, None]
+    for result in run_ranks(world_size, on_rank):
+        assert torch.equal(result["parts"], expected)
+
+
+def test_regions_do_not_overlap():
+    def on_rank(group):
+        memory = create(group)
+        regions = [memory.tensor(name, torch.uint8, (size,)) for name, size in LAYOUT.items()]
+        for number, region in enumerate(regions, 1):
+            region.fill_(number)
+        memory.control.publish("landed", 1, 1)
+        for number, region in enumerate(regions, 1):
+            assert region.eq(number).all()
+        memory.control.wait("landed", 1, 1)
+        return {}
+
+    run_ranks(1, on_rank)
+
+
+def test_a_view_is_aligned_and_is_no_copy():
+    def on_rank(group):
+        memory = create(group)
+        words = memory.tensor("moments", torch.float64, (1,))
+        halves = memory.tensor("moments", torch.bfloat16, (2, 2))
+        assert words.data_ptr() == halves.data_ptr()
+        assert words.data_ptr() % os.sysconf("SC_PAGE_SIZE") == 0
+        words.fill_(1.0)
+        assert halves.view(torch.uint8).flatten().tolist() == [0, 0, 0, 0, 0, 0, 0xF0, 0x3F]
+        return {}
+
+    run_ranks(1, on_rank)
+
+
+def test_tensors_outlive_the_close_and_the_memory_ends_with_them():
+    def on_rank(group):
+        memory = create(group)
+        region = memory.tensor("moments", torch.float64, (1,))
+        memory.close()
+        del memory
+        gc.collect()
+        region.fill_(3.0)
+        assert mapped()
+        assert float(region) == 3.0
+        del region
+        gc.collect()
+        assert not mapped()
+        return {}
+
+    run_ranks(1, on_rank)
+
+
+def test_no_file_descriptor_stays_after_the_close():
+    def opened():
+        links = [str(link.readlink()) for link in Path("/proc/self/fd").glob("*") if link.exists()]
+        return [link for link in links if "pidfd" in link or "memfd:shardlab" in link]
+
+    def on_rank(group):
+        memory = create(group)
+        assert len(opened()) == 2  # one of the mapping, one of the other rank
+        memory.close()
+        del memory
+        gc.collect()
+        assert opened() == []
+        return {}
+
+    run_ranks(2, on_rank)
+
+
+def mapped(pid="self"):
+    return "/memfd:shardlab " in Path(f"/proc/{pid}/maps").read_text()
+
+
+def named():
+    """Files of this size where shared memory and temporary files have names."""
+    found = [path for folder in ("/dev/shm", "/tmp") for path in Path(folder).iterdir()]
+    sizes = range(UNUSUAL, UNUSUAL + (1 << 20))
+    return [path for path in found if path.exists() and path.stat().st_size in sizes]
+
+
+def test_nothing_of_it_has_a_name_before_during_and_after_a_kill(tmp_path):
+    def worker(group):
+        memory = create(group, {"all": UNUSUAL})
+        memory.tensor("all", torch.uint8, (UNUSUAL,)).fill_(1)
+        dist.barrier(group)
+        (tmp_path / f"{os.getpid()}.pid").touch()
+        memory.control.wait("landed", 0, 1)
+
+    before = named()
+    command = launching(tmp_path, worker, 2)
+    wait_for(lambda: len([*tmp_path.glob("*.pid")]) == 2)
+    pids = [int(path.stem) for path in tmp_path.glob("*.pid")]
+    assert all(map(mapped, pids))
+    assert named() == before
+    os.kill(pids[0], signal.SIGKILL)
+    assert command.wait() == 1
+    assert "was killed by signal 9" in command.said()
+    command.leaves_nothing()
+    assert named() == before
+
+
+def refused(world_size, layout=LAYOUT, change=lambda rank: None):
+    """The one line that every rank is told, after `change` on each of them."""
+
+    def function(group):
+        change(dist.get_rank(group))
+        try:
+            create(group, layout)
+        finally:
+            assert not mapped()
+
+    lines = outcomes(world_size, function)
+    line = lines[0]
+    assert lines == [line] * world_size
+    assert "\n" not in line
+    return line
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_more_than_there_is_is_refused_before_anything_is_touched(world_size):
+    line = refused(world_size, {"all": 1 << 50})
+    assert line.startswith(
+        "UserError: slide: the ranks of a node share 1048576.00 GiB of main memory, and only "
+    )
+
+
+def test_the_refusal_is_what_the_launcher_tells():
+    def worker(group):
+        create(group, {"all": 1 << 50})
+
+    with pytest.raises(UserError, match=r"^slide: [^\n]* are free: take a smaller model[^\n]*$"):
+        launch(worker, 2, threads=1, timeout_s=30)
+
+
+def limits_file_sizes(rank):
+    if rank == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+
+
+def limits_addresses(rank):
+    if rank == 1:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + (32 << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [(limits_file_sizes, "file too large"), (limits_addresses, "cannot allocate memory")],
+)
+def test_memory_that_one_rank_cannot_have_is_told_to_all(change, told):
+    assert f"main memory, and {told}: take" in refused(2, {"all": 64 << 20}, change)
+
+
+def test_ranks_with_unequal_layouts_are_refused():
+    def function(group):
+        create(group, LAYOUT | {"moments": 8 + dist.get_rank(group)})
+
+    first, second = outcomes(2, function)
+    assert first == second
+    assert "not the memory that this rank expects: start all ranks of a node with one" in first
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_ranks_of_different_users_are_refused():
+    def change(rank):
+        if rank == 1:
+            os.setuid(65534)
+
+    line = refused(2, change=change)
+    assert "Permission denied: the ranks of a node share memory by it: run them all as one" in line
+
+
+def test_another_file_in_its_place_is_not_opened():
+    with (
+        Path(sys.executable).open("rb") as other,
+        pytest.raises(UserError, match="not the memory that"),
+    ):
+        _open_file(os.getpid(), other.fileno(), b"", ExitStack())
