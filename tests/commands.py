@@ -16,7 +16,7 @@ from shardlab.core.placement import Placing
 from shardlab.core.process import die_with_parent
 from shardlab.train.launch import Start, Worker, launch
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 class Command:

@@ -9,7 +9,7 @@ from shardlab.core.memory_policy import policy_nodes
 from shardlab.core.params import Train
 from shardlab.core.placement import Resident, place_here
 from shardlab.core.topology import format_cpus
-from shardlab.train.gather import gather_values
+from shardlab.comm.gather import gather_values
 from shardlab.train.launch import Start, launch
 from shardlab.train.launch.devices import gpu_node
 
