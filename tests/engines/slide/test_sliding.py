@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 import torch
+from storages import alive, watch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from shardlab.core.errors import UserError
@@ -161,15 +161,15 @@ def test_inputs_are_gone_between_forward_and_backward(layers, store):
     inputs = []
 
     def again(layer, hidden):
-        inputs.append(StorageWeakRef(hidden.untyped_storage()))
+        inputs.append(watch(hidden))
         return PLAIN(layer, hidden)
 
     with SlidingCheckpoint(store):
         loss = forward(layers, again)
         store._out.drain()
-    here = [not storage.expired() for storage in inputs]
-    # of the last one, and of two that were still under way
-    assert here == [False] * (LAYERS - 3) + [True] * 3
+    # there are the last one, and two that may still be under way
+    expected = [False] * (LAYERS - 3) + [True] * 3
+    assert alive(inputs, expected) == expected
     loss.backward()
 
 

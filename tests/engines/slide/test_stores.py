@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.multiprocessing.reductions import StorageWeakRef
+from storages import alive, watch
 
 from shardlab.engines.slide.media import HostMedium, Place
 from shardlab.engines.slide.stores import ActivationStore, FileStore, HostStore
@@ -124,12 +124,12 @@ def test_no_order_of_threads_changes_a_bit(seed):
 def test_a_tensor_is_held_until_it_has_left_and_no_longer():
     medium = Gated()
     store, tensors = ActivationStore(medium), [torch.ones(1000) for _ in range(2)]
-    storages = [StorageWeakRef(each.untyped_storage()) for each in tensors]
+    storages = [*map(watch, tensors)]
     tickets = [store.put(tensors.pop()) for _ in range(2)]
-    assert not any(storage.expired() for storage in storages)
+    assert alive(storages, [True] * 2) == [True] * 2
     medium.gate.set()
     tickets += [store.put(torch.zeros(1000)) for _ in range(2)]
-    assert all(storage.expired() for storage in storages)
+    assert alive(storages, [False] * 2) == [False] * 2
     assert [store.take(ticket).sum() for ticket in tickets] == [1000, 1000, 0, 0]
 
 
