@@ -3,7 +3,7 @@
     python -m benchmarks.activations [--folder FOLDER] [--preset NAME] [--rounds R] [--work FOLDER]
 
 One run. Rates are of the fastest round of several in which all take their turn; plain direct I/O
-writes and reads the same bytes by calls of 8 MiB from and to one aligned buffer. Steps are of one
+writes and reads the same bytes by calls of 8 MiB from and to aligned memory. Steps are of one
 rank, device and disk by turns; their ratio is the median of the rounds' with its quartiles.
 """
 
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from benchmarks.children import on_ranks
 from benchmarks.speed import best_times
+from shardlab.core.document import validate
 from shardlab.core.files import write_json
 from shardlab.core.host import describe_host, git_revision
 from shardlab.core.params import Model
@@ -63,11 +64,12 @@ def main() -> None:
 
 
 def _rates(folder: Path, rounds: int) -> dict[str, float]:
-    tensors = [torch.randint(256, (_TENSOR,), dtype=torch.uint8) for _ in range(_TENSORS)]
+    # caches hold none of it: everything moves from and to main memory
+    whole, copy = (blocks(_TENSORS * _TENSOR, _CPU).random_() for _ in range(2))
+    tensors = whole.split(_TENSOR)
     store, tickets = FileStore(folder), list[Ticket]()
     plain = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT, 0o600)
     os.posix_fallocate(plain, 0, _TENSORS * _TENSOR)
-    buffer = blocks(_PIECE, _CPU).random_()
 
     def leave() -> None:
         for ticket in tickets:
@@ -81,10 +83,10 @@ def _rates(folder: Path, rounds: int) -> dict[str, float]:
             store.take(tickets[number])
 
     calls: dict[str, Callable[[], object]] = {
-        "memcpy": partial(_copies, tensors),
-        "direct write": partial(_direct, os.pwrite, plain, buffer),
+        "memcpy": partial(copy.copy_, whole),
+        "direct write": partial(_direct, os.pwrite, plain, whole),
         "store: leave": leave,
-        "direct read": partial(_direct, _pread, plain, buffer),
+        "direct read": partial(_direct, _pread, plain, copy),
         "store: come back": come_back,
     }
     seconds = best_times(calls, rounds)
@@ -93,16 +95,10 @@ def _rates(folder: Path, rounds: int) -> dict[str, float]:
     return {name: _TENSORS * _TENSOR / each / 1e9 for name, each in seconds.items()}
 
 
-def _copies(tensors: list[Tensor]) -> None:
-    for source in tensors[1:]:
-        tensors[0].copy_(source)
-    tensors[0].zero_()
-
-
 def _direct(call: Callable[[int, Any, int], int], file: int, buffer: Tensor) -> None:
     data = buffer.numpy().data
     for start in range(0, _TENSORS * _TENSOR, _PIECE):
-        assert call(file, data, start) == _PIECE, "a whole piece"
+        assert call(file, data[start : start + _PIECE], start) == _PIECE, "a whole piece"
 
 
 def _pread(file: int, data: memoryview, start: int) -> int:
@@ -124,7 +120,9 @@ def _steps(preset: str, rounds: int, group: dist.ProcessGroup) -> dict[str, list
 
 def _engine(preset: str, where: str, group: dist.ProcessGroup) -> Engine:
     document = {"engine": "ddp", "activation_checkpointing": "full", "activations": where}
-    model, weights = build_model(Model(preset=preset), _VOCABULARY, _LENGTH, 0, seed=1)
+    model, weights = build_model(
+        validate(Model, {"preset": preset}, "--preset"), _VOCABULARY, _LENGTH, 0, seed=1
+    )
     optimization = Optimization(weight_decay=0.1, clip=1.0)
     return build_engine(model, parse_strategy(document), optimization, group, weights=weights)
 
