@@ -47,6 +47,12 @@ class Background:
         self._running = [*(each for each in self._running if not each.went_well), running]
         return running
 
+    def check(self) -> None:
+        """Raises the error of a call that has failed already."""
+        for each in self._running:
+            if each.failed:
+                each.wait()
+
     def drain(self) -> None:
         """Returns when every call has ended; raises the error of the first one that has one."""
         running, self._running = self._running, []
@@ -65,6 +71,11 @@ class Running(dist.Work):
     def went_well(self) -> bool:
         """Whether the call has ended without an error."""
         return self._future.done() and self._future.exception() is None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the call has ended with an error."""
+        return self._future.done() and self._future.exception() is not None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Returns when the call has ended; raises its error. Collectives have timeouts already."""

@@ -4,6 +4,8 @@ from shardlab.core.compression import gradient_words, weight_words
 from shardlab.core.overrides import Override, ranges
 from shardlab.core.settings import Settings
 
+_WHERE = {"memory": "in memory", "disk": "on disk"}
+
 
 def brief(normal: Settings) -> str:
     """See `Strategy.brief`; of a normal form."""
@@ -69,6 +71,8 @@ def _computation(normal: Settings) -> list[str]:
         words.append(f"output in {normal.output_dtype}")
     if normal.activation_checkpointing != "none":
         words.append(f"{normal.activation_checkpointing} checkpointing")
+    if normal.activations != "device":
+        words.append(f"activations {_WHERE[normal.activations]}")
     if normal.compile:
         words.append("compiled")
     if normal.accumulation is not None:

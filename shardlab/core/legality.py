@@ -32,6 +32,7 @@ def check(strategy: Settings) -> None:
         *_sharding(strategy),
         *_units(strategy),
         *_overrides(strategy),
+        *_activations(strategy),
         *_numbers(strategy),
     ):
         raise ValueError(reason)
@@ -117,6 +118,20 @@ def _overrides(strategy: Settings) -> Iterator[str]:
             yield "overrides: reshard_after_forward is pointless with no_shard: remove it"
         if strategy.engine == "manual" and type(reshard) is int:
             yield "overrides: reshard_after_forward as a number of ranks is for fsdp2"
+
+
+def _activations(strategy: Settings) -> Iterator[str]:
+    where = strategy.activations
+    if where == "device":
+        return
+    modes = {each.activation_checkpointing for each in strategy.overrides}
+    if modes | {strategy.activation_checkpointing} <= {None, "none"}:
+        yield (
+            f"activations: {where} is for inputs of checkpointed blocks: set "
+            "activation_checkpointing: full, or remove it"
+        )
+    if strategy.compile:
+        yield f"activations: {where} does not reach into compiled blocks: remove it, or compile"
 
 
 def _numbers(strategy: Settings) -> Iterator[str]:

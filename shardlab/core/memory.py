@@ -21,7 +21,8 @@ and G in the largest unit; b is 4 for float32 and 2 for bf16 and fp16; k units a
   and values each: 4 h + 2 q + 2 v + w f elements, the 16 h of Korthikanti et al. 2022 (section 4.1,
   without dropout and without the attention matrix, which fused attention does not keep) for
   w = 2; an activation function made of elementary operations has a larger w. Selective
-  checkpointing keeps 3 h + 2 q + 2 v + f, full checkpointing h, and one block is computed again;
+  checkpointing keeps 3 h + 2 q + 2 v + f, full checkpointing h, and one block is computed again.
+  With `activations` elsewhere h of three blocks stays: of the last, and of two on their way;
 - logits: when backward begins, b T V bytes, and 12 T V of float32 for the logarithms of their
   softmax and for the gradients of both.
 
@@ -36,6 +37,7 @@ from shardlab.core.strategy import Strategy
 
 _FLOAT = 4
 _RESIDUAL = {"fp32": 4.0, "bf16": 2.0, "int8": 1 + 2 / 128}
+_INPUTS_LEFT = 3
 _NARROW = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 Categories = dict[str, int]
@@ -105,7 +107,7 @@ def _moments(full: Strategy, sizes: Sizes, states: Categories) -> list[Categorie
     early = sizes.accumulation > 1 and full.reduce_every_micro_batch
     stays = full.engine in ("ddp", "manual") or early
     before = {**states, "gradients": states["gradients"] if stays else 0}
-    activations, of_block = _activations(sizes)
+    activations, of_block = _activations(full, sizes)
     computing, kept, backward = _gathered(full, sizes)
     unit, root = _on_their_way(full, sizes)
     vectors = _vectors(full, sizes)
@@ -155,7 +157,7 @@ def _residuals(full: Strategy, parameters: int, world_size: int) -> int:
     return int(2 * _RESIDUAL[full.gradients.residual] * kept)
 
 
-def _activations(sizes: Sizes) -> tuple[int, int]:
+def _activations(full: Strategy, sizes: Sizes) -> tuple[int, int]:
     """Kept for backward, and what backward makes of the block in work: again, and gradients."""
     attention = 2 * sizes.queries + 2 * sizes.keys
     everything = 4 * sizes.width + attention + sizes.wide * sizes.feed_forward
@@ -167,6 +169,9 @@ def _activations(sizes: Sizes) -> tuple[int, int]:
     token = sizes.tokens * sizes.element_bytes
     ends = 2 * sizes.width  # the last normalisation
     of_blocks = sum(kept[mode] for mode in sizes.checkpointing)
+    if full.activations != "device":
+        inputs = sum(mode != "none" for mode in sizes.checkpointing)
+        of_blocks -= sizes.width * (inputs - min(inputs, _INPUTS_LEFT))
     again = max((everything - kept[mode] for mode in sizes.checkpointing), default=0)
     return token * (of_blocks + ends), token * (again + 2 * sizes.feed_forward)
 

@@ -54,6 +54,10 @@ class Settings(Document):
     """fsdp2: what the model returns (default: as computed)"""
     activation_checkpointing: Checkpointing = "none"
     """what backward computes again for each block: nothing, all but its matrix products, or all"""
+    activations: Literal["device", "memory", "disk"] = "device"
+    """where the inputs of checkpointed blocks are until backward: where they are computed, in main
+    memory, or in a file in .work/activations or the folder that the variable SHARDLAB_ACTIVATIONS
+    of the environment names"""
     compile: bool = False
     """torch.compile for each block"""
     accumulation: int | None = Field(None, ge=1)

@@ -19,6 +19,7 @@ from shardlab.core.compression import WeightCompression
 from shardlab.core.strategy import Strategy
 from shardlab.engines.base import Engine, Optimization, State, StepOutcome
 from shardlab.engines.precision import LossScale, uses_fp16
+from shardlab.engines.slide.checkpoint import sliding
 from shardlab.profiling.labels import BACKWARD, FORWARD
 
 _BETAS = (0.9, 0.95)
@@ -54,6 +55,7 @@ class AutogradEngine(Engine):
         self.ledger = self._handle.ledger
         self._optimization = optimization
         self._loss_scale = LossScale(uses_fp16(strategy, device))
+        self._sliding = sliding(strategy, device)
         self._optimizer = torch.optim.AdamW(
             module.parameters(),
             lr=0.0,
@@ -92,7 +94,7 @@ class AutogradEngine(Engine):
 
     def _accumulate(self, batch: Tensor, count: int) -> float:
         batch = batch.to(self._device)
-        with record_function(FORWARD):
+        with record_function(FORWARD), self._sliding:
             logits = self._logits(batch[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
         with record_function(BACKWARD):

@@ -66,6 +66,8 @@ def _check_device(strategy: Strategy, device: torch.device) -> None:
     """Refuses what depends on the device, as the types that `auto` stands for do."""
     if strategy.offload and device.type == "cpu":
         raise UserError("offload: shards are in CPU memory already: remove it")
+    if strategy.activations == "memory" and device.type == "cpu":
+        raise UserError("activations: memory: on a CPU they are there already: use disk")
     if strategy.weights is not None and dtype_of(strategy.param_dtype, device) is not torch.float32:
         raise UserError("weights: codecs take float32: set param_dtype: fp32, or remove weights")
     if strategy.gradients.error_feedback and uses_fp16(strategy, device):

@@ -78,10 +78,11 @@ def traced_memory(
 
     Returns:
         None for what no tracker follows: the threads of `manual`, parts of parameters
-        (`use_orig_params`) and off-load.
+        (`use_orig_params`), off-load and activations that leave the device.
     """
     full = strategy.normal().model_copy(update={"compile": False})
-    if full.engine == "manual" or full.use_orig_params or full.offload:
+    elsewhere = full.offload or full.activations != "device"
+    if full.engine == "manual" or full.use_orig_params or elsewhere:
         return None
     replicas = copies(full, group) if full.engine == "fsdp2" else full.replicas or 1
     mesh = make_mesh(group, replicas, _CPU)  # holds numbers, which have to be there

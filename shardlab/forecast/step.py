@@ -63,6 +63,7 @@ def obstacle(strategy: Strategy) -> str | None:
     """What of a strategy in its normal form the model does not know; None if it knows all."""
     known = {
         "offload": not strategy.offload,
+        f"activations {strategy.activations}": strategy.activations == "device",
         "compile": not strategy.compile,
         f"sharding {strategy.sharding}": strategy.sharding in (None, "full_shard"),
         "overrides": not strategy.overrides,

@@ -53,6 +53,7 @@ COMMON: dict[str, st.SearchStrategy[Any]] = {
     "gradients": compressions(),
     "param_dtype": DTYPES,
     "activation_checkpointing": st.sampled_from(["none", "selective", "full"]),
+    "activations": st.sampled_from(["device", "memory", "disk"]),
     "compile": st.booleans(),
     "accumulation": st.none() | st.integers(1, 4),
 }
@@ -279,6 +280,16 @@ def test_the_brief_names_what_is_not_the_default() -> None:
         (
             {"wrap": "root", "overrides": [{"layers": 3, "param_dtype": "bf16"}]},
             "strategy: overrides: layers: with wrap: root no unit is theirs: use block",
+        ),
+        (
+            {"activations": "disk"},
+            "strategy: activations: disk is for inputs of checkpointed blocks: set "
+            "activation_checkpointing: full, or remove it",
+        ),
+        (
+            {"activations": "disk", "activation_checkpointing": "full", "compile": True},
+            "strategy: activations: disk does not reach into compiled blocks: remove it, or "
+            "compile",
         ),
         (
             {"gradients": {"error_feedback": True}},

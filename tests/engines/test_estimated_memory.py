@@ -35,6 +35,7 @@ STRATEGIES = {
 UNTRACED = [
     {"engine": "manual"},
     {"engine": "fsdp1", "use_orig_params": True},
+    {"engine": "ddp", "activation_checkpointing": "full", "activations": "disk"},
     {"engine": "fsdp2", "offload": True},
 ]
 

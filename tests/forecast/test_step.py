@@ -197,6 +197,7 @@ def test_micro_batches_are_reduced_once(name):
     "settings, told",
     [
         ({"offload": True}, "offload"),
+        ({"activations": "disk", "activation_checkpointing": "full"}, "activations disk"),
         ({"gradients": {"codec": "powersgd:rank=2"}}, "codec powersgd"),
         ({"sharding": "hybrid_shard", "replicas": 2}, "sharding hybrid_shard"),
         ({"overrides": [{"layers": "0", "reshard_after_forward": False}]}, "overrides"),

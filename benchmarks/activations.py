@@ -1,0 +1,131 @@
+"""Activations on disk: the rate of the store beside plain direct I/O, and what a step pays.
+
+    python -m benchmarks.activations [--folder FOLDER] [--preset NAME] [--rounds R] [--work FOLDER]
+
+One run. Rates are of the fastest round of several in which all take their turn; plain direct I/O
+writes and reads the same bytes by calls of 8 MiB from and to aligned memory. Steps are of one
+rank, device and disk by turns; their ratio is the median of the rounds' with its quartiles.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.children import on_ranks
+from benchmarks.speed import best_times
+from shardlab.core.document import validate
+from shardlab.core.files import write_json
+from shardlab.core.host import describe_host, git_revision
+from shardlab.core.params import Model
+from shardlab.core.strategy import parse_strategy
+from shardlab.engines.base import Engine, Optimization
+from shardlab.engines.build import build_engine
+from shardlab.engines.slide.checkpoint import FOLDER_VARIABLE
+from shardlab.engines.slide.media import blocks
+from shardlab.engines.slide.stores import FileStore, Ticket
+from shardlab.models.build import build_model
+from shardlab.report.numbers import figure
+from shardlab.report.tables import text_table
+
+_CPU = torch.device("cpu")
+_PIECE, _TENSOR, _TENSORS = 8 << 20, 16 << 20, 24
+_VOCABULARY, _LENGTH, _SAMPLES = 2048, 256, 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--folder", type=Path, default=Path(".work/activations"))
+    parser.add_argument("--preset", default="18m")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--work", type=Path, default=Path(".work/benchmarks"), help="for results")
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    os.environ[FOLDER_VARIABLE] = str(args.folder)
+    steps, *_ = on_ranks(1, partial(_steps, args.preset, args.rounds), threads=2)
+    rates = _rates(args.folder, 5)
+    host = {"host": describe_host(), "revision": git_revision()}
+    write_json(args.work / "activations.json", {**host, "gb_per_s": rates, "step_s": steps})
+    rows = [[name, figure(rate)] for name, rate in rates.items()]
+    print(text_table("Rates", ["what", "GB/s"], rows).markdown())
+    ratios = [disk / device for device, disk in zip(steps["device"], steps["disk"], strict=True)]
+    low, middle, high = statistics.quantiles(ratios)
+    cells = [figure(1e3 * statistics.median(steps[where])) for where in ("device", "disk")]
+    ratio = f"{figure(middle)} ({figure(low)} to {figure(high)})"
+    print(text_table("Steps", ["device, ms", "disk, ms", "ratio"], [[*cells, ratio]]).markdown())
+
+
+def _rates(folder: Path, rounds: int) -> dict[str, float]:
+    # caches hold none of it: everything moves from and to main memory
+    whole, copy = (blocks(_TENSORS * _TENSOR, _CPU).random_() for _ in range(2))
+    tensors = whole.split(_TENSOR)
+    store, tickets = FileStore(folder), list[Ticket]()
+    plain = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT, 0o600)
+    os.posix_fallocate(plain, 0, _TENSORS * _TENSOR)
+
+    def leave() -> None:
+        for ticket in tickets:
+            store.drop(ticket)
+        tickets[:] = [store.put(tensor) for tensor in tensors]
+        store._out.drain()
+
+    def come_back() -> None:
+        for number in reversed(range(_TENSORS)):
+            store.prefetch(tickets[max(number - 1, 0)])
+            store.take(tickets[number])
+
+    calls: dict[str, Callable[[], object]] = {
+        "memcpy": partial(copy.copy_, whole),
+        "direct write": partial(_direct, os.pwrite, plain, whole),
+        "store: leave": leave,
+        "direct read": partial(_direct, _pread, plain, copy),
+        "store: come back": come_back,
+    }
+    seconds = best_times(calls, rounds)
+    store.close()
+    os.close(plain)
+    return {name: _TENSORS * _TENSOR / each / 1e9 for name, each in seconds.items()}
+
+
+def _direct(call: Callable[[int, Any, int], int], file: int, buffer: Tensor) -> None:
+    data = buffer.numpy().data
+    for start in range(0, _TENSORS * _TENSOR, _PIECE):
+        assert call(file, data[start : start + _PIECE], start) == _PIECE, "a whole piece"
+
+
+def _pread(file: int, data: memoryview, start: int) -> int:
+    return os.preadv(file, [data], start)
+
+
+def _steps(preset: str, rounds: int, group: dist.ProcessGroup) -> dict[str, list[float]]:
+    engines = {where: _engine(preset, where, group) for where in ("device", "disk")}
+    batch = torch.randint(_VOCABULARY, (_SAMPLES, _LENGTH + 1))
+    seconds: dict[str, list[float]] = {where: [] for where in engines}
+    for done in range(rounds + 1):
+        for where, engine in engines.items():
+            start = time.perf_counter()
+            engine.step([batch], 1e-3)
+            if done:
+                seconds[where].append(time.perf_counter() - start)
+    return seconds
+
+
+def _engine(preset: str, where: str, group: dist.ProcessGroup) -> Engine:
+    document = {"engine": "ddp", "activation_checkpointing": "full", "activations": where}
+    model, weights = build_model(
+        validate(Model, {"preset": preset}, "--preset"), _VOCABULARY, _LENGTH, 0, seed=1
+    )
+    optimization = Optimization(weight_decay=0.1, clip=1.0)
+    return build_engine(model, parse_strategy(document), optimization, group, weights=weights)
+
+
+if __name__ == "__main__":
+    main()

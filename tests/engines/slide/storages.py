@@ -1,0 +1,19 @@
+"""Which tensors still have memory."""
+
+import time
+
+from torch.multiprocessing.reductions import StorageWeakRef
+
+
+def watch(tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def alive(storages, expected) -> list[bool]:
+    """Which of them are there, as soon as it is as expected; a thread lets go after its call."""
+    end = time.monotonic() + 10
+    while (found := [not each.expired() for each in storages]) != expected:
+        if time.monotonic() > end:
+            break
+        time.sleep(0.001)
+    return found
