@@ -27,11 +27,11 @@ from shardlab.core.files import write_json
 from shardlab.core.host import describe_host, git_revision
 from shardlab.core.params import Model
 from shardlab.core.strategy import parse_strategy
+from shardlab.engines.activations.checkpoint import FOLDER_VARIABLE
+from shardlab.engines.activations.media import blocks
+from shardlab.engines.activations.stores import FileStore, Ticket
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
-from shardlab.engines.slide.checkpoint import FOLDER_VARIABLE
-from shardlab.engines.slide.media import blocks
-from shardlab.engines.slide.stores import FileStore, Ticket
 from shardlab.models.build import build_model
 from shardlab.report.numbers import figure
 from shardlab.report.tables import text_table

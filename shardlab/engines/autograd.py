@@ -17,9 +17,9 @@ from shardlab.comm.ledger import Audit
 from shardlab.comm.names import plain
 from shardlab.core.compression import WeightCompression
 from shardlab.core.strategy import Strategy
+from shardlab.engines.activations.checkpoint import sliding
 from shardlab.engines.base import Engine, Optimization, State, StepOutcome
 from shardlab.engines.precision import LossScale, uses_fp16
-from shardlab.engines.slide.checkpoint import sliding
 from shardlab.profiling.labels import BACKWARD, FORWARD
 
 _BETAS = (0.9, 0.95)

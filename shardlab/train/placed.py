@@ -5,11 +5,11 @@ from dataclasses import asdict
 
 import torch.distributed as dist
 
+from shardlab.comm.gather import gather_values
 from shardlab.core.memory_policy import policy_nodes
 from shardlab.core.params import Train
 from shardlab.core.placement import Resident, place_here
 from shardlab.core.topology import format_cpus
-from shardlab.comm.gather import gather_values
 from shardlab.train.launch import Start, launch
 from shardlab.train.launch.devices import gpu_node
 

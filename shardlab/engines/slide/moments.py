@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from shardlab.comm.background import Background, Running
-from shardlab.engines.slide.files import FileMedium
-from shardlab.engines.slide.media import Place, blocks
+from shardlab.engines.activations.files import FileMedium
+from shardlab.engines.activations.media import Place, blocks
 
 _KINDS = 2
 

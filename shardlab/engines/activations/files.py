@@ -14,8 +14,8 @@ from torch import Tensor
 
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say
-from shardlab.engines.slide.extents import Extents
-from shardlab.engines.slide.media import BLOCK, Full, Medium, Place, blocks, whole_blocks
+from shardlab.engines.activations.extents import Extents
+from shardlab.engines.activations.media import BLOCK, Full, Medium, Place, blocks, whole_blocks
 
 _CHUNK = 8 << 20
 """bytes of one call: larger ones are no faster"""

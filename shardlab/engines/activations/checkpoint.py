@@ -17,7 +17,13 @@ from torch.utils import checkpoint
 
 from shardlab.core.errors import UserError
 from shardlab.core.strategy import Strategy
-from shardlab.engines.slide.stores import ActivationStore, FileStore, HostStore, Ticket, unchanged
+from shardlab.engines.activations.stores import (
+    ActivationStore,
+    FileStore,
+    HostStore,
+    Ticket,
+    unchanged,
+)
 
 FOLDER_VARIABLE = "SHARDLAB_ACTIVATIONS"
 """of the environment: the folder of `activations: disk`"""

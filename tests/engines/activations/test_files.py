@@ -16,14 +16,14 @@ import pytest
 import torch
 
 from shardlab.core.errors import UserError
-from shardlab.engines.slide.files import FileMedium
-from shardlab.engines.slide.stores import FileStore
+from shardlab.engines.activations.files import FileMedium
+from shardlab.engines.activations.stores import FileStore
 
 STORE = """
 import sys, torch
 from pathlib import Path
 from shardlab.core.errors import UserError
-from shardlab.engines.slide.stores import FileStore
+from shardlab.engines.activations.stores import FileStore
 folder = Path(sys.argv[1])
 tensors = [torch.full((64, 1024), float(n)) for n in range(16)]
 def keep(store):

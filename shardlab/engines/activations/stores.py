@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from shardlab.comm.background import Background, Running
-from shardlab.engines.slide.files import FileMedium
-from shardlab.engines.slide.media import HostMedium, Medium, Place, Spill, blocks
+from shardlab.engines.activations.files import FileMedium
+from shardlab.engines.activations.media import HostMedium, Medium, Place, Spill, blocks
 
 _CPU = torch.device("cpu")
 _LEAVING = 2

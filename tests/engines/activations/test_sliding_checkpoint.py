@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from shardlab.core.errors import UserError
-from shardlab.engines.slide.checkpoint import SlidingCheckpoint
-from shardlab.engines.slide.stores import FileStore, HostStore
+from shardlab.engines.activations.checkpoint import SlidingCheckpoint
+from shardlab.engines.activations.stores import FileStore, HostStore
 
 WIDTH, ROWS, LAYERS = 16, 128, 6
 PLAIN = partial(checkpoint, use_reentrant=False)

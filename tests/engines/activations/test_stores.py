@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from storages import alive, watch
 
-from shardlab.engines.slide.media import HostMedium, Place
-from shardlab.engines.slide.stores import ActivationStore, FileStore, HostStore
+from shardlab.engines.activations.media import HostMedium, Place
+from shardlab.engines.activations.stores import ActivationStore, FileStore, HostStore
 
 CPU = torch.device("cpu")
 DTYPES = [

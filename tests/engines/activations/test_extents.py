@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlab.engines.slide.extents import Extents
+from shardlab.engines.activations.extents import Extents
 
 
 def take(extents: Extents, size: int) -> tuple[int, int]:

@@ -11,9 +11,9 @@ from whole_parameters import whole_parameters
 from shardlab.core.errors import UserError
 from shardlab.core.params import Model
 from shardlab.core.strategy import parse_strategy
+from shardlab.engines.activations.checkpoint import FOLDER_VARIABLE
 from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
-from shardlab.engines.slide.checkpoint import FOLDER_VARIABLE
 from shardlab.models.build import build_model
 from shardlab.models.presets import Shape, shape_config
 
