@@ -21,7 +21,7 @@ Vectors of 16 bits are widened when read. What is written to them is rounded:
   changes a second moment by about 1 - beta2, less than half the distance of bfloat16 numbers, and
   rounding to the nearest would never move it. The 32 bits of `shardlab.kernels.random` for element
   e, with the key words (k0, k1 ^ (e >> 32)) from BLAKE2b of seed and step, are the chance: the
-  lower 16 for the second moment, the upper 16 (13 for float16) for the parameter.
+  lower 16 for the second moment, the upper 16 (of them the lowest 13 for float16) for the parameter.
 """
 
 import ctypes
@@ -49,13 +49,11 @@ SQUARES_BLOCK = 1 << 14
 _DTYPES = PARAMETER_DTYPES  # by their number in csrc/adam.h
 _LANES = 16  # of a block of squares
 
+_VECTOR, _VECTORS = (POINTER, INT), (POINTER, INT, INT)  # with their kind and number
 _c_adam = function(
-    "adam", *(POINTER, POINTER, POINTER, INT, POINTER, INT, POINTER, INT, POINTER, INT),
-    *(INT, POINTER, INT, INT, POINTER, INT),
-)  # fmt: skip
-_c_squares = function(
-    "sum_of_squares", POINTER, POINTER, INT, INT, INT, FLOAT, INT, POINTER
-)  # fmt: skip
+    "adam", POINTER, *(3 * _VECTOR), *_VECTORS, *_VECTOR, INT, POINTER, INT, INT
+)
+_c_squares = function("sum_of_squares", POINTER, *_VECTORS, INT, FLOAT, INT, POINTER)
 
 
 @dataclass(frozen=True)
@@ -212,7 +210,7 @@ def _total(gradients: Sequence[Tensor]) -> Tensor:
 def _rounded(values: Tensor, dtype: torch.dtype, chance: Tensor) -> Tensor:
     if dtype == torch.bfloat16:
         return to_bf16_by_chance(values, chance)
-    return values if dtype == torch.float32 else to_fp16_by_chance(values, chance >> 3)
+    return values if dtype == torch.float32 else to_fp16_by_chance(values, chance & 0x1FFF)
 
 
 def _key(seed: int, step: int) -> list[int]:
