@@ -9,20 +9,21 @@ struct Gradients {
   float scale;
 
   // Elements from i on, by `load`.
-  template <bool kAll, class Stored>
-  SHARDLAB_INLINE_MEMBER Floats at(int64_t i, int64_t number, int64_t first = 0) const {
-    using Word = const typename Stored::Word;
-    Floats sum = load<kAll, Stored>(static_cast<Word*>(vectors[0]) + i, number, first);
+  template <bool kAll, class Kind>
+  SHARDLAB_INLINE_MEMBER typename Kind::V::Floats at(int64_t i, int64_t number,
+                                                     int64_t first = 0) const {
+    using Word = const typename Kind::Word;
+    auto sum = load<kAll, Kind>(static_cast<Word*>(vectors[0]) + i, number, first);
     for (int64_t k = 1; k < count; ++k)
-      sum += load<kAll, Stored>(static_cast<Word*>(vectors[k]) + i, number, first);
+      sum += load<kAll, Kind>(static_cast<Word*>(vectors[k]) + i, number, first);
     return sum * scale;
   }
 };
 
-// use(stored) for the kind of float that has this number in shardlab/kernels/adam.py.
-template <class Use>
-SHARDLAB_INLINE void with_kind(int64_t kind, Use use) {
-  if (kind == 0) return use(Single{});
-  if (kind == 1) return use(Bfloat{});
-  return use(Half{});
+// use(kind) for the kind of float that has this number in shardlab/kernels/adam.py.
+template <int kLanes, class Use>
+SHARDLAB_INLINE void with_kind(int64_t number, Use use) {
+  if (number == 0) return use(Single<kLanes>{});
+  if (number == 1) return use(Bfloat<kLanes>{});
+  return use(Half<kLanes>{});
 }

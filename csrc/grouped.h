@@ -21,6 +21,30 @@
 
 static constexpr int64_t kBlock = 512;  // elements; a larger group is a block of its own
 
+// The random numbers of a group: element i of it is element `first + i` of the message.
+struct Random {
+  uint32_t k0, k1, first;
+  SHARDLAB_INLINE_MEMBER uint32_t bits(int64_t i) const {
+    return random_bits(first + static_cast<uint32_t>(i), k0, k1);
+  }
+  SHARDLAB_INLINE_MEMBER float operator()(int64_t i) const {
+    return uniform(first + static_cast<uint32_t>(i), k0, k1);
+  }
+};
+
+// The same, eight after eight elements.
+struct RandomLanes {
+  Words x;
+  uint32_t k1;
+  SHARDLAB_INLINE_MEMBER explicit RandomLanes(const Random& of)
+      : x((Words{0, 1, 2, 3, 4, 5, 6, 7} + of.first) * kWeyl + of.k0), k1(of.k1) {}
+  SHARDLAB_INLINE_MEMBER Words next() {
+    const Words now = x;
+    x += 8 * kWeyl;
+    return mixed(now, k1);
+  }
+};
+
 // One byte from each of `count` floats: `code(floats)` gives eight of -128 to 127.
 template <class Code>
 SHARDLAB_INLINE void write_bytes(const float* given, int64_t count, uint8_t* to, Code code) {

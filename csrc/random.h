@@ -1,7 +1,7 @@
 // Counter-based random numbers: shardlab/kernels/random.py defines them.
 #pragma once
 
-#include "lanes.h"
+#include "bits.h"
 
 static constexpr uint32_t kWeyl = 0x9E3779B9u;
 
@@ -25,27 +25,3 @@ SHARDLAB_INLINE uint32_t random_bits(uint32_t element, uint32_t k0, uint32_t k1)
 SHARDLAB_INLINE float uniform(uint32_t element, uint32_t k0, uint32_t k1) {
   return static_cast<float>(static_cast<int32_t>(random_bits(element, k0, k1) >> 8)) * 0x1p-24f;
 }
-
-// The random numbers of a part of a message: element i of it is element `first + i` of the message.
-struct Random {
-  uint32_t k0, k1, first;
-  SHARDLAB_INLINE_MEMBER uint32_t bits(int64_t i) const {
-    return random_bits(first + static_cast<uint32_t>(i), k0, k1);
-  }
-  SHARDLAB_INLINE_MEMBER float operator()(int64_t i) const {
-    return uniform(first + static_cast<uint32_t>(i), k0, k1);
-  }
-};
-
-// The same, eight after eight elements.
-struct RandomLanes {
-  Words x;
-  uint32_t k1;
-  SHARDLAB_INLINE_MEMBER explicit RandomLanes(const Random& of)
-      : x((Words{0, 1, 2, 3, 4, 5, 6, 7} + of.first) * kWeyl + of.k0), k1(of.k1) {}
-  SHARDLAB_INLINE_MEMBER Words next() {
-    const Words now = x;
-    x += 8 * kWeyl;
-    return mixed(now, k1);
-  }
-};

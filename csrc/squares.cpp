@@ -13,28 +13,28 @@ SHARDLAB_INLINE Doubles squared(Floats floats) {
 }
 
 // Of the elements start to stop, the first of which has `place` in its block of 16 lanes.
-template <class Stored>
+template <class Kind>
 double sum_of_block(const Gradients& gradients, int64_t start, int64_t stop, int64_t place) {
   Doubles lanes[2] = {};
   int64_t i = start;
   const int64_t lead = std::min(stop - start, -place & 7);
   if (lead) {
-    lanes[place >> 3 & 1] += squared(gradients.at<false, Stored>(i, lead, place & 7));
+    lanes[place >> 3 & 1] += squared(gradients.at<false, Kind>(i, lead, place & 7));
     i += lead;
     place += lead;
   }
   if (place & 8 && i + 8 <= stop) {
-    lanes[1] += squared(gradients.at<true, Stored>(i, 8));
+    lanes[1] += squared(gradients.at<true, Kind>(i, 8));
     i += 8;
     place += 8;
   }
   for (; i + 16 <= stop; i += 16) {
-    lanes[0] += squared(gradients.at<true, Stored>(i, 8));
-    lanes[1] += squared(gradients.at<true, Stored>(i + 8, 8));
+    lanes[0] += squared(gradients.at<true, Kind>(i, 8));
+    lanes[1] += squared(gradients.at<true, Kind>(i + 8, 8));
   }
   for (; i < stop; i += 8, place += 8) {
     const int64_t rest = std::min<int64_t>(8, stop - i);
-    lanes[place >> 3 & 1] += squared(gradients.at<false, Stored>(i, rest));
+    lanes[place >> 3 & 1] += squared(gradients.at<false, Kind>(i, rest));
   }
   Doubles sum = lanes[0] + lanes[1];
   for (int width = 4; width; width /= 2)
@@ -48,14 +48,14 @@ SHARDLAB_KERNEL void sum_of_squares(Workers* workers, const void* const* vectors
                                     double* sums) {
   const Gradients gradients{vectors, count, scale};
   const int64_t blocks = (offset + n + kSquares - 1) / kSquares;
-  with_kind(kind, [&](auto stored) {
+  with_kind<8>(kind, [&](auto floats) {
     for_ranges(workers, blocks * kSquares, kSquares, [&](int64_t from, int64_t to) {
       const PlainFloats plain;
       for (int64_t place = from; place < to; place += kSquares) {
         const int64_t start = std::max<int64_t>(0, place - offset);
         const int64_t stop = std::min(n, place - offset + kSquares);
         sums[place / kSquares] =
-            sum_of_block<decltype(stored)>(gradients, start, stop, (start + offset) % kSquares);
+            sum_of_block<decltype(floats)>(gradients, start, stop, (start + offset) % kSquares);
       }
     });
   });

@@ -21,7 +21,7 @@ Vectors of 16 bits are widened when read. What is written to them is rounded:
   changes a second moment by about 1 - beta2, less than half the distance of bfloat16 numbers, and
   rounding to the nearest would never move it. The 32 bits of `shardlab.kernels.random` for element
   e, with the key words (k0, k1 ^ (e >> 32)) from BLAKE2b of seed and step, are the chance: the
-  lower 16 for the second moment, the upper 16 (of them the lowest 13 for float16) for the parameter.
+  lower 16 for the second moment, the upper 16 for the parameter (the lowest 13 of them: float16).
 """
 
 import ctypes
@@ -34,25 +34,19 @@ import torch
 from torch import Tensor
 
 from shardlab.kernels import native
+from shardlab.kernels.adam_reference import SQUARES_BLOCK, adam_reference, squares_reference
 from shardlab.kernels.native import FLOAT, INT, POINTER, function
 from shardlab.kernels.operators import register
-from shardlab.kernels.random import bits_of
-from shardlab.kernels.rounding import fused, square_root, to_bf16_by_chance, to_fp16_by_chance
 from shardlab.kernels.workers import Workers
 
 PARAMETER_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOMENT_DTYPES = (torch.float32, torch.bfloat16)
 """float16 is too narrow: it loses what a gradient below 5e-3 adds to the second moment"""
-SQUARES_BLOCK = 1 << 14
-"""elements whose squares are summed to one float64"""
 
-_DTYPES = PARAMETER_DTYPES  # by their number in csrc/adam.h
-_LANES = 16  # of a block of squares
+_DTYPES = PARAMETER_DTYPES  # by their number in csrc/gradients.h
 
 _VECTOR, _VECTORS = (POINTER, INT), (POINTER, INT, INT)  # with their kind and number
-_c_adam = function(
-    "adam", POINTER, *(3 * _VECTOR), *_VECTORS, *_VECTOR, INT, POINTER, INT, INT
-)
+_c_adam = function("adam", POINTER, *(3 * _VECTOR), *_VECTORS, *_VECTOR, INT, POINTER, INT, INT)
 _c_squares = function("sum_of_squares", POINTER, *_VECTORS, INT, FLOAT, INT, POINTER)
 
 
@@ -149,68 +143,6 @@ def sum_of_squares(
     handle = workers.handle() if workers else None
     _squares(list(gradients), scale, offset % SQUARES_BLOCK, sums, handle or 0)
     return math.fsum(sums.tolist())
-
-
-def adam_reference(
-    parameter: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    gradients: Sequence[Tensor],
-    constants: Sequence[float],
-    mirror: Tensor | None,
-    key: Sequence[int],
-    offset: int,
-) -> None:
-    """The operator `adam` in PyTorch; the arguments are `adam_`'s and the words of the key."""
-    as_floats = parameter.new_tensor(constants, dtype=torch.float32)
-    scale, keep, decay, weight1, beta2, weight2, root, eps, rate = as_floats
-    p, m, v = parameter.float() * keep, exp_avg.float(), exp_avg_sq.float()
-    g = fused(decay, p, _total(gradients) * scale) if decay else _total(gradients) * scale
-    lerp = weight1 < 0.5
-    m = fused(weight1 if lerp else weight1 - 1, g - m, m if lerp else g)
-    v = fused(weight2 * g, g, v * beta2)
-    p = p + (rate * m) / (square_root(v) / root + eps)
-
-    elements = torch.arange(offset, offset + len(p), device=p.device)
-    chance = bits_of(elements, key[0], (elements >> 32) ^ key[1])
-    exp_avg.copy_(m)
-    exp_avg_sq.copy_(_rounded(v, exp_avg_sq.dtype, chance & 0xFFFF))
-    parameter.copy_(_rounded(p, parameter.dtype, chance >> 16))
-    if mirror is not None:
-        mirror.copy_(p)
-
-
-def squares_reference(gradients: Sequence[Tensor], scale: float, offset: int, sums: Tensor) -> None:
-    """The operator `sum_of_squares` in PyTorch.
-
-    Args:
-        offset: of the first element in the first block.
-        sums: float64 [blocks], written. Each is a sum of lanes, which take the elements in turn.
-    """
-    g = _total(gradients)
-    g = (g * g.new_tensor(scale)).double()
-    padded = g.new_zeros(len(sums) * SQUARES_BLOCK)
-    padded[offset : offset + len(g)] = g * g
-    lanes = g.new_zeros(len(sums), _LANES)
-    for row in padded.view(len(sums), -1, _LANES).unbind(1):
-        lanes += row
-    while lanes.shape[1] > 1:
-        low, high = lanes.chunk(2, 1)
-        lanes = low + high
-    sums.copy_(lanes[:, 0])
-
-
-def _total(gradients: Sequence[Tensor]) -> Tensor:
-    total = gradients[0].float()
-    for gradient in gradients[1:]:
-        total = total + gradient.float()
-    return total
-
-
-def _rounded(values: Tensor, dtype: torch.dtype, chance: Tensor) -> Tensor:
-    if dtype == torch.bfloat16:
-        return to_bf16_by_chance(values, chance)
-    return values if dtype == torch.float32 else to_fp16_by_chance(values, chance & 0x1FFF)
 
 
 def _key(seed: int, step: int) -> list[int]:
