@@ -234,7 +234,7 @@ def test_nothing_is_written_outside_of_the_vectors():
     memory = torch.full((4, 64), 7.0)
     mirrors = torch.full((64,), 7.0, dtype=BF16)
     vectors, outside = memory[:, 3:50], [*range(3), *range(50, 64)]
-    adam_(*vectors[:3], [vectors[3]], Hyper(1e-3), 1, mirror=mirrors[3:50])
+    adam_(*vectors[:3], [-vectors[3]], Hyper(1e-3), 1, mirror=mirrors[3:50])
     for row in (*memory, mirrors):
         assert (row[outside] == 7).all()
     assert not (memory[:3, 3:50] == 7).any()
