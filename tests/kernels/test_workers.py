@@ -4,9 +4,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from adam_cases import Case, stepped
 
 from shardlab.kernels import native
+from shardlab.kernels.adam import Hyper, adam_
 from shardlab.kernels.workers import Workers
 
 CASE = Case(n=100_003)
@@ -62,6 +64,28 @@ def test_a_forked_process_starts_threads_of_its_own():
     caller.join()
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * 5
     assert stepped(CASE, workers) == expected
+
+
+@pytest.mark.parametrize("workers", [None, Workers(1)])
+def test_other_threads_go_on_while_a_kernel_runs(workers):
+    if not native.available():
+        pytest.skip("no compiled kernels")
+    parameter, exp_avg, exp_avg_sq, gradient = torch.ones(4, 1 << 24)
+    running, over = threading.Event(), threading.Event()
+
+    def update():
+        running.set()
+        adam_(parameter, exp_avg, exp_avg_sq, [gradient], Hyper(1e-3), 1, workers=workers)
+        over.set()
+
+    thread = threading.Thread(target=update)
+    thread.start()
+    running.wait()
+    count = 0
+    while not over.is_set():
+        count += 1
+    thread.join()
+    assert count > 100
 
 
 @pytest.mark.parametrize(("count", "cpus"), [(0, None), (1, []), (1, [100_000])])

@@ -14,7 +14,6 @@ from shardlab.kernels.workers import Workers
 
 _WORTH_THREADS = 1 << 15
 """elements; below, waking a thread costs more than it saves"""
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class LayerAdam(Optimizer):
@@ -61,7 +60,7 @@ class LayerAdam(Optimizer):
         threads: int | None = None,
         cpus: Iterable[int] | None = None,
     ) -> None:
-        self._dtypes = dict(zip(_MOMENTS, (exp_avg_dtype, exp_avg_sq_dtype), strict=True))
+        self._dtypes = {"exp_avg": exp_avg_dtype, "exp_avg_sq": exp_avg_sq_dtype}
         _check_moments(self._dtypes)
         self._seed = seed
         self._first_number: dict[Tensor, int] = {}
@@ -181,7 +180,8 @@ class LayerAdam(Optimizer):
         flat = _local(parameter).view(-1)
         adam_(
             flat,
-            *(_local(state[name]).view(-1) for name in _MOMENTS),
+            _local(state["exp_avg"]).view(-1),
+            _local(state["exp_avg_sq"]).view(-1),
             [_local(gradient).contiguous().view(-1)],
             _hyper(group),
             int(state["step"]),
