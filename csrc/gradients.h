@@ -14,8 +14,12 @@ struct Gradients {
                                                      int64_t first = 0) const {
     using Word = const typename Kind::Word;
     auto sum = load<kAll, Kind>(static_cast<Word*>(vectors[0]) + i, number, first);
-    for (int64_t k = 1; k < count; ++k)
-      sum += load<kAll, Kind>(static_cast<Word*>(vectors[k]) + i, number, first);
+    for (int64_t k = 1; k < count; ++k) {
+      Word* const from = static_cast<Word*>(vectors[k]) + i;
+      // processors do not follow so many vectors at a time by themselves
+      if (k > 1) __builtin_prefetch(reinterpret_cast<const char*>(from) + 512);
+      sum += load<kAll, Kind>(from, number, first);
+    }
     return sum * scale;
   }
 };

@@ -43,7 +43,7 @@ class Workers {
 // threads of `workers`, or all of it on the caller's if that is null.
 template <class Kernel>
 void for_ranges(Workers* workers, int64_t n, int64_t multiple, const Kernel& kernel) {
-  constexpr int64_t kSmall = 1 << 14, kLarge = 1 << 18;  // elements
+  constexpr int64_t kSmall = 1 << 14, kLarge = 1 << 22;  // elements
   if (!workers) return kernel(int64_t{0}, n);
   // several for each thread: one that other work slows down takes fewer of them
   const int64_t even = n / (4 * workers->threads());

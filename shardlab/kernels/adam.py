@@ -136,7 +136,7 @@ def sum_of_squares(
     Args:
         gradients: as for `adam_`; `scale`, `offset` and `workers` too.
     """
-    _check_gradients(gradients, gradients[0])
+    _check_gradients(gradients)
     n = gradients[0].numel()
     blocks = -(-(n + offset % SQUARES_BLOCK) // SQUARES_BLOCK)
     sums = torch.empty(blocks, dtype=torch.float64)
@@ -162,11 +162,11 @@ def _check(name: str, vector: Tensor, dtypes: Sequence[torch.dtype], like: Tenso
         raise ValueError(f"{name} must have the length and device of the others")
 
 
-def _check_gradients(gradients: Sequence[Tensor], like: Tensor) -> None:
-    for gradient in gradients:
-        _check("gradient", gradient, PARAMETER_DTYPES, like)
+def _check_gradients(gradients: Sequence[Tensor], like: Tensor | None = None) -> None:
     if len({gradient.dtype for gradient in gradients}) != 1:
         raise ValueError("gradients: needs at least one, all of one dtype")
+    for gradient in gradients:
+        _check("gradient", gradient, PARAMETER_DTYPES, gradients[0] if like is None else like)
 
 
 def _run_adam(
