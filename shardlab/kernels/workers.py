@@ -55,6 +55,8 @@ class Workers:
                     raise RuntimeError(f"workers: the system starts no {self.threads} threads")
                 self._handle = pool.value
                 self._end = weakref.finalize(self, _c_destroy, pool.value)
+                # the end of the process ends them too, even beside a kernel of a daemon thread
+                self._end.atexit = False
         return self._handle
 
     def close(self) -> None:
