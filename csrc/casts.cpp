@@ -1,7 +1,7 @@
 // Shorter floats without a scale.
 #include "codes.h"
 #include "grouped.h"
-#include "narrow.h"
+#include "halves.h"
 
 struct NoHead {
   static constexpr int64_t kHeadBytes = 0, kBits = 16;
@@ -16,13 +16,8 @@ struct Bf16 : NoHead {
   // To the nearest, ties to even; NaN stays NaN (its top payload bits kept, made quiet).
   SHARDLAB_INLINE_MEMBER static void encode(const float* given, int64_t count, Head, Random,
                                             uint8_t* __restrict codes) {
-    for (int64_t i = 0; i < count; ++i) {
-      const uint32_t bits = bits_of(given[i]);
-      const uint32_t nearest = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
-      const uint32_t quiet = (bits >> 16) | 0x0040u;
-      const bool nan = (bits & 0x7FFFFFFFu) > 0x7F800000u;
-      store_word(codes + 2 * i, static_cast<uint16_t>(nan ? quiet : nearest));
-    }
+    for (int64_t i = 0; i < count; ++i)
+      store_word(codes + 2 * i, static_cast<uint16_t>(nearest_bf16(bits_of(given[i]))));
   }
   SHARDLAB_INLINE_MEMBER static Floats value(Ints codes, Head) {
     return floats_of(words_of(codes) << 16);
@@ -59,27 +54,15 @@ struct Fp16 : NoHead {
     return _mm256_cvtph_ps(codes);
   }
 #else
-  using Float = Narrow<5, 10>;
-  static constexpr int32_t kLargest = 0x477FE000, kInfinity = 0x7F800000;  // 65504, of float32
-
   SHARDLAB_INLINE_MEMBER static void encode(const float* given, int64_t count, Head, Random,
                                             uint8_t* __restrict codes) {
+    constexpr int32_t kInfinity = 0x7F800000;
     store_codes<2>(count, codes, [=](int64_t i) __attribute__((always_inline)) {
-      const uint32_t bits = bits_of(given[i]);
-      const int32_t magnitude = static_cast<int32_t>(bits & 0x7FFFFFFFu);
-      const int32_t finite = magnitude < kLargest ? magnitude : kLargest;
-      // the code of infinity follows that of 65504
-      const uint32_t quiet = 0x200u | (bits >> Float::kShift & 0x3FFu);
-      const uint32_t beyond = (magnitude >= kInfinity ? 1 : 0) + (magnitude > kInfinity ? quiet : 0);
-      return (Float::rounded(static_cast<uint32_t>(finite)) + beyond) | (bits >> 16 & 0x8000u);
+      return nearest_fp16(bits_of(given[i]), kInfinity);
     });
   }
-  // Infinity and NaN have the largest exponent of float32 too, until the product.
   SHARDLAB_INLINE_MEMBER static Floats value(Ints codes, Head) {
-    const Words words = words_of(codes);
-    const Words magnitudes = (words & 0x7FFFu) << Float::kShift;
-    const Floats values = Float::scaled<112>(magnitudes) * 0x1p-112f;
-    return floats_of(reinterpret_cast<Words>(values) | (words & 0x8000u) << 16);
+    return widened_fp16(words_of(codes));
   }
 #endif
 };

@@ -4,7 +4,7 @@
 // All pointers may be unaligned to the vector size; payloads may be unaligned to their own words,
 // since they are slices of larger messages. Buffers of one call never overlap, except that `kept` may
 // be `residual`. Nothing is allocated, nothing throws, no state is kept: every function may run on
-// several threads at once.
+// several threads at once. (Threads that wait for kernels are an object of their own: workers.h.)
 // Vectors are cut into ranges for threads, so parts of a payload have a pointer each.
 #pragma once
 

@@ -1,6 +1,7 @@
 """shardlab: a reproducible laboratory for sharded training of language models.
 
-`shardlab.attach(model, gradients="int8")` serves alone, in anybody's training script.
+`shardlab.attach(model, gradients="int8")` and `shardlab.LayerAdam(model.parameters())` serve alone,
+in anybody's training script.
 """
 
 from importlib import import_module
@@ -9,10 +10,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardlab.comm.attach import attach as attach
     from shardlab.comm.handle import merge_states as merge_states
+    from shardlab.engines.slide.adam import LayerAdam as LayerAdam
 
-__all__ = ["attach", "merge_states"]
+__all__ = ["LayerAdam", "attach", "merge_states"]
 
-_PLACES = {"attach": "shardlab.comm.attach", "merge_states": "shardlab.comm.handle"}
+_PLACES = {
+    "LayerAdam": "shardlab.engines.slide.adam",
+    "attach": "shardlab.comm.attach",
+    "merge_states": "shardlab.comm.handle",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -23,8 +23,12 @@ def random_bits(n: int, k0: int, k1: int, device: torch.device | str = "cpu") ->
     return bits_of(torch.arange(n, dtype=torch.int64, device=device), k0, k1)
 
 
-def bits_of(elements: Tensor, k0: int, k1: int) -> Tensor:
-    """32 bits for each of the given elements (int64), as int64 of the same shape."""
+def bits_of(elements: Tensor, k0: int, k1: int | Tensor) -> Tensor:
+    """32 bits for each of the given elements (int64), as int64 of the same shape.
+
+    Args:
+        k1: or one for each element.
+    """
     x = (_times(elements & _MASK, 0x9E3779B9) + k0) & _MASK
     x = _times(x ^ (x >> 16), 0x21F0AAAD)
     x = _times(x ^ (x >> 15) ^ k1, 0x735A2D97)

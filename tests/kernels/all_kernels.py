@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import torch
+from adam_cases import BF16, FP16, FP32, Case, stepped
 from kernel_vectors import any_bits, bits
 
 from shardlab.kernels import (
@@ -28,6 +29,7 @@ from shardlab.kernels import (
     sign,
     sketch,
 )
+from shardlab.kernels.adam import sum_of_squares
 from shardlab.kernels.checksum import checksum
 from shardlab.kernels.randomk import random_places
 
@@ -76,6 +78,8 @@ def digest() -> str:
         result.update(repr(sketches(n)).encode())
     for n in (8, 8000):
         result.update(repr(checksum(any_bits(n, n).view(torch.uint8))).encode())
+    for n, wild in itertools.product([1, 129, 5000], [True, False]):
+        result.update(repr(steps_of_adam(n, wild)).encode())
     return result.hexdigest()
 
 
@@ -107,6 +111,19 @@ def sketches(n: int) -> tuple[object, ...]:
     keys, table = [KEY, KEY[::-1], (1, 2)], torch.zeros(3, 100)
     sketch.add(any_bits(n, n), keys, table)
     return bits(table), bits(sketch.estimate(table, keys, n))
+
+
+def steps_of_adam(n: int, wild: bool) -> list[object]:
+    """What the kernels of Adam compute."""
+    dtypes = itertools.product([FP32, BF16, FP16], [FP32, BF16], [FP32, BF16], [FP32, BF16, FP16])
+    cases = [
+        Case(n, wild=wild, dtypes=each, ranks=ranks, mirror=mirror)
+        for each, (ranks, mirror) in itertools.product(dtypes, [(1, None), (2, BF16), (1, FP16)])
+    ]
+    return [
+        *(stepped(case) for case in cases),
+        sum_of_squares([any_bits(n, n).nan_to_num().clamp(-1e9, 1e9)] * 2, 1 / 3, 7),
+    ]
 
 
 if __name__ == "__main__":

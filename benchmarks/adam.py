@@ -1,0 +1,177 @@
+"""A step of Adam on the processor: our kernel beside torch's, DeepSpeed's and the memory's limit.
+
+    python -m benchmarks.adam [--elements 16 64 256] [--threads 1 2] [--rounds R] [--work FOLDER]
+
+All ways take their turn in every round; what is shown is the fastest round of each. The ceiling
+touches the memory of a step in float32 (28 bytes an element) with almost no arithmetic. The mixed
+step takes gradients of bfloat16 and leaves a copy of the parameters in bfloat16; torch's needs a
+cast before and after its fused step. The summed step takes those of several ranks, as torch's does
+by add, divide, step and copy. DeepSpeedCPUAdam has its turn where it is installed.
+
+At last, how long tiny operations of a thread take while another one updates on all threads.
+"""
+
+import argparse
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.speed import best_times
+from shardlab.core.files import write_json
+from shardlab.core.host import describe_host, git_revision
+from shardlab.kernels import native
+from shardlab.kernels.adam import Hyper, adam_, sum_of_squares
+from shardlab.kernels.native import INT, POINTER, function
+from shardlab.kernels.workers import Workers
+from shardlab.report.tables import text_table
+
+RANKS = (2, 4)
+HYPER = Hyper(1e-3, weight_decay=0.1)
+STEP = 10
+MILLION = 1 << 20
+Call = Callable[[], object]
+
+_c_traffic = function("adam_traffic", POINTER, POINTER, POINTER, POINTER, POINTER, INT)
+
+
+class Vectors:
+    """What the steps work on, float32 [n] but for gradients and mirror of bfloat16."""
+
+    def __init__(self, n: int) -> None:
+        self.parameter, self.gradient = torch.randn(n), torch.randn(n)
+        self.exp_avg, self.exp_avg_sq = torch.randn(n), torch.rand(n)
+        self.narrow = [self.gradient.bfloat16() for _ in range(max(RANKS))]
+        self.mirror = self.parameter.bfloat16()
+        self.theirs = nn.Parameter(self.parameter.clone())
+        self.theirs.grad = self.gradient
+
+    def ours(self, gradients: list[Tensor], workers: Workers, mirror: Tensor | None = None) -> None:
+        """Our step, on these vectors."""
+        state = self.parameter, self.exp_avg, self.exp_avg_sq
+        adam_(*state, gradients, HYPER, STEP, 1 / len(gradients), mirror, workers=workers)
+
+    def traffic(self, workers: Workers) -> None:
+        """The memory of a step in float32."""
+        vectors = self.parameter, self.exp_avg, self.exp_avg_sq, self.gradient
+        addresses = [vector.data_ptr() for vector in vectors]
+        _c_traffic(workers.handle(), *addresses, self.parameter.numel())
+
+
+def calls(vectors: Vectors, workers: Workers) -> dict[str, Call]:
+    """Every way, by name; `torch ...` is what the name without it stands beside."""
+    rate, decay = HYPER.learning_rate, HYPER.weight_decay
+    optimizer = torch.optim.AdamW([vectors.theirs], rate, weight_decay=decay, fused=True)
+    optimizer.state[vectors.theirs] = {
+        "step": torch.tensor(STEP - 1.0),
+        "exp_avg": vectors.exp_avg.clone(),
+        "exp_avg_sq": vectors.exp_avg_sq.clone(),
+    }
+    gradient, theirs, mirror = vectors.gradient, vectors.theirs.detach(), vectors.mirror
+
+    def torch_mixed() -> None:
+        gradient.copy_(vectors.narrow[0])
+        optimizer.step()
+        mirror.copy_(theirs)
+
+    def torch_summed(ranks: int) -> None:
+        gradient.zero_()
+        for each in vectors.narrow[:ranks]:
+            gradient.add_(each)
+        gradient.div_(ranks)
+        optimizer.step()
+        mirror.copy_(theirs)
+
+    ways: dict[str, Call] = {
+        "ceiling": lambda: vectors.traffic(workers),
+        "torch float32": optimizer.step,
+        "float32": lambda: vectors.ours([gradient], workers),
+        "torch mixed": torch_mixed,
+        "mixed": lambda: vectors.ours(vectors.narrow[:1], workers, mirror),
+    }
+    for ranks in RANKS:
+        ways[f"torch sum of {ranks}"] = partial(torch_summed, ranks)
+        ways[f"sum of {ranks}"] = partial(vectors.ours, vectors.narrow[:ranks], workers, mirror)
+    ways["sum of squares"] = lambda: sum_of_squares(vectors.narrow[:1], workers=workers)
+    if find_spec("deepspeed"):
+        deepspeed = import_module("deepspeed.ops.adam").DeepSpeedCPUAdam
+        ways["DeepSpeed float32"] = deepspeed([vectors.theirs], rate, weight_decay=decay).step
+    return ways
+
+
+def delays(n: int, threads: int) -> list[float]:
+    """Seconds of tiny operations, ascending, while updates of n elements run in the background."""
+    vectors, workers, over = Vectors(n), Workers(threads), threading.Event()
+
+    def update() -> None:
+        for _ in range(50):
+            vectors.ours(vectors.narrow[:1], workers, vectors.mirror)
+        over.set()
+
+    background, found, tiny = threading.Thread(target=update), [], torch.ones(8)
+    background.start()
+    while not over.is_set():
+        start = time.perf_counter()
+        tiny.add(1)
+        found.append(time.perf_counter() - start)
+    background.join()
+    return sorted(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--elements", type=float, nargs="+", default=[16, 64, 256], help="x 2**20")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--work", type=Path, default=Path(".work/benchmarks"), help="for results")
+    args = parser.parse_args()
+    rates: dict[str, dict[str, float]] = {}
+    for size in args.elements:
+        n = int(size * MILLION)
+        vectors = Vectors(n)
+        for threads in args.threads:
+            workers = Workers(threads)
+            seconds = best_times(calls(vectors, workers), args.rounds, threads)
+            workers.close()
+            rates[f"{size:g}M, {threads}"] = {way: n / best for way, best in seconds.items()}
+    waits = delays(int(min(args.elements) * MILLION), max(args.threads))
+    percentile = waits[int(0.99 * len(waits))]
+    results: dict[str, Any] = {
+        "host": describe_host(),
+        "revision": git_revision(),
+        "compiled": native.available(),
+        "elements_per_s": rates,
+        "tiny_operation_s": {"p99": percentile, "most": waits[-1], "count": len(waits)},
+    }
+    write_json(args.work / "adam.json", results)
+    print(_table(rates))
+    print(
+        f"\n{len(waits)} tiny operations beside updates: 99 % within {percentile * 1e3:.3f} ms, "
+        f"the longest {waits[-1] * 1e3:.1f} ms"
+    )
+
+
+def _table(rates: dict[str, dict[str, float]]) -> str:
+    ways = list(next(iter(rates.values())))
+    rows = [[way, *(_cell(way, columns) for columns in rates.values())] for way in ways]
+    title = "million elements per second (and share of the ceiling, or ratio to torch)"
+    return f"{title}\n\n{text_table(title, ['elements, threads', *rates], rows).markdown()}"
+
+
+def _cell(way: str, of: dict[str, float]) -> str:
+    shown = f"{of[way] / 1e6:.0f}"
+    if way == "float32":
+        shown += f" ({of[way] / of['ceiling']:.2f})"
+    beside = f"torch {way.removeprefix('DeepSpeed ')}"
+    return shown + f" {of[way] / of[beside]:.2f}x" if beside in of else shown
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+// A step of Adam in one pass: shardlab/kernels/adam.py.
+#include <cmath>
+
+#include "gradients.h"
+#include "plain_floats.h"
+#include "random.h"
+#include "workers.h"
+
+// In the order in which Hyper.constants gives them.
+struct Constants {
+  float scale, keep, decay, weight1, beta2, weight2, root, eps, rate;
+};
+
+struct Adam {
+  void *parameter, *exp_avg, *exp_avg_sq;
+  Gradients gradients;
+  uint16_t* mirror;  // null: none
+  bool bfloat_mirror;
+  Constants constants;
+  uint32_t k0, k1;
+  uint64_t offset;
+};
+
+// As many elements as a register holds; divisions are what keeps the kernel from the speed of memory.
+using Lanes = Vectors<kWidest>::Floats;
+using LaneWords = Vectors<kWidest>::Words;
+
+SHARDLAB_INLINE Lanes fused(Lanes a, Lanes b, Lanes c) {
+#if defined(__AVX512DQ__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  Lanes sum;
+  for (int i = 0; i < kWidest; ++i) sum[i] = std::fma(a[i], b[i], c[i]);
+  return sum;
+#endif
+}
+
+SHARDLAB_INLINE Lanes root_of(Lanes a) {
+#if defined(__AVX512DQ__)
+  return _mm512_maskz_sqrt_ps(0xFFFF, a);  // GCC 12 warns of what the plain intrinsic leaves open
+#elif defined(__AVX2__)
+  return _mm256_sqrt_ps(a);
+#else
+  Lanes root;
+  for (int i = 0; i < kWidest; ++i) root[i] = std::sqrt(a[i]);
+  return root;
+#endif
+}
+
+SHARDLAB_INLINE void update(Lanes& p, Lanes& m, Lanes& v, Lanes g, const Constants& c) {
+  const Lanes zero{};
+  const bool small = c.weight1 < 0.5f;
+  const float weight = small ? c.weight1 : c.weight1 - 1.0f;
+  p *= c.keep;
+  if (c.decay != 0.0f) g = fused(c.decay - zero, p, g);
+  m = fused(weight - zero, g - m, small ? m : g);
+  v = fused(c.weight2 * g, g, v * c.beta2);
+  p += c.rate * m / (root_of(v) / c.root + c.eps);
+}
+
+// Moments are not float16.
+template <class Use>
+SHARDLAB_INLINE void with_moments(int64_t number, Use use) {
+  return number == 0 ? use(Single<kWidest>{}) : use(Bfloat<kWidest>{});
+}
+
+template <bool kAll>
+SHARDLAB_INLINE void write_mirror(const Adam& adam, int64_t i, Lanes p, int64_t count) {
+  if (!adam.mirror) return;
+  const auto words = adam.bfloat_mirror ? Bfloat<kWidest>::nearest(p) : Half<kWidest>::nearest(p);
+  if (kAll)
+    stream(adam.mirror + i, words);
+  else
+    store<false>(adam.mirror + i, words, count);
+}
+
+// The random bits of the elements from number `first` on.
+SHARDLAB_INLINE LaneWords chance_of(uint32_t first, uint32_t k0, uint32_t k1) {
+  LaneWords numbers;
+  for (int i = 0; i < kWidest; ++i) numbers[i] = static_cast<uint32_t>(i);
+  return mixed((numbers + first) * kWeyl + k0, k1);
+}
+
+// kWidest elements from i on or, if not kAll, `count` of them.
+template <bool kAll, class P, class M, class V, class G>
+SHARDLAB_INLINE void advance(const Adam& adam, int64_t i, int64_t count, uint32_t k1) {
+  auto* const parameter = static_cast<typename P::Word*>(adam.parameter) + i;
+  auto* const exp_avg = static_cast<typename M::Word*>(adam.exp_avg) + i;
+  auto* const exp_avg_sq = static_cast<typename V::Word*>(adam.exp_avg_sq) + i;
+  Lanes p = load<kAll, P>(parameter, count);
+  Lanes m = load<kAll, M>(exp_avg, count);
+  Lanes v = load<kAll, V>(exp_avg_sq, count);
+  update(p, m, v, adam.gradients.at<kAll, G>(i, count), adam.constants);
+  const LaneWords chance =
+      chance_of(static_cast<uint32_t>(adam.offset + static_cast<uint64_t>(i)), adam.k0, k1);
+  store<kAll>(parameter, P::by_chance(p, chance >> 16), count);
+  store<kAll>(exp_avg, M::nearest(m), count);
+  store<kAll>(exp_avg_sq, V::by_chance(v, chance), count);
+  if constexpr (sizeof(*parameter) == sizeof(float)) write_mirror<kAll>(adam, i, p, count);
+}
+
+// Elements start to stop, whose numbers have their upper 32 bits in common.
+template <class P, class M, class V, class G>
+void advance_range(const Adam& job, int64_t start, int64_t stop) {
+  const Adam adam = job;  // in registers: nothing that is written can be part of it
+  const uint64_t upper = (adam.offset + static_cast<uint64_t>(start)) >> 32;
+  const uint32_t k1 = adam.k1 ^ static_cast<uint32_t>(upper);
+  // up to where the mirror can be streamed
+  const auto place = reinterpret_cast<uintptr_t>(adam.mirror + start);
+  const int64_t lead = adam.mirror ? static_cast<int64_t>(-place % (2 * kWidest) / 2) : 0;
+  int64_t i = std::min(stop, start + lead);
+  if (i > start) advance<false, P, M, V, G>(adam, start, i - start, k1);
+  for (; i + kWidest <= stop; i += kWidest) advance<true, P, M, V, G>(adam, i, kWidest, k1);
+  if (i < stop) advance<false, P, M, V, G>(adam, i, stop - i, k1);
+}
+
+template <class P, class M, class V, class G>
+void advance_all(const Adam& adam, int64_t start, int64_t stop) {
+  const PlainFloats plain;
+  while (start < stop) {
+    const uint64_t element = adam.offset + static_cast<uint64_t>(start);
+    const int64_t left = (int64_t{1} << 32) - static_cast<int64_t>(element & 0xFFFFFFFFu);
+    const int64_t until = std::min(stop, start + left);
+    advance_range<P, M, V, G>(adam, start, until);
+    start = until;
+  }
+  if (adam.mirror) end_streams();
+}
+
+// The kinds are numbers as `with_kind` takes them, `key` the words k0 and k1.
+SHARDLAB_KERNEL void adam(Workers* workers, void* parameter, int64_t parameter_kind, void* exp_avg,
+                          int64_t exp_avg_kind, void* exp_avg_sq, int64_t exp_avg_sq_kind,
+                          const void* const* gradients, int64_t gradient_kind, int64_t count,
+                          uint16_t* mirror, int64_t mirror_kind, int64_t n,
+                          const Constants* constants, uint64_t key, uint64_t offset) {
+  const Adam job{parameter, exp_avg, exp_avg_sq, {gradients, count, constants->scale}, mirror,
+                 mirror_kind == 1, *constants, static_cast<uint32_t>(key),
+                 static_cast<uint32_t>(key >> 32), offset};
+  with_kind<kWidest>(parameter_kind, [&](auto p) {
+    with_kind<kWidest>(gradient_kind, [&](auto g) {
+      with_moments(exp_avg_kind, [&](auto m) {
+        with_moments(exp_avg_sq_kind, [&](auto v) {
+          for_ranges(workers, n, 64, [&](int64_t start, int64_t stop) {
+            advance_all<decltype(p), decltype(m), decltype(v), decltype(g)>(job, start, stop);
+          });
+        });
+      });
+    });
+  });
+}

@@ -1,0 +1,55 @@
+// Threads that wait for kernels, each pinned to one processor: shardlab/kernels/workers.py. Unlike the
+// kernels, a pool keeps state and allocates; it is no use to a forked child, which has none of its
+// threads.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "kernels.h"
+
+class Workers {
+ public:
+  using Task = void (*)(const void* job, int64_t part);
+
+  Workers(const int64_t* cpus, int64_t threads);  // throws std::system_error where none can start
+  ~Workers();
+
+  int64_t threads() const { return static_cast<int64_t>(threads_.size()); }
+  // Calls task(job, part) for the parts 0 to parts - 1 and returns when all are done.
+  void run(Task task, const void* job, int64_t parts);
+
+ private:
+  void work(int64_t cpu);
+  void stop();
+
+  std::mutex callers_, state_;
+  std::condition_variable begin_, end_;
+  uint64_t round_ = 0;
+  bool stopping_ = false;
+  int64_t busy_ = 0, parts_ = 0;
+  std::atomic<int64_t> next_{0};
+  Task task_ = nullptr;
+  const void* job_ = nullptr;
+  std::vector<std::thread> threads_;
+};
+
+// kernel(start, stop) on ranges that make up [0, n) and start at multiples of `multiple`: on the
+// threads of `workers`, or all of it on the caller's if that is null.
+template <class Kernel>
+void for_ranges(Workers* workers, int64_t n, int64_t multiple, const Kernel& kernel) {
+  constexpr int64_t kSmall = 1 << 14, kLarge = 1 << 22;  // elements
+  if (!workers) return kernel(int64_t{0}, n);
+  // several for each thread: one that other work slows down takes fewer of them
+  const int64_t even = n / (4 * workers->threads());
+  const int64_t wanted = std::min(std::max(even, kSmall), kLarge);
+  const int64_t size = (wanted + multiple - 1) / multiple * multiple;
+  const auto part = [&](int64_t i) { kernel(i * size, std::min(n, (i + 1) * size)); };
+  workers->run([](const void* job, int64_t i) { (*static_cast<const decltype(part)*>(job))(i); },
+               &part, (n + size - 1) / size);
+}
