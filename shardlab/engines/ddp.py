@@ -10,8 +10,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.comm.names import plain
 from shardlab.core.strategy import Strategy
-from shardlab.engines.autograd import AutogradEngine, Fill
+from shardlab.engines.autograd import AutogradEngine
 from shardlab.engines.base import Optimization
+from shardlab.engines.module import Fill
 from shardlab.engines.precision import dtype_of
 
 

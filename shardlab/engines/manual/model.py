@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 from shardlab.comm.attachable import Attachable, MakeCollective
 from shardlab.comm.hierarchy import subgroup
 from shardlab.comm.names import plain
-from shardlab.engines.autograd import Fill
 from shardlab.engines.manual.schedule import Collectives, Schedule
 from shardlab.engines.manual.unit import FlatUnit
 from shardlab.engines.mesh import SHARD, replica_group
+from shardlab.engines.module import Fill
 from shardlab.engines.units import UnitPlan
 
 
