@@ -18,6 +18,7 @@ from shardlab.engines.fsdp2 import FSDP2Engine
 from shardlab.engines.manual.engine import ManualEngine
 from shardlab.engines.module import Fill
 from shardlab.engines.precision import dtype_of, uses_fp16
+from shardlab.engines.slide.engine import SlideEngine
 from shardlab.models.weights import Weights
 
 _CPU = torch.device("cpu")
@@ -26,6 +27,7 @@ _ENGINES: dict[str, Callable[..., Engine]] = {
     "fsdp1": FSDP1Engine,
     "fsdp2": FSDP2Engine,
     "manual": ManualEngine,
+    "slide": SlideEngine,
 }
 
 

@@ -1,0 +1,260 @@
+"""`slide`: main memory owns parameters and optimizer states, the device sees a window of layers."""
+
+import math
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardlab.comm.hierarchy import subgroup, timeout_of
+from shardlab.core.errors import UserError
+from shardlab.core.strategy import Strategy
+from shardlab.engines.base import Optimization, State, StepOutcome
+from shardlab.engines.flat import laid_out, split_vector
+from shardlab.engines.mesh import make_mesh
+from shardlab.engines.module import BETAS, Fill, ModuleEngine
+from shardlab.engines.norm import clip_coefficient, norm_of
+from shardlab.engines.precision import dtype_of, uses_fp16
+from shardlab.engines.slide.arrivals import UPDATED, Arrivals
+from shardlab.engines.slide.copies import Copies, copies_for
+from shardlab.engines.slide.departures import Departures
+from shardlab.engines.slide.faults import Faults
+from shardlab.engines.slide.groups import node_groups
+from shardlab.engines.slide.model import Sliding
+from shardlab.engines.slide.node import NodeMemory
+from shardlab.engines.slide.schedule import Schedule
+from shardlab.engines.slide.unit import Precision, SlidUnit
+from shardlab.engines.slide.updates import LANDED, Updates
+from shardlab.engines.slide.window import Window
+from shardlab.engines.units import owned_parameters, plan_units
+from shardlab.kernels.adam import Hyper
+from shardlab.kernels.workers import Workers
+
+_KINDS = ("parameter", "exp_avg", "exp_avg_sq")
+
+
+class SlideEngine(ModuleEngine):
+    """The ranks of a node share one optimizer in main memory; rank r updates chunk r of each unit.
+
+    Updates begin when the gradients of a unit are there, and the next use of the unit waits for
+    them alone. With a limit of the gradient norm, or fp16, they begin when all gradients are there,
+    and run beside the next forward pass.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        strategy: Strategy,
+        optimization: Optimization,
+        group: dist.ProcessGroup,
+        seed: int,
+        device: torch.device,
+        fill: Fill,
+        copies: Copies | None = None,
+    ) -> None:
+        self._mesh = make_mesh(group, 1, torch.device("cpu"))
+        self._here = _one_node(group)
+        self._rank, self._world_size = dist.get_rank(self._here), dist.get_world_size(self._here)
+        alone = self._world_size == 1
+        self._shares = strategy.grad_sync == "cpu_reduce" and not alone
+        gathers = None if strategy.param_transfer == "full" or alone else _like(group)
+        reductions = None if self._shares or alone else _like(group)
+        computed = dtype_of(strategy.param_dtype, device)
+        landed = computed if reductions is None else dtype_of(strategy.reduce_dtype, device)
+        plans = plan_units(model, strategy, device)
+        slots = self._world_size if self._shares else 1
+        self.units = [
+            SlidUnit(
+                index, name, own, self._rank, self._world_size, Precision(computed, landed), slots
+            )
+            for index, (name, own) in enumerate(owned_parameters(model, plans))
+        ]
+        """the root, then the others in the order of their use"""
+        self._copies = copies_for(device) if copies is None else copies
+        self._memory = self._map(group)
+        self._store(model, [plan.modules for plan in plans], fill, device)
+        module = Sliding(model, plans, self.units, gathers, reductions)
+        super().__init__(module, strategy, optimization, seed, device)
+        self._holding = optimization.clip is not None or uses_fp16(strategy, device)
+        self._faults = Faults(self._memory.control)
+        self._updates = self._make_updates(slots)
+        module.schedule = self._make_schedule(module, strategy, computed, landed)
+        self._schedule = module.schedule
+        self._touched = True
+        weakref.finalize(self, _leave, self._copies, self._updates, self._memory)
+
+    def step(self, micro_batches: Sequence[Tensor], learning_rate: float) -> StepOutcome:  # noqa: D102
+        with self._faults.surfacing():
+            self._begin(learning_rate)
+            losses = []
+            for number, batch in enumerate(micro_batches):
+                self._schedule.first = number == 0
+                self._schedule.last = number == len(micro_batches) - 1
+                losses.append(self._accumulate(batch, len(micro_batches)))
+                self._schedule.finish()
+            norm = self._norm()
+            applied = math.isfinite(norm)
+            self._end(norm, applied)
+            self._schedule.prefetch()
+        return StepOutcome(sum(losses) / len(losses), norm, applied)
+
+    def synchronize(self) -> None:
+        """Returns when all updates are done, on all ranks."""
+        with self._faults.surfacing():
+            self._updates.drain()
+            for unit in self.units:
+                self._memory.control.wait(UPDATED, unit.index, unit.updates)
+
+    def whole_parameters(self) -> Iterator[dict[str, Tensor]]:  # noqa: D102
+        self.synchronize()
+        for unit in self.units:
+            yield unit.named(unit.vectors["parameter"])
+
+    def shards(self) -> State:  # noqa: D102
+        self.synchronize()
+        self._touched = True
+        kinds: State = {
+            kind: {
+                unit.name: laid_out(unit.vectors[kind][unit.own], unit.count, self._mesh)
+                for unit in self.units
+            }
+            for kind in _KINDS
+        }
+        return kinds | {"step": {unit.name: unit.step for unit in self.units}}
+
+    def split(self, name: str, whole: Tensor) -> dict[str, Tensor]:  # noqa: D102
+        [shapes] = [unit.shapes for unit in self.units if unit.name == name]
+        return split_vector(whole, shapes)
+
+    def _begin(self, learning_rate: float) -> None:
+        if self._touched:
+            self._take_in()
+        self._updates.begin()
+        decay = self._optimization.weight_decay
+        self._updates.hyper = Hyper(learning_rate, BETAS, weight_decay=decay)
+        summed = self._world_size if self._shares else 1
+        self._updates.scale = 1 / (summed * self._loss_scale.value)
+
+    def _take_in(self) -> None:
+        """What somebody may have written to `shards()`."""
+        self._touched = False
+        self._schedule.forget()
+        for unit in self.units:
+            unit.refresh()
+        dist.barrier(self._here)
+
+    def _norm(self) -> float:
+        """Of the whole gradient, when all of it is in main memory."""
+        squares = torch.tensor(self._updates.squares(), dtype=torch.float64)
+        dist.all_reduce(squares, group=self._here)
+        return norm_of(squares)
+
+    def _end(self, norm: float, applied: bool) -> None:
+        """After the last gradient of a step."""
+        if not applied and not self._holding:
+            raise UserError(
+                f"slide: the gradient norm is {norm} and updates have begun: continue from a "
+                "checkpoint with a lower learning rate, or set clip, which holds updates back "
+                "until the norm is known"
+            )
+        if self._holding and applied:
+            coefficient = clip_coefficient(norm, self._optimization.clip)
+            for unit in self.units:
+                self._updates.start(unit, coefficient)
+        if applied:
+            self._handle.step_ended()
+        else:
+            self._handle.rollback()
+        self._loss_scale.update(applied)
+
+    def _map(self, group: dist.ProcessGroup) -> NodeMemory:
+        layout: dict[str, int] = {}
+        for unit in self.units:
+            layout |= unit.layout()
+        timeout = timeout_of(group).total_seconds()
+        memory = NodeMemory.create(self._here, layout, (UPDATED, LANDED), len(self.units), timeout)
+        for unit in self.units:
+            unit.map(memory)
+        return memory
+
+    def _store(
+        self,
+        model: nn.Module,
+        modules: Sequence[Sequence[nn.Module]],
+        fill: Fill,
+        device: torch.device,
+    ) -> None:
+        """Main memory takes the weights, no more than one unit at a time."""
+        root, *units = self.units
+        for unit, of_unit in zip((*units, root), (*modules, [model]), strict=True):
+            for module in of_unit:
+                fill(module)
+            unit.store()
+            unit.hide(device)
+            for tensor in (unit.source, *unit.slots):
+                self._copies.pin(tensor)
+
+    def _make_updates(self, slots: int) -> Updates:
+        threads = torch.get_num_threads()
+        return Updates(
+            self._memory.control,
+            self._faults,
+            self._rank,
+            self._world_size,
+            slots,
+            self.ledger,
+            Workers(threads) if threads > 1 else None,
+        )
+
+    def _make_schedule(
+        self, module: Sliding, strategy: Strategy, computed: torch.dtype, landed: torch.dtype
+    ) -> Schedule:
+        root, *units = self.units
+        largest = max(unit.size for unit in units)
+        arrivals = Arrivals(
+            self._copies,
+            self._memory.control,
+            self._faults,
+            module.gather,
+            self.ledger,
+            self._rank,
+            self._world_size,
+        )
+        return Schedule(
+            root,
+            units,
+            torch.empty(root.size, dtype=computed, device=self._device),
+            Window(strategy.window or 2, largest, computed, self._device),
+            arrivals,
+            Departures(
+                self._copies, self._updates, self._faults, module.reduce, landed, self._device
+            ),
+            self._updates,
+            self._holding,
+        )
+
+
+def _one_node(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    here, across = node_groups(group)
+    if across is not None:
+        raise UserError(
+            "slide: the ranks of a run share one main memory, and these are on several nodes: "
+            "start them all on one, or use engine: fsdp2"
+        )
+    return here
+
+
+def _like(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """For what runs beside other collectives."""
+    return subgroup(group, dist.get_process_group_ranks(group))
+
+
+def _leave(copies: Copies, updates: Updates, memory: NodeMemory) -> None:
+    """In order, so that no rank takes this one for lost."""
+    with suppress(Exception):
+        updates.drain()
+        copies.drain()
+        memory.close()

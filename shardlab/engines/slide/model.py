@@ -1,0 +1,78 @@
+"""A model of whose parameters a window slides over the device."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from shardlab.comm.attachable import Attachable, MakeCollective
+from shardlab.comm.collective import Collective
+from shardlab.engines.slide.schedule import Schedule
+from shardlab.engines.slide.unit import SlidUnit
+from shardlab.engines.units import UnitPlan
+from shardlab.engines.watch import watch
+
+
+class Sliding(nn.Module, Attachable):
+    """`model`, whose units come to the device for their use; `schedule` is set after `attach`.
+
+    Args:
+        plans: its units, in the order of their use; what is left makes up the root.
+        units: the root, then those of `plans`, hidden.
+        gathers, reductions: groups of the ranks that share main memory, for what they do on the
+            device; None for what they do in memory.
+    """
+
+    schedule: Schedule
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plans: Sequence[UnitPlan],
+        units: Sequence[SlidUnit],
+        gathers: dist.ProcessGroup | None,
+        reductions: dist.ProcessGroup | None,
+    ) -> None:
+        super().__init__()
+        # not a submodule: its parameters show what is on the device for a moment
+        self._model = [model]
+        self._units = units
+        self._groups = gathers, reductions
+        self.gather: Collective | None = None
+        self.reduce: Collective | None = None
+        for index, plan in enumerate(plans):
+            watch(plan.modules, index, lambda: self.schedule)
+        for unit in units:
+            for parameter in unit.parameters.values():
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(
+                        lambda _, unit=unit: self.schedule.accumulated(unit)
+                    )
+
+    def attach_collectives(  # noqa: D102
+        self, gradients: MakeCollective, weights: MakeCollective, replicas: MakeCollective
+    ) -> Callable[[], None]:
+        before, (gathers, reductions) = (self.gather, self.reduce), self._groups
+        self.gather = None if gathers is None else weights(gathers)
+        self.reduce = None if reductions is None else gradients(reductions)
+
+        def detach() -> None:
+            self.gather, self.reduce = before
+
+        return detach
+
+    def unit_names(self) -> dict[str, list[str]]:
+        """The names of the parameters of each unit."""
+        return {unit.name: list(unit.parameters) for unit in self._units}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the model."""
+        self.schedule.begin()
+        with self.schedule.window.saving_places():
+            return self._model[0](*args, **kwargs)
+
+    def train(self, mode: bool = True) -> "Sliding":
+        """Of the model, too, which is no submodule."""
+        self._model[0].train(mode)
+        return super().train(mode)

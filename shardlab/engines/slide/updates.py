@@ -1,0 +1,134 @@
+"""What is done to gradients in main memory: they are added up, measured and applied."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from shardlab.comm.background import Background, Running
+from shardlab.comm.ledger import Ledger
+from shardlab.engines.slide.arrivals import UPDATED, share_in_memory
+from shardlab.engines.slide.control import Control
+from shardlab.engines.slide.faults import Faults
+from shardlab.engines.slide.unit import SlidUnit
+from shardlab.kernels.adam import Hyper, adam_, sum_of_squares
+from shardlab.kernels.workers import Workers
+
+LANDED = "landed"
+"""published by each rank of a node when its gradients of a unit are in its slot"""
+
+
+class Updates:
+    """A thread that waits for gradients and updates this rank's chunk of their unit.
+
+    Args:
+        slots: gradients of a unit: one whole vector of each rank, which are summed in the order of
+            ranks, or one of which this rank's chunk is the mean already.
+        ledger: counts what ranks leave for each other in slots.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        faults: Faults,
+        rank: int,
+        world_size: int,
+        slots: int,
+        ledger: Ledger,
+        workers: Workers | None,
+    ) -> None:
+        self.hyper = Hyper(0.0)
+        """of the updates that are started from now on"""
+        self.scale = 1.0
+        """what the sum over slots is multiplied by to be the gradient"""
+        self._control, self._faults, self._ledger = control, faults, ledger
+        self._workers = workers
+        self._rank, self._world_size, self._slots = rank, world_size, slots
+        self._lane = Background("update")
+        self._squares: dict[int, float] = {}
+        self._last: Running | None = None
+        self._steps = 0
+
+    def slot(self, unit: SlidUnit) -> Tensor:
+        """Where this rank's gradients land."""
+        return unit.slots[self._rank if self._slots > 1 else 0]
+
+    def begin(self) -> None:
+        """Before the first gradient of a step."""
+        self._steps += 1
+        self._squares.clear()
+
+    def landed(self, unit: SlidUnit, arrived: Running, more: Tensor | None, last: bool) -> Running:
+        """Takes in what arrives.
+
+        Args:
+            more: what is to be added to the slot; None where it arrives in the slot itself.
+            last: no more comes in this step.
+        """
+        self._last = self._lane.start(
+            self._faults.watched(self._land),
+            unit,
+            arrived,
+            more,
+            self._steps if last else None,
+            self.scale,
+        )
+        return self._last
+
+    def squares(self) -> float:
+        """The sum of the squares of this rank's part of the gradient, when all of it is there."""
+        if self._last is not None:
+            self._last.wait()
+        return math.fsum(self._squares.values())
+
+    def start(self, unit: SlidUnit, coefficient: float = 1.0) -> None:
+        """Updates the unit with its gradient times the coefficient."""
+        unit.updates += 1
+        unit.step += 1
+        numbers = unit.updates, int(unit.step)
+        update = self._faults.watched(self._update)
+        self._lane.start(update, unit, *numbers, self.hyper, self.scale * coefficient)
+
+    def drain(self) -> None:
+        """Returns when all updates are done; raises the error of the first one that has one."""
+        self._lane.drain()
+
+    def _land(
+        self,
+        unit: SlidUnit,
+        arrived: Running,
+        more: Tensor | None,
+        step: int | None,
+        scale: float,
+    ) -> None:
+        arrived.synchronize()
+        if more is not None:
+            own = slice(None) if self._slots > 1 or self._world_size == 1 else unit.own
+            self.slot(unit)[own].add_(more[own])
+        if step is None:
+            return
+        if self._slots > 1:
+            self._control.publish(LANDED, unit.index, step)
+            share_in_memory(self._ledger.accounts["gradients"], self.slot(unit), self._world_size)
+            self._control.wait(LANDED, unit.index, step)
+        squares = sum_of_squares(self._gradients(unit), scale, unit.first, self._workers)
+        self._squares[unit.index] = squares
+
+    @torch.no_grad()
+    def _update(self, unit: SlidUnit, number: int, step: int, hyper: Hyper, scale: float) -> None:
+        mirror = unit.vectors.get("mirror")
+        adam_(
+            *(unit.vectors[kind][unit.own] for kind in ("parameter", "exp_avg", "exp_avg_sq")),
+            self._gradients(unit),
+            hyper,
+            step,
+            scale,
+            None if mirror is None else mirror[unit.own],
+            offset=unit.first,
+            workers=self._workers,
+        )
+        self._control.publish(UPDATED, unit.index, number)
+
+    def _gradients(self, unit: SlidUnit) -> list[Tensor]:
+        """What this rank adds up, in the order of ranks."""
+        return [slot[unit.own] for slot in unit.slots]
