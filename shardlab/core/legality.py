@@ -162,13 +162,8 @@ def _sliding(strategy: Settings) -> Iterator[str]:
         yield "wrap: root is one unit, over which nothing slides: use block, or another engine"
     if strategy.compile:
         yield "compile needs parameters that stay where they are: remove it, or engine: slide"
-    if strategy.grad_sync != "gpu_reduce":
-        if not strategy.gradients.plain():
-            yield "cpu_reduce sums gradients in memory, where no codec serves: use gpu_reduce"
-        if strategy.gradients.route == "exchange":
-            yield "cpu_reduce exchanges no gradients: remove gradients.route, or use gpu_reduce"
-        if strategy.reduce_dtype != "fp32":
-            yield "cpu_reduce sums gradients in float32: remove reduce_dtype, or use gpu_reduce"
+    if strategy.grad_sync != "gpu_reduce" and strategy.reduce_dtype != "fp32":
+        yield "cpu_reduce sums gradients in float32: remove reduce_dtype, or use gpu_reduce"
     if strategy.gradients.between_nodes is not None:
         yield "slide runs on one node: remove gradients.between_nodes"
     if strategy.weights is not None and strategy.param_transfer != "shard":

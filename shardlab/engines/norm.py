@@ -5,7 +5,7 @@ Clipping is that of `torch.nn.utils.clip_grads_with_norm_`.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ def local_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
     return [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
 
 
-def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
+def sum_of_squares(tensors: list[Tensor]) -> Tensor:
     """Of the elements of all tensors; float64, on their device."""
     norms = torch._foreach_norm(tensors, 2, dtype=torch.float64)
     return torch.stack(norms).square().sum()

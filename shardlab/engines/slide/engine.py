@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from shardlab.comm.collective import Collective
 from shardlab.comm.hierarchy import subgroup, timeout_of
 from shardlab.core.errors import UserError
 from shardlab.core.strategy import Strategy
@@ -59,13 +60,13 @@ class SlideEngine(ModuleEngine):
         self._here = _one_node(group)
         self._rank, self._world_size = dist.get_rank(self._here), dist.get_world_size(self._here)
         alone = self._world_size == 1
-        self._shares = strategy.grad_sync == "cpu_reduce" and not alone
         gathers = None if strategy.param_transfer == "full" or alone else _like(group)
-        reductions = None if self._shares or alone else _like(group)
+        reductions = None if alone else _reductions(strategy, group)
         computed = dtype_of(strategy.param_dtype, device)
         landed = computed if reductions is None else dtype_of(strategy.reduce_dtype, device)
+        self._sums = not alone and reductions is None
         plans = plan_units(model, strategy, device)
-        slots = self._world_size if self._shares else 1
+        slots = self._world_size if strategy.grad_sync == "cpu_reduce" else 1
         self.units = [
             SlidUnit(
                 index, name, own, self._rank, self._world_size, Precision(computed, landed), slots
@@ -80,8 +81,17 @@ class SlideEngine(ModuleEngine):
         super().__init__(module, strategy, optimization, seed, device)
         self._holding = optimization.clip is not None or uses_fp16(strategy, device)
         self._faults = Faults(self._memory.control)
-        self._updates = self._make_updates(slots)
-        module.schedule = self._make_schedule(module, strategy, computed, landed)
+        on_device = strategy.grad_sync == "gpu_reduce"
+        self._updates = self._make_updates(None if on_device else module.reduce)
+        departures = Departures(
+            self._copies,
+            self._updates,
+            self._faults,
+            module.reduce if on_device else None,
+            landed,
+            device,
+        )
+        module.schedule = self._make_schedule(module, departures, strategy, computed)
         self._schedule = module.schedule
         self._touched = True
         weakref.finalize(self, _leave, self._copies, self._updates, self._memory)
@@ -135,7 +145,7 @@ class SlideEngine(ModuleEngine):
         self._updates.begin()
         decay = self._optimization.weight_decay
         self._updates.hyper = Hyper(learning_rate, BETAS, weight_decay=decay)
-        summed = self._world_size if self._shares else 1
+        summed = self._world_size if self._sums else 1
         self._updates.scale = 1 / (summed * self._loss_scale.value)
 
     def _take_in(self) -> None:
@@ -197,23 +207,23 @@ class SlideEngine(ModuleEngine):
             for tensor in (unit.source, *unit.slots):
                 self._copies.pin(tensor)
 
-    def _make_updates(self, slots: int) -> Updates:
+    def _make_updates(self, reduce: Collective | None) -> Updates:
         threads = torch.get_num_threads()
         return Updates(
             self._memory.control,
             self._faults,
             self._rank,
             self._world_size,
-            slots,
+            self._sums,
+            reduce,
             self.ledger,
             Workers(threads) if threads > 1 else None,
         )
 
     def _make_schedule(
-        self, module: Sliding, strategy: Strategy, computed: torch.dtype, landed: torch.dtype
+        self, module: Sliding, departures: Departures, strategy: Strategy, computed: torch.dtype
     ) -> Schedule:
         root, *units = self.units
-        largest = max(unit.size for unit in units)
         arrivals = Arrivals(
             self._copies,
             self._memory.control,
@@ -223,18 +233,26 @@ class SlideEngine(ModuleEngine):
             self._rank,
             self._world_size,
         )
+        largest = max(unit.size for unit in units)
         return Schedule(
             root,
             units,
             torch.empty(root.size, dtype=computed, device=self._device),
             Window(strategy.window or 2, largest, computed, self._device),
             arrivals,
-            Departures(
-                self._copies, self._updates, self._faults, module.reduce, landed, self._device
-            ),
+            departures,
             self._updates,
             self._holding,
         )
+
+
+def _reductions(strategy: Strategy, group: dist.ProcessGroup) -> dist.ProcessGroup | None:
+    """For collectives of gradients on the device, or in main memory; None for sums in slots."""
+    if strategy.grad_sync == "gpu_reduce":
+        return _like(group)
+    if strategy.gradients.route == "native" and strategy.gradients.plain():
+        return None
+    return subgroup(group, dist.get_process_group_ranks(group), "gloo")
 
 
 def _one_node(group: dist.ProcessGroup) -> dist.ProcessGroup:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from shardlab.comm.background import Background, Running
+from shardlab.comm.collective import Collective
 from shardlab.comm.ledger import Ledger
 from shardlab.engines.slide.arrivals import UPDATED, share_in_memory
 from shardlab.engines.slide.control import Control
@@ -22,8 +23,9 @@ class Updates:
     """A thread that waits for gradients and updates this rank's chunk of their unit.
 
     Args:
-        slots: gradients of a unit: one whole vector of each rank, which are summed in the order of
-            ranks, or one of which this rank's chunk is the mean already.
+        sums: over the slots of all ranks, in the order of ranks.
+        reduce: of this rank's slot with the others', by messages; None where what lands is summed
+            here, or is the mean already.
         ledger: counts what ranks leave for each other in slots.
     """
 
@@ -33,7 +35,8 @@ class Updates:
         faults: Faults,
         rank: int,
         world_size: int,
-        slots: int,
+        sums: bool,
+        reduce: Collective | None,
         ledger: Ledger,
         workers: Workers | None,
     ) -> None:
@@ -43,7 +46,8 @@ class Updates:
         """what the sum over slots is multiplied by to be the gradient"""
         self._control, self._faults, self._ledger = control, faults, ledger
         self._workers = workers
-        self._rank, self._world_size, self._slots = rank, world_size, slots
+        self._rank, self._world_size = rank, world_size
+        self._sums, self._reduce = sums, reduce
         self._lane = Background("update")
         self._squares: dict[int, float] = {}
         self._last: Running | None = None
@@ -51,7 +55,7 @@ class Updates:
 
     def slot(self, unit: SlidUnit) -> Tensor:
         """Where this rank's gradients land."""
-        return unit.slots[self._rank if self._slots > 1 else 0]
+        return unit.slots[self._rank if len(unit.slots) > 1 else 0]
 
     def begin(self) -> None:
         """Before the first gradient of a step."""
@@ -102,33 +106,42 @@ class Updates:
         scale: float,
     ) -> None:
         arrived.synchronize()
+        slot = self.slot(unit)
         if more is not None:
-            own = slice(None) if self._slots > 1 or self._world_size == 1 else unit.own
-            self.slot(unit)[own].add_(more[own])
+            # of what was reduced on the device only this rank's chunk has arrived
+            own = slice(None) if self._sums or self._reduce or self._world_size == 1 else unit.own
+            slot[own].add_(more[own])
         if step is None:
             return
-        if self._slots > 1:
+        if self._sums:
             self._control.publish(LANDED, unit.index, step)
-            share_in_memory(self._ledger.accounts["gradients"], self.slot(unit), self._world_size)
+            share_in_memory(self._ledger.accounts["gradients"], slot, self._world_size)
             self._control.wait(LANDED, unit.index, step)
+        elif self._reduce is not None:
+            mean = torch.empty(unit.chunk, dtype=slot.dtype)
+            self._reduce.reduce_scatter(mean, slot, 1 / self._world_size, unit.message)
+            slot[unit.own].copy_(mean)
         squares = sum_of_squares(self._gradients(unit), scale, unit.first, self._workers)
         self._squares[unit.index] = squares
 
     @torch.no_grad()
     def _update(self, unit: SlidUnit, number: int, step: int, hyper: Hyper, scale: float) -> None:
-        mirror = unit.vectors.get("mirror")
+        own = {kind: vector[unit.own] for kind, vector in unit.vectors.items()}
         adam_(
-            *(unit.vectors[kind][unit.own] for kind in ("parameter", "exp_avg", "exp_avg_sq")),
+            own["parameter"],
+            own["exp_avg"],
+            own["exp_avg_sq"],
             self._gradients(unit),
             hyper,
             step,
             scale,
-            None if mirror is None else mirror[unit.own],
+            own.get("mirror"),
             offset=unit.first,
             workers=self._workers,
         )
         self._control.publish(UPDATED, unit.index, number)
 
     def _gradients(self, unit: SlidUnit) -> list[Tensor]:
-        """What this rank adds up, in the order of ranks."""
-        return [slot[unit.own] for slot in unit.slots]
+        """Of this rank's chunk: what it adds up, in the order of ranks, or the mean."""
+        slots = unit.slots if self._sums else [self.slot(unit)]
+        return [slot[unit.own] for slot in slots]

@@ -87,7 +87,8 @@ class Window:
             return tensor
         unit = self._units[address]
         assert tensor.dtype is unit.precision.computed, "a view of a parameter in another type"
-        return _Saved(unit.index, tensor.storage_offset(), tensor.shape, tensor.stride())
+        offset = int(tensor.storage_offset())
+        return _Saved(unit.index, offset, tensor.shape, tensor.stride())
 
     def _unpack(self, saved: Any) -> Tensor:
         if not isinstance(saved, _Saved):
