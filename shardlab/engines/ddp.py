@@ -47,7 +47,7 @@ class DDPEngine(AutogradEngine):
 
     def _logits(self, tokens: Tensor) -> Tensor:
         narrow = self._dtype is not torch.float32
-        with torch.autocast(self._device.type, self._dtype, enabled=narrow):
+        with torch.autocast(self.device.type, self._dtype, enabled=narrow):
             return super()._logits(tokens)
 
     def _trained(self) -> dict[str, nn.Parameter]:

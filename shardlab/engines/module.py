@@ -45,7 +45,8 @@ class ModuleEngine(Engine):
         **attached: Any,
     ) -> None:
         self.module = module
-        self._device = device
+        self.device = device
+        """that computes"""
         self._handle = _attach(module, strategy, seed, **attached)
         self.ledger = self._handle.ledger
         self._optimization = optimization
@@ -54,7 +55,7 @@ class ModuleEngine(Engine):
 
     def _accumulate(self, batch: Tensor, count: int) -> float:
         """Forward and backward of one of `count` micro-batches; returns its loss."""
-        batch = batch.to(self._device)
+        batch = batch.to(self.device)
         with record_function(FORWARD), self._sliding:
             logits = self._logits(batch[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())

@@ -253,7 +253,8 @@ def test_the_brief_names_what_is_not_the_default() -> None:
         ({"engin": "ddp"}, "strategy.engin: unknown key; did you mean 'engine'?"),
         (
             {"engine": "dpp"},
-            "strategy.engine: input should be 'ddp', 'fsdp1', 'fsdp2' or 'manual' (found 'dpp')",
+            "strategy.engine: input should be 'ddp', 'fsdp1', 'fsdp2', 'manual' or 'slide' (found "
+            "'dpp')",
         ),
         (
             {"engine": "ddp", "wrap": "root"},

@@ -2,8 +2,10 @@
 
 import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -33,6 +35,8 @@ from shardlab.engines.slide.window import Window
 from shardlab.engines.units import owned_parameters, plan_units
 from shardlab.kernels.adam import Hyper
 from shardlab.kernels.workers import Workers
+
+Result = TypeVar("Result")
 
 _KINDS = ("parameter", "exp_avg", "exp_avg_sq")
 
@@ -97,19 +101,48 @@ class SlideEngine(ModuleEngine):
         weakref.finalize(self, _leave, self._copies, self._updates, self._memory)
 
     def step(self, micro_batches: Sequence[Tensor], learning_rate: float) -> StepOutcome:  # noqa: D102
+        count, losses = len(micro_batches), []
+        for number, batch in enumerate(micro_batches):
+            self.begin(number, count, learning_rate)
+            losses.append(self.compute(partial(self._accumulate, batch, count)))
+        norm, applied = self.end()
+        return StepOutcome(sum(losses) / count, norm, applied)
+
+    def begin(self, number: int, count: int, learning_rate: float) -> None:
+        """Before micro-batch `number` of the `count` of a step, which `compute` and `end` follow.
+
+        Args:
+            learning_rate: of the updates of this step.
+        """
         with self._faults.surfacing():
-            self._begin(learning_rate)
-            losses = []
-            for number, batch in enumerate(micro_batches):
-                self._schedule.first = number == 0
-                self._schedule.last = number == len(micro_batches) - 1
-                losses.append(self._accumulate(batch, len(micro_batches)))
-                self._schedule.finish()
+            if number == 0:
+                self._begin(learning_rate)
+            self._schedule.first, self._schedule.last = number == 0, number == count - 1
+
+    def compute(self, call: Callable[[], Result]) -> Result:
+        """Forward and backward of one micro-batch, which the call does; its gradients leave."""
+        with self._faults.surfacing():
+            result = call()
+            self._schedule.finish()
+        return result
+
+    def end(self) -> tuple[float, bool]:
+        """After the last micro-batch of a step: its updates have begun.
+
+        Returns:
+            as in `StepOutcome`: the norm of the gradient, and whether it is applied.
+        """
+        with self._faults.surfacing():
             norm = self._norm()
             applied = math.isfinite(norm)
             self._end(norm, applied)
             self._schedule.prefetch()
-        return StepOutcome(sum(losses) / len(losses), norm, applied)
+        return norm, applied
+
+    @property
+    def loss_scale(self) -> float:
+        """What a loss is multiplied by before backward."""
+        return self._loss_scale.value
 
     def synchronize(self) -> None:
         """Returns when all updates are done, on all ranks."""
@@ -135,6 +168,24 @@ class SlideEngine(ModuleEngine):
         }
         return kinds | {"step": {unit.name: unit.step for unit in self.units}}
 
+    def in_main_memory(self) -> State:
+        """Whole parameters and moments by their names, in the memory that all ranks update.
+
+        To be called by all ranks together. Writing to it, on any rank, counts from the next step
+        on, when all ranks have ended it. `step` is each rank's own, by the names of units.
+        """
+        self.synchronize()
+        self._touched = True
+        kinds: State = {
+            kind: {
+                name: part
+                for unit in self.units
+                for name, part in unit.named(unit.vectors[kind]).items()
+            }
+            for kind in _KINDS
+        }
+        return kinds | {"step": {unit.name: unit.step for unit in self.units}}
+
     def split(self, name: str, whole: Tensor) -> dict[str, Tensor]:  # noqa: D102
         [shapes] = [unit.shapes for unit in self.units if unit.name == name]
         return split_vector(whole, shapes)
@@ -152,6 +203,7 @@ class SlideEngine(ModuleEngine):
         """What somebody may have written to `shards()`."""
         self._touched = False
         self._schedule.forget()
+        dist.barrier(self._here)  # all have written
         for unit in self.units:
             unit.refresh()
         dist.barrier(self._here)
@@ -237,8 +289,8 @@ class SlideEngine(ModuleEngine):
         return Schedule(
             root,
             units,
-            torch.empty(root.size, dtype=computed, device=self._device),
-            Window(strategy.window or 2, largest, computed, self._device),
+            torch.empty(root.size, dtype=computed, device=self.device),
+            Window(strategy.window or 2, largest, computed, self.device),
             arrivals,
             departures,
             self._updates,
