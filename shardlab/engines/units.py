@@ -116,6 +116,21 @@ def layer_settings(strategy: Strategy, layers: int) -> dict[int, dict[str, Any]]
     return found
 
 
+def checkpointing_modes(model: nn.Module, strategy: Strategy) -> dict[nn.Module, str]:
+    """What backward computes again of each block, by a strategy's normal form.
+
+    Raises:
+        UserError: see `layer_settings`; or the model has no blocks, and they are asked for.
+    """
+    modes = {each.activation_checkpointing for each in strategy.overrides}
+    if modes | {strategy.activation_checkpointing} <= {None, "none"}:
+        return {}  # also for models without blocks
+    blocks = transformer_blocks(model)
+    own = layer_settings(strategy, len(blocks))
+    key, default = "activation_checkpointing", strategy.activation_checkpointing
+    return {block: own.get(n, {}).get(key) or default for n, block in enumerate(blocks)}
+
+
 def _grouped(blocks: Sequence[nn.Module], strategy: Strategy) -> Iterator[tuple[int, ...]]:
     """The numbers of the blocks of each unit."""
     if strategy.wrap == "block":

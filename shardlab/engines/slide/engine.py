@@ -32,7 +32,7 @@ from shardlab.engines.slide.schedule import Schedule
 from shardlab.engines.slide.unit import Precision, SlidUnit
 from shardlab.engines.slide.updates import LANDED, Updates
 from shardlab.engines.slide.window import Window
-from shardlab.engines.units import owned_parameters, plan_units
+from shardlab.engines.units import checkpointing_modes, owned_parameters, plan_units
 from shardlab.kernels.adam import Hyper
 from shardlab.kernels.workers import Workers
 
@@ -81,7 +81,8 @@ class SlideEngine(ModuleEngine):
         self._copies = copies_for(device) if copies is None else copies
         self._memory = self._map(group)
         self._store(model, [plan.modules for plan in plans], fill, device)
-        module = Sliding(model, plans, self.units, gathers, reductions)
+        again = {b for b, mode in checkpointing_modes(model, strategy).items() if mode != "none"}
+        module = Sliding(model, plans, self.units, again, gathers, reductions)
         super().__init__(module, strategy, optimization, seed, device)
         self._holding = optimization.clip is not None or uses_fp16(strategy, device)
         self._faults = Faults(self._memory.control)

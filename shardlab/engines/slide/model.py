@@ -1,7 +1,8 @@
 """A model of whose parameters a window slides over the device."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch.distributed as dist
 from torch import nn
@@ -13,6 +14,9 @@ from shardlab.engines.slide.unit import SlidUnit
 from shardlab.engines.units import UnitPlan
 from shardlab.engines.watch import watch
 
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
 
 class Sliding(nn.Module, Attachable):
     """`model`, whose units come to the device for their use; `schedule` is set after `attach`.
@@ -20,6 +24,7 @@ class Sliding(nn.Module, Attachable):
     Args:
         plans: its units, in the order of their use; what is left makes up the root.
         units: the root, then those of `plans`, hidden.
+        checkpointed: blocks that backward computes again: what autograd saves then is used at once.
         gathers, reductions: groups of the ranks that share main memory, for what they do on the
             device; None for what they do in memory.
     """
@@ -31,6 +36,7 @@ class Sliding(nn.Module, Attachable):
         model: nn.Module,
         plans: Sequence[UnitPlan],
         units: Sequence[SlidUnit],
+        checkpointed: Container[nn.Module],
         gathers: dist.ProcessGroup | None,
         reductions: dist.ProcessGroup | None,
     ) -> None:
@@ -43,6 +49,9 @@ class Sliding(nn.Module, Attachable):
         self.reduce: Collective | None = None
         for index, plan in enumerate(plans):
             watch(plan.modules, index, lambda: self.schedule)
+            for module in plan.modules:
+                if module not in checkpointed:
+                    module.forward = self._saving_places(module.forward)
         for unit in units:
             for parameter in unit.parameters.values():
                 if parameter.requires_grad:
@@ -69,10 +78,17 @@ class Sliding(nn.Module, Attachable):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """That of the model."""
         self.schedule.begin()
-        with self.schedule.window.saving_places():
-            return self._model[0](*args, **kwargs)
+        return self._model[0](*args, **kwargs)
 
     def train(self, mode: bool = True) -> "Sliding":
         """Of the model, too, which is no submodule."""
         self._model[0].train(mode)
         return super().train(mode)
+
+    def _saving_places(self, forward: Callable[P, Result]) -> Callable[P, Result]:
+        @wraps(forward)
+        def saving(*args: P.args, **kwargs: P.kwargs) -> Result:
+            with self.schedule.window.saving_places():
+                return forward(*args, **kwargs)
+
+        return saving

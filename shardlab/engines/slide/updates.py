@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from shardlab.comm.background import Background, Running
-from shardlab.comm.collective import Collective
+from shardlab.comm.collective import Collective, add_up
 from shardlab.comm.ledger import Ledger
 from shardlab.engines.slide.arrivals import UPDATED, share_in_memory
 from shardlab.engines.slide.control import Control
@@ -117,12 +117,20 @@ class Updates:
             self._control.publish(LANDED, unit.index, step)
             share_in_memory(self._ledger.accounts["gradients"], slot, self._world_size)
             self._control.wait(LANDED, unit.index, step)
+            self._audit(unit, scale)
         elif self._reduce is not None:
             mean = torch.empty(unit.chunk, dtype=slot.dtype)
             self._reduce.reduce_scatter(mean, slot, 1 / self._world_size, unit.message)
             slot[unit.own].copy_(mean)
         squares = sum_of_squares(self._gradients(unit), scale, unit.first, self._workers)
         self._squares[unit.index] = squares
+
+    def _audit(self, unit: SlidUnit, scale: float) -> None:
+        """What is added up here is exact."""
+        if self._ledger.audit is not None:
+            mean = torch.empty(unit.chunk)
+            add_up([part.float() for part in self._gradients(unit)], mean, scale)
+            self._ledger.audit.add(mean, mean)
 
     @torch.no_grad()
     def _update(self, unit: SlidUnit, number: int, step: int, hyper: Hyper, scale: float) -> None:
