@@ -165,7 +165,7 @@ def _sliding(strategy: Settings) -> Iterator[str]:
     if strategy.grad_sync != "gpu_reduce" and strategy.reduce_dtype != "fp32":
         yield "cpu_reduce sums gradients in float32: remove reduce_dtype, or use gpu_reduce"
     if strategy.gradients.between_nodes is not None:
-        yield "slide runs on one node: remove gradients.between_nodes"
+        yield "slide takes the same codec between nodes: remove gradients.between_nodes"
     if strategy.weights is not None and strategy.param_transfer != "shard":
         yield "weights: nothing is gathered: remove it, or use param_transfer: shard"
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from shardlab.comm.collective import Collective
 from shardlab.comm.hierarchy import subgroup, timeout_of
@@ -44,6 +45,8 @@ _KINDS = ("parameter", "exp_avg", "exp_avg_sq")
 class SlideEngine(ModuleEngine):
     """The ranks of a node share one optimizer in main memory; rank r updates chunk r of each unit.
 
+    Several nodes hold copies of it; the ranks at one place of theirs average their gradients.
+
     Updates begin when the gradients of a unit are there, and the next use of the unit waits for
     them alone. With a limit of the gradient norm, or fp16, they begin when all gradients are there,
     and run beside the next forward pass.
@@ -59,13 +62,16 @@ class SlideEngine(ModuleEngine):
         device: torch.device,
         fill: Fill,
         copies: Copies | None = None,
+        ranks_per_node: int | None = None,
     ) -> None:
-        self._mesh = make_mesh(group, 1, torch.device("cpu"))
-        self._here = _one_node(group)
+        groups = node_groups(group, ranks_per_node)
+        self._here, across = groups.here, groups.across
         self._rank, self._world_size = dist.get_rank(self._here), dist.get_world_size(self._here)
+        self.nodes = 1 if across is None else dist.get_world_size(across)
+        self._mesh = _mesh(group, self._here, self.nodes)
         alone = self._world_size == 1
-        gathers = None if strategy.param_transfer == "full" or alone else _like(group)
-        reductions = None if alone else _reductions(strategy, group)
+        gathers = None if strategy.param_transfer == "full" or alone else self._like(group)
+        reductions = None if alone else self._reductions(strategy, group)
         computed = dtype_of(strategy.param_dtype, device)
         landed = computed if reductions is None else dtype_of(strategy.reduce_dtype, device)
         self._sums = not alone and reductions is None
@@ -82,12 +88,12 @@ class SlideEngine(ModuleEngine):
         self._memory = self._map(group)
         self._store(model, [plan.modules for plan in plans], fill, device)
         again = {b for b, mode in checkpointing_modes(model, strategy).items() if mode != "none"}
-        module = Sliding(model, plans, self.units, again, gathers, reductions)
+        module = Sliding(model, plans, self.units, again, gathers, reductions, across)
         super().__init__(module, strategy, optimization, seed, device)
         self._holding = optimization.clip is not None or uses_fp16(strategy, device)
         self._faults = Faults(self._memory.control)
         on_device = strategy.grad_sync == "gpu_reduce"
-        self._updates = self._make_updates(None if on_device else module.reduce)
+        self._updates = self._make_updates(None if on_device else module.reduce, module.average)
         departures = Departures(
             self._copies,
             self._updates,
@@ -169,6 +175,11 @@ class SlideEngine(ModuleEngine):
         }
         return kinds | {"step": {unit.name: unit.step for unit in self.units}}
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """This rank among those of its node, and how many these are."""
+        return self._rank, self._world_size
+
     def in_main_memory(self) -> State:
         """Whole parameters and moments by their names, in the memory that all ranks update.
 
@@ -197,7 +208,7 @@ class SlideEngine(ModuleEngine):
         self._updates.begin()
         decay = self._optimization.weight_decay
         self._updates.hyper = Hyper(learning_rate, BETAS, weight_decay=decay)
-        summed = self._world_size if self._sums else 1
+        summed = self.nodes * (self._world_size if self._sums else 1)
         self._updates.scale = 1 / (summed * self._loss_scale.value)
 
     def _take_in(self) -> None:
@@ -233,6 +244,18 @@ class SlideEngine(ModuleEngine):
             self._handle.rollback()
         self._loss_scale.update(applied)
 
+    def _like(self, group: dist.ProcessGroup, backend: str | None = None) -> dist.ProcessGroup:
+        """Of the ranks of the node, for what runs beside other collectives."""
+        return subgroup(group, dist.get_process_group_ranks(self._here), backend)
+
+    def _reductions(self, strategy: Strategy, group: dist.ProcessGroup) -> dist.ProcessGroup | None:
+        """For collectives of gradients on the device, or in main memory; None: sums of slots."""
+        if strategy.grad_sync == "gpu_reduce":
+            return self._like(group)
+        if strategy.gradients.route == "native" and strategy.gradients.plain():
+            return None
+        return self._like(group, "gloo")
+
     def _map(self, group: dist.ProcessGroup) -> NodeMemory:
         layout: dict[str, int] = {}
         for unit in self.units:
@@ -260,7 +283,7 @@ class SlideEngine(ModuleEngine):
             for tensor in (unit.source, *unit.slots):
                 self._copies.pin(tensor)
 
-    def _make_updates(self, reduce: Collective | None) -> Updates:
+    def _make_updates(self, reduce: Collective | None, average: Collective | None) -> Updates:
         threads = torch.get_num_threads()
         return Updates(
             self._memory.control,
@@ -269,6 +292,7 @@ class SlideEngine(ModuleEngine):
             self._world_size,
             self._sums,
             reduce,
+            average,
             self.ledger,
             Workers(threads) if threads > 1 else None,
         )
@@ -299,28 +323,13 @@ class SlideEngine(ModuleEngine):
         )
 
 
-def _reductions(strategy: Strategy, group: dist.ProcessGroup) -> dist.ProcessGroup | None:
-    """For collectives of gradients on the device, or in main memory; None for sums in slots."""
-    if strategy.grad_sync == "gpu_reduce":
-        return _like(group)
-    if strategy.gradients.route == "native" and strategy.gradients.plain():
-        return None
-    return subgroup(group, dist.get_process_group_ranks(group), "gloo")
-
-
-def _one_node(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    here, across = node_groups(group)
-    if across is not None:
-        raise UserError(
-            "slide: the ranks of a run share one main memory, and these are on several nodes: "
-            "start them all on one, or use engine: fsdp2"
-        )
-    return here
-
-
-def _like(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """For what runs beside other collectives."""
-    return subgroup(group, dist.get_process_group_ranks(group))
+def _mesh(group: dist.ProcessGroup, here: dist.ProcessGroup, nodes: int) -> DeviceMesh:
+    """[ranks] or [nodes, ranks], of main memory."""
+    ranks, size = dist.get_process_group_ranks(group), dist.get_world_size(here)
+    node = dist.get_rank(group) // size
+    if dist.get_process_group_ranks(here) != ranks[node * size : (node + 1) * size]:
+        raise UserError("slide: ranks of one node must follow each other: number them by node")
+    return make_mesh(group, nodes, torch.device("cpu"))
 
 
 def _leave(copies: Copies, updates: Updates, memory: NodeMemory) -> None:

@@ -27,6 +27,7 @@ class Sliding(nn.Module, Attachable):
         checkpointed: blocks that backward computes again: what autograd saves then is used at once.
         gathers, reductions: groups of the ranks that share main memory, for what they do on the
             device; None for what they do in memory.
+        across: the ranks that update the same chunk on other nodes, where there are any.
     """
 
     schedule: Schedule
@@ -39,14 +40,16 @@ class Sliding(nn.Module, Attachable):
         checkpointed: Container[nn.Module],
         gathers: dist.ProcessGroup | None,
         reductions: dist.ProcessGroup | None,
+        across: dist.ProcessGroup | None,
     ) -> None:
         super().__init__()
         # not a submodule: its parameters show what is on the device for a moment
         self._model = [model]
         self._units = units
-        self._groups = gathers, reductions
+        self._groups = gathers, reductions, across
         self.gather: Collective | None = None
         self.reduce: Collective | None = None
+        self.average: Collective | None = None
         for index, plan in enumerate(plans):
             watch(plan.modules, index, lambda: self.schedule)
             for module in plan.modules:
@@ -62,12 +65,14 @@ class Sliding(nn.Module, Attachable):
     def attach_collectives(  # noqa: D102
         self, gradients: MakeCollective, weights: MakeCollective, replicas: MakeCollective
     ) -> Callable[[], None]:
-        before, (gathers, reductions) = (self.gather, self.reduce), self._groups
+        before = self.gather, self.reduce, self.average
+        gathers, reductions, across = self._groups
         self.gather = None if gathers is None else weights(gathers)
         self.reduce = None if reductions is None else gradients(reductions)
+        self.average = None if across is None else replicas(across)
 
         def detach() -> None:
-            self.gather, self.reduce = before
+            self.gather, self.reduce, self.average = before
 
         return detach
 

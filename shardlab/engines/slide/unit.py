@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from shardlab.codecs.unit import Block, Unit
+from shardlab.comm.layout import REPLICAS
 from shardlab.engines.flat import named_parts
 from shardlab.engines.slide.node import NodeMemory
 
@@ -62,6 +63,7 @@ class SlidUnit:
         self.first = rank * self.chunk
         self.precision = precision
         self.message = Unit(name, (Block(name, self.count, 1),))
+        self.between_nodes = Unit(name + REPLICAS, (Block(name, self.chunk, 1),))
         self.step = torch.zeros(())
         """updates so far"""
         self.updates = 0
@@ -70,6 +72,8 @@ class SlidUnit:
         self.vectors: dict[str, Tensor] = {}
         """whole, in main memory: `parameter`, `exp_avg`, `exp_avg_sq`, perhaps `mirror`"""
         self.slots: list[Tensor] = []
+        self.total: Tensor | None = None
+        """the gradient of this rank's chunk, summed over nodes"""
 
     @property
     def narrow(self) -> bool:

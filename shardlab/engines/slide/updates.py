@@ -26,6 +26,7 @@ class Updates:
         sums: over the slots of all ranks, in the order of ranks.
         reduce: of this rank's slot with the others', by messages; None where what lands is summed
             here, or is the mean already.
+        average: between nodes, of what is there then.
         ledger: counts what ranks leave for each other in slots.
     """
 
@@ -37,6 +38,7 @@ class Updates:
         world_size: int,
         sums: bool,
         reduce: Collective | None,
+        average: Collective | None,
         ledger: Ledger,
         workers: Workers | None,
     ) -> None:
@@ -47,7 +49,7 @@ class Updates:
         self._control, self._faults, self._ledger = control, faults, ledger
         self._workers = workers
         self._rank, self._world_size = rank, world_size
-        self._sums, self._reduce = sums, reduce
+        self._sums, self._reduce, self._average = sums, reduce, average
         self._lane = Background("update")
         self._squares: dict[int, float] = {}
         self._last: Running | None = None
@@ -113,6 +115,7 @@ class Updates:
             slot[own].add_(more[own])
         if step is None:
             return
+        unit.total = None
         if self._sums:
             self._control.publish(LANDED, unit.index, step)
             share_in_memory(self._ledger.accounts["gradients"], slot, self._world_size)
@@ -122,8 +125,18 @@ class Updates:
             mean = torch.empty(unit.chunk, dtype=slot.dtype)
             self._reduce.reduce_scatter(mean, slot, 1 / self._world_size, unit.message)
             slot[unit.own].copy_(mean)
+        if self._average is not None:
+            self._sum_nodes(unit, self._average)
         squares = sum_of_squares(self._gradients(unit), scale, unit.first, self._workers)
         self._squares[unit.index] = squares
+
+    def _sum_nodes(self, unit: SlidUnit, average: Collective) -> None:
+        """The sum over nodes of what this rank and its like would apply alone."""
+        parts = [part.float() for part in self._gradients(unit)]
+        total = torch.empty(unit.chunk)
+        add_up(parts, total, 1.0)
+        average.all_reduce(total, 1.0, unit.between_nodes)
+        unit.total = total
 
     def _audit(self, unit: SlidUnit, scale: float) -> None:
         """What is added up here is exact."""
@@ -150,6 +163,8 @@ class Updates:
         self._control.publish(UPDATED, unit.index, number)
 
     def _gradients(self, unit: SlidUnit) -> list[Tensor]:
-        """Of this rank's chunk: what it adds up, in the order of ranks, or the mean."""
+        """Of this rank's chunk: what it adds up, in the order of ranks, or the sum or mean."""
+        if unit.total is not None:
+            return [unit.total]
         slots = unit.slots if self._sums else [self.slot(unit)]
         return [slot[unit.own] for slot in slots]

@@ -48,9 +48,8 @@ class SlideConfig:
 class SlideFSDP:
     """Trains a model that does not fit the device: main memory holds it, the device a window of it.
 
-    All ranks of the default process group, which share the memory of one machine, call the same
-    methods in the same order, each with samples of its own. Without a process group a rank is
-    alone.
+    All ranks of the default process group call the same methods in the same order, each with its
+    own samples; those of one machine share its memory. Without a process group a rank is alone.
 
     Args:
         model: a causal language model, or another with a list of blocks, whose outputs have a
@@ -132,7 +131,7 @@ class SlideFSDP:
         dist.barrier(self._patient)
 
     def load(self, folder: str | Path) -> None:
-        """Continues from what `save` wrote, with any number of ranks.
+        """Continues from what `save` wrote, with any number of ranks, which all see the folder.
 
         Raises:
             UserError: there is none, or that of another model.
@@ -151,8 +150,8 @@ class SlideFSDP:
         dist.barrier(self._patient)
 
     def _take(self, file: Any, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """The ranks share the reading of what they share."""
-        rank, world_size = dist.get_rank(self._group), dist.get_world_size(self._group)
+        """The ranks of a node share the reading of what they share."""
+        rank, world_size = self._engine.place
         for kind, named in state.items():
             for number, (name, tensor) in enumerate(named.items()):
                 if kind == "step" or number % world_size == rank:

@@ -36,7 +36,7 @@ class DelayedCopies(ThrottledCopies):
         super().copy(target, source)
 
 
-def engine_of(group, document, clip=0.5, copies=None, seed=1):
+def engine_of(group, document, clip=0.5, copies=None, seed=1, ranks_per_node=None):
     """With copies of its own, of the slide engine."""
     config = shape_config(Shape(LAYERS, 32, 2), VOCABULARY, LENGTH, 0)
     with torch.device("meta"):
@@ -44,7 +44,7 @@ def engine_of(group, document, clip=0.5, copies=None, seed=1):
     weights = RandomWeights(model, seed)
     optimization = Optimization(weight_decay=0.1, clip=clip)
     strategy = parse_strategy(document)
-    if copies is None:
+    if copies is None and ranks_per_node is None:
         return build_engine(model, strategy, optimization, group, weights=weights)
     names = {module: name for name, module in model.named_modules()}
     full = strategy.normal()
@@ -53,6 +53,7 @@ def engine_of(group, document, clip=0.5, copies=None, seed=1):
         *(model, full, optimization, group, 0, torch.device("cpu")),
         lambda module: weights.materialize(module, names[module]),
         copies,
+        ranks_per_node,
     )
 
 

@@ -77,3 +77,25 @@ def test_evaluation_between_steps_changes_nothing():
         return {}
 
     run_ranks(2, on_rank)
+
+
+@pytest.mark.parametrize("ranks_per_node, world_size", [(1, 2), (2, 4)])
+def test_several_nodes_average_their_gradients(ranks_per_node, world_size):
+    int8 = {**MODES["shard-gpu_reduce"], "gradients": {"codec": "int8"}}
+
+    def on_rank(group):
+        expected = train(engine_of(group, {"engine": "ddp"}), 6)
+        for document in (*MODES.values(), int8):
+            engine = engine_of(group, document, ranks_per_node=ranks_per_node)
+            curve, states = train(engine, 6), states_of(engine)
+            tolerance = 1e-2 if document is int8 else 0 if world_size == 2 else 1e-5
+            torch.testing.assert_close(curve, expected, rtol=tolerance, atol=0)
+            wire = engine.ledger.summary()["gradients"]["bytes_wire"]
+            assert engine.nodes == 2 and wire > 0
+            same = [torch.zeros(()) for _ in range(world_size)]
+            own = sum(state.double().sum() for state in states.values())
+            torch.distributed.all_gather(same, own.float())
+            assert len({float(each) for each in same}) == 1
+        return {}
+
+    run_ranks(world_size, on_rank)
