@@ -1,14 +1,17 @@
 """How much of what the slide engine copies and updates hides behind computation.
 
-    python -m benchmarks.slide [--world-size W] [--layers L] [--width H] [--tokens T] [--clip]
-                               [--share S ...] [--steps N] [--out FILE]
+    python -m benchmarks.slide [--world-size W] [--layers L] [--width H] [--tokens T] [--window K]
+                               [--clip] [--share S ...] [--steps N] [--out FILE]
 
 The device is the CPU, whose copies take as long as on a link of a certain rate: one on which the
-parameters of a step take S times as long as the computation does. The bound of a step is the
-longest of computation, copies in, copies out and updates, each alone, and before it the way of the
-first unit in and after it that of the last one out and its update; sequential is the sum of all.
-Efficiency is 1 - (step - bound) / (sequential - bound). What is exposed is the time for which the
-training thread waits.
+parameters of a step take S times as long as the computation does. Steps take turns with the same
+computation where all parameters are in place, so that both see the same machine.
+
+The bound of a step is the longest of computation, copies in, copies out and updates, each alone,
+and beside it the way of the root in, where a step begins, and that out and its update, where it
+ends. `phases` is the same for forward and backward apart: prefetch does not reach across a window.
+Sequential is the sum of all. Efficiency is 1 - (step - bound) / (sequential - bound). What is
+exposed is the time for which the training thread waits.
 """
 
 import argparse
@@ -22,6 +25,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -31,7 +35,6 @@ from shardlab.core.host import describe_host, git_revision
 from shardlab.core.progress import say
 from shardlab.core.strategy import parse_strategy
 from shardlab.engines.base import Optimization
-from shardlab.engines.build import build_engine
 from shardlab.engines.computation import prepare
 from shardlab.engines.slide.copies import ThrottledCopies
 from shardlab.engines.slide.engine import SlideEngine
@@ -40,20 +43,8 @@ from shardlab.models.weights import RandomWeights
 from shardlab.report.numbers import figure
 from shardlab.report.tables import text_table
 
-_VOCABULARY, _SEQUENCE, _UNTIMED, _CPU = 512, 64, 2, torch.device("cpu")
-
-
-class CountedCopies(ThrottledCopies):
-    """Adds up how long copies of each lane take, waits in the lane not included."""
-
-    def __init__(self, gigabytes_per_s: float | None) -> None:
-        super().__init__(gigabytes_per_s)
-        self.bytes = 0
-
-    def copy(self, target: Tensor, source: Tensor) -> None:
-        """Counts."""
-        self.bytes += source.nbytes
-        super().copy(target, source)
+_VOCABULARY, _SEQUENCE, _UNTIMED, _IN_A_ROW, _CPU = 512, 64, 2, 3, torch.device("cpu")
+_WAITS = ("in", "out", "landing")
 
 
 class Waits:
@@ -100,58 +91,83 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--world-size", type=int, default=1)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=512, help="of a rank and step")
+    parser.add_argument("--tokens", type=int, default=1024, help="of a rank and step")
+    parser.add_argument("--window", type=int, default=2)
     parser.add_argument("--clip", action="store_true", help="updates beside the next forward pass")
-    parser.add_argument("--share", type=float, nargs="+", default=[0.5, 0.9, 1.5])
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--share", type=float, nargs="+", default=[0.3, 0.6, 0.9, 1.5])
+    parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
 
 def _measure(options: argparse.Namespace, share: float, group: dist.ProcessGroup) -> dict[str, Any]:
-    computing_s = _computing(options, group)
-    free = CountedCopies(None)
-    engine = _engine(options, group, free)
-    _steps(engine, options, 2)
-    free.bytes = 0
-    _steps(engine, options, 2)
-    both = free.bytes / 2
-    parameters = sum(unit.size for unit in engine.units) * 4
-    inward = both - parameters
-    rate = inward / (share * computing_s)
-    copies = CountedCopies(rate / 1e9)
-    engine = _engine(options, group, copies)
-    updating = Waits()
+    plain = _Plain(options)
+    for _ in range(_UNTIMED):
+        forward_s, backward_s = plain.step()
+    root, unit, layers = _bytes(options, group)
+    inward = [root + layers * unit, (layers - options.window) * unit]
+    rate = sum(inward) / (share * (forward_s + backward_s))
+    engine = _engine(options, group, ThrottledCopies(rate / 1e9))
+    for _ in range(_UNTIMED):
+        engine.step([_batch(options)], 1e-4)
+    engine.synchronize()
+    waits, updating = _exposed(engine), Waits()
     updating.around(engine._updates, "_update", "update")
-    updating.around(engine._updates, "_land", "land")
-    _steps(engine, options, _UNTIMED)
-    engine.synchronize()
-    waits = _exposed(engine)
-    updating.seconds.clear()
-    seconds = _steps(engine, options, options.steps)
-    engine.synchronize()
-    updates = updating.seconds["update"] / options.steps
-    parts = {
-        "compute": computing_s,
-        "in": inward / rate,
-        "out": parameters / rate,
-        "update": updates,
-    }
-    root = engine.units[0].size * 4 / rate
-    ends = 2 * root + updates * engine.units[0].size * 4 / parameters
+    forwards, backwards, steps = [], [], []
+    for _ in range(options.steps):
+        forward_s, backward_s = plain.step()
+        forwards.append(forward_s)
+        backwards.append(backward_s)
+        start = time.perf_counter()
+        # as in a training: the next step begins where this one ends
+        for _ in range(_IN_A_ROW):
+            engine.step([_batch(options)], 1e-4)
+        steps.append((time.perf_counter() - start) / _IN_A_ROW)
+        engine.synchronize()
+    count = options.steps * _IN_A_ROW
+    forward, backward, step = map(statistics.median, (forwards, backwards, steps))
+    update, out = updating.seconds["update"] / count, (root + layers * unit) / rate
+    come, again = (size / rate for size in inward)
+    ends = 2 * root / rate + update * root / (root + layers * unit)
+    parts = {"compute": forward + backward, "in": come + again, "out": out, "update": update}
     bound, sequential = max(parts.values()) + ends, sum(parts.values())
-    step = statistics.median(seconds)
+    phases = max(forward, come) + max(backward, again, out, update) + ends
     return {
         **{f"{name}_ms": value * 1e3 for name, value in parts.items()},
         "bound_ms": bound * 1e3,
+        "phases_ms": phases * 1e3,
         "step_ms": step * 1e3,
         "sequential_ms": sequential * 1e3,
         "efficiency": 1 - (step - bound) / (sequential - bound),
-        **{
-            f"exposed_{name}_ms": waits.seconds.get(name, 0.0) / options.steps * 1e3
-            for name in ("in", "out", "landing")
-        },
+        "of_phases": 1 - (step - phases) / (sequential - phases),
+        **{f"exposed_{name}_ms": waits.seconds.get(name, 0.0) / count * 1e3 for name in _WAITS},
     }
+
+
+class _Plain:
+    """The computation alone."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        model, weights = _model(options)
+        weights.materialize(model)
+        self._model, self._options = model, options
+
+    def step(self) -> tuple[float, float]:
+        """Seconds of forward and of backward."""
+        tokens, start = _batch(self._options), time.perf_counter()
+        logits = self._model(input_ids=tokens[:, :-1]).logits
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        between = time.perf_counter()
+        loss.backward()
+        end = time.perf_counter()
+        self._model.zero_grad()
+        return between - start, end - between
+
+
+def _bytes(options: argparse.Namespace, group: dist.ProcessGroup) -> tuple[int, int, int]:
+    """Of the root and of a layer, and how many layers there are."""
+    root, unit, *others = _engine(options, group, ThrottledCopies()).units
+    return root.size * 4, unit.size * 4, 1 + len(others)
 
 
 def _exposed(engine: SlideEngine) -> Waits:
@@ -160,34 +176,6 @@ def _exposed(engine: SlideEngine) -> Waits:
     waits.around(schedule._departures, "_settle", "out")
     waits.around(engine._updates, "squares", "landing")
     return waits
-
-
-def _computing(options: argparse.Namespace, group: dist.ProcessGroup) -> float:
-    """Seconds of forward and backward where all parameters are on the device."""
-    model, weights = _model(options)
-    engine = build_engine(
-        model,
-        parse_strategy({"engine": "ddp"}),
-        Optimization(0.1, None),
-        dist.new_group([dist.get_rank(group)], use_local_synchronization=True),
-        weights=weights,
-    )
-    seconds = []
-    for number in range(_UNTIMED + options.steps):
-        start = time.perf_counter()
-        engine._accumulate(_batch(options), 1)  # type: ignore[attr-defined]
-        if number >= _UNTIMED:
-            seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
-
-
-def _steps(engine: SlideEngine, options: argparse.Namespace, count: int) -> list[float]:
-    seconds = []
-    for _ in range(count):
-        start = time.perf_counter()
-        engine.step([_batch(options)], 1e-4)
-        seconds.append(time.perf_counter() - start)
-    return seconds
 
 
 def _batch(options: argparse.Namespace) -> Tensor:
@@ -205,7 +193,7 @@ def _engine(
     options: argparse.Namespace, group: dist.ProcessGroup, copies: ThrottledCopies
 ) -> SlideEngine:
     model, weights = _model(options)
-    full = parse_strategy({"engine": "slide"}).normal()
+    full = parse_strategy({"engine": "slide", "window": options.window}).normal()
     prepare(model, full)
     names = {module: name for name, module in model.named_modules()}
     return SlideEngine(
