@@ -8,8 +8,9 @@ parameters of a step take S times as long as the computation does. Steps take tu
 computation where all parameters are in place, so that both see the same machine.
 
 The bound of a step is the longest of computation, copies in, copies out and updates, each alone,
-and beside it the way of the root in, where a step begins, and that out and its update, where it
-ends. `phases` is the same for forward and backward apart: prefetch does not reach across a window.
+and beside it what nothing hides: the way in of the root and the first unit, where a step begins,
+and where it ends their way out and their update. `phases` is the same with the longest of forward
+and that of backward: units of the next forward pass cannot come before they are updated.
 Sequential is the sum of all. Efficiency is 1 - (step - bound) / (sequential - bound). What is
 exposed is the time for which the training thread waits.
 """
@@ -80,10 +81,9 @@ def main() -> None:
         say(f"share {share}: efficiency {rows[-1]['efficiency']:.3f}")
     body = [[figure(value) for value in row.values()] for row in rows]
     print(text_table("The slide engine over throttled copies", [*rows[0]], body).markdown())
-    if options.out is not None:
-        setting = {key: str(value) for key, value in vars(options).items()}
-        about = {"revision": git_revision(), "host": describe_host(), "options": setting}
-        write_json(options.out, {**about, "rows": rows})
+    setting = {key: str(value) for key, value in vars(options).items()}
+    about = {"revision": git_revision(), "host": describe_host(), "options": setting}
+    write_json(options.out, {**about, "rows": rows})
 
 
 def _options() -> argparse.Namespace:
@@ -96,7 +96,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--clip", action="store_true", help="updates beside the next forward pass")
     parser.add_argument("--share", type=float, nargs="+", default=[0.3, 0.6, 0.9, 1.5])
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=Path(".work/benchmarks/slide.json"))
     return parser.parse_args()
 
 
@@ -128,7 +128,7 @@ def _measure(options: argparse.Namespace, share: float, group: dist.ProcessGroup
     forward, backward, step = map(statistics.median, (forwards, backwards, steps))
     update, out = updating.seconds["update"] / count, (root + layers * unit) / rate
     come, again = (size / rate for size in inward)
-    ends = 2 * root / rate + update * root / (root + layers * unit)
+    ends = (root + unit) * (2 / rate + update / (root + layers * unit))
     parts = {"compute": forward + backward, "in": come + again, "out": out, "update": update}
     bound, sequential = max(parts.values()) + ends, sum(parts.values())
     phases = max(forward, come) + max(backward, again, out, update) + ends

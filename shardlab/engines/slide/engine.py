@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardlab.comm.collective import Collective
-from shardlab.comm.hierarchy import subgroup, timeout_of
+from shardlab.comm.hierarchy import subgroup
 from shardlab.core.errors import UserError
 from shardlab.core.strategy import Strategy
 from shardlab.engines.base import Optimization, State, StepOutcome
@@ -29,13 +29,14 @@ from shardlab.engines.slide.faults import Faults
 from shardlab.engines.slide.groups import node_groups
 from shardlab.engines.slide.model import Sliding
 from shardlab.engines.slide.node import NodeMemory
+from shardlab.engines.slide.processors import update_workers
 from shardlab.engines.slide.schedule import Schedule
+from shardlab.engines.slide.storing import share_memory, store
 from shardlab.engines.slide.unit import Precision, SlidUnit
-from shardlab.engines.slide.updates import LANDED, Updates
+from shardlab.engines.slide.updates import Updates
 from shardlab.engines.slide.window import Window
 from shardlab.engines.units import checkpointing_modes, owned_parameters, plan_units
 from shardlab.kernels.adam import Hyper
-from shardlab.kernels.workers import Workers
 
 Result = TypeVar("Result")
 
@@ -85,8 +86,8 @@ class SlideEngine(ModuleEngine):
         ]
         """the root, then the others in the order of their use"""
         self._copies = copies_for(device) if copies is None else copies
-        self._memory = self._map(group)
-        self._store(model, [plan.modules for plan in plans], fill, device)
+        self._memory = share_memory(self.units, self._here)
+        store(model, plans, self.units, fill, device, self._copies)
         again = {b for b, mode in checkpointing_modes(model, strategy).items() if mode != "none"}
         module = Sliding(model, plans, self.units, again, gathers, reductions, across)
         super().__init__(module, strategy, optimization, seed, device)
@@ -155,6 +156,7 @@ class SlideEngine(ModuleEngine):
         """Returns when all updates are done, on all ranks."""
         with self._faults.surfacing():
             self._updates.drain()
+            self._copies.drain()
             for unit in self.units:
                 self._memory.control.wait(UPDATED, unit.index, unit.updates)
 
@@ -256,45 +258,16 @@ class SlideEngine(ModuleEngine):
             return None
         return self._like(group, "gloo")
 
-    def _map(self, group: dist.ProcessGroup) -> NodeMemory:
-        layout: dict[str, int] = {}
-        for unit in self.units:
-            layout |= unit.layout()
-        timeout = timeout_of(group).total_seconds()
-        memory = NodeMemory.create(self._here, layout, (UPDATED, LANDED), len(self.units), timeout)
-        for unit in self.units:
-            unit.map(memory)
-        return memory
-
-    def _store(
-        self,
-        model: nn.Module,
-        modules: Sequence[Sequence[nn.Module]],
-        fill: Fill,
-        device: torch.device,
-    ) -> None:
-        """Main memory takes the weights, no more than one unit at a time."""
-        root, *units = self.units
-        for unit, of_unit in zip((*units, root), (*modules, [model]), strict=True):
-            for module in of_unit:
-                fill(module)
-            unit.store()
-            unit.hide(device)
-            for tensor in (unit.source, *unit.slots):
-                self._copies.pin(tensor)
-
     def _make_updates(self, reduce: Collective | None, average: Collective | None) -> Updates:
-        threads = torch.get_num_threads()
         return Updates(
             self._memory.control,
             self._faults,
-            self._rank,
             self._world_size,
             self._sums,
             reduce,
             average,
             self.ledger,
-            Workers(threads) if threads > 1 else None,
+            update_workers(self._here, self.device),
         )
 
     def _make_schedule(

@@ -68,7 +68,7 @@ class SlidUnit:
         """updates so far"""
         self.updates = 0
         """that this process has begun"""
-        self._slots = slots
+        self._rank, self._slots = rank, slots
         self.vectors: dict[str, Tensor] = {}
         """whole, in main memory: `parameter`, `exp_avg`, `exp_avg_sq`, perhaps `mirror`"""
         self.slots: list[Tensor] = []
@@ -115,6 +115,11 @@ class SlidUnit:
         """The mirror of this rank's chunk follows parameters that somebody has written to."""
         if self.narrow:
             self.vectors["mirror"][self.own].copy_(self.vectors["parameter"][self.own])
+
+    @property
+    def slot(self) -> Tensor:
+        """Where this rank's gradients land."""
+        return self.slots[self._rank if len(self.slots) > 1 else 0]
 
     @cached_property
     def source(self) -> Tensor:

@@ -34,7 +34,6 @@ class Updates:
         self,
         control: Control,
         faults: Faults,
-        rank: int,
         world_size: int,
         sums: bool,
         reduce: Collective | None,
@@ -48,16 +47,12 @@ class Updates:
         """what the sum over slots is multiplied by to be the gradient"""
         self._control, self._faults, self._ledger = control, faults, ledger
         self._workers = workers
-        self._rank, self._world_size = rank, world_size
+        self._world_size = world_size
         self._sums, self._reduce, self._average = sums, reduce, average
         self._lane = Background("update")
         self._squares: dict[int, float] = {}
         self._last: Running | None = None
         self._steps = 0
-
-    def slot(self, unit: SlidUnit) -> Tensor:
-        """Where this rank's gradients land."""
-        return unit.slots[self._rank if len(unit.slots) > 1 else 0]
 
     def begin(self) -> None:
         """Before the first gradient of a step."""
@@ -108,7 +103,7 @@ class Updates:
         scale: float,
     ) -> None:
         arrived.synchronize()
-        slot = self.slot(unit)
+        slot = unit.slot
         if more is not None:
             # of what was reduced on the device only this rank's chunk has arrived
             own = slice(None) if self._sums or self._reduce or self._world_size == 1 else unit.own
@@ -166,5 +161,5 @@ class Updates:
         """Of this rank's chunk: what it adds up, in the order of ranks, or the sum or mean."""
         if unit.total is not None:
             return [unit.total]
-        slots = unit.slots if self._sums else [self.slot(unit)]
+        slots = unit.slots if self._sums else [unit.slot]
         return [slot[unit.own] for slot in slots]

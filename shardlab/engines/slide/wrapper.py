@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from shardlab.comm.device import device_of
 from shardlab.comm.names import parameter_names
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic
@@ -42,7 +43,7 @@ class SlideConfig:
     param_transfer: Literal["full", "shard"] = "full"
     grad_sync: Literal["gpu_reduce", "cpu_reduce"] = "cpu_reduce"
     device: str | None = None
-    """by default the current GPU, where there is one"""
+    """that computes; by default the current GPU where the process group has NCCL, else the CPU"""
 
 
 class SlideFSDP:
@@ -67,7 +68,8 @@ class SlideFSDP:
         self.gradient_norm: float | None = None
         """of the last step, before clipping"""
         if not dist.is_initialized():
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         self._group = dist.distributed_c10d._get_default_group()
         # writing may take longer than a rank waits for another in a step
         self._patient = dist.new_group(backend="gloo")
@@ -188,7 +190,7 @@ class SlideFSDP:
         keys = ("param_dtype", "activation_checkpointing", "window", "param_transfer", "grad_sync")
         document = {"engine": "slide", **{key: getattr(config, key) for key in keys}}
         strategy = parse_strategy(document, "SlideConfig")
-        device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        device = config.device or device_of(self._group)
         optimization = Optimization(config.weight_decay, config.clip)
         engine = build_engine(
             model, strategy, optimization, self._group, device=torch.device(device)
