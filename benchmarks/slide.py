@@ -7,12 +7,12 @@ The device is the CPU, whose copies take as long as on a link of a certain rate:
 parameters of a step take S times as long as the computation does. Steps take turns with the same
 computation where all parameters are in place, so that both see the same machine.
 
-The bound of a step is the longest of computation, copies in, copies out and updates, each alone,
-and beside it what nothing hides: the way in of the root and the first unit, where a step begins,
-and where it ends their way out and their update. `phases` is the same with the longest of forward
-and that of backward: units of the next forward pass cannot come before they are updated.
-Sequential is the sum of all. Efficiency is 1 - (step - bound) / (sequential - bound). What is
-exposed is the time for which the training thread waits.
+The bound of a step is the longest of computation, copies in, copies out and updates, each with
+what nothing hides: before it the way in of the root and the first unit, after it their way out and
+their update. `phases` is the sum of such bounds of forward and of backward, as no unit of the next
+forward pass can come before it is updated. Sequential is the sum of all. Efficiency is
+1 - (step - bound) / (sequential - bound). What is exposed is the time for which the training thread
+waits.
 """
 
 import argparse
@@ -122,16 +122,17 @@ def _measure(options: argparse.Namespace, share: float, group: dist.ProcessGroup
         # as in a training: the next step begins where this one ends
         for _ in range(_IN_A_ROW):
             engine.step([_batch(options)], 1e-4)
+        engine.synchronize()  # what comes for another step counts for the first one here
         steps.append((time.perf_counter() - start) / _IN_A_ROW)
-        engine.synchronize()
     count = options.steps * _IN_A_ROW
     forward, backward, step = map(statistics.median, (forwards, backwards, steps))
     update, out = updating.seconds["update"] / count, (root + layers * unit) / rate
     come, again = (size / rate for size in inward)
-    ends = (root + unit) * (2 / rate + update / (root + layers * unit))
+    head, tail = (root + unit) / rate, (root + unit) * (1 / rate + update / (root + layers * unit))
     parts = {"compute": forward + backward, "in": come + again, "out": out, "update": update}
-    bound, sequential = max(parts.values()) + ends, sum(parts.values())
-    phases = max(forward, come) + max(backward, again, out, update) + ends
+    sequential = sum(parts.values())
+    bound = max(head + forward + backward + tail, come + again + tail, head + out, update)
+    phases = max(head + forward, come) + max(backward + tail, again + tail, out, update)
     return {
         **{f"{name}_ms": value * 1e3 for name, value in parts.items()},
         "bound_ms": bound * 1e3,

@@ -82,7 +82,8 @@ class Schedule(Uses):
         self._stale = True
 
     def before_forward(self, index: int) -> None:  # noqa: D102
-        self._need(index, self.units[index + 1 :])
+        # what computes again is followed by the units before it
+        self._need(index, () if self._backward else self.units[index + 1 :])
 
     def after_forward(self, index: int) -> None:  # noqa: D102
         if self._backward or index >= len(self.units) - self.window.slots:

@@ -181,6 +181,11 @@ class SlideFSDP:
         frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
         if frozen:
             raise UserError(f"SlideFSDP: {frozen[0]} is frozen, and all parameters are updated")
+        if getattr(model, "is_gradient_checkpointing", False):
+            raise UserError(
+                "SlideFSDP: the model checkpoints its layers itself: call "
+                "gradient_checkpointing_disable() and set activation_checkpointing"
+            )
         wide = {p.dtype for p in model.parameters()}
         if wide != {torch.float32}:
             raise UserError("SlideFSDP: give a model in float32; param_dtype is what computes")
