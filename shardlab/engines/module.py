@@ -51,12 +51,13 @@ class ModuleEngine(Engine):
         self.ledger = self._handle.ledger
         self._optimization = optimization
         self._loss_scale = LossScale(uses_fp16(strategy, device))
-        self._sliding = sliding(strategy, device)
+        self.sliding = sliding(strategy, device)
+        """around forward: where the inputs of checkpointed blocks go"""
 
     def _accumulate(self, batch: Tensor, count: int) -> float:
         """Forward and backward of one of `count` micro-batches; returns its loss."""
         batch = batch.to(self.device)
-        with record_function(FORWARD), self._sliding:
+        with record_function(FORWARD), self.sliding:
             logits = self._logits(batch[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
         with record_function(BACKWARD):

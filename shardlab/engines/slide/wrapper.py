@@ -38,6 +38,8 @@ class SlideConfig:
     param_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """what the device computes in; parameters are updated in float32"""
     activation_checkpointing: Literal["none", "selective", "full"] = "full"
+    activations: Literal["device", "memory", "disk"] = "device"
+    """where the inputs of checkpointed layers wait for backward"""
     window: int = 2
     """layers that the device has memory for at a time"""
     param_transfer: Literal["full", "shard"] = "full"
@@ -163,7 +165,8 @@ class SlideFSDP:
         self._engine.load_rank_state({**before, "extra": extra or before["extra"]})
 
     def _forward_backward(self, batch: dict[str, Any]) -> Any:
-        output = self.module(**batch)
+        with self._engine.sliding:
+            output = self.module(**batch)
         loss = getattr(output, "loss", None)
         if loss is None:
             raise UserError("SlideFSDP: the model returns no loss: give it labels")
@@ -192,7 +195,8 @@ class SlideFSDP:
 
     def _build(self, model: nn.Module) -> SlideEngine:
         config = self.config
-        keys = ("param_dtype", "activation_checkpointing", "window", "param_transfer", "grad_sync")
+        computation = ("param_dtype", "activation_checkpointing", "activations")
+        keys = (*computation, "window", "param_transfer", "grad_sync")
         document = {"engine": "slide", **{key: getattr(config, key) for key in keys}}
         strategy = parse_strategy(document, "SlideConfig")
         device = config.device or device_of(self._group)
