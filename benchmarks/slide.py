@@ -1,7 +1,7 @@
 """How much of what the slide engine copies and updates hides behind computation.
 
     python -m benchmarks.slide [--world-size W] [--layers L] [--width H] [--tokens T] [--window K]
-                               [--clip] [--share S ...] [--steps N] [--out FILE]
+                               [--clip] [--share S ...] [--rounds R] [--out FILE]
 
 The device is the CPU, whose copies take as long as on a link of a certain rate: one on which the
 parameters of a step take S times as long as the computation does. Steps take turns with the same
@@ -44,7 +44,7 @@ from shardlab.models.weights import RandomWeights
 from shardlab.report.numbers import figure
 from shardlab.report.tables import text_table
 
-_VOCABULARY, _SEQUENCE, _UNTIMED, _IN_A_ROW, _CPU = 512, 64, 2, 3, torch.device("cpu")
+_VOCABULARY, _SEQUENCE, _UNTIMED, _IN_A_ROW, _CPU = 512, 64, 2, 6, torch.device("cpu")
 _WAITS = ("in", "out", "landing")
 
 
@@ -95,7 +95,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--window", type=int, default=2)
     parser.add_argument("--clip", action="store_true", help="updates beside the next forward pass")
     parser.add_argument("--share", type=float, nargs="+", default=[0.3, 0.6, 0.9, 1.5])
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path(".work/benchmarks/slide.json"))
     return parser.parse_args()
 
@@ -114,7 +114,7 @@ def _measure(options: argparse.Namespace, share: float, group: dist.ProcessGroup
     waits, updating = _exposed(engine), Waits()
     updating.around(engine._updates, "_update", "update")
     forwards, backwards, steps = [], [], []
-    for _ in range(options.steps):
+    for _ in range(options.rounds):
         forward_s, backward_s = plain.step()
         forwards.append(forward_s)
         backwards.append(backward_s)
@@ -124,7 +124,7 @@ def _measure(options: argparse.Namespace, share: float, group: dist.ProcessGroup
             engine.step([_batch(options)], 1e-4)
         engine.synchronize()  # what comes for another step counts for the first one here
         steps.append((time.perf_counter() - start) / _IN_A_ROW)
-    count = options.steps * _IN_A_ROW
+    count = options.rounds * _IN_A_ROW
     forward, backward, step = map(statistics.median, (forwards, backwards, steps))
     update, out = updating.seconds["update"] / count, (root + layers * unit) / rate
     come, again = (size / rate for size in inward)
