@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from shardlab.core.files import write_json
-from shardlab.core.memory import Categories, Estimate, closed_form
+from shardlab.core.memory import Categories, Estimate, closed_form, main_memory
 from shardlab.core.parameters import Parameters
 from shardlab.core.progress import say
 from shardlab.core.strategy import Strategy
@@ -36,9 +36,9 @@ def main(params: Parameters) -> None:
     with imagined_ranks(train.world_size) as group:
         for name in runs:
             strategy = strategies[name]
-            formula = closed_form(
-                strategy, sizes_of(module, strategy, train, _CPU), train.world_size
-            )
+            given = strategy, sizes_of(module, strategy, train, _CPU), train.world_size
+            # the device is the CPU
+            formula = {**closed_form(*given), **main_memory(*given)}
             estimate = Estimate(traced=traced(name, strategy), closed_form=formula)
             estimates[name] = estimate.model_dump()
     write_json("results/memory.json", estimates)

@@ -24,7 +24,7 @@ from shardlab.comm.handle import Handle, PerGroup, Stateful
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.names import matching, parameter_names, whole_units
 from shardlab.comm.residuals import Residual
-from shardlab.comm.steps import Updates, tell_steps
+from shardlab.comm.steps import Told, Updates, tell_steps
 from shardlab.core.codec_options import IN_ROUNDS, SPECS
 from shardlab.core.compression import Compression, WeightCompression
 from shardlab.core.document import validate
@@ -215,18 +215,19 @@ def _wire(
         PerGroup("weights", for_weights),
         PerGroup("replicas", for_replicas),
     )
-    undo, stateful = [wrapped.attach(*kinds, lanes)], list[Stateful](kinds)
+    undo, stateful, told = [wrapped.attach(*kinds, lanes)], list[Stateful](kinds), list[Told]()
     if feedback is not None:
-        undo.append(tell_steps(model, feedback))
+        told.append(feedback)
     if not weights.untouched:
-        undo.append(tell_steps(model, updates))
+        told.append(updates)
         stateful.append(updates)
+    undo += [tell_steps(model, each) for each in told]
 
     def detach() -> None:
         for each in undo:
             each()
 
-    return Handle(ledger, feedback, stateful, detach, lanes)
+    return Handle(ledger, feedback, stateful, detach, lanes, told)
 
 
 def _checkable(spec: Spec | Rounds) -> Any:

@@ -84,6 +84,12 @@ class Running(dist.Work):
             torch.cuda.current_stream().wait_event(launched)
         return True
 
+    def synchronize(self) -> None:
+        """Returns when the device, too, has done what the call launched; raises its error."""
+        launched = self._future.result()
+        if launched is not None:
+            launched.synchronize()
+
 
 def _launch(
     stream: torch.cuda.Stream, after: torch.cuda.Event, call: Callable[[], None]

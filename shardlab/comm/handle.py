@@ -11,6 +11,7 @@ from shardlab.comm.collective import Collective
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.merge import merge_residuals
+from shardlab.comm.steps import Told
 from shardlab.core.errors import UserError
 
 _RESIDUALS = "gradients.residual."
@@ -72,17 +73,24 @@ class Handle:
         stateful: Sequence[Stateful],
         detach: Callable[[], None],
         lanes: Lanes | None = None,
+        told: Sequence[Told] = (),
     ) -> None:
         self.ledger = ledger
         self.feedback = feedback
         self._stateful = stateful
         self._detach = detach
         self._lanes = lanes
+        self._told = told
 
     def drain(self) -> None:
         """With `overlap`: returns when all gradients are there; raises what went wrong."""
         if self._lanes is not None:
             self._lanes.drain()
+
+    def step_ended(self) -> None:
+        """The parameters are updated; to be called where no optimizer of torch does that."""
+        for each in self._told:
+            each.step_ended()
 
     def rollback(self) -> None:
         """Takes back what error feedback noted since the last update of the parameters.

@@ -7,6 +7,7 @@ is quantized twice.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -141,9 +142,16 @@ def subgroup(
 ) -> dist.ProcessGroup:
     """A new group of some ranks of `group`, by default on its backend, with its timeout."""
     backend = backend or dist.get_backend(group)
-    # torch 2.13 tells a group's timeout in no public way, and the default is half an hour
-    timeout = group._get_backend(device_of(group)).options._timeout
+    # the default is half an hour
+    timeout = timeout_of(group)
     return dist.new_group(ranks, timeout, backend, use_local_synchronization=True)
+
+
+def timeout_of(group: dist.ProcessGroup) -> timedelta:
+    """How long a rank of the group waits for others."""
+    # torch 2.13 tells it in no public way
+    timeout: timedelta = group._get_backend(device_of(group)).options._timeout
+    return timeout
 
 
 def _inside(unit: Unit) -> Unit:

@@ -29,10 +29,21 @@ def _sharding(normal: Settings) -> list[str]:
     elif normal.wrap_size is not None:
         kind = "blocks" if normal.wrap == "block" else "elements"
         words.append(f"units of {normal.wrap_size} {kind}")
+    if normal.engine == "slide":
+        return words + _sliding(normal)
     if normal.wrap != "root" and normal.reshard_after_forward is not True:
         words += _kept(normal.reshard_after_forward)
     if normal.placement not in (None, "dim0"):
         words.append(f"sharded on {normal.placement}")
+    return words
+
+
+def _sliding(normal: Settings) -> list[str]:
+    words = [] if normal.window == 2 else [f"window of {normal.window}"]
+    if normal.param_transfer == "shard":
+        words.append("parts gathered")
+    if normal.grad_sync == "gpu_reduce":
+        words.append("reduced on the device")
     return words
 
 

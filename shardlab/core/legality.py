@@ -17,6 +17,10 @@ _OF_ONE = {
     "fsdp1": (*_OF_SHARDED, "limit_all_gathers", "use_orig_params", "offload"),
     "fsdp2": (*_OF_SHARDED, "placement", "async_unshard", "output_dtype", "offload"),
     "manual": _OF_SHARDED,
+    "slide": (
+        *("wrap", "wrap_size", "window", "param_transfer", "grad_sync"),
+        *("reduce_dtype", "weights"),
+    ),
 }
 """settings that not all engines have"""
 
@@ -34,6 +38,7 @@ def check(strategy: Settings) -> None:
         *_overrides(strategy),
         *_activations(strategy),
         *_numbers(strategy),
+        *_sliding(strategy),
     ):
         raise ValueError(reason)
 
@@ -109,7 +114,7 @@ def _overrides(strategy: Settings) -> Iterator[str]:
     for override in strategy.overrides:
         of_units = override.module or set(override.settings()) - {"activation_checkpointing"}
         where = override.module or "layers"
-        if of_units and strategy.engine in ("ddp", "fsdp1"):
+        if of_units and strategy.engine in ("ddp", "fsdp1", "slide"):
             yield f"overrides: {where}: {strategy.engine} has one setting for all units: remove it"
         if of_units and not one_block_each:
             yield f"overrides: {where}: with wrap: {strategy.wrap} no unit is theirs: use block"
@@ -148,6 +153,21 @@ def _numbers(strategy: Settings) -> Iterator[str]:
         yield f"codecs take float32: remove param_dtype: {narrow[0]}, or weights"
     if strategy.reduce_every_micro_batch and strategy.accumulation == 1:
         yield "reduce_every_micro_batch is pointless with accumulation: 1: remove it"
+
+
+def _sliding(strategy: Settings) -> Iterator[str]:
+    if strategy.engine != "slide":
+        return
+    if strategy.wrap == "root":
+        yield "wrap: root is one unit, over which nothing slides: use block, or another engine"
+    if strategy.compile:
+        yield "compile needs parameters that stay where they are: remove it, or engine: slide"
+    if strategy.grad_sync != "gpu_reduce" and strategy.reduce_dtype != "fp32":
+        yield "cpu_reduce sums gradients in float32: remove reduce_dtype, or use gpu_reduce"
+    if strategy.gradients.between_nodes is not None:
+        yield "slide takes the same codec between nodes: remove gradients.between_nodes"
+    if strategy.weights is not None and strategy.param_transfer != "shard":
+        yield "weights: nothing is gathered: remove it, or use param_transfer: shard"
 
 
 def _unfit(strategy: Settings, world_size: int, samples: int | None) -> Iterator[str]:

@@ -26,6 +26,7 @@ and G in the largest unit; b is 4 for float32 and 2 for bf16 and fp16; k units a
 - logits: when backward begins, b T V bytes, and 12 T V of float32 for the logarithms of their
   softmax and for the gradients of both.
 
+What `slide` has instead of states and gathered parameters is in `shardlab.core.sliding_memory`.
 Payloads of codecs are left out: at most what the vector of a unit takes, and back.
 """
 
@@ -33,6 +34,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from shardlab.core.document import Document
+from shardlab.core.sliding_memory import in_main_memory, leaving_bytes, window_bytes
 from shardlab.core.strategy import Strategy
 
 _FLOAT = 4
@@ -92,17 +94,31 @@ class Sizes(NamedTuple):
 
 
 def closed_form(strategy: Strategy, sizes: Sizes, world_size: int) -> Categories:
-    """What is alive at the fullest moment of a step, on the device that computes."""
+    """What is alive at the fullest moment of a step, on the device that computes.
+
+    Where that is the CPU, what the slide engine keeps in main memory comes to it.
+    """
     full = strategy.normal()
     states = _states(full, sizes.parameters, world_size)
     if full.offload:
         states = dict.fromkeys(states, 0)
-    moments = _moments(full, sizes, states)
+    elif full.engine == "slide":
+        states |= dict.fromkeys(("parameters", "gradients", "moments"), 0)
+    moments = _moments(full, sizes, states, world_size)
     fullest = max(moments, key=lambda each: sum(each.values()))
     return {name: size for name, size in fullest.items() if size}
 
 
-def _moments(full: Strategy, sizes: Sizes, states: Categories) -> list[Categories]:
+def main_memory(strategy: Strategy, sizes: Sizes, world_size: int) -> Categories:
+    """What the slide engine keeps beside the device, for one of the ranks that share it."""
+    full = strategy.normal()
+    if full.engine != "slide":
+        return {}
+    node = in_main_memory(full, sizes.element_bytes, sizes.parameters, world_size)
+    return {name: size // world_size for name, size in node.items()}
+
+
+def _moments(full: Strategy, sizes: Sizes, states: Categories, world_size: int) -> list[Categories]:
     """End of forward, begin of backward, its first and its last block, its end."""
     early = sizes.accumulation > 1 and full.reduce_every_micro_batch
     stays = full.engine in ("ddp", "manual") or early
@@ -110,7 +126,7 @@ def _moments(full: Strategy, sizes: Sizes, states: Categories) -> list[Categorie
     activations, of_block = _activations(full, sizes)
     computing, kept, backward = _gathered(full, sizes)
     unit, root = _on_their_way(full, sizes)
-    vectors = _vectors(full, sizes)
+    vectors = _vectors(full, sizes, world_size)
     logits = sizes.tokens * sizes.vocabulary
     at_once = {"gathered": backward, "communication": vectors + unit}
     before["accumulated"] = _held(full, sizes)
@@ -178,6 +194,11 @@ def _activations(full: Strategy, sizes: Sizes) -> tuple[int, int]:
 
 def _gathered(full: Strategy, sizes: Sizes) -> tuple[int, int, int]:
     """While the last unit computes, when backward begins, and in backward of the largest unit."""
+    if full.engine == "slide":
+        window = window_bytes(
+            full, sizes.element_bytes, sizes.root, [unit.elements for unit in sizes.units]
+        )
+        return window, window, window
     root = _of_root(full, sizes)
     if _holds_all(full):
         return root, root, root
@@ -206,14 +227,17 @@ def _on_their_way(full: Strategy, sizes: Sizes) -> tuple[int, int]:
     """Gradients of the largest unit in work, and of the root."""
     if full.engine == "ddp":
         return 0, 0
-    reduced = 0 if full.engine == "manual" else _NARROW[full.reduce_dtype]
+    reduced = 0 if full.engine in ("manual", "slide") else _NARROW[full.reduce_dtype]
     unit = _largest(unit.elements * (unit.element_bytes + reduced) for unit in sizes.units)
     root = sizes.root * (sizes.element_bytes + reduced)
     return unit, root
 
 
-def _vectors(full: Strategy, sizes: Sizes) -> int:
-    """What `manual` keeps to collect gradients in."""
+def _vectors(full: Strategy, sizes: Sizes, world_size: int) -> int:
+    """What `manual` and `slide` keep to collect gradients in."""
+    if full.engine == "slide":
+        units = [unit.elements for unit in sizes.units]
+        return leaving_bytes(full, sizes.element_bytes, sizes.root, units, world_size)
     if full.engine != "manual":
         return 0
     largest = _largest(unit.elements for unit in sizes.units)
@@ -222,7 +246,7 @@ def _vectors(full: Strategy, sizes: Sizes) -> int:
 
 def _held(full: Strategy, sizes: Sizes) -> int:
     """Gradients of micro-batches before the last, whole on every rank."""
-    if full.engine == "ddp" or sizes.accumulation == 1 or full.reduce_every_micro_batch:
+    if full.engine in ("ddp", "slide") or sizes.accumulation == 1 or full.reduce_every_micro_batch:
         return 0
     # fsdp2 adds them up in the type that reduces
     summed = _NARROW[full.reduce_dtype] if full.engine == "fsdp2" else 0

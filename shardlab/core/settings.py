@@ -12,7 +12,7 @@ from shardlab.core.overrides import Checkpointing, DType, Overrides, Reshard
 class Settings(Document):
     """What can be tuned, each setting for itself; `Strategy` knows which go together."""
 
-    engine: Literal["ddp", "fsdp1", "fsdp2", "manual"] = "fsdp2"
+    engine: Literal["ddp", "fsdp1", "fsdp2", "manual", "slide"] = "fsdp2"
     sharding: Literal["full_shard", "shard_grad_op", "no_shard", "hybrid_shard"] | None = None
     """full_shard: every rank keeps 1/W of parameters, gradients and optimizer states (default);
     shard_grad_op: gathered parameters stay until backward; no_shard: nothing is sharded;
@@ -49,7 +49,7 @@ class Settings(Document):
     """what computes and is gathered; weights are updated in float32. auto: bf16 or fp16 where the
     device is made for it, else fp32. fp16 scales the loss; ddp computes by autocast"""
     reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """fsdp1, fsdp2, manual: what gradients are reduced in"""
+    """fsdp1, fsdp2, manual, and slide with gpu_reduce: what gradients are reduced in"""
     output_dtype: Literal["fp32", "bf16", "fp16"] | None = None
     """fsdp2: what the model returns (default: as computed)"""
     activation_checkpointing: Checkpointing = "none"
@@ -67,9 +67,18 @@ class Settings(Document):
     less memory"""
     offload: bool = False
     """fsdp1, fsdp2: shards and the optimizer stay in CPU memory"""
+    window: int | None = Field(None, ge=2)
+    """slide: units that the device has memory for at a time, beside the root (default 2)"""
+    param_transfer: Literal["full", "shard"] | None = None
+    """slide: every rank loads whole units (full, default), or its part, and the ranks gather the
+    rest on the device"""
+    grad_sync: Literal["gpu_reduce", "cpu_reduce"] | None = None
+    """slide: gradients are reduced on the device, after every micro-batch, and each rank copies its
+    part; or each rank copies all of its own, which are summed in main memory (default)"""
     gradients: Compression = Compression()
     weights: WeightCompression | None = None
-    """fsdp1, fsdp2, manual: how gathered parameters travel (default: as they are)"""
+    """fsdp1, fsdp2, manual, and slide with param_transfer: shard: how gathered parameters travel
+    (default: as they are)"""
 
     def depths(self) -> tuple[int, int]:
         """Units that are gathered ahead in forward and in backward."""

@@ -26,13 +26,15 @@ class Strategy(Settings):
 
     def normal(self) -> "Strategy":
         """The same meaning with every default written out."""
-        route = "exchange" if self.engine == "manual" else None
+        route = "exchange" if self.engine == "manual" or self.grad_sync == "gpu_reduce" else None
         gradients = self.gradients
         if gradients.route is None:
             gradients = gradients.model_copy(update={"route": route})
         updates: dict[str, Any] = {"gradients": gradients.normal()}
         if self.engine == "ddp":
             updates["bucket_mb"] = float(self.bucket_mb or 25)
+        elif self.engine == "slide":
+            updates |= self._normal_sliding()
         else:
             updates |= {**self._normal_sharding(), **self._normal_prefetch()}
             updates["weights"] = self.weights.normal() if self.weights else None
@@ -47,6 +49,20 @@ class Strategy(Settings):
         updates["overrides"] = normal_overrides(self.overrides, own)
         return self.model_copy(update=updates)
 
+    def _normal_sliding(self) -> dict[str, Any]:
+        return {
+            "wrap": self.wrap or "block",
+            "wrap_size": self._normal_wrap_size(),
+            "window": self.window or 2,
+            "param_transfer": self.param_transfer or "full",
+            "grad_sync": self.grad_sync or "cpu_reduce",
+            "weights": self.weights.normal() if self.weights else None,
+        }
+
+    def _normal_wrap_size(self) -> int | None:
+        one_block = self.wrap in (None, "block") and self.wrap_size == 1
+        return None if one_block else self.wrap_size
+
     def _normal_sharding(self) -> dict[str, Any]:
         sharding, wrap = self.sharding or "full_shard", self.wrap or "block"
         reshard = self.reshard_after_forward
@@ -59,7 +75,7 @@ class Strategy(Settings):
         return {
             "sharding": sharding,
             "wrap": wrap,
-            "wrap_size": None if wrap == "block" and self.wrap_size == 1 else self.wrap_size,
+            "wrap_size": self._normal_wrap_size(),
             "reshard_after_forward": reshard,
             "placement": (self.placement or "dim0") if self.engine == "fsdp2" else None,
         }

@@ -1,43 +1,28 @@
-"""What all engines that use autograd as it is have in common."""
+"""Engines whose parameters torch's AdamW updates after backward."""
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.profiler import record_function
 
-from shardlab.comm.attach import attach
-from shardlab.comm.handle import Handle
-from shardlab.comm.ledger import Audit
 from shardlab.comm.names import plain
-from shardlab.core.compression import WeightCompression
 from shardlab.core.strategy import Strategy
-from shardlab.engines.activations.checkpoint import sliding
-from shardlab.engines.base import Engine, Optimization, State, StepOutcome
-from shardlab.engines.precision import LossScale, uses_fp16
-from shardlab.profiling.labels import BACKWARD, FORWARD
-
-_BETAS = (0.9, 0.95)
-"""of AdamW, as language models are commonly trained (Brown et al. 2020, appendix B)"""
-
-Fill = Callable[[nn.Module], None]
-"""gives what lies below a module its weights, on the device that computes"""
+from shardlab.engines.base import Optimization, State, StepOutcome
+from shardlab.engines.module import BETAS, ModuleEngine
+from shardlab.engines.norm import clip_coefficient, local_parts, norm_of, sum_of_squares
 
 
-class AutogradEngine(Engine):
-    """Engines whose wrapped module runs forward and backward by plain autograd.
+class AutogradEngine(ModuleEngine):
+    """Engines that update parameters when all gradients of a step are there.
 
     A subclass wraps the model and says how a reduction is put off.
 
     Args:
-        strategy: in its normal form.
-        device: of the parameters while they compute.
-        attached: more for `shardlab.comm.attach.attach`.
+        module, strategy, optimization, seed, device, attached: see `ModuleEngine`.
     """
 
     def __init__(
@@ -49,17 +34,11 @@ class AutogradEngine(Engine):
         device: torch.device,
         **attached: Any,
     ) -> None:
-        self.module = module
-        self._device = device
-        self._handle = _attach(module, strategy, seed, **attached)
-        self.ledger = self._handle.ledger
-        self._optimization = optimization
-        self._loss_scale = LossScale(uses_fp16(strategy, device))
-        self._sliding = sliding(strategy, device)
+        super().__init__(module, strategy, optimization, seed, device, **attached)
         self._optimizer = torch.optim.AdamW(
             module.parameters(),
             lr=0.0,
-            betas=_BETAS,
+            betas=BETAS,
             weight_decay=optimization.weight_decay,
             fused=True,
         )
@@ -92,30 +71,21 @@ class AutogradEngine(Engine):
         """Waits for reductions that run beside backward."""
         self._handle.drain()
 
-    def _accumulate(self, batch: Tensor, count: int) -> float:
-        batch = batch.to(self._device)
-        with record_function(FORWARD), self._sliding:
-            logits = self._logits(batch[:, :-1])
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
-        with record_function(BACKWARD):
-            (loss * (self._loss_scale.value / count)).backward()
-        return float(loss.detach())
-
-    def _logits(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.module(input_ids=tokens).logits
-        return logits
-
     def _clip(self) -> float:
         """Takes the loss scale out of the gradients and clips them; returns their global norm."""
+        parameters = self.module.parameters()
+        gradients = local_parts(p.grad for p in parameters if p.grad is not None)
         if self._loss_scale.value != 1:
-            gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
             torch._foreach_mul_(gradients, 1 / self._loss_scale.value)
-        limit = self._optimization.clip
-        return self._clip_to(math.inf if limit is None else limit)
+        norm = norm_of(self._sum_over_shards(sum_of_squares(gradients)))
+        coefficient = clip_coefficient(norm, self._optimization.clip)
+        if coefficient != 1:
+            torch._foreach_mul_(gradients, coefficient)
+        return norm
 
-    def _clip_to(self, limit: float) -> float:
-        norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), limit)
-        return float(getattr(norm, "full_tensor", lambda: norm)())
+    def _sum_over_shards(self, squares: Tensor) -> Tensor:
+        """The sum over ranks that hold different parts of one gradient."""
+        return squares
 
     def whole_parameters(self) -> Iterator[dict[str, Tensor]]:  # noqa: D102
         for name, parameter in self._trained().items():
@@ -149,39 +119,3 @@ class AutogradEngine(Engine):
             state["exp_avg"] = torch.zeros_like(parameter, requires_grad=False)
             state["exp_avg_sq"] = torch.zeros_like(parameter, requires_grad=False)
         return cast(dict[str, Tensor], state)
-
-    def rank_state(self) -> State:  # noqa: D102
-        return {"communication": self._handle.state_dict(), "extra": self._loss_scale.state_dict()}
-
-    def load_rank_state(self, state: State) -> None:  # noqa: D102
-        self._handle.load_state_dict(state["communication"])
-        self._loss_scale.load_state_dict(state["extra"])
-
-    def residual_norm(self) -> float | None:  # noqa: D102
-        feedback = self._handle.feedback
-        return None if feedback is None else feedback.norm()
-
-    @contextmanager
-    def audit(self) -> Iterator[Audit]:  # noqa: D102
-        with self.ledger.auditing() as audit:
-            yield audit
-
-
-def _attach(module: nn.Module, strategy: Strategy, seed: int, **more: Any) -> Handle:
-    given, weights = strategy.gradients, strategy.weights or WeightCompression()
-    return attach(
-        module,
-        given.codec,
-        weights.codec,
-        error_feedback=given.error_feedback,
-        residual=given.residual,
-        route=given.route,
-        minimum_size=given.minimum_size,
-        exclude=given.exclude,
-        warmup_steps=given.warmup_steps,
-        between_nodes=given.between_nodes,
-        ranks_per_node=given.ranks_per_node,
-        weights_minimum_size=weights.minimum_size,
-        seed=seed,
-        **more,
-    )

@@ -10,14 +10,15 @@ from shardlab.comm.pace import Pace
 from shardlab.core.errors import UserError
 from shardlab.core.legality import check_fits
 from shardlab.core.strategy import Strategy
-from shardlab.engines.autograd import Fill
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.computation import prepare
 from shardlab.engines.ddp import DDPEngine
 from shardlab.engines.fsdp1 import FSDP1Engine
 from shardlab.engines.fsdp2 import FSDP2Engine
 from shardlab.engines.manual.engine import ManualEngine
+from shardlab.engines.module import Fill
 from shardlab.engines.precision import dtype_of, uses_fp16
+from shardlab.engines.slide.engine import SlideEngine
 from shardlab.models.weights import Weights
 
 _CPU = torch.device("cpu")
@@ -26,6 +27,7 @@ _ENGINES: dict[str, Callable[..., Engine]] = {
     "fsdp1": FSDP1Engine,
     "fsdp2": FSDP2Engine,
     "manual": ManualEngine,
+    "slide": SlideEngine,
 }
 
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from shardlab.core.strategy import Strategy
-from shardlab.engines.units import layer_settings
+from shardlab.engines.units import checkpointing_modes
 from shardlab.models.parts import transformer_blocks
 
 _aten = torch.ops.aten
@@ -30,14 +30,11 @@ def prepare(model: nn.Module, strategy: Strategy) -> None:
     A block keeps its names and hooks: what gathers and frees its parameters stays outside of what
     is computed again or compiled, so that nothing is gathered twice.
     """
-    modes = {each.activation_checkpointing for each in strategy.overrides}
-    if not strategy.compile and modes | {strategy.activation_checkpointing} <= {None, "none"}:
-        return  # also for models without blocks
-    blocks = transformer_blocks(model)
-    settings = layer_settings(strategy, len(blocks))
-    for number, block in enumerate(blocks):
-        own = settings.get(number, {}).get("activation_checkpointing")
-        mode = own or strategy.activation_checkpointing
+    modes = checkpointing_modes(model, strategy)
+    if not strategy.compile and not modes:
+        return
+    for block in transformer_blocks(model):
+        mode = modes.get(block, "none")
         if mode != "none":
             block.forward = _checkpointed(block, mode)
         if strategy.compile:

@@ -10,8 +10,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.comm.names import plain
 from shardlab.core.strategy import Strategy
-from shardlab.engines.autograd import AutogradEngine, Fill
+from shardlab.engines.autograd import AutogradEngine
 from shardlab.engines.base import Optimization
+from shardlab.engines.module import Fill
 from shardlab.engines.precision import dtype_of
 
 
@@ -46,7 +47,7 @@ class DDPEngine(AutogradEngine):
 
     def _logits(self, tokens: Tensor) -> Tensor:
         narrow = self._dtype is not torch.float32
-        with torch.autocast(self._device.type, self._dtype, enabled=narrow):
+        with torch.autocast(self.device.type, self._dtype, enabled=narrow):
             return super()._logits(tokens)
 
     def _trained(self) -> dict[str, nn.Parameter]:

@@ -32,8 +32,7 @@ class FlatEngine(AutogradEngine):
         """By the names of the units."""
 
     def split(self, name: str, whole: Tensor) -> dict[str, Tensor]:  # noqa: D102
-        shapes = self._vectors()[name].shapes
-        return dict.fromkeys(shapes, whole) if whole.dim() == 0 else named_parts(whole, shapes)
+        return split_vector(whole, self._vectors()[name].shapes)
 
     def _trained(self) -> dict[str, nn.Parameter]:
         return {name: vector.shard for name, vector in self._vectors().items()}
@@ -42,11 +41,25 @@ class FlatEngine(AutogradEngine):
         if local.dim() == 0:
             return local
         elements = sum(shape.numel() for shape in self._vectors()[name].shapes.values())
-        first = self._mesh.get_local_rank(self._mesh.ndim - 1) * local.numel()
-        placements = [*[Replicate()] * (self._mesh.ndim - 1), Shard(0)]
-        inside = local[: max(0, elements - first)]
-        shape, stride = torch.Size((elements,)), (1,)
-        return DTensor.from_local(inside, self._mesh, placements, shape=shape, stride=stride)
+        return laid_out(local, elements, self._mesh)
+
+
+def laid_out(local: Tensor, elements: int, mesh: DeviceMesh) -> Tensor:
+    """This rank's part of a vector of so many elements and padding, as torch knows it.
+
+    Args:
+        mesh: [shards] or [replicas, shards].
+    """
+    first = mesh.get_local_rank(mesh.ndim - 1) * local.numel()
+    placements = [*[Replicate()] * (mesh.ndim - 1), Shard(0)]
+    inside = local[: max(0, elements - first)]
+    shape, stride = torch.Size((elements,)), (1,)
+    return DTensor.from_local(inside, mesh, placements, shape=shape, stride=stride)
+
+
+def split_vector(whole: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """The parts of a vector by name; a single number is every part's."""
+    return dict.fromkeys(shapes, whole) if whole.dim() == 0 else named_parts(whole, shapes)
 
 
 def named_parts(whole: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:

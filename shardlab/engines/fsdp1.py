@@ -23,10 +23,10 @@ from torch.distributed.fsdp.wrap import CustomPolicy, size_based_auto_wrap_polic
 from shardlab.comm.fsdp1_hooks import unit_names, units
 from shardlab.core.errors import UserError
 from shardlab.core.strategy import Strategy
-from shardlab.engines.autograd import Fill
 from shardlab.engines.base import Optimization
 from shardlab.engines.flat import FlatEngine, FlatVector
 from shardlab.engines.mesh import SHARD, make_mesh, replica_group
+from shardlab.engines.module import Fill
 from shardlab.engines.precision import dtype_of
 from shardlab.models.parts import transformer_blocks
 
@@ -62,8 +62,10 @@ class FSDP1Engine(FlatEngine):
         with nullcontext() if self._reduce_every else self._wrapped.no_sync():
             yield
 
-    def _clip_to(self, limit: float) -> float:
-        return float(self._wrapped.clip_grad_norm_(limit))
+    def _sum_over_shards(self, squares: Tensor) -> Tensor:
+        if self._wrapped.sharding_strategy is not ShardingStrategy.NO_SHARD:
+            dist.all_reduce(squares, group=self._mesh.get_group(SHARD))
+        return squares
 
     def whole_parameters(self) -> Iterator[dict[str, Tensor]]:  # noqa: D102
         if not self._wrapped._use_orig_params:

@@ -7,7 +7,7 @@ from typing import cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -20,9 +20,10 @@ from torch.distributed.tensor import Shard
 
 from shardlab.core.errors import UserError
 from shardlab.core.strategy import Strategy
-from shardlab.engines.autograd import AutogradEngine, Fill
+from shardlab.engines.autograd import AutogradEngine
 from shardlab.engines.base import Optimization
-from shardlab.engines.mesh import copies, make_mesh
+from shardlab.engines.mesh import SHARD, copies, make_mesh
+from shardlab.engines.module import Fill
 from shardlab.engines.precision import dtype_of
 from shardlab.engines.units import plan_units
 
@@ -40,8 +41,8 @@ class FSDP2Engine(AutogradEngine):
         device: torch.device,
         fill: Fill,
     ) -> None:
-        mesh = make_mesh(group, copies(strategy, group), device)
-        units, self._root = shard_model(model, strategy, mesh, device, fill)
+        self._mesh = make_mesh(group, copies(strategy, group), device)
+        units, self._root = shard_model(model, strategy, self._mesh, device, fill)
         depths = strategy.depths()
         asynchronous = strategy.async_unshard
         if asynchronous is None:
@@ -73,6 +74,10 @@ class FSDP2Engine(AutogradEngine):
             yield
         finally:
             switch(True)
+
+    def _sum_over_shards(self, squares: Tensor) -> Tensor:
+        dist.all_reduce(squares, group=self._mesh.get_group(SHARD))
+        return squares
 
 
 def shard_model(

@@ -10,7 +10,7 @@ from shardlab.core.memory import Sizes, UnitShape
 from shardlab.core.params import Train
 from shardlab.core.strategy import Strategy
 from shardlab.engines.precision import dtype_of
-from shardlab.engines.units import layer_settings, plan_units
+from shardlab.engines.units import checkpointing_modes, plan_units
 from shardlab.models.parts import transformer_blocks
 
 _ELEMENTARY = {"gelu_new": 5}
@@ -68,10 +68,8 @@ def _elements(parameters: Iterable[nn.Parameter]) -> int:
 
 
 def _checkpointing(model: nn.Module, full: Strategy) -> tuple[str, ...]:
-    layers = len(transformer_blocks(model))
-    own = layer_settings(full, layers)
-    mode = "activation_checkpointing"
-    return tuple(own.get(n, {}).get(mode) or full.activation_checkpointing for n in range(layers))
+    modes = checkpointing_modes(model, full)
+    return tuple(modes.get(block, "none") for block in transformer_blocks(model))
 
 
 def _feed_forward(config: PretrainedConfig) -> int:

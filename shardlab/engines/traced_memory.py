@@ -77,12 +77,12 @@ def traced_memory(
         group: of `imagined_ranks`.
 
     Returns:
-        None for what no tracker follows: the threads of `manual`, parts of parameters
+        None for what no tracker follows: the threads of `manual` and `slide`, parts of parameters
         (`use_orig_params`), off-load and activations that leave the device.
     """
     full = strategy.normal().model_copy(update={"compile": False})
     elsewhere = full.offload or full.activations != "device"
-    if full.engine == "manual" or full.use_orig_params or elsewhere:
+    if full.engine in ("manual", "slide") or full.use_orig_params or elsewhere:
         return None
     replicas = copies(full, group) if full.engine == "fsdp2" else full.replicas or 1
     mesh = make_mesh(group, replicas, _CPU)  # holds numbers, which have to be there

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from shardlab.comm.names import plain
 from shardlab.core.errors import UserError
 from shardlab.core.strategy import Strategy
 from shardlab.core.timings import UnitSize
@@ -45,6 +46,24 @@ def plan_units(model: nn.Module, strategy: Strategy, device: torch.device) -> li
         for numbers in _grouped(blocks, strategy)
     ]
     return _with_ends(model, plans, strategy, device)
+
+
+def owned_parameters(
+    model: nn.Module, plans: Sequence[UnitPlan]
+) -> list[tuple[str, dict[str, nn.Parameter]]]:
+    """Name and named parameters of the root, then of each plan's unit.
+
+    A parameter belongs to the first unit that has it.
+    """
+    names = {parameter: plain(name) for name, parameter in model.named_parameters()}
+    paths = {module: plain(name) for name, module in model.named_modules()}
+    units = []
+    for plan in plans:
+        own = {names[p]: p for m in plan.modules for p in m.parameters() if p in names}
+        units.append((paths[plan.modules[0]], own))
+        for parameter in own.values():
+            del names[parameter]
+    return [("root", {name: parameter for parameter, name in names.items()}), *units]
 
 
 def unit_sizes(model: nn.Module, strategy: Strategy, device: torch.device) -> list[UnitSize]:
@@ -95,6 +114,21 @@ def layer_settings(strategy: Strategy, layers: int) -> dict[int, dict[str, Any]]
             f"{layers - 1}"
         )
     return found
+
+
+def checkpointing_modes(model: nn.Module, strategy: Strategy) -> dict[nn.Module, str]:
+    """What backward computes again of each block, by a strategy's normal form.
+
+    Raises:
+        UserError: see `layer_settings`; or the model has no blocks, and they are asked for.
+    """
+    modes = {each.activation_checkpointing for each in strategy.overrides}
+    if modes | {strategy.activation_checkpointing} <= {None, "none"}:
+        return {}  # also for models without blocks
+    blocks = transformer_blocks(model)
+    own = layer_settings(strategy, len(blocks))
+    key, default = "activation_checkpointing", strategy.activation_checkpointing
+    return {block: own.get(n, {}).get(key) or default for n, block in enumerate(blocks)}
 
 
 def _grouped(blocks: Sequence[nn.Module], strategy: Strategy) -> Iterator[tuple[int, ...]]:

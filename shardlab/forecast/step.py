@@ -64,6 +64,7 @@ def obstacle(strategy: Strategy) -> str | None:
     known = {
         "offload": not strategy.offload,
         f"activations {strategy.activations}": strategy.activations == "device",
+        "copies between main memory and the device": strategy.engine != "slide",
         "compile": not strategy.compile,
         f"sharding {strategy.sharding}": strategy.sharding in (None, "full_shard"),
         "overrides": not strategy.overrides,

@@ -83,6 +83,15 @@ OWN: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "offload": st.booleans(),
     },
     "manual": {},
+    "slide": {
+        "wrap": st.sampled_from([None, "block", "size"]),
+        "wrap_size": st.none() | st.integers(1, 3),
+        "window": st.none() | st.integers(2, 4),
+        "param_transfer": st.sampled_from([None, "full", "shard"]),
+        "grad_sync": st.sampled_from([None, "cpu_reduce", "gpu_reduce"]),
+        "reduce_dtype": st.sampled_from(["fp32", "bf16"]),
+        "weights": st.none() | WEIGHTS,
+    },
 }
 
 
@@ -112,8 +121,8 @@ def is_legal(document: dict[str, Any]) -> bool:
 @st.composite
 def documents(draw: st.DrawFn) -> dict[str, Any]:
     """Strategies as a user may write them, with any part left out."""
-    engine = draw(st.sampled_from(["ddp", "fsdp1", "fsdp2", "manual"]))
-    options = COMMON | OWN[engine] | ({} if engine == "ddp" else SHARDED)
+    engine = draw(st.sampled_from([*OWN]))
+    options = COMMON | OWN[engine] | ({} if engine in ("ddp", "slide") else SHARDED)
     # few settings at a time: most combinations of many are refused
     keys = draw(st.lists(st.sampled_from(sorted(options)), max_size=3, unique=True))
     document = {"engine": engine} | {key: draw(options[key]) for key in keys}
@@ -244,7 +253,8 @@ def test_the_brief_names_what_is_not_the_default() -> None:
         ({"engin": "ddp"}, "strategy.engin: unknown key; did you mean 'engine'?"),
         (
             {"engine": "dpp"},
-            "strategy.engine: input should be 'ddp', 'fsdp1', 'fsdp2' or 'manual' (found 'dpp')",
+            "strategy.engine: input should be 'ddp', 'fsdp1', 'fsdp2', 'manual' or 'slide' (found "
+            "'dpp')",
         ),
         (
             {"engine": "ddp", "wrap": "root"},

@@ -67,6 +67,19 @@ STRATEGIES = {
         ],
     },
 }
+SLIDE = {
+    f"slide-{transfer}-{sync.removesuffix('_reduce')}": {
+        "engine": "slide",
+        "param_transfer": transfer,
+        "grad_sync": sync,
+    }
+    for transfer in ("full", "shard")
+    for sync in ("cpu_reduce", "gpu_reduce")
+}
+SLIDE["slide-window"] = {"engine": "slide", "window": 3, "activation_checkpointing": "selective"}
+SLIDE["slide-two-blocks"] = {"engine": "slide", "wrap_size": 2, "param_transfer": "shard"}
+SLIDE["slide-exchange"] = {"engine": "slide", "gradients": {"route": "exchange"}}
+STRATEGIES |= SLIDE
 HYBRID = {
     f"{engine}-hybrid": {"engine": engine, "sharding": "hybrid_shard", "replicas": 2}
     for engine in ("fsdp1", "fsdp2", "manual")
@@ -103,6 +116,17 @@ LOSSY = {
         "engine": "manual",
         "gradients": {"codec": "topk:density=0.1", "error_feedback": True},
         "weights": {"codec": "int8:group=64"},
+    },
+    "slide-topk": {
+        "engine": "slide",
+        "param_transfer": "shard",
+        "grad_sync": "gpu_reduce",
+        "gradients": {"codec": "topk:density=0.1", "error_feedback": True},
+        "weights": {"codec": "int8:group=64"},
+    },
+    "slide-int8": {
+        "engine": "slide",
+        "gradients": {"codec": "int8", "error_feedback": True},
     },
     "fsdp2-everything": {
         "engine": "fsdp2",
@@ -155,7 +179,7 @@ def test_engines_agree_on_two_ranks(name):
     torch.testing.assert_close(losses_of(name, 2), losses_of("ddp", 2), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2", "manual"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "manual", "slide-full-cpu"])
 def test_two_ranks_equal_two_micro_batches_of_one(name):
     def on_rank(group):
         engine = make(group, STRATEGIES[name])
@@ -169,7 +193,7 @@ def test_two_ranks_equal_two_micro_batches_of_one(name):
     torch.testing.assert_close(alone, losses_of(name, 2), rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2", "fsdp2-ahead", "manual"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "fsdp2-ahead", "manual", "slide-full-cpu"])
 def test_gradients_are_reduced_once_per_step(name):
     def on_rank(group):
         counts = []
@@ -196,6 +220,7 @@ def test_copies_of_a_model_agree_on_four_ranks(name, micro):
     [
         *("fsdp1", "fsdp1-replicated", "fsdp1-every", "fsdp1-original", "fsdp2", "fsdp2-ahead"),
         *("fsdp2-every", "fsdp2-overrides", "manual", "manual-every", "manual-overrides"),
+        *("slide-full-cpu", "slide-shard-gpu"),
     ],
 )
 def test_accumulation_agrees_between_engines(name):
@@ -276,6 +301,8 @@ def test_compressed_training_moves_fewer_bytes_and_keeps_ranks_equal(name):
         "fsdp2-everything",
         "fsdp2-ahead-topk",
         "manual-topk",
+        "slide-full-cpu",
+        "slide-topk",
     ],
 )
 def test_resume_continues_bit_for_bit(name):
@@ -304,7 +331,11 @@ def clone(tree):
 
 
 @pytest.mark.parametrize(
-    "name", ["ddp", "fsdp2", "ddp-int8", "fsdp2-powersgd", "fsdp2-everything", "manual-topk"]
+    "name",
+    [
+        *("ddp", "fsdp2", "ddp-int8", "fsdp2-powersgd", "fsdp2-everything", "manual-topk"),
+        *("slide-full-cpu", "slide-topk", "slide-int8"),
+    ],
 )
 def test_a_gradient_that_is_not_finite_is_left_out_on_all_ranks(name):
     def on_rank(group):
@@ -341,7 +372,7 @@ def residuals_of(engine):
     return clone({key: value for key, value in state.items() if ".residual." in key})
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp1", "fsdp2", "manual"])
+@pytest.mark.parametrize("engine", ["ddp", "fsdp1", "fsdp2", "manual", "slide"])
 def test_evaluation_mode_reaches_the_model(engine):
     def on_rank(group):
         model = build_model(Model(preset="tiny"), VOCABULARY, LENGTH, 0, seed=1).whole()

@@ -18,6 +18,7 @@ ENDS = [{"module": "embedding"}, {"module": "head"}]
 STRATEGIES = {
     "fsdp1": {"engine": "fsdp1"},
     "fsdp2": {"engine": "fsdp2", "prefetch": 1, "overrides": ENDS},
+    "slide": {"engine": "slide", "param_transfer": "shard", "window": 3},
     "manual": {"engine": "manual", "activation_checkpointing": "full", "overrides": ENDS},
 }
 DENSE = [family for family in FAMILIES if not family.startswith("mixtral")]

@@ -35,6 +35,14 @@ NARROW |= {
     }
     for engine in ("fsdp2", "manual")
 }
+SLIDE = {"engine": "slide", "param_transfer": "shard"}
+NARROW |= {f"slide-{dtype}": {**SLIDE, "param_dtype": dtype} for dtype in ("bf16", "fp16")}
+NARROW["slide-reduced"] = {
+    **SLIDE,
+    "param_dtype": "bf16",
+    "grad_sync": "gpu_reduce",
+    "reduce_dtype": "bf16",
+}
 NARROW["fsdp2-wide-output"] = {"engine": "fsdp2", "param_dtype": "bf16", "output_dtype": "fp32"}
 NARROW["fsdp2-ahead-bf16"] = {"engine": "fsdp2", "param_dtype": "bf16", "prefetch": 1}
 
@@ -56,7 +64,7 @@ def test_narrow_types_follow_the_curve_of_float32(name):
     assert not torch.equal(losses, losses_of("ddp", 2))
 
 
-@pytest.mark.parametrize("engine", SHARDED)
+@pytest.mark.parametrize("engine", [*SHARDED, "slide"])
 def test_gathers_of_narrow_types_move_half_of_the_bytes(engine):
     def on_rank(group):
         moved = []
@@ -70,7 +78,7 @@ def test_gathers_of_narrow_types_move_half_of_the_bytes(engine):
     assert narrow == wide / 2 > 0
 
 
-@pytest.mark.parametrize("engine", ["ddp", *SHARDED])
+@pytest.mark.parametrize("engine", ["ddp", *SHARDED, "slide"])
 def test_an_overflow_on_one_rank_leaves_the_step_out_and_halves_the_scale_on_all(engine):
     def on_rank(group):
         made = make(group, {"engine": engine, "param_dtype": "fp16"})

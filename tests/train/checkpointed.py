@@ -20,7 +20,7 @@ from shardlab.train.loop import Loop, StepEvent
 from shardlab.train.plan import RunPlan
 from shardlab.train.untrained import build_for
 
-ENGINES = ("ddp", "fsdp1", "fsdp2", "manual")
+ENGINES = ("ddp", "fsdp1", "fsdp2", "manual", "slide")
 INT4 = {"codec": "int4:group=64", "error_feedback": True}
 SAMPLES = 12
 """of a step, at every number of ranks"""

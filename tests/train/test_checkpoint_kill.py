@@ -18,6 +18,7 @@ FORMATS = {
     "fsdp1": {"format": "sharded"},
     "fsdp2": {"format": "full"},
     "manual": {"format": "sharded"},
+    "slide": {"format": "sharded", "asynchronous": True},
 }
 
 

@@ -52,7 +52,7 @@ def test_transformers_loads_what_an_engine_trained(family, tied, tokenizer, tmp_
 
     def on_rank(group):
         result = {}
-        for engine in ("ddp", "fsdp2", "manual"):
+        for engine in ("ddp", "fsdp2", "manual", "slide"):
             torch.manual_seed(0)
             model = AutoModelForCausalLM.from_config(config)
             trained = build_engine(

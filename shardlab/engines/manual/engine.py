@@ -5,15 +5,15 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from shardlab.core.strategy import Strategy
-from shardlab.engines.autograd import Fill
 from shardlab.engines.base import Optimization
 from shardlab.engines.flat import FlatEngine, FlatVector
 from shardlab.engines.manual.model import FlatSharded
 from shardlab.engines.manual.schedule import Reduced
 from shardlab.engines.mesh import SHARD, copies, make_mesh
+from shardlab.engines.module import Fill
 from shardlab.engines.precision import dtype_of
 from shardlab.engines.units import plan_units
 
@@ -56,14 +56,9 @@ class ManualEngine(FlatEngine):
     def _finish_backward(self) -> None:
         self._sharded.finish()
 
-    def _clip_to(self, limit: float) -> float:
-        shards = list(self._sharded.shards)
-        own = torch.nn.utils.get_total_norm([s.grad for s in shards if s.grad is not None])
-        square = own.double().square()
-        dist.all_reduce(square, group=self._mesh.get_group(SHARD))
-        norm = square.sqrt().float()
-        torch.nn.utils.clip_grads_with_norm_(shards, limit, norm)
-        return float(norm)
+    def _sum_over_shards(self, squares: Tensor) -> Tensor:
+        dist.all_reduce(squares, group=self._mesh.get_group(SHARD))
+        return squares
 
     def _vectors(self) -> dict[str, FlatVector]:
         return {unit.name: FlatVector(unit.shard, unit.shapes) for unit in self._sharded.units}

@@ -8,16 +8,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from shardlab.comm.attachable import Attachable, MakeCollective
 from shardlab.comm.hierarchy import subgroup
-from shardlab.comm.names import plain
-from shardlab.engines.autograd import Fill
 from shardlab.engines.manual.schedule import Collectives, Schedule
 from shardlab.engines.manual.unit import FlatUnit
 from shardlab.engines.mesh import SHARD, replica_group
-from shardlab.engines.units import UnitPlan
+from shardlab.engines.module import Fill
+from shardlab.engines.units import UnitPlan, owned_parameters
+from shardlab.engines.watch import watch
 
 
 class FlatSharded(nn.Module, Attachable):
@@ -111,20 +111,13 @@ class FlatSharded(nn.Module, Attachable):
 
     def _watch(self, index: int, plan: UnitPlan, dtype: torch.dtype) -> None:
         """The schedule hears of every use of a unit."""
-        first, last = plan.modules[0], plan.modules[-1]
-        first.register_forward_pre_hook(lambda *_: self.schedule.before_forward(index))
-        last.register_forward_hook(lambda *_: self.schedule.after_forward(index))
-        for module in plan.modules:
-            module.register_forward_hook(partial(self._used, index))
-            if plan.param_dtype != dtype:  # activations come and go in the type of the root
-                cast = partial(_cast_inputs, plan.param_dtype)
-                module.register_forward_pre_hook(cast, with_kwargs=True)
-                module.register_forward_hook(lambda *call: _cast(dtype, call[-1]))
-
-    def _used(self, index: int, module: nn.Module, inputs: Any, output: Any) -> None:
-        for tensor in tree_leaves(output):
-            if isinstance(tensor, Tensor) and tensor.requires_grad:
-                tensor.register_hook(lambda _: self.schedule.before_backward(index))
+        watch(plan.modules, index, lambda: self.schedule)
+        if plan.param_dtype == dtype:
+            return
+        for module in plan.modules:  # activations come and go in the type of the root
+            cast = partial(_cast_inputs, plan.param_dtype)
+            module.register_forward_pre_hook(cast, with_kwargs=True)
+            module.register_forward_hook(lambda *call: _cast(dtype, call[-1]))
 
 
 def _cast_inputs(
@@ -149,17 +142,19 @@ def _units(
     dtype: torch.dtype,
     device: torch.device,
 ) -> list[FlatUnit]:
-    """The root, then the others; a parameter belongs to the first unit that has it."""
+    """The root, then the others."""
     ranks = dist.get_rank(group), dist.get_world_size(group)
-    names = {parameter: plain(name) for name, parameter in model.named_parameters()}
-    paths = {module: plain(name) for name, module in model.named_modules()}
-    units = []
-    for plan in plans:
-        own = {names[p]: p for m in plan.modules for p in m.parameters() if p in names}
-        kept, needed = not plan.reshard_after_forward, plan.needed_in_backward
-        name = paths[plan.modules[0]]
-        units.append(FlatUnit(name, own, *ranks, plan.param_dtype, kept, needed, device))
-        for parameter in own.values():
-            del names[parameter]
-    rest = {name: parameter for parameter, name in names.items()}
+    (_, rest), *owned = owned_parameters(model, plans)
+    units = [
+        FlatUnit(
+            name,
+            own,
+            *ranks,
+            plan.param_dtype,
+            not plan.reshard_after_forward,
+            plan.needed_in_backward,
+            device,
+        )
+        for plan, (name, own) in zip(plans, owned, strict=True)
+    ]
     return [FlatUnit("root", rest, *ranks, dtype, device=device), *units]

@@ -51,7 +51,7 @@ def trained(group, strategy):
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("engine", ["ddp", "fsdp1", "fsdp2", "manual"])
+@pytest.mark.parametrize("engine", ["ddp", "fsdp1", "fsdp2", "manual", "slide"])
 def test_losses_and_weights_are_the_same_bits(engine, world_size):
     def on_rank(group):
         same = []

@@ -4,10 +4,10 @@ import os
 
 import pytest
 import torch
-from storages import alive, watch
 
 from shardlab.core.errors import UserError
 from shardlab.engines.slide.moments import FileMoments, MemoryMoments
+from tests.engines.activations.storages import alive, watch
 
 SIZES = {"root": 5001, **{f"block{number}": 3000 for number in range(6)}}
 

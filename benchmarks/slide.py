@@ -1,0 +1,208 @@
+"""How much of what the slide engine copies and updates hides behind computation.
+
+    python -m benchmarks.slide [--world-size W] [--layers L] [--width H] [--tokens T] [--window K]
+                               [--clip] [--share S ...] [--rounds R] [--out FILE]
+
+The device is the CPU, whose copies take as long as on a link of a certain rate: one on which the
+parameters of a step take S times as long as the computation does. Steps take turns with the same
+computation where all parameters are in place, so that both see the same machine.
+
+The bound of a step is the longest of computation, copies in, copies out and updates, each with
+what nothing hides: before it the way in of the root and the first unit, after it their way out and
+their update. `phases` is the sum of such bounds of forward and of backward, as no unit of the next
+forward pass can come before it is updated. Sequential is the sum of all. Efficiency is
+1 - (step - bound) / (sequential - bound). What is exposed is the time for which the training thread
+waits.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from benchmarks.children import on_ranks
+from shardlab.core.files import write_json
+from shardlab.core.host import describe_host, git_revision
+from shardlab.core.progress import say
+from shardlab.core.strategy import parse_strategy
+from shardlab.engines.base import Optimization
+from shardlab.engines.computation import prepare
+from shardlab.engines.slide.copies import ThrottledCopies
+from shardlab.engines.slide.engine import SlideEngine
+from shardlab.models.presets import Shape, shape_config
+from shardlab.models.weights import RandomWeights
+from shardlab.report.numbers import figure
+from shardlab.report.tables import text_table
+
+_VOCABULARY, _SEQUENCE, _UNTIMED, _IN_A_ROW, _CPU = 512, 64, 2, 6, torch.device("cpu")
+_WAITS = ("in", "out", "landing")
+
+
+class Waits:
+    """The time that the training thread spends in some calls, by what it waits for."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def around(self, owner: Any, method: str, what: str) -> None:
+        """Measures a method of an object from now on."""
+        call: Callable[..., Any] = getattr(owner, method)
+
+        def measured(*args: Any) -> Any:
+            with self._measuring(what):
+                return call(*args)
+
+        setattr(owner, method, measured)
+
+    @contextmanager
+    def _measuring(self, what: str) -> Any:
+        start = time.perf_counter()
+        yield
+        self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - start
+
+
+def main() -> None:
+    """Prints a line per share, and writes everything to a file."""
+    options = _options()
+    rows = []
+    for share in options.share:
+        found = on_ranks(options.world_size, partial(_measure, options, share))
+        rows.append({"share": share, **found[0]})
+        say(f"share {share}: efficiency {rows[-1]['efficiency']:.3f}")
+    body = [[figure(value) for value in row.values()] for row in rows]
+    print(text_table("The slide engine over throttled copies", [*rows[0]], body).markdown())
+    setting = {key: str(value) for key, value in vars(options).items()}
+    about = {"revision": git_revision(), "host": describe_host(), "options": setting}
+    write_json(options.out, {**about, "rows": rows})
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--world-size", type=int, default=1)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=1024, help="of a rank and step")
+    parser.add_argument("--window", type=int, default=2)
+    parser.add_argument("--clip", action="store_true", help="updates beside the next forward pass")
+    parser.add_argument("--share", type=float, nargs="+", default=[0.3, 0.6, 0.9, 1.5])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path(".work/benchmarks/slide.json"))
+    return parser.parse_args()
+
+
+def _measure(options: argparse.Namespace, share: float, group: dist.ProcessGroup) -> dict[str, Any]:
+    plain = _Plain(options)
+    for _ in range(_UNTIMED):
+        forward_s, backward_s = plain.step()
+    root, unit, layers = _bytes(options, group)
+    inward = [root + layers * unit, (layers - options.window) * unit]
+    rate = sum(inward) / (share * (forward_s + backward_s))
+    engine = _engine(options, group, ThrottledCopies(rate / 1e9))
+    for _ in range(_UNTIMED):
+        engine.step([_batch(options)], 1e-4)
+    engine.synchronize()
+    waits, updating = _exposed(engine), Waits()
+    updating.around(engine._updates, "_update", "update")
+    forwards, backwards, steps = [], [], []
+    for _ in range(options.rounds):
+        forward_s, backward_s = plain.step()
+        forwards.append(forward_s)
+        backwards.append(backward_s)
+        start = time.perf_counter()
+        # as in a training: the next step begins where this one ends
+        for _ in range(_IN_A_ROW):
+            engine.step([_batch(options)], 1e-4)
+        engine.synchronize()  # what comes for another step counts for the first one here
+        steps.append((time.perf_counter() - start) / _IN_A_ROW)
+    count = options.rounds * _IN_A_ROW
+    forward, backward, step = map(statistics.median, (forwards, backwards, steps))
+    update, out = updating.seconds["update"] / count, (root + layers * unit) / rate
+    come, again = (size / rate for size in inward)
+    head, tail = (root + unit) / rate, (root + unit) * (1 / rate + update / (root + layers * unit))
+    parts = {"compute": forward + backward, "in": come + again, "out": out, "update": update}
+    sequential = sum(parts.values())
+    bound = max(head + forward + backward + tail, come + again + tail, head + out, update)
+    phases = max(head + forward, come) + max(backward + tail, again + tail, out, update)
+    return {
+        **{f"{name}_ms": value * 1e3 for name, value in parts.items()},
+        "bound_ms": bound * 1e3,
+        "phases_ms": phases * 1e3,
+        "step_ms": step * 1e3,
+        "sequential_ms": sequential * 1e3,
+        "efficiency": 1 - (step - bound) / (sequential - bound),
+        "of_phases": 1 - (step - phases) / (sequential - phases),
+        **{f"exposed_{name}_ms": waits.seconds.get(name, 0.0) / count * 1e3 for name in _WAITS},
+    }
+
+
+class _Plain:
+    """The computation alone."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        model, weights = _model(options)
+        weights.materialize(model)
+        self._model, self._options = model, options
+
+    def step(self) -> tuple[float, float]:
+        """Seconds of forward and of backward."""
+        tokens, start = _batch(self._options), time.perf_counter()
+        logits = self._model(input_ids=tokens[:, :-1]).logits
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        between = time.perf_counter()
+        loss.backward()
+        end = time.perf_counter()
+        self._model.zero_grad()
+        return between - start, end - between
+
+
+def _bytes(options: argparse.Namespace, group: dist.ProcessGroup) -> tuple[int, int, int]:
+    """Of the root and of a layer, and how many layers there are."""
+    root, unit, *others = _engine(options, group, ThrottledCopies()).units
+    return root.size * 4, unit.size * 4, 1 + len(others)
+
+
+def _exposed(engine: SlideEngine) -> Waits:
+    waits, schedule = Waits(), engine._schedule
+    waits.around(schedule, "_wait", "in")
+    waits.around(schedule._departures, "_settle", "out")
+    waits.around(engine._updates, "squares", "landing")
+    return waits
+
+
+def _batch(options: argparse.Namespace) -> Tensor:
+    return torch.randint(_VOCABULARY, (options.tokens // _SEQUENCE, _SEQUENCE + 1))
+
+
+def _model(options: argparse.Namespace) -> tuple[Any, RandomWeights]:
+    config = shape_config(Shape(options.layers, options.width, 4), _VOCABULARY, _SEQUENCE, 0)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return model, RandomWeights(model, 0)
+
+
+def _engine(
+    options: argparse.Namespace, group: dist.ProcessGroup, copies: ThrottledCopies
+) -> SlideEngine:
+    model, weights = _model(options)
+    full = parse_strategy({"engine": "slide", "window": options.window}).normal()
+    prepare(model, full)
+    names = {module: name for name, module in model.named_modules()}
+    return SlideEngine(
+        *(model, full, Optimization(0.1, 1.0 if options.clip else None), group, 0, _CPU),
+        lambda module: weights.materialize(module, names[module]),
+        copies,
+    )
+
+
+if __name__ == "__main__":
+    main()

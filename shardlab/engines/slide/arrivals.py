@@ -1,0 +1,64 @@
+"""How parameters come to the device."""
+
+from torch import Tensor
+
+from shardlab.comm.background import Running
+from shardlab.comm.collective import Collective
+from shardlab.comm.ledger import Account, Ledger
+from shardlab.engines.slide.control import Control
+from shardlab.engines.slide.copies import Copies
+from shardlab.engines.slide.faults import Faults
+from shardlab.engines.slide.unit import SlidUnit
+
+UPDATED = "updated"
+"""published by each rank of a node for its chunk of a unit"""
+
+
+class Arrivals:
+    """Brings units to the device, as soon as their last update is done.
+
+    Args:
+        gather: ranks load their own chunks and gather the rest on the device; None: every rank
+            loads whole units.
+        ledger: counts what ranks load of each other's chunks.
+    """
+
+    def __init__(
+        self,
+        copies: Copies,
+        control: Control,
+        faults: Faults,
+        gather: Collective | None,
+        ledger: Ledger,
+        rank: int,
+        world_size: int,
+    ) -> None:
+        self._copies, self._control, self._gather = copies, control, gather
+        self._faults, self._ledger = faults, ledger
+        self._rank, self._world_size = rank, world_size
+
+    def start(self, unit: SlidUnit, vector: Tensor) -> Running:
+        """Fills a vector on the device."""
+        fetch = self._load if self._gather is None else self._load_and_gather
+        return self._copies.start_in(self._faults.watched(fetch), unit, vector, unit.updates)
+
+    def _load(self, unit: SlidUnit, vector: Tensor, updates: int) -> None:
+        self._control.wait(UPDATED, unit.index, updates)
+        self._copies.copy(vector, unit.source)
+        if self._world_size > 1:
+            share_in_memory(self._ledger.accounts["weights"], vector, self._world_size)
+
+    def _load_and_gather(self, unit: SlidUnit, vector: Tensor, updates: int) -> None:
+        assert self._gather is not None
+        self._control.wait(UPDATED, unit.index, updates, [self._rank])
+        shard = vector[unit.own]
+        self._copies.copy(shard, unit.source[unit.own])
+        self._gather.all_gather(vector, shard, unit.message)
+
+
+def share_in_memory(account: Account, vector: Tensor, world_size: int) -> None:
+    """Counts what goes from rank to rank through their memory as if it were sent."""
+    moved = vector.nbytes * (world_size - 1) / world_size
+    account.collectives += 1
+    account.bytes_raw += moved
+    account.bytes_wire += moved

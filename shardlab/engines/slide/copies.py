@@ -1,0 +1,84 @@
+"""Copies between main memory and the device, beside what both compute."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ParamSpec
+
+import torch
+from torch import Tensor
+
+from shardlab.comm.background import Background, Running
+
+P = ParamSpec("P")
+
+
+class Copies(ABC):
+    """Two lanes, `inward` and `outward`, each with a thread and an order of its own.
+
+    What is started in a lane may wait, communicate and `copy`. It begins after what its caller had
+    launched on the device before; what is launched after `Running.wait` begins after it, and
+    `Running.synchronize` returns when its bytes have arrived.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._inward = Background("in", device)
+        self._outward = Background("out", device)
+
+    def start_in(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> Running:
+        """Queues a call in the lane to the device."""
+        return self._inward.start(call, *args, **kwargs)
+
+    def start_out(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> Running:
+        """Queues a call in the lane from the device."""
+        return self._outward.start(call, *args, **kwargs)
+
+    def drain(self) -> None:
+        """Returns when all calls have ended; raises the error of the first one that has one."""
+        self._outward.drain()
+        self._inward.drain()
+
+    def pin(self, tensor: Tensor) -> None:  # noqa: B027  (memory of a CPU is always within reach)
+        """Prepares main memory that will be copied from or to."""
+
+    @abstractmethod
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """Copies a vector, within a call in a lane."""
+
+
+class ThrottledCopies(Copies):
+    """The device is the CPU: copies of a rate and a latency, so that overlap can be seen.
+
+    Args:
+        gigabytes_per_s: of each lane; None for as fast as memory is.
+        latency_s: of each copy, before its first byte.
+    """
+
+    def __init__(self, gigabytes_per_s: float | None = None, latency_s: float = 0.0) -> None:
+        super().__init__(torch.device("cpu"))
+        self._seconds_per_byte = 0.0 if gigabytes_per_s is None else 1e-9 / gigabytes_per_s
+        self._latency_s = latency_s
+
+    def copy(self, target: Tensor, source: Tensor) -> None:  # noqa: D102
+        end = time.perf_counter() + self._latency_s + source.nbytes * self._seconds_per_byte
+        target.copy_(source)
+        left = end - time.perf_counter()
+        if left > 0:
+            time.sleep(left)
+
+
+class CudaCopies(Copies):
+    """The device is a GPU, whose copy engines work on a stream for each lane."""
+
+    def copy(self, target: Tensor, source: Tensor) -> None:  # noqa: D102
+        target.copy_(source, non_blocking=True)
+
+    def pin(self, tensor: Tensor) -> None:
+        """In place: `Tensor.pin_memory` would copy, and take a power of two of bytes."""
+        result = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
+        torch.cuda.check_error(int(result))
+
+
+def copies_for(device: torch.device) -> Copies:
+    """Those of a device, unthrottled."""
+    return CudaCopies(device) if device.type == "cuda" else ThrottledCopies()

@@ -1,0 +1,99 @@
+"""A model of whose parameters a window slides over the device."""
+
+from collections.abc import Callable, Container, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import torch.distributed as dist
+from torch import nn
+
+from shardlab.comm.attachable import Attachable, MakeCollective
+from shardlab.comm.collective import Collective
+from shardlab.engines.slide.schedule import Schedule
+from shardlab.engines.slide.unit import SlidUnit
+from shardlab.engines.units import UnitPlan
+from shardlab.engines.watch import watch
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+class Sliding(nn.Module, Attachable):
+    """`model`, whose units come to the device for their use; `schedule` is set after `attach`.
+
+    Args:
+        plans: its units, in the order of their use; what is left makes up the root.
+        units: the root, then those of `plans`, hidden.
+        checkpointed: blocks that backward computes again: what autograd saves then is used at once.
+        gathers, reductions: groups of the ranks that share main memory, for what they do on the
+            device; None for what they do in memory.
+        across: the ranks that update the same chunk on other nodes, where there are any.
+    """
+
+    schedule: Schedule
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plans: Sequence[UnitPlan],
+        units: Sequence[SlidUnit],
+        checkpointed: Container[nn.Module],
+        gathers: dist.ProcessGroup | None,
+        reductions: dist.ProcessGroup | None,
+        across: dist.ProcessGroup | None,
+    ) -> None:
+        super().__init__()
+        # not a submodule: its parameters show what is on the device for a moment
+        self._model = [model]
+        self._units = units
+        self._groups = gathers, reductions, across
+        self.gather: Collective | None = None
+        self.reduce: Collective | None = None
+        self.average: Collective | None = None
+        for index, plan in enumerate(plans):
+            watch(plan.modules, index, lambda: self.schedule)
+            for module in plan.modules:
+                if module not in checkpointed:
+                    module.forward = self._saving_places(module.forward)
+        for unit in units:
+            for parameter in unit.parameters.values():
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(
+                        lambda _, unit=unit: self.schedule.accumulated(unit)
+                    )
+
+    def attach_collectives(  # noqa: D102
+        self, gradients: MakeCollective, weights: MakeCollective, replicas: MakeCollective
+    ) -> Callable[[], None]:
+        before = self.gather, self.reduce, self.average
+        gathers, reductions, across = self._groups
+        self.gather = None if gathers is None else weights(gathers)
+        self.reduce = None if reductions is None else gradients(reductions)
+        self.average = None if across is None else replicas(across)
+
+        def detach() -> None:
+            self.gather, self.reduce, self.average = before
+
+        return detach
+
+    def unit_names(self) -> dict[str, list[str]]:
+        """The names of the parameters of each unit."""
+        return {unit.name: list(unit.parameters) for unit in self._units}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the model."""
+        self.schedule.begin()
+        return self._model[0](*args, **kwargs)
+
+    def train(self, mode: bool = True) -> "Sliding":
+        """Of the model, too, which is no submodule."""
+        self._model[0].train(mode)
+        return super().train(mode)
+
+    def _saving_places(self, forward: Callable[P, Result]) -> Callable[P, Result]:
+        @wraps(forward)
+        def saving(*args: P.args, **kwargs: P.kwargs) -> Result:
+            with self.schedule.window.saving_places():
+                return forward(*args, **kwargs)
+
+        return saving

@@ -1,0 +1,56 @@
+"""Brings a model to main memory."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shardlab.comm.hierarchy import timeout_of
+from shardlab.engines.module import Fill
+from shardlab.engines.slide.arrivals import UPDATED
+from shardlab.engines.slide.copies import Copies
+from shardlab.engines.slide.node import NodeMemory
+from shardlab.engines.slide.unit import SlidUnit
+from shardlab.engines.slide.updates import LANDED
+from shardlab.engines.units import UnitPlan
+
+
+def share_memory(units: Sequence[SlidUnit], here: dist.ProcessGroup) -> NodeMemory:
+    """Main memory for the units, by all ranks of a node together.
+
+    Raises:
+        UserError: there is too little.
+    """
+    layout: dict[str, int] = {}
+    for unit in units:
+        layout |= unit.layout()
+    timeout_s = timeout_of(here).total_seconds()
+    memory = NodeMemory.create(here, layout, (UPDATED, LANDED), len(units), timeout_s)
+    for unit in units:
+        unit.map(memory)
+    return memory
+
+
+def store(
+    model: nn.Module,
+    plans: Sequence[UnitPlan],
+    units: Sequence[SlidUnit],
+    fill: Fill,
+    device: torch.device,
+    copies: Copies,
+) -> None:
+    """Main memory takes the weights, which are whole for one unit at a time; then none is shown.
+
+    Args:
+        units: the root, then those of `plans`.
+    """
+    root, *others = units
+    modules = [*(plan.modules for plan in plans), (model,)]
+    for unit, of_unit in zip((*others, root), modules, strict=True):
+        for module in of_unit:
+            fill(module)
+        unit.store()
+        unit.hide(device)
+        for tensor in (unit.source, unit.slot):
+            copies.pin(tensor)

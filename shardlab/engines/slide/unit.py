@@ -1,0 +1,158 @@
+"""Parameters that slide together: in main memory all the time, on the device for their use."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from shardlab.codecs.unit import Block, Unit
+from shardlab.comm.layout import REPLICAS
+from shardlab.engines.flat import named_parts
+from shardlab.engines.slide.node import NodeMemory
+
+_FLOAT = torch.float32.itemsize
+
+
+class Precision(NamedTuple):
+    """The types of one unit's vectors beside float32 parameters and moments."""
+
+    computed: torch.dtype
+    """of the parameters on the device"""
+    landed: torch.dtype
+    """of gradients in main memory"""
+
+
+class SlidUnit:
+    """Some parameters as one vector, of which every rank of a node updates 1/W.
+
+    The parameters lie one after another, then zeros up to W equal chunks. Main memory, which the
+    ranks share, holds this vector and its moments in float32, a mirror of it in the type that
+    computes where that is narrower, and gradients. `map` gives the unit that memory.
+
+    Outside of its use a parameter has no memory on the device: every element of it is NaN, so that
+    whoever uses it then finds out.
+
+    Args:
+        index: in the order of use; the root comes first.
+        parameters: by name; with their shapes, but not yet their values.
+        rank, world_size: among the ranks of the node.
+        slots: vectors of gradients, one for each rank, or one of which each rank has its chunk.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        name: str,
+        parameters: Mapping[str, nn.Parameter],
+        rank: int,
+        world_size: int,
+        precision: Precision,
+        slots: int,
+    ) -> None:
+        self.index, self.name = index, name
+        self.parameters = dict(parameters)
+        self.shapes = {name: parameter.shape for name, parameter in parameters.items()}
+        self.count = sum(shape.numel() for shape in self.shapes.values())
+        """elements, without the zeros at the end"""
+        self.chunk = -(-self.count // world_size)
+        self.size = world_size * self.chunk
+        self.own = slice(rank * self.chunk, (rank + 1) * self.chunk)
+        """what this rank updates"""
+        self.first = rank * self.chunk
+        self.precision = precision
+        self.message = Unit(name, (Block(name, self.count, 1),))
+        self.between_nodes = Unit(name + REPLICAS, (Block(name, self.chunk, 1),))
+        self.step = torch.zeros(())
+        """updates so far"""
+        self.updates = 0
+        """that this process has begun"""
+        self._rank, self._slots = rank, slots
+        self.vectors: dict[str, Tensor] = {}
+        """whole, in main memory: `parameter`, `exp_avg`, `exp_avg_sq`, perhaps `mirror`"""
+        self.slots: list[Tensor] = []
+        self.total: Tensor | None = None
+        """the gradient of this rank's chunk, summed over nodes"""
+
+    @property
+    def narrow(self) -> bool:
+        """Whether the device computes with a mirror."""
+        return self.precision.computed is not torch.float32
+
+    def layout(self) -> dict[str, int]:
+        """Bytes of the regions of main memory."""
+        kinds = dict.fromkeys(("parameter", "exp_avg", "exp_avg_sq"), self.size * _FLOAT)
+        if self.narrow:
+            kinds["mirror"] = self.size * self.precision.computed.itemsize
+        for slot in range(self._slots):
+            kinds[f"gradient{slot}"] = self.size * self.precision.landed.itemsize
+        return {self._region(kind): size for kind, size in kinds.items()}
+
+    def map(self, memory: NodeMemory) -> None:
+        """Takes its regions."""
+        dtypes = dict.fromkeys(("parameter", "exp_avg", "exp_avg_sq"), torch.float32)
+        if self.narrow:
+            dtypes["mirror"] = self.precision.computed
+        self.vectors = {
+            kind: memory.tensor(self._region(kind), dtype, (self.size,))
+            for kind, dtype in dtypes.items()
+        }
+        self.slots = [
+            memory.tensor(self._region(f"gradient{slot}"), self.precision.landed, (self.size,))
+            for slot in range(self._slots)
+        ]
+
+    def store(self) -> None:
+        """This rank's chunk takes the values of the parameters, the same on all ranks."""
+        whole = torch.zeros(self.size)
+        for parameter, view in zip(self.parameters.values(), self._views(whole), strict=True):
+            view.copy_(parameter.data)
+        self.vectors["parameter"][self.own].copy_(whole[self.own])
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """The mirror of this rank's chunk follows parameters that somebody has written to."""
+        if self.narrow:
+            self.vectors["mirror"][self.own].copy_(self.vectors["parameter"][self.own])
+
+    @property
+    def slot(self) -> Tensor:
+        """Where this rank's gradients land."""
+        return self.slots[self._rank if len(self.slots) > 1 else 0]
+
+    @cached_property
+    def source(self) -> Tensor:
+        """What goes to the device."""
+        return self.vectors["mirror" if self.narrow else "parameter"]
+
+    def show(self, vector: Tensor) -> None:
+        """The parameters become views of a vector on the device."""
+        for parameter, view in zip(self.parameters.values(), self._views(vector), strict=True):
+            parameter.data = view
+
+    def hide(self, device: torch.device) -> None:
+        """The parameters lose their memory."""
+        nothing = torch.full((), torch.nan, dtype=self.precision.computed, device=device)
+        for parameter, shape in zip(self.parameters.values(), self.shapes.values(), strict=True):
+            parameter.data = nothing.expand(shape)
+
+    def collect(self, vector: Tensor) -> None:
+        """Moves the gradients of the parameters to a vector on the device."""
+        for parameter, view in zip(self.parameters.values(), self._views(vector), strict=True):
+            if parameter.grad is None:
+                view.zero_()
+            else:
+                view.copy_(parameter.grad)
+                parameter.grad = None
+        vector[self.count :].zero_()
+
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        """The parts of a vector by the names of the parameters."""
+        return named_parts(vector, self.shapes)
+
+    def _region(self, kind: str) -> str:
+        return f"{self.name}/{kind}"
+
+    def _views(self, vector: Tensor) -> list[Tensor]:
+        return [*self.named(vector).values()]

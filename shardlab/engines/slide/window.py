@@ -1,0 +1,98 @@
+"""The window of a model that the device sees."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from shardlab.engines.slide.unit import SlidUnit
+
+
+class _Saved(NamedTuple):
+    """A view of a parameter that backward needs, without memory."""
+
+    unit: int
+    offset: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+
+class Window:
+    """K slots on the device, each for one unit at a time.
+
+    What autograd would keep of a slot while others use it is kept as a place in the unit, and found
+    again in the slot that the unit has in backward.
+
+    Args:
+        slots: K.
+        size: elements of the largest unit.
+    """
+
+    def __init__(self, slots: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.slots = slots
+        self._free = [torch.empty(size, dtype=dtype, device=device) for _ in range(slots)]
+        self._units: dict[int, SlidUnit] = {}
+        """by the address of the slot"""
+        self._places: dict[int, Tensor] = {}
+        """the slots, by the index of the unit"""
+        self._addresses = {slot.untyped_storage().data_ptr() for slot in self._free}
+        self._device = device
+        self.poison = False
+        """fill what is freed with NaN: what uses it later shows"""
+        self.most_alive = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another unit can be taken in."""
+        return bool(self._free)
+
+    def __contains__(self, unit: SlidUnit) -> bool:
+        return unit.index in self._places
+
+    def alive(self) -> Sequence[SlidUnit]:
+        """The units that have a slot."""
+        return [*self._units.values()]
+
+    def admit(self, unit: SlidUnit) -> Tensor:
+        """A slot for the unit: its vector, whatever is in it, which its parameters show."""
+        slot = self._free.pop()
+        self._places[unit.index] = slot
+        self._units[slot.untyped_storage().data_ptr()] = unit
+        self.most_alive = max(self.most_alive, len(self._units))
+        vector = slot[: unit.size]
+        unit.show(vector)
+        return vector
+
+    def release(self, unit: SlidUnit) -> None:
+        """The slot of the unit is free."""
+        slot = self._places.pop(unit.index)
+        del self._units[slot.untyped_storage().data_ptr()]
+        unit.hide(self._device)
+        if self.poison:
+            slot.fill_(torch.nan)
+        self._free.append(slot)
+
+    @contextmanager
+    def saving_places(self) -> Iterator[None]:
+        """While the block computes, autograd saves places instead of what is in slots."""
+        with saved_tensors_hooks(self._pack, self._unpack):
+            yield
+
+    def _pack(self, tensor: Tensor) -> Tensor | _Saved:
+        address = tensor.untyped_storage().data_ptr()
+        if address not in self._addresses:
+            return tensor
+        unit = self._units[address]
+        assert tensor.dtype is unit.precision.computed, "a view of a parameter in another type"
+        offset = int(tensor.storage_offset())
+        return _Saved(unit.index, offset, tensor.shape, tensor.stride())
+
+    def _unpack(self, saved: Any) -> Tensor:
+        if not isinstance(saved, _Saved):
+            assert isinstance(saved, Tensor)
+            return saved
+        assert saved.unit in self._places, "backward uses a unit that is not on the device"
+        return self._places[saved.unit].as_strided(saved.shape, saved.stride, saved.offset)

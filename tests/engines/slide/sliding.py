@@ -1,0 +1,89 @@
+"""A small model on any engine, and copies for the slide engine that take their time or fail."""
+
+import random
+import time
+
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM
+
+from shardlab.core.strategy import parse_strategy
+from shardlab.engines.base import Optimization
+from shardlab.engines.build import build_engine
+from shardlab.engines.computation import prepare
+from shardlab.engines.slide.copies import ThrottledCopies
+from shardlab.engines.slide.engine import SlideEngine
+from shardlab.models.presets import Shape, shape_config
+from shardlab.models.weights import RandomWeights
+
+LAYERS, VOCABULARY, LENGTH, BATCH = 4, 96, 16, 2
+MODES = {
+    f"{transfer}-{sync}": {"engine": "slide", "param_transfer": transfer, "grad_sync": sync}
+    for transfer in ("full", "shard")
+    for sync in ("cpu_reduce", "gpu_reduce")
+}
+
+
+class DelayedCopies(ThrottledCopies):
+    """Every copy takes a time of its own."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self._random = random.Random(seed)
+
+    def copy(self, target, source):
+        time.sleep(self._random.random() * 4e-3)
+        super().copy(target, source)
+
+
+def engine_of(group, document, clip=0.5, copies=None, seed=1, ranks_per_node=None):
+    """With copies of its own, of the slide engine."""
+    config = shape_config(Shape(LAYERS, 32, 2), VOCABULARY, LENGTH, 0)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    weights = RandomWeights(model, seed)
+    optimization = Optimization(weight_decay=0.1, clip=clip)
+    strategy = parse_strategy(document)
+    if copies is None and ranks_per_node is None:
+        return build_engine(model, strategy, optimization, group, weights=weights)
+    names = {module: name for name, module in model.named_modules()}
+    full = strategy.normal()
+    prepare(model, full)
+    return SlideEngine(
+        *(model, full, optimization, group, 0, torch.device("cpu")),
+        lambda module: weights.materialize(module, names[module]),
+        copies,
+        ranks_per_node,
+    )
+
+
+def batch_of(step, rank, micro=0):
+    generator = torch.Generator().manual_seed(10_000 * step + 100 * micro + rank)
+    return torch.randint(VOCABULARY, (BATCH, LENGTH + 1), generator=generator)
+
+
+def train(engine, steps, micro=1, first=0):
+    """The losses and the norms of gradients of each step."""
+    rank = dist.get_rank()
+    told = []
+    for step in range(first, first + steps):
+        batches = [batch_of(step, rank, number) for number in range(micro)]
+        outcome = engine.step(batches, 1e-3)
+        told.append((outcome.loss, outcome.gradient_norm))
+    return torch.tensor(told)
+
+
+def states_of(engine):
+    """Parameters and moments by KIND.NAME, whole."""
+    return {
+        f"{kind}.{name}": part.clone()
+        for kind, tensors in engine.shards().items()
+        for entry, tensor in tensors.items()
+        for name, part in engine.gather(entry, tensor).items()
+    }
+
+
+def differing(found, expected):
+    """The names of tensors whose bits differ."""
+    assert found.keys() == expected.keys()
+    return [name for name in expected if not torch.equal(found[name], expected[name])]

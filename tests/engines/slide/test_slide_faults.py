@@ -1,0 +1,95 @@
+"""Whatever goes wrong in a thread or another rank ends the training, with its cause."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+
+from shardlab.core.errors import UserError
+from shardlab.engines.slide import updates
+from shardlab.engines.slide.copies import ThrottledCopies
+from shardlab.train.launch import RunFailed, launch
+from tests.engines.slide.sliding import MODES, batch_of, engine_of, train
+
+
+class FailingCopies(ThrottledCopies):
+    """Works so many times."""
+
+    def __init__(self, good):
+        super().__init__()
+        self._good = good
+
+    def copy(self, target, source):
+        self._good -= 1
+        if self._good < 0:
+            raise OSError("the link is down")
+        super().copy(target, source)
+
+
+@pytest.mark.parametrize("good", [0, 3, 17, 40])
+def test_an_error_of_a_copy_ends_the_step_on_all_ranks(good):
+    def on_rank(group):
+        mine = dist.get_rank(group) == 1
+        copies = FailingCopies(good) if mine else ThrottledCopies()
+        engine = engine_of(group, MODES["full-cpu_reduce"], copies=copies)
+        error, told = (OSError, "the link is down") if mine else (RuntimeError, "rank 1: the link")
+        with pytest.raises(error, match=told):
+            train(engine, 8)
+        with pytest.raises(error, match=told):
+            engine.step([batch_of(0, 0)], 1e-3)
+        return {}
+
+    run_ranks(2, on_rank)
+
+
+def test_an_error_of_an_update_is_raised_by_the_next_call(monkeypatch):
+    def broken(*_, **__):
+        raise ValueError("no such optimizer")
+
+    def on_rank(group):
+        engine = engine_of(group, MODES["full-cpu_reduce"])
+        train(engine, 1)
+        monkeypatch.setattr(updates, "adam_", broken)
+        with pytest.raises(ValueError, match="no such optimizer"):
+            train(engine, 2)
+        with pytest.raises(ValueError, match="no such optimizer"):
+            engine.synchronize()
+        return {}
+
+    run_ranks(1, on_rank)
+
+
+@pytest.mark.parametrize("mode", ["full-cpu_reduce", "shard-gpu_reduce"])
+def test_when_a_rank_is_killed_all_end_and_leave_nothing_behind(mode):
+    def worker(group):
+        engine = engine_of(group, MODES[mode])
+        train(engine, 2)
+        if dist.get_rank(group) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        train(engine, 2)
+
+    before = set(Path("/dev/shm").iterdir())
+    with pytest.raises(RunFailed, match="rank 1 was killed by signal 9"):
+        launch(worker, 3, threads=1, timeout_s=30)
+    assert set(Path("/dev/shm").iterdir()) == before
+
+
+def test_without_a_limit_of_the_norm_a_gradient_that_is_not_finite_ends_the_run():
+    def on_rank(group):
+        engine = engine_of(group, MODES["full-cpu_reduce"], clip=None)
+        train(engine, 1)
+
+        def spoil(module, inputs, output):
+            output.logits = output.logits * (torch.nan if dist.get_rank(group) == 0 else 1.0)
+            return output
+
+        engine.module.register_forward_hook(spoil)
+        with pytest.raises(UserError, match="or set clip"):
+            train(engine, 1)
+        return {}
+
+    run_ranks(2, on_rank)

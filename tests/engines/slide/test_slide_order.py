@@ -1,0 +1,86 @@
+"""What comes before what, however long each part takes."""
+
+import random
+import threading
+import time
+
+import pytest
+from ranks import run_ranks
+
+from shardlab.engines.slide.arrivals import UPDATED
+from tests.engines.slide.sliding import DelayedCopies, engine_of, train
+
+
+class TracedCopies(DelayedCopies):
+    """Notes what is copied from or to main memory, by its address."""
+
+    def __init__(self, seed, events):
+        super().__init__(seed)
+        self._events = events
+
+    def copy(self, target, source):
+        self._events.append(("copy", source.data_ptr(), target.data_ptr()))
+        super().copy(target, source)
+
+
+def traced(engine, events, seed):
+    """Also notes updates, which take a time of their own."""
+    chance, control = random.Random(seed), engine._memory.control
+    publish = control.publish
+
+    def slow(kind, unit, step):
+        if kind == UPDATED:
+            time.sleep(chance.random() * 4e-3)
+            events.append(("update", unit, step))
+        publish(kind, unit, step)
+
+    control.publish = slow
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("seed", range(3))
+def test_units_come_after_their_update_and_no_gradient_is_lost(seed, clip):
+    def on_rank(group):
+        events = []
+        engine = engine_of(group, {"engine": "slide"}, clip, TracedCopies(seed, events))
+        traced(engine, events, seed)
+        train(engine, 4)
+        engine.synchronize()
+        sources = {unit.source.data_ptr(): unit for unit in engine.units}
+        slots = {unit.slots[0].data_ptr(): unit for unit in engine.units}
+        updates, landings = dict.fromkeys(range(9), 0), dict.fromkeys(range(9), 0)
+        for what, one, other in events:
+            if what == "update":
+                updates[one] += 1
+                assert updates[one] == landings[one]
+            elif one in sources:
+                unit = sources[one].index
+                assert updates[unit] == landings[unit], "all that has landed is applied"
+            else:
+                unit = slots[other].index
+                landings[unit] += 1
+                assert landings[unit] == updates[unit] + 1
+        assert [updates[unit.index] for unit in engine.units] == [4] * len(engine.units)
+        return {}
+
+    run_ranks(1, on_rank)
+
+
+def test_the_training_thread_goes_on_while_updates_run():
+    def on_rank(group):
+        engine = engine_of(group, {"engine": "slide"}, 0.5)
+        going = threading.Event()
+        update = engine._updates._update
+
+        def held(*arguments):
+            assert going.wait(20)
+            update(*arguments)
+
+        engine._updates._update = held
+        train(engine, 1)  # returns while no update can end
+        assert engine.units[0].updates == 1
+        going.set()
+        train(engine, 1, first=1)
+        return {}
+
+    run_ranks(1, on_rank)

@@ -1,0 +1,94 @@
+"""The device sees a window of the model, and nothing uses what has left it."""
+
+import pytest
+import torch
+from ranks import run_ranks
+
+from tests.engines.slide.sliding import (
+    LAYERS,
+    MODES,
+    DelayedCopies,
+    differing,
+    engine_of,
+    states_of,
+    train,
+)
+
+
+def watched(schedule, name, alive):
+    """Notes how many units have a slot at each call of a method that is told of a use."""
+    call = getattr(schedule, name)
+
+    def note(index):
+        call(index)
+        shown = [
+            unit.index - 1
+            for unit in schedule.units
+            if any(any(p.stride()) for p in unit.parameters.values())
+        ]
+        assert index in shown
+        alive.append(len(shown))
+
+    setattr(schedule, name, note)
+
+
+@pytest.mark.parametrize("again", ["none", "selective", "full"])
+@pytest.mark.parametrize("window", [2, 3])
+def test_no_more_units_are_on_the_device_than_the_window_has_slots(window, again):
+    def on_rank(group):
+        document = {"engine": "slide", "window": window, "activation_checkpointing": again}
+        engine, alive = engine_of(group, document), []
+        for name in ("before_forward", "before_backward"):
+            watched(engine.module.schedule, name, alive)
+        train(engine, 2, micro=2)
+        assert len(alive) == 2 * 2 * 2 * LAYERS
+        assert max(alive) == engine.module.schedule.window.most_alive == window
+        return {}
+
+    run_ranks(1, on_rank)
+
+
+@pytest.mark.parametrize("again", ["none", "full"])
+@pytest.mark.parametrize("mode", MODES)
+def test_poison_in_freed_slots_reaches_nothing(mode, again):
+    document = {**MODES[mode], "activation_checkpointing": again}
+
+    def on_rank(group):
+        clean, poisoned = (
+            engine_of(group, document, copies=DelayedCopies(seed)) for seed in range(2)
+        )
+        poisoned.module.schedule.window.poison = True
+        assert torch.equal(train(clean, 4, micro=2), train(poisoned, 4, micro=2))
+        assert not differing(states_of(clean), states_of(poisoned))
+        return {}
+
+    run_ranks(2, on_rank)
+
+
+def test_what_is_used_outside_of_the_window_is_not_a_number():
+    def on_rank(group):
+        engine = engine_of(group, {"engine": "slide"})
+        train(engine, 1)
+        engine.synchronize()
+        last = engine.module.schedule.units[-1]
+        assert all(bool(parameter.isnan().all()) for parameter in last.parameters.values())
+        return {}
+
+    run_ranks(1, on_rank)
+
+
+def test_a_saved_view_is_found_in_the_slot_of_its_unit_and_nowhere_else():
+    def on_rank(group):
+        engine = engine_of(group, {"engine": "slide"})
+        schedule = engine.module.schedule
+        window, unit = schedule.window, schedule.units[0]
+        vector = window.admit(unit).copy_(torch.arange(unit.size))
+        saved = window._pack(vector[:32].view(4, 8).t())
+        assert torch.equal(window._unpack(saved), vector[:32].view(4, 8).t())
+        assert window._unpack(saved).untyped_storage().data_ptr() == vector.data_ptr()
+        window.release(unit)
+        with pytest.raises(AssertionError, match="not on the device"):
+            window._unpack(saved)
+        return {}
+
+    run_ranks(1, on_rank)
