@@ -2,6 +2,7 @@
 
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -37,6 +38,8 @@ class Command:
         def run() -> None:
             die_with_parent(parent)
             os.setsid()
+            # who runs the tests in the background may ignore it, and children inherit that
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             os.environ |= {"TMPDIR": str(self.temporary)} | (environment or {})
             tempfile.tempdir = None
             output = os.open(folder / "said", os.O_WRONLY | os.O_CREAT)
