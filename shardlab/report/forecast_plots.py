@@ -12,6 +12,8 @@ from shardlab.report.plots import STYLE, WIDTH, colours, dashes
 
 _ACROSS = 2
 """panels side by side"""
+_TOP = 112
+"""% that a panel shows"""
 
 
 def draw_forecast(points: Sequence[Point], runs: list[str], baseline: str) -> dict[str, Figure]:
@@ -39,7 +41,7 @@ def _efficiency(points: Sequence[Point], runs: list[str], baseline: str) -> Figu
         axes.set_title(link, fontsize=9)
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=7, rotation=45)
-        axes.set_ylim(0, 112)
+        axes.set_ylim(0, _TOP)
     for spare in panels[len(links) :]:
         spare.set_visible(False)
     for axes in panels[: len(links)][-_ACROSS:]:
@@ -53,5 +55,6 @@ def _line(axes: Axes, points: Sequence[Point], style: dict[str, Any]) -> None:
     ranks = [point.ranks for point in points]
     axes.plot(ranks, [100 * p.efficiency for p in points], label=points[0].run, **style)
     worst = [100 * point.compute_ms / point.high_ms for point in points]
-    best = [100 * point.compute_ms / point.low_ms for point in points]
+    # an interval of little evidence begins at no time at all
+    best = [100 * p.compute_ms / max(p.low_ms, 100 * p.compute_ms / _TOP) for p in points]
     axes.fill_between(ranks, worst, best, color=style["color"], alpha=0.12, linewidth=0)

@@ -1,0 +1,17 @@
+"""The plot of the forecast."""
+
+from made_evidence import make_foretold
+from made_records import BASELINE, STRATEGIES
+
+from shardlab.report.forecast_plots import draw_forecast
+
+
+def test_an_interval_that_begins_at_no_time_reaches_the_top_of_its_panel():
+    points = [p.model_copy(update={"low_ms": 0.0}) for p in make_foretold().points]
+    figure = draw_forecast(points, [*STRATEGIES], BASELINE)["forecast"]
+    for axes in figure.axes:
+        _, top = axes.get_ylim()
+        for band in axes.collections:
+            highest = max(float(path.vertices[:, 1].max()) for path in band.get_paths())
+            assert abs(highest - top) < 1e-6
+    assert any(axes.collections for axes in figure.axes)
