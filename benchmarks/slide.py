@@ -37,6 +37,7 @@ from shardlab.core.progress import say
 from shardlab.core.strategy import parse_strategy
 from shardlab.engines.base import Optimization
 from shardlab.engines.computation import prepare
+from shardlab.engines.setup import Setup
 from shardlab.engines.slide.copies import ThrottledCopies
 from shardlab.engines.slide.engine import SlideEngine
 from shardlab.models.presets import Shape, shape_config
@@ -196,12 +197,13 @@ def _engine(
     model, weights = _model(options)
     full = parse_strategy({"engine": "slide", "window": options.window}).normal()
     prepare(model, full)
-    names = {module: name for name, module in model.named_modules()}
-    return SlideEngine(
-        *(model, full, Optimization(0.1, 1.0 if options.clip else None), group, 0, _CPU),
-        lambda module: weights.materialize(module, names[module]),
-        copies,
-    )
+    optimization = Optimization(0.1, 1.0 if options.clip else None)
+    fill = partial(_fill, weights, {module: name for name, module in model.named_modules()})
+    return SlideEngine(model, Setup(full, optimization, group, 0, _CPU, fill), copies)
+
+
+def _fill(weights: RandomWeights, names: dict[Any, str], module: Any) -> None:
+    weights.materialize(module, names[module])
 
 
 if __name__ == "__main__":

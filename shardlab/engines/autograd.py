@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from shardlab.comm.names import plain
-from shardlab.core.strategy import Strategy
-from shardlab.engines.base import Optimization, State, StepOutcome
-from shardlab.engines.module import BETAS, ModuleEngine
+from shardlab.engines.base import State, StepOutcome
+from shardlab.engines.module import ModuleEngine
 from shardlab.engines.norm import clip_coefficient, local_parts, norm_of, sum_of_squares
+from shardlab.engines.setup import Setup
 
 
 class AutogradEngine(ModuleEngine):
@@ -22,24 +22,17 @@ class AutogradEngine(ModuleEngine):
     A subclass wraps the model and says how a reduction is put off.
 
     Args:
-        module, strategy, optimization, seed, device, attached: see `ModuleEngine`.
+        module, setup, attached: see `ModuleEngine`.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        strategy: Strategy,
-        optimization: Optimization,
-        seed: int,
-        device: torch.device,
-        **attached: Any,
-    ) -> None:
-        super().__init__(module, strategy, optimization, seed, device, **attached)
+    def __init__(self, module: nn.Module, setup: Setup, **attached: Any) -> None:
+        super().__init__(module, setup, **attached)
         self._optimizer = torch.optim.AdamW(
             module.parameters(),
             lr=0.0,
-            betas=BETAS,
-            weight_decay=optimization.weight_decay,
+            betas=setup.optimization.betas,
+            eps=setup.optimization.eps,
+            weight_decay=setup.optimization.weight_decay,
             fused=True,
         )
 

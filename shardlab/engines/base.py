@@ -21,6 +21,9 @@ class Optimization:
     weight_decay: float
     clip: float | None
     """largest global gradient norm, or None"""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """as language models are commonly trained (Brown et al. 2020, appendix B)"""
+    eps: float = 1e-8
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from shardlab.engines.ddp import DDPEngine
 from shardlab.engines.fsdp1 import FSDP1Engine
 from shardlab.engines.fsdp2 import FSDP2Engine
 from shardlab.engines.manual.engine import ManualEngine
-from shardlab.engines.module import Fill
 from shardlab.engines.precision import dtype_of, uses_fp16
+from shardlab.engines.setup import Fill, Setup
 from shardlab.engines.slide.engine import SlideEngine
 from shardlab.models.weights import Weights
 
@@ -59,7 +59,7 @@ def build_engine(
     _check_device(full, device)
     prepare(model, full)
     fill = _filling(model, weights, device)
-    engine = _ENGINES[full.engine](model, full, optimization, group, seed, device, fill)
+    engine = _ENGINES[full.engine](model, Setup(full, optimization, group, seed, device, fill))
     engine.ledger.traffic.pace = pace
     return engine
 

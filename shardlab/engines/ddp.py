@@ -4,41 +4,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.comm.names import plain
-from shardlab.core.strategy import Strategy
 from shardlab.engines.autograd import AutogradEngine
-from shardlab.engines.base import Optimization
-from shardlab.engines.module import Fill
 from shardlab.engines.precision import dtype_of
+from shardlab.engines.setup import Setup
 
 
 class DDPEngine(AutogradEngine):
     """Every rank holds the whole model; buckets of gradients are averaged during backward."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        strategy: Strategy,
-        optimization: Optimization,
-        group: dist.ProcessGroup,
-        seed: int,
-        device: torch.device,
-        fill: Fill,
-    ) -> None:
-        fill(model)
+    def __init__(self, model: nn.Module, setup: Setup) -> None:
+        setup.fill(model)
         wrapped = DistributedDataParallel(
             model,
-            process_group=group,
-            bucket_cap_mb=strategy.bucket_mb,
+            process_group=setup.group,
+            bucket_cap_mb=setup.strategy.bucket_mb,
             gradient_as_bucket_view=True,
         )
-        super().__init__(wrapped, strategy, optimization, seed, device)
+        super().__init__(wrapped, setup)
         self._wrapped = wrapped
-        self._dtype = dtype_of(strategy.param_dtype, device)
+        self._dtype = dtype_of(setup.strategy.param_dtype, setup.device)
 
     @contextmanager
     def _accumulating(self) -> Iterator[None]:

@@ -23,11 +23,10 @@ from torch.distributed.fsdp.wrap import CustomPolicy, size_based_auto_wrap_polic
 from shardlab.comm.fsdp1_hooks import unit_names, units
 from shardlab.core.errors import UserError
 from shardlab.core.strategy import Strategy
-from shardlab.engines.base import Optimization
 from shardlab.engines.flat import FlatEngine, FlatVector
 from shardlab.engines.mesh import SHARD, make_mesh, replica_group
-from shardlab.engines.module import Fill
 from shardlab.engines.precision import dtype_of
+from shardlab.engines.setup import Fill, Setup
 from shardlab.models.parts import transformer_blocks
 
 
@@ -40,20 +39,12 @@ class FSDP1Engine(FlatEngine):
     (`torch/distributed/fsdp/_init_utils.py`: one device makes a shard group of one).
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        strategy: Strategy,
-        optimization: Optimization,
-        group: dist.ProcessGroup,
-        seed: int,
-        device: torch.device,
-        fill: Fill,
-    ) -> None:
-        self._mesh = make_mesh(group, strategy.replicas or 1, device)
-        wrapped = wrap_model(model, strategy, self._mesh, device, fill)
+    def __init__(self, model: nn.Module, setup: Setup) -> None:
+        strategy = setup.strategy
+        self._mesh = make_mesh(setup.group, strategy.replicas or 1, setup.device)
+        wrapped = wrap_model(model, strategy, self._mesh, setup.device, setup.fill)
         between = replica_group(self._mesh)
-        super().__init__(wrapped, strategy, optimization, seed, device, replicas=between)
+        super().__init__(wrapped, setup, replicas=between)
         self._wrapped = wrapped
         self._reduce_every = strategy.reduce_every_micro_batch
 

@@ -21,28 +21,19 @@ from torch.distributed.tensor import Shard
 from shardlab.core.errors import UserError
 from shardlab.core.strategy import Strategy
 from shardlab.engines.autograd import AutogradEngine
-from shardlab.engines.base import Optimization
 from shardlab.engines.mesh import SHARD, copies, make_mesh
-from shardlab.engines.module import Fill
 from shardlab.engines.precision import dtype_of
+from shardlab.engines.setup import Fill, Setup
 from shardlab.engines.units import plan_units
 
 
 class FSDP2Engine(AutogradEngine):
     """Every rank of a copy holds its part of each parameter, gradient and optimizer state."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        strategy: Strategy,
-        optimization: Optimization,
-        group: dist.ProcessGroup,
-        seed: int,
-        device: torch.device,
-        fill: Fill,
-    ) -> None:
-        self._mesh = make_mesh(group, copies(strategy, group), device)
-        units, self._root = shard_model(model, strategy, self._mesh, device, fill)
+    def __init__(self, model: nn.Module, setup: Setup) -> None:
+        strategy, device = setup.strategy, setup.device
+        self._mesh = make_mesh(setup.group, copies(strategy, setup.group), device)
+        units, self._root = shard_model(model, strategy, self._mesh, device, setup.fill)
         depths = strategy.depths()
         asynchronous = strategy.async_unshard
         if asynchronous is None:
@@ -54,7 +45,7 @@ class FSDP2Engine(AutogradEngine):
             )
         # elsewhere streams do what our threads do on a CPU
         overlap = asynchronous and not streams
-        super().__init__(model, strategy, optimization, seed, device, overlap=overlap)
+        super().__init__(model, setup, overlap=overlap)
         if asynchronous and streams:
             for unit in (self._root, *units):
                 unit._set_unshard_async_op(True)

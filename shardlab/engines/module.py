@@ -1,10 +1,9 @@
 """What all engines have in common that let a module compute by autograd."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import record_function
@@ -15,41 +14,28 @@ from shardlab.comm.ledger import Audit
 from shardlab.core.compression import WeightCompression
 from shardlab.core.strategy import Strategy
 from shardlab.engines.activations.checkpoint import sliding
-from shardlab.engines.base import Engine, Optimization, State
+from shardlab.engines.base import Engine, State
 from shardlab.engines.precision import LossScale, uses_fp16
+from shardlab.engines.setup import Setup
 from shardlab.profiling.labels import BACKWARD, FORWARD
-
-BETAS = (0.9, 0.95)
-"""of AdamW, as language models are commonly trained (Brown et al. 2020, appendix B)"""
-
-Fill = Callable[[nn.Module], None]
-"""gives what lies below a module its weights, on the device that computes"""
 
 
 class ModuleEngine(Engine):
     """Engines whose wrapped module runs forward and backward by plain autograd.
 
     Args:
-        strategy: in its normal form.
-        device: of the parameters while they compute.
+        module: whose parameters are on the device while they compute.
         attached: more for `shardlab.comm.attach.attach`.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        strategy: Strategy,
-        optimization: Optimization,
-        seed: int,
-        device: torch.device,
-        **attached: Any,
-    ) -> None:
+    def __init__(self, module: nn.Module, setup: Setup, **attached: Any) -> None:
+        strategy, device = setup.strategy, setup.device
         self.module = module
         self.device = device
         """that computes"""
-        self._handle = _attach(module, strategy, seed, **attached)
+        self._handle = _attach(module, strategy, setup.seed, **attached)
         self.ledger = self._handle.ledger
-        self._optimization = optimization
+        self._optimization = setup.optimization
         self._loss_scale = LossScale(uses_fp16(strategy, device))
         self.sliding = sliding(strategy, device)
         """around forward: where the inputs of checkpointed blocks go"""

@@ -1,8 +1,8 @@
-"""Tells a schedule when the units of a model are used."""
+"""Tells a schedule when the units of a model are used and when their gradients are there."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -21,6 +21,51 @@ class Uses(Protocol):
         """The gradient of what it returned is there; once for each tensor of that."""
 
 
+class Trained(Protocol):
+    """A unit, as far as its gradients go."""
+
+    name: str
+
+    @property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """By name."""
+
+
+AnyUnit = TypeVar("AnyUnit", bound=Trained)
+AnyUnitHeard = TypeVar("AnyUnitHeard", bound=Trained, contravariant=True)
+
+
+class Accumulates(Protocol[AnyUnitHeard]):
+    """Hears of gradients."""
+
+    def accumulated(self, unit: AnyUnitHeard) -> None:
+        """One more parameter of a unit has its gradient."""
+
+
+class MissingGradients:
+    """How many parameters of each unit have no gradient yet in a backward pass."""
+
+    def __init__(self) -> None:
+        self._left: dict[str, int] = {}
+
+    def expect(self, units: Iterable[Trained]) -> None:
+        """Those of all parameters that are trained."""
+        self._left = {
+            unit.name: sum(p.requires_grad for p in unit.parameters.values()) for unit in units
+        }
+
+    def arrived(self, unit: Trained) -> bool:
+        """Counts one; returns whether none is missing any more."""
+        self._left[unit.name] -= 1
+        return self._left[unit.name] == 0
+
+    def give_up(self, unit: Trained) -> bool:
+        """Expects no more of a unit; returns whether some were missing."""
+        some = self._left[unit.name] > 0
+        self._left[unit.name] = 0
+        return some
+
+
 def watch(modules: Sequence[nn.Module], index: int, schedule: Callable[[], Uses]) -> None:
     """Calls the schedule of the moment before and after each use of a unit.
 
@@ -31,6 +76,16 @@ def watch(modules: Sequence[nn.Module], index: int, schedule: Callable[[], Uses]
     modules[-1].register_forward_hook(lambda *_: schedule().after_forward(index))
     for module in modules:
         module.register_forward_hook(partial(_used, index, schedule))
+
+
+def watch_gradients(units: Iterable[AnyUnit], schedule: Callable[[], Accumulates[AnyUnit]]) -> None:
+    """Calls the schedule of the moment for each parameter whose gradient is there."""
+    for unit in units:
+        for parameter in unit.parameters.values():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(
+                    lambda _, unit=unit: schedule().accumulated(unit)
+                )
 
 
 def _used(

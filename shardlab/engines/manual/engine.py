@@ -3,38 +3,27 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardlab.core.strategy import Strategy
-from shardlab.engines.base import Optimization
 from shardlab.engines.flat import FlatEngine, FlatVector
 from shardlab.engines.manual.model import FlatSharded
 from shardlab.engines.manual.schedule import Reduced
 from shardlab.engines.mesh import SHARD, copies, make_mesh
-from shardlab.engines.module import Fill
 from shardlab.engines.precision import dtype_of
+from shardlab.engines.setup import Setup
 from shardlab.engines.units import plan_units
 
 
 class ManualEngine(FlatEngine):
     """Every rank holds 1/W of one flat vector per unit, and of its gradient and optimizer state."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        strategy: Strategy,
-        optimization: Optimization,
-        group: dist.ProcessGroup,
-        seed: int,
-        device: torch.device,
-        fill: Fill,
-    ) -> None:
-        self._mesh = make_mesh(group, copies(strategy, group), device)
+    def __init__(self, model: nn.Module, setup: Setup) -> None:
+        strategy, device = setup.strategy, setup.device
+        self._mesh = make_mesh(setup.group, copies(strategy, setup.group), device)
         self._sharded = FlatSharded(
             model,
-            fill,
+            setup.fill,
             plan_units(model, strategy, device),
             self._mesh,
             strategy.depths(),
@@ -42,7 +31,7 @@ class ManualEngine(FlatEngine):
             dtype_of(strategy.reduce_dtype, device),
         )
         self._early: Reduced = "shards" if strategy.reduce_every_micro_batch else "nothing"
-        super().__init__(self._sharded, strategy, optimization, seed, device)
+        super().__init__(self._sharded, setup)
 
     @contextmanager
     def _accumulating(self) -> Iterator[None]:

@@ -15,9 +15,9 @@ from shardlab.comm.hierarchy import subgroup
 from shardlab.engines.manual.schedule import Collectives, Schedule
 from shardlab.engines.manual.unit import FlatUnit
 from shardlab.engines.mesh import SHARD, replica_group
-from shardlab.engines.module import Fill
+from shardlab.engines.setup import Fill
 from shardlab.engines.units import UnitPlan, owned_parameters
-from shardlab.engines.watch import watch
+from shardlab.engines.watch import watch, watch_gradients
 
 
 class FlatSharded(nn.Module, Attachable):
@@ -65,12 +65,7 @@ class FlatSharded(nn.Module, Attachable):
         self._schedule: Schedule | None = None
         for index, plan in enumerate(plans):
             self._watch(index, plan, dtype)
-        for unit in self.units:
-            for parameter in unit.parameters.values():
-                if parameter.requires_grad:
-                    parameter.register_post_accumulate_grad_hook(
-                        lambda _, unit=unit: self.schedule.accumulated(unit)
-                    )
+        watch_gradients(self.units, lambda: self.schedule)
 
     @property
     def schedule(self) -> Schedule:

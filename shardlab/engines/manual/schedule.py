@@ -1,6 +1,5 @@
 """When the units of a model are gathered, freed and reduced."""
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
@@ -12,10 +11,8 @@ from shardlab.comm.background import Background, Running
 from shardlab.comm.collective import Collective
 from shardlab.comm.layout import REPLICAS
 from shardlab.engines.manual.unit import FlatUnit
-
-_REDUCTIONS = 2
-"""whose gradients wait in memory of their own while backward goes on"""
-
+from shardlab.engines.outgoing import Outgoing
+from shardlab.engines.watch import MissingGradients
 
 Reduced = Literal["nothing", "shards", "all"]
 """what a unit reduces when its gradients are there: `all` in the last backward pass of a step, and
@@ -62,24 +59,19 @@ class Schedule:
         self.reducing: Reduced = "all"
         self._collectives = collectives
         self._ahead, self._ahead_backward = ahead
-        self._dtype = reduce_dtype
         self._backward = False
         device = root.shard.device
         self._gathers = Background("gather", device)
         self._reductions = Background("reduce", device)
         self._pending: dict[str, Running] = {}
-        self._running: deque[tuple[Running, Tensor]] = deque()
-        self._vectors: dict[int, list[Tensor]] = {}
-        self._missing: dict[str, int] = {}
+        self._outgoing = Outgoing(reduce_dtype, device)
+        self._missing = MissingGradients()
         self._summed: set[str] = set()
 
     def begin(self) -> None:
         """Before the forward pass of the model."""
         self._backward = False
-        self._missing = {
-            unit.name: sum(p.requires_grad for p in unit.parameters.values())
-            for unit in (self.root, *self.units)
-        }
+        self._missing.expect((self.root, *self.units))
         self._start(self.root)
         self._start_all(range(self._ahead))
         self._wait(self.root)
@@ -104,17 +96,15 @@ class Schedule:
 
     def accumulated(self, unit: FlatUnit) -> None:
         """One more parameter of a unit has its gradient."""
-        self._missing[unit.name] -= 1
-        if self._missing[unit.name] == 0:
+        if self._missing.arrived(unit):
             self._complete(unit)
 
     def finish(self) -> None:
         """After the last backward pass of a step: the gradients of all shards are there."""
         for unit in (*reversed(self.units), self.root):
-            if self._missing[unit.name] > 0:  # of parameters that the model did not use
+            if self._missing.give_up(unit):  # of parameters that the model did not use
                 self._complete(unit)
-        while self._running:
-            self._settle()
+        self._outgoing.drain()
         self._summed.clear()
         for unit in (self.root, *self.units):
             unit.shard.grad = unit.gradient
@@ -155,19 +145,14 @@ class Schedule:
 
     def _complete(self, unit: FlatUnit) -> None:
         """All gradients of a unit are there."""
-        self._missing[unit.name] = 0
         if unit is not self.root or self.reducing != "nothing":
             unit.free()
         if self.reducing == "nothing":
             return
-        while len(self._running) >= _REDUCTIONS:
-            self._settle()
-        kept = self._vectors.setdefault(unit.full.numel(), [])
-        vector = kept.pop() if kept else torch.empty_like(unit.full, dtype=self._dtype)
+        vector = self._outgoing.take(unit.full.numel())
         unit.collect(vector)
         last = self.reducing == "all"
-        running = self._reductions.start(self._reduce, unit, vector, last)
-        self._running.append((running, vector))
+        self._outgoing.leaving(vector, self._reductions.start(self._reduce, unit, vector, last))
 
     def _reduce(self, unit: FlatUnit, vector: Tensor, last: bool) -> None:
         """Adds the mean over ranks of a vector of gradients to the gradient of the shard."""
@@ -187,12 +172,6 @@ class Schedule:
         average = self._collectives.average
         if last and average is not None:
             average.all_reduce(unit.gradient, 1 / average.world_size, _of_replicas(unit))
-
-    def _settle(self) -> None:
-        """Waits for the oldest reduction."""
-        running, vector = self._running.popleft()
-        running.wait()
-        self._vectors[vector.numel()].append(vector)
 
 
 def _of_replicas(unit: FlatUnit) -> Unit:

@@ -4,15 +4,15 @@ from collections.abc import Callable, Container, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-import torch.distributed as dist
 from torch import nn
 
 from shardlab.comm.attachable import Attachable, MakeCollective
 from shardlab.comm.collective import Collective
+from shardlab.engines.slide.ranks import Ranks
 from shardlab.engines.slide.schedule import Schedule
 from shardlab.engines.slide.unit import SlidUnit
 from shardlab.engines.units import UnitPlan
-from shardlab.engines.watch import watch
+from shardlab.engines.watch import watch, watch_gradients
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -25,9 +25,6 @@ class Sliding(nn.Module, Attachable):
         plans: its units, in the order of their use; what is left makes up the root.
         units: the root, then those of `plans`, hidden.
         checkpointed: blocks that backward computes again: what autograd saves then is used at once.
-        gathers, reductions: groups of the ranks that share main memory, for what they do on the
-            device; None for what they do in memory.
-        across: the ranks that update the same chunk on other nodes, where there are any.
     """
 
     schedule: Schedule
@@ -38,15 +35,13 @@ class Sliding(nn.Module, Attachable):
         plans: Sequence[UnitPlan],
         units: Sequence[SlidUnit],
         checkpointed: Container[nn.Module],
-        gathers: dist.ProcessGroup | None,
-        reductions: dist.ProcessGroup | None,
-        across: dist.ProcessGroup | None,
+        ranks: Ranks,
     ) -> None:
         super().__init__()
         # not a submodule: its parameters show what is on the device for a moment
         self._model = [model]
         self._units = units
-        self._groups = gathers, reductions, across
+        self._ranks = ranks
         self.gather: Collective | None = None
         self.reduce: Collective | None = None
         self.average: Collective | None = None
@@ -55,21 +50,16 @@ class Sliding(nn.Module, Attachable):
             for module in plan.modules:
                 if module not in checkpointed:
                     module.forward = self._saving_places(module.forward)
-        for unit in units:
-            for parameter in unit.parameters.values():
-                if parameter.requires_grad:
-                    parameter.register_post_accumulate_grad_hook(
-                        lambda _, unit=unit: self.schedule.accumulated(unit)
-                    )
+        watch_gradients(units, lambda: self.schedule)
 
     def attach_collectives(  # noqa: D102
         self, gradients: MakeCollective, weights: MakeCollective, replicas: MakeCollective
     ) -> Callable[[], None]:
         before = self.gather, self.reduce, self.average
-        gathers, reductions, across = self._groups
-        self.gather = None if gathers is None else weights(gathers)
-        self.reduce = None if reductions is None else gradients(reductions)
-        self.average = None if across is None else replicas(across)
+        groups = self._ranks
+        self.gather = None if groups.gathers is None else weights(groups.gathers)
+        self.reduce = None if groups.reductions is None else gradients(groups.reductions)
+        self.average = None if groups.across is None else replicas(groups.across)
 
         def detach() -> None:
             self.gather, self.reduce, self.average = before

@@ -11,7 +11,7 @@ from shardlab.engines.slide.departures import Departures
 from shardlab.engines.slide.unit import SlidUnit
 from shardlab.engines.slide.updates import Updates
 from shardlab.engines.slide.window import Window
-from shardlab.engines.watch import Uses
+from shardlab.engines.watch import MissingGradients, Uses
 
 
 class Schedule(Uses):
@@ -47,7 +47,7 @@ class Schedule(Uses):
         self._vector, self._holding = vector, holding
         self._arrivals, self._departures, self._updates = arrivals, departures, updates
         self._pending: dict[str, Running] = {}
-        self._missing: dict[str, int] = {}
+        self._missing = MissingGradients()
         self._stale = True
         """the root is not on the device as it is in main memory"""
         self._backward = False
@@ -55,10 +55,7 @@ class Schedule(Uses):
     def begin(self) -> None:
         """Before the forward pass of the model."""
         self._backward = False
-        self._missing = {
-            unit.name: sum(p.requires_grad for p in unit.parameters.values())
-            for unit in (self.root, *self.units)
-        }
+        self._missing.expect((self.root, *self.units))
         self.prefetch()
         self._wait(self.root)
 
@@ -97,14 +94,13 @@ class Schedule(Uses):
 
     def accumulated(self, unit: SlidUnit) -> None:
         """One more parameter of a unit has its gradient."""
-        self._missing[unit.name] -= 1
-        if self._missing[unit.name] == 0:
+        if self._missing.arrived(unit):
             self._complete(unit)
 
     def finish(self) -> None:
         """After backward: whatever gradients are there have left."""
         for unit in (*reversed(self.units), self.root):
-            if self._missing[unit.name] > 0:  # of parameters that the model did not use
+            if self._missing.give_up(unit):  # of parameters that the model did not use
                 self._complete(unit)
 
     def _need(self, index: int, then: Iterable[SlidUnit]) -> None:
@@ -145,7 +141,6 @@ class Schedule(Uses):
 
     def _complete(self, unit: SlidUnit) -> None:
         """All gradients of a unit are there."""
-        self._missing[unit.name] = 0
         self._free(unit)
         self._departures.start(unit, self.first, self.last)
         if self.last and not self._holding:

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
 from shardlab.comm.hierarchy import timeout_of
-from shardlab.engines.module import Fill
+from shardlab.engines.setup import Setup
 from shardlab.engines.slide.arrivals import UPDATED
 from shardlab.engines.slide.copies import Copies
 from shardlab.engines.slide.node import NodeMemory
@@ -36,8 +35,7 @@ def store(
     model: nn.Module,
     plans: Sequence[UnitPlan],
     units: Sequence[SlidUnit],
-    fill: Fill,
-    device: torch.device,
+    setup: Setup,
     copies: Copies,
 ) -> None:
     """Main memory takes the weights, which are whole for one unit at a time; then none is shown.
@@ -49,8 +47,8 @@ def store(
     modules = [*(plan.modules for plan in plans), (model,)]
     for unit, of_unit in zip((*others, root), modules, strict=True):
         for module in of_unit:
-            fill(module)
+            setup.fill(module)
         unit.store()
-        unit.hide(device)
+        unit.hide(setup.device)
         for tensor in (unit.source, unit.slot):
             copies.pin(tensor)

@@ -155,7 +155,7 @@ class SlideFSDP:
 
     def _take(self, file: Any, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """The ranks of a node share the reading of what they share."""
-        rank, world_size = self._engine.place
+        rank, world_size = self._engine.ranks.rank, self._engine.ranks.world_size
         for kind, named in state.items():
             for number, (name, tensor) in enumerate(named.items()):
                 if kind == "step" or number % world_size == rank:

@@ -11,6 +11,7 @@ from shardlab.core.strategy import parse_strategy
 from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
 from shardlab.engines.computation import prepare
+from shardlab.engines.setup import Setup
 from shardlab.engines.slide.copies import ThrottledCopies
 from shardlab.engines.slide.engine import SlideEngine
 from shardlab.models.presets import Shape, shape_config
@@ -49,12 +50,12 @@ def engine_of(group, document, clip=0.5, copies=None, seed=1, ranks_per_node=Non
     names = {module: name for name, module in model.named_modules()}
     full = strategy.normal()
     prepare(model, full)
-    return SlideEngine(
-        *(model, full, optimization, group, 0, torch.device("cpu")),
-        lambda module: weights.materialize(module, names[module]),
-        copies,
-        ranks_per_node,
-    )
+
+    def fill(module):
+        weights.materialize(module, names[module])
+
+    setup = Setup(full, optimization, group, 0, torch.device("cpu"), fill)
+    return SlideEngine(model, setup, copies, ranks_per_node)
 
 
 def batch_of(step, rank, micro=0):
