@@ -1,0 +1,170 @@
+"""What the device holds with `slide` and with FSDP2, beside the closed forms, for growing models.
+
+    python -m benchmarks.offload [--world-size W] [--layers L ...] [--width H] [--samples S]
+                                 [--length T] [--out FILE]
+
+The device is a GPU where there is one, and FSDP2 off-loads its shards to main memory there
+(`CPUOffloadPolicy`). Elsewhere it is the CPU: the device holds then what torch allocates, and the
+main memory of `slide` is what its ranks share, which torch does not allocate.
+
+What is held is the most that tensors took at a time, from before the model was made. Tokens per
+second are of one rank, the median of several steps of one run; AdamW, clipping at 1.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoModelForCausalLM
+
+from benchmarks.children import on_ranks
+from shardlab.core.files import write_json
+from shardlab.core.host import describe_host, git_revision
+from shardlab.core.memory import closed_form, main_memory
+from shardlab.core.params import Train
+from shardlab.core.progress import say
+from shardlab.core.strategy import Strategy, parse_strategy
+from shardlab.engines.base import Engine, Optimization
+from shardlab.engines.build import build_engine
+from shardlab.engines.sizes import sizes_of
+from shardlab.models.presets import Shape, shape_config
+from shardlab.models.weights import RandomWeights
+from shardlab.report.numbers import figure
+from shardlab.report.tables import text_table
+
+_VOCABULARY, _UNTIMED, _TIMED, _MB = 512, 2, 6, 1e6
+_FULL = {"activation_checkpointing": "full"}
+_SLIDE = {"engine": "slide", **_FULL}
+_STRATEGIES: dict[str, dict[str, Any]] = {
+    "fsdp2": {"engine": "fsdp2", **_FULL},
+    "slide": _SLIDE,
+    "slide, shards": {**_SLIDE, "param_transfer": "shard", "grad_sync": "gpu_reduce"},
+    "slide, window 4": {**_SLIDE, "window": 4},
+    "slide, bf16": {**_SLIDE, "param_dtype": "bf16"},
+}
+_COLUMNS = {
+    "parameters_m": "parameters, M",
+    "device_mb": "device, MB",
+    "closed_form_mb": "closed form, MB",
+    "ratio": "ratio",
+    "main_memory_mb": "main memory of a rank, MB",
+    "tokens_per_s": "tokens/s",
+}
+
+
+def main() -> None:
+    """Prints a line per model and strategy, and writes everything to a file."""
+    options = _options()
+    rows = []
+    for layers in options.layers:
+        for name in _STRATEGIES:
+            found = on_ranks(options.world_size, partial(_measure, options, layers, name))
+            rows.append({"strategy": name, "layers": layers, **found[0]})
+            say(f"{name}, {layers} layers: {rows[-1]['device_mb']:.1f} MB")
+    body = [
+        [row["strategy"], str(row["layers"]), *(figure(row[column]) for column in _COLUMNS)]
+        for row in rows
+    ]
+    head = ["strategy", "layers", *_COLUMNS.values()]
+    print(text_table(f"Of one of {options.world_size} ranks", head, body).markdown())
+    setting = {key: str(value) for key, value in vars(options).items()}
+    about = {"revision": git_revision(), "host": describe_host(), "options": setting}
+    write_json(options.out, {**about, "rows": rows})
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--world-size", type=int, default=2)
+    parser.add_argument("--layers", type=int, nargs="+", default=[4, 8, 16, 32])
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--samples", type=int, default=4, help="of a rank and step")
+    parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--out", type=Path, default=Path(".work/benchmarks/offload.json"))
+    return parser.parse_args()
+
+
+def _measure(
+    options: argparse.Namespace, layers: int, name: str, group: dist.ProcessGroup
+) -> dict[str, Any]:
+    gpu = torch.cuda.is_available()
+    device = torch.device("cuda", dist.get_rank(group)) if gpu else torch.device("cpu")
+    strategy = parse_strategy({**_STRATEGIES[name], "offload": gpu and name == "fsdp2"})
+    make = partial(_engine, options, layers, strategy, device, group)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(_config(options, layers))
+    train = Train(batch_size=options.samples, sequence_length=options.length)
+    given = strategy, sizes_of(model, strategy, train, device), options.world_size
+    form = sum(closed_form(*given).values())
+    held = _held(device, lambda: _train(make(), options))
+    engine = make()
+    _train(engine, options)
+    seconds = [_seconds(engine, options) for _ in range(_TIMED)]
+    tokens = options.samples * options.length
+    return {
+        "parameters_m": sum(p.numel() for p in model.parameters()) / 1e6,
+        "device_mb": held / _MB,
+        "closed_form_mb": form / _MB,
+        "ratio": held / form,
+        "main_memory_mb": sum(main_memory(*given).values()) / _MB,
+        "tokens_per_s": tokens / statistics.median(seconds),
+    }
+
+
+def _config(options: argparse.Namespace, layers: int) -> Any:
+    return shape_config(Shape(layers, options.width, 4), _VOCABULARY, options.length, 0)
+
+
+def _engine(
+    options: argparse.Namespace,
+    layers: int,
+    strategy: Strategy,
+    device: torch.device,
+    group: dist.ProcessGroup,
+) -> Engine:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(_config(options, layers))
+    weights, optimization = RandomWeights(model, 0), Optimization(0.1, 1.0)
+    return build_engine(model, strategy, optimization, group, weights=weights, device=device)
+
+
+def _batch(options: argparse.Namespace) -> Tensor:
+    return torch.randint(_VOCABULARY, (options.samples, options.length + 1))
+
+
+def _train(engine: Engine, options: argparse.Namespace) -> None:
+    """The first step makes the states of optimizers, the second has all at once."""
+    for _ in range(_UNTIMED):
+        engine.step([_batch(options)], 1e-4)
+
+
+def _seconds(engine: Engine, options: argparse.Namespace) -> float:
+    batch, start = _batch(options), time.perf_counter()
+    engine.step([batch], 1e-4)
+    return time.perf_counter() - start
+
+
+def _held(device: torch.device, call: Callable[[], Any]) -> int:
+    """The most bytes that tensors on the device took at a time while the call ran."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        return torch.cuda.max_memory_allocated(device) - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        call()
+    assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
+
+
+if __name__ == "__main__":
+    main()
