@@ -175,7 +175,7 @@ def _bytes(options: argparse.Namespace, group: dist.ProcessGroup) -> tuple[int, 
 def _exposed(engine: SlideEngine) -> Waits:
     waits, schedule = Waits(), engine._schedule
     waits.around(schedule, "_wait", "in")
-    waits.around(schedule._departures, "_settle", "out")
+    waits.around(schedule._departures._outgoing, "_settle", "out")
     waits.around(engine._updates, "squares", "landing")
     return waits
 

@@ -59,9 +59,13 @@ class MissingGradients:
         self._left[unit.name] -= 1
         return self._left[unit.name] == 0
 
+    def of(self, unit: Trained) -> bool:
+        """Whether some of a unit are still missing."""
+        return self._left[unit.name] > 0
+
     def give_up(self, unit: Trained) -> bool:
         """Expects no more of a unit; returns whether some were missing."""
-        some = self._left[unit.name] > 0
+        some = self.of(unit)
         self._left[unit.name] = 0
         return some
 

@@ -145,6 +145,17 @@ class Schedule(Uses):
         self._departures.start(unit, self.first, self.last)
         if self.last and not self._holding:
             self._updates.start(unit)
+            self._bring_again()
+
+    def _bring_again(self) -> None:
+        """Slots that backward needs no more wait for what the next forward pass begins with.
+
+        Units come in the order of their updates, which is the same on all ranks.
+        """
+        for unit in reversed(self.units[: self.window.slots]):
+            if self._missing.of(unit):
+                return
+            self._start_all([unit])
 
     def _free(self, unit: SlidUnit) -> None:
         """A unit is not used any more in this backward pass."""

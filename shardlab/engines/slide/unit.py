@@ -69,6 +69,10 @@ class SlidUnit:
         self.updates = 0
         """that this process has begun"""
         self._rank, self._slots = rank, slots
+        self._places: dict[int, list[Tensor]] = {}
+        """the parameters in vectors on the device, by their addresses"""
+        self._nothing: list[Tensor] = []
+        """what they are without memory"""
         self.vectors: dict[str, Tensor] = {}
         """whole, in main memory: `parameter`, `exp_avg`, `exp_avg_sq`, perhaps `mirror`"""
         self.slots: list[Tensor] = []
@@ -127,19 +131,21 @@ class SlidUnit:
         return self.vectors["mirror" if self.narrow else "parameter"]
 
     def show(self, vector: Tensor) -> None:
-        """The parameters become views of a vector on the device."""
-        for parameter, view in zip(self.parameters.values(), self._views(vector), strict=True):
+        """The parameters become views of a vector on the device, used again and again."""
+        for parameter, view in zip(self.parameters.values(), self._kept(vector), strict=True):
             parameter.data = view
 
     def hide(self, device: torch.device) -> None:
         """The parameters lose their memory."""
-        nothing = torch.full((), torch.nan, dtype=self.precision.computed, device=device)
-        for parameter, shape in zip(self.parameters.values(), self.shapes.values(), strict=True):
-            parameter.data = nothing.expand(shape)
+        if not self._nothing:
+            one = torch.full((), torch.nan, dtype=self.precision.computed, device=device)
+            self._nothing = [one.expand(shape) for shape in self.shapes.values()]
+        for parameter, nothing in zip(self.parameters.values(), self._nothing, strict=True):
+            parameter.data = nothing
 
     def collect(self, vector: Tensor) -> None:
-        """Moves the gradients of the parameters to a vector on the device."""
-        for parameter, view in zip(self.parameters.values(), self._views(vector), strict=True):
+        """Moves the gradients of the parameters to a vector on the device, used again and again."""
+        for parameter, view in zip(self.parameters.values(), self._kept(vector), strict=True):
             if parameter.grad is None:
                 view.zero_()
             else:
@@ -156,3 +162,10 @@ class SlidUnit:
 
     def _views(self, vector: Tensor) -> list[Tensor]:
         return [*self.named(vector).values()]
+
+    def _kept(self, vector: Tensor) -> list[Tensor]:
+        """Its views, made once: the training thread would spend more on them than on the rest."""
+        address = vector.data_ptr()  # of no other vector, as the views keep the memory
+        if address not in self._places:
+            self._places[address] = self._views(vector)
+        return self._places[address]

@@ -84,3 +84,36 @@ def test_the_training_thread_goes_on_while_updates_run():
         return {}
 
     run_ranks(1, on_rank)
+
+
+@pytest.mark.parametrize("window", [2, 3])
+def test_what_the_next_forward_pass_begins_with_comes_while_backward_computes(window):
+    def on_rank(group):
+        events, held = [], []
+        document = {"engine": "slide", "window": window}
+        engine = engine_of(group, document, None, TracedCopies(0, events))
+        traced(engine, events, 0)
+        train(engine, 1)
+        others = engine.units[2 : 1 + window]  # all but the root and the first one
+        schedule = engine.module.schedule
+        begun = schedule.before_backward
+
+        def came(unit):
+            update = ("update", unit.index, 2)
+            later = events[events.index(update) :] if update in events else []
+            return unit.source.data_ptr() in [source for what, source, _ in later if what == "copy"]
+
+        def until_the_others_came(index):
+            begun(index)
+            if index == 0:
+                deadline = time.monotonic() + 20
+                while not all(map(came, others)) and time.monotonic() < deadline:
+                    time.sleep(1e-3)
+                held.append([*map(came, others)])
+
+        schedule.before_backward = until_the_others_came
+        train(engine, 1, first=1)
+        assert held == [[True] * (window - 1)]
+        return {}
+
+    run_ranks(1, on_rank)

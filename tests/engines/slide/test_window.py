@@ -48,14 +48,15 @@ def test_no_more_units_are_on_the_device_than_the_window_has_slots(window, again
     run_ranks(1, on_rank)
 
 
+@pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("again", ["none", "full"])
 @pytest.mark.parametrize("mode", MODES)
-def test_poison_in_freed_slots_reaches_nothing(mode, again):
+def test_poison_in_freed_slots_reaches_nothing(mode, again, clip):
     document = {**MODES[mode], "activation_checkpointing": again}
 
     def on_rank(group):
         clean, poisoned = (
-            engine_of(group, document, copies=DelayedCopies(seed)) for seed in range(2)
+            engine_of(group, document, clip, DelayedCopies(seed)) for seed in range(2)
         )
         poisoned.module.schedule.window.poison = True
         assert torch.equal(train(clean, 4, micro=2), train(poisoned, 4, micro=2))
