@@ -38,6 +38,7 @@ def check(strategy: Settings) -> None:
         *_overrides(strategy),
         *_activations(strategy),
         *_numbers(strategy),
+        *_flat(strategy),
         *_sliding(strategy),
     ):
         raise ValueError(reason)
@@ -153,6 +154,15 @@ def _numbers(strategy: Settings) -> Iterator[str]:
         yield f"codecs take float32: remove param_dtype: {narrow[0]}, or weights"
     if strategy.reduce_every_micro_batch and strategy.accumulation == 1:
         yield "reduce_every_micro_batch is pointless with accumulation: 1: remove it"
+
+
+def _flat(strategy: Settings) -> Iterator[str]:
+    flat = strategy.engine in ("fsdp1", "manual", "slide")
+    if flat and strategy.gradients.codec.name == "powersgd":
+        yield (
+            f"powersgd factors matrices, and {strategy.engine} sends flat vectors, which it would "
+            "leave as they are: use fsdp2 or ddp, or another codec"
+        )
 
 
 def _sliding(strategy: Settings) -> Iterator[str]:

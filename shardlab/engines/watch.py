@@ -1,5 +1,6 @@
 """Tells a schedule when the units of a model are used and when their gradients are there."""
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -42,6 +43,14 @@ class Accumulates(Protocol[AnyUnitHeard]):
         """One more parameter of a unit has its gradient."""
 
 
+class Scheduled(Protocol[AnyUnitHeard]):
+    """Has a schedule, which may change."""
+
+    @property
+    def schedule(self) -> Accumulates[AnyUnitHeard]:
+        """That of the moment."""
+
+
 class MissingGradients:
     """How many parameters of each unit have no gradient yet in a backward pass."""
 
@@ -82,14 +91,25 @@ def watch(modules: Sequence[nn.Module], index: int, schedule: Callable[[], Uses]
         module.register_forward_hook(partial(_used, index, schedule))
 
 
-def watch_gradients(units: Iterable[AnyUnit], schedule: Callable[[], Accumulates[AnyUnit]]) -> None:
-    """Calls the schedule of the moment for each parameter whose gradient is there."""
+def watch_gradients(units: Iterable[AnyUnit], owner: Scheduled[AnyUnit]) -> None:
+    """Calls the schedule of the moment for each parameter whose gradient is there.
+
+    The hooks hold neither: autograd keeps them where Python's collector does not look, so nothing
+    of what they hold would ever be freed.
+    """
     for unit in units:
+        heard = partial(_accumulated, weakref.ref(owner), weakref.ref(unit))
         for parameter in unit.parameters.values():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(
-                    lambda _, unit=unit: schedule().accumulated(unit)
-                )
+                parameter.register_post_accumulate_grad_hook(heard)
+
+
+def _accumulated(
+    owner: "weakref.ref[Scheduled[AnyUnit]]", unit: "weakref.ref[AnyUnit]", _: Tensor
+) -> None:
+    here, whose = owner(), unit()
+    if here is not None and whose is not None:  # the model may outlive both
+        here.schedule.accumulated(whose)
 
 
 def _used(

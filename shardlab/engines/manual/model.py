@@ -65,7 +65,7 @@ class FlatSharded(nn.Module, Attachable):
         self._schedule: Schedule | None = None
         for index, plan in enumerate(plans):
             self._watch(index, plan, dtype)
-        watch_gradients(self.units, lambda: self.schedule)
+        watch_gradients(self.units, self)
 
     @property
     def schedule(self) -> Schedule:

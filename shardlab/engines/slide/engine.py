@@ -93,8 +93,11 @@ class SlideEngine(ModuleEngine):
             self._schedule.first, self._schedule.last = number == 0, number == count - 1
 
     def compute(self, call: Callable[[], Result]) -> Result:
-        """Forward and backward of one micro-batch, which the call does; its gradients leave."""
-        with self._faults.surfacing():
+        """Forward and backward of one micro-batch, which the call does; its gradients leave.
+
+        A call that fails before its backward pass has changed nothing and may be made again.
+        """
+        with self._faults.surfacing(lambda: not self._schedule.in_backward):
             result = call()
             self._schedule.finish()
         return result

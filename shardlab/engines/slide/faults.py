@@ -35,18 +35,39 @@ class Faults:
         return watched
 
     @contextmanager
-    def surfacing(self) -> Iterator[None]:
-        """Around what the training thread does: it ends with the first error of any thread."""
+    def surfacing(self, harmless: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        """Around what the training thread does: it ends with the first error of any thread.
+
+        Args:
+            harmless: whether what the block raises has changed nothing; then it is not kept.
+        """
         self._raise()
         try:
             yield
-        except Exception as error:
+        except BaseException as error:
             self._raise()
+            if harmless():
+                raise
+            self._raise_account(error)
             self._keep(error)
             raise
 
-    def _keep(self, error: Exception) -> None:
+    def _raise_account(self, error: BaseException) -> None:
+        """The end of another rank shows here as a broken connection: it is the cause."""
+        if isinstance(error, Exception):
+            try:
+                self._control.check()
+            except RuntimeError as account:
+                self._first = account
+                raise account from error
+
+    def _keep(self, error: BaseException) -> None:
         if self._first is None:
+            if not isinstance(error, Exception):
+                error = RuntimeError(
+                    f"slide: a step was broken off ({type(error).__name__}) and parameters may be "
+                    "between two steps: begin anew from what was saved"
+                )
             self._first = error
             self._control.fail(str(error) or type(error).__name__)
 

@@ -50,7 +50,7 @@ class Sliding(nn.Module, Attachable):
             for module in plan.modules:
                 if module not in checkpointed:
                     module.forward = self._saving_places(module.forward)
-        watch_gradients(units, lambda: self.schedule)
+        watch_gradients(units, self)
 
     def attach_collectives(  # noqa: D102
         self, gradients: MakeCollective, weights: MakeCollective, replicas: MakeCollective

@@ -50,11 +50,12 @@ class Schedule(Uses):
         self._missing = MissingGradients()
         self._stale = True
         """the root is not on the device as it is in main memory"""
-        self._backward = False
+        self.in_backward = False
+        """gradients of this micro-batch may be there already"""
 
     def begin(self) -> None:
         """Before the forward pass of the model."""
-        self._backward = False
+        self.in_backward = False
         self._missing.expect((self.root, *self.units))
         self.prefetch()
         self._wait(self.root)
@@ -80,20 +81,21 @@ class Schedule(Uses):
 
     def before_forward(self, index: int) -> None:  # noqa: D102
         # what computes again is followed by the units before it
-        self._need(index, () if self._backward else self.units[index + 1 :])
+        self._need(index, () if self.in_backward else self.units[index + 1 :])
 
     def after_forward(self, index: int) -> None:  # noqa: D102
-        if self._backward or index >= len(self.units) - self.window.slots:
+        if self.in_backward or index >= len(self.units) - self.window.slots:
             return
         self._release(self.units[index])
         self._start_all(self.units[index + 1 :])
 
     def before_backward(self, index: int) -> None:  # noqa: D102
-        self._backward = True
+        self.in_backward = True
         self._need(index, self.units[:index][::-1])
 
     def accumulated(self, unit: SlidUnit) -> None:
         """One more parameter of a unit has its gradient."""
+        self.in_backward = True
         if self._missing.arrived(unit):
             self._complete(unit)
 
@@ -102,6 +104,7 @@ class Schedule(Uses):
         for unit in (*reversed(self.units), self.root):
             if self._missing.give_up(unit):  # of parameters that the model did not use
                 self._complete(unit)
+        self.in_backward = False
 
     def _need(self, index: int, then: Iterable[SlidUnit]) -> None:
         unit = self.units[index]
