@@ -54,7 +54,7 @@ def test_who_is_interrupted_in_backward_does_not_go_on_with_half_a_step(clip):
         blocks[1].register_full_backward_hook(interrupt)
         with pytest.raises(KeyboardInterrupt):
             train(engine, 1)
-        with pytest.raises(RuntimeError, match="broken off .KeyboardInterrupt.*begin anew"):
+        with pytest.raises(RuntimeError, match=r"broken off .KeyboardInterrupt.*begin anew"):
             engine.step([batch_of(0, 0)], 1e-3)
         with pytest.raises(RuntimeError, match="begin anew"):
             states_of(engine)
