@@ -1,20 +1,17 @@
 """Peak memory of a rank before a trial: what is certain of the states, the rest as measured.
 
-Everything is float32. With P parameters on N ranks, bytes per rank:
+Everything is float32. With P parameters, bytes per rank:
 
-- parameters 4 P, gradients 4 P and Adam's two moments 8 P; where they are sharded each of them
-  divided by the ranks of one copy of the model (the accounting of ZeRO, Rajbhandari et al. 2020,
-  section 3.1, for float32 training);
+- parameters, gradients, moments and error feedback as in `shardlab.core.state_memory`;
 - with one unit, or with parameters kept after forward: 4 P for the gathered parameters; with one
-  unit also 4 P for the gradients before they are scattered;
-- error feedback as in `shardlab.core.memory`.
+  unit also 4 P for the gradients before they are scattered.
 
 Activations, the interpreter and short-lived message buffers follow no such formula. They are what
 the incumbent's measured peak holds beyond its own states, and are assumed to stay.
 """
 
 from shardlab.agent.history import Measured, Workload
-from shardlab.core.memory import state_bytes
+from shardlab.core.state_memory import state_bytes
 from shardlab.core.strategy import Strategy
 
 _FLOAT = 4
@@ -24,7 +21,7 @@ def certain_bytes(strategy: Strategy, parameters: int, world_size: int) -> int:
     """Bytes per rank that the formula above accounts for."""
     full = strategy.normal()
     whole = _FLOAT * parameters
-    total = state_bytes(full, parameters, world_size)
+    total = sum(state_bytes(full, parameters, world_size).values())
     if full.engine == "ddp":
         return total
     if full.wrap == "root":

@@ -2,16 +2,26 @@
 
 import struct
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from shardlab.codecs.base import Codec, Content, MessageKey
+from shardlab.codecs.casts import BFloat16, Float16
 from shardlab.codecs.identity import Identity
-from shardlab.codecs.values import value_codec
+from shardlab.codecs.integers import Int4, Int8
 from shardlab.kernels import indices as coding
 from shardlab.kernels import scatter, select
+
+_VALUE_CODECS: dict[str, Callable[[], Codec]] = {
+    "fp32": Identity,
+    "fp16": Float16,
+    "bf16": BFloat16,
+    "int8": Int8,
+    "int4": Int4,
+}
+"""by the option `values`; groups are as large as those codecs have them by default"""
 
 
 class Sparse(Codec):
@@ -35,7 +45,7 @@ class Sparse(Codec):
     _count_bytes = 0
 
     def __init__(self, values: str, indices: coding.Coding) -> None:
-        self.values = value_codec(values)
+        self.values = _VALUE_CODECS[values]()
         self.indices: coding.Coding = indices
         self.variable = indices != "bitmap" or self._count_bytes > 0
 

@@ -21,11 +21,9 @@ def describe_host() -> dict[str, Any]:
 
 
 def memory_bytes() -> int:
-    """Main memory of the machine, or the limit of the control group when that is lower."""
+    """Main memory of the machine, or the lowest limit of a control group when that is lower."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.exists() else "max"
-    return physical if text == "max" else min(physical, int(text))
+    return min([physical, *(limit for limit, _ in _memory_of_groups())])
 
 
 def free_memory_bytes() -> int:
@@ -35,11 +33,12 @@ def free_memory_bytes() -> int:
     """
     lines = Path("/proc/meminfo").read_text().splitlines()
     fields = dict(line.split(":", 1) for line in lines)
-    return min([int(fields["MemAvailable"].split()[0]) * 1024, *_left_in_groups()])
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    return min([available, *(limit - used for limit, used in _memory_of_groups())])
 
 
-def _left_in_groups() -> Iterator[int]:
-    """Of the control groups that have a limit, of either version (cgroups(7))."""
+def _memory_of_groups() -> Iterator[tuple[int, int]]:
+    """Limit and use of the control groups that have a limit, of either version (cgroups(7))."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, name = line.split(":", 2)
         if controllers not in ("", "memory"):
@@ -54,7 +53,7 @@ def _left_in_groups() -> Iterator[int]:
                 lines = (group / "memory.stat").read_text().splitlines()
                 fields = {key: int(value) for key, value in map(str.split, lines)}
                 kept = fields[f"{prefix}inactive_file"] + fields[f"{prefix}active_file"]
-                yield most - int((group / usage).read_text()) + kept
+                yield most, int((group / usage).read_text()) - kept
 
 
 _GROUP_FILES = {

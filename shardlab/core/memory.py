@@ -1,15 +1,11 @@
 """The memory of a rank in a training step, in closed form.
 
 What lives at the moments of a step at which most can be alive, of which the fullest is the peak;
-bytes per rank. With P parameters on N ranks in C copies of the model, R of them in the root
-and G in the largest unit; b is 4 for float32 and 2 for bf16 and fp16; k units are gathered ahead:
+bytes per rank. With P parameters, R of them in the root and G in the largest unit; b is 4 for
+float32 and 2 for bf16 and fp16; k units are gathered ahead:
 
-- states: parameters 4 P, gradients 4 P, the two moments of AdamW 8 P, times C / N where they are
-  sharded (Rajbhandari et al. 2020, ZeRO, section 3.1, for float32 weights). Gradients of `ddp` (in
-  buckets) and of `manual` stay between steps, those of the others come with backward;
-- error feedback: 2 B P with B bytes per residual (4, 2 or 1 + 2/128 as fp32, bf16 or int8), since
-  each rank keeps what it did not send of its whole gradient, and what that was a step ago; under
-  `ddp` also 2 B P / N for the sums that each rank owns;
+- states and error feedback: see `shardlab.core.state_memory`. Gradients of `ddp` (in buckets) and
+  of `manual` stay between steps, those of the others come with backward;
 - gathered: b R and what is kept after forward; while a unit computes b G (1 + k) more, with `fsdp2`
   once more for the buffer that all-gather fills, which stays until the next one is filled or
   forward ends (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py);
@@ -34,13 +30,17 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from shardlab.core.document import Document
-from shardlab.core.sliding_memory import in_main_memory, leaving_bytes, window_bytes
+from shardlab.core.sliding_memory import (
+    DTYPE_BYTES,
+    in_main_memory,
+    leaving_bytes,
+    window_bytes,
+)
+from shardlab.core.state_memory import state_bytes
 from shardlab.core.strategy import Strategy
 
 _FLOAT = 4
-_RESIDUAL = {"fp32": 4.0, "bf16": 2.0, "int8": 1 + 2 / 128}
 _INPUTS_LEFT = 3
-_NARROW = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 Categories = dict[str, int]
 """bytes by what they are for"""
@@ -99,7 +99,7 @@ def closed_form(strategy: Strategy, sizes: Sizes, world_size: int) -> Categories
     Where that is the CPU, what the slide engine keeps in main memory comes to it.
     """
     full = strategy.normal()
-    states = _states(full, sizes.parameters, world_size)
+    states = state_bytes(full, sizes.parameters, world_size)
     if full.offload:
         states = dict.fromkeys(states, 0)
     elif full.engine == "slide":
@@ -141,36 +141,6 @@ def _moments(full: Strategy, sizes: Sizes, states: Categories, world_size: int) 
         states | at_once | {"activations": of_block},
         states | {"gathered": _of_root(full, sizes), "communication": vectors + root},
     ]
-
-
-def state_bytes(strategy: Strategy, parameters: int, world_size: int) -> int:
-    """Of parameters, gradients, moments and residuals."""
-    return sum(_states(strategy.normal(), parameters, world_size).values())
-
-
-def _states(full: Strategy, parameters: int, world_size: int) -> Categories:
-    whole = _FLOAT * parameters
-    copies = _copies(full, world_size)
-    part = whole * copies // world_size
-    return {
-        "parameters": part,
-        "gradients": part,
-        "moments": 2 * part,
-        "residuals": _residuals(full, parameters, world_size),
-    }
-
-
-def _copies(full: Strategy, world_size: int) -> int:
-    if full.engine == "ddp" or full.sharding == "no_shard":
-        return world_size
-    return full.replicas or 1
-
-
-def _residuals(full: Strategy, parameters: int, world_size: int) -> int:
-    if not full.gradients.error_feedback:
-        return 0
-    kept = parameters + (parameters // world_size if full.engine == "ddp" else 0)
-    return int(2 * _RESIDUAL[full.gradients.residual] * kept)
 
 
 def _activations(full: Strategy, sizes: Sizes) -> tuple[int, int]:
@@ -227,7 +197,7 @@ def _on_their_way(full: Strategy, sizes: Sizes) -> tuple[int, int]:
     """Gradients of the largest unit in work, and of the root."""
     if full.engine == "ddp":
         return 0, 0
-    reduced = 0 if full.engine in ("manual", "slide") else _NARROW[full.reduce_dtype]
+    reduced = 0 if full.engine in ("manual", "slide") else DTYPE_BYTES[full.reduce_dtype]
     unit = _largest(unit.elements * (unit.element_bytes + reduced) for unit in sizes.units)
     root = sizes.root * (sizes.element_bytes + reduced)
     return unit, root
@@ -241,7 +211,7 @@ def _vectors(full: Strategy, sizes: Sizes, world_size: int) -> int:
     if full.engine != "manual":
         return 0
     largest = _largest(unit.elements for unit in sizes.units)
-    return (min(2, len(sizes.units)) * largest + sizes.root) * _NARROW[full.reduce_dtype]
+    return (min(2, len(sizes.units)) * largest + sizes.root) * DTYPE_BYTES[full.reduce_dtype]
 
 
 def _held(full: Strategy, sizes: Sizes) -> int:
@@ -249,7 +219,7 @@ def _held(full: Strategy, sizes: Sizes) -> int:
     if full.engine in ("ddp", "slide") or sizes.accumulation == 1 or full.reduce_every_micro_batch:
         return 0
     # fsdp2 adds them up in the type that reduces
-    summed = _NARROW[full.reduce_dtype] if full.engine == "fsdp2" else 0
+    summed = DTYPE_BYTES[full.reduce_dtype] if full.engine == "fsdp2" else 0
     return sizes.parameters * max(sizes.element_bytes, summed)
 
 

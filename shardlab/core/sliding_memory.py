@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 from shardlab.core.settings import Settings
 
-_FLOAT = 4
-_NARROW = {"fp32": 4, "bf16": 2, "fp16": 2}
+DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+_FLOAT = DTYPE_BYTES["fp32"]
 
 
 def window_bytes(full: Settings, element_bytes: int, root: int, units: Sequence[int]) -> int:
@@ -52,4 +52,4 @@ def _landed(full: Settings, element_bytes: int, world_size: int) -> int:
     sums = full.gradients.plain() and full.gradients.route == "native"
     if world_size == 1 or (full.grad_sync == "cpu_reduce" and sums):
         return element_bytes
-    return _NARROW[full.reduce_dtype]
+    return DTYPE_BYTES[full.reduce_dtype]

@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
@@ -66,16 +66,7 @@ def render(
         figures: all, by name.
         source, statistics: what the data stages say of the corpus; shown as they are.
     """
-    environment_of_templates = Environment(
-        loader=PackageLoader("shardlab.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    template = environment_of_templates.get_template("report.html.j2")
-    return template.render(
+    return _template().render(
         title="Sharding and compression strategies compared",
         answer=[
             *answer(compared, baseline, history),
@@ -99,6 +90,18 @@ def render(
         environment=environment(records),
         hashes=hashes(records),
     )
+
+
+def _template() -> Template:
+    made = Environment(
+        loader=PackageLoader("shardlab.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return made.get_template("report.html.j2")
 
 
 def _inline(figure: Figure, name: str) -> Markup:

@@ -67,19 +67,18 @@ def train_run(
     train = plan.train
     native.library()  # says once, and not once per rank, when there are no compiled kernels
     with emulated(train.link, train.world_size) as link:
-        worker = partial(_work, plan, folder, telemetry, checkpoints, link)
+        worker = partial(_work, plan, _Folders(folder, telemetry, checkpoints), link)
         ranks = train.world_size, train.threads, train.timeout_s, limit_s
         launch(worker, *ranks, link.links, start, train.placement)
 
 
-def _work(
-    plan: RunPlan,
-    folder: Path,
-    telemetry_folder: Path | None,
-    checkpoint_folder: Path | None,
-    link: Emulation,
-    group: dist.ProcessGroup,
-) -> None:
+class _Folders(NamedTuple):
+    run: Path
+    telemetry: Path | None
+    checkpoints: Path | None
+
+
+def _work(plan: RunPlan, folders: _Folders, link: Emulation, group: dist.ProcessGroup) -> None:
     train = plan.train
     chief = dist.get_rank(group) == 0
     device = device_of(group)
@@ -88,17 +87,16 @@ def _work(
     placed = placements(group)
     memory = MemoryMeter(device)
     model, engine, loop, parameters, flops = _prepared(plan, link, device, group)
-    telemetry = checkpoints = None
-    if chief and telemetry_folder is not None:
-        telemetry = Telemetry(telemetry_folder, train.clip)
-    if checkpoint_folder is not None and train.checkpoint is not None:
-        checkpoints = Checkpoints(plan, train.checkpoint, checkpoint_folder, engine, loop, group)
-    events = _timed_steps(engine, loop, plan, telemetry, checkpoints)
+    checkpoints = None
+    if folders.checkpoints is not None and train.checkpoint is not None:
+        checkpoints = Checkpoints(plan, train.checkpoint, folders.checkpoints, engine, loop, group)
+    scalars = folders.telemetry if chief else None
+    events = _timed_steps(engine, loop, plan, scalars, checkpoints)
     ledger, used = engine.ledger.summary(), memory.used()
     products = product_flops_per_s(device, dtype_of(plan.strategy.param_dtype, device), group)
     trained = gather_trained(engine, group)
     if chief:
-        save_model(model, trained, plan.data / "tokenizer.json", folder / "final_model")
+        save_model(model, trained, plan.data / "tokenizer.json", folders.run / "final_model")
     del trained
     audit = _audited_steps(engine, loop, train.audit_steps)
     trace = traced_steps(loop, train.profiled_steps)
@@ -116,11 +114,7 @@ def _work(
     traces = gather_bytes(trace, group)
     if chief:
         setting = describe(plan, parameters, link.kind, placed)
-        _write(plan, folder, setting, ranks, traces)
-        if telemetry_folder is not None:
-            write_traces(telemetry_folder, traces)
-        if checkpoint_folder is not None:
-            Folder(checkpoint_folder).remove()
+        _write(plan, folders, setting, ranks, traces)
 
 
 class _Prepared(NamedTuple):
@@ -152,10 +146,12 @@ def _timed_steps(
     engine: Engine,
     loop: Loop,
     plan: RunPlan,
-    telemetry: Telemetry | None,
+    scalars: Path | None,
     checkpoints: Checkpoints | None,
 ) -> list[StepEvent]:
+    """Those of the experiment; `scalars` is a folder for TensorBoard."""
     train = plan.train
+    telemetry = None if scalars is None else Telemetry(scalars, train.clip)
     events: list[StepEvent] = []
 
     def show(event: StepEvent) -> None:
@@ -194,13 +190,17 @@ def _audited_steps(engine: Engine, loop: Loop, steps: int) -> dict[str, float] |
 
 def _write(
     plan: RunPlan,
-    folder: Path,
+    folders: _Folders,
     setting: dict[str, Any],
     ranks: Sequence[Measured],
     traces: list[bytes],
 ) -> None:
     events = merge_events([rank.events for rank in ranks])
     metrics = {**setting, **summarize(plan, events, ranks)}
-    write_json_lines(folder / "events.jsonl", with_rates(events))
-    write_trace_of(traces, folder / "trace.json.gz")
-    write_json(folder / "metrics.json", metrics)
+    write_json_lines(folders.run / "events.jsonl", with_rates(events))
+    write_trace_of(traces, folders.run / "trace.json.gz")
+    write_json(folders.run / "metrics.json", metrics)
+    if folders.telemetry is not None:
+        write_traces(folders.telemetry, traces)
+    if folders.checkpoints is not None:
+        Folder(folders.checkpoints).remove()

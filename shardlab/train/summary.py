@@ -91,12 +91,9 @@ def summarize(plan: RunPlan, events: Sequence[Event], ranks: Sequence[Measured])
     timed = events[plan.train.untimed_steps :]
     step_ms = np.array([event["step_ms"] for event in timed])
     ledger = mean_ledger([rank.ledger for rank in ranks], len(timed))
-    both = list(ledger.values())
-    raw, wire = (sum(kind[key] for kind in both) for key in ("bytes_raw", "bytes_wire"))
     clip = plan.train.clip
     tail = max(1, len(events) // 10)
     tokens_per_s = sum(event["tokens"] for event in timed) / float(step_ms.sum()) * 1e3
-    collective_ms = _mean_if_known([event["collective_ms"] for event in timed])
     flops = ranks[0].flops_per_token
     products = sum(rank.product_flops_per_s for rank in ranks)
     skipped = [event for event in events if not event["applied"]]
@@ -109,21 +106,9 @@ def summarize(plan: RunPlan, events: Sequence[Event], ranks: Sequence[Measured])
         step_ms_p95=float(np.percentile(step_ms, 95)),
         tokens_per_s=tokens_per_s,
         train_loss=statistics.fmean(event["loss"] for event in events[-tail:]),
-        bytes_raw=raw,
-        bytes_wire=wire,
-        compression_ratio=raw / wire if wire else 1.0,
-        collective_ms=collective_ms,
-        effective_bandwidth_raw=_rate(raw, collective_ms),
-        effective_bandwidth_wire=_rate(wire, collective_ms),
         interface_bytes=_mean_if_known([event["interface_bytes"] for event in timed]),
         ledger=ledger,
-        encode_ms=sum(kind["encode_s"] for kind in both) * 1e3,
-        decode_ms=sum(kind["decode_s"] for kind in both) * 1e3,
-        index_bytes=sum(kind["index_bytes"] for kind in both),
-        metadata_bytes=sum(kind["metadata_bytes"] for kind in both),
-        density=ledger["gradients"]["density"],
-        extra_collectives=sum(kind["extra_collectives"] for kind in both),
-        extra_collective_ms=sum(kind["extra_collective_s"] for kind in both) * 1e3,
+        **_traffic(ledger, _mean_if_known([event["collective_ms"] for event in timed])),
         residual_norm=_root_of_squares([rank.residual_norm for rank in ranks]),
         **_gradient_error([rank.audit for rank in ranks]),
         **_most_memory([rank.memory for rank in ranks]),
@@ -151,6 +136,28 @@ def mean_ledger(ledgers: Sequence[dict[str, Any]], steps: int) -> dict[str, dict
             "uncompressed": _mean_counts([each["uncompressed"] for each in accounts], steps),
         }
     return result
+
+
+def _traffic(ledger: dict[str, dict[str, Any]], collective_ms: float | None) -> dict[str, Any]:
+    """Of a rank in a step, over all kinds of messages, from `mean_ledger`."""
+    total = {
+        key: sum(kind[key] for kind in ledger.values())
+        for key in ("bytes_raw", "bytes_wire", "index_bytes", "metadata_bytes", "extra_collectives")
+    }
+    ms = {
+        f"{name}_ms": sum(kind[f"{name}_s"] for kind in ledger.values()) * 1e3
+        for name in ("encode", "decode", "extra_collective")
+    }
+    raw, wire = total["bytes_raw"], total["bytes_wire"]
+    return {
+        **total,
+        **ms,
+        "compression_ratio": raw / wire if wire else 1.0,
+        "collective_ms": collective_ms,
+        "effective_bandwidth_raw": _rate(raw, collective_ms),
+        "effective_bandwidth_wire": _rate(wire, collective_ms),
+        "density": ledger["gradients"]["density"],
+    }
 
 
 def _most_memory(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:

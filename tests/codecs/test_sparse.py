@@ -1,22 +1,19 @@
 """What `topk` and `threshold` send, and that nothing is lost on the way."""
 
+from typing import get_args
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardlab.codecs import registry
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
-from shardlab.core.codec_options import SPECS
+from shardlab.core.codec_options import SPECS, Values
 
 KEY = MessageKey(seed=1, step=2, unit="block", rank=3)
-VALUES = [
-    "fp32",
-    *(name for name in ("fp16", "bf16", "int8", "int4") if name in registry._BUILT_IN),
-]
 INDICES = ["smaller", "bitmap", "varint"]
-every_value_codec = pytest.mark.parametrize("values", VALUES)
+every_value_codec = pytest.mark.parametrize("values", get_args(Values))
 
 
 def both_ways(codec, x, residual):

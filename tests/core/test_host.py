@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from shardlab.core.host import describe_host, free_memory_bytes, git_revision, resident_memory
+from shardlab.core.host import (
+    describe_host,
+    free_memory_bytes,
+    git_revision,
+    memory_bytes,
+    resident_memory,
+)
 
 
 @pytest.fixture
@@ -90,7 +96,7 @@ def group_of_200_mb() -> Iterator[Path]:
     pytest.skip("no control groups can be made here")
 
 
-def test_the_limit_of_a_control_group_is_what_is_free(group_of_200_mb: Path) -> None:
+def test_the_limit_of_a_control_group_is_all_memory_there_is(group_of_200_mb: Path) -> None:
     ours, theirs = get_context("fork").Pipe(duplex=False)
 
     def ask() -> None:
@@ -99,12 +105,13 @@ def test_the_limit_of_a_control_group_is_what_is_free(group_of_200_mb: Path) -> 
         before = free_memory_bytes()
         for page in range(0, len(block), mmap.PAGESIZE):
             block[page] = 1
-        theirs.send_bytes(f"{before} {free_memory_bytes()}".encode())
+        theirs.send_bytes(f"{memory_bytes()} {before} {free_memory_bytes()}".encode())
 
     process = get_context("fork").Process(target=ask)
     process.start()
-    before, after = map(int, ours.recv_bytes().split())
+    limit, before, after = map(int, ours.recv_bytes().split())
     process.join()
+    assert limit == 200 << 20
     assert 100 << 20 < before <= 200 << 20
     assert 80 << 20 < before - after < 120 << 20
 

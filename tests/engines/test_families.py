@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from engine_cases import LENGTH, train
 from families import FAMILIES, VOCABULARY, config_of
 from ranks import run_ranks
 
@@ -12,7 +13,6 @@ from shardlab.core.strategy import parse_strategy
 from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
 from shardlab.models.build import build_model
-from tests.engines.test_engines import LENGTH, train
 
 ENDS = [{"module": "embedding"}, {"module": "head"}]
 STRATEGIES = {

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from engine_cases import batch_of, losses_of, make, train
 from hypothesis import given
 from hypothesis import strategies as st
 from ranks import run_ranks
@@ -14,7 +15,6 @@ from shardlab.core.strategy import parse_strategy
 from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
 from shardlab.engines.precision import LossScale, dtype_of
-from tests.engines.test_engines import batch_of, losses_of, make, train
 
 AUTO = {"param_dtype": "auto"}
 SHARDED = ("fsdp1", "fsdp2", "manual")

@@ -1,0 +1,171 @@
+"""Strategies of all engines, and the small experiment that tests train by them."""
+
+import functools
+
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+
+from shardlab.core.params import Model
+from shardlab.core.strategy import parse_strategy
+from shardlab.engines.base import Optimization
+from shardlab.engines.build import build_engine
+from shardlab.models.build import build_model
+
+VOCABULARY, LENGTH, BATCH = 300, 16, 4
+STRATEGIES = {
+    "ddp": {"engine": "ddp"},
+    "ddp-buckets": {"engine": "ddp", "bucket_mb": 0.1},
+    "ddp-exchange": {"engine": "ddp", "gradients": {"route": "exchange"}},
+    "fsdp2": {"engine": "fsdp2"},
+    "fsdp2-root": {"engine": "fsdp2", "wrap": "root"},
+    "fsdp2-kept": {"engine": "fsdp2", "reshard_after_forward": False},
+    "fsdp2-exchange": {"engine": "fsdp2", "gradients": {"route": "exchange"}},
+    "fsdp2-ahead": {"engine": "fsdp2", "prefetch": 2, "gradients": {"route": "exchange"}},
+    "fsdp2-root-ahead": {"engine": "fsdp2", "async_unshard": True, "wrap": "root"},
+    "fsdp2-replicated": {"engine": "fsdp2", "sharding": "no_shard"},
+    "fsdp2-two-blocks": {"engine": "fsdp2", "wrap_size": 2, "prefetch": 1},
+    "fsdp2-by-size": {"engine": "fsdp2", "wrap": "size", "wrap_size": 120_000},
+    "fsdp2-columns": {"engine": "fsdp2", "placement": "dim1"},
+    "fsdp2-largest": {"engine": "fsdp2", "placement": "largest"},
+    "fsdp2-regrouped": {"engine": "fsdp2", "reshard_after_forward": 2},
+    "fsdp2-overrides": {
+        "engine": "fsdp2",
+        "prefetch": 1,
+        "prefetch_backward": 0,
+        "overrides": [
+            {"layers": 1, "reshard_after_forward": False, "activation_checkpointing": "full"},
+            {"module": "embedding"},
+        ],
+    },
+    "fsdp2-every": {"engine": "fsdp2", "reduce_every_micro_batch": True},
+    "fsdp2-selective": {"engine": "fsdp2", "activation_checkpointing": "selective"},
+    "fsdp1": {"engine": "fsdp1"},
+    "fsdp1-kept": {"engine": "fsdp1", "sharding": "shard_grad_op", "prefetch": 1},
+    "fsdp1-replicated": {"engine": "fsdp1", "sharding": "no_shard"},
+    "fsdp1-by-size": {"engine": "fsdp1", "wrap": "size", "wrap_size": 50_000},
+    "fsdp1-root": {"engine": "fsdp1", "wrap": "root", "limit_all_gathers": False},
+    "fsdp1-original": {"engine": "fsdp1", "use_orig_params": True, "prefetch_backward": 0},
+    "fsdp1-every": {"engine": "fsdp1", "reduce_every_micro_batch": True},
+    "manual": {"engine": "manual"},
+    "manual-native": {"engine": "manual", "gradients": {"route": "native"}, "prefetch": 0},
+    "manual-root": {"engine": "manual", "wrap": "root"},
+    "manual-kept": {"engine": "manual", "reshard_after_forward": False},
+    "manual-replicated": {"engine": "manual", "sharding": "no_shard"},
+    "manual-two-blocks": {"engine": "manual", "wrap_size": 2},
+    "manual-every": {"engine": "manual", "reduce_every_micro_batch": True},
+    "manual-overrides": {
+        "engine": "manual",
+        "prefetch": 2,
+        "prefetch_backward": 0,
+        "activation_checkpointing": "full",
+        "overrides": [
+            {"layers": 0, "reshard_after_forward": False, "activation_checkpointing": "none"},
+            {"module": "head"},
+        ],
+    },
+}
+SLIDE = {
+    f"slide-{transfer}-{sync.removesuffix('_reduce')}": {
+        "engine": "slide",
+        "param_transfer": transfer,
+        "grad_sync": sync,
+    }
+    for transfer in ("full", "shard")
+    for sync in ("cpu_reduce", "gpu_reduce")
+}
+SLIDE["slide-window"] = {"engine": "slide", "window": 3, "activation_checkpointing": "selective"}
+SLIDE["slide-two-blocks"] = {"engine": "slide", "wrap_size": 2, "param_transfer": "shard"}
+SLIDE["slide-exchange"] = {"engine": "slide", "gradients": {"route": "exchange"}}
+STRATEGIES |= SLIDE
+HYBRID = {
+    f"{engine}-hybrid": {"engine": engine, "sharding": "hybrid_shard", "replicas": 2}
+    for engine in ("fsdp1", "fsdp2", "manual")
+}
+HYBRID["fsdp2-hybrid-ahead"] = {**HYBRID["fsdp2-hybrid"], "prefetch": 1}
+HYBRID["manual-hybrid-every"] = {**HYBRID["manual-hybrid"], "reduce_every_micro_batch": True}
+HYBRID["fsdp2-hybrid-every"] = {**HYBRID["fsdp2-hybrid"], "reduce_every_micro_batch": True}
+STRATEGIES |= HYBRID
+LOSSY = {
+    "ddp-int8": {"engine": "ddp", "gradients": {"codec": "int8", "error_feedback": True}},
+    "fsdp2-topk": {
+        "engine": "fsdp2",
+        "gradients": {"codec": "topk:density=0.1", "error_feedback": True},
+    },
+    "ddp-topk": {
+        "engine": "ddp",
+        "gradients": {"codec": "topk:density=0.1", "error_feedback": True},
+    },
+    "fsdp2-powersgd": {
+        "engine": "fsdp2",
+        "gradients": {"codec": "powersgd:rank=4", "error_feedback": True},
+    },
+    "ddp-powersgd": {
+        "engine": "ddp",
+        "gradients": {"codec": "powersgd:rank=4", "error_feedback": True},
+    },
+    "fsdp2-ahead-topk": {
+        "engine": "fsdp2",
+        "prefetch": 1,
+        "gradients": {"codec": "topk:density=0.1", "error_feedback": True},
+        "weights": {"codec": "int8:group=64"},
+    },
+    "manual-topk": {
+        "engine": "manual",
+        "gradients": {"codec": "topk:density=0.1", "error_feedback": True},
+        "weights": {"codec": "int8:group=64"},
+    },
+    "slide-topk": {
+        "engine": "slide",
+        "param_transfer": "shard",
+        "grad_sync": "gpu_reduce",
+        "gradients": {"codec": "topk:density=0.1", "error_feedback": True},
+        "weights": {"codec": "int8:group=64"},
+    },
+    "slide-int8": {
+        "engine": "slide",
+        "gradients": {"codec": "int8", "error_feedback": True},
+    },
+    "fsdp2-everything": {
+        "engine": "fsdp2",
+        "gradients": {
+            "codec": "int8:group=64",
+            "error_feedback": True,
+            "residual": "int8",
+            "exclude": ["*.ln_*.*"],
+            "warmup_steps": 1,
+        },
+        "weights": {"codec": "int8:group=64"},
+    },
+}
+
+
+def batch_of(step: int, micro: int, rank: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(10_000 * step + 100 * micro + rank)
+    return torch.randint(VOCABULARY, (BATCH, LENGTH + 1), generator=generator)
+
+
+def make(group, strategy):
+    model, weights = build_model(Model(preset="tiny"), VOCABULARY, LENGTH, 0, seed=1)
+    optimization = Optimization(weight_decay=0.1, clip=0.5)
+    return build_engine(model, parse_strategy(strategy), optimization, group, weights=weights)
+
+
+def train(engine, group, steps, first=0, micro=1):
+    rank = dist.get_rank(group)
+    outcomes = [
+        engine.step([batch_of(step, m, rank) for m in range(micro)], 1e-3)
+        for step in range(first, first + steps)
+    ]
+    return torch.tensor([outcome.loss for outcome in outcomes])
+
+
+@functools.cache
+def losses_of(name: str, world_size: int, micro: int = 1) -> torch.Tensor:
+    """Mean loss over ranks of four steps."""
+
+    def on_rank(group):
+        return {"losses": train(make(group, STRATEGIES[name]), group, 4, micro=micro)}
+
+    results = run_ranks(world_size, on_rank)
+    return torch.stack([result["losses"] for result in results]).mean(0)
