@@ -1,7 +1,9 @@
 """Communication beside computation, also on devices that have no streams."""
 
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from typing import ParamSpec
@@ -34,30 +36,49 @@ class Background:
         self._threads = ThreadPoolExecutor(
             1, name, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)
         )
-        self._running: list[Running] = []
+        self._last: Running | None = None
+        self._error: BaseException | None = None
+        """that of the first call that had one"""
 
     def start(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> "Running":
         """Queues a call and returns at once."""
+        do = partial(self._noting, partial(call, *args, **kwargs))
         if self._stream is None:
-            running = Running(self._threads.submit(call, *args, **kwargs))
+            self._last = Running(self._threads.submit(do))
         else:
             launched = torch.cuda.current_stream().record_event()
-            before = partial(call, *args, **kwargs)
-            running = Running(self._threads.submit(_launch, self._stream, launched, before))
-        self._running = [*(each for each in self._running if not each.went_well), running]
-        return running
+            self._last = Running(self._threads.submit(_launch, self._stream, launched, do))
+        return self._last
 
     def check(self) -> None:
         """Raises the error of a call that has failed already."""
-        for each in self._running:
-            if each.failed:
-                each.wait()
+        if self._error is not None:
+            raise self._error
 
     def drain(self) -> None:
         """Returns when every call has ended; raises the error of the first one that has one."""
-        running, self._running = self._running, []
-        for each in running:
-            each.wait()
+        if self._last is None:
+            return
+        last, self._last = self._last, None
+        last.settle()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        last.wait()
+
+    def _noting(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except BaseException as error:
+            self._error = self._error or error
+            raise
+
+
+def drain_all(*lanes: Background) -> None:
+    """Returns when every call of all lanes has ended; raises one of their errors."""
+    with ExitStack() as every:
+        for lane in lanes:
+            every.callback(lane.drain)
 
 
 class Running(dist.Work):
@@ -72,10 +93,9 @@ class Running(dist.Work):
         """Whether the call has ended without an error."""
         return self._future.done() and self._future.exception() is None
 
-    @property
-    def failed(self) -> bool:
-        """Whether the call has ended with an error."""
-        return self._future.done() and self._future.exception() is not None
+    def settle(self) -> None:
+        """Returns when the call has ended, well or not."""
+        futures.wait([self._future])
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Returns when the call has ended; raises its error. Collectives have timeouts already."""
@@ -109,5 +129,4 @@ class Lanes:
 
     def drain(self) -> None:
         """See `Background.drain`."""
-        self.gathers.drain()
-        self.reductions.drain()
+        drain_all(self.gathers, self.reductions)

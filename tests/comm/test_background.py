@@ -36,6 +36,20 @@ def test_an_error_reaches_whoever_waits():
     background.drain()
 
 
+def test_after_an_error_the_calls_that_follow_are_waited_for_too():
+    def fail() -> None:
+        raise RuntimeError("a rank is gone")
+
+    background, gate, done = Background("test"), threading.Event(), []
+    background.start(fail)
+    background.start(lambda: done.append(gate.wait(10)))
+    threading.Timer(0.2, gate.set).start()
+    with pytest.raises(RuntimeError, match="a rank is gone"):
+        background.drain()
+    assert done == [True]
+    background.drain()
+
+
 def test_a_call_has_as_many_threads_as_its_starter():
     found = []
     before = torch.get_num_threads()

@@ -35,6 +35,11 @@ from shardlab.core.strategy import parse_strategy
             "strategy: shard_grad_op keeps parameters after forward: remove reshard_after_forward",
         ),
         (
+            {"engine": "slide", "gradients": {"codec": "powersgd:rank=4"}},
+            "strategy: powersgd factors matrices, and slide sends flat vectors, which it would "
+            "leave as they are: use fsdp2 or ddp, or another codec",
+        ),
+        (
             {"engine": "fsdp1", "wrap_size": 2},
             "strategy: fsdp1 cannot make one unit of several blocks: use wrap: size, or "
             "engine: fsdp2",

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from shardlab.comm.background import Background, Running
+from shardlab.comm.background import Background, Running, drain_all
 from shardlab.engines.activations.files import FileMedium
 from shardlab.engines.activations.media import HostMedium, Medium, Place, Spill, blocks
 
@@ -121,8 +121,7 @@ class ActivationStore:
     def close(self) -> None:
         """Gives the room of all tensors back."""
         try:
-            self._out.drain()
-            self._in.drain()
+            drain_all(self._out, self._in)
         finally:
             self._medium.close()
 

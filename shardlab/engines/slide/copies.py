@@ -8,7 +8,7 @@ from typing import ParamSpec
 import torch
 from torch import Tensor
 
-from shardlab.comm.background import Background, Running
+from shardlab.comm.background import Background, Running, drain_all
 
 P = ParamSpec("P")
 
@@ -34,9 +34,8 @@ class Copies(ABC):
         return self._outward.start(call, *args, **kwargs)
 
     def drain(self) -> None:
-        """Returns when all calls have ended; raises the error of the first one that has one."""
-        self._outward.drain()
-        self._inward.drain()
+        """Returns when all calls have ended; raises one of their errors."""
+        drain_all(self._inward, self._outward)
 
     def pin(self, tensor: Tensor) -> None:  # noqa: B027  (memory of a CPU is always within reach)
         """Prepares main memory that will be copied from or to."""

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import ParamSpec
 
+from shardlab.core.errors import UserError
 from shardlab.engines.slide.control import Control
 
 P = ParamSpec("P")
@@ -54,7 +55,7 @@ class Faults:
 
     def _raise_account(self, error: BaseException) -> None:
         """The end of another rank shows here as a broken connection: it is the cause."""
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) and not isinstance(error, UserError):
             try:
                 self._control.check()
             except RuntimeError as account:

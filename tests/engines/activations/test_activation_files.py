@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -143,9 +142,7 @@ def test_an_error_of_the_writing_thread_is_raised_by_every_call_after_it(
     instead = os.open(broken, flags)
     os.dup2(instead, store._medium._file)
     os.close(instead)
-    written = store.put(torch.ones(3000)).left
-    while not written.failed:
-        time.sleep(0.001)
+    store.put(torch.ones(3000)).left.settle()
     for call in (store.take, store.prefetch, lambda _: store.put(torch.ones(1))):
         with pytest.raises((OSError, UserError), match=message):
             call(ticket)
