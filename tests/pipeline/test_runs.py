@@ -10,7 +10,7 @@ import yaml
 from graphs import pending, snakemake_jobs
 from workspace import copy_project, run, set_params
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("pipeline")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 UP_TO_DATE = "Data and pipelines are up to date."
 
