@@ -39,6 +39,8 @@ def test_what_snakemake_made_dvc_takes_over(recorded: Path) -> None:
 
 def test_what_dvc_made_snakemake_takes_over(tmp_path: Path) -> None:
     root = copy_project(tmp_path / "project")
+    # every kind of stage, each as few times as possible
+    set_params(root, runs=["fsdp2", "fsdp2-int8"], seeds=[0])
     first = executed(run(root, "dvc", "repro").stdout)
     assert first == {c.removeprefix("exec python -m stages.") for c in snakemake_jobs(root)}
     assert UP_TO_DATE in run(root, "dvc", "repro").stdout
