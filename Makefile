@@ -18,7 +18,7 @@ test: .venv/.project
 
 # both tools from nothing, processes that are killed, every command of the documents
 test-long: .venv/.project
-	@pytest -m long
+	@pytest -n 2 --dist worksteal -m long
 
 lint: .venv/.project
 	@ruff check

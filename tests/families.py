@@ -3,13 +3,13 @@
 from typing import Any
 
 from transformers import (
-    GPT2Config,
-    LlamaConfig,
-    MistralConfig,
-    MixtralConfig,
+    GPT2LMHeadModel,
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    MixtralForCausalLM,
     PretrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
 )
 
 VOCABULARY = 300
@@ -33,19 +33,22 @@ _GPT2_SIZES = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
-_CLASSES = {
-    "gpt2": GPT2Config,
-    "llama": LlamaConfig,
-    "mistral": MistralConfig,
-    "mixtral": MixtralConfig,
-    "qwen2": Qwen2Config,
-    "qwen3": Qwen3Config,
+# the models themselves: imported here once, they need not be in every rank that is forked
+_MODELS = {
+    "gpt2": GPT2LMHeadModel,
+    "llama": LlamaForCausalLM,
+    "mistral": MistralForCausalLM,
+    "mixtral": MixtralForCausalLM,
+    "qwen2": Qwen2ForCausalLM,
+    "qwen3": Qwen3ForCausalLM,
 }
-FAMILIES = [f"{name}-{tying}" for name in _CLASSES for tying in ("tied", "untied")]
+FAMILIES = [f"{name}-{tying}" for name in _MODELS for tying in ("tied", "untied")]
 
 
 def config_of(family: str, **changes: Any) -> PretrainedConfig:
     """The configuration of a name in `FAMILIES`, with dropout where the family has it."""
     name, tying = family.split("-")
     sizes = _GPT2_SIZES if name == "gpt2" else {**_SIZES, "attention_dropout": 0.2}
-    return _CLASSES[name](**{**sizes, "tie_word_embeddings": tying == "tied", **changes})
+    return _MODELS[name].config_class(
+        **{**sizes, "tie_word_embeddings": tying == "tied", **changes}
+    )

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 
@@ -25,12 +26,28 @@ PLAN = TokenPlan(0.1, Tokenize(vocabulary=300, shards=6))
 
 @pytest.fixture
 def folder(tmp_path):
+    """A corpus without tokens."""
     write_corpus(tmp_path / "corpus.json", generate(600))
     return tmp_path
 
 
-def build(folder, plan=PLAN):
-    build_tokens(folder / "corpus.json", *plan, folder / ".work", folder)
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The same corpus with its tokens; not to be changed."""
+    folder = tmp_path_factory.mktemp("built")
+    write_corpus(folder / "corpus.json", generate(600))
+    build(folder)
+    return folder
+
+
+@pytest.fixture
+def ready(built, tmp_path):
+    """A copy of both."""
+    return shutil.copytree(built, tmp_path / "ready")
+
+
+def build(folder):
+    build_tokens(folder / "corpus.json", *PLAN, folder / ".work", folder)
 
 
 def recipe(folder, plan=PLAN):
@@ -67,12 +84,11 @@ def test_ranks_wait_longer_than_a_collective_would(folder):
     ]
 
 
-def test_what_is_there_is_not_built_again(folder):
-    build(folder)
-    before = {path: path.stat().st_mtime_ns for path in (folder / "tokens").iterdir()}
+def test_what_is_there_is_not_built_again(ready):
+    before = {path: path.stat().st_mtime_ns for path in (ready / "tokens").iterdir()}
     for rank in (0, 1):
-        ensure_tokens(folder, PLAN, rank, patience_s=1)
-    assert {path: path.stat().st_mtime_ns for path in (folder / "tokens").iterdir()} == before
+        ensure_tokens(ready, PLAN, rank, patience_s=1)
+    assert {path: path.stat().st_mtime_ns for path in (ready / "tokens").iterdir()} == before
 
 
 @pytest.mark.parametrize(
@@ -83,29 +99,27 @@ def test_what_is_there_is_not_built_again(folder):
         TokenPlan(0.1, Tokenize(vocabulary=300, shards=5)),
     ],
 )
-def test_tokens_of_other_options_are_built_anew(folder, other):
-    build(folder)
+def test_tokens_of_other_options_are_built_anew(ready, other):
     with pytest.raises(UserError, match="without a sign of life from rank 0"):
-        ensure_tokens(folder, other, 1, patience_s=0.3)
-    ensure_tokens(folder, other, 0, patience_s=1)
-    ensure_tokens(folder, other, 1, patience_s=1)
-    assert read_manifest(folder / "tokens").recipe_sha256 == recipe(folder, other)
+        ensure_tokens(ready, other, 1, patience_s=0.3)
+    ensure_tokens(ready, other, 0, patience_s=1)
+    ensure_tokens(ready, other, 1, patience_s=1)
+    assert read_manifest(ready / "tokens").recipe_sha256 == recipe(ready, other)
 
 
-def test_tokens_of_another_corpus_or_tokenizer_are_built_anew(folder):
-    build(folder)
-    given = folder / "given.json"
-    write_text(given, (folder / "tokenizer.json").read_text())
+def test_tokens_of_another_corpus_or_tokenizer_are_built_anew(ready):
+    given = ready / "given.json"
+    write_text(given, (ready / "tokenizer.json").read_text())
     plan = TokenPlan(0.1, Tokenize(tokenizer=str(given), vocabulary=None, shards=2))
-    ensure_tokens(folder, plan, 0, patience_s=1)
-    first = contents(folder)
+    ensure_tokens(ready, plan, 0, patience_s=1)
+    first = contents(ready)
     write_text(given, given.read_text().replace("<|endoftext|>", "<|end|>"))
-    ensure_tokens(folder, plan, 0, patience_s=1)
-    second = contents(folder)
+    ensure_tokens(ready, plan, 0, patience_s=1)
+    second = contents(ready)
     assert first.keys() == second.keys() and first[MANIFEST] != second[MANIFEST]
-    write_corpus(folder / "corpus.json", generate(300))
-    ensure_tokens(folder, plan, 0, patience_s=1)
-    assert open_split(folder / "tokens", "train").documents < 300
+    write_corpus(ready / "corpus.json", generate(300))
+    ensure_tokens(ready, plan, 0, patience_s=1)
+    assert open_split(ready / "tokens", "train").documents < 300
 
 
 def kill_rank_0(folder, processes):
@@ -125,7 +139,7 @@ def run_alone(folder, rank):
         write_text(folder / f"{rank}.said", str(error))
 
 
-def test_when_rank_0_is_killed_the_others_end_and_nothing_looks_whole(folder, tmp_path):
+def test_when_rank_0_is_killed_the_others_end_and_nothing_looks_whole(folder, built):
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=run_alone, args=(folder, rank)) for rank in range(3)]
     for process in processes:
@@ -144,10 +158,7 @@ def test_when_rank_0_is_killed_the_others_end_and_nothing_looks_whole(folder, tm
     run_alone(folder, 0)
     run_alone(folder, 1)
     assert [(folder / f"{rank}.said").read_text() for rank in (0, 1)] == ["ready", "ready"]
-    calm = tmp_path / "calm"
-    write_corpus(calm / "corpus.json", generate(600))
-    build(calm)
-    assert contents(folder) == contents(calm)
+    assert contents(folder) == contents(built)
 
 
 def test_what_rank_0_complains_of_ends_all_ranks_at_once(folder):

@@ -45,18 +45,23 @@ def receipts(folder):
     return [receipt for job in jobs for receipt in job.glob("train-*.json")]
 
 
-@pytest.fixture
-def folders(tmp_path):
-    """Two places with one corpus: for a run that is left alone, and for one that is not."""
-    for name in ("calm", "killed"):
-        write_corpus(tmp_path / name / "data" / "corpus.json", generate(1500))
-        (tmp_path / name / "params.yaml").write_text(PARAMS)
-    return tmp_path / "calm", tmp_path / "killed"
+def prepare(folder):
+    write_corpus(folder / "data" / "corpus.json", generate(1500))
+    (folder / "params.yaml").write_text(PARAMS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """The outputs of a run that is left alone."""
+    calm = prepare(tmp_path_factory.mktemp("calm"))
+    finish(calm)
+    return outputs(calm)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_run_goes_on_to_the_same_bytes(folders, number):
-    calm, killed = folders
+def test_a_killed_run_goes_on_to_the_same_bytes(expected, tmp_path, number):
+    killed = prepare(tmp_path)
     stage = start(killed)
     while not receipts(killed):
         assert stage.poll() is None
@@ -75,14 +80,13 @@ def test_a_killed_run_goes_on_to_the_same_bytes(folders, number):
     del inodes[torn.stem]
 
     finish(killed)
-    finish(calm)
-    assert outputs(killed) == outputs(calm)
+    assert outputs(killed) == expected
     tokens = killed / "data" / "tokens"
     assert {name: (tokens / f"{name}.bin").stat().st_ino for name in inodes} == inodes
 
 
-def test_fewer_shards_leave_no_older_ones(folders):
-    folder, _ = folders
+def test_fewer_shards_leave_no_older_ones(tmp_path):
+    folder = prepare(tmp_path)
     finish(folder)
     (folder / "params.yaml").write_text(PARAMS.replace("12", "2"))
     finish(folder)

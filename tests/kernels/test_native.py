@@ -81,9 +81,10 @@ def digest_of(path):
 def test_all_instruction_sets_give_the_same_bits(tmp_path):
     if not native.available():
         pytest.skip("no compiled kernels")
+    expected = digest()
     for build in native.builds():
         alone = shutil.copy(build, tmp_path / "alone.so")
-        assert digest_of(alone) == digest(), build.name
+        assert digest_of(alone) == expected, build.name
 
 
 @pytest.mark.skipif(not shutil.which("c++"), reason="no C++ compiler")
@@ -92,6 +93,6 @@ def test_optimisation_does_not_change_the_bits(tmp_path):
         pytest.skip("no compiled kernels")
     plain = tmp_path / "plain.so"
     sources = map(str, SOURCES.glob("*.cpp"))
-    flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-psabi"]
+    flags = ["-std=c++17", "-O0", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-psabi"]
     subprocess.run(["c++", *flags, *sources, "-o", str(plain)], check=True)
     assert digest_of(plain) == digest()

@@ -13,7 +13,7 @@ KINDS = list(yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"])
 MEASURED = {"calibrate", "train", "timing", "trial"}
 """their outputs hold times"""
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("pipeline")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 def only(tree: dict[str, Any], keys: list[str]) -> dict[str, Any]:

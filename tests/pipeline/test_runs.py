@@ -10,7 +10,7 @@ import yaml
 from graphs import pending, snakemake_jobs
 from workspace import copy_project, run, set_params
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("pipeline")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 UP_TO_DATE = "Data and pipelines are up to date."
 
@@ -39,6 +39,8 @@ def test_what_snakemake_made_dvc_takes_over(recorded: Path) -> None:
 
 def test_what_dvc_made_snakemake_takes_over(tmp_path: Path) -> None:
     root = copy_project(tmp_path / "project")
+    # every kind of stage, each as few times as possible
+    set_params(root, runs=["fsdp2", "fsdp2-int8"], seeds=[0])
     first = executed(run(root, "dvc", "repro").stdout)
     assert first == {c.removeprefix("exec python -m stages.") for c in snakemake_jobs(root)}
     assert UP_TO_DATE in run(root, "dvc", "repro").stdout

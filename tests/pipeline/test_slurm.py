@@ -28,7 +28,6 @@ def test_tasks_are_asked_for_by_resources_alone(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.xdist_group("pipeline")
 def test_a_run_of_two_tasks_learns_what_one_command_learns(workspace: Path, tmp_path: Path) -> None:
     srun = tmp_path / "bin/srun"
     srun.parent.mkdir()

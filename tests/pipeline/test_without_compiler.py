@@ -7,7 +7,7 @@ from workspace import run
 
 from shardlab.core.files import read_json_lines
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("pipeline")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 def test_the_reference_trains_to_the_same_losses(workspace: Path) -> None:

@@ -17,6 +17,7 @@ PARTS = [
     ".dvc/config",
     ".dvcignore",
     ".gitignore",
+    "Makefile",
     "README.md",
     "Snakefile",
     "csrc",

@@ -3,18 +3,17 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from commands import ROOT, Command, said, start, torchrun
+from commands import ROOT, Command, said, start, torchrun, typed
 from ranks import run_ranks
 from workers import tells_affinity
 
+import shardlab.train.run  # noqa: F401 - imported once, before the commands are forked
 from shardlab.core.errors import UserError
 from shardlab.core.memory_policy import policy_nodes, prefer_node
 from shardlab.core.placement import Placing
@@ -149,24 +148,17 @@ def test_ranks_that_torchrun_has_bound_keep_their_cores(tmp_path):
     ]
 
 
-def show(folder: Path, placement: str) -> subprocess.CompletedProcess[str]:
+def show(folder: Path, placement: str) -> Command:
     shutil.copy(ROOT / "params.yaml", folder)
     options = ["--run", "ddp", "--show-placement", "--set", f"train.placement={placement}"]
-    return subprocess.run(
-        [sys.executable, "-m", "stages.train", *options],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return typed(folder / "command", folder, "stages.train", *options)
 
 
 def test_what_ranks_get_is_shown_on_request_and_nothing_is_trained(tmp_path):
     first, last = USABLE[0], USABLE[-1]
     run = show(tmp_path, f'["{last}", "{first}"]')
-    assert run.returncode == 0, run.stderr
-    shown = run.stdout.splitlines()
+    assert run.wait() == 0, run.said()
+    shown = run.said().splitlines()
     for rank, (cpu, line) in enumerate(zip((last, first), shown, strict=True)):
         assert line.startswith(
             f"rank {rank}: CPUs {cpu} (control {cpu}, workers {cpu}), memory of "
@@ -176,6 +168,5 @@ def test_what_ranks_get_is_shown_on_request_and_nothing_is_trained(tmp_path):
 
 def test_a_list_that_is_none_ends_the_command_in_one_line(tmp_path):
     run = show(tmp_path, '["0-", "1"]')
-    assert (run.returncode, run.stdout) == (2, "")
     complaint = "train.placement: list of CPUs '0-': write numbers and ranges, such as 0-3,8"
-    assert run.stderr == f"train: error: {complaint}\n"
+    assert (run.wait(), run.said()) == (2, f"train: error: {complaint}\n")
