@@ -1,5 +1,6 @@
 """The ledger: what one rank asked to move, what moved, and what the codec cost."""
 
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -41,6 +42,11 @@ class Account:
     uncompressed: Counter[str] = field(default_factory=Counter)
     """messages that a codec was meant for but did not touch, by reason"""
 
+    def add(self, other: "Account") -> None:
+        """Takes in the sums of another one."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
     def summary(self) -> dict[str, Any]:
         """The sums with the ratio of raw to wire bytes and the share of elements sent."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -70,37 +76,66 @@ class Audit:
         self.product += float(torch.dot(reduced, exact))
 
 
+Accounts = dict[Kind, Account]
+
+
+def _new() -> Accounts:
+    return {"gradients": Account(), "weights": Account()}
+
+
 class Ledger:
     """Counts every message of one rank; `reset` starts anew."""
 
     def __init__(self) -> None:
         self.traffic = Traffic()
         """what every message passes through on its way"""
-        self.accounts: dict[Kind, Account] = {}
+        self._accounts: Accounts = {}
+        self._apart: dict[int, Accounts] = {}
+        self._thread = threading.local()
         self.audit: Audit | None = None
         """set while exact reductions run beside the compressed ones"""
         self.reset()
 
+    @property
+    def accounts(self) -> Accounts:
+        """By kind of message."""
+        apart: int | None = getattr(self._thread, "apart", None)
+        return self._accounts if apart is None else self._apart.setdefault(apart, _new())
+
     def reset(self) -> None:
-        """Forgets all counts."""
-        self.accounts = {"gradients": Account(), "weights": Account()}
+        """Forgets all counts, but for those apart."""
+        self._accounts = _new()
+
+    @contextmanager
+    def apart(self, step: int) -> Iterator[None]:
+        """While the block runs, its thread counts for a step that may not have begun yet."""
+        self._thread.apart = step
+        try:
+            yield
+        finally:
+            self._thread.apart = None
+
+    def join(self, step: int) -> None:
+        """Counts what was counted apart for a step; all of that has ended."""
+        for kind, account in self._apart.pop(step, {}).items():
+            self._accounts[kind].add(account)
 
     def sums(self) -> dict[Kind, dict[str, Any]]:
         """All counts as plain values."""
         return {
             kind: {**vars(account), "uncompressed": dict(account.uncompressed)}
-            for kind, account in self.accounts.items()
+            for kind, account in self._accounts.items()
         }
 
     def load_sums(self, sums: Mapping[Kind, Mapping[str, Any]]) -> None:
         """Continues from `sums()`."""
         for kind, values in sums.items():
             uncompressed = Counter(values["uncompressed"])
-            self.accounts[kind] = Account(**{**values, "uncompressed": uncompressed})
+            self._accounts[kind] = Account(**{**values, "uncompressed": uncompressed})
 
     def summary(self) -> dict[str, dict[str, Any]]:
         """Per kind of message: bytes_raw, bytes_wire, compression_ratio, collectives and more."""
-        return {kind: account.summary() for kind, account in self.accounts.items()}
+        return {kind: account.summary() for kind, account in self._accounts.items()}
 
     @contextmanager
     def auditing(self) -> Iterator[Audit]:
