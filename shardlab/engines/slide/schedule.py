@@ -20,10 +20,12 @@ class Schedule(Uses):
     forward   a unit is on its way while those before it compute, and gives its slot to the next
               one after its use; the last ones stay, as backward needs them first;
     backward  the same from the last unit to the first. When all gradients of a unit are there, they
-              leave, and its slot is free;
+              leave, and its slot is free; at the latest when backward has come to the unit before,
+              so that they leave in one order on all ranks, whatever parameters each has used;
     updates   begin when gradients have landed, unless they are held back until all have.
 
-    The root (what belongs to no unit) has memory of its own. It comes first and stays for the step.
+    The root (what belongs to no unit) has memory of its own. It comes first, stays for the step and
+    leaves last.
 
     Args:
         vector: that of the root on the device.
@@ -55,7 +57,7 @@ class Schedule(Uses):
     def begin(self) -> None:
         """Before the forward pass of the model."""
         self._backward = False
-        self._missing.expect((self.root, *self.units))
+        self._missing.expect(self.units)
         self.prefetch()
         self._wait(self.root)
 
@@ -90,18 +92,18 @@ class Schedule(Uses):
 
     def before_backward(self, index: int) -> None:  # noqa: D102
         self._backward = True
+        self._complete_those(self.units[index + 1 :])
         self._need(index, self.units[:index][::-1])
 
     def accumulated(self, unit: SlidUnit) -> None:
         """One more parameter of a unit has its gradient."""
-        if self._missing.arrived(unit):
+        if unit is not self.root and self._missing.arrived(unit):
             self._complete(unit)
 
     def finish(self) -> None:
         """After backward: whatever gradients are there have left."""
-        for unit in (*reversed(self.units), self.root):
-            if self._missing.give_up(unit):  # of parameters that the model did not use
-                self._complete(unit)
+        self._complete_those(self.units)
+        self._complete(self.root)
 
     def _need(self, index: int, then: Iterable[SlidUnit]) -> None:
         unit = self.units[index]
@@ -138,6 +140,12 @@ class Schedule(Uses):
         """Waits for all that is on its way to the device."""
         for name in [*self._pending]:
             self._pending.pop(name).wait()
+
+    def _complete_those(self, units: Sequence[SlidUnit]) -> None:
+        """Their backward is over: what has no gradient, the model did not use."""
+        for unit in reversed(units):
+            if self._missing.give_up(unit):
+                self._complete(unit)
 
     def _complete(self, unit: SlidUnit) -> None:
         """All gradients of a unit are there."""
