@@ -90,6 +90,7 @@ OWN: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "param_transfer": st.sampled_from([None, "full", "shard"]),
         "grad_sync": st.sampled_from([None, "cpu_reduce", "gpu_reduce"]),
         "reduce_dtype": st.sampled_from(["fp32", "bf16"]),
+        "reduce_every_micro_batch": st.booleans(),
         "weights": st.none() | WEIGHTS,
     },
 }
@@ -201,6 +202,10 @@ def test_the_order_of_keys_has_no_meaning(document: dict[str, Any]) -> None:
         (
             {"engine": "manual"},
             {"engine": "manual", "prefetch": 1, "gradients": {"route": "exchange"}},
+        ),
+        (
+            {"engine": "slide", "grad_sync": "gpu_reduce"},
+            {"engine": "slide", "grad_sync": "gpu_reduce", "reduce_every_micro_batch": True},
         ),
         ({}, {"gradients": {"codec": "none", "route": "native", "minimum_size": 7}}),
         (

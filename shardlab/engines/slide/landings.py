@@ -49,9 +49,9 @@ class Landings:
 
     No circle of ranks can wait for each other. Units leave in one order on all ranks, the root
     last, micro-batch after micro-batch (`Schedule` sees to it), and are added up and applied in
-    that order. A turn waits for what comes earlier in it, and so do all other waits of lanes:
-    whatever is first of what is not yet done waits for nothing. Were a unit late on one rank alone,
-    others would wait for it with slots that the late one's successors there wait for.
+    that order. A turn waits for what is earlier in it, and so does all else that lanes wait for:
+    the first of what is not yet done waits for nothing. If a unit left late on one rank alone, the
+    next ones there would wait for slots that others free only after the late one.
 
     Args:
         units: the root first.

@@ -113,7 +113,7 @@ def test_micro_batches_of_bf16_are_added_up_in_float32(kind):
         for batch in batches:
             alone.step([batch], 0.0)
             # a factor of two to some power, which rounds nothing
-            parts.append([part / count for part in gradients(alone)])
+            parts.append([part / count for part in gradients(alone, kind == "cpu-every")])
         together.step(batches, 0.0)
         for found, *each in zip(gradients(together), *parts, strict=True):
             expected, narrow = torch.zeros_like(found), torch.zeros_like(found).bfloat16()
@@ -127,10 +127,14 @@ def test_micro_batches_of_bf16_are_added_up_in_float32(kind):
     run_ranks(2, on_rank)
 
 
-def gradients(engine):
-    """What main memory keeps of each unit for this rank's chunk, in float32, added up over ranks."""
+def gradients(engine, summed=False):
+    """What main memory keeps of each unit for this rank's chunk, in float32.
+
+    Of all ranks where each has its own, one after the other or added up.
+    """
     engine.synchronize()
-    return [sum(slot[unit.own].float() for slot in unit.slots) for unit in engine.units]
+    parts = [[slot[unit.own].float() for slot in unit.slots] for unit in engine.units]
+    return [sum(each) if summed else torch.cat(each) for each in parts]
 
 
 @pytest.mark.parametrize("world_size, ranks_per_node", [(1, None), (2, None), (4, None), (4, 2)])
