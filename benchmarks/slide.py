@@ -197,7 +197,7 @@ def _engine(
     model, weights = _model(options)
     full = parse_strategy({"engine": "slide", "window": options.window}).normal()
     prepare(model, full)
-    optimization = Optimization(0.1, 1.0 if options.clip else None)
+    optimization = Optimization(0.1, 1.0 if options.clip else None, accumulation=1)
     fill = partial(_fill, weights, {module: name for name, module in model.named_modules()})
     return SlideEngine(model, Setup(full, optimization, group, 0, _CPU, fill), copies)
 

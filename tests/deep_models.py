@@ -46,7 +46,7 @@ def size_of(model) -> int:
     return 4 * sum(p.numel() for p in model.parameters())
 
 
-def engine_of(model, strategy, group):
+def engine_of(model, strategy, group, clip=1.0, accumulation=None):
     weights = RandomWeights(model, 0)
-    optimization = Optimization(weight_decay=0.1, clip=1.0)
+    optimization = Optimization(weight_decay=0.1, clip=clip, accumulation=accumulation)
     return build_engine(model, parse_strategy(strategy), optimization, group, weights=weights)

@@ -88,7 +88,7 @@ def _computation(normal: Settings) -> list[str]:
         words.append("compiled")
     if normal.accumulation is not None:
         words.append(f"{normal.accumulation} micro-batches")
-    if normal.reduce_every_micro_batch:
+    if normal.reduce_every_micro_batch and normal.grad_sync != "gpu_reduce":
         words.append("each reduced")
     if normal.offload:
         words.append("off-loaded")

@@ -86,6 +86,8 @@ class Sizes(NamedTuple):
     """of a micro-batch of one rank"""
     accumulation: int
     """micro-batches of a step"""
+    holding: bool
+    """gradients wait until the norm of all is known"""
 
     @property
     def root(self) -> int:
@@ -114,7 +116,11 @@ def main_memory(strategy: Strategy, sizes: Sizes, world_size: int) -> Categories
     full = strategy.normal()
     if full.engine != "slide":
         return {}
-    node = in_main_memory(full, sizes.element_bytes, sizes.parameters, world_size)
+    units = [unit.elements for unit in sizes.units]
+    node = in_main_memory(
+        *(full, sizes.element_bytes, sizes.root, units),
+        *(world_size, sizes.accumulation, sizes.holding),
+    )
     return {name: size // world_size for name, size in node.items()}
 
 

@@ -63,8 +63,8 @@ class Settings(Document):
     accumulation: int | None = Field(None, ge=1)
     """micro-batches that the samples of a rank are cut into (default: train.accumulation)"""
     reduce_every_micro_batch: bool = False
-    """fsdp1, fsdp2, manual: sum up shards of gradients instead of whole ones: more communication,
-    less memory"""
+    """fsdp1, fsdp2, manual, slide: sum up shards of gradients instead of whole ones: more
+    communication, less memory. What gpu_reduce does anyway"""
     offload: bool = False
     """fsdp1, fsdp2: shards and the optimizer stay in CPU memory"""
     window: int | None = Field(None, ge=2)

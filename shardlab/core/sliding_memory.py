@@ -8,16 +8,23 @@ device computes with and l for one of a gradient that leaves it, K slots, and W 
   and logits as `shardlab.core.memory` has them. None of it depends on the number of layers but what
   is kept of each for backward;
 - main memory holds, for all ranks of the node, parameters and two moments, 12 P, where b is less
-  than 4 a mirror of the parameters, b P, and gradients: l P for each rank whose gradients are
-  copied whole (`cpu_reduce`), or l P for all.
+  than 4 a mirror of the parameters, b P, and gradients. They arrive in V vectors: one for each rank
+  that copies them whole (V = W, `cpu_reduce`), or one for all (V = 1). With a single micro-batch
+  and nothing to wait for they are applied where they arrive, in slots that units share: V l
+  (3 G + R). Where they wait for the norm of all they stay as they arrive: V l P. Several
+  micro-batches are added up in float32 beside those slots: each rank its own, V 4 P, or, where they
+  are reduced one by one, each rank its part of the sum, 4 P for all.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 from shardlab.core.settings import Settings
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _FLOAT = DTYPE_BYTES["fp32"]
+_SLOTS = 3
+"""one that is filled, one that is applied, and one since ranks are not equally far"""
 
 
 def window_bytes(full: Settings, element_bytes: int, root: int, units: Sequence[int]) -> int:
@@ -34,16 +41,61 @@ def leaving_bytes(
     return _landed(full, element_bytes, world_size) * elements
 
 
+Keeping = Literal["nothing", "arrived", "sums", "totals"]
+"""which gradients stay in main memory until they are applied: none, as they are applied where they
+arrive; all as they arrive; what each rank adds up of its own; what each adds up of its part of what
+ranks have reduced"""
+
+
+def keeping(full: Settings, accumulation: int | None, holding: bool) -> Keeping:
+    """By a normal form.
+
+    Args:
+        accumulation: micro-batches of a step, where that is known.
+        holding: gradients wait until the norm of all is known.
+    """
+    reduced = full.grad_sync == "gpu_reduce"
+    if accumulation == 1 and not holding:
+        return "nothing"
+    if accumulation == 1 and (reduced or not full.reduce_every_micro_batch):
+        return "arrived"
+    return "totals" if reduced or full.reduce_every_micro_batch else "sums"
+
+
+def landing_sizes(root: int, units: Sequence[int]) -> list[int]:
+    """Elements of the slots that units share, the first for the root alone."""
+    return [root, *min(_SLOTS, len(units)) * [max(units, default=0)]]
+
+
+def copied_whole(full: Settings, world_size: int) -> int:
+    """Vectors of gradients that arrive: one for each rank, or one of which each has its part."""
+    return world_size if full.grad_sync == "cpu_reduce" else 1
+
+
 def in_main_memory(
-    full: Settings, element_bytes: int, parameters: int, world_size: int
+    full: Settings,
+    element_bytes: int,
+    root: int,
+    units: Sequence[int],
+    world_size: int,
+    accumulation: int | None,
+    holding: bool,
 ) -> dict[str, int]:
     """Bytes of a node, by what they are for."""
-    slots = world_size if full.grad_sync == "cpu_reduce" else 1
+    parameters = root + sum(units)
     mirror = 0 if element_bytes == _FLOAT else element_bytes
+    vectors, landed = copied_whole(full, world_size), _landed(full, element_bytes, world_size)
+    slots = vectors * landed * sum(landing_sizes(root, units))
+    gradients = {
+        "nothing": slots,
+        "arrived": vectors * landed * parameters,
+        "sums": vectors * _FLOAT * parameters + slots,
+        "totals": _FLOAT * parameters + slots,
+    }
     return {
         "parameters": (_FLOAT + mirror) * parameters,
         "moments": 2 * _FLOAT * parameters,
-        "gradients": slots * _landed(full, element_bytes, world_size) * parameters,
+        "gradients": gradients[keeping(full, accumulation, holding)],
     }
 
 

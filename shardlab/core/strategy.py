@@ -50,12 +50,15 @@ class Strategy(Settings):
         return self.model_copy(update=updates)
 
     def _normal_sliding(self) -> dict[str, Any]:
+        # the device reduces every micro-batch, of which there may be but one
+        always = self.grad_sync == "gpu_reduce" and self.accumulation != 1
         return {
             "wrap": self.wrap or "block",
             "wrap_size": self._normal_wrap_size(),
             "window": self.window or 2,
             "param_transfer": self.param_transfer or "full",
             "grad_sync": self.grad_sync or "cpu_reduce",
+            "reduce_every_micro_batch": always or self.reduce_every_micro_batch,
             "weights": self.weights.normal() if self.weights else None,
         }
 

@@ -24,6 +24,8 @@ class Optimization:
     betas: tuple[float, float] = (0.9, 0.95)
     """as language models are commonly trained (Brown et al. 2020, appendix B)"""
     eps: float = 1e-8
+    accumulation: int | None = None
+    """micro-batches of a step where that is known: for one `slide` needs less memory"""
 
 
 @dataclass(frozen=True)

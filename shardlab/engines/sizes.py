@@ -9,7 +9,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from shardlab.core.memory import Sizes, UnitShape
 from shardlab.core.params import Train
 from shardlab.core.strategy import Strategy
-from shardlab.engines.precision import dtype_of
+from shardlab.engines.precision import dtype_of, uses_fp16
 from shardlab.engines.units import checkpointing_modes, plan_units
 from shardlab.models.parts import transformer_blocks
 
@@ -47,6 +47,7 @@ def sizes_of(
         vocabulary=config.vocab_size,
         tokens=samples // accumulation * train.sequence_length,
         accumulation=accumulation,
+        holding=train.clip is not None or uses_fp16(full, device),
     )
 
 

@@ -66,6 +66,7 @@ class MissingGradients:
     def arrived(self, unit: Trained) -> bool:
         """Counts one; returns whether none is missing any more."""
         self._left[unit.name] -= 1
+        assert self._left[unit.name] >= 0, f"{unit.name}: a gradient after its backward"
         return self._left[unit.name] == 0
 
     def of(self, unit: Trained) -> bool:

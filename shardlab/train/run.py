@@ -134,7 +134,8 @@ def _prepared(
     # wrapping takes the model apart: what describes it is read before
     parameters = sum(p.numel() for p in model.parameters())
     flops = flops_per_token(model, train.sequence_length)
-    optimization = Optimization(train.weight_decay, train.clip)
+    accumulation = plan.strategy.accumulation or train.accumulation
+    optimization = Optimization(train.weight_decay, train.clip, accumulation=accumulation)
     build = partial(build_engine, model, plan.strategy, optimization, group, plan.seed)
     engine = build(weights, device, link.pace)
     batches = Batches(split, train.sequence_length, plan.seed)

@@ -136,7 +136,11 @@ class _Runner:
         self._engine = build_engine(
             model,
             self.strategy,
-            Optimization(plan.train.weight_decay, plan.train.clip),
+            Optimization(
+                plan.train.weight_decay,
+                plan.train.clip,
+                accumulation=self.strategy.accumulation or plan.train.accumulation,
+            ),
             group if run != NO_COMMUNICATION else subgroup(group, [dist.get_rank(group)]),
             _SEED,
             weights,

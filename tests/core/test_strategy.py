@@ -80,6 +80,10 @@ def test_the_order_of_keys_has_no_meaning(document: dict[str, Any]) -> None:
             {"engine": "manual"},
             {"engine": "manual", "prefetch": 1, "gradients": {"route": "exchange"}},
         ),
+        (
+            {"engine": "slide", "grad_sync": "gpu_reduce"},
+            {"engine": "slide", "grad_sync": "gpu_reduce", "reduce_every_micro_batch": True},
+        ),
         ({}, {"gradients": {"codec": "none", "route": "native", "minimum_size": 7}}),
         (
             {"gradients": {"codec": "int8:group=128"}},

@@ -37,10 +37,23 @@ class Arrivals:
         self._faults, self._ledger = faults, ledger
         self._rank, self._world_size = rank, world_size
 
-    def start(self, unit: SlidUnit, vector: Tensor) -> Running:
-        """Fills a vector on the device."""
-        fetch = self._load if self._gather is None else self._load_and_gather
-        return self._copies.start_in(self._faults.watched(fetch), unit, vector, unit.updates)
+    def start(self, unit: SlidUnit, vector: Tensor, step: int) -> Running:
+        """Fills a vector on the device.
+
+        Args:
+            step: that uses it; it may not have begun.
+        """
+        fetch = self._faults.watched(self._fetch)
+        return self._copies.start_in(fetch, unit, vector, unit.updates, step)
+
+    def counted(self, step: int) -> None:
+        """What came for a step counts in the ledger from now on; all of that has arrived."""
+        self._ledger.join(step)
+
+    def _fetch(self, unit: SlidUnit, vector: Tensor, updates: int, step: int) -> None:
+        with self._ledger.apart(step):
+            fetch = self._load if self._gather is None else self._load_and_gather
+            fetch(unit, vector, updates)
 
     def _load(self, unit: SlidUnit, vector: Tensor, updates: int) -> None:
         self._control.wait(UPDATED, unit.index, updates)

@@ -7,17 +7,20 @@ import torch
 from torch import nn
 
 from shardlab.comm.ledger import Ledger
-from shardlab.engines.precision import dtype_of
+from shardlab.core.sliding_memory import Keeping, copied_whole, keeping
+from shardlab.engines.precision import dtype_of, uses_fp16
 from shardlab.engines.setup import Setup
 from shardlab.engines.slide.arrivals import Arrivals
 from shardlab.engines.slide.control import Control
 from shardlab.engines.slide.copies import Copies
 from shardlab.engines.slide.departures import Departures
 from shardlab.engines.slide.faults import Faults
+from shardlab.engines.slide.landings import Landings
 from shardlab.engines.slide.model import Sliding
 from shardlab.engines.slide.processors import update_workers
 from shardlab.engines.slide.ranks import Ranks
 from shardlab.engines.slide.schedule import Schedule
+from shardlab.engines.slide.sums import Sums
 from shardlab.engines.slide.unit import Precision, SlidUnit
 from shardlab.engines.slide.updates import Updates
 from shardlab.engines.slide.window import Window
@@ -28,20 +31,37 @@ def make_units(
     model: nn.Module, plans: Sequence[UnitPlan], setup: Setup, ranks: Ranks
 ) -> list[SlidUnit]:
     """The root, then those of `plans`, without memory."""
-    precision = precision_of(setup, ranks)
-    slots = ranks.world_size if setup.strategy.grad_sync == "cpu_reduce" else 1
+    precision, vectors = precision_of(setup, ranks), copied_whole(setup.strategy, ranks.world_size)
+    slots = {"nothing": 0, "totals": 1}.get(keeping_of(setup), vectors)
     return [
         SlidUnit(index, name, own, ranks.rank, ranks.world_size, precision, slots)
         for index, (name, own) in enumerate(owned_parameters(model, plans))
     ]
 
 
+def make_landings(units: Sequence[SlidUnit], setup: Setup, ranks: Ranks) -> Landings:
+    """Where the gradients of the units arrive, without memory."""
+    vectors = copied_whole(setup.strategy, ranks.world_size)
+    return Landings(units, ranks.rank, keeping_of(setup), vectors, ranks.sums)
+
+
 def precision_of(setup: Setup, ranks: Ranks) -> Precision:
     """The types that all units have."""
-    computed = dtype_of(setup.strategy.param_dtype, setup.device)
-    if ranks.reductions is None:
-        return Precision(computed, computed)
-    return Precision(computed, dtype_of(setup.strategy.reduce_dtype, setup.device))
+    computed = landed = dtype_of(setup.strategy.param_dtype, setup.device)
+    if ranks.reductions is not None:
+        landed = dtype_of(setup.strategy.reduce_dtype, setup.device)
+    kept = landed if keeping_of(setup) == "arrived" else torch.float32
+    return Precision(computed, landed, kept)
+
+
+def keeping_of(setup: Setup) -> Keeping:
+    """Which gradients stay in main memory."""
+    return keeping(setup.strategy, setup.optimization.accumulation, holding(setup))
+
+
+def holding(setup: Setup) -> bool:
+    """Whether gradients are applied when all of them are there."""
+    return setup.optimization.clip is not None or uses_fp16(setup.strategy, setup.device)
 
 
 class Parts(NamedTuple):
@@ -50,6 +70,7 @@ class Parts(NamedTuple):
     setup: Setup
     ranks: Ranks
     copies: Copies
+    landings: Landings
     control: Control
     faults: Faults
     ledger: Ledger
@@ -62,30 +83,30 @@ def make_updates(parts: Parts, module: Sliding) -> Updates:
         module: whose collectives are attached.
     """
     setup, ranks = parts.setup, parts.ranks
-    return Updates(
+    sums = Sums(
         parts.control,
-        parts.faults,
+        ranks.rank,
         ranks.world_size,
+        keeping_of(setup),
         ranks.sums,
         None if setup.strategy.grad_sync == "gpu_reduce" else module.reduce,
         module.average,
         parts.ledger,
-        update_workers(ranks.here, setup.device),
     )
+    return Updates(parts.control, parts.faults, sums, update_workers(ranks.here, setup.device))
 
 
 def make_schedule(
-    parts: Parts, module: Sliding, units: Sequence[SlidUnit], updates: Updates, holding: bool
+    parts: Parts, module: Sliding, units: Sequence[SlidUnit], updates: Updates
 ) -> Schedule:
     """What moves the units, the root and others.
 
     Args:
         module: whose collectives are attached.
-        holding: see `Schedule`.
     """
-    setup, ranks, copies, control, faults, ledger = parts
+    setup, ranks, copies, landings, control, faults, ledger = parts
     (root, *others), strategy, device = units, setup.strategy, setup.device
-    computed, landed = precision_of(setup, ranks)
+    computed, landed, _ = precision_of(setup, ranks)
     reduce = module.reduce if strategy.grad_sync == "gpu_reduce" else None
     return Schedule(
         root,
@@ -93,7 +114,7 @@ def make_schedule(
         torch.empty(root.size, dtype=computed, device=device),
         Window(strategy.window or 2, max(unit.size for unit in others), computed, device),
         Arrivals(copies, control, faults, module.gather, ledger, ranks.rank, ranks.world_size),
-        Departures(copies, updates, faults, reduce, landed, device),
+        Departures(copies, landings, updates, faults, reduce, landed, device),
         updates,
-        holding,
+        holding(setup),
     )

@@ -16,10 +16,16 @@ from shardlab.engines.base import State, StepOutcome
 from shardlab.engines.flat import laid_out, split_vector
 from shardlab.engines.module import ModuleEngine
 from shardlab.engines.norm import clip_coefficient, norm_of
-from shardlab.engines.precision import uses_fp16
 from shardlab.engines.setup import Setup
 from shardlab.engines.slide.arrivals import UPDATED
-from shardlab.engines.slide.assembly import Parts, make_schedule, make_units, make_updates
+from shardlab.engines.slide.assembly import (
+    Parts,
+    holding,
+    make_landings,
+    make_schedule,
+    make_units,
+    make_updates,
+)
 from shardlab.engines.slide.copies import Copies, copies_for
 from shardlab.engines.slide.faults import Faults
 from shardlab.engines.slide.model import Sliding
@@ -58,17 +64,18 @@ class SlideEngine(ModuleEngine):
         self.units = make_units(model, plans, setup, ranks)
         """the root, then the others in the order of their use"""
         self._copies = copies_for(device) if copies is None else copies
-        self._memory = share_memory(self.units, ranks.here)
-        store(model, plans, self.units, setup, self._copies)
+        landings = make_landings(self.units, setup, ranks)
+        self._memory = share_memory(self.units, landings, ranks.here)
+        store(model, plans, self.units, landings, setup, self._copies)
         again = {b for b, mode in checkpointing_modes(model, strategy).items() if mode != "none"}
         module = Sliding(model, plans, self.units, again, ranks)
         super().__init__(module, setup)
-        self._holding = setup.optimization.clip is not None or uses_fp16(strategy, device)
+        self._holding = holding(setup)
         control = self._memory.control
         self._faults = Faults(control)
-        parts = Parts(setup, ranks, self._copies, control, self._faults, self.ledger)
+        parts = Parts(setup, ranks, self._copies, landings, control, self._faults, self.ledger)
         self._updates = make_updates(parts, module)
-        self._schedule = make_schedule(parts, module, self.units, self._updates, self._holding)
+        self._schedule = make_schedule(parts, module, self.units, self._updates)
         module.schedule = self._schedule
         self._touched = True
         weakref.finalize(self, _leave, self._copies, self._updates, self._memory)
@@ -86,7 +93,15 @@ class SlideEngine(ModuleEngine):
 
         Args:
             learning_rate: of the updates of this step.
+
+        Raises:
+            UserError: the engine was built for one micro-batch a step, and there are more.
         """
+        if count > 1 and self._optimization.accumulation == 1:
+            raise UserError(
+                f"slide: a step of {count} micro-batches, and main memory is laid out for 1: set "
+                f"Optimization.accumulation to {count}"
+            )
         with self._faults.surfacing():
             if number == 0:
                 self._begin(learning_rate)
@@ -112,7 +127,7 @@ class SlideEngine(ModuleEngine):
             norm = self._norm()
             applied = math.isfinite(norm)
             self._end(norm, applied)
-            self._schedule.prefetch()
+            self._schedule.end_step()
         return norm, applied
 
     @property

@@ -9,25 +9,30 @@ from shardlab.comm.hierarchy import timeout_of
 from shardlab.engines.setup import Setup
 from shardlab.engines.slide.arrivals import UPDATED
 from shardlab.engines.slide.copies import Copies
+from shardlab.engines.slide.landings import TAKEN, Landings
 from shardlab.engines.slide.node import NodeMemory
+from shardlab.engines.slide.sums import LANDED
 from shardlab.engines.slide.unit import SlidUnit
-from shardlab.engines.slide.updates import LANDED
 from shardlab.engines.units import UnitPlan
 
 
-def share_memory(units: Sequence[SlidUnit], here: dist.ProcessGroup) -> NodeMemory:
-    """Main memory for the units, by all ranks of a node together.
+def share_memory(
+    units: Sequence[SlidUnit], landings: Landings, here: dist.ProcessGroup
+) -> NodeMemory:
+    """Main memory for the units and what arrives, by all ranks of a node together.
 
     Raises:
         UserError: there is too little.
     """
-    layout: dict[str, int] = {}
+    layout = landings.layout()
     for unit in units:
         layout |= unit.layout()
     timeout_s = timeout_of(here).total_seconds()
-    memory = NodeMemory.create(here, layout, (UPDATED, LANDED), len(units), timeout_s)
+    kinds = UPDATED, LANDED, TAKEN
+    memory = NodeMemory.create(here, layout, kinds, len(units), timeout_s)
     for unit in units:
         unit.map(memory)
+    landings.map(memory)
     return memory
 
 
@@ -35,6 +40,7 @@ def store(
     model: nn.Module,
     plans: Sequence[UnitPlan],
     units: Sequence[SlidUnit],
+    landings: Landings,
     setup: Setup,
     copies: Copies,
 ) -> None:
@@ -50,5 +56,6 @@ def store(
             setup.fill(module)
         unit.store()
         unit.hide(setup.device)
-        for tensor in (unit.source, unit.slot):
-            copies.pin(tensor)
+        copies.pin(unit.source)
+    for vector in landings.own():
+        copies.pin(vector)

@@ -1,6 +1,6 @@
 """Parameters that slide together: in main memory all the time, on the device for their use."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -21,7 +21,9 @@ class Precision(NamedTuple):
     computed: torch.dtype
     """of the parameters on the device"""
     landed: torch.dtype
-    """of gradients in main memory"""
+    """of gradients that arrive in main memory"""
+    kept: torch.dtype
+    """of gradients that stay there"""
 
 
 class SlidUnit:
@@ -29,7 +31,8 @@ class SlidUnit:
 
     The parameters lie one after another, then zeros up to W equal chunks. Main memory, which the
     ranks share, holds this vector and its moments in float32, a mirror of it in the type that
-    computes where that is narrower, and gradients. `map` gives the unit that memory.
+    computes where that is narrower, and gradients that stay until they are applied. `map` gives
+    the unit that memory.
 
     Outside of its use a parameter has no memory on the device: every element of it is NaN, so that
     whoever uses it then finds out.
@@ -38,7 +41,8 @@ class SlidUnit:
         index: in the order of use; the root comes first.
         parameters: by name; with their shapes, but not yet their values.
         rank, world_size: among the ranks of the node.
-        slots: vectors of gradients, one for each rank, or one of which each rank has its chunk.
+        slots: vectors of gradients that stay: one for each rank, one of which each rank has its
+            chunk, or none.
     """
 
     def __init__(
@@ -76,8 +80,6 @@ class SlidUnit:
         self.vectors: dict[str, Tensor] = {}
         """whole, in main memory: `parameter`, `exp_avg`, `exp_avg_sq`, perhaps `mirror`"""
         self.slots: list[Tensor] = []
-        self.total: Tensor | None = None
-        """the gradient of this rank's chunk, summed over nodes"""
 
     @property
     def narrow(self) -> bool:
@@ -90,7 +92,7 @@ class SlidUnit:
         if self.narrow:
             kinds["mirror"] = self.size * self.precision.computed.itemsize
         for slot in range(self._slots):
-            kinds[f"gradient{slot}"] = self.size * self.precision.landed.itemsize
+            kinds[f"gradient{slot}"] = self.size * self.precision.kept.itemsize
         return {self._region(kind): size for kind, size in kinds.items()}
 
     def map(self, memory: NodeMemory) -> None:
@@ -103,7 +105,7 @@ class SlidUnit:
             for kind, dtype in dtypes.items()
         }
         self.slots = [
-            memory.tensor(self._region(f"gradient{slot}"), self.precision.landed, (self.size,))
+            memory.tensor(self._region(f"gradient{slot}"), self.precision.kept, (self.size,))
             for slot in range(self._slots)
         ]
 
@@ -122,8 +124,8 @@ class SlidUnit:
 
     @property
     def slot(self) -> Tensor:
-        """Where this rank's gradients land."""
-        return self.slots[self._rank if len(self.slots) > 1 else 0]
+        """Where this rank's gradients stay."""
+        return own_of(self.slots, self._rank)
 
     @cached_property
     def source(self) -> Tensor:
@@ -169,3 +171,8 @@ class SlidUnit:
         if address not in self._places:
             self._places[address] = self._views(vector)
         return self._places[address]
+
+
+def own_of(vectors: Sequence[Tensor], rank: int) -> Tensor:
+    """Where one rank writes: one vector may be for all, of which each has its chunk."""
+    return vectors[rank if len(vectors) > 1 else 0]

@@ -1,4 +1,4 @@
-"""What is done to gradients in main memory: they are added up, measured and applied."""
+"""What is done to gradients in main memory: they are measured and applied."""
 
 import math
 
@@ -6,75 +6,46 @@ import torch
 from torch import Tensor
 
 from shardlab.comm.background import Background, Running
-from shardlab.comm.collective import Collective, add_up
-from shardlab.comm.ledger import Ledger
-from shardlab.engines.slide.arrivals import UPDATED, share_in_memory
+from shardlab.engines.slide.arrivals import UPDATED
 from shardlab.engines.slide.control import Control
 from shardlab.engines.slide.faults import Faults
+from shardlab.engines.slide.landings import Turn
+from shardlab.engines.slide.sums import Sums
 from shardlab.engines.slide.unit import SlidUnit
 from shardlab.kernels.adam import Hyper, adam_, sum_of_squares
 from shardlab.kernels.workers import Workers
-
-LANDED = "landed"
-"""published by each rank of a node when its gradients of a unit are in its slot"""
 
 
 class Updates:
     """A thread that waits for gradients and updates this rank's chunk of their unit.
 
     Args:
-        sums: over the slots of all ranks, in the order of ranks.
-        reduce: of this rank's slot with the others', by messages; None where what lands is summed
-            here, or is the mean already.
-        average: between nodes, of what is there then.
-        ledger: counts what ranks leave for each other in slots.
+        sums: make the gradient of what arrives.
     """
 
     def __init__(
-        self,
-        control: Control,
-        faults: Faults,
-        world_size: int,
-        sums: bool,
-        reduce: Collective | None,
-        average: Collective | None,
-        ledger: Ledger,
-        workers: Workers | None,
+        self, control: Control, faults: Faults, sums: Sums, workers: Workers | None
     ) -> None:
         self.hyper = Hyper(0.0)
         """of the updates that are started from now on"""
         self.scale = 1.0
-        """what the sum over slots is multiplied by to be the gradient"""
-        self._control, self._faults, self._ledger = control, faults, ledger
+        """what the sum over ranks is multiplied by to be the gradient"""
+        self._control, self._faults, self._sums = control, faults, sums
         self._workers = workers
-        self._world_size = world_size
-        self._sums, self._reduce, self._average = sums, reduce, average
         self._lane = Background("update")
+        self._gradients: dict[int, list[Tensor]] = {}
+        """of this rank's chunk of units: what adds up to it"""
         self._squares: dict[int, float] = {}
         self._last: Running | None = None
-        self._steps = 0
 
     def begin(self) -> None:
         """Before the first gradient of a step."""
-        self._steps += 1
         self._squares.clear()
 
-    def landed(self, unit: SlidUnit, arrived: Running, more: Tensor | None, last: bool) -> Running:
-        """Takes in what arrives.
-
-        Args:
-            more: what is to be added to the slot; None where it arrives in the slot itself.
-            last: no more comes in this step.
-        """
-        self._last = self._lane.start(
-            self._faults.watched(self._land),
-            unit,
-            arrived,
-            more,
-            self._steps if last else None,
-            self.scale,
-        )
-        return self._last
+    def landed(self, unit: SlidUnit, arrived: Running, turn: Turn, first: bool, last: bool) -> None:
+        """Takes in what arrives; the other arguments are as of `Sums.take`."""
+        land = self._faults.watched(self._land)
+        self._last = self._lane.start(land, unit, arrived, turn, first, last, self.scale)
 
     def squares(self) -> float:
         """The sum of the squares of this rank's part of the gradient, when all of it is there."""
@@ -95,50 +66,14 @@ class Updates:
         self._lane.drain()
 
     def _land(
-        self,
-        unit: SlidUnit,
-        arrived: Running,
-        more: Tensor | None,
-        step: int | None,
-        scale: float,
+        self, unit: SlidUnit, arrived: Running, turn: Turn, first: bool, last: bool, scale: float
     ) -> None:
         arrived.synchronize()
-        slot = unit.slot
-        if more is not None:
-            # of what was reduced on the device only this rank's chunk has arrived
-            own = slice(None) if self._sums or self._reduce or self._world_size == 1 else unit.own
-            slot[own].add_(more[own])
-        if step is None:
-            return
-        unit.total = None
-        if self._sums:
-            self._control.publish(LANDED, unit.index, step)
-            share_in_memory(self._ledger.accounts["gradients"], slot, self._world_size)
-            self._control.wait(LANDED, unit.index, step)
-            self._audit(unit, scale)
-        elif self._reduce is not None:
-            mean = torch.empty(unit.chunk, dtype=slot.dtype)
-            self._reduce.reduce_scatter(mean, slot, 1 / self._world_size, unit.message)
-            slot[unit.own].copy_(mean)
-        if self._average is not None:
-            self._sum_nodes(unit, self._average)
-        squares = sum_of_squares(self._gradients(unit), scale, unit.first, self._workers)
-        self._squares[unit.index] = squares
-
-    def _sum_nodes(self, unit: SlidUnit, average: Collective) -> None:
-        """The sum over nodes of what this rank and its like would apply alone."""
-        parts = [part.float() for part in self._gradients(unit)]
-        total = torch.empty(unit.chunk)
-        add_up(parts, total, 1.0)
-        average.all_reduce(total, 1.0, unit.between_nodes)
-        unit.total = total
-
-    def _audit(self, unit: SlidUnit, scale: float) -> None:
-        """What is added up here is exact."""
-        if self._ledger.audit is not None:
-            mean = torch.empty(unit.chunk)
-            add_up([part.float() for part in self._gradients(unit)], mean, scale)
-            self._ledger.audit.add(mean, mean)
+        parts = self._sums.take(unit, turn, first, last, scale)
+        if last:
+            self._gradients[unit.index] = parts
+            squares = sum_of_squares(parts, scale, unit.first, self._workers)
+            self._squares[unit.index] = squares
 
     @torch.no_grad()
     def _update(self, unit: SlidUnit, number: int, step: int, hyper: Hyper, scale: float) -> None:
@@ -147,7 +82,7 @@ class Updates:
             own["parameter"],
             own["exp_avg"],
             own["exp_avg_sq"],
-            self._gradients(unit),
+            self._gradients.pop(unit.index),
             hyper,
             step,
             scale,
@@ -156,10 +91,3 @@ class Updates:
             workers=self._workers,
         )
         self._control.publish(UPDATED, unit.index, number)
-
-    def _gradients(self, unit: SlidUnit) -> list[Tensor]:
-        """Of this rank's chunk: what it adds up, in the order of ranks, or the sum or mean."""
-        if unit.total is not None:
-            return [unit.total]
-        slots = unit.slots if self._sums else [unit.slot]
-        return [slot[unit.own] for slot in slots]

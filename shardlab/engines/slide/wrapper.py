@@ -200,7 +200,8 @@ class SlideFSDP:
         document = {"engine": "slide", **{key: getattr(config, key) for key in keys}}
         strategy = parse_strategy(document, "SlideConfig")
         device = config.device or device_of(self._group)
-        optimization = Optimization(config.weight_decay, config.clip)
+        known = config.accumulation
+        optimization = Optimization(config.weight_decay, config.clip, accumulation=known)
         engine = build_engine(
             model, strategy, optimization, self._group, device=torch.device(device)
         )

@@ -1,5 +1,7 @@
 """What the slide engine takes of the device and of main memory is what the formulas say."""
 
+from itertools import product
+
 import pytest
 import torch
 from deep_models import deep_model, engine_of, keep_no_freed_memory
@@ -14,11 +16,12 @@ from tests.engines.slide.sliding import MODES
 
 CPU = torch.device("cpu")
 TRAIN = Train(batch_size=8, sequence_length=16)
+EVERY = {f"{name}-every": {**MODES[name], "reduce_every_micro_batch": True} for name in MODES}
 
 
-def formulas(model, document, world_size):
+def formulas(model, document, world_size, train=TRAIN):
     strategy = parse_strategy(document)
-    given = strategy, sizes_of(model, strategy, TRAIN, CPU), world_size
+    given = strategy, sizes_of(model, strategy, train, CPU), world_size
     return closed_form(*given), main_memory(*given)
 
 
@@ -28,7 +31,7 @@ def test_a_rank_that_is_alone_grows_by_what_the_closed_form_says():
         meter = MemoryMeter(CPU)
         model = deep_model()
         device, main = formulas(model, {"engine": "slide"}, 1)
-        engine = engine_of(model, {"engine": "slide"}, group)
+        engine = engine_of(model, {"engine": "slide"}, group, accumulation=1)
         for _ in range(2):
             engine.step([torch.randint(512, (8, 17))], 1e-3)
         engine.synchronize()
@@ -39,19 +42,31 @@ def test_a_rank_that_is_alone_grows_by_what_the_closed_form_says():
     assert 0.9 < float(run_ranks(1, on_rank)[0]["ratio"]) < 1.15
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("mode", MODES)
-def test_main_memory_is_laid_out_by_the_closed_form(mode, dtype):
-    document = {**MODES[mode], "param_dtype": dtype}
-
+@pytest.mark.parametrize("mode", ["full-cpu_reduce", "full-gpu_reduce", "full-cpu_reduce-every"])
+def test_main_memory_is_laid_out_by_the_closed_form(mode):
     def on_rank(group):
-        model = deep_model()
-        _, main = formulas(model, document, 2)
-        engine = engine_of(model, document, group)
-        taken = sum(size for unit in engine.units for size in unit.layout().values())
-        return {"ratio": torch.tensor(taken / 2 / sum(main.values()))}
+        ratios = []
+        for dtype, clip, count in product(("fp32", "bf16"), (None, 1.0), (1, 4)):
+            document, model = {**(MODES | EVERY)[mode], "param_dtype": dtype}, deep_model()
+            train = TRAIN.model_copy(update={"clip": clip, "accumulation": count})
+            _, main = formulas(model, document, 2, train)
+            engine = engine_of(model, document, group, clip, count)
+            taken = sum(map(len, engine._memory._places.values()))
+            ratios.append(taken / 2 / sum(main.values()))
+        return {"ratios": torch.tensor(ratios)}
 
-    assert float(run_ranks(2, on_rank)[0]["ratio"]) == pytest.approx(1, rel=1e-4)
+    found = run_ranks(2, on_rank)[0]["ratios"]
+    torch.testing.assert_close(found, torch.ones(len(found)), rtol=1e-4, atol=0)
+
+
+def test_gradients_that_wait_for_nothing_need_no_more_memory_for_more_layers():
+    model, found = deep_model(), {}
+    for clip, mode in product((None, 1.0), ("full-cpu_reduce", "full-gpu_reduce")):
+        train = TRAIN.model_copy(update={"clip": clip})
+        found[clip, mode] = formulas(model, MODES[mode], 4, train)[1]["gradients"]
+    # three of sixteen blocks, and the root
+    for mode in ("full-cpu_reduce", "full-gpu_reduce"):
+        assert 3 / 16 < found[None, mode] / found[1.0, mode] < 3.2 / 16
 
 
 def test_the_device_needs_no_more_for_more_layers():

@@ -20,7 +20,7 @@ def test_fifty_steps_have_the_bits_of_ddp(world_size, clip):
         curve, states = train(expected, STEPS), states_of(expected)
         for mode, again in product(MODES.values(), CHECKPOINTING):
             document = {**mode, "activation_checkpointing": again}
-            engine = engine_of(group, document, clip)
+            engine = engine_of(group, document, clip, accumulation=1)
             assert torch.equal(train(engine, STEPS), curve), document
             assert not differing(states_of(engine), states), document
         assert clip is None or (curve[:, 1] > clip).any()
@@ -52,7 +52,8 @@ def test_modes_agree_on_four_ranks_with_narrow_types_and_delays(clip):
         found = []
         for number, mode in enumerate(MODES.values()):
             copies = DelayedCopies(seed=4 * number + rank)
-            engine = engine_of(group, {**mode, "param_dtype": "bf16"}, clip, copies)
+            document = {**mode, "param_dtype": "bf16"}
+            engine = engine_of(group, document, clip, copies, accumulation=1)
             found.append((train(engine, 12), states_of(engine)))
         for curve, states in found[1:]:
             assert torch.equal(curve, found[0][0])

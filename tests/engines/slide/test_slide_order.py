@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+from itertools import cycle
 
 import pytest
 from ranks import run_ranks
@@ -42,12 +43,14 @@ def traced(engine, events, seed):
 def test_units_come_after_their_update_and_no_gradient_is_lost(seed, clip):
     def on_rank(group):
         events = []
-        engine = engine_of(group, {"engine": "slide"}, clip, TracedCopies(seed, events))
+        copies = TracedCopies(seed, events)
+        engine = engine_of(group, {"engine": "slide"}, clip, copies, accumulation=1)
         traced(engine, events, seed)
         train(engine, 4)
         engine.synchronize()
         sources = {unit.source.data_ptr(): unit for unit in engine.units}
-        slots = {unit.slots[0].data_ptr(): unit for unit in engine.units}
+        leaving = cycle([*(unit.index for unit in reversed(engine.units))])
+        had = {}
         updates, landings = dict.fromkeys(range(9), 0), dict.fromkeys(range(9), 0)
         for what, one, other in events:
             if what == "update":
@@ -57,10 +60,13 @@ def test_units_come_after_their_update_and_no_gradient_is_lost(seed, clip):
                 unit = sources[one].index
                 assert updates[unit] == landings[unit], "all that has landed is applied"
             else:
-                unit = slots[other].index
+                before, unit = had.get(other), next(leaving)
+                had[other] = unit
+                assert before is None or updates[before] == landings[before], "used too early"
                 landings[unit] += 1
                 assert landings[unit] == updates[unit] + 1
         assert [updates[unit.index] for unit in engine.units] == [4] * len(engine.units)
+        assert len(had) == (1 + 3 if clip is None else len(engine.units))
         return {}
 
     run_ranks(1, on_rank)

@@ -1,0 +1,202 @@
+"""Gradients in main memory: few slots serve all units, and sums lose nothing to narrow types."""
+
+from functools import partial
+
+import pytest
+import torch
+from ranks import run_ranks
+
+from shardlab.core.errors import UserError
+from shardlab.engines.slide.copies import ThrottledCopies
+from tests.engines.slide.sliding import (
+    MODES,
+    PoisoningCopies,
+    batch_of,
+    differing,
+    engine_of,
+    states_of,
+    train,
+)
+
+LAYERS = 8
+"""more than there are slots"""
+CPU, GPU = MODES["full-cpu_reduce"], MODES["full-gpu_reduce"]
+INT8 = {"gradients": {"codec": "int8"}}
+KINDS = {
+    "cpu": CPU,
+    "cpu-int8": {**CPU, **INT8},
+    "gpu": GPU,
+    "shard-gpu": MODES["shard-gpu_reduce"],
+}
+EVERY = {"reduce_every_micro_batch": True}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_slots_that_units_share_hold_what_slots_of_their_own_hold(kind, world_size):
+    def on_rank(group):
+        rank = torch.distributed.get_rank()
+        build = partial(engine_of, group, KINDS[kind], None, layers=LAYERS)
+        own, shared = build(), build(PoisoningCopies(rank), accumulation=1)
+        assert torch.equal(train(shared, 4), train(own, 4))
+        assert not differing(states_of(shared), states_of(own))
+        return {}
+
+    run_ranks(world_size, on_rank)
+
+
+@pytest.mark.parametrize("micro", [2, 3])
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("kind", KINDS)
+def test_slots_are_shared_by_micro_batches_too(kind, clip, micro):
+    documents = [KINDS[kind], {**KINDS[kind], **EVERY}]
+
+    def on_rank(group):
+        rank = torch.distributed.get_rank()
+        for document in documents:
+            build = partial(engine_of, group, document, clip, accumulation=micro, layers=LAYERS)
+            plain, poisoned = build(ThrottledCopies()), build(PoisoningCopies(rank))
+            assert torch.equal(train(poisoned, 3, micro), train(plain, 3, micro))
+            assert not differing(states_of(poisoned), states_of(plain))
+        return {}
+
+    run_ranks(2, on_rank)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+@pytest.mark.parametrize("micro", [1, 2])
+def test_ranks_that_use_other_parameters_do_not_wait_for_each_other_for_ever(micro, kind):
+    """Each rank leaves out a layer of its own, once altogether and once with a factor of zero."""
+
+    def on_rank(group):
+        rank, found = torch.distributed.get_rank(), []
+        for factor in (None, 0.0):
+            copies = PoisoningCopies(rank)
+            build = partial(engine_of, group, KINDS[kind], None, copies, layers=LAYERS)
+            engine = build(accumulation=micro)
+            block = engine.module._model[0].transformer.h[LAYERS - 1 - 2 * rank]
+            leave_out(block.mlp, factor)
+            found.append((train(engine, 3, micro), states_of(engine)))
+        assert torch.equal(found[0][0], found[1][0])
+        assert not differing(found[0][1], found[1][1])
+        return {}
+
+    run_ranks(2, on_rank)
+
+
+def leave_out(module, factor):
+    forward = module.forward
+
+    def left_out(hidden):
+        return torch.zeros_like(hidden) if factor is None else factor * forward(hidden)
+
+    module.forward = left_out
+
+
+NARROW = {
+    "cpu": {**CPU, "param_dtype": "bf16"},
+    "cpu-every": {**CPU, **EVERY, "param_dtype": "bf16"},
+    "gpu": {**GPU, "param_dtype": "bf16", "reduce_dtype": "bf16"},
+}
+
+
+@pytest.mark.parametrize("kind", NARROW)
+def test_micro_batches_of_bf16_are_added_up_in_float32(kind):
+    count, document = 8, NARROW[kind]
+    one_by_one = {**document, "reduce_every_micro_batch": False}
+
+    def on_rank(group):
+        batches = [batch_of(0, torch.distributed.get_rank(), number) for number in range(count)]
+        together = engine_of(group, document, 1e9, accumulation=count)
+        alone = engine_of(group, one_by_one, 1e9, accumulation=1)
+        parts = []
+        for batch in batches:
+            alone.step([batch], 0.0)
+            # a factor of two to some power, which rounds nothing
+            parts.append([part / count for part in gradients(alone, kind == "cpu-every")])
+        together.step(batches, 0.0)
+        for found, *each in zip(gradients(together), *parts, strict=True):
+            expected, narrow = torch.zeros_like(found), torch.zeros_like(found).bfloat16()
+            for part in each:
+                expected += part
+                narrow += part.bfloat16()
+            assert found.dtype is torch.float32 and torch.equal(found, expected)
+            assert not torch.equal(narrow, expected.bfloat16())
+        return {}
+
+    run_ranks(2, on_rank)
+
+
+def gradients(engine, summed=False):
+    """What main memory keeps of each unit for this rank's chunk, in float32.
+
+    Of all ranks where each has its own, one after the other or added up.
+    """
+    engine.synchronize()
+    parts = [[slot[unit.own].float() for slot in unit.slots] for unit in engine.units]
+    return [sum(each) if summed else torch.cat(each) for each in parts]
+
+
+@pytest.mark.parametrize("world_size, ranks_per_node", [(1, None), (2, None), (4, None), (4, 2)])
+def test_sums_over_ranks_after_every_micro_batch_differ_by_rounding(world_size, ranks_per_node):
+    def on_rank(group):
+        build = partial(engine_of, group, accumulation=3, ranks_per_node=ranks_per_node)
+        expected = train(build(CPU), 5, 3)
+        for document, tolerance in (CPU, 1e-5), ({**CPU, **INT8}, 2e-2):
+            found = train(build({**document, **EVERY}), 5, 3)
+            torch.testing.assert_close(found, expected, rtol=tolerance, atol=0)
+        return {}
+
+    run_ranks(world_size, on_rank)
+
+
+@pytest.mark.parametrize("dtype, itemsize", [("fp32", 4), ("bf16", 2)])
+def test_the_ledger_counts_what_ranks_read_of_each_other(dtype, itemsize):
+    def on_rank(group):
+        moved = {}
+        for count, every in (1, False), (3, False), (3, True):
+            document = {**CPU, "param_dtype": dtype, "reduce_every_micro_batch": every}
+            engine = engine_of(group, document, accumulation=count)
+            train(engine, 1, count)
+            moved[count, every] = engine.ledger.summary()["gradients"]["bytes_wire"]
+        half = sum(unit.size for unit in engine.units) / 2
+        assert moved == {
+            (1, False): itemsize * half,
+            (3, False): 4 * half,
+            (3, True): 3 * itemsize * half,
+        }
+        return {}
+
+    run_ranks(2, on_rank)
+
+
+class CountedPins(ThrottledCopies):
+    """How many vectors were made ready to be copied from or to."""
+
+    def __init__(self):
+        super().__init__()
+        self.pins = 0
+
+    def pin(self, tensor):
+        self.pins += 1
+
+
+def test_memory_that_units_share_is_pinned_once():
+    def on_rank(group):
+        copies = CountedPins()
+        engine = engine_of(group, CPU, None, copies, accumulation=1, layers=LAYERS)
+        assert copies.pins == len(engine.units) + 1 + 3
+        return {}
+
+    run_ranks(1, on_rank)
+
+
+def test_more_micro_batches_than_the_engine_was_told_of_are_refused():
+    def on_rank(group):
+        engine = engine_of(group, CPU, accumulation=1)
+        with pytest.raises(UserError, match="a step of 2 micro-batches, and main memory is laid"):
+            train(engine, 1, micro=2)
+        train(engine_of(group, CPU), 1, micro=2)
+        return {}
+
+    run_ranks(1, on_rank)
