@@ -35,8 +35,8 @@ class LayerAdam(Optimizer):
     its state. Moments are float32 whatever the parameters are; in bfloat16 they take half the
     memory. A second moment of bfloat16, and parameters of 16 bits, are rounded by chance, a
     function of seed, step and element: `shardlab.kernels.adam`. Elements are numbered in the order
-    of the groups, those of a DTensor by their place in the whole, so that parameters may be
-    replaced by shards of them at any time.
+    of the groups, those of a DTensor by their place in the whole; before the first step,
+    parameters may be replaced by their shards.
 
     A layer is a parameter group; its name is the group's `name`, or its number:
 

@@ -1,5 +1,8 @@
 import copy
+import gc
+import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +11,7 @@ from torch import nn
 
 import shardlab
 from shardlab.core.errors import UserError
+from shardlab.kernels import native
 from shardlab.kernels.adam import Hyper, adam_
 
 
@@ -124,6 +128,50 @@ def test_a_parameter_without_gradient_and_gradients_in_another_order_of_memory_a
     optimizer.step()
     adam_(expected, zeros, zeros.clone(), [gradient.contiguous().view(-1)], Hyper(1e-3), 1)
     assert torch.equal(given.detach().view(-1), expected)
+
+
+def test_layers_are_updated_within_backward():
+    results = []
+    for within in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16))
+        optimizer = shardlab.LayerAdam(groups(model.parameters()), 0.01)
+        for group in optimizer.param_groups if within else []:
+
+            def update(parameter, optimizer=optimizer, name=group["name"]):
+                optimizer.step(layer=name)
+                parameter.grad = None
+
+            group["params"][0].register_post_accumulate_grad_hook(update)
+        for _ in range(3):
+            model(torch.ones(4, 16)).square().sum().backward()
+            optimizer.step()  # finds no gradients where layers have been updated
+            optimizer.zero_grad()
+        results.append(list(model.parameters()))
+    assert alike(*results)
+
+
+CPUS = sorted(os.sched_getaffinity(0))[-1:]
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [({"threads": 1}, 0), ({"threads": 2}, 2), ({"threads": 1, "cpus": CPUS}, 1)],
+)
+def test_one_thread_is_the_caller_unless_it_is_pinned(options, count):
+    if not native.available():
+        pytest.skip("no compiled kernels")
+
+    def workers():
+        gc.collect()
+        tasks = Path("/proc/self/task").iterdir()
+        return [(task / "comm").read_text() for task in tasks].count("shardlab-worker\n")
+
+    before = workers()
+    given = parameters(sizes=[(1 << 16,)])
+    optimizer = shardlab.LayerAdam(given, **options)
+    train(optimizer, given, 1)
+    assert workers() == before + count
 
 
 TENSOR = nn.Parameter(torch.zeros(4, 4))
