@@ -6,10 +6,20 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 
 from shardlab.core.errors import UserError, nearest
-from shardlab.kernels.adam import MOMENT_DTYPES, PARAMETER_DTYPES, Hyper, adam_
+from shardlab.engines.slide.adam_checks import (
+    check_gradient,
+    check_moments,
+    check_options,
+    check_parameter,
+    check_settings,
+    check_state,
+    local,
+)
+from shardlab.kernels.adam import Hyper, adam_
 from shardlab.kernels.workers import Workers
 
 _WORTH_THREADS = 1 << 15
@@ -24,7 +34,9 @@ class LayerAdam(Optimizer):
     rate schedulers and hooks are those of torch.optim.AdamW, whose state it loads and which loads
     its state. Moments are float32 whatever the parameters are; in bfloat16 they take half the
     memory. A second moment of bfloat16, and parameters of 16 bits, are rounded by chance, a
-    function of seed, step and element: `shardlab.kernels.adam`.
+    function of seed, step and element: `shardlab.kernels.adam`. Elements are numbered in the order
+    of the groups, those of a DTensor by their place in the whole; before the first step,
+    parameters may be replaced by their shards.
 
     A layer is a parameter group; its name is the group's `name`, or its number:
 
@@ -35,8 +47,8 @@ class LayerAdam(Optimizer):
         params, lr, betas, eps, weight_decay, maximize: as of torch.optim.AdamW.
         decoupled_weight_decay: AdamW; otherwise Adam, where the decay is part of the gradient.
         exp_avg_dtype, exp_avg_sq_dtype: of the moments, float32 or bfloat16.
-        seed: of the rounding by chance.
-        threads: by default as many as torch uses.
+        seed: of the rounding by chance; saved with the state and loaded.
+        threads: by default as many as torch uses. With one, and no `cpus`, the caller computes.
         cpus: the processors that the threads are pinned to; by default all allowed ones.
 
     Raises:
@@ -59,19 +71,8 @@ class LayerAdam(Optimizer):
         seed: int = 0,
         threads: int | None = None,
         cpus: Iterable[int] | None = None,
+        **unknown: Any,
     ) -> None:
-        self._dtypes = {"exp_avg": exp_avg_dtype, "exp_avg_sq": exp_avg_sq_dtype}
-        _check_moments(self._dtypes)
-        self._seed = seed
-        self._first_number: dict[Tensor, int] = {}
-        self._count = 0
-        try:
-            self._workers = Workers(
-                torch.get_num_threads() if threads is None else threads,
-                None if cpus is None else list(cpus),
-            )
-        except ValueError as error:
-            raise UserError(f"LayerAdam: {error}") from None
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -80,11 +81,38 @@ class LayerAdam(Optimizer):
             "amsgrad": amsgrad,
             "maximize": maximize,
             "decoupled_weight_decay": decoupled_weight_decay,
+            "seed": seed,
         }
+        check_options(unknown, defaults)
+        self._dtypes = {"exp_avg": exp_avg_dtype, "exp_avg_sq": exp_avg_sq_dtype}
+        check_moments(self._dtypes)
+        self._threads = torch.get_num_threads() if threads is None else threads
+        self._cpus = None if cpus is None else list(cpus)
+        self._begin()
         super().__init__(params, defaults)
 
+    def _begin(self) -> None:
+        """What copies do not share: the threads, and the numbers of elements, made when needed."""
+        self._first_numbers: dict[Tensor, int] = {}
+        self._workers: Workers | None = None
+        if self._threads != 1 or self._cpus is not None:
+            try:
+                self._workers = Workers(self._threads, self._cpus)
+            except ValueError as error:
+                raise UserError(f"LayerAdam: {error}") from None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {
+            name: getattr(self, name) for name in ("_dtypes", "_threads", "_cpus")
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_threads" in state:  # not from load_state_dict, which calls this too
+            self._begin()
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a layer.
+        """Adds a layer. Parameters on the device `meta` are checked when they are updated.
 
         Raises:
             UserError: it has a setting or a parameter that cannot be taken.
@@ -92,15 +120,13 @@ class LayerAdam(Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
-            _check_settings(group)
+            check_settings(group)
             for parameter in group["params"]:
-                _check_parameter(parameter)
+                if not parameter.is_meta:
+                    check_parameter(parameter)
         except UserError:
             self.param_groups.pop()
             raise
-        for parameter in group["params"]:
-            self._first_number[parameter] = self._count
-            self._count += _local(parameter).numel()
 
     @overload
     def step(self, closure: None = None, *, layer: str | int | None = None) -> None: ...
@@ -119,75 +145,107 @@ class LayerAdam(Optimizer):
             layer: the name of a group, or its number.
 
         Raises:
-            UserError: there is no such layer, or a gradient is sparse.
+            UserError: there is no such layer, or a parameter or gradient that cannot be taken;
+                nothing is updated.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups if layer is None else [self._group(layer)]:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, group)
+        groups = self.param_groups if layer is None else [self._group(layer)]
+        due = [(p, group) for group in groups for p in group["params"] if p.grad is not None]
+        for parameter, _ in due:
+            check_parameter(parameter)
+            check_gradient(parameter)
+        for parameter, group in due:
+            self._update(parameter, group)
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the state of a LayerAdam, or of torch.optim's Adam or AdamW.
 
         Moments keep the types given at construction (torch gives them those of the parameters).
+        What the groups of the state do not say, as the names of layers in torch's, stays as it is.
 
         Raises:
-            UserError: the state is of a variant that LayerAdam is not.
+            UserError: the state is of another optimizer, or of other groups or parameters;
+                nothing is loaded.
         """
-        for group in state_dict["param_groups"]:
-            _check_settings(self.defaults | group)
-        super().load_state_dict(state_dict)
-        numbers = [n for group in state_dict["param_groups"] for n in group["params"]]
+        given: dict[str, Any] = {}
+        before = [dict(group) for group in self.param_groups]
+
+        def check(_: Optimizer, adapted: dict[str, Any]) -> None:
+            check_state(adapted, self.param_groups, self._dtypes)
+            given.update(adapted)
+
+        def restore(_: Optimizer) -> None:
+            for group, own in zip(self.param_groups, before, strict=True):
+                group.update(own | group)
+            self._take_moments(given)
+
+        # what hooks of the user make of the state counts, and theirs find it loaded
+        hooks = (
+            self.register_load_state_dict_pre_hook(check),
+            self.register_load_state_dict_post_hook(restore, prepend=True),
+        )
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _take_moments(self, given: dict[str, Any]) -> None:
+        numbers = [n for group in given["param_groups"] for n in group["params"]]
         parameters = [p for group in self.param_groups for p in group["params"]]
         for number, parameter in zip(numbers, parameters, strict=True):
-            given = state_dict["state"].get(number)
-            if given:
+            entry = given["state"].get(number)
+            if entry:
                 state = self.state[parameter]
-                state["step"] = torch.as_tensor(given["step"], dtype=torch.float32).cpu().clone()
+                state["step"] = torch.as_tensor(entry["step"], dtype=torch.float32).cpu().clone()
                 for name, dtype in self._dtypes.items():
-                    state[name] = given[name].to(device="cpu", dtype=dtype, copy=True)
-        for group in self.param_groups:
-            for name, value in self.defaults.items():
-                group.setdefault(name, value)
+                    moment = entry[name].to(device="cpu", dtype=dtype, copy=True)
+                    state[name] = moment.contiguous()
 
     def _group(self, layer: str | int) -> dict[str, Any]:
-        layers = {group.get("name", i): group for i, group in enumerate(self.param_groups)}
-        if layer not in layers:
+        names = [group.get("name", i) for i, group in enumerate(self.param_groups)]
+        if layer not in names:
             raise UserError(
-                f"LayerAdam: no layer {layer!r}; {nearest(str(layer), map(str, layers))}"
+                f"LayerAdam: no layer {layer!r}; {nearest(str(layer), map(str, names))}"
             )
-        return layers[layer]
+        if names.count(layer) > 1:
+            raise UserError(f"LayerAdam: {names.count(layer)} layers are called {layer!r}")
+        return self.param_groups[names.index(layer)]
+
+    def _first_number(self, parameter: Tensor) -> int:
+        """The number of its first element, or of the first that this rank holds."""
+        if parameter not in self._first_numbers:
+            # several threads may do this at once: they find the same
+            numbers, count = {}, 0
+            for each in (p for group in self.param_groups for p in group["params"]):
+                numbers[each] = count + _first_place(each)
+                count += each.numel()
+            self._first_numbers = numbers
+        return self._first_numbers[parameter]
 
     def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        gradient = parameter.grad
-        assert gradient is not None
-        if gradient.is_sparse:
-            raise UserError(
-                f"LayerAdam: the gradient of a parameter {tuple(parameter.shape)} is sparse: "
-                "build its nn.Embedding with sparse=False, or use torch.optim.SparseAdam"
-            )
+        assert parameter.grad is not None
         state = self.state[parameter]
         if not state:
             state["step"] = torch.tensor(0.0)
             for name, dtype in self._dtypes.items():
                 state[name] = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
         state["step"] += 1
-        flat = _local(parameter).view(-1)
+        flat = local(parameter).view(-1)
         adam_(
             flat,
-            _local(state["exp_avg"]).view(-1),
-            _local(state["exp_avg_sq"]).view(-1),
-            [_local(gradient).contiguous().view(-1)],
+            local(state["exp_avg"]).view(-1),
+            local(state["exp_avg_sq"]).view(-1),
+            [local(parameter.grad).contiguous().view(-1)],
             _hyper(group),
             int(state["step"]),
             scale=-1.0 if group["maximize"] else 1.0,
-            seed=self._seed,
-            offset=self._first_number[parameter],
+            seed=group["seed"],
+            offset=self._first_number(parameter),
             workers=self._workers if flat.numel() >= _WORTH_THREADS else None,
         )
 
@@ -203,44 +261,9 @@ def _hyper(group: dict[str, Any]) -> Hyper:
     )
 
 
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _check_moments(dtypes: dict[str, torch.dtype]) -> None:
-    for name, dtype in dtypes.items():
-        if dtype == torch.float16:
-            raise UserError(
-                f"LayerAdam: {name}_dtype is float16, in which small gradients vanish (their "
-                "squares below 6e-8) and steps grow too large: use bfloat16 or float32"
-            )
-        if dtype not in MOMENT_DTYPES:
-            raise UserError(f"LayerAdam: {name}_dtype is {dtype}: use bfloat16 or float32")
-
-
-def _check_settings(group: dict[str, Any]) -> None:
-    if group["amsgrad"]:
-        raise UserError("LayerAdam: amsgrad is not computed here: use torch.optim.AdamW for it")
-    hyper = _hyper(group)
-    low = {"lr": hyper.learning_rate, "eps": hyper.eps, "weight_decay": hyper.weight_decay}
-    for name, value in low.items():
-        if not value >= 0:
-            raise UserError(f"LayerAdam: {name} is {value}: it must be 0 or more")
-    if not all(0 <= beta < 1 for beta in hyper.betas):
-        raise UserError(f"LayerAdam: betas are {hyper.betas}: each must be in [0, 1)")
-
-
-def _check_parameter(parameter: Tensor) -> None:
-    local = _local(parameter.detach())
-    shown = f"LayerAdam: a parameter {tuple(parameter.shape)}"
-    if local.dtype not in PARAMETER_DTYPES:
-        raise UserError(
-            f"{shown} is {local.dtype}: use float32, bfloat16 or float16, or torch.optim.AdamW"
-        )
-    if local.device.type != "cpu":
-        raise UserError(
-            f"{shown} is on {local.device}, but the update runs on the processor: keep it in "
-            "host memory, or use torch.optim.AdamW(fused=True)"
-        )
-    if not local.is_contiguous():
-        raise UserError(f"{shown} has the strides {local.stride()}: make it .contiguous()")
+def _first_place(tensor: Tensor) -> int:
+    if not isinstance(tensor, DTensor):
+        return 0
+    place = (tensor.shape, tensor.device_mesh, tensor.placements)
+    offset = compute_local_shape_and_global_offset(*place)[1]
+    return sum(start * stride for start, stride in zip(offset, tensor.stride(), strict=True))

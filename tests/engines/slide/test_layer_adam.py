@@ -1,47 +1,18 @@
 import copy
+import gc
+import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
+from layer_adam_cases import alike, as_torch, groups, parameters, train, with_gradients
 from torch import nn
 
 import shardlab
 from shardlab.core.errors import UserError
+from shardlab.kernels import native
 from shardlab.kernels.adam import Hyper, adam_
-
-# sizes that torch has no tail of
-SIZES = [(64, 16), (64,), (16, 64), (300, 160)]
-as_torch = pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"),
-    reason="torch rounds otherwise on this processor",
-)
-
-
-def parameters(dtype=torch.float32, sizes=SIZES):
-    generator = torch.Generator().manual_seed(0)
-    return [nn.Parameter(torch.randn(size, generator=generator).to(dtype)) for size in sizes]
-
-
-def groups(given, **options):
-    return [{"name": f"layer{i}", "params": [each]} | options for i, each in enumerate(given)]
-
-
-def with_gradients(given, step):
-    generator = torch.Generator().manual_seed(step)
-    for each in given:
-        each.grad = torch.randn(each.shape, generator=generator).to(each.dtype)
-    return given
-
-
-def train(optimizer, given, steps, first=0):
-    for step in range(first, first + steps):
-        with_gradients(given, step)
-        optimizer.step()
-    return given
-
-
-def alike(ones, others):
-    return all(torch.equal(one, other) for one, other in zip(ones, others, strict=True))
 
 
 @as_torch
@@ -159,6 +130,50 @@ def test_a_parameter_without_gradient_and_gradients_in_another_order_of_memory_a
     assert torch.equal(given.detach().view(-1), expected)
 
 
+def test_layers_are_updated_within_backward():
+    results = []
+    for within in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16))
+        optimizer = shardlab.LayerAdam(groups(model.parameters()), 0.01)
+        for group in optimizer.param_groups if within else []:
+
+            def update(parameter, optimizer=optimizer, name=group["name"]):
+                optimizer.step(layer=name)
+                parameter.grad = None
+
+            group["params"][0].register_post_accumulate_grad_hook(update)
+        for _ in range(3):
+            model(torch.ones(4, 16)).square().sum().backward()
+            optimizer.step()  # finds no gradients where layers have been updated
+            optimizer.zero_grad()
+        results.append(list(model.parameters()))
+    assert alike(*results)
+
+
+CPUS = sorted(os.sched_getaffinity(0))[-1:]
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [({"threads": 1}, 0), ({"threads": 2}, 2), ({"threads": 1, "cpus": CPUS}, 1)],
+)
+def test_one_thread_is_the_caller_unless_it_is_pinned(options, count):
+    if not native.available():
+        pytest.skip("no compiled kernels")
+
+    def workers():
+        gc.collect()
+        tasks = Path("/proc/self/task").iterdir()
+        return [(task / "comm").read_text() for task in tasks].count("shardlab-worker\n")
+
+    before = workers()
+    given = parameters(sizes=[(1 << 16,)])
+    optimizer = shardlab.LayerAdam(given, **options)
+    train(optimizer, given, 1)
+    assert workers() == before + count
+
+
 TENSOR = nn.Parameter(torch.zeros(4, 4))
 
 
@@ -173,8 +188,10 @@ TENSOR = nn.Parameter(torch.zeros(4, 4))
         ([TENSOR], {"eps": float("nan")}, "eps is nan"),
         ([TENSOR], {"betas": (0.9, 1.0)}, "each must be in"),
         ([TENSOR], {"threads": 0}, "needs at least 1 thread"),
+        ([TENSOR], {"fused": True}, "fused is for torch's implementations"),
+        ([TENSOR], {"bettas": (0.9, 0.95)}, "no setting 'bettas'; did you mean 'betas'"),
+        ([{"params": [TENSOR], "exp_avg_dtype": torch.bfloat16}], {}, "is for all layers"),
         ([nn.Parameter(TENSOR.detach().double())], {}, "is torch.float64: use"),
-        ([nn.Parameter(TENSOR.detach().to("meta"))], {}, "is on meta"),
         ([nn.Parameter(torch.zeros(4, 2).t())], {}, "make it .contiguous"),
     ],
 )
@@ -184,14 +201,44 @@ def test_what_it_cannot_take_is_refused_in_one_line(given, options, message):
     assert "\n" not in str(refused.value)
 
 
-def test_sparse_gradients_unknown_layers_and_the_states_of_variants_are_refused():
-    embedding = nn.Embedding(10, 4, sparse=True)
-    embedding(torch.tensor([1])).sum().backward()
-    with pytest.raises(UserError, match="sparse=False"):
-        shardlab.LayerAdam(embedding.parameters()).step()
+def channels_last(given):
+    return given.detach().contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: setattr(p, "data", p.data.double()), "is torch.float64: use"),
+        (lambda p: setattr(p, "data", channels_last(p)), "make it .contiguous"),
+        (lambda p: setattr(p, "grad", p.detach().to_sparse()), "sparse=False"),
+    ],
+)
+def test_what_became_of_a_parameter_is_refused_before_any_is_updated(change, message):
+    given = with_gradients(parameters(sizes=[(4,), (2, 3, 2, 2)]), 0)
+    optimizer = shardlab.LayerAdam(given)
+    before = given[0].detach().clone()
+    given[1].grad = None
+    change(given[1])
+    if given[1].grad is None:
+        given[1].grad = torch.ones_like(given[1])
+    with pytest.raises(UserError, match=message) as refused:
+        optimizer.step()
+    assert "\n" not in str(refused.value)
+    assert torch.equal(given[0], before) and not optimizer.state
+
+
+def test_parameters_without_memory_are_taken_and_refused_when_they_are_updated():
+    given = nn.Parameter(torch.zeros(4, device="meta"))
+    optimizer = shardlab.LayerAdam([given])
+    given.grad = torch.zeros(4, device="meta")
+    with pytest.raises(UserError, match="is on meta"):
+        optimizer.step()
+
+
+def test_unknown_layers_and_names_of_several_are_refused():
     optimizer = shardlab.LayerAdam(groups(parameters()))
     with pytest.raises(UserError, match="no layer 'layer9'; did you mean"):
         optimizer.step(layer="layer9")
-    other = torch.optim.AdamW(parameters(), amsgrad=True)
-    with pytest.raises(UserError, match="amsgrad"):
-        optimizer.load_state_dict(other.state_dict())
+    optimizer.add_param_group({"params": parameters()[:1], "name": "layer0"})
+    with pytest.raises(UserError, match="2 layers are called 'layer0'"):
+        optimizer.step(layer="layer0")
