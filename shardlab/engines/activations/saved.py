@@ -18,6 +18,7 @@ class Stays(NamedTuple):
 
     @classmethod
     def made_of(cls, tensor: Tensor) -> "Stays":
+        """What is kept in its place, without a graph of its own."""
         # what holds its own graph would only go with the garbage collector; leaves may get others'
         # memory before backward, as FSDP's parameters do
         kept = tensor if tensor.is_leaf else tensor.detach()
