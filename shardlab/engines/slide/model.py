@@ -45,6 +45,8 @@ class Sliding(nn.Module, Attachable):
         self.gather: Collective | None = None
         self.reduce: Collective | None = None
         self.average: Collective | None = None
+        # not in `forward`: others call the model, too, as its `generate` does
+        model.register_forward_pre_hook(lambda *_: self.schedule.begin())
         for index, plan in enumerate(plans):
             watch(plan.modules, index, lambda: self.schedule)
             for module in plan.modules:
@@ -72,7 +74,6 @@ class Sliding(nn.Module, Attachable):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """That of the model."""
-        self.schedule.begin()
         return self._model[0](*args, **kwargs)
 
     def train(self, mode: bool = True) -> "Sliding":
