@@ -4,10 +4,13 @@ from collections.abc import Callable, Container, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+import torch
 from torch import nn
+from torch.utils import checkpoint
 
 from shardlab.comm.attachable import Attachable, MakeCollective
 from shardlab.comm.collective import Collective
+from shardlab.core.errors import UserError
 from shardlab.engines.slide.ranks import Ranks
 from shardlab.engines.slide.schedule import Schedule
 from shardlab.engines.slide.unit import SlidUnit
@@ -84,7 +87,18 @@ class Sliding(nn.Module, Attachable):
     def _saving_places(self, forward: Callable[P, Result]) -> Callable[P, Result]:
         @wraps(forward)
         def saving(*args: P.args, **kwargs: P.kwargs) -> Result:
+            _refuse_checkpoint()
             with self.schedule.window.saving_places():
                 return forward(*args, **kwargs)
 
         return saving
+
+
+def _refuse_checkpoint() -> None:
+    """Hooks of a region would not hear of what a block within it saves, and all would stay."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if hooks is not None and hooks[0].__module__ == checkpoint.__name__:
+        raise UserError(
+            "slide: the model calls its blocks within torch.utils.checkpoint, where nothing would "
+            "be computed again: set activation_checkpointing: full"
+        )

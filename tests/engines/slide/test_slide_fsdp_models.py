@@ -2,15 +2,20 @@
 
 import warnings
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from families import VOCABULARY, config_of
 from ranks import run_ranks
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
 import shardlab
+from shardlab.core.errors import UserError
 
 FAMILIES = ["gpt2-tied", "llama-tied", "llama-untied", "qwen2-tied", "qwen3-untied", "mistral-tied"]
 
@@ -179,6 +184,42 @@ def test_a_model_that_checkpoints_its_layers_trains_the_same_bits(family, theirs
         sliding = slid(model, activation_checkpointing=ours)
         assert steps(sliding, 0, 4) == straight
         assert [computed[number] for number in range(3)] == [4 * each for each in times]
+        return {}
+
+    run_ranks(1, on_rank)
+
+
+class Pairs(nn.Module):
+    """Not of Hugging Face: checkpoints two blocks at a time in its own forward method."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.head = nn.Embedding(VOCABULARY, 16), nn.Linear(16, VOCABULARY)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(6)
+        )
+        self.reentrant = reentrant
+
+    def forward(self, input_ids, attention_mask, labels):
+        hidden = self.embedding(input_ids)
+        for first in range(0, 6, 2):
+            pair = nn.Sequential(*self.blocks[first : first + 2])
+            if self.reentrant is None:
+                hidden = pair(hidden)
+            else:
+                hidden = checkpoint(pair, hidden, use_reentrant=self.reentrant)
+        logits = self.head(hidden)
+        return SimpleNamespace(loss=F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
+
+
+def test_a_forward_method_that_checkpoints_blocks_is_computed_again_or_refused():
+    def on_rank(group):
+        straight = steps(slid(Pairs(None), activation_checkpointing="none"), 0, 4)
+        for reentrant, ours in ((True, "none"), (True, "full"), (False, "full")):
+            assert steps(slid(Pairs(reentrant), activation_checkpointing=ours), 0, 4) == straight
+        with pytest.raises(UserError, match="set activation_checkpointing: full"):
+            steps(slid(Pairs(False), activation_checkpointing="none"), 0, 1)
         return {}
 
     run_ranks(1, on_rank)
