@@ -1,7 +1,8 @@
 """shardlab: a reproducible laboratory for sharded training of language models.
 
-`shardlab.attach(model, gradients="int8")`, `shardlab.LayerAdam(model.parameters())` and
-`shardlab.SlideFSDP(model)` serve alone, in anybody's training script.
+`shardlab.attach(model, gradients="int8")`, `shardlab.LayerAdam(model.parameters())`,
+`shardlab.SlidingCheckpoint.on_disk(folder)` and `shardlab.SlideFSDP(model)` serve alone, in
+anybody's training script.
 """
 
 from importlib import import_module
@@ -10,16 +11,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardlab.comm.attach import attach as attach
     from shardlab.comm.handle import merge_states as merge_states
+    from shardlab.engines.activations.checkpoint import SlidingCheckpoint as SlidingCheckpoint
     from shardlab.engines.slide.adam import LayerAdam as LayerAdam
     from shardlab.engines.slide.wrapper import SlideConfig as SlideConfig
     from shardlab.engines.slide.wrapper import SlideFSDP as SlideFSDP
 
-__all__ = ["LayerAdam", "SlideConfig", "SlideFSDP", "attach", "merge_states"]
+__all__ = [
+    "LayerAdam",
+    "SlideConfig",
+    "SlideFSDP",
+    "SlidingCheckpoint",
+    "attach",
+    "merge_states",
+]
 
 _PLACES = {
     "LayerAdam": "shardlab.engines.slide.adam",
     "SlideConfig": "shardlab.engines.slide.wrapper",
     "SlideFSDP": "shardlab.engines.slide.wrapper",
+    "SlidingCheckpoint": "shardlab.engines.activations.checkpoint",
     "attach": "shardlab.comm.attach",
     "merge_states": "shardlab.comm.handle",
 }

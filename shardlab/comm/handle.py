@@ -14,7 +14,8 @@ from shardlab.comm.merge import merge_residuals
 from shardlab.comm.steps import Told
 from shardlab.core.errors import UserError
 
-_RESIDUALS = "gradients.residual."
+RESIDUALS = "gradients.residual."
+"""what the names of residuals begin with in a state"""
 _State = dict[str, Tensor]
 
 
@@ -111,7 +112,7 @@ class Handle:
         A flat mapping of names to tensors, none of which is written to later.
         """
         residuals = self.feedback.state_dict() if self.feedback else {}
-        state = {_RESIDUALS + name: tensor for name, tensor in residuals.items()}
+        state = {RESIDUALS + name: tensor for name, tensor in residuals.items()}
         for each in self._stateful:
             state |= each.state_dict()
         return {name: tensor.clone() for name, tensor in state.items()}
@@ -122,13 +123,13 @@ class Handle:
         Raises:
             UserError: the state holds residuals, but there is no error feedback.
         """
-        residuals = _below(_RESIDUALS, state)
+        residuals = _below(RESIDUALS, state)
         if self.feedback is not None:
             self.feedback.load_state_dict(residuals)
         elif residuals:
             raise UserError(
                 "the state holds residuals: attach with error_feedback=True, or remove its keys "
-                f"that begin with {_RESIDUALS!r}"
+                f"that begin with {RESIDUALS!r}"
             )
         for each in self._stateful:
             each.load_state_dict(state)
@@ -152,14 +153,14 @@ def merge_states(
     if not states:
         raise UserError("merge_states: give the states of all old ranks, in their order")
     residuals = merge_residuals(
-        [_below(_RESIDUALS, s) for s in states], world_size, rank, ranks_per_node
+        [_below(RESIDUALS, s) for s in states], world_size, rank, ranks_per_node
     )
     counters = {
         name: tensor
         for name, tensor in states[0].items()
-        if not name.startswith(_RESIDUALS) and ".method/" not in name and tensor.numel() == 1
+        if not name.startswith(RESIDUALS) and ".method/" not in name and tensor.numel() == 1
     }
-    return {**{_RESIDUALS + name: tensor for name, tensor in residuals.items()}, **counters}
+    return {**{RESIDUALS + name: tensor for name, tensor in residuals.items()}, **counters}
 
 
 def _below(prefix: str, state: _State) -> _State:

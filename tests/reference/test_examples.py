@@ -48,3 +48,16 @@ def test_compression_takes_three_lines(name):
     rest = ast.parse("\n".join(line for line in lines if line not in marked))
     names = {node.id for node in ast.walk(rest) if isinstance(node, ast.Name)}
     assert not names & {"shardlab", "handle"}
+
+
+def test_activations_on_disk_change_no_loss():
+    run = subprocess.run(
+        [sys.executable, "examples/sliding_checkpoint.py"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert run.stdout.count("loss") == 10

@@ -3,25 +3,25 @@
 import os
 import sys
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import checkpoint
 
 from shardlab.core.errors import UserError
 from shardlab.core.strategy import Strategy
+from shardlab.engines.activations.saved import Input, Region, Stays, Use
 from shardlab.engines.activations.stores import (
     ActivationStore,
     FileStore,
     HostStore,
-    Ticket,
+    WhenFull,
     unchanged,
 )
 
@@ -44,6 +44,9 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
     inside or outside of the block, again with `retain_graph`. Input changed in place after it was
     saved is refused when it is seen, as without hooks.
 
+    `on_disk` and `in_memory` make it with a store of its own, whose room is free when nobody has
+    it any more.
+
     Args:
         store: of the device of the inputs; somebody else closes it.
         minimum_bytes: smaller tensors stay.
@@ -53,11 +56,47 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
         self._store, self._minimum = store, minimum_bytes
         self._hooks: saved_tensors_hooks | None = None
         self._saved = self._checkpointed = False
-        self._last = _Region(-1, lambda: None)
-        self._regions: weakref.WeakValueDictionary[int, _Region] = weakref.WeakValueDictionary()
-        self._inputs: weakref.WeakValueDictionary[Hashable, _Input] = weakref.WeakValueDictionary()
+        self._last = Region(-1, lambda: None)
+        self._regions: weakref.WeakValueDictionary[int, Region] = weakref.WeakValueDictionary()
+        self._inputs: weakref.WeakValueDictionary[Hashable, Input] = weakref.WeakValueDictionary()
 
-    def __enter__(self) -> "SlidingCheckpoint":
+    @classmethod
+    def on_disk(
+        cls,
+        folder: str | Path,
+        device: torch.device | str | None = None,
+        when_full: WhenFull = "error",
+    ) -> Self:
+        """Inputs leave for a file without a name, which is gone with the process.
+
+        Args:
+            folder: that holds the file; made if it is not there.
+            device: that computes; by default the current GPU where there is one, else the CPU.
+            when_full: what happens when the disk is full: an error, or main memory takes the rest.
+
+        Raises:
+            UserError: nothing can be written in `folder`.
+        """
+        return cls(FileStore(Path(folder), _device(device), when_full))
+
+    @classmethod
+    def in_memory(cls, device: torch.device | str | None = None) -> Self:
+        """Inputs leave for pinned main memory.
+
+        Args:
+            device: that computes; by default the current GPU.
+
+        Raises:
+            UserError: a CPU computes, whose activations are in main memory already.
+        """
+        found = _device(device)
+        if found.type == "cpu":
+            raise UserError(
+                "SlidingCheckpoint: on a CPU activations are in main memory already: use on_disk"
+            )
+        return cls(HostStore(found))
+
+    def __enter__(self) -> Self:
         if self._hooks is not None:
             raise RuntimeError("this SlidingCheckpoint is entered already")
         self._saved = self._checkpointed = False
@@ -86,12 +125,17 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
                 "torch.compile"
             )
 
-    def _pack(self, tensor: Tensor) -> "_Use | _Stays":
+    def _pack(self, tensor: Tensor) -> Use | Stays:
         frame = _saving_frame()
         self._saved = True
         self._checkpointed = self._checkpointed or frame is not None
         if frame is None or not self._leaves(tensor):
-            return _Stays.made_of(tensor)
+            return Stays.made_of(tensor)
+        if tensor.device != self._store.device:
+            raise UserError(
+                f"SlidingCheckpoint: an input is on {tensor.device}, but what leaves is on "
+                f"{self._store.device}: name the device that computes"
+            )
         if self._last.frame() is not frame:
             self._begin_region(frame)
         key = (
@@ -101,17 +145,16 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
         )
         found = self._inputs.get(key)
         if found is None:
-            found = self._inputs[key] = _Input(tensor, self._store)
+            found = self._inputs[key] = Input(tensor, self._store)
         found.uses += 1
         self._last.inputs.append(weakref.ref(found))
-        return _Use(found, self._last)
+        return Use(found, self._last)
 
     def _leaves(self, tensor: Tensor) -> bool:
         return (
             type(tensor) is Tensor
             and tensor.requires_grad  # a mask is the same for all regions
             and tensor.is_floating_point()
-            and tensor.device == self._store.device
             and tensor.nbytes >= self._minimum
             and not isinstance(tensor._base, nn.Parameter)
             and torch.ops.aten.is_non_overlapping_and_dense.default(tensor)
@@ -120,84 +163,16 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
     def _begin_region(self, frame: object) -> None:
         for each in self._last.alive():
             each.leave()
-        self._last = _Region(self._last.number + 1, weakref.ref(frame))
+        self._last = Region(self._last.number + 1, weakref.ref(frame))
         self._regions[self._last.number] = self._last
 
-    def _unpack(self, packed: "_Use | _Stays") -> Tensor:
-        if isinstance(packed, _Stays):
+    def _unpack(self, packed: Use | Stays) -> Tensor:
+        if isinstance(packed, Stays):
             return unchanged(packed.tensor, packed.version)
         for region in (packed.region, self._regions.get(packed.region.number - 1)):
             for each in () if region is None else region.alive():
                 each.fetch()
         return packed.input.take()
-
-
-class _Stays(NamedTuple):
-    """A saved tensor that is none of ours; hooks turn the check of its version off."""
-
-    tensor: Tensor
-    version: int
-
-    @classmethod
-    def made_of(cls, tensor: Tensor) -> "_Stays":
-        # what holds its own graph would only go with the garbage collector; leaves may get others'
-        # memory before backward, as FSDP's parameters do
-        kept = tensor if tensor.is_leaf else tensor.detach()
-        return cls(kept, tensor._version)
-
-
-class _Region:
-    """What one call of `checkpoint` has saved."""
-
-    def __init__(self, number: int, frame: Callable[[], object | None]) -> None:
-        self.number, self.frame = number, frame
-        self.inputs: list[weakref.ref[_Input]] = []
-
-    def alive(self) -> list["_Input"]:
-        """Inputs that backward still needs."""
-        return [each for ref in self.inputs if (each := ref()) is not None]
-
-
-class _Input:
-    """A tensor that one or more regions have saved."""
-
-    def __init__(self, tensor: Tensor, store: ActivationStore) -> None:
-        self.uses = 0
-        self._store = store
-        self._tensor: Tensor | None = tensor.detach()
-        self._version = tensor._version
-        self._ticket: Ticket | None = None
-        # no other storage gets this one's address, under which the input is found
-        self._storage = StorageWeakRef(tensor.untyped_storage())
-
-    def __del__(self) -> None:
-        if self._ticket is not None:
-            self._store.drop(self._ticket)
-
-    def leave(self) -> None:
-        if self._ticket is None and self._tensor is not None:
-            self._ticket = self._store.put(unchanged(self._tensor, self._version))
-            self._tensor = None
-
-    def fetch(self) -> None:
-        if self._tensor is None and self._ticket is not None:
-            self._store.prefetch(self._ticket)
-
-    def take(self) -> Tensor:
-        if self._tensor is not None:
-            return unchanged(self._tensor, self._version)
-        assert self._ticket is not None, "it has left"
-        tensor = self._store.take(self._ticket)
-        if self.uses > 1:  # another region needs it soon
-            self._tensor, self._version = tensor, tensor._version
-        return tensor
-
-
-class _Use(NamedTuple):
-    """An input as one region has saved it."""
-
-    input: _Input
-    region: _Region
 
 
 def _saving_frame() -> object | None:
@@ -212,6 +187,12 @@ def _saving_frame() -> object | None:
     return None
 
 
+def _device(given: torch.device | str | None) -> torch.device:
+    if given is not None:
+        return torch.device(given)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def sliding(strategy: Strategy, device: torch.device) -> AbstractContextManager[Any]:
     """What a strategy's forward passes run in, so that its `activations` are where it says.
 
@@ -221,6 +202,6 @@ def sliding(strategy: Strategy, device: torch.device) -> AbstractContextManager[
     if strategy.activations == "device":
         return nullcontext()
     if strategy.activations == "memory":
-        return SlidingCheckpoint(HostStore(device))
-    folder = Path(os.environ.get(FOLDER_VARIABLE, ".work/activations"))
-    return SlidingCheckpoint(FileStore(folder, device))
+        return SlidingCheckpoint.in_memory(device)
+    folder = os.environ.get(FOLDER_VARIABLE, ".work/activations")
+    return SlidingCheckpoint.on_disk(folder, device)

@@ -13,6 +13,8 @@ from shardlab.comm.background import Background, Running, drain_all
 from shardlab.engines.activations.files import FileMedium
 from shardlab.engines.activations.media import HostMedium, Medium, Place, Spill, blocks
 
+WhenFull = Literal["error", "memory"]
+
 _CPU = torch.device("cpu")
 _LEAVING = 2
 """tensors on their way out at once: what a step has more of waits, so that memory stays bounded"""
@@ -55,7 +57,8 @@ class ActivationStore:
     """
 
     def __init__(self, medium: Medium, device: torch.device = _CPU) -> None:
-        self.device = device
+        # tensors say which GPU they are on, and nobody else has to
+        self.device = torch.empty(0, device=device).device
         self._medium = medium
         self._out, self._in = Background("leave", device), Background("return", device)
         self._leaving: deque[Ticket] = deque()
@@ -153,7 +156,7 @@ class FileStore(ActivationStore):
 
     Args:
         folder: that holds it; made if it is not there.
-        fallback: what happens when the disk is full: an error, or main memory takes the rest.
+        when_full: what happens when the disk is full: an error, or main memory takes the rest.
 
     Raises:
         UserError: nothing can be written in `folder`.
@@ -163,10 +166,10 @@ class FileStore(ActivationStore):
         self,
         folder: Path,
         device: torch.device = _CPU,
-        fallback: Literal["error", "memory"] = "error",
+        when_full: WhenFull = "error",
     ) -> None:
         medium: Medium = FileMedium(folder, device)
-        if fallback == "memory":
+        if when_full == "memory":
             medium = Spill(medium, HostMedium(device))
         super().__init__(medium, device)
 

@@ -184,7 +184,7 @@ class SlideEngine(ModuleEngine):
 
     def _begin(self, learning_rate: float) -> None:
         if self._touched:
-            self._take_in()
+            self.take_in()
         self._updates.begin()
         given, ranks = self._optimization, self.ranks
         hyper = Hyper(learning_rate, given.betas, given.eps, given.weight_decay)
@@ -192,8 +192,11 @@ class SlideEngine(ModuleEngine):
         summed = ranks.nodes * (ranks.world_size if ranks.sums else 1)
         self._updates.scale = 1 / (summed * self._loss_scale.value)
 
-    def _take_in(self) -> None:
-        """What somebody may have written to `shards()`."""
+    def take_in(self) -> None:
+        """What somebody may have written to `shards()` counts from now on; by all ranks together.
+
+        A step does so, too, when it begins.
+        """
         self._touched = False
         self._schedule.forget()
         dist.barrier(self.ranks.here)  # all have written

@@ -4,10 +4,13 @@ from collections.abc import Callable, Container, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+import torch
 from torch import nn
+from torch.utils import checkpoint
 
 from shardlab.comm.attachable import Attachable, MakeCollective
 from shardlab.comm.collective import Collective
+from shardlab.core.errors import UserError
 from shardlab.engines.slide.ranks import Ranks
 from shardlab.engines.slide.schedule import Schedule
 from shardlab.engines.slide.unit import SlidUnit
@@ -45,6 +48,8 @@ class Sliding(nn.Module, Attachable):
         self.gather: Collective | None = None
         self.reduce: Collective | None = None
         self.average: Collective | None = None
+        # not in `forward`: others call the model, too, as its `generate` does
+        model.register_forward_pre_hook(lambda *_: self.schedule.begin())
         for index, plan in enumerate(plans):
             watch(plan.modules, index, lambda: self.schedule)
             for module in plan.modules:
@@ -72,7 +77,6 @@ class Sliding(nn.Module, Attachable):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """That of the model."""
-        self.schedule.begin()
         return self._model[0](*args, **kwargs)
 
     def train(self, mode: bool = True) -> "Sliding":
@@ -83,7 +87,18 @@ class Sliding(nn.Module, Attachable):
     def _saving_places(self, forward: Callable[P, Result]) -> Callable[P, Result]:
         @wraps(forward)
         def saving(*args: P.args, **kwargs: P.kwargs) -> Result:
+            _refuse_checkpoint()
             with self.schedule.window.saving_places():
                 return forward(*args, **kwargs)
 
         return saving
+
+
+def _refuse_checkpoint() -> None:
+    """Hooks of a region would not hear of what a block within it saves, and all would stay."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if hooks is not None and hooks[0].__module__ == checkpoint.__name__:
+        raise UserError(
+            "slide: the model calls its blocks within torch.utils.checkpoint, where nothing would "
+            "be computed again: set activation_checkpointing: full"
+        )

@@ -3,32 +3,36 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from pydantic import Field
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from shardlab.comm.device import device_of
 from shardlab.comm.names import parameter_names
+from shardlab.core.document import AS_TUPLE, Document, validate
 from shardlab.core.errors import UserError
-from shardlab.core.files import atomic
-from shardlab.core.strategy import parse_strategy
-from shardlab.engines.base import Optimization
+from shardlab.core.strategy import Strategy, parse_strategy
+from shardlab.engines.base import Optimization, State
 from shardlab.engines.build import build_engine
+from shardlab.engines.slide import saving
 from shardlab.engines.slide.engine import SlideEngine
-
-_FILE = "slide.safetensors"
-_SCALE = "loss_scale"
 
 
 @dataclass(frozen=True)
 class SlideConfig:
-    """How `SlideFSDP` trains; AdamW has the betas of language models, (0.9, 0.95)."""
+    """How `SlideFSDP` trains: by AdamW, with the betas of language models.
+
+    Raises:
+        UserError: in one line: a setting that has no meaning.
+    """
 
     learning_rate: float = 1e-4
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
     weight_decay: float = 0.1
     clip: float | None = 1.0
     """largest global gradient norm. With one, updates run beside the next forward pass; without,
@@ -38,14 +42,56 @@ class SlideConfig:
     param_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """what the device computes in; parameters are updated in float32"""
     activation_checkpointing: Literal["none", "selective", "full"] = "full"
+    """in place of what the model has of its own, which "none" leaves as it is"""
     activations: Literal["device", "memory", "disk"] = "device"
-    """where the inputs of checkpointed layers wait for backward"""
+    """where the inputs of layers that the engine checkpoints wait for backward"""
     window: int = 2
     """layers that the device has memory for at a time"""
     param_transfer: Literal["full", "shard"] = "full"
     grad_sync: Literal["gpu_reduce", "cpu_reduce"] = "cpu_reduce"
+    gradients: str | Mapping[str, Any] = "none"
+    """codec of the gradients that ranks send to each other, as `shardlab.attach` takes them by name
+    or mapping"""
+    error_feedback: bool = False
+    """what was not sent is added to the next gradient of the same layer"""
+    weights: str | Mapping[str, Any] = "none"
+    """codec of the parameters that ranks gather, where param_transfer is "shard" (see `attach`)"""
     device: str | None = None
     """that computes; by default the current GPU where the process group has NCCL, else the CPU"""
+
+    def __post_init__(self) -> None:
+        numbers = {key: getattr(self, key) for key in _Numbers.model_fields}
+        validate(_Numbers, numbers, "SlideConfig")
+        self.strategy()
+
+    def strategy(self) -> Strategy:
+        """How the model computes and communicates."""
+        keys = ("param_dtype", "activation_checkpointing", "activations", "window")
+        document = {key: getattr(self, key) for key in (*keys, "param_transfer", "grad_sync")}
+        gradients = {"codec": self.gradients, "error_feedback": self.error_feedback}
+        codecs: dict[str, Any] = {"gradients": gradients}
+        if self.weights != "none":
+            codecs["weights"] = {"codec": self.weights}
+        return parse_strategy({"engine": "slide", **document, **codecs}, "SlideConfig")
+
+    def optimization(self) -> Optimization:
+        """How it is updated."""
+        numbers = self.betas, self.eps, self.accumulation
+        return Optimization(self.weight_decay, self.clip, *numbers)
+
+
+_Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class _Numbers(Document):
+    """Settings that are none of a strategy."""
+
+    learning_rate: float = Field(ge=0)
+    betas: Annotated[tuple[_Beta, _Beta], AS_TUPLE]
+    eps: float = Field(ge=0)
+    weight_decay: float = Field(ge=0)
+    clip: float | None = Field(gt=0)
+    accumulation: int = Field(ge=1)
 
 
 class SlideFSDP:
@@ -80,6 +126,8 @@ class SlideFSDP:
         self._buffers = [name for name, _ in model.named_buffers() if name in model.state_dict()]
         self._model = model
         self._engine = self._build(model)
+        self.ledger = self._engine.ledger
+        """what moved between ranks, see `shardlab.attach`"""
         self.module = self._engine.module
         self._calls = 0
 
@@ -98,6 +146,9 @@ class SlideFSDP:
         batch = {name: _moved(value, device) for name, value in {**(given or {}), **batch}.items()}
         if not torch.is_grad_enabled():
             return self.module(**batch)
+        if getattr(getattr(self._model, "config", None), "use_cache", False):
+            # keys and values would be kept for nothing, twice where layers are computed again
+            batch.setdefault("use_cache", False)
         count = self.config.accumulation
         self._engine.begin(self._calls % count, count, self.learning_rate)
         output = self._engine.compute(lambda: self._forward_backward(batch))
@@ -121,48 +172,48 @@ class SlideFSDP:
         return {**whole, **tied, **buffers}
 
     def save(self, folder: str | Path) -> None:
-        """Writes parameters and optimizer states for `load`, between steps; whole or not at all."""
+        """Writes all that `load` continues from, between steps; whole or not at all.
+
+        Raises:
+            UserError: a rank cannot write; on all ranks.
+        """
         self._between_steps("save")
         state = self._engine.in_main_memory()
-        if dist.get_rank(self._group) == 0:
-            tensors = {
-                f"{kind}.{name}": t for kind, named in state.items() for name, t in named.items()
-            }
-            extra = self._engine.rank_state()["extra"]
-            with atomic(folder) as temporary:
-                temporary.mkdir()
-                save_file({**tensors, **extra}, temporary / _FILE)
-        dist.barrier(self._patient)
+        saving.write(Path(folder), state, self._engine.rank_state(), self._patient)
 
     def load(self, folder: str | Path) -> None:
         """Continues from what `save` wrote, with any number of ranks, which all see the folder.
 
+        What codecs held back goes to the new ranks, as `shardlab.merge_states` does it.
+
         Raises:
-            UserError: there is none, or that of another model.
+            UserError: there is none, that of another model, or a rank cannot read; on all ranks.
         """
         self._between_steps("load")
-        path, state = Path(folder) / _FILE, self._engine.in_main_memory()
-        dist.barrier(self._patient)
-        try:
-            with safe_open(path, "pt") as file:
-                self._take(file, state)
-        except (OSError, SafetensorError, RuntimeError) as error:
-            why = " ".join(str(error).split())
-            raise UserError(
-                f"{path}: not what SlideFSDP.save wrote of this model ({why})"
-            ) from error
-        dist.barrier(self._patient)
+        folder, group = Path(folder), self._patient
+        failed = f"{folder}: cannot be loaded"
+        state, before = self._engine.in_main_memory(), self._engine.rank_state()
+        rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+        # nobody writes to memory before all ranks have found theirs
+        with saving.together(group, failed):
+            saving.check(folder, state)
+            told = saving.communication(folder, world_size, rank, self.config.error_feedback)
+        with saving.together(group, failed):
+            extra = saving.fill(folder, self._own_share(state)) or before["extra"]
+            self._engine.load_rank_state({"communication": told, "extra": extra})
+        self._engine.take_in()
 
-    def _take(self, file: Any, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """The ranks of a node share the reading of what they share."""
+    def _own_share(self, state: State) -> State:
+        """What this rank reads of what the ranks of its node share; its steps are its own."""
         rank, world_size = self._engine.ranks.rank, self._engine.ranks.world_size
-        for kind, named in state.items():
-            for number, (name, tensor) in enumerate(named.items()):
-                if kind == "step" or number % world_size == rank:
-                    tensor.copy_(file.get_tensor(f"{kind}.{name}"))
-        extra = {key: file.get_tensor(key) for key in file.keys() if key == _SCALE}  # noqa: SIM118
-        before = self._engine.rank_state()
-        self._engine.load_rank_state({**before, "extra": extra or before["extra"]})
+        return {
+            kind: {
+                name: tensor
+                for number, (name, tensor) in enumerate(named.items())
+                if kind == "step" or number % world_size == rank
+            }
+            for kind, named in state.items()
+        }
 
     def _forward_backward(self, batch: dict[str, Any]) -> Any:
         with self._engine.sliding:
@@ -184,26 +235,18 @@ class SlideFSDP:
         frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
         if frozen:
             raise UserError(f"SlideFSDP: {frozen[0]} is frozen, and all parameters are updated")
-        if getattr(model, "is_gradient_checkpointing", False):
-            raise UserError(
-                "SlideFSDP: the model checkpoints its layers itself: call "
-                "gradient_checkpointing_disable() and set activation_checkpointing"
-            )
         wide = {p.dtype for p in model.parameters()}
         if wide != {torch.float32}:
             raise UserError("SlideFSDP: give a model in float32; param_dtype is what computes")
 
     def _build(self, model: nn.Module) -> SlideEngine:
         config = self.config
-        computation = ("param_dtype", "activation_checkpointing", "activations")
-        keys = (*computation, "window", "param_transfer", "grad_sync")
-        document = {"engine": "slide", **{key: getattr(config, key) for key in keys}}
-        strategy = parse_strategy(document, "SlideConfig")
-        device = config.device or device_of(self._group)
-        known = config.accumulation
-        optimization = Optimization(config.weight_decay, config.clip, accumulation=known)
+        ours = config.activation_checkpointing != "none"
+        if ours and isinstance(model, PreTrainedModel) and model.is_activation_checkpointing:
+            model.activation_checkpointing_disable()  # layers would be computed three times
+        device = torch.device(config.device or device_of(self._group))
         engine = build_engine(
-            model, strategy, optimization, self._group, device=torch.device(device)
+            model, config.strategy(), config.optimization(), self._group, device=device
         )
         assert isinstance(engine, SlideEngine)
         return engine

@@ -48,7 +48,7 @@ try:
 except UserError as error:
     print(error)
 """
-SPILLED = "print(keep(FileStore(folder, fallback='memory')))"
+SPILLED = "print(keep(FileStore(folder, when_full='memory')))"
 
 
 @pytest.mark.parametrize("kind", ["a small disk", "a limit for files"])
