@@ -114,7 +114,8 @@ def main_memory(strategy: Strategy, sizes: Sizes, world_size: int) -> Categories
     full = strategy.normal()
     if full.engine != "slide":
         return {}
-    node = in_main_memory(full, sizes.element_bytes, sizes.parameters, world_size)
+    units = [unit.elements for unit in sizes.units]
+    node = in_main_memory(full, sizes.element_bytes, sizes.root, units, world_size)
     return {name: size // world_size for name, size in node.items()}
 
 

@@ -7,9 +7,10 @@ device computes with and l for one of a gradient that leaves it, K slots, and W 
   the gradients that autograd makes, b G in backward of a unit and b R at its end, and activations
   and logits as `shardlab.core.memory` has them. None of it depends on the number of layers but what
   is kept of each for backward;
-- main memory holds, for all ranks of the node, parameters and two moments, 12 P, where b is less
-  than 4 a mirror of the parameters, b P, and gradients: l P for each rank whose gradients are
-  copied whole (`cpu_reduce`), or l P for all.
+- main memory holds, for all ranks of the node, parameters, 4 P, where b is less than 4 a mirror of
+  them, b P, and gradients: l P for each rank whose gradients are copied whole (`cpu_reduce`), or
+  l P for all. With m bytes for a moment, those are 2 m P; on disk they take as much there, and main
+  memory holds those of three units: one is updated, one comes and one leaves.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ from shardlab.core.settings import Settings
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _FLOAT = DTYPE_BYTES["fp32"]
+_HELD = 3
+"""units whose moments are not on disk alone"""
 
 
 def window_bytes(full: Settings, element_bytes: int, root: int, units: Sequence[int]) -> int:
@@ -35,14 +38,16 @@ def leaving_bytes(
 
 
 def in_main_memory(
-    full: Settings, element_bytes: int, parameters: int, world_size: int
+    full: Settings, element_bytes: int, root: int, units: Sequence[int], world_size: int
 ) -> dict[str, int]:
-    """Bytes of a node, by what they are for."""
+    """Bytes of a node, by what they are for; `root` and `units` are elements."""
+    parameters = root + sum(units)
+    held = parameters if full.moments == "memory" else sum(sorted([root, *units])[-_HELD:])
     slots = world_size if full.grad_sync == "cpu_reduce" else 1
     mirror = 0 if element_bytes == _FLOAT else element_bytes
     return {
         "parameters": (_FLOAT + mirror) * parameters,
-        "moments": 2 * _FLOAT * parameters,
+        "moments": 2 * DTYPE_BYTES[full.moment_dtype] * held,
         "gradients": slots * _landed(full, element_bytes, world_size) * parameters,
     }
 

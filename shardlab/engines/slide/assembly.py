@@ -15,6 +15,7 @@ from shardlab.engines.slide.copies import Copies
 from shardlab.engines.slide.departures import Departures
 from shardlab.engines.slide.faults import Faults
 from shardlab.engines.slide.model import Sliding
+from shardlab.engines.slide.moments import MomentStore
 from shardlab.engines.slide.processors import update_workers
 from shardlab.engines.slide.ranks import Ranks
 from shardlab.engines.slide.schedule import Schedule
@@ -38,10 +39,10 @@ def make_units(
 
 def precision_of(setup: Setup, ranks: Ranks) -> Precision:
     """The types that all units have."""
-    computed = dtype_of(setup.strategy.param_dtype, setup.device)
-    if ranks.reductions is None:
-        return Precision(computed, computed)
-    return Precision(computed, dtype_of(setup.strategy.reduce_dtype, setup.device))
+    strategy, device = setup.strategy, setup.device
+    computed = dtype_of(strategy.param_dtype, device)
+    landed = computed if ranks.reductions is None else dtype_of(strategy.reduce_dtype, device)
+    return Precision(computed, landed, dtype_of(strategy.moment_dtype, device))
 
 
 class Parts(NamedTuple):
@@ -55,11 +56,14 @@ class Parts(NamedTuple):
     ledger: Ledger
 
 
-def make_updates(parts: Parts, module: Sliding) -> Updates:
+def make_updates(
+    parts: Parts, module: Sliding, moments: MomentStore, order: Sequence[SlidUnit]
+) -> Updates:
     """What applies gradients in main memory.
 
     Args:
         module: whose collectives are attached.
+        order: of updates, see `Updates`.
     """
     setup, ranks = parts.setup, parts.ranks
     return Updates(
@@ -71,6 +75,9 @@ def make_updates(parts: Parts, module: Sliding) -> Updates:
         module.average,
         parts.ledger,
         update_workers(ranks.here, setup.device),
+        moments,
+        order,
+        setup.seed,
     )
 
 
@@ -85,7 +92,7 @@ def make_schedule(
     """
     setup, ranks, copies, control, faults, ledger = parts
     (root, *others), strategy, device = units, setup.strategy, setup.device
-    computed, landed = precision_of(setup, ranks)
+    computed, landed, _ = precision_of(setup, ranks)
     reduce = module.reduce if strategy.grad_sync == "gpu_reduce" else None
     return Schedule(
         root,

@@ -1,6 +1,8 @@
 """What is done to gradients in main memory: they are added up, measured and applied."""
 
+import hashlib
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from shardlab.comm.ledger import Ledger
 from shardlab.engines.slide.arrivals import UPDATED, share_in_memory
 from shardlab.engines.slide.control import Control
 from shardlab.engines.slide.faults import Faults
+from shardlab.engines.slide.moments import MomentStore
 from shardlab.engines.slide.unit import SlidUnit
 from shardlab.kernels.adam import Hyper, adam_, sum_of_squares
 from shardlab.kernels.workers import Workers
@@ -28,6 +31,8 @@ class Updates:
             here, or is the mean already.
         average: between nodes, of what is there then.
         ledger: counts what ranks leave for each other in slots.
+        order: in which units are updated step after step, as a rule: moments come one unit ahead.
+        seed: of the run, for what is rounded by chance.
     """
 
     def __init__(
@@ -40,13 +45,17 @@ class Updates:
         average: Collective | None,
         ledger: Ledger,
         workers: Workers | None,
+        moments: MomentStore,
+        order: Sequence[SlidUnit],
+        seed: int,
     ) -> None:
         self.hyper = Hyper(0.0)
         """of the updates that are started from now on"""
         self.scale = 1.0
         """what the sum over slots is multiplied by to be the gradient"""
         self._control, self._faults, self._ledger = control, faults, ledger
-        self._workers = workers
+        self._workers, self._moments, self._seed = workers, moments, seed
+        self._following = dict(zip(order, [*order[1:], order[0]], strict=True))
         self._world_size = world_size
         self._sums, self._reduce, self._average = sums, reduce, average
         self._lane = Background("update")
@@ -56,6 +65,7 @@ class Updates:
 
     def begin(self) -> None:
         """Before the first gradient of a step."""
+        self._moments.check()
         self._steps += 1
         self._squares.clear()
 
@@ -93,6 +103,7 @@ class Updates:
     def drain(self) -> None:
         """Returns when all updates are done; raises the error of the first one that has one."""
         self._lane.drain()
+        self._moments.drain()
 
     def _land(
         self,
@@ -142,20 +153,24 @@ class Updates:
 
     @torch.no_grad()
     def _update(self, unit: SlidUnit, number: int, step: int, hyper: Hyper, scale: float) -> None:
-        own = {kind: vector[unit.own] for kind, vector in unit.vectors.items()}
+        moments = self._moments.load(unit.name)
+        self._moments.prefetch(self._following[unit].name)
+        mirror = unit.vectors["mirror"][unit.own] if unit.narrow else None
         adam_(
-            own["parameter"],
-            own["exp_avg"],
-            own["exp_avg_sq"],
+            unit.vectors["parameter"][unit.own],
+            *moments,
             self._gradients(unit),
             hyper,
             step,
             scale,
-            own.get("mirror"),
+            mirror,
+            # neither of these depends on the number of ranks
+            seed=_seed(self._seed, unit.name),
             offset=unit.first,
             workers=self._workers,
         )
         self._control.publish(UPDATED, unit.index, number)
+        self._moments.store(unit.name)
 
     def _gradients(self, unit: SlidUnit) -> list[Tensor]:
         """Of this rank's chunk: what it adds up, in the order of ranks, or the sum or mean."""
@@ -163,3 +178,8 @@ class Updates:
             return [unit.total]
         slots = unit.slots if self._sums else [unit.slot]
         return [slot[unit.own] for slot in slots]
+
+
+def _seed(run: int, unit: str) -> int:
+    digest = hashlib.blake2b(f"{run}\0{unit}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

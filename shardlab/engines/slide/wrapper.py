@@ -44,6 +44,10 @@ class SlideConfig:
     """layers that the device has memory for at a time"""
     param_transfer: Literal["full", "shard"] = "full"
     grad_sync: Literal["gpu_reduce", "cpu_reduce"] = "cpu_reduce"
+    moments: Literal["memory", "disk"] = "memory"
+    """where those of AdamW are between updates"""
+    moment_dtype: Literal["fp32", "bf16"] = "fp32"
+    """what they are kept in; with bf16 second moments are rounded by chance"""
     device: str | None = None
     """that computes; by default the current GPU where the process group has NCCL, else the CPU"""
 
@@ -196,7 +200,7 @@ class SlideFSDP:
     def _build(self, model: nn.Module) -> SlideEngine:
         config = self.config
         computation = ("param_dtype", "activation_checkpointing", "activations")
-        keys = (*computation, "window", "param_transfer", "grad_sync")
+        keys = (*computation, "window", "param_transfer", "grad_sync", "moments", "moment_dtype")
         document = {"engine": "slide", **{key: getattr(config, key) for key in keys}}
         strategy = parse_strategy(document, "SlideConfig")
         device = config.device or device_of(self._group)

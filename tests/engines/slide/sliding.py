@@ -37,13 +37,15 @@ class DelayedCopies(ThrottledCopies):
         super().copy(target, source)
 
 
-def engine_of(group, document, clip=0.5, copies=None, seed=1, ranks_per_node=None):
+def engine_of(
+    group, document, clip=0.5, copies=None, seed=1, ranks_per_node=None, betas=(0.9, 0.95)
+):
     """With copies of its own, of the slide engine."""
     config = shape_config(Shape(LAYERS, 32, 2), VOCABULARY, LENGTH, 0)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     weights = RandomWeights(model, seed)
-    optimization = Optimization(weight_decay=0.1, clip=clip)
+    optimization = Optimization(weight_decay=0.1, clip=clip, betas=betas)
     strategy = parse_strategy(document)
     if copies is None and ranks_per_node is None:
         return build_engine(model, strategy, optimization, group, weights=weights)
