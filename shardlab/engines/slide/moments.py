@@ -82,27 +82,29 @@ class FileMoments(MomentStore):
         self._file, self._parts, self._dtype = file, parts, dtype
         self._out, self._in = Background("store moments"), Background("load moments")
         self._loaded: dict[str, tuple[list[Tensor], Running]] = {}
-        self._leaving: tuple[str, Running] | None = None
+        self._leaving: _Leaving | None = None
+        self._spare: list[Tensor] = []
 
     def prefetch(self, unit: str) -> None:  # noqa: D102
         self.check()
         if unit not in self._loaded:
-            rooms = [part.room() for part in self._parts[unit]]
-            name, stored = self._leaving or (None, None)
-            after = stored if name == unit else None
-            self._loaded[unit] = rooms, self._in.start(self._read, unit, rooms, after)
+            buffers, leaving = self._buffers(unit), self._leaving
+            after = leaving.left if leaving is not None and leaving.unit == unit else None
+            self._loaded[unit] = buffers, self._in.start(self._read, unit, buffers, after)
 
     def load(self, unit: str) -> Moments:  # noqa: D102
         self.prefetch(unit)
-        rooms, arrived = self._loaded[unit]
+        buffers, arrived = self._loaded[unit]
         arrived.wait()
-        return Moments(*(room.view(self._dtype) for room in rooms))
+        parts = zip(self._parts[unit], buffers, strict=True)
+        return Moments(*(part.inside(buffer).view(self._dtype) for part, buffer in parts))
 
     def store(self, unit: str) -> None:  # noqa: D102
         if self._leaving is not None:
-            self._leaving[1].wait()  # memory stays bounded
-        rooms, _ = self._loaded.pop(unit)
-        self._leaving = unit, self._out.start(self._write, unit, rooms)
+            self._leaving.left.wait()  # memory stays bounded
+            self._spare = self._leaving.buffers
+        buffers, _ = self._loaded.pop(unit)
+        self._leaving = _Leaving(unit, buffers, self._out.start(self._write, unit, buffers))
 
     def check(self) -> None:  # noqa: D102
         self._out.check()
@@ -122,12 +124,26 @@ class FileMoments(MomentStore):
         finally:
             self._file.close()
 
-    def _read(self, unit: str, rooms: Sequence[Tensor], after: Running | None) -> None:
+    def _buffers(self, unit: str) -> list[Tensor]:
+        """New memory costs as much as reading it: what has left gives its own."""
+        parts, spare = self._parts[unit], self._spare
+        self._spare = []
+        if spare and all(part.fits(buffer) for part, buffer in zip(parts, spare, strict=True)):
+            return spare
+        return [part.buffer() for part in parts]
+
+    def _read(self, unit: str, buffers: Sequence[Tensor], after: Running | None) -> None:
         if after is not None:
             after.wait()
-        for part, room in zip(self._parts[unit], rooms, strict=True):
-            part.read(room)
+        for part, buffer in zip(self._parts[unit], buffers, strict=True):
+            part.read(buffer)
 
-    def _write(self, unit: str, rooms: Sequence[Tensor]) -> None:
-        for part, room in zip(self._parts[unit], rooms, strict=True):
-            part.write(room)
+    def _write(self, unit: str, buffers: Sequence[Tensor]) -> None:
+        for part, buffer in zip(self._parts[unit], buffers, strict=True):
+            part.write(buffer)
+
+
+class _Leaving(NamedTuple):
+    unit: str
+    buffers: list[Tensor]
+    left: Running

@@ -113,29 +113,38 @@ class FilePart:
     def __init__(self, direct: NamelessFile, cached: NamelessFile, start: int, size: int) -> None:
         self._direct, self._cached = direct, cached
         self._start, self._size = start, size
+        self._lead = start % BLOCK
 
-    def room(self) -> Tensor:
-        """uint8 [size] of main memory for `read` and `write`, which lies in blocks as they do."""
-        lead = self._start % BLOCK
-        return blocks(lead + self._size, _CPU)[lead : lead + self._size]
+    def buffer(self) -> Tensor:
+        """uint8 of main memory for `read` and `write`, in whole blocks."""
+        return blocks(self._lead + self._size, _CPU)
 
-    def read(self, room: Tensor) -> None:
-        """Fills what `room` has made.
+    def fits(self, buffer: Tensor) -> bool:
+        """Whether the buffer of another part serves this one, without being much too large."""
+        size = whole_blocks(self._lead + self._size)
+        return size <= buffer.numel() <= 2 * size
+
+    def inside(self, buffer: Tensor) -> Tensor:
+        """uint8 [size]: the bytes of a buffer that are read and written."""
+        return buffer[self._lead : self._lead + self._size]
+
+    def read(self, buffer: Tensor) -> None:
+        """Fills the buffer.
 
         Raises:
             OSError: bytes did not come.
         """
         for file, piece in self._pieces():
-            file.read(self._start + piece.start, room[piece])
+            file.read(self._start + piece.start, self.inside(buffer)[piece])
 
-    def write(self, room: Tensor) -> None:
-        """Takes what `room` has made.
+    def write(self, buffer: Tensor) -> None:
+        """Takes what is in the buffer.
 
         Raises:
             OSError, UserError: bytes were not taken.
         """
         for file, piece in self._pieces():
-            file.write(self._start + piece.start, room[piece])
+            file.write(self._start + piece.start, self.inside(buffer)[piece])
 
     def _pieces(self) -> Iterator[tuple[NamelessFile, slice]]:
         first, last = -self._start % BLOCK, self._size - (self._start + self._size) % BLOCK

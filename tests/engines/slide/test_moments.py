@@ -3,6 +3,7 @@
 import os
 import random
 import time
+from itertools import pairwise
 
 import pytest
 import torch
@@ -20,15 +21,15 @@ class DelayedPart:
 
     def __init__(self, part, delays):
         self._part, self._delays = part, delays
-        self.room = part.room
+        self.buffer, self.fits, self.inside = part.buffer, part.fits, part.inside
 
-    def read(self, room):
+    def read(self, buffer):
         time.sleep(self._delays.random() * 4e-3)
-        self._part.read(room)
+        self._part.read(buffer)
 
-    def write(self, room):
+    def write(self, buffer):
         time.sleep(self._delays.random() * 4e-3)
-        self._part.write(room)
+        self._part.write(buffer)
 
 
 def in_memory(dtype=torch.float32):
@@ -79,18 +80,19 @@ def test_moments_in_a_file_are_the_bits_of_those_in_memory(tmp_path, dtype, unit
 
 def test_memory_holds_those_of_three_units(tmp_path):
     def on_rank(group):
-        moments, storages = in_file(group, tmp_path), []
-        units = [*SIZES]
-        for unit, following in zip(units, [*units[1:], units[0]], strict=True):
-            storages.append(watch(moments.load(unit).exp_avg))
+        moments, storages = in_file(group, tmp_path, delays=random.Random(1)), {}
+        units = [*SIZES][1:] * 2  # of one size
+        for unit, following in pairwise([*units, units[0]]):
+            exp_avg = moments.load(unit).exp_avg
+            storages[exp_avg.untyped_storage().data_ptr()] = watch(exp_avg)
             moments.prefetch(following)
             moments.store(unit)
-            gone = [False] * max(0, len(storages) - 2)
-            assert alive(storages[: len(gone)], gone) == gone
-        moments.drain()
-        gone = [False] * len(SIZES)
-        assert alive(storages, gone) == gone
+        assert len(storages) == 3
+        del exp_avg
         moments.close()
+        del moments
+        gone = [False] * len(storages)
+        assert alive([*storages.values()], gone) == gone
         return {}
 
     run_ranks(1, on_rank)
