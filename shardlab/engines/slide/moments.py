@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shardlab.comm.background import Background, Running
+from shardlab.comm.background import Background, Running, drain_all
 from shardlab.engines.slide.node_file import FilePart, NodeFile
 
 KINDS = ("exp_avg", "exp_avg_sq")
@@ -111,8 +111,7 @@ class FileMoments(MomentStore):
         self._in.check()
 
     def drain(self) -> None:  # noqa: D102
-        self._out.drain()
-        self._in.drain()
+        drain_all(self._out, self._in)
 
     def refresh(self) -> None:  # noqa: D102
         self._loaded.clear()
