@@ -4,8 +4,8 @@
 
 Eight units of one rank are updated one after another, as the slide engine does: the moments of the
 next one come and those of the last one leave meanwhile. Plain direct I/O reads or writes the same
-bytes, all of a unit by one call. All ways take their turn in every round; what is shown is the
-fastest round of each.
+bytes, all of a unit by one call. Parameters and gradients are one vector for all units. All ways
+take their turn in every round; what is shown is the fastest round of each.
 """
 
 import argparse
