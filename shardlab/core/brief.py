@@ -44,6 +44,10 @@ def _sliding(normal: Settings) -> list[str]:
         words.append("parts gathered")
     if normal.grad_sync == "gpu_reduce":
         words.append("reduced on the device")
+    if normal.moments != "memory":
+        words.append(f"moments {_WHERE[normal.moments]}")
+    if normal.moment_dtype != "fp32":
+        words.append(f"moments in {normal.moment_dtype}")
     return words
 
 

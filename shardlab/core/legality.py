@@ -19,7 +19,7 @@ _OF_ONE = {
     "manual": _OF_SHARDED,
     "slide": (
         *("wrap", "wrap_size", "window", "param_transfer", "grad_sync"),
-        *("reduce_dtype", "reduce_every_micro_batch", "weights"),
+        *("reduce_dtype", "reduce_every_micro_batch", "weights", "moments", "moment_dtype"),
     ),
 }
 """settings that not all engines have"""

@@ -75,6 +75,12 @@ class Settings(Document):
     grad_sync: Literal["gpu_reduce", "cpu_reduce"] | None = None
     """slide: gradients are reduced on the device, after every micro-batch, and each rank copies its
     part; or each rank copies all of its own, which are summed in main memory (default)"""
+    moments: Literal["memory", "disk"] = "memory"
+    """slide: where the moments of AdamW are between updates: in main memory, or in a file without a
+    name where `activations: disk` has its own"""
+    moment_dtype: Literal["fp32", "bf16"] = "fp32"
+    """slide: what the moments are kept in. bf16 rounds second moments by chance, so that they move
+    as they should in the mean"""
     gradients: Compression = Compression()
     weights: WeightCompression | None = None
     """fsdp1, fsdp2, manual, and slide with param_transfer: shard: how gathered parameters travel

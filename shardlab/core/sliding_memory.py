@@ -7,13 +7,15 @@ device computes with and l for one of a gradient that leaves it, K slots, and W 
   the gradients that autograd makes, b G in backward of a unit and b R at its end, and activations
   and logits as `shardlab.core.memory` has them. None of it depends on the number of layers but what
   is kept of each for backward;
-- main memory holds, for all ranks of the node, parameters and two moments, 12 P, where b is less
-  than 4 a mirror of the parameters, b P, and gradients. They arrive in V vectors: one for each rank
-  that copies them whole (V = W, `cpu_reduce`), or one for all (V = 1). With a single micro-batch
-  and nothing to wait for they are applied where they arrive, in slots that units share: V l
-  (3 G + R). Where they wait for the norm of all they stay as they arrive: V l P. Several
-  micro-batches are added up in float32 beside those slots: each rank its own, V 4 P, or, where they
-  are reduced one by one, each rank its part of the sum, 4 P for all.
+- main memory holds, for all ranks of the node, parameters, 4 P, where b is less than 4 a mirror of
+  them, b P, moments and gradients;
+- with m bytes for a moment, moments are 2 m P; on disk they take as much there, and main memory
+  holds those of three units: one is updated, one comes and one leaves;
+- gradients arrive in V vectors: one for each rank that copies them whole (V = W, `cpu_reduce`), or
+  one for all (V = 1). With a single micro-batch and nothing to wait for they are applied where they
+  arrive, in slots that units share: V l (3 G + R). Where they wait for the norm of all they stay as
+  they arrive: V l P. Several micro-batches are added up in float32 beside those slots: each rank
+  its own, V 4 P, or, where they are reduced one by one, each rank its part of the sum, 4 P for all.
 """
 
 from collections.abc import Sequence
@@ -25,6 +27,8 @@ DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _FLOAT = DTYPE_BYTES["fp32"]
 _SLOTS = 3
 """one that is filled, one that is applied, and one since ranks are not equally far"""
+_HELD = 3
+"""units whose moments are not on disk alone"""
 
 
 def window_bytes(full: Settings, element_bytes: int, root: int, units: Sequence[int]) -> int:
@@ -81,8 +85,9 @@ def in_main_memory(
     accumulation: int | None,
     holding: bool,
 ) -> dict[str, int]:
-    """Bytes of a node, by what they are for."""
+    """Bytes of a node, by what they are for; `root` and `units` are elements."""
     parameters = root + sum(units)
+    held = parameters if full.moments == "memory" else sum(sorted([root, *units])[-_HELD:])
     mirror = 0 if element_bytes == _FLOAT else element_bytes
     vectors, landed = copied_whole(full, world_size), _landed(full, element_bytes, world_size)
     slots = vectors * landed * sum(landing_sizes(root, units))
@@ -94,7 +99,7 @@ def in_main_memory(
     }
     return {
         "parameters": (_FLOAT + mirror) * parameters,
-        "moments": 2 * _FLOAT * parameters,
+        "moments": 2 * DTYPE_BYTES[full.moment_dtype] * held,
         "gradients": gradients[keeping(full, accumulation, holding)],
     }
 

@@ -6,6 +6,7 @@ from checkpointed import ENGINES, Run, differing, plan_of, strategy_of
 from ranks import run_ranks
 
 from shardlab.core.errors import UserError
+from shardlab.engines.activations.checkpoint import FOLDER_VARIABLE
 
 INT8 = {"codec": "int8:group=64", "error_feedback": True}
 
@@ -70,6 +71,34 @@ def test_a_full_checkpoint_serves_every_engine(data, tmp_path, source):
             assert not differing(run.whole(), saved)
             run.to(5)
             torch.testing.assert_close(losses(run), losses(straight), rtol=1e-6, atol=0)
+        return {}
+
+    run_ranks(2, on_rank)
+
+
+@pytest.mark.parametrize("format", ["full", "sharded"])
+def test_moments_of_any_place_and_type_serve_all_others(data, tmp_path, monkeypatch, format):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "disk"))
+    places = {
+        f"{place} {dtype}": {"engine": "slide", "moments": place, "moment_dtype": dtype}
+        for place in ("memory", "disk")
+        for dtype in ("fp32", "bf16")
+    }
+    others = {} if format == "sharded" else {"ddp": strategy_of("ddp")}
+
+    def on_rank(group):
+        for source, strategy in (places | others).items():
+            plan, folder = plan_of(data, strategy), tmp_path / source
+            straight = Run.start(plan, folder, group, every=3, keep=2, format=format).to(3)
+            saved = straight.whole()
+            straight.to(5)
+            for target in (places | others).values():
+                run = Run.start(plan_of(data, target), folder, group, elastic=True, format=format)
+                found = run.whole()
+                converted = {key: saved[key].to(tensor.dtype) for key, tensor in found.items()}
+                assert not differing(found, converted)
+                run.to(5)
+                torch.testing.assert_close(losses(run), losses(straight), rtol=1e-3, atol=0)
         return {}
 
     run_ranks(2, on_rank)

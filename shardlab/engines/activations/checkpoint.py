@@ -26,7 +26,7 @@ from shardlab.engines.activations.stores import (
 )
 
 FOLDER_VARIABLE = "SHARDLAB_ACTIVATIONS"
-"""of the environment: the folder of `activations: disk`"""
+"""of the environment: see `scratch_folder`"""
 
 _SAVE_INPUTS = checkpoint._CheckpointFrame.save_inputs.__code__
 
@@ -203,5 +203,9 @@ def sliding(strategy: Strategy, device: torch.device) -> AbstractContextManager[
         return nullcontext()
     if strategy.activations == "memory":
         return SlidingCheckpoint.in_memory(device)
-    folder = os.environ.get(FOLDER_VARIABLE, ".work/activations")
-    return SlidingCheckpoint.on_disk(folder, device)
+    return SlidingCheckpoint.on_disk(scratch_folder(), device)
+
+
+def scratch_folder() -> Path:
+    """Where `activations: disk` and `moments: disk` are."""
+    return Path(os.environ.get(FOLDER_VARIABLE, ".work/activations"))

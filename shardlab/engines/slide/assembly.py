@@ -17,6 +17,7 @@ from shardlab.engines.slide.departures import Departures
 from shardlab.engines.slide.faults import Faults
 from shardlab.engines.slide.landings import Landings
 from shardlab.engines.slide.model import Sliding
+from shardlab.engines.slide.moments import MomentStore
 from shardlab.engines.slide.processors import update_workers
 from shardlab.engines.slide.ranks import Ranks
 from shardlab.engines.slide.schedule import Schedule
@@ -51,7 +52,8 @@ def precision_of(setup: Setup, ranks: Ranks) -> Precision:
     if ranks.reductions is not None:
         landed = dtype_of(setup.strategy.reduce_dtype, setup.device)
     kept = landed if keeping_of(setup) == "arrived" else torch.float32
-    return Precision(computed, landed, kept)
+    moments = dtype_of(setup.strategy.moment_dtype, setup.device)
+    return Precision(computed, landed, kept, moments)
 
 
 def keeping_of(setup: Setup) -> Keeping:
@@ -76,11 +78,14 @@ class Parts(NamedTuple):
     ledger: Ledger
 
 
-def make_updates(parts: Parts, module: Sliding) -> Updates:
+def make_updates(
+    parts: Parts, module: Sliding, moments: MomentStore, order: Sequence[SlidUnit]
+) -> Updates:
     """What applies gradients in main memory.
 
     Args:
         module: whose collectives are attached.
+        order: of updates, see `Updates`.
     """
     setup, ranks = parts.setup, parts.ranks
     sums = Sums(
@@ -93,7 +98,8 @@ def make_updates(parts: Parts, module: Sliding) -> Updates:
         module.average,
         parts.ledger,
     )
-    return Updates(parts.control, parts.faults, sums, update_workers(ranks.here, setup.device))
+    workers = update_workers(ranks.here, setup.device)
+    return Updates(parts.control, parts.faults, sums, workers, moments, order, setup.seed)
 
 
 def make_schedule(
@@ -106,7 +112,7 @@ def make_schedule(
     """
     setup, ranks, copies, landings, control, faults, ledger = parts
     (root, *others), strategy, device = units, setup.strategy, setup.device
-    computed, landed, _ = precision_of(setup, ranks)
+    computed, landed, *_ = precision_of(setup, ranks)
     reduce = module.reduce if strategy.grad_sync == "gpu_reduce" else None
     return Schedule(
         root,

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardlab.core.errors import UserError
+from shardlab.engines.activations.checkpoint import scratch_folder
 from shardlab.engines.base import State, StepOutcome
 from shardlab.engines.flat import laid_out, split_vector
 from shardlab.engines.module import ModuleEngine
@@ -29,16 +30,22 @@ from shardlab.engines.slide.assembly import (
 from shardlab.engines.slide.copies import Copies, copies_for
 from shardlab.engines.slide.faults import Faults
 from shardlab.engines.slide.model import Sliding
+from shardlab.engines.slide.moments import KINDS, MomentStore
 from shardlab.engines.slide.node import NodeMemory
 from shardlab.engines.slide.ranks import ranks_of
-from shardlab.engines.slide.storing import share_memory, store
+from shardlab.engines.slide.storing import (
+    moments_in_memory,
+    moments_on_disk,
+    share_memory,
+    store,
+)
 from shardlab.engines.slide.updates import Updates
 from shardlab.engines.units import checkpointing_modes, plan_units
 from shardlab.kernels.adam import Hyper
 
 Result = TypeVar("Result")
 
-_KINDS = ("parameter", "exp_avg", "exp_avg_sq")
+_STATES = ("parameter", *KINDS)
 
 
 class SlideEngine(ModuleEngine):
@@ -65,7 +72,13 @@ class SlideEngine(ModuleEngine):
         """the root, then the others in the order of their use"""
         self._copies = copies_for(device) if copies is None else copies
         landings = make_landings(self.units, setup, ranks)
-        self._memory = share_memory(self.units, landings, ranks.here)
+        on_disk = strategy.moments == "disk"
+        self._memory = share_memory(self.units, landings, ranks.here, moments=not on_disk)
+        self._moments = (
+            moments_on_disk(self.units, ranks.here, scratch_folder())
+            if on_disk
+            else moments_in_memory(self.units, self._memory)
+        )
         store(model, plans, self.units, landings, setup, self._copies)
         again = {b for b, mode in checkpointing_modes(model, strategy).items() if mode != "none"}
         module = Sliding(model, plans, self.units, again, ranks)
@@ -74,11 +87,12 @@ class SlideEngine(ModuleEngine):
         control = self._memory.control
         self._faults = Faults(control)
         parts = Parts(setup, ranks, self._copies, landings, control, self._faults, self.ledger)
-        self._updates = make_updates(parts, module)
+        order = self.units if self._holding else [*reversed(self.units)]
+        self._updates = make_updates(parts, module, self._moments, order)
         self._schedule = make_schedule(parts, module, self.units, self._updates)
         module.schedule = self._schedule
         self._touched = True
-        weakref.finalize(self, _leave, self._copies, self._updates, self._memory)
+        weakref.finalize(self, _leave, self._copies, self._updates, self._moments, self._memory)
 
     def step(self, micro_batches: Sequence[Tensor], learning_rate: float) -> StepOutcome:  # noqa: D102
         count, losses = len(micro_batches), []
@@ -148,7 +162,11 @@ class SlideEngine(ModuleEngine):
         for unit in self.units:
             yield unit.named(unit.vectors["parameter"])
 
-    def shards(self) -> State:  # noqa: D102
+    def shards(self) -> State:
+        """See `Engine.shards`; moments in their own type.
+
+        Those on disk are mapped: main memory holds what is looked at, as long as it has room.
+        """
         self.synchronize()
         self._touched = True
         kinds: State = {
@@ -156,17 +174,20 @@ class SlideEngine(ModuleEngine):
                 unit.name: laid_out(unit.vectors[kind][unit.own], unit.count, self.ranks.mesh)
                 for unit in self.units
             }
-            for kind in _KINDS
+            for kind in _STATES
         }
         return kinds | {"step": {unit.name: unit.step for unit in self.units}}
 
     def in_main_memory(self) -> State:
-        """Whole parameters and moments by their names, in the memory that all ranks update.
+        """Whole parameters and moments by their names, in what all ranks update.
+
+        Moments on disk are mapped, see `shards`.
 
         To be called by all ranks together. Writing to it, on any rank, counts from the next step
         on, when all ranks have ended it. `step` is each rank's own, by the names of units.
         """
         self.synchronize()
+        dist.barrier(self.ranks.here)  # what others keep on disk is there, too
         self._touched = True
         kinds: State = {
             kind: {
@@ -174,7 +195,7 @@ class SlideEngine(ModuleEngine):
                 for unit in self.units
                 for name, part in unit.named(unit.vectors[kind]).items()
             }
-            for kind in _KINDS
+            for kind in _STATES
         }
         return kinds | {"step": {unit.name: unit.step for unit in self.units}}
 
@@ -202,6 +223,7 @@ class SlideEngine(ModuleEngine):
         dist.barrier(self.ranks.here)  # all have written
         for unit in self.units:
             unit.refresh()
+        self._moments.refresh()
         dist.barrier(self.ranks.here)
 
     def _norm(self) -> float:
@@ -229,9 +251,10 @@ class SlideEngine(ModuleEngine):
         self._loss_scale.update(applied)
 
 
-def _leave(copies: Copies, updates: Updates, memory: NodeMemory) -> None:
+def _leave(copies: Copies, updates: Updates, moments: MomentStore, memory: NodeMemory) -> None:
     """In order, so that no rank takes this one for lost."""
     with suppress(Exception):  # which have surfaced in a step, or nobody is left to hear of them
         updates.drain()
         copies.drain()
         memory.close()
+        moments.close()

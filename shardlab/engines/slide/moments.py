@@ -1,22 +1,20 @@
-"""The moments of AdamW, with their update or in a file between updates."""
+"""The moments of AdamW, in main memory or in a file between updates."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from shardlab.comm.background import Background, Running
-from shardlab.engines.activations.files import FileMedium
-from shardlab.engines.activations.media import Place, blocks
+from shardlab.comm.background import Background, Running, drain_all
+from shardlab.engines.slide.node_file import FilePart, NodeFile
 
-_KINDS = 2
+KINDS = ("exp_avg", "exp_avg_sq")
 
 
 class Moments(NamedTuple):
-    """Of one unit: vectors of as many elements, which an update writes to."""
+    """Of this rank's chunk of one unit: vectors, which an update writes to."""
 
     exp_avg: Tensor
     exp_avg_sq: Tensor
@@ -26,7 +24,7 @@ class MomentStore(ABC):
     """The moments of units, zeros at first.
 
     Whoever updates a unit loads its moments, writes to them and stores them; what was loaded is not
-    touched after that. One thread at a time calls.
+    touched after that. One thread at a time calls, but for `check`.
     """
 
     def prefetch(self, unit: str) -> None:  # noqa: B027  (memory has no need)
@@ -40,94 +38,111 @@ class MomentStore(ABC):
             OSError: they did not come, or others did not leave.
         """
 
-    @abstractmethod
-    def store(self, unit: str) -> None:
+    def store(self, unit: str) -> None:  # noqa: B027
         """Keeps what was loaded, with all that was written to it.
 
         Raises:
             OSError, UserError: moments that were stored before did not leave.
         """
 
-    @abstractmethod
-    def close(self) -> None:
-        """Returns when nothing is under way; the moments are gone."""
+    def check(self) -> None:  # noqa: B027
+        """Raises what went wrong with moments on their way."""
+
+    def drain(self) -> None:  # noqa: B027
+        """Returns when nothing is on its way; raises what went wrong."""
+
+    def refresh(self) -> None:  # noqa: B027
+        """Somebody has written to the moments where they are; nothing is on its way."""
+
+    def close(self) -> None:  # noqa: B027
+        """Returns when nothing is on its way; nobody calls again."""
 
 
 class MemoryMoments(MomentStore):
-    """In main memory all the time.
+    """In main memory all the time, which somebody else gives."""
 
-    Args:
-        sizes: elements of each unit.
-    """
-
-    def __init__(self, sizes: Mapping[str, int], dtype: torch.dtype = torch.float32) -> None:
-        self._moments = {
-            unit: Moments(*torch.zeros(_KINDS, size, dtype=dtype)) for unit, size in sizes.items()
-        }
+    def __init__(self, moments: Mapping[str, Moments]) -> None:
+        self._moments = moments
 
     def load(self, unit: str) -> Moments:  # noqa: D102
         return self._moments[unit]
 
-    def store(self, unit: str) -> None:  # noqa: D102
-        pass
-
-    def close(self) -> None:  # noqa: D102
-        self._moments.clear()
-
 
 class FileMoments(MomentStore):
-    """In a file without a name; memory holds those that are loaded, come or leave.
-
-    Room for all is reserved at once, so that no update finds the disk full.
+    """In a file; memory holds those of three units: one is updated, one comes and one leaves.
 
     Args:
-        sizes: elements of each unit.
-
-    Raises:
-        UserError: nothing can be written in `folder`, or not that much.
+        file: that `close` closes, too.
+        parts: those of each unit, in the order of `Moments`.
     """
 
     def __init__(
-        self, sizes: Mapping[str, int], folder: Path, dtype: torch.dtype = torch.float32
+        self, file: NodeFile, parts: Mapping[str, Sequence[FilePart]], dtype: torch.dtype
     ) -> None:
-        self._medium = FileMedium(folder)
-        self._dtype = dtype
-        self._bytes = {unit: _KINDS * size * dtype.itemsize for unit, size in sizes.items()}
-        self._places: dict[str, Place] = {
-            unit: self._medium.reserve(size) for unit, size in self._bytes.items()
-        }
+        self._file, self._parts, self._dtype = file, parts, dtype
         self._out, self._in = Background("store moments"), Background("load moments")
-        self._stored: dict[str, Running] = {}
-        self._loaded: dict[str, tuple[Tensor, Running | None]] = {}
+        self._loaded: dict[str, tuple[list[Tensor], Running]] = {}
+        self._leaving: _Leaving | None = None
+        self._spare: list[Tensor] = []
 
     def prefetch(self, unit: str) -> None:  # noqa: D102
-        self._out.check()
-        self._in.check()
-        if unit in self._loaded:
-            return
-        room = blocks(self._bytes[unit], torch.device("cpu"))
-        if unit not in self._stored:
-            self._loaded[unit] = room.zero_(), None
-            return
-        self._stored[unit].wait()
-        self._loaded[unit] = room, self._in.start(self._places[unit].read, room)
+        self.check()
+        if unit not in self._loaded:
+            buffers, leaving = self._buffers(unit), self._leaving
+            after = leaving.left if leaving is not None and leaving.unit == unit else None
+            self._loaded[unit] = buffers, self._in.start(self._read, unit, buffers, after)
 
     def load(self, unit: str) -> Moments:  # noqa: D102
         self.prefetch(unit)
-        room, arrived = self._loaded[unit]
-        if arrived is not None:
-            arrived.wait()
-        vector = room[: self._bytes[unit]].view(self._dtype)
-        return Moments(*vector.view(_KINDS, -1))
+        buffers, arrived = self._loaded[unit]
+        arrived.wait()
+        parts = zip(self._parts[unit], buffers, strict=True)
+        return Moments(*(part.inside(buffer).view(self._dtype) for part, buffer in parts))
 
     def store(self, unit: str) -> None:  # noqa: D102
+        if self._leaving is not None:
+            self._leaving.left.wait()  # memory stays bounded
+            self._spare = self._leaving.buffers
+        buffers, _ = self._loaded.pop(unit)
+        self._leaving = _Leaving(unit, buffers, self._out.start(self._write, unit, buffers))
+
+    def check(self) -> None:  # noqa: D102
         self._out.check()
-        room, _ = self._loaded.pop(unit)
-        self._stored[unit] = self._out.start(self._places[unit].write, room[: self._bytes[unit]])
+        self._in.check()
+
+    def drain(self) -> None:  # noqa: D102
+        drain_all(self._out, self._in)
+
+    def refresh(self) -> None:  # noqa: D102
+        self._loaded.clear()
+        self._file.flush()
 
     def close(self) -> None:  # noqa: D102
         try:
-            self._out.drain()
-            self._in.drain()
+            self.drain()
         finally:
-            self._medium.close()
+            self._file.close()
+
+    def _buffers(self, unit: str) -> list[Tensor]:
+        """New memory costs as much as reading it: what has left gives its own."""
+        parts, spare = self._parts[unit], self._spare
+        self._spare = []
+        if spare and all(part.fits(buffer) for part, buffer in zip(parts, spare, strict=True)):
+            return spare
+        return [part.buffer() for part in parts]
+
+    def _read(self, unit: str, buffers: Sequence[Tensor], after: Running | None) -> None:
+        if after is not None:
+            after.wait()
+        for part, buffer in zip(self._parts[unit], buffers, strict=True):
+            part.read(buffer)
+
+    def _write(self, unit: str, buffers: Sequence[Tensor]) -> None:
+        for part, buffer in zip(self._parts[unit], buffers, strict=True):
+            part.write(buffer)
+
+
+class _Leaving(NamedTuple):
+    unit: str
+    buffers: list[Tensor]
+    left: Running

@@ -74,7 +74,7 @@ class NodeMemory:
         with ExitStack() as files:
             file = _share(group, total, purpose, files)
             parts = [_part(place, rank, world_size) for place in places.values()]
-            mapped = _together(group, lambda: _map(file, total, parts))
+            mapped = together(group, lambda: _map(file, total, parts))
         control = Control(
             mapped,
             places.pop(_CONTROL).start,
@@ -124,14 +124,14 @@ def _part(place: range, rank: int, world_size: int) -> range:
 def _share(group: dist.ProcessGroup, total: int, purpose: str, files: ExitStack) -> int:
     """A descriptor of one new file on all ranks, for `files` to close."""
     leads = dist.get_rank(group) == 0
-    made = _together(group, lambda: _new_file(total, files) if leads else -1)
+    made = together(group, lambda: _new_file(total, files) if leads else -1)
     session = secrets.token_hex(16)
     pid, number, session = gather_values([os.getpid(), made, session], group)[0]
     header = hashlib.blake2b(f"{session} {_VERSION} {purpose}".encode()).digest()
     if leads:
         os.pwrite(made, header, 0)
     dist.barrier(group)
-    return _together(group, lambda: made if leads else _open_file(pid, number, header, files))
+    return together(group, lambda: made if leads else _open_file(pid, number, header, files))
 
 
 def _new_file(total: int, files: ExitStack) -> int:
@@ -194,7 +194,7 @@ def _too_little(total: int, why: str) -> UserError:
     )
 
 
-def _together(group: dist.ProcessGroup, call: Callable[[], _Value]) -> _Value:
+def together(group: dist.ProcessGroup, call: Callable[[], _Value]) -> _Value:
     """What the call returns, unless it is a mistake of the user on any rank: then so on all."""
     values, wrong = [], ""
     try:

@@ -1,6 +1,7 @@
 """Brings a model to main memory."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch.distributed as dist
 from torch import nn
@@ -10,23 +11,28 @@ from shardlab.engines.setup import Setup
 from shardlab.engines.slide.arrivals import UPDATED
 from shardlab.engines.slide.copies import Copies
 from shardlab.engines.slide.landings import TAKEN, Landings
+from shardlab.engines.slide.moments import KINDS, FileMoments, MemoryMoments, Moments, MomentStore
 from shardlab.engines.slide.node import NodeMemory
+from shardlab.engines.slide.node_file import NodeFile
 from shardlab.engines.slide.sums import LANDED
 from shardlab.engines.slide.unit import SlidUnit
 from shardlab.engines.units import UnitPlan
 
 
 def share_memory(
-    units: Sequence[SlidUnit], landings: Landings, here: dist.ProcessGroup
+    units: Sequence[SlidUnit], landings: Landings, here: dist.ProcessGroup, moments: bool
 ) -> NodeMemory:
     """Main memory for the units and what arrives, by all ranks of a node together.
+
+    Args:
+        moments: whether there is room for them, too.
 
     Raises:
         UserError: there is too little.
     """
     layout = landings.layout()
     for unit in units:
-        layout |= unit.layout()
+        layout |= unit.layout() | (unit.moments_layout() if moments else {})
     timeout_s = timeout_of(here).total_seconds()
     kinds = UPDATED, LANDED, TAKEN
     memory = NodeMemory.create(here, layout, kinds, len(units), timeout_s)
@@ -34,6 +40,40 @@ def share_memory(
         unit.map(memory)
     landings.map(memory)
     return memory
+
+
+def moments_in_memory(units: Sequence[SlidUnit], memory: NodeMemory) -> MomentStore:
+    """Moments for the units, in memory that was shared for them, too."""
+    for unit in units:
+        unit.map_moments(memory)
+    return MemoryMoments(
+        {unit.name: Moments(*(unit.vectors[kind][unit.own] for kind in KINDS)) for unit in units}
+    )
+
+
+def moments_on_disk(
+    units: Sequence[SlidUnit], here: dist.ProcessGroup, folder: Path
+) -> MomentStore:
+    """Moments for the units, in a file that the ranks of a node make together.
+
+    Raises:
+        UserError: (on all ranks) it cannot be made in the folder, or not that large.
+    """
+    layout: dict[str, int] = {}
+    for unit in units:
+        layout |= unit.moments_layout()
+    file = NodeFile.create(here, layout, folder)
+    for unit in units:
+        unit.map_moments(file)
+    dtype = units[0].precision.moments
+    parts = {
+        unit.name: [
+            file.part(unit.region(kind), unit.first * dtype.itemsize, unit.chunk * dtype.itemsize)
+            for kind in KINDS
+        ]
+        for unit in units
+    }
+    return FileMoments(file, parts, dtype)
 
 
 def store(

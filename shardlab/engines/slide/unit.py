@@ -10,13 +10,15 @@ from torch import Tensor, nn
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.layout import REPLICAS
 from shardlab.engines.flat import named_parts
+from shardlab.engines.slide.moments import KINDS
 from shardlab.engines.slide.node import NodeMemory
+from shardlab.engines.slide.node_file import NodeFile
 
 _FLOAT = torch.float32.itemsize
 
 
 class Precision(NamedTuple):
-    """The types of one unit's vectors beside float32 parameters and moments."""
+    """The types of one unit's vectors beside float32 parameters."""
 
     computed: torch.dtype
     """of the parameters on the device"""
@@ -24,15 +26,16 @@ class Precision(NamedTuple):
     """of gradients that arrive in main memory"""
     kept: torch.dtype
     """of gradients that stay there"""
+    moments: torch.dtype
 
 
 class SlidUnit:
     """Some parameters as one vector, of which every rank of a node updates 1/W.
 
     The parameters lie one after another, then zeros up to W equal chunks. Main memory, which the
-    ranks share, holds this vector and its moments in float32, a mirror of it in the type that
-    computes where that is narrower, and gradients that stay until they are applied. `map` gives
-    the unit that memory.
+    ranks share, holds this vector in float32, a mirror of it in the type that computes where that
+    is narrower, and gradients that stay until they are applied. `map` gives the unit that memory,
+    `map_moments` that of its moments.
 
     Outside of its use a parameter has no memory on the device: every element of it is NaN, so that
     whoever uses it then finds out.
@@ -78,7 +81,7 @@ class SlidUnit:
         self._nothing: list[Tensor] = []
         """what they are without memory"""
         self.vectors: dict[str, Tensor] = {}
-        """whole, in main memory: `parameter`, `exp_avg`, `exp_avg_sq`, perhaps `mirror`"""
+        """whole: `parameter`, `exp_avg`, `exp_avg_sq`, perhaps `mirror`"""
         self.slots: list[Tensor] = []
 
     @property
@@ -87,27 +90,38 @@ class SlidUnit:
         return self.precision.computed is not torch.float32
 
     def layout(self) -> dict[str, int]:
-        """Bytes of the regions of main memory."""
-        kinds = dict.fromkeys(("parameter", "exp_avg", "exp_avg_sq"), self.size * _FLOAT)
+        """Bytes of the regions of main memory, without moments."""
+        kinds = {"parameter": self.size * _FLOAT}
         if self.narrow:
             kinds["mirror"] = self.size * self.precision.computed.itemsize
         for slot in range(self._slots):
             kinds[f"gradient{slot}"] = self.size * self.precision.kept.itemsize
-        return {self._region(kind): size for kind, size in kinds.items()}
+        return {self.region(kind): size for kind, size in kinds.items()}
+
+    def moments_layout(self) -> dict[str, int]:
+        """Bytes of the regions of moments."""
+        size = self.size * self.precision.moments.itemsize
+        return {self.region(kind): size for kind in KINDS}
 
     def map(self, memory: NodeMemory) -> None:
         """Takes its regions."""
-        dtypes = dict.fromkeys(("parameter", "exp_avg", "exp_avg_sq"), torch.float32)
+        dtypes = {"parameter": torch.float32}
         if self.narrow:
             dtypes["mirror"] = self.precision.computed
         self.vectors = {
-            kind: memory.tensor(self._region(kind), dtype, (self.size,))
+            kind: memory.tensor(self.region(kind), dtype, (self.size,))
             for kind, dtype in dtypes.items()
         }
         self.slots = [
-            memory.tensor(self._region(f"gradient{slot}"), self.precision.kept, (self.size,))
+            memory.tensor(self.region(f"gradient{slot}"), self.precision.kept, (self.size,))
             for slot in range(self._slots)
         ]
+
+    def map_moments(self, where: NodeMemory | NodeFile) -> None:
+        """Takes their regions."""
+        for kind in KINDS:
+            dtype = self.precision.moments
+            self.vectors[kind] = where.tensor(self.region(kind), dtype, (self.size,))
 
     def store(self) -> None:
         """This rank's chunk takes the values of the parameters, the same on all ranks."""
@@ -159,7 +173,8 @@ class SlidUnit:
         """The parts of a vector by the names of the parameters."""
         return named_parts(vector, self.shapes)
 
-    def _region(self, kind: str) -> str:
+    def region(self, kind: str) -> str:
+        """The name of the memory of one of its vectors."""
         return f"{self.name}/{kind}"
 
     def _views(self, vector: Tensor) -> list[Tensor]:

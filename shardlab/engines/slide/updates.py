@@ -1,6 +1,8 @@
 """What is done to gradients in main memory: they are measured and applied."""
 
+import hashlib
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from shardlab.engines.slide.arrivals import UPDATED
 from shardlab.engines.slide.control import Control
 from shardlab.engines.slide.faults import Faults
 from shardlab.engines.slide.landings import Turn
+from shardlab.engines.slide.moments import MomentStore
 from shardlab.engines.slide.sums import Sums
 from shardlab.engines.slide.unit import SlidUnit
 from shardlab.kernels.adam import Hyper, adam_, sum_of_squares
@@ -21,17 +24,27 @@ class Updates:
 
     Args:
         sums: make the gradient of what arrives.
+        order: in which units are updated step after step, as a rule: moments come one unit ahead.
+        seed: of the run, for what is rounded by chance.
     """
 
     def __init__(
-        self, control: Control, faults: Faults, sums: Sums, workers: Workers | None
+        self,
+        control: Control,
+        faults: Faults,
+        sums: Sums,
+        workers: Workers | None,
+        moments: MomentStore,
+        order: Sequence[SlidUnit],
+        seed: int,
     ) -> None:
         self.hyper = Hyper(0.0)
         """of the updates that are started from now on"""
         self.scale = 1.0
         """what the sum over ranks is multiplied by to be the gradient"""
         self._control, self._faults, self._sums = control, faults, sums
-        self._workers = workers
+        self._workers, self._moments, self._seed = workers, moments, seed
+        self._following = dict(zip(order, [*order[1:], order[0]], strict=True))
         self._lane = Background("update")
         self._gradients: dict[int, list[Tensor]] = {}
         """of this rank's chunk of units: what adds up to it"""
@@ -40,6 +53,7 @@ class Updates:
 
     def begin(self) -> None:
         """Before the first gradient of a step."""
+        self._moments.check()
         self._squares.clear()
 
     def landed(self, unit: SlidUnit, arrived: Running, turn: Turn, first: bool, last: bool) -> None:
@@ -64,6 +78,7 @@ class Updates:
     def drain(self) -> None:
         """Returns when all updates are done; raises the error of the first one that has one."""
         self._lane.drain()
+        self._moments.drain()
 
     def _land(
         self, unit: SlidUnit, arrived: Running, turn: Turn, first: bool, last: bool, scale: float
@@ -77,17 +92,26 @@ class Updates:
 
     @torch.no_grad()
     def _update(self, unit: SlidUnit, number: int, step: int, hyper: Hyper, scale: float) -> None:
-        own = {kind: vector[unit.own] for kind, vector in unit.vectors.items()}
+        moments = self._moments.load(unit.name)
+        self._moments.prefetch(self._following[unit].name)
+        mirror = unit.vectors["mirror"][unit.own] if unit.narrow else None
         adam_(
-            own["parameter"],
-            own["exp_avg"],
-            own["exp_avg_sq"],
+            unit.vectors["parameter"][unit.own],
+            *moments,
             self._gradients.pop(unit.index),
             hyper,
             step,
             scale,
-            own.get("mirror"),
+            mirror,
+            # neither of these depends on the number of ranks
+            seed=_seed(self._seed, unit.name),
             offset=unit.first,
             workers=self._workers,
         )
         self._control.publish(UPDATED, unit.index, number)
+        self._moments.store(unit.name)
+
+
+def _seed(run: int, unit: str) -> int:
+    digest = hashlib.blake2b(f"{run}\0{unit}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

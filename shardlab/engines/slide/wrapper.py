@@ -56,6 +56,10 @@ class SlideConfig:
     """what was not sent is added to the next gradient of the same layer"""
     weights: str | Mapping[str, Any] = "none"
     """codec of the parameters that ranks gather, where param_transfer is "shard" (see `attach`)"""
+    moments: Literal["memory", "disk"] = "memory"
+    """where those of AdamW are between updates"""
+    moment_dtype: Literal["fp32", "bf16"] = "fp32"
+    """what they are kept in; with bf16 second moments are rounded by chance"""
     device: str | None = None
     """that computes; by default the current GPU where the process group has NCCL, else the CPU"""
 
@@ -66,8 +70,9 @@ class SlideConfig:
 
     def strategy(self) -> Strategy:
         """How the model computes and communicates."""
-        keys = ("param_dtype", "activation_checkpointing", "activations", "window")
-        document = {key: getattr(self, key) for key in (*keys, "param_transfer", "grad_sync")}
+        computation = ("param_dtype", "activation_checkpointing", "activations")
+        keys = (*computation, "window", "param_transfer", "grad_sync", "moments", "moment_dtype")
+        document = {key: getattr(self, key) for key in keys}
         gradients = {"codec": self.gradients, "error_feedback": self.error_feedback}
         codecs: dict[str, Any] = {"gradients": gradients}
         if self.weights != "none":

@@ -35,7 +35,10 @@ def write(folder: Path, whole: State) -> None:
 
 
 def load(engine: Engine, folder: Path) -> None:
-    """Every rank takes its part; one entry of `Engine.shards()` at a time is whole."""
+    """Every rank takes its part; one entry of `Engine.shards()` at a time is whole.
+
+    Numbers are rounded to the nearest of the type that the engine keeps them in.
+    """
     with safe_open(folder / _MODEL, "pt") as model, safe_open(folder / _OPTIMIZER, "pt") as moments:
         for kind, tensors in engine.shards().items():
             file, prefix = (model, "") if kind == "parameter" else (moments, f"{kind}.")

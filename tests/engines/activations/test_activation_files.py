@@ -80,7 +80,7 @@ def test_bytes_pass_by_the_page_cache_where_they_can(tmp_path):
     except OSError:
         pytest.skip("the file system has no direct I/O")
     medium = FileMedium(tmp_path)
-    assert fcntl.fcntl(medium._file, fcntl.F_GETFL) & os.O_DIRECT
+    assert fcntl.fcntl(medium._file.descriptor, fcntl.F_GETFL) & os.O_DIRECT
 
 
 def test_memory_as_a_disk_works_like_any_other():
@@ -121,7 +121,7 @@ def left(tmp_path):
 
 def test_a_file_that_ends_too_early_is_told_now_and_later(left):
     store, ticket = left
-    os.ftruncate(store._medium._file, 8192)
+    os.ftruncate(store._medium._file.descriptor, 8192)
     for call in (store.take, store.prefetch, lambda _: store.put(torch.ones(1))):
         with pytest.raises(OSError, match="could not be read: it ends too early") as told:
             call(ticket)
@@ -140,7 +140,7 @@ def test_an_error_of_the_writing_thread_is_raised_by_every_call_after_it(
 ):
     store, ticket = left
     instead = os.open(broken, flags)
-    os.dup2(instead, store._medium._file)
+    os.dup2(instead, store._medium._file.descriptor)
     os.close(instead)
     store.put(torch.ones(3000)).left.settle()
     for call in (store.take, store.prefetch, lambda _: store.put(torch.ones(1))):

@@ -54,13 +54,14 @@ def engine_of(
     ranks_per_node=None,
     accumulation=None,
     layers=LAYERS,
+    betas=(0.9, 0.95),
 ):
     """With copies of its own, of the slide engine."""
     config = shape_config(Shape(layers, 32, 2), VOCABULARY, LENGTH, 0)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     weights = RandomWeights(model, seed)
-    optimization = Optimization(weight_decay=0.1, clip=clip, accumulation=accumulation)
+    optimization = Optimization(0.1, clip, betas, accumulation=accumulation)
     strategy = parse_strategy(document)
     if copies is None and ranks_per_node is None:
         return build_engine(model, strategy, optimization, group, weights=weights)

@@ -1,67 +1,115 @@
 """Moments in a file are those in memory, and memory holds few of them."""
 
 import os
+import random
+import time
+from itertools import pairwise
 
 import pytest
 import torch
+from ranks import run_ranks
 
-from shardlab.core.errors import UserError
-from shardlab.engines.slide.moments import FileMoments, MemoryMoments
+from shardlab.engines.slide.moments import FileMoments, MemoryMoments, Moments
+from shardlab.engines.slide.node_file import NodeFile
 from tests.engines.activations.storages import alive, watch
 
 SIZES = {"root": 5001, **{f"block{number}": 3000 for number in range(6)}}
 
 
-@pytest.fixture
-def moments(tmp_path):
-    made = FileMoments(SIZES, tmp_path)
-    yield made
-    made.close()
+class DelayedPart:
+    """Takes a time of its own for everything."""
+
+    def __init__(self, part, delays):
+        self._part, self._delays = part, delays
+        self.buffer, self.fits, self.inside = part.buffer, part.fits, part.inside
+
+    def read(self, buffer):
+        time.sleep(self._delays.random() * 4e-3)
+        self._part.read(buffer)
+
+    def write(self, buffer):
+        time.sleep(self._delays.random() * 4e-3)
+        self._part.write(buffer)
 
 
-def updated(store, steps=4):
+def in_memory(dtype=torch.float32):
+    return MemoryMoments(
+        {unit: Moments(*torch.zeros(2, size, dtype=dtype)) for unit, size in SIZES.items()}
+    )
+
+
+def in_file(group, folder, dtype=torch.float32, delays=None):
+    width = dtype.itemsize
+    names = {unit: (f"{unit}/m", f"{unit}/v") for unit in SIZES}
+    layout = {name: SIZES[unit] * width for unit, both in names.items() for name in both}
+    file = NodeFile.create(group, layout, folder)
+    parts = {
+        unit: [file.part(name, 0, SIZES[unit] * width) for name in both]
+        for unit, both in names.items()
+    }
+    if delays is not None:
+        parts = {unit: [DelayedPart(part, delays) for part in both] for unit, both in parts.items()}
+    return FileMoments(file, parts, dtype)
+
+
+def updated(store, order, steps=4):
     """All moments after some updates in which every unit is fetched ahead of its own."""
-    units = [*SIZES]
     for step in range(steps):
-        for unit, following in zip(units, [*units[1:], units[0]], strict=True):
+        for unit, following in zip(order, [*order[1:], order[0]], strict=True):
             loaded = store.load(unit)
             store.prefetch(following)
             loaded.exp_avg.mul_(0.9).add_(len(unit) + step)
             loaded.exp_avg_sq.mul_(0.99).add_(torch.arange(SIZES[unit]) * step)
             store.store(unit)
-    return [tensor.clone() for unit in units for tensor in store.load(unit)]
+    return [tensor.clone() for unit in SIZES for tensor in store.load(unit)]
 
 
-def test_moments_in_a_file_are_the_bits_of_those_in_memory(moments):
-    expected = updated(MemoryMoments(SIZES))
-    assert all(torch.equal(a, b) for a, b in zip(updated(moments), expected, strict=True))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("units", [1, 2, len(SIZES)])
+def test_moments_in_a_file_are_the_bits_of_those_in_memory(tmp_path, dtype, units):
+    def on_rank(group):
+        order = [*SIZES][:units]
+        expected = updated(in_memory(dtype), order)
+        for delays in (None, random.Random(units)):
+            found = updated(in_file(group, tmp_path, dtype, delays), order)
+            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        return {}
+
+    run_ranks(1, on_rank)
 
 
-def test_what_was_stored_is_no_longer_in_memory(moments):
-    storages = []
-    for unit in SIZES:
-        storages.append(watch(moments.load(unit).exp_avg))
-        moments.store(unit)
-    moments._out.drain()
-    gone = [False] * len(SIZES)
-    assert alive(storages, gone) == gone
-
-
-def test_a_disk_that_cannot_hold_all_is_told_before_training(tmp_path):
-    free = os.statvfs(tmp_path)
-    sizes = {"root": free.f_frsize * free.f_blocks}
-    with pytest.raises(UserError, match="more bytes do not fit"):
-        FileMoments(sizes, tmp_path)
-
-
-def test_moments_that_did_not_come_are_told(tmp_path):
-    moments = FileMoments(SIZES, tmp_path)
-    moments.load("root").exp_avg.fill_(1)
-    moments.store("root")
-    moments._out.drain()
-    os.ftruncate(moments._medium._file, 0)
-    for call in (moments.load, moments.prefetch):
-        with pytest.raises(OSError, match="could not be read"):
-            call("root")
-    with pytest.raises(OSError, match="could not be read"):
+def test_memory_holds_those_of_three_units(tmp_path):
+    def on_rank(group):
+        moments, storages = in_file(group, tmp_path, delays=random.Random(1)), {}
+        units = [*SIZES][1:] * 2  # of one size
+        for unit, following in pairwise([*units, units[0]]):
+            exp_avg = moments.load(unit).exp_avg
+            storages[exp_avg.untyped_storage().data_ptr()] = watch(exp_avg)
+            moments.prefetch(following)
+            moments.store(unit)
+        assert len(storages) == 3
+        del exp_avg
         moments.close()
+        del moments
+        gone = [False] * len(storages)
+        assert alive([*storages.values()], gone) == gone
+        return {}
+
+    run_ranks(1, on_rank)
+
+
+def test_what_did_not_come_or_leave_is_told_by_the_calls_after_it(tmp_path):
+    def on_rank(group):
+        moments = in_file(group, tmp_path)
+        moments.load("root").exp_avg.fill_(1)
+        moments.store("root")
+        moments.drain()
+        os.ftruncate(moments._file._cached.descriptor, 0)
+        for call in (moments.load, moments.prefetch, lambda _: moments.check()):
+            with pytest.raises(OSError, match=f"a file in {tmp_path} could not be read"):
+                call("root")
+        with pytest.raises(OSError, match="could not be read"):
+            moments.close()
+        return {}
+
+    run_ranks(1, on_rank)

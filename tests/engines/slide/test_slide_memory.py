@@ -10,6 +10,7 @@ from ranks import run_ranks
 from shardlab.core.memory import closed_form, main_memory
 from shardlab.core.params import Train
 from shardlab.core.strategy import parse_strategy
+from shardlab.engines.activations.checkpoint import FOLDER_VARIABLE
 from shardlab.engines.sizes import sizes_of
 from shardlab.train.memory import MemoryMeter
 from tests.engines.slide.sliding import MODES
@@ -25,21 +26,27 @@ def formulas(model, document, world_size, train=TRAIN):
     return closed_form(*given), main_memory(*given)
 
 
-def test_a_rank_that_is_alone_grows_by_what_the_closed_form_says():
+def grown(document):
+    """What a rank that is alone grows by, over the closed form."""
+
     def on_rank(group):
         keep_no_freed_memory()
         meter = MemoryMeter(CPU)
         model = deep_model()
-        device, main = formulas(model, {"engine": "slide"}, 1)
-        engine = engine_of(model, {"engine": "slide"}, group, accumulation=1)
+        device, main = formulas(model, document, 1)
+        engine = engine_of(model, document, group, accumulation=1)
         for _ in range(2):
             engine.step([torch.randint(512, (8, 17))], 1e-3)
         engine.synchronize()
-        grown = meter.used().memory_growth_bytes
+        growth = meter.used().memory_growth_bytes
         expected = sum(device.values()) + sum(main.values())
-        return {"ratio": torch.tensor(grown / expected)}
+        return {"ratio": torch.tensor(growth / expected)}
 
-    assert 0.9 < float(run_ranks(1, on_rank)[0]["ratio"]) < 1.15
+    return float(run_ranks(1, on_rank)[0]["ratio"])
+
+
+def test_a_rank_that_is_alone_grows_by_what_the_closed_form_says():
+    assert 0.9 < grown({"engine": "slide"}) < 1.15
 
 
 @pytest.mark.parametrize("mode", ["full-cpu_reduce", "full-gpu_reduce", "full-cpu_reduce-every"])
@@ -67,6 +74,14 @@ def test_gradients_that_wait_for_nothing_need_no_more_memory_for_more_layers():
     # three of sixteen blocks, and the root
     for mode in ("full-cpu_reduce", "full-gpu_reduce"):
         assert 3 / 16 < found[None, mode] / found[1.0, mode] < 3.2 / 16
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("place", ["memory", "disk"])
+def test_narrow_moments_and_those_on_disk_leave_memory(monkeypatch, tmp_path, place, dtype):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    ratio = grown({"engine": "slide", "moments": place, "moment_dtype": dtype})
+    assert 0.9 < ratio < 1.15
 
 
 def test_the_device_needs_no_more_for_more_layers():

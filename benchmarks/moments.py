@@ -1,0 +1,106 @@
+"""Moments on disk: updates beside those with moments in memory, and beside plain direct I/O.
+
+    python -m benchmarks.moments [--folder FOLDER] [--elements E] [--rounds R] [--work FOLDER]
+
+Eight units of one rank are updated one after another, as the slide engine does: the moments of the
+next one come and those of the last one leave meanwhile. Plain direct I/O reads or writes the same
+bytes, all of a unit by one call. Parameters and gradients are one vector for all units. All ways
+take their turn in every round; what is shown is the fastest round of each.
+"""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.children import on_ranks
+from benchmarks.speed import best_times
+from shardlab.core.files import write_json
+from shardlab.core.host import describe_host, git_revision
+from shardlab.engines.activations.media import blocks
+from shardlab.engines.activations.nameless import NamelessFile
+from shardlab.engines.slide.moments import FileMoments, MemoryMoments, Moments, MomentStore
+from shardlab.engines.slide.node_file import NodeFile
+from shardlab.kernels.adam import Hyper, adam_
+from shardlab.kernels.workers import Workers
+from shardlab.report.numbers import figure
+from shardlab.report.tables import text_table
+
+UNITS = [f"unit{number}" for number in range(8)]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+THREADS = 2
+HYPER = Hyper(1e-3, weight_decay=0.1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--folder", type=Path, default=Path(".work/activations"))
+    parser.add_argument("--elements", type=int, default=8, help="of a unit, x 2**20")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--work", type=Path, default=Path(".work/benchmarks"), help="for results")
+    args = parser.parse_args()
+    size = args.elements << 20
+    seconds, *_ = on_ranks(1, partial(_seconds, args.folder, size, args.rounds), threads=THREADS)
+    host = {"host": describe_host(), "revision": git_revision()}
+    write_json(args.work / "moments.json", {**host, "elements": size, "seconds": seconds})
+    rows = []
+    for name, best in seconds.items():
+        total = len(UNITS) * size
+        moved = 2 * DTYPES[name[:4]].itemsize * total
+        rows.append(
+            [name, figure(1e3 * best), figure(total / best / 1e6), figure(moved / best / 1e6)]
+        )
+    header = ["what", "ms", "million elements/s", "MB/s each way"]
+    print(text_table("Moments on disk", header, rows).markdown())
+
+
+def _seconds(folder: Path, size: int, rounds: int, group: dist.ProcessGroup) -> dict[str, float]:
+    calls: dict[str, Callable[[], object]] = {}
+    parameter, gradient = torch.randn(size), torch.randn(size)
+    workers = Workers(THREADS)
+
+    def updates(store: MomentStore) -> None:
+        for unit, following in zip(UNITS, [*UNITS[1:], UNITS[0]], strict=True):
+            moments = store.load(unit)
+            store.prefetch(following)
+            adam_(parameter, *moments, [gradient], HYPER, 10, workers=workers)
+            store.store(unit)
+
+    for name, dtype in DTYPES.items():
+        memory = {unit: Moments(*torch.zeros(2, size, dtype=dtype)) for unit in UNITS}
+        plain, room = _plain(folder, 2 * size * dtype.itemsize)
+        calls |= {
+            f"{name}: direct read": partial(_each, plain.read, room),
+            f"{name}: direct write": partial(_each, plain.write, room),
+            f"{name}: updates in memory": partial(updates, MemoryMoments(memory)),
+            f"{name}: updates on disk": partial(updates, _on_disk(group, folder, size, dtype)),
+        }
+    return best_times(calls, rounds)
+
+
+def _plain(folder: Path, size: int) -> tuple[NamelessFile, torch.Tensor]:
+    file = NamelessFile.make(folder)
+    file.reserve(0, len(UNITS) * size)
+    room = blocks(size, torch.device("cpu")).random_()
+    _each(file.write, room)
+    return file, room
+
+
+def _each(call: Callable[[int, torch.Tensor], None], room: torch.Tensor) -> None:
+    for number in range(len(UNITS)):
+        call(number * room.numel(), room)
+
+
+def _on_disk(group: dist.ProcessGroup, folder: Path, size: int, dtype: torch.dtype) -> FileMoments:
+    each = size * dtype.itemsize
+    names = {unit: (f"{unit}/m", f"{unit}/v") for unit in UNITS}
+    file = NodeFile.create(group, {name: each for both in names.values() for name in both}, folder)
+    parts = {unit: [file.part(name, 0, each) for name in both] for unit, both in names.items()}
+    return FileMoments(file, parts, dtype)
+
+
+if __name__ == "__main__":
+    main()

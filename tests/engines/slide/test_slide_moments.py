@@ -1,0 +1,240 @@
+"""Moments on disk train like those in memory, and those of 16 bits nearly so."""
+
+import os
+import resource
+import shlex
+import signal
+import subprocess
+import sys
+from itertools import product
+
+import pytest
+import torch
+import torch.distributed as dist
+from families import config_of
+from ranks import run_ranks
+from transformers import AutoModelForCausalLM
+
+import shardlab
+from shardlab.core.errors import UserError
+from shardlab.engines.activations.checkpoint import FOLDER_VARIABLE
+from shardlab.train.launch import RunFailed, launch
+from tests.engines.slide.sliding import batch_of, differing, engine_of, states_of, train
+
+SLIDE = {"engine": "slide"}
+DISK = {"engine": "slide", "moments": "disk"}
+BF16 = {"engine": "slide", "moment_dtype": "bf16"}
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "disk"))
+    return tmp_path / "disk"
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_moments_on_disk_have_the_bits_of_those_in_memory(world_size, clip):
+    def on_rank(group):
+        for dtype, sync in product(("fp32", "bf16"), ("cpu_reduce", "gpu_reduce")):
+            both, micro = [], 3 if dtype == "fp32" else 1
+            for place in ("memory", "disk"):
+                document = {**SLIDE, "moments": place, "moment_dtype": dtype, "grad_sync": sync}
+                engine = engine_of(group, document, clip)
+                both.append((train(engine, 4, micro), states_of(engine)))
+                # what was looked at between steps is the same afterwards
+                both[-1] += (train(engine, 3, micro, first=4), states_of(engine))
+            memory, disk = both
+            assert torch.equal(memory[0], disk[0]) and torch.equal(memory[2], disk[2]), dtype
+            assert not differing(memory[1], disk[1]) and not differing(memory[3], disk[3]), dtype
+        return {}
+
+    run_ranks(world_size, on_rank, timeout_s=120)
+
+
+@pytest.mark.parametrize("document", [DISK, BF16, {**DISK, **BF16}])
+def test_what_is_written_to_shards_is_continued_bit_for_bit(document):
+    def on_rank(group):
+        engine = engine_of(group, document)
+        train(engine, 3)
+        saved = {
+            kind: {name: tensor.clone() for name, tensor in tensors.items()}
+            for kind, tensors in engine.shards().items()
+        }
+        expected = train(engine, 3, first=3), states_of(engine)
+        other = engine_of(group, document, seed=2)
+        for steps in (0, 2):  # before the first step, and in the middle of training
+            train(other, steps)
+            for kind, tensors in other.shards().items():
+                for name, tensor in tensors.items():
+                    tensor.copy_(saved[kind][name])
+            assert torch.equal(train(other, 3, first=3), expected[0])
+            assert not differing(states_of(other), expected[1])
+        return {}
+
+    run_ranks(2, on_rank)
+
+
+@pytest.mark.parametrize("document", [SLIDE, DISK])
+def test_what_one_rank_writes_to_whole_moments_counts_on_all(document):
+    def on_rank(group):
+        rank, written, expected = dist.get_rank(group), {}, engine_of(group, document)
+        train(expected, 2)
+        saved = {kind: dict(named) for kind, named in expected.in_main_memory().items()}
+        engine = engine_of(group, document, seed=2)
+        train(engine, 1)
+        dist.barrier(group)
+        for kind, named in engine.in_main_memory().items():
+            for number, (name, tensor) in enumerate(named.items()):
+                if kind == "step" or number % 2 == rank:
+                    tensor.copy_(saved[kind][name])
+                    written[name] = None
+        dist.barrier(group)
+        assert torch.equal(train(engine, 2, first=2), train(expected, 2, first=2))
+        assert not differing(states_of(engine), states_of(expected))
+        assert len(written) > 4
+        return {}
+
+    run_ranks(2, on_rank)
+
+
+@pytest.mark.parametrize("place", ["memory", "disk"])
+def test_narrow_moments_do_not_depend_on_the_number_of_ranks(place):
+    """Every rank has the same samples, so that all have the gradient of the one that is alone."""
+
+    def on_rank(group):
+        engine = engine_of(group, {**BF16, "moments": place}, clip=None)
+        for step in range(5):
+            engine.step([batch_of(step, 0)], 1e-3)
+        return states_of(engine)
+
+    expected, *others = [run_ranks(world_size, on_rank)[0] for world_size in (1, 2, 4)]
+    assert expected["exp_avg_sq.transformer.wte.weight"].dtype is torch.bfloat16
+    for found in others:
+        assert not differing(found, expected)
+
+
+def test_narrow_moments_cost_little_loss():
+    def on_rank(group):
+        wide, narrow = (train(engine_of(group, each), 30)[:, 0] for each in (SLIDE, BF16))
+        torch.testing.assert_close(narrow, wide, rtol=0.01, atol=0)
+        assert wide[0] - wide[-1] > 10 * (narrow - wide).abs().max()
+        return {}
+
+    run_ranks(1, on_rank)
+
+
+@pytest.mark.parametrize("place", ["memory", "disk"])
+def test_narrow_second_moments_forget_what_rounding_to_the_nearest_would_keep(place):
+    def on_rank(group):
+        document = {**BF16, "moments": place}
+        engine = engine_of(group, document, betas=(0.9, 0.999))
+        state, steps = engine.shards(), 50
+        for name in state["exp_avg_sq"]:
+            state["exp_avg_sq"][name].fill_(1.0)
+            state["step"][name].fill_(1000)
+        train(engine, steps)
+        for name, second in states_of(engine).items():
+            if name.startswith("exp_avg_sq") and second.numel() > 1000:
+                assert second.float().mean() == pytest.approx(0.999**steps, rel=0.003), name
+        return {}
+
+    run_ranks(1, on_rank)
+
+
+def test_what_was_saved_with_narrow_moments_on_disk_is_continued_with_any_others(tmp_path):
+    def sliding_of(seed, **settings):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config_of("llama-untied", attention_dropout=0.0))
+        return shardlab.SlideFSDP(model.train(), shardlab.SlideConfig(1e-3, **settings))
+
+    def trained(sliding, first, last):
+        for step in range(first, last):
+            tokens = batch_of(step, 0)
+            sliding(input_ids=tokens, labels=tokens)
+        return sliding._engine.in_main_memory()
+
+    def save(group):
+        sliding = sliding_of(0, moments="disk", moment_dtype="bf16")
+        trained(sliding, 0, 2)
+        sliding.save(tmp_path / "saved")
+        state = trained(sliding, 2, 3)
+        return {name: tensor.float() for name, tensor in state["exp_avg_sq"].items()}
+
+    def load(group):
+        found = {}
+        for place, dtype in product(("memory", "disk"), ("fp32", "bf16")):
+            sliding = sliding_of(1, moments=place, moment_dtype=dtype)
+            trained(sliding, 0, 1)
+            sliding.load(tmp_path / "saved")
+            state = trained(sliding, 2, 3)["exp_avg_sq"]
+            found |= {f"{dtype} {name}": tensor.float() for name, tensor in state.items()}
+        return found
+
+    expected = run_ranks(3, save)[0]
+    for found in run_ranks(2, load):
+        for name, tensor in expected.items():
+            assert torch.equal(found[f"bf16 {name}"], tensor)
+            torch.testing.assert_close(found[f"fp32 {name}"], tensor, rtol=0.02, atol=1e-12)
+
+
+def test_a_disk_that_fails_is_told_by_the_next_calls_of_all_ranks(folder):
+    def on_rank(group):
+        mine = dist.get_rank(group) == 1
+        engine = engine_of(group, DISK)
+        train(engine, 2)
+        engine.synchronize()
+        if mine:  # no file may be written beyond
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        error = UserError if mine else RuntimeError
+        for _ in range(2):
+            with pytest.raises(error, match=f"{folder}: .* bytes do not fit"):
+                train(engine, 2)
+        return {}
+
+    run_ranks(2, on_rank)
+
+
+FULL = """
+from ranks import run_ranks
+from shardlab.core.errors import UserError
+from tests.engines.slide.sliding import engine_of
+
+def on_rank(group):
+    try:
+        engine_of(group, {"engine": "slide", "moments": "disk"})
+    except UserError as error:
+        print(error, flush=True)
+    return {}
+
+run_ranks(2, on_rank)
+"""
+
+
+def test_a_disk_that_is_too_small_is_told_by_all_ranks_before_training(folder):
+    folder.mkdir()
+    alone = ["unshare", "--map-root-user", "--mount"]
+    if subprocess.run([*alone, "true"], capture_output=True).returncode:
+        pytest.skip("nothing may be mounted here")
+    python = shlex.join([sys.executable, "-c", FULL])
+    command = [*alone, "sh", "-c", f"mount -t tmpfs -o size=64k tmpfs {folder} && exec {python}"]
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **paths})
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2 and all(line.startswith(f"{folder}: ") for line in lines), done.stdout
+    assert all("more bytes do not fit" in line for line in lines)
+
+
+def test_when_a_rank_is_killed_nothing_is_left_on_disk(folder):
+    def worker(group):
+        engine = engine_of(group, DISK)
+        train(engine, 2)
+        assert [*folder.iterdir()] == []
+        if dist.get_rank(group) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        train(engine, 2)
+
+    with pytest.raises(RunFailed, match="rank 1 was killed by signal 9"):
+        launch(worker, 3, threads=1, timeout_s=30)
+    assert [*folder.iterdir()] == []
