@@ -72,11 +72,10 @@ class SlideEngine(ModuleEngine):
         """the root, then the others in the order of their use"""
         self._copies = copies_for(device) if copies is None else copies
         landings = make_landings(self.units, setup, ranks)
-        on_disk = strategy.moments == "disk"
-        self._memory = share_memory(self.units, landings, ranks.here, moments=not on_disk)
+        self._memory = share_memory(self.units, landings, setup, ranks.here)
         self._moments = (
             moments_on_disk(self.units, ranks.here, scratch_folder())
-            if on_disk
+            if strategy.moments == "disk"
             else moments_in_memory(self.units, self._memory)
         )
         store(model, plans, self.units, landings, setup, self._copies)

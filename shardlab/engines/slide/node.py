@@ -55,6 +55,7 @@ class NodeMemory:
         steps: Sequence[str],
         units: int,
         timeout_s: float,
+        beside: int = 0,
     ) -> Self:
         """Called by all ranks of the group together, with equal arguments; zeros at first.
 
@@ -63,6 +64,7 @@ class NodeMemory:
             layout: bytes of each region, by its name.
             steps: kinds of events, see `Control`.
             units: for which each of them is counted.
+            beside: bytes that the ranks will take for themselves, so that there is room for them.
 
         Raises:
             UserError: (on all ranks) there is too little memory, or the ranks cannot share it.
@@ -72,7 +74,7 @@ class NodeMemory:
         total = _whole_pages(max(place.stop for place in places.values()))
         purpose = repr((world_size, places, tuple(steps), units))
         with ExitStack() as files:
-            file = _share(group, total, purpose, files)
+            file = _share(group, total, beside, purpose, files)
             parts = [_part(place, rank, world_size) for place in places.values()]
             mapped = together(group, lambda: _map(file, total, parts))
         control = Control(
@@ -121,10 +123,12 @@ def _part(place: range, rank: int, world_size: int) -> range:
     return range(first, last)
 
 
-def _share(group: dist.ProcessGroup, total: int, purpose: str, files: ExitStack) -> int:
+def _share(
+    group: dist.ProcessGroup, total: int, beside: int, purpose: str, files: ExitStack
+) -> int:
     """A descriptor of one new file on all ranks, for `files` to close."""
     leads = dist.get_rank(group) == 0
-    made = together(group, lambda: _new_file(total, files) if leads else -1)
+    made = together(group, lambda: _new_file(total, beside, files) if leads else -1)
     session = secrets.token_hex(16)
     pid, number, session = gather_values([os.getpid(), made, session], group)[0]
     header = hashlib.blake2b(f"{session} {_VERSION} {purpose}".encode()).digest()
@@ -134,10 +138,11 @@ def _share(group: dist.ProcessGroup, total: int, purpose: str, files: ExitStack)
     return together(group, lambda: made if leads else _open_file(pid, number, header, files))
 
 
-def _new_file(total: int, files: ExitStack) -> int:
+def _new_file(total: int, beside: int, files: ExitStack) -> int:
     free = free_memory_bytes()
-    if total > free:
-        raise _too_little(total, f"only {free / _GIB:.2f} GiB are free")
+    if total + beside > free:
+        more = f" and each takes its own, together {beside / _GIB:.2f} GiB" if beside else ""
+        raise _too_little(total, f"only {free / _GIB:.2f} GiB are free{more}")
     file = os.memfd_create(_NAME)
     files.callback(os.close, file)
     with _told(total):

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shardlab.comm.hierarchy import timeout_of
+from shardlab.core.sliding_memory import leaving_bytes, window_bytes
 from shardlab.engines.setup import Setup
 from shardlab.engines.slide.arrivals import UPDATED
 from shardlab.engines.slide.copies import Copies
@@ -20,26 +21,36 @@ from shardlab.engines.units import UnitPlan
 
 
 def share_memory(
-    units: Sequence[SlidUnit], landings: Landings, here: dist.ProcessGroup, moments: bool
+    units: Sequence[SlidUnit], landings: Landings, setup: Setup, here: dist.ProcessGroup
 ) -> NodeMemory:
     """Main memory for the units and what arrives, by all ranks of a node together.
-
-    Args:
-        moments: whether there is room for them, too.
 
     Raises:
         UserError: there is too little.
     """
     layout = landings.layout()
     for unit in units:
-        layout |= unit.layout() | (unit.moments_layout() if moments else {})
+        layout |= unit.layout()
+        if setup.strategy.moments == "memory":
+            layout |= unit.moments_layout()
+    world_size = dist.get_world_size(here)
+    beside = world_size * _on_device(units, setup, world_size)
     timeout_s = timeout_of(here).total_seconds()
     kinds = UPDATED, LANDED, TAKEN
-    memory = NodeMemory.create(here, layout, kinds, len(units), timeout_s)
+    memory = NodeMemory.create(here, layout, kinds, len(units), timeout_s, beside)
     for unit in units:
         unit.map(memory)
     landings.map(memory)
     return memory
+
+
+def _on_device(units: Sequence[SlidUnit], setup: Setup, world_size: int) -> int:
+    """Bytes of main memory that a rank will take as its device, at least: without activations."""
+    if setup.device.type != "cpu":
+        return 0
+    (root, *others), full = [unit.size for unit in units], setup.strategy
+    given = full, units[0].precision.computed.itemsize, root, others
+    return window_bytes(*given) + leaving_bytes(*given, world_size)
 
 
 def moments_in_memory(units: Sequence[SlidUnit], memory: NodeMemory) -> MomentStore:

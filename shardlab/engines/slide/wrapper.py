@@ -38,7 +38,7 @@ class SlideConfig:
     """largest global gradient norm. With one, updates run beside the next forward pass; without,
     beside backward, and a gradient that is not finite is an error"""
     accumulation: int = 1
-    """calls that make up a step"""
+    """calls that make up a step; each counts alike, however many samples it has"""
     param_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """what the device computes in; parameters are updated in float32"""
     activation_checkpointing: Literal["none", "selective", "full"] = "full"
@@ -120,6 +120,8 @@ class SlideFSDP:
         """of the steps that begin from now on"""
         self.gradient_norm: float | None = None
         """of the last step, before clipping"""
+        self.applied: bool | None = None
+        """whether the last step was: a gradient that is not finite is left out, on all ranks"""
         if not dist.is_initialized():
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
@@ -159,7 +161,7 @@ class SlideFSDP:
         output = self._engine.compute(lambda: self._forward_backward(batch))
         self._calls += 1
         if self._calls % count == 0:
-            self.gradient_norm, _ = self._engine.end()
+            self.gradient_norm, self.applied = self._engine.end()
         return output
 
     def synchronize(self) -> None:
@@ -240,6 +242,8 @@ class SlideFSDP:
         frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
         if frozen:
             raise UserError(f"SlideFSDP: {frozen[0]} is frozen, and all parameters are updated")
+        if any(p.numel() > 1 and not any(p.stride()) for p in model.parameters()):
+            raise UserError("SlideFSDP: the model slides already: give a new one")
         wide = {p.dtype for p in model.parameters()}
         if wide != {torch.float32}:
             raise UserError("SlideFSDP: give a model in float32; param_dtype is what computes")

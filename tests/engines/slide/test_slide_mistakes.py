@@ -11,6 +11,7 @@ from ranks import run_ranks
 
 import shardlab
 from shardlab.core.errors import UserError
+from shardlab.engines.slide import node
 from tests.engines.slide.sliding import MODES, batch_of, differing, engine_of, states_of, train
 from tests.engines.slide.test_slide_fsdp import model_of, tokens_of
 
@@ -76,3 +77,34 @@ def test_an_engine_that_is_gone_leaves_no_memory(engine_name):
         return {"mapped": torch.tensor(mapped_bytes())}
 
     assert int(run_ranks(1, on_rank)[0]["mapped"]) == 0
+
+
+def test_what_each_rank_takes_beside_has_to_fit_too(monkeypatch):
+    def on_rank(group):
+        engine = engine_of(group, MODES["full-cpu_reduce"])
+        shared = engine._memory._mapped.size()
+        del engine
+        monkeypatch.setattr(node, "free_memory_bytes", lambda: shared + 1000)
+        with pytest.raises(UserError, match="GiB are free and each takes its own, together"):
+            engine_of(group, MODES["full-cpu_reduce"])
+        return {}
+
+    run_ranks(2, on_rank)
+
+
+def test_a_step_that_is_left_out_says_so_and_a_model_slides_once():
+    def on_rank(group):
+        model = model_of("llama-untied")
+        sliding = shardlab.SlideFSDP(model)
+        tokens = tokens_of(0, 0)
+        sliding(input_ids=tokens, labels=tokens)
+        before, applied = sliding.state_dict(), [sliding.applied]
+        model.lm_head.register_forward_hook(lambda module, inputs, output: output * torch.nan)
+        sliding(input_ids=tokens, labels=tokens)
+        assert [*applied, sliding.applied] == [True, False]
+        assert differing(sliding.state_dict(), before) == []
+        with pytest.raises(UserError, match="slides already"):
+            shardlab.SlideFSDP(model)
+        return {}
+
+    run_ranks(1, on_rank)
