@@ -21,7 +21,7 @@ from shardlab.agent.seeds import (
 )
 from shardlab.core.codec_spec import codec_text
 from shardlab.core.document import Document
-from shardlab.core.legality import foreign
+from shardlab.core.legality import foreign, takes
 from shardlab.core.strategy import Strategy
 
 _NEIGHBOURHOODS = 3
@@ -107,7 +107,7 @@ def _codecs(strategy: Strategy, form: dict[str, Any]) -> Iterator[Draft]:
     if not strategy.gradients.plain():
         rest = {key: form["gradients"][key] for key in _KEPT if key in form["gradients"]}
     for text, feedback in CODECS:
-        if text != now:
+        if text != now and takes(strategy.engine, text.partition(":")[0]):
             gradients = {**rest, "codec": text, "error_feedback": feedback}
             words = in_words((Change("codec", now, text),))
             yield Draft(document={**form, "gradients": gradients}, why=f"action: {words}")
@@ -126,7 +126,7 @@ def _weights(strategy: Strategy, form: dict[str, Any]) -> Iterator[Draft]:
 def _engines(form: dict[str, Any]) -> Iterator[Draft]:
     now = form["engine"]
     for other in ("fsdp2", "manual", "ddp"):
-        if other != now:
+        if other != now and takes(other, form["gradients"]["codec"]["name"]):
             yield _change(
                 form, "engine", now, other, without=(*foreign(other), *_AHEAD, "overrides")
             )

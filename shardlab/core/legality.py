@@ -156,9 +156,13 @@ def _numbers(strategy: Settings) -> Iterator[str]:
         yield "reduce_every_micro_batch is pointless with accumulation: 1: remove it"
 
 
+def takes(engine: str, codec: str) -> bool:
+    """Whether the codec does something to the gradients of the engine."""
+    return codec != "powersgd" or engine not in ("fsdp1", "manual", "slide")
+
+
 def _flat(strategy: Settings) -> Iterator[str]:
-    flat = strategy.engine in ("fsdp1", "manual", "slide")
-    if flat and strategy.gradients.codec.name == "powersgd":
+    if not takes(strategy.engine, strategy.gradients.codec.name):
         yield (
             f"powersgd factors matrices, and {strategy.engine} sends flat vectors, which it would "
             "leave as they are: use fsdp2 or ddp, or another codec"

@@ -10,6 +10,8 @@ receiver detects in the sum.
 import torch
 from torch import Tensor
 
+from shardlab.kernels.rounding import square_root
+
 NOT_FINITE = 0x7FC0
 TOO_LARGE = 2.0**127
 NORM_TOO_LARGE = 2.0**120
@@ -51,9 +53,9 @@ def norm_words(rows: Tensor, levels: float) -> Tensor:
     plain = _sum_of_squares(rows)
     exponent = (largest.view(torch.int32) >> 23).clamp(1, 253)
     shrink, grow = ((power << 23).view(torch.float32) for power in (254 - exponent, exponent))
-    shrunk = _divided(_sum_of_squares(rows * shrink).sqrt(), levels) * grow
+    shrunk = _divided(square_root(_sum_of_squares(rows * shrink)), levels) * grow
     good = (plain >= 2.0**-60) & (plain < 2.0**100)
-    scale = torch.where(good, _divided(plain.sqrt(), levels), shrunk)
+    scale = torch.where(good, _divided(square_root(plain), levels), shrunk)
     return _words(largest, scale, NORM_TOO_LARGE)
 
 

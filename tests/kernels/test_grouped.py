@@ -3,7 +3,7 @@
 import pytest
 import torch
 from all_kernels import GROUPED, KEY
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kernel_vectors import ALPHAS, any_bits, bits, vectors
 
@@ -54,6 +54,7 @@ def test_encoding_with_residual_equals_the_reference_bit_for_bit(kernel, data, g
 
 @every_kernel
 @given(st.integers(0, 2**31), st.integers(0, 600), GROUPS)
+@example(seed=61029, n=221, group=8)  # a root that torch rounds the wrong way
 def test_every_bit_pattern_encodes_as_the_reference_does(kernel, seed, n, group):
     x, residual = any_bits(n, seed), any_bits(n, seed + 1)
     check_encoding(kernel, x, group)
