@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from shardlab.comm.handle import merge_states as merge_states
     from shardlab.engines.activations.checkpoint import SlidingCheckpoint as SlidingCheckpoint
     from shardlab.engines.slide.adam import LayerAdam as LayerAdam
-    from shardlab.engines.slide.wrapper import SlideConfig as SlideConfig
+    from shardlab.engines.slide.config import SlideConfig as SlideConfig
     from shardlab.engines.slide.wrapper import SlideFSDP as SlideFSDP
 
 __all__ = [
@@ -27,7 +27,7 @@ __all__ = [
 
 _PLACES = {
     "LayerAdam": "shardlab.engines.slide.adam",
-    "SlideConfig": "shardlab.engines.slide.wrapper",
+    "SlideConfig": "shardlab.engines.slide.config",
     "SlideFSDP": "shardlab.engines.slide.wrapper",
     "SlidingCheckpoint": "shardlab.engines.activations.checkpoint",
     "attach": "shardlab.comm.attach",
