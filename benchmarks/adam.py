@@ -1,18 +1,21 @@
 """A step of Adam on the processor: our kernel beside torch's, DeepSpeed's and the memory's limit.
 
-    python -m benchmarks.adam [--elements 16 64 256] [--threads 1 2] [--rounds R] [--work FOLDER]
+    python -m benchmarks.adam [--elements 16 64 256] [--threads 1 2] [--rounds R]
+                              [--work FOLDER] [--rivals FOLDER]
 
 All ways take their turn in every round; what is shown is the fastest round of each. The ceiling
 touches the memory of a step in float32 (28 bytes an element) with almost no arithmetic. The mixed
 step takes gradients of bfloat16 and leaves a copy of the parameters in bfloat16; torch's needs a
 cast before and after its fused step. The summed step takes those of several ranks, as torch's does
 by add, divide, step and copy. Steps with narrow moments keep both in bfloat16 (20 bytes an element
-instead of 28), the second rounded by chance. DeepSpeedCPUAdam has its turn where it is installed.
+instead of 28), the second rounded by chance. DeepSpeedCPUAdam has its turn where `make rivals`
+has put it; it compiles itself when it is used first.
 
 At last, how long tiny operations of a thread take while another one updates on all threads.
 """
 
 import argparse
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -144,7 +147,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--work", type=Path, default=Path(".work/benchmarks"), help="for results")
+    parser.add_argument("--rivals", type=Path, default=Path(".work/rivals"), help="for DeepSpeed")
     args = parser.parse_args()
+    sys.path.append(str(args.rivals))
     rates: dict[str, dict[str, float]] = {}
     for size in args.elements:
         n = int(size * MILLION)
