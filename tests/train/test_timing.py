@@ -72,7 +72,7 @@ def test_the_ledger_of_a_run_holds_the_steps_of_its_rounds(runs):
 def test_without_communication_nothing_moves(runs):
     bound = runs[NO_COMMUNICATION]
     assert bound.bytes_raw == bound.bytes_wire == 0
-    assert bound.breakdown.comm_share < 0.05 < runs["fsdp2"].breakdown.comm_share
+    assert bound.breakdown.comm_share < runs["fsdp2"].breakdown.comm_share
 
 
 def test_the_traced_steps_add_up(runs):
