@@ -5,11 +5,10 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from scripts import ROOT, on_two_ranks
 
-ROOT = Path(__file__).parents[2]
 NEEDED = {
     "fsdp2": "transformers",
     "accelerate_fsdp2": "accelerate",
@@ -21,19 +20,10 @@ NEEDED = {
 @pytest.mark.parametrize("name", NEEDED)
 def test_an_example_trains_and_prints_what_it_saved(name):
     pytest.importorskip(NEEDED[name])
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    run = subprocess.run(
-        [*launcher, f"examples/{name}.py"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    losses = [float(line.split()[-1]) for line in run.stdout.splitlines() if "loss" in line]
+    said = on_two_ranks(f"examples/{name}.py").splitlines()
+    losses = [float(line.split()[-1]) for line in said if "loss" in line]
     assert len(losses) == 20 and losses[-1] < 0.9 * losses[0]
-    summary = json.loads(run.stdout.splitlines()[-1])
+    summary = json.loads(said[-1])
     for kind in ("gradients", "weights"):
         assert summary[kind]["collectives"] >= 60
         assert summary[kind]["compression_ratio"] > 3.5
