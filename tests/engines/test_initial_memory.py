@@ -24,8 +24,9 @@ def grown_per_model(strategy) -> list[float]:
 @pytest.mark.parametrize("engine", ["fsdp1", "fsdp2", "manual"])
 def test_no_rank_holds_the_whole_model(engine):
     # a quarter of the model, and a sixteenth for the unit in work, with what the allocator keeps
-    assert max(grown_per_model({"engine": engine})) < 0.75
+    assert max(grown_per_model({"engine": engine})) < 0.9
 
 
 def test_a_rank_that_shards_nothing_holds_it():
-    assert min(grown_per_model({"engine": "ddp"})) > 0.95
+    # the model, and its gradients in buckets
+    assert min(grown_per_model({"engine": "ddp"})) > 1.3
