@@ -30,7 +30,7 @@ def run(main: Callable[..., None], log: Sequence[str] | None = None) -> None:
         log: the arguments whose values name the log `logs/NAME/VALUE/VALUE.log`; when not given,
             the positional ones.
     """
-    # what was imported stays: neither this process nor the ranks that it forks search it for garbage
+    # what was imported stays: neither this process nor ranks forked from it look for garbage there
     gc.freeze()
     gc.enable()
     die_with_parent(os.getppid(), signal.SIGTERM)
