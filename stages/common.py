@@ -1,6 +1,7 @@
 """What every stage does alike: arguments, a log, one-line errors, and dying with the tool."""
 
 import argparse
+import gc
 import inspect
 import os
 import signal
@@ -29,6 +30,9 @@ def run(main: Callable[..., None], log: Sequence[str] | None = None) -> None:
         log: the arguments whose values name the log `logs/NAME/VALUE/VALUE.log`; when not given,
             the positional ones.
     """
+    # what was imported stays: neither this process nor ranks forked from it look for garbage there
+    gc.freeze()
+    gc.enable()
     die_with_parent(os.getppid(), signal.SIGTERM)
     signal.signal(signal.SIGTERM, _stop)
     name = inspect.getmodule(main).__spec__.name.rpartition(".")[2]  # type: ignore[union-attr]

@@ -1,5 +1,6 @@
 """Settings of all tests."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -17,6 +18,17 @@ if not Path("/dev/nvidiactl").exists():
 # how long an example takes says more of the machine's other work than of the code
 settings.register_profile("shardlab", deadline=None)
 settings.load_profile("shardlab")
+
+
+def pytest_collection():
+    """What the tests import stays: no process searches it for garbage again and again."""
+    gc.disable()
+
+
+def pytest_collection_finish():
+    """Nor do the ranks that are forked from here, which would copy it to do so."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

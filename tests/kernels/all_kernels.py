@@ -47,12 +47,6 @@ GROUPED = {
         *fp8.KERNELS.values(),
         dynamic8.KERNEL,
         natural.KERNEL,
-        int8.STOCHASTIC,
-        int4.NEAREST,
-        int4.STOCHASTIC,
-        int4.NORMAL_FLOAT,
-        *qsgd.KERNELS.values(),
-        casts.BF16,
         efsign.KERNEL,
         onebit.KERNEL,
     )

@@ -53,7 +53,8 @@ def overlapping(weight, group):
     with record_function("shardlab::backward"):
         loss.backward()
         work = dist.all_reduce(torch.randn(1 << 20), group=group, async_op=True)
-        for _ in range(20):
+        # as long as it takes, however busy the machine
+        while not work.is_completed():
             torch.randn(256, 256) @ weight.detach()
         work.wait()
 

@@ -1,0 +1,52 @@
+"""What the command of a stage does before its work."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from workspace import ROOT
+
+LIGHT = ["prepare", "tokenize", "profile", "collect", "propose", "decide", "readme"]
+HEAVY = ["matplotlib", "pandas", "scipy.optimize", "scipy.stats", "torch", "transformers"]
+
+PROBE = """
+import gc
+from stages.common import run
+
+on_import = gc.isenabled()
+
+def main(params):
+    print(on_import, gc.isenabled(), gc.get_freeze_count() > 0)
+
+if __name__ == "__main__":
+    run(main)
+"""
+
+
+def said(*arguments: str, folder: Path = ROOT) -> list[str]:
+    """The words that Python prints, the library being this one."""
+    command = [sys.executable, *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.split()
+
+
+@pytest.mark.parametrize("stage", LIGHT)
+def test_a_stage_without_models_loads_nothing_large(stage: str) -> None:
+    script = f"import sys, stages.{stage}; print(*sys.modules.keys() & set({HEAVY}))"
+    assert said("-c", script) == []
+
+
+def test_garbage_is_collected_from_the_work_on_but_not_among_imports(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "stages", tmp_path / "stages")
+    shutil.copy2(ROOT / "params/small.yaml", tmp_path / "params.yaml")
+    (tmp_path / "stages/probe.py").write_text(PROBE)
+    assert said("-m", "stages.probe", folder=tmp_path) == ["False", "True", "True"]
+
+
+def test_whoever_imports_a_stage_keeps_collecting_garbage() -> None:
+    assert said("-c", "import gc, stages.readme; print(gc.isenabled())") == ["True"]
