@@ -35,6 +35,22 @@ def test_each_thread_is_pinned_to_its_processor_and_ends_with_the_pool():
     assert len(threads()) == len(before) + 3
 
 
+def test_threads_without_a_processor_of_theirs_run_where_their_caller_may():
+    if not native.available():
+        pytest.skip("no compiled kernels")
+    before, allowed = threads(), os.sched_getaffinity(0)
+    own = next(
+        line.split(":\t")[1]
+        for line in Path("/proc/thread-self/status").read_text().splitlines()
+        if line.startswith("Cpus_allowed_list")
+    )
+    workers = Workers(2)
+    stepped(CASE, workers)
+    assert sorted(threads()) == sorted([*before, own, own])
+    workers.close()
+    assert os.sched_getaffinity(0) == allowed
+
+
 def test_many_callers_share_the_threads():
     expected, workers = stepped(CASE), Workers(2)
     with ThreadPoolExecutor(4) as callers:
