@@ -73,7 +73,7 @@ void Workers::work(int64_t cpu) {
   }
 }
 
-// The pool into *made, its threads pinned to these processors (below 0: to none), or null where the system starts no so many threads.
+// The pool into *made, or null where the system starts no so many threads.
 SHARDLAB_KERNEL void workers_create(const int64_t* cpus, int64_t threads, Workers** made) {
   try {
     *made = new Workers(cpus, threads);
