@@ -3,7 +3,9 @@
     python -m benchmarks.adam [--elements 16 64 256] [--threads 1 2] [--rounds R]
                               [--work FOLDER] [--rivals FOLDER]
 
-All ways take their turn in every round; what is shown is the fastest round of each. The ceiling
+All ways take their turn in every round; what is shown is the fastest round of each. With several
+threads a way waits in its turn until no thread of the way before spins, and runs once untimed: the
+spinning took up to a third of what followed an operation of torch. The ceiling
 touches the memory of a step in float32 (28 bytes an element) with almost no arithmetic. The mixed
 step takes gradients of bfloat16 and leaves a copy of the parameters in bfloat16; torch's needs a
 cast before and after its fused step. The summed step takes those of several ranks, as torch's does

@@ -89,6 +89,11 @@ SHARDLAB_INLINE void advance(const Adam& adam, int64_t i, int64_t count, uint32_
   auto* const parameter = static_cast<typename P::Word*>(adam.parameter) + i;
   auto* const exp_avg = static_cast<typename M::Word*>(adam.exp_avg) + i;
   auto* const exp_avg_sq = static_cast<typename V::Word*>(adam.exp_avg_sq) + i;
+  if (kAll) {
+    fetch_ahead(parameter);
+    fetch_ahead(exp_avg);
+    fetch_ahead(exp_avg_sq);
+  }
   Lanes p = load<kAll, P>(parameter, count);
   Lanes m = load<kAll, M>(exp_avg, count);
   Lanes v = load<kAll, V>(exp_avg_sq, count);

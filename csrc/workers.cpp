@@ -50,11 +50,13 @@ void Workers::run(Task task, const void* job, int64_t parts) {
 void Workers::work(int64_t cpu) {
 #ifdef __linux__
   pthread_setname_np(pthread_self(), "shardlab-worker");
-  cpu_set_t one;
-  CPU_ZERO(&one);
-  CPU_SET(static_cast<size_t>(cpu), &one);
-  // where it is refused, the processor was taken from us since: the work is done elsewhere
-  sched_setaffinity(0, sizeof one, &one);
+  if (cpu >= 0) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(static_cast<size_t>(cpu), &one);
+    // where it is refused, the processor was taken from us since: the work is done elsewhere
+    sched_setaffinity(0, sizeof one, &one);
+  }
 #else
   (void)cpu;
 #endif

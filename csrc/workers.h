@@ -1,6 +1,6 @@
-// Threads that wait for kernels, each pinned to one processor: shardlab/kernels/workers.py. Unlike the
-// kernels, a pool keeps state and allocates; it is no use to a forked child, which has none of its
-// threads.
+// Threads that wait for kernels, each pinned to one processor or to none: shardlab/kernels/workers.py.
+// Unlike the kernels, a pool keeps state and allocates; it is no use to a forked child, which has none
+// of its threads.
 #pragma once
 
 #include <algorithm>
@@ -17,6 +17,7 @@ class Workers {
  public:
   using Task = void (*)(const void* job, int64_t part);
 
+  // A thread whose processor is below 0 is not pinned.
   Workers(const int64_t* cpus, int64_t threads);  // throws std::system_error where none can start
   ~Workers();
 

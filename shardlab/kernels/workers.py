@@ -1,4 +1,4 @@
-"""A pool of pinned threads for the kernels that are given one: csrc/workers.h.
+"""A pool of threads for the kernels that are given one: csrc/workers.h.
 
 The threads belong to the object: they use no OpenMP and share nothing with torch's own.
 """
@@ -15,9 +15,11 @@ from shardlab.kernels.native import INT, POINTER, function
 _c_create = function("workers_create", POINTER, INT, POINTER)
 _c_destroy = function("workers_destroy", POINTER)
 
+_ANYWHERE = -1
+
 
 class Workers:
-    """Threads that wait for kernels, each pinned to one processor.
+    """Threads that wait for kernels, each pinned to one processor if these are told.
 
     Any thread may hand work to them; one kernel runs at a time, the others wait. The caller only
     waits, without the interpreter lock. A forked process has none of its parent's threads: it
@@ -26,7 +28,8 @@ class Workers:
 
     Args:
         threads: at least 1.
-        cpus: the processors of the threads, in turn; by default all that the caller may run on.
+        cpus: the processors of the threads, in turn. By default they are not pinned, since other
+            processes may have a pool as well: they may run where the caller may that starts them.
 
     Raises:
         ValueError: no thread, or a processor that the caller may not run on.
@@ -35,10 +38,10 @@ class Workers:
     def __init__(self, threads: int, cpus: Sequence[int] | None = None) -> None:
         allowed = sorted(os.sched_getaffinity(0))
         self.threads = threads
-        self.cpus = allowed if cpus is None else list(cpus)
+        self.cpus = None if cpus is None else list(cpus)
         if threads < 1:
             raise ValueError(f"workers: needs at least 1 thread, not {threads}")
-        if not self.cpus or not set(allowed).issuperset(self.cpus):
+        if self.cpus is not None and not (self.cpus and set(allowed).issuperset(self.cpus)):
             raise ValueError(f"workers: may run on the processors {allowed}, not on {self.cpus}")
         self._end: weakref.finalize | None = None
         self._handle: int | None = None
@@ -48,7 +51,8 @@ class Workers:
         """The pool of the C ABI, whose threads the first call starts; None without kernels."""
         with _starting:
             if self._handle is None and native.library() is not None:
-                cpus = [self.cpus[i % len(self.cpus)] for i in range(self.threads)]
+                turns = self.cpus or [_ANYWHERE]
+                cpus = [turns[i % len(turns)] for i in range(self.threads)]
                 pool = ctypes.c_void_p()
                 _c_create((ctypes.c_int64 * len(cpus))(*cpus), len(cpus), ctypes.addressof(pool))
                 if pool.value is None:

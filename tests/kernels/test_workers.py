@@ -15,10 +15,10 @@ CASE = Case(n=100_003)
 
 
 def threads():
-    """(name, processors) of this process's worker threads."""
-    status = [(task / "status").read_text() for task in Path("/proc/self/task").iterdir()]
-    lines = [dict(line.split(":\t", 1) for line in text.splitlines()) for text in status]
-    return [each["Cpus_allowed_list"] for each in lines if each["Name"] == "shardlab-worker"]
+    """The processors of each of this process's worker threads."""
+    tasks = Path("/proc/self/task").iterdir()
+    workers = [task.name for task in tasks if (task / "comm").read_text() == "shardlab-worker\n"]
+    return [sorted(os.sched_getaffinity(int(number))) for number in workers]
 
 
 def test_each_thread_is_pinned_to_its_processor_and_ends_with_the_pool():
@@ -28,11 +28,21 @@ def test_each_thread_is_pinned_to_its_processor_and_ends_with_the_pool():
     workers = Workers(3, [cpu])
     assert threads() == before
     stepped(CASE, workers)
-    assert sorted(threads()) == sorted([*before, *[str(cpu)] * 3])
+    assert sorted(threads()) == sorted([*before, *[[cpu]] * 3])
     workers.close()
     assert sorted(threads()) == sorted(before)
     stepped(CASE, workers)
     assert len(threads()) == len(before) + 3
+
+
+def test_threads_without_a_processor_of_theirs_run_where_their_caller_may():
+    if not native.available():
+        pytest.skip("no compiled kernels")
+    before, own = threads(), sorted(os.sched_getaffinity(0))
+    workers = Workers(2)
+    stepped(CASE, workers)
+    assert sorted(threads()) == sorted([*before, own, own])
+    workers.close()
 
 
 def test_many_callers_share_the_threads():

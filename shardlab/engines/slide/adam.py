@@ -49,7 +49,7 @@ class LayerAdam(Optimizer):
         exp_avg_dtype, exp_avg_sq_dtype: of the moments, float32 or bfloat16.
         seed: of the rounding by chance; saved with the state and loaded.
         threads: by default as many as torch uses. With one, and no `cpus`, the caller computes.
-        cpus: the processors that the threads are pinned to; by default all allowed ones.
+        cpus: the processors that the threads are pinned to, in turn; by default none are.
 
     Raises:
         UserError: a setting or a parameter that it cannot take, then or when the group is added.

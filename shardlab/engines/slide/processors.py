@@ -14,12 +14,15 @@ def update_workers(here: dist.ProcessGroup, device: torch.device) -> Workers | N
     """Pinned threads for the kernels of this rank; None where the calling thread does for it.
 
     Beside a GPU they are all that the rank's placement has for workers: torchrun allows torch a
-    single thread. On a CPU, which computes as well, they are as many as torch computes with.
+    single thread. On a CPU, which computes as well, they are as many as torch computes with, on
+    the same processors.
 
     Args:
         here: the ranks of the node, which all call it.
     """
     everyone = [Resident(**each) for each in gather_values(asdict(Resident.here(None)), here)]
-    processors = place_here(everyone)[dist.get_rank(here)].workers
-    threads = len(processors) if device.type == "cuda" else torch.get_num_threads()
+    placement = place_here(everyone)[dist.get_rank(here)]
+    on_gpu = device.type == "cuda"
+    processors = placement.workers if on_gpu else placement.cpus
+    threads = len(processors) if on_gpu else torch.get_num_threads()
     return Workers(threads, processors) if threads > 1 else None
