@@ -17,7 +17,7 @@ from shardlab.engines.slide.unit import SlidUnit
 from shardlab.engines.slide.updates import Updates
 
 _PARTS = 4
-"""of a unit, about: more would cost the training thread what they hide"""
+"""that a unit leaves in, about: more would cost the training thread what they hide"""
 
 
 @dataclass
@@ -57,13 +57,13 @@ class Departures:
         self._dtype, self._device = dtype, device
         self._outgoing = Outgoing(dtype, device)
         self._leaving: _Leaving | None = None
+        self._waiting = 0
+        """gradients of the next unit that nobody has looked for yet"""
 
     def advance(self, unit: SlidUnit) -> None:
-        """Takes what is there of the gradients of a unit, if it is much.
-
-        No other unit leaves before `start` has taken the rest.
-        """
-        if _PARTS * unit.there >= unit.count:
+        """One more gradient of the unit that leaves next is there; `start` takes the rest."""
+        self._waiting += 1
+        if _PARTS * self._waiting >= len(unit.shapes):
             self._collect(unit)
 
     def start(self, unit: SlidUnit, first: bool, last: bool) -> None:
@@ -89,6 +89,7 @@ class Departures:
             vector = self._outgoing.take(unit.size)
             self._leaving = _Leaving(unit, vector, self._landings.turn(unit))
         assert self._leaving.unit is unit, "one unit leaves after another"
+        self._waiting = 0
         for part in unit.collect(self._leaving.vector):
             self._take(self._leaving, part)
         return self._leaving

@@ -159,11 +159,6 @@ class SlidUnit:
         for parameter, nothing in zip(self.parameters.values(), self._nothing, strict=True):
             parameter.data = nothing
 
-    @property
-    def there(self) -> int:
-        """Elements of the parameters that have gradients."""
-        return sum(each.numel() for each in self.parameters.values() if each.grad is not None)
-
     def collect(self, vector: Tensor) -> list[slice]:
         """Moves gradients that are there to a vector on the device, used again and again.
 
