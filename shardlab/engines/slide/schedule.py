@@ -22,8 +22,9 @@ class Schedule(Uses):
     forward   a unit is on its way while those before it compute, and gives its slot to the next
               one after its use; the last ones stay, as backward needs them first;
     backward  the same from the last unit to the first. When all gradients of a unit are there, its
-              slot is free and they leave: the last unit first, on all ranks, whatever each of them
-              has used. What has no gradient when backward has passed it gets none;
+              slot is free. They leave in parts as they come: the last unit first, on all ranks,
+              whatever each of them has used. What has no gradient when backward has passed it gets
+              none;
     updates   begin when gradients have landed, unless they are held back until all have.
 
     The root (what belongs to no unit) has memory of its own. It comes first, stays for the step and
@@ -121,9 +122,13 @@ class Schedule(Uses):
     def accumulated(self, unit: SlidUnit) -> None:
         """One more parameter of a unit has its gradient."""
         self.in_backward = True
-        if unit is not self.root and self._missing.arrived(unit):
+        if unit is self.root:
+            return
+        if self._missing.arrived(unit):
             self._free(unit)
             self._leave()
+        elif unit is self._to_leave[0]:
+            self._departures.advance(unit)
 
     def finish(self) -> None:
         """After backward: whatever gradients are there have left."""

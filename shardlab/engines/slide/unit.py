@@ -159,15 +159,24 @@ class SlidUnit:
         for parameter, nothing in zip(self.parameters.values(), self._nothing, strict=True):
             parameter.data = nothing
 
-    def collect(self, vector: Tensor) -> None:
-        """Moves the gradients of the parameters to a vector on the device, used again and again."""
+    def collect(self, vector: Tensor) -> list[slice]:
+        """Moves gradients that are there to a vector on the device, used again and again.
+
+        Returns:
+            the parts of the vector that they fill.
+        """
+        parts: list[slice] = []
+        end = 0
         for parameter, view in zip(self.parameters.values(), self._kept(vector), strict=True):
+            begin, end = end, end + view.numel()
             if parameter.grad is None:
-                view.zero_()
-            else:
-                view.copy_(parameter.grad)
-                parameter.grad = None
-        vector[self.count :].zero_()
+                continue
+            view.copy_(parameter.grad)
+            parameter.grad = None
+            if parts and parts[-1].stop == begin:
+                begin = parts.pop().start
+            parts.append(slice(begin, end))
+        return parts
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
         """The parts of a vector by the names of the parameters."""

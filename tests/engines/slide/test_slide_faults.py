@@ -2,6 +2,8 @@
 
 import os
 import signal
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,36 @@ def test_an_error_of_a_copy_ends_the_step_on_all_ranks(good):
         return {}
 
     run_ranks(2, on_rank)
+
+
+class LosingCopies(ThrottledCopies):
+    """Fails for the next part of a gradient alone, once told to."""
+
+    lose = False
+
+    def copy(self, target, source):
+        if self.lose and threading.current_thread().name.startswith("out"):
+            self.lose = False
+            raise OSError("the link is down")
+        super().copy(target, source)
+
+
+def test_a_unit_is_not_updated_when_a_part_of_its_gradients_is_lost():
+    def on_rank(group):
+        copies = LosingCopies()
+        engine = engine_of(group, {"engine": "slide"}, None, copies)
+        train(engine, 1)
+        engine.synchronize()
+        last = engine.units[-1].vectors["parameter"]
+        before, copies.lose = last.clone(), True
+        with pytest.raises(OSError, match="the link is down"):
+            train(engine, 2)
+        with suppress(OSError):
+            engine._updates.drain()
+        assert torch.equal(last, before)
+        return {}
+
+    run_ranks(1, on_rank)
 
 
 def test_an_error_of_an_update_is_raised_by_the_next_call(monkeypatch):

@@ -13,14 +13,14 @@ from tests.engines.slide.sliding import DelayedCopies, engine_of, train
 
 
 class TracedCopies(DelayedCopies):
-    """Notes what is copied from or to main memory, by its address."""
+    """Notes what is copied from or to main memory: the address of its source, and its target."""
 
     def __init__(self, seed, events):
         super().__init__(seed)
         self._events = events
 
     def copy(self, target, source):
-        self._events.append(("copy", source.data_ptr(), target.data_ptr()))
+        self._events.append(("copy", source.data_ptr(), target))
         super().copy(target, source)
 
 
@@ -38,6 +38,10 @@ def traced(engine, events, seed):
     control.publish = slow
 
 
+def slot_of(part):
+    return part.untyped_storage().data_ptr()
+
+
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("seed", range(3))
 def test_units_come_after_their_update_and_no_gradient_is_lost(seed, clip):
@@ -50,7 +54,7 @@ def test_units_come_after_their_update_and_no_gradient_is_lost(seed, clip):
         engine.synchronize()
         sources = {unit.source.data_ptr(): unit for unit in engine.units}
         leaving = cycle([*(unit.index for unit in reversed(engine.units))])
-        had = {}
+        had, missing = {}, 0
         updates, landings = dict.fromkeys(range(9), 0), dict.fromkeys(range(9), 0)
         for what, one, other in events:
             if what == "update":
@@ -60,11 +64,16 @@ def test_units_come_after_their_update_and_no_gradient_is_lost(seed, clip):
                 unit = sources[one].index
                 assert updates[unit] == landings[unit], "all that has landed is applied"
             else:
-                before, unit = had.get(other), next(leaving)
-                had[other] = unit
-                assert before is None or updates[before] == landings[before], "used too early"
-                landings[unit] += 1
-                assert landings[unit] == updates[unit] + 1
+                if not missing:  # the first part of the next one
+                    slot, unit = slot_of(other), next(leaving)
+                    before, had[slot] = had.get(slot), unit
+                    assert before is None or updates[before] == landings[before], "used too early"
+                    landings[unit] += 1
+                    assert landings[unit] == updates[unit] + 1
+                    missing = engine.units[unit].size
+                assert slot_of(other) == slot
+                missing -= other.numel()
+        assert not missing
         assert [updates[unit.index] for unit in engine.units] == [4] * len(engine.units)
         assert len(had) == (1 + 3 if clip is None else len(engine.units))
         return {}
@@ -120,6 +129,34 @@ def test_what_the_next_forward_pass_begins_with_comes_while_backward_computes(wi
         schedule.before_backward = until_the_others_came
         train(engine, 1, first=1)
         assert held == [[True] * (window - 1)]
+        return {}
+
+    run_ranks(1, on_rank)
+
+
+def test_gradients_of_a_unit_leave_before_all_of_them_are_there():
+    def on_rank(group):
+        events, early = [], {}
+        copies = TracedCopies(0, events)
+        engine = engine_of(group, {"engine": "slide"}, None, copies)
+        train(engine, 1)
+        sources = {unit.source.data_ptr() for unit in engine.units}
+        departures, behind = engine.module.schedule._departures, []
+        start = departures.start
+
+        def noting(unit, first, last):
+            copies._outward.drain()
+            out = sum(target.numel() for _, source, target in events if source not in sources)
+            early[unit] = (out - sum(behind)) / unit.size
+            behind.append(unit.size)
+            start(unit, first, last)
+
+        departures.start = noting
+        events.clear()
+        train(engine, 1, first=1)
+        root, *others = engine.units
+        assert early[root] == 0
+        assert all(0.5 < early[unit] < 1 for unit in others)
         return {}
 
     run_ranks(1, on_rank)
