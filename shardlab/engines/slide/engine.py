@@ -3,7 +3,6 @@
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -91,7 +90,8 @@ class SlideEngine(ModuleEngine):
         self._schedule = make_schedule(parts, module, self.units, self._updates)
         module.schedule = self._schedule
         self._touched = True
-        weakref.finalize(self, _leave, self._copies, self._updates, self._moments, self._memory)
+        parts = self._faults, self._updates, self._copies, self._moments, self._memory
+        weakref.finalize(self, _leave, *parts)
 
     def step(self, micro_batches: Sequence[Tensor], learning_rate: float) -> StepOutcome:  # noqa: D102
         count, losses = len(micro_batches), []
@@ -250,10 +250,15 @@ class SlideEngine(ModuleEngine):
         self._loss_scale.update(applied)
 
 
-def _leave(copies: Copies, updates: Updates, moments: MomentStore, memory: NodeMemory) -> None:
-    """In order, so that no rank takes this one for lost."""
-    with suppress(Exception):  # which have surfaced in a step, or nobody is left to hear of them
-        updates.drain()
-        copies.drain()
-        memory.close()
-        moments.close()
+def _leave(
+    faults: Faults, updates: Updates, copies: Copies, moments: MomentStore, memory: NodeMemory
+) -> None:
+    """In order, so that no rank takes this one for lost; all of it, whatever goes wrong."""
+    told, errors = faults.told, []
+    for end in (faults.check, updates.drain, copies.drain, moments.close, memory.close):
+        try:
+            end()
+        except Exception as error:
+            errors.append(error)
+    if errors and not told:
+        raise errors[0]
