@@ -28,10 +28,11 @@ from shardlab.engines.slide.assembly import (
 )
 from shardlab.engines.slide.copies import Copies, copies_for
 from shardlab.engines.slide.faults import Faults
+from shardlab.engines.slide.lending import Lent
 from shardlab.engines.slide.model import Sliding
 from shardlab.engines.slide.moments import KINDS, MomentStore
 from shardlab.engines.slide.node import NodeMemory
-from shardlab.engines.slide.ranks import ranks_of
+from shardlab.engines.slide.ranks import Ranks, ranks_for
 from shardlab.engines.slide.storing import (
     moments_in_memory,
     moments_on_disk,
@@ -65,7 +66,9 @@ class SlideEngine(ModuleEngine):
         ranks_per_node: int | None = None,
     ) -> None:
         strategy, device = setup.strategy, setup.device
-        self.ranks = ranks = ranks_of(strategy, setup.group, ranks_per_node)
+        lent = ranks_for(strategy, setup.group, ranks_per_node)
+        weakref.finalize(self, lent.give_back)  # after `_leave`: what is told last, is done first
+        self.ranks = ranks = lent.value
         plans = plan_units(model, strategy, device)
         self.units = make_units(model, plans, setup, ranks)
         """the root, then the others in the order of their use"""
@@ -91,7 +94,7 @@ class SlideEngine(ModuleEngine):
         module.schedule = self._schedule
         self._touched = True
         parts = self._faults, self._updates, self._copies, self._moments, self._memory
-        weakref.finalize(self, _leave, *parts)
+        weakref.finalize(self, _leave, lent, *parts)
 
     def step(self, micro_batches: Sequence[Tensor], learning_rate: float) -> StepOutcome:  # noqa: D102
         count, losses = len(micro_batches), []
@@ -251,7 +254,12 @@ class SlideEngine(ModuleEngine):
 
 
 def _leave(
-    faults: Faults, updates: Updates, copies: Copies, moments: MomentStore, memory: NodeMemory
+    lent: Lent[Ranks],
+    faults: Faults,
+    updates: Updates,
+    copies: Copies,
+    moments: MomentStore,
+    memory: NodeMemory,
 ) -> None:
     """In order, so that no rank takes this one for lost; all of it, whatever goes wrong."""
     told, errors = faults.told, []
@@ -260,5 +268,7 @@ def _leave(
             end()
         except Exception as error:
             errors.append(error)
-    if errors and not told:
-        raise errors[0]
+    if errors:
+        lent.spoil()
+        if not told:
+            raise errors[0]
