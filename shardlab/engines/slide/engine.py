@@ -31,7 +31,7 @@ from shardlab.engines.slide.faults import Faults
 from shardlab.engines.slide.lending import Lent
 from shardlab.engines.slide.model import Sliding
 from shardlab.engines.slide.moments import KINDS, MomentStore
-from shardlab.engines.slide.node import NodeMemory
+from shardlab.engines.slide.node import NodeMemory, together
 from shardlab.engines.slide.ranks import Ranks, ranks_for
 from shardlab.engines.slide.storing import (
     moments_in_memory,
@@ -168,9 +168,11 @@ class SlideEngine(ModuleEngine):
         """See `Engine.shards`; moments in their own type.
 
         Those on disk are mapped: main memory holds what is looked at, as long as it has room.
+
+        Raises:
+            UserError: (on all ranks of the node) the disk does not give them.
         """
-        self.synchronize()
-        self._touched = True
+        self._show_moments()
         kinds: State = {
             kind: {
                 unit.name: laid_out(unit.vectors[kind][unit.own], unit.count, self.ranks.mesh)
@@ -188,9 +190,7 @@ class SlideEngine(ModuleEngine):
         To be called by all ranks together. Writing to it, on any rank, counts from the next step
         on, when all ranks have ended it. `step` is each rank's own, by the names of units.
         """
-        self.synchronize()
-        dist.barrier(self.ranks.here)  # what others keep on disk is there, too
-        self._touched = True
+        self._show_moments()
         kinds: State = {
             kind: {
                 name: part
@@ -204,6 +204,13 @@ class SlideEngine(ModuleEngine):
     def split(self, name: str, whole: Tensor) -> dict[str, Tensor]:  # noqa: D102
         [shapes] = [unit.shapes for unit in self.units if unit.name == name]
         return split_vector(whole, shapes)
+
+    def _show_moments(self) -> None:
+        """Where they are, those of all ranks."""
+        self.synchronize()
+        with self._faults.surfacing():
+            together(self.ranks.here, self._moments.look)
+        self._touched = True
 
     def _begin(self, learning_rate: float) -> None:
         if self._touched:
