@@ -93,8 +93,8 @@ class SlideEngine(ModuleEngine):
         self._schedule = make_schedule(parts, module, self.units, self._updates)
         module.schedule = self._schedule
         self._touched = True
-        parts = self._faults, self._updates, self._copies, self._moments, self._memory
-        weakref.finalize(self, _leave, lent, *parts)
+        ending = self._updates, self._copies, self._moments, self._memory
+        weakref.finalize(self, _leave, lent, self._faults, *ending)
 
     def step(self, micro_batches: Sequence[Tensor], learning_rate: float) -> StepOutcome:  # noqa: D102
         count, losses = len(micro_batches), []
