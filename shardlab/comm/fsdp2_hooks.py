@@ -21,16 +21,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
-from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMeshInfo
-from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-from shardlab.codecs.unit import Block, Unit
+from shardlab.codecs.unit import Unit
 from shardlab.comm.attachable import MakeCollective
 from shardlab.comm.background import Lanes
 from shardlab.comm.collective import Collective, Native
+from shardlab.comm.fsdp2_units import block_of, replicated, units_of
 from shardlab.comm.hierarchy import subgroup
-from shardlab.comm.layout import REPLICAS
 from shardlab.comm.names import plain
 from shardlab.core.errors import UserError
 
@@ -51,7 +50,7 @@ def attach_fsdp2(
     Raises:
         UserError: a unit has several groups of parameters.
     """
-    units = _units(model)
+    units = units_of(model)
     if lanes is not None:
         _overlap(units, True)
     names = {module: plain(name) for name, module in model.named_modules()}
@@ -62,8 +61,8 @@ def attach_fsdp2(
         weights(group._all_gather_process_group)
         undo.append((module, group._reduce_scatter_comm, group._all_gather_comm))
         trained = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
-        sent = Unit(name, tuple(_block(p, names, group) for p in trained))
-        gathered = Unit(name, tuple(_block(p, names, group) for p in group.fsdp_params))
+        sent = Unit(name, tuple(block_of(p, names, group) for p in trained))
+        gathered = Unit(name, tuple(block_of(p, names, group) for p in group.fsdp_params))
         module.set_custom_reduce_scatter(_ReduceScatterHook(gradients, sent, group, lanes))
         module.set_custom_all_gather(_AllGatherHook(weights, gathered, lanes))
     taken = _take_all_reduces(model, names, replicas)
@@ -93,7 +92,7 @@ def _take_all_reduces(
     """The all-reduces between replicas go through ours; returns what there was before."""
     before = []
     alone: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
-    for name, _, group in _units(model):
+    for name, _, group in units_of(model):
         info = group.mesh_info
         if not isinstance(info, DDPMeshInfo):
             continue
@@ -104,46 +103,9 @@ def _take_all_reduces(
         group.mesh_info = copy.copy(info)
         group.mesh_info.replicate_process_group = alone[between]
         group._all_reduce_hook = _AllReduceHook(
-            replicas(between), _replicated(name, names, group), group, group._all_reduce_hook
+            replicas(between), replicated(name, names, group), group, group._all_reduce_hook
         )
     return before
-
-
-def _replicated(name: str, names: dict[nn.Module, str], group: FSDPParamGroup) -> Unit:
-    """One rank's part of a unit: its rows of every block."""
-    size = group._reduce_scatter_process_group.size()
-    trained = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
-    blocks = [_block(p, names, group) for p in trained]
-    return Unit(
-        name + REPLICAS, tuple(Block(b.name, -(-b.rows // size), b.columns) for b in blocks)
-    )
-
-
-def _units(model: nn.Module) -> list[tuple[str, FSDPModule, FSDPParamGroup]]:
-    """Every unit's name, module and group of parameters; modules of one unit count once."""
-    found: dict[int, tuple[str, FSDPModule, FSDPParamGroup]] = {}
-    for name, module in model.named_modules():
-        if not isinstance(module, FSDPModule):
-            continue
-        groups = module._get_fsdp_state()._fsdp_param_groups
-        if len(groups) > 1 or not all(isinstance(g.mesh_info, FSDPMeshInfo) for g in groups):
-            raise UserError(
-                f"fsdp2: {plain(name) or 'root'!r} does not shard its parameters over one mesh, "
-                "and torch takes no custom collectives for that: shard it by fully_shard alone"
-            )
-        for group in groups:
-            found.setdefault(id(group), (plain(name) or "root", module, group))
-    return list(found.values())
-
-
-def _block(parameter: FSDPParam, names: dict[nn.Module, str], group: FSDPParamGroup) -> Block:
-    """Rows are what is cut into chunks: of another dimension than the first, every rank's cut."""
-    info = parameter._module_info
-    size = parameter._orig_size
-    cut = parameter.fsdp_placement.dim
-    rows = size[0] * (group._reduce_scatter_process_group.size() if cut else 1)
-    name = ".".join(filter(None, [names[info.module], info.param_name]))
-    return Block(name, rows, size.numel() // rows)
 
 
 class _Allocate:

@@ -99,17 +99,21 @@ class Ledger:
     @property
     def accounts(self) -> Accounts:
         """By kind of message."""
-        apart: int | None = getattr(self._thread, "apart", None)
-        return self._accounts if apart is None else self._apart.setdefault(apart, _new())
+        apart: Accounts | None = getattr(self._thread, "apart", None)
+        return self._accounts if apart is None else apart
 
     def reset(self) -> None:
         """Forgets all counts, but for those apart."""
         self._accounts = _new()
 
     @contextmanager
-    def apart(self, step: int) -> Iterator[None]:
-        """While the block runs, its thread counts for a step that may not have begun yet."""
-        self._thread.apart = step
+    def apart(self, step: int | None) -> Iterator[None]:
+        """While the block runs, its thread counts for a step that may not have begun yet.
+
+        Args:
+            step: None for what is of no step, which nobody counts.
+        """
+        self._thread.apart = _new() if step is None else self._apart.setdefault(step, _new())
         try:
             yield
         finally:

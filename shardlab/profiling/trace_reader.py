@@ -5,14 +5,12 @@ devices did are kept one by one.
 """
 
 import re
-from array import array
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shardlab.core.errors import UserError
 from shardlab.profiling.attribution import (
@@ -22,6 +20,7 @@ from shardlab.profiling.attribution import (
     units_of_calls,
     units_of_worker,
 )
+from shardlab.profiling.device_columns import Device, Launches
 from shardlab.profiling.intervals import Intervals, merge
 from shardlab.profiling.labels import BACKWARD, FORWARD, LINK, unit_of
 from shardlab.profiling.operators import Operators, OutOfOrder
@@ -82,24 +81,6 @@ def _read(path: str | Path, patient: bool) -> dict[int, Trace]:
     return {rank: found.finish() for rank, found in ranks.items()}
 
 
-class _Device:
-    """Growing columns of what ran on devices."""
-
-    def __init__(self) -> None:
-        self.start = array("d")
-        self.end = array("d")
-        self.correlation = array("q")
-
-    def add(self, event: Event, start: float, end: float) -> None:
-        self.start.append(start)
-        self.end.append(end)
-        self.correlation.append(event.get("args", {}).get("correlation", -1))
-
-    @property
-    def times(self) -> Intervals:
-        return np.column_stack([np.array(self.start), np.array(self.end)])
-
-
 class _Rank:
     """One rank while its events come in."""
 
@@ -113,11 +94,11 @@ class _Rank:
         self._calls: list[Call] = []
         self._collectives: list[tuple[float, float, int, str]] = []
         """start, end, thread, operation"""
-        self._kernels = _Device()
-        self._copies = _Device()
-        self._nccl = _Device()
+        self._kernels = Device()
+        self._copies = Device()
+        self._nccl = Device()
         self._nccl_operations: list[str] = []
-        self._launches = _Launches()
+        self._launches = Launches()
 
     def add(self, event: Event, origin: float) -> None:
         """Takes an event in."""
@@ -182,7 +163,7 @@ class _Rank:
             operators=[t for tid, t in self._threads.items() if tid not in self._workers],
         )
 
-    def _launched(self, found: _Device) -> Launched:
+    def _launched(self, found: Device) -> Launched:
         launched, _ = self._launches.of(found)
         return Launched(found.times, launched)
 
@@ -204,37 +185,6 @@ class _Rank:
             np.concatenate([on_cpu[:, 0], launched])[order],
             np.array(operations, dtype=np.str_)[order],
             np.array(units, dtype=np.str_)[order],
-        )
-
-
-class _Launches:
-    """When and in which thread the CPU launched what runs on devices."""
-
-    def __init__(self) -> None:
-        self._correlation = array("q")
-        self._start = array("d")
-        self._thread = array("q")
-
-    def add(self, event: Event, start: float) -> None:
-        correlation = event.get("args", {}).get("correlation")
-        if correlation is not None:
-            self._correlation.append(correlation)
-            self._start.append(start)
-            self._thread.append(event["tid"])
-
-    def of(self, found: _Device) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Time and thread of the launch of each; its own start and -1 where nothing tells."""
-        known = np.array(self._correlation)
-        order = np.argsort(known)
-        wanted = np.array(found.correlation)
-        if len(known) == 0 or len(wanted) == 0:
-            return np.array(found.start), np.full(len(wanted), -1)
-        place = np.searchsorted(known[order], wanted).clip(max=len(known) - 1)
-        launch = order[place]
-        there = known[launch] == wanted
-        return (
-            np.where(there, np.array(self._start)[launch], np.array(found.start)),
-            np.where(there, np.array(self._thread)[launch], -1),
         )
 
 

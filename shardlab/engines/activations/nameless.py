@@ -150,5 +150,5 @@ def _full(folder: Path, size: int) -> Full:
     free = shutil.disk_usage(folder).free
     return Full(
         f"{folder}: {size:,} more bytes do not fit, {free:,} are free: make room, "
-        "name another folder, or let the rest stay in memory"
+        "name another folder, or keep this in memory"
     )

@@ -37,11 +37,11 @@ class Arrivals:
         self._faults, self._ledger = faults, ledger
         self._rank, self._world_size = rank, world_size
 
-    def start(self, unit: SlidUnit, vector: Tensor, step: int) -> Running:
+    def start(self, unit: SlidUnit, vector: Tensor, step: int | None) -> Running:
         """Fills a vector on the device.
 
         Args:
-            step: that uses it; it may not have begun.
+            step: that uses it, and may not have begun; None if no step does.
         """
         fetch = self._faults.watched(self._fetch)
         return self._copies.start_in(fetch, unit, vector, unit.updates, step)
@@ -50,7 +50,7 @@ class Arrivals:
         """What came for a step counts in the ledger from now on; all of that has arrived."""
         self._ledger.join(step)
 
-    def _fetch(self, unit: SlidUnit, vector: Tensor, updates: int, step: int) -> None:
+    def _fetch(self, unit: SlidUnit, vector: Tensor, updates: int, step: int | None) -> None:
         with self._ledger.apart(step):
             fetch = self._load if self._gather is None else self._load_and_gather
             fetch(unit, vector, updates)

@@ -90,10 +90,8 @@ def make_updates(
     setup, ranks = parts.setup, parts.ranks
     sums = Sums(
         parts.control,
-        ranks.rank,
-        ranks.world_size,
+        ranks,
         keeping_of(setup),
-        ranks.sums,
         None if setup.strategy.grad_sync == "gpu_reduce" else module.reduce,
         module.average,
         parts.ledger,

@@ -3,7 +3,6 @@
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -29,10 +28,11 @@ from shardlab.engines.slide.assembly import (
 )
 from shardlab.engines.slide.copies import Copies, copies_for
 from shardlab.engines.slide.faults import Faults
+from shardlab.engines.slide.lending import Lent
 from shardlab.engines.slide.model import Sliding
 from shardlab.engines.slide.moments import KINDS, MomentStore
-from shardlab.engines.slide.node import NodeMemory
-from shardlab.engines.slide.ranks import ranks_of
+from shardlab.engines.slide.node import NodeMemory, together
+from shardlab.engines.slide.ranks import Ranks, ranks_for
 from shardlab.engines.slide.storing import (
     moments_in_memory,
     moments_on_disk,
@@ -66,7 +66,9 @@ class SlideEngine(ModuleEngine):
         ranks_per_node: int | None = None,
     ) -> None:
         strategy, device = setup.strategy, setup.device
-        self.ranks = ranks = ranks_of(strategy, setup.group, ranks_per_node)
+        lent = ranks_for(strategy, setup.group, ranks_per_node)
+        weakref.finalize(self, lent.give_back)  # after `_leave`: what is told last, is done first
+        self.ranks = ranks = lent.value
         plans = plan_units(model, strategy, device)
         self.units = make_units(model, plans, setup, ranks)
         """the root, then the others in the order of their use"""
@@ -91,7 +93,8 @@ class SlideEngine(ModuleEngine):
         self._schedule = make_schedule(parts, module, self.units, self._updates)
         module.schedule = self._schedule
         self._touched = True
-        weakref.finalize(self, _leave, self._copies, self._updates, self._moments, self._memory)
+        ending = self._updates, self._copies, self._moments, self._memory
+        weakref.finalize(self, _leave, lent, self._faults, *ending)
 
     def step(self, micro_batches: Sequence[Tensor], learning_rate: float) -> StepOutcome:  # noqa: D102
         count, losses = len(micro_batches), []
@@ -165,9 +168,11 @@ class SlideEngine(ModuleEngine):
         """See `Engine.shards`; moments in their own type.
 
         Those on disk are mapped: main memory holds what is looked at, as long as it has room.
+
+        Raises:
+            UserError: (on all ranks of the node) the disk does not give them.
         """
-        self.synchronize()
-        self._touched = True
+        self._show_moments()
         kinds: State = {
             kind: {
                 unit.name: laid_out(unit.vectors[kind][unit.own], unit.count, self.ranks.mesh)
@@ -185,9 +190,7 @@ class SlideEngine(ModuleEngine):
         To be called by all ranks together. Writing to it, on any rank, counts from the next step
         on, when all ranks have ended it. `step` is each rank's own, by the names of units.
         """
-        self.synchronize()
-        dist.barrier(self.ranks.here)  # what others keep on disk is there, too
-        self._touched = True
+        self._show_moments()
         kinds: State = {
             kind: {
                 name: part
@@ -201,6 +204,13 @@ class SlideEngine(ModuleEngine):
     def split(self, name: str, whole: Tensor) -> dict[str, Tensor]:  # noqa: D102
         [shapes] = [unit.shapes for unit in self.units if unit.name == name]
         return split_vector(whole, shapes)
+
+    def _show_moments(self) -> None:
+        """Where they are, those of all ranks."""
+        self.synchronize()
+        with self._faults.surfacing():
+            together(self.ranks.here, self._moments.look)
+        self._touched = True
 
     def _begin(self, learning_rate: float) -> None:
         if self._touched:
@@ -250,10 +260,22 @@ class SlideEngine(ModuleEngine):
         self._loss_scale.update(applied)
 
 
-def _leave(copies: Copies, updates: Updates, moments: MomentStore, memory: NodeMemory) -> None:
-    """In order, so that no rank takes this one for lost."""
-    with suppress(Exception):  # which have surfaced in a step, or nobody is left to hear of them
-        updates.drain()
-        copies.drain()
-        memory.close()
-        moments.close()
+def _leave(
+    lent: Lent[Ranks],
+    faults: Faults,
+    updates: Updates,
+    copies: Copies,
+    moments: MomentStore,
+    memory: NodeMemory,
+) -> None:
+    """In order, so that no rank takes this one for lost; all of it, whatever goes wrong."""
+    told, errors = faults.told, []
+    for end in (faults.check, updates.drain, copies.drain, moments.close, memory.close):
+        try:
+            end()
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        lent.spoil()
+        if not told:
+            raise errors[0]

@@ -1,22 +1,45 @@
 """Which ranks share a machine's memory."""
 
+from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
 from shardlab.comm.gather import gather_values
-from shardlab.comm.hierarchy import subgroup
+from shardlab.comm.hierarchy import subgroup, timeout_of
 from shardlab.core.errors import UserError
 
 
 class NodeGroups(NamedTuple):
-    """Two process groups that this rank is in, of gloo."""
+    """Two process groups that this rank is in, of gloo; training threads use `here` alone."""
 
     here: dist.ProcessGroup
     """the ranks of its node"""
     across: dist.ProcessGroup | None
     """the ranks at the same place of every node, in order; None where there is one node"""
+
+
+_TWINS: WeakKeyDictionary[dist.ProcessGroup, dict[timedelta, dist.ProcessGroup]] = (
+    WeakKeyDictionary()
+)
+
+
+def twin(group: dist.ProcessGroup, timeout: timedelta | None = None) -> dist.ProcessGroup:
+    """A group of gloo with the same ranks, made once: for training threads, which agree in order.
+
+    Called by all ranks of the group together the first time.
+
+    Args:
+        timeout: how long a rank waits for others; by default as in the group.
+    """
+    timeout = timeout or timeout_of(group)
+    twins = _TWINS.setdefault(group, {})
+    if timeout not in twins:
+        ranks = dist.get_process_group_ranks(group)
+        twins[timeout] = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
+    return twins[timeout]
 
 
 def node_groups(group: dist.ProcessGroup, ranks_per_node: int | None = None) -> NodeGroups:
@@ -30,7 +53,7 @@ def node_groups(group: dist.ProcessGroup, ranks_per_node: int | None = None) -> 
         UserError: nodes have different numbers of ranks, or those of one are not on one machine.
     """
     ranks = dist.get_process_group_ranks(group)
-    everyone = subgroup(group, ranks, "gloo")
+    everyone = twin(group)
     machines, networks = zip(*gather_values([_machine(), _network()], everyone), strict=True)
     if ranks_per_node is None:
         keys = [f"{machine} {net}" for machine, net in zip(machines, networks, strict=True)]

@@ -2,12 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from shardlab.comm.background import Background, Running, drain_all
+from shardlab.core.errors import UserError
 from shardlab.engines.slide.node_file import FilePart, NodeFile
 
 KINDS = ("exp_avg", "exp_avg_sq")
@@ -53,6 +55,13 @@ class MomentStore(ABC):
 
     def refresh(self) -> None:  # noqa: B027
         """Somebody has written to the moments where they are; nothing is on its way."""
+
+    def look(self) -> None:  # noqa: B027
+        """Before somebody reads the moments where they are; nothing is on its way.
+
+        Raises:
+            UserError: they cannot be read.
+        """
 
     def close(self) -> None:  # noqa: B027
         """Returns when nothing is on its way; nobody calls again."""
@@ -116,6 +125,16 @@ class FileMoments(MomentStore):
     def refresh(self) -> None:  # noqa: D102
         self._loaded.clear()
         self._file.flush()
+
+    def look(self) -> None:  # noqa: D102
+        try:
+            for part in chain.from_iterable(self._parts.values()):
+                part.look()
+        except OSError as error:
+            raise UserError(
+                f"slide: {error.strerror}: its moments are lost: continue from a checkpoint, on "
+                "another disk or with moments: memory"
+            ) from error
 
     def close(self) -> None:  # noqa: D102
         try:

@@ -19,6 +19,8 @@ from shardlab.engines.activations.nameless import NamelessFile
 from shardlab.engines.slide.node import together
 
 _CPU = torch.device("cpu")
+_AT_ONCE = 1 << 20
+"""bytes that are looked at"""
 
 
 class NodeFile:
@@ -145,6 +147,17 @@ class FilePart:
         """
         for file, piece in self._pieces():
             file.write(self._start + piece.start, self.inside(buffer)[piece])
+
+    def look(self) -> None:
+        """Brings the part to the page cache, where tensors find it: a page that does not come when
+        a tensor is read would end the process.
+
+        Raises:
+            OSError: bytes did not come.
+        """
+        for start in range(0, self._size, _AT_ONCE):
+            size = min(_AT_ONCE, self._size - start)
+            self._cached.read(self._start + start, blocks(size, _CPU)[:size])
 
     def _pieces(self) -> Iterator[tuple[NamelessFile, slice]]:
         first, last = -self._start % BLOCK, self._size - (self._start + self._size) % BLOCK

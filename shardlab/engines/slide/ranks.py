@@ -1,6 +1,7 @@
 """The ranks that train together, as the slide engine sees them."""
 
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -9,8 +10,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardlab.comm.hierarchy import subgroup
 from shardlab.core.errors import UserError
 from shardlab.core.strategy import Strategy
-from shardlab.engines.mesh import make_mesh
+from shardlab.engines.mesh import REPLICATE, SHARD
 from shardlab.engines.slide.groups import node_groups
+from shardlab.engines.slide.lending import Lent, lend
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,26 @@ class Ranks:
         return self.world_size > 1 and self.reductions is None
 
 
-def ranks_of(
+class Needs(NamedTuple):
+    """What the process groups of a strategy depend on."""
+
+    gathers: bool
+    reductions: Literal["device", "memory"] | None
+    ranks_per_node: int | None
+
+    @classmethod
+    def of(cls, strategy: Strategy, ranks_per_node: int | None) -> "Needs":
+        """Those of a strategy in its normal form."""
+        summed = strategy.gradients.route == "native" and strategy.gradients.plain()
+        reductions: Literal["device", "memory"] | None = None if summed else "memory"
+        if strategy.grad_sync == "gpu_reduce":
+            reductions = "device"
+        return cls(strategy.param_transfer == "shard", reductions, ranks_per_node)
+
+
+def ranks_for(
     strategy: Strategy, group: dist.ProcessGroup, ranks_per_node: int | None = None
-) -> Ranks:
+) -> Lent[Ranks]:
     """Called by all ranks of the group together.
 
     Args:
@@ -61,38 +80,33 @@ def ranks_of(
     Raises:
         UserError: see `node_groups`; or the ranks of a node do not follow each other.
     """
-    here, across = node_groups(group, ranks_per_node)
-    alone = dist.get_world_size(here) == 1
-    gathers = None if strategy.param_transfer == "full" or alone else _like(group, here)
-    return Ranks(
-        here,
-        across,
-        gathers,
-        None if alone else _reductions(strategy, group, here),
-        _mesh(group, here, 1 if across is None else dist.get_world_size(across)),
-    )
+    needs = Needs.of(strategy, ranks_per_node)
+    return lend(group, needs, lambda: _ranks(group, needs))
 
 
-def _like(
-    group: dist.ProcessGroup, here: dist.ProcessGroup, backend: str | None = None
-) -> dist.ProcessGroup:
-    """Of the ranks of the node, for what runs beside other collectives."""
-    return subgroup(group, dist.get_process_group_ranks(here), backend)
+def _ranks(group: dist.ProcessGroup, needs: Needs) -> Ranks:
+    here, across = node_groups(group, needs.ranks_per_node)
+    mesh = _mesh(group, here, across)
+    gathers = reductions = None
+    if dist.get_world_size(here) > 1:
+        members = dist.get_process_group_ranks(here)
+        if needs.gathers:
+            gathers = subgroup(group, members)
+        if needs.reductions is not None:
+            backend = "gloo" if needs.reductions == "memory" else None
+            reductions = subgroup(group, members, backend)
+    return Ranks(here, across, gathers, reductions, mesh)
 
 
-def _reductions(
-    strategy: Strategy, group: dist.ProcessGroup, here: dist.ProcessGroup
-) -> dist.ProcessGroup | None:
-    if strategy.grad_sync == "gpu_reduce":
-        return _like(group, here)
-    if strategy.gradients.route == "native" and strategy.gradients.plain():
-        return None
-    return _like(group, here, "gloo")
-
-
-def _mesh(group: dist.ProcessGroup, here: dist.ProcessGroup, nodes: int) -> DeviceMesh:
+def _mesh(
+    group: dist.ProcessGroup, here: dist.ProcessGroup, across: dist.ProcessGroup | None
+) -> DeviceMesh:
     ranks, size = dist.get_process_group_ranks(group), dist.get_world_size(here)
     node = dist.get_rank(group) // size
     if dist.get_process_group_ranks(here) != ranks[node * size : (node + 1) * size]:
         raise UserError("slide: ranks of one node must follow each other: number them by node")
-    return make_mesh(group, nodes, torch.device("cpu"))
+    if across is None:
+        return DeviceMesh.from_group(here, "cpu", mesh_dim_names=(SHARD,))
+    nodes = torch.tensor(ranks).view(-1, size)
+    names = REPLICATE, SHARD
+    return DeviceMesh.from_group([across, here], "cpu", mesh=nodes, mesh_dim_names=names)

@@ -4,6 +4,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor
 from torch.profiler import record_function
 
@@ -59,6 +60,9 @@ class Schedule(Uses):
         """the first and the last use of units in this forward pass, which are counted from 0"""
         self._counted = 0
         self._step = 0
+        self._served: int | None = 0
+        """the step that units come for; None for an evaluation, and for what comes again after it
+        or as main memory has changed"""
         self._stale = True
         """the root is not on the device as it is in main memory"""
         self.in_backward = False
@@ -72,12 +76,14 @@ class Schedule(Uses):
         self._uses.clear()
         self._counted = 0
         self._bring_first()
+        self._served = self._step if torch.is_grad_enabled() else None
         self._wait(self.root)
 
     def end_step(self) -> None:
         """After the last gradient of a step: brings what the next forward pass begins with."""
         self._arrivals.counted(self._step)
         self._step += 1
+        self._served = self._step
         self._bring_first()
 
     def _bring_first(self) -> None:
@@ -87,7 +93,7 @@ class Schedule(Uses):
                 self._release(unit)
         if self._stale:
             self._stale = False
-            arriving = self._arrivals.start(self.root, self._vector, self._step)
+            arriving = self._arrivals.start(self.root, self._vector, self._served)
             self._pending[self.root.name] = arriving
             self.root.show(self._vector)
         self._start_all(first)
@@ -97,6 +103,7 @@ class Schedule(Uses):
         self._settle()
         for unit in self.window.alive():
             self._release(unit)
+            self._served = None
         self._stale = True
 
     def before_forward(self, index: int) -> None:  # noqa: D102
@@ -148,17 +155,17 @@ class Schedule(Uses):
         self._start_all(then)
         self._wait(unit)
 
-    def _start_all(self, units: Iterable[SlidUnit], step: int | None = None) -> None:
+    def _start_all(self, units: Iterable[SlidUnit], ahead: bool = False) -> None:
         """As many of the next ones as there is room for."""
         for unit in units:
             if unit not in self.window:
                 if not self.window.has_room:
                     return
-                self._start(unit, step)
+                self._start(unit, ahead)
 
-    def _start(self, unit: SlidUnit, step: int | None = None) -> None:
-        """Brings a unit for a step, by default this one."""
-        vector, step = self.window.admit(unit), self._step if step is None else step
+    def _start(self, unit: SlidUnit, ahead: bool = False) -> None:
+        """Brings a unit; ahead for the next step."""
+        vector, step = self.window.admit(unit), self._step + 1 if ahead else self._served
         self._pending[unit.name] = self._arrivals.start(unit, vector, step)
 
     def _release(self, unit: SlidUnit) -> None:
@@ -220,4 +227,4 @@ class Schedule(Uses):
         for unit in reversed(self.units[: self.window.slots]):
             if unit in self._to_leave:
                 return
-            self._start_all([unit], self._step + 1)
+            self._start_all([unit], ahead=True)

@@ -12,6 +12,7 @@ from shardlab.core.sliding_memory import Keeping
 from shardlab.engines.slide.arrivals import UPDATED, share_in_memory
 from shardlab.engines.slide.control import Control
 from shardlab.engines.slide.landings import TAKEN, Turn
+from shardlab.engines.slide.ranks import Ranks
 from shardlab.engines.slide.unit import SlidUnit, own_of
 
 LANDED = "landed"
@@ -22,9 +23,9 @@ class Sums:
     """Adds up gradients over ranks, micro-batches and nodes, in float32 and the order of ranks.
 
     Args:
-        shared: ranks add up each other's vectors.
-        reduce_scatter: of this rank's vector with the others', by messages; None where what arrives
-            is shared, or is the mean already.
+        ranks: those of a node may add up each other's vectors.
+        reduce_scatter: of this rank's vector with the others', by messages; None where they do, or
+            where what arrives is the mean already.
         average: between nodes, of what is there then.
         ledger: counts what ranks leave for each other in main memory.
     """
@@ -32,17 +33,14 @@ class Sums:
     def __init__(
         self,
         control: Control,
-        rank: int,
-        world_size: int,
+        ranks: Ranks,
         keeping: Keeping,
-        shared: bool,
         reduce_scatter: Collective | None,
         average: Collective | None,
         ledger: Ledger,
     ) -> None:
         self._control, self._ledger = control, ledger
-        self._rank, self._world_size = rank, world_size
-        self._keeping, self._shared = keeping, shared
+        self._ranks, self._keeping = ranks, keeping
         self._reduce, self._average = reduce_scatter, average
 
     def take(
@@ -80,17 +78,17 @@ class Sums:
         self, unit: SlidUnit, vectors: Sequence[Tensor], number: int, scale: float
     ) -> list[Tensor]:
         """What adds up to the sum over ranks, or the mean, of this rank's chunk."""
-        own = own_of(vectors, self._rank)
-        if self._shared:
+        own = own_of(vectors, self._ranks.rank)
+        if self._ranks.sums:
             self._control.publish(LANDED, unit.index, number)
-            share_in_memory(self._ledger.accounts["gradients"], own, self._world_size)
+            share_in_memory(self._ledger.accounts["gradients"], own, self._ranks.world_size)
             self._control.wait(LANDED, unit.index, number)
             parts = [vector[unit.own] for vector in vectors]
             self._audit(parts, scale)
             return parts
         if self._reduce is not None:
             mean = torch.empty(unit.chunk, dtype=own.dtype)
-            self._reduce.reduce_scatter(mean, own, 1 / self._world_size, unit.message)
+            self._reduce.reduce_scatter(mean, own, 1 / self._ranks.world_size, unit.message)
             own[unit.own].copy_(mean)
         return [own[unit.own]]
 

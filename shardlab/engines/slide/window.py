@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from shardlab.engines.activations.saved import Stays
+from shardlab.engines.activations.stores import unchanged
 from shardlab.engines.slide.unit import SlidUnit
 
 
@@ -81,18 +83,17 @@ class Window:
         with saved_tensors_hooks(self._pack, self._unpack):
             yield
 
-    def _pack(self, tensor: Tensor) -> Tensor | _Saved:
+    def _pack(self, tensor: Tensor) -> Stays | _Saved:
         address = tensor.untyped_storage().data_ptr()
         if address not in self._addresses:
-            return tensor
+            return Stays.made_of(tensor)
         unit = self._units[address]
         assert tensor.dtype is unit.precision.computed, "a view of a parameter in another type"
         offset = int(tensor.storage_offset())
         return _Saved(unit.index, offset, tensor.shape, tensor.stride())
 
-    def _unpack(self, saved: Any) -> Tensor:
-        if not isinstance(saved, _Saved):
-            assert isinstance(saved, Tensor)
-            return saved
+    def _unpack(self, saved: Stays | _Saved) -> Tensor:
+        if isinstance(saved, Stays):
+            return unchanged(saved.tensor, saved.version)
         assert saved.unit in self._places, "backward uses a unit that is not on the device"
         return self._places[saved.unit].as_strided(saved.shape, saved.stride, saved.offset)

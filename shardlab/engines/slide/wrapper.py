@@ -1,6 +1,7 @@
 """The slide engine for anybody's training script."""
 
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from shardlab.engines.build import build_engine
 from shardlab.engines.slide import saving
 from shardlab.engines.slide.config import SlideConfig
 from shardlab.engines.slide.engine import SlideEngine
+from shardlab.engines.slide.groups import twin
 
 
 class SlideFSDP:
@@ -47,7 +49,7 @@ class SlideFSDP:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         self._group = dist.distributed_c10d._get_default_group()
         # writing may take longer than a rank waits for another in a step
-        self._patient = dist.new_group(backend="gloo")
+        self._patient = twin(self._group, timedelta(minutes=30))
         self._check(model)
         self._names = parameter_names(model).values()
         self._buffers = [name for name, _ in model.named_buffers() if name in model.state_dict()]

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from commands import launching, wait_for
+from descriptors import SHARED, opened
 from lone_ranks import outcomes
 from ranks import run_ranks
 
@@ -94,17 +95,13 @@ def test_tensors_outlive_the_close_and_the_memory_ends_with_them():
 
 
 def test_no_file_descriptor_stays_after_the_close():
-    def opened():
-        links = [str(link.readlink()) for link in Path("/proc/self/fd").glob("*") if link.exists()]
-        return [link for link in links if "pidfd" in link or "memfd:shardlab" in link]
-
     def on_rank(group):
         memory = create(group)
-        assert len(opened()) == 2  # one of the mapping, one of the other rank
+        assert len(opened(*SHARED)) == 2  # one of the mapping, one of the other rank
         memory.close()
         del memory
         gc.collect()
-        assert opened() == []
+        assert opened(*SHARED) == []
         return {}
 
     run_ranks(2, on_rank)

@@ -1,14 +1,18 @@
 """Whatever goes wrong in a thread or another rank ends the training, with its cause."""
 
+import gc
 import os
 import signal
+import sys
 import threading
+import weakref
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from descriptors import SHARED, opened
 from ranks import run_ranks
 
 from shardlab.core.errors import UserError
@@ -73,6 +77,45 @@ def test_a_unit_is_not_updated_when_a_part_of_its_gradients_is_lost():
         with suppress(OSError):
             engine._updates.drain()
         assert torch.equal(last, before)
+        return {}
+
+    run_ranks(1, on_rank)
+
+
+@pytest.mark.parametrize("good", [3, 40])
+def test_an_engine_that_failed_and_is_gone_leaves_nothing_open(monkeypatch, good):
+    unheard = []
+    monkeypatch.setattr(sys, "unraisablehook", unheard.append)
+
+    def on_rank(group):
+        copies = FailingCopies(good) if dist.get_rank(group) == 1 else ThrottledCopies()
+        engine = engine_of(group, MODES["full-cpu_reduce"], copies=copies)
+        gone = weakref.ref(engine)
+        with pytest.raises((OSError, RuntimeError)):
+            train(engine, 8)
+        del engine, copies
+        gc.collect()
+        assert gone() is None
+        assert opened(*SHARED) == [] and not unheard
+        return {}
+
+    run_ranks(2, on_rank)
+
+
+def test_an_error_that_nobody_has_heard_of_is_told_when_the_engine_goes(monkeypatch):
+    def broken(*_, **__):
+        raise ValueError("no such optimizer")
+
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda given: told.append(str(given.exc_value)))
+
+    def on_rank(group):
+        engine = engine_of(group, MODES["full-cpu_reduce"])
+        monkeypatch.setattr(updates, "adam_", broken)
+        train(engine, 1)
+        del engine
+        gc.collect()
+        assert told == ["no such optimizer"] and opened(*SHARED) == []
         return {}
 
     run_ranks(1, on_rank)

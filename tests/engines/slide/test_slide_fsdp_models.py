@@ -124,19 +124,28 @@ def test_evaluation_and_text_between_steps_see_the_last_update_and_change_nothin
     run_ranks(2, on_rank)
 
 
-def test_evaluation_within_a_step_changes_nothing():
+def moved(sliding):
+    keys = "collectives", "bytes_raw", "bytes_wire"
+    return [account[key] for account in sliding.ledger.summary().values() for key in keys]
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("transfer", ["full", "shard"])
+def test_evaluation_within_a_step_changes_nothing_and_no_step_counts_it(transfer, clip):
     def on_rank(group):
         found = []
         for evaluates in (False, True):
-            sliding = slid(model_of("qwen2-tied"), accumulation=3)
-            losses = []
+            config = {"accumulation": 3, "clip": clip, "param_transfer": transfer}
+            sliding = slid(model_of("qwen2-tied"), **config)
+            told = []
             for call in range(9):
-                losses += steps(sliding, call, call + 1)
                 if evaluates:
                     with torch.no_grad():
                         sliding(padded_batch(9, 0))
-            found.append(losses)
+                told.append((steps(sliding, call, call + 1), moved(sliding)))
+            found.append(told)
         assert found[0] == found[1]
+        assert found[0][-1][1][-1] > 0
         return {}
 
     run_ranks(2, on_rank)

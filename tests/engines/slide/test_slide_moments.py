@@ -195,6 +195,27 @@ def test_a_disk_that_fails_is_told_by_the_next_calls_of_all_ranks(folder):
     run_ranks(2, on_rank)
 
 
+@pytest.mark.parametrize("look", ["shards", "in_main_memory"])
+def test_a_disk_that_gives_nothing_back_is_told_by_all_ranks_before_moments_are_read(folder, look):
+    def on_rank(group):
+        engine = engine_of(group, DISK)
+        train(engine, 2)
+        getattr(engine, look)()
+        engine.synchronize()
+        dist.barrier(group)
+        if dist.get_rank(group) == 1:
+            file = engine._moments._file._cached.descriptor
+            os.ftruncate(file, os.fstat(file).st_size // 2)
+        dist.barrier(group)
+        told = rf"^slide: a file in {folder} could not be read: it ends too early: [^\n]* or with "
+        for _ in range(2):
+            with pytest.raises(UserError, match=told):
+                getattr(engine, look)()
+        return {}
+
+    run_ranks(2, on_rank)
+
+
 FULL = """
 from ranks import run_ranks
 from shardlab.core.errors import UserError

@@ -1,0 +1,12 @@
+"""What a process has open."""
+
+from pathlib import Path
+
+SHARED = "memfd:shardlab", "pidfd"
+"""of the memory that ranks share, and of the other ranks"""
+
+
+def opened(*kinds: str) -> list[str]:
+    """What the file descriptors of this process lead to: those with one of the words, or all."""
+    links = [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return [link for link in links if not kinds or any(kind in link for kind in kinds)]
