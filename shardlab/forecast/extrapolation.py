@@ -19,6 +19,8 @@ ASSUMPTIONS = (
     "levels; reduce-scatter is a real one, not gloo's. Codecs exchange payloads all-to-all.",
     "Two collectives under way share the network of a rank; nothing else is on it, no rank is "
     "later than the others, and no node fails.",
+    "Copies, updates and disks of slide go at the rates of the preset; they take nothing from "
+    "computation or from each other, and gradients are clipped.",
     "Of engines, what they compute for each collective is as here; what they wait for threads that "
     "share cores is left out.",
     "Intervals carry the covariances of the fits to codecs, engines and computation: they say "
