@@ -1,4 +1,4 @@
-"""What one collective costs a rank: on the machine that was measured, and on a cluster."""
+"""What collectives, copies and updates cost a rank: on a measured machine, and on a cluster."""
 
 from abc import ABC, abstractmethod
 from copy import copy
@@ -26,7 +26,7 @@ class Coding(NamedTuple):
 
 
 class Costs(ABC):
-    """Phases of the collectives on vectors of so many elements.
+    """Phases of the collectives on vectors of so many elements, and of what moves main memory.
 
     An exchange moves a payload from every rank to every other one; the codec runs before and after
     (the scheme of `shardlab.comm.exchange`).
