@@ -137,6 +137,7 @@ def _measure(options: argparse.Namespace, share: float, group: dist.ProcessGroup
     bound = max(head + forward + backward + tail, come + again + tail, head + out, update)
     phases = max(head + forward, come) + max(backward + tail, again + tail, out, update)
     return {
+        "forward_ms": forward * 1e3,
         **{f"{name}_ms": value * 1e3 for name, value in parts.items()},
         "bound_ms": bound * 1e3,
         "phases_ms": phases * 1e3,

@@ -1,6 +1,6 @@
 """Measures what single operations cost on this machine, for the forecast."""
 
-from shardlab.core.calibration import write_calibration
+from shardlab.core.calibration import memory_operations, write_calibration
 from shardlab.core.errors import UserError
 from shardlab.core.parameters import Parameters
 from shardlab.core.progress import say
@@ -17,12 +17,14 @@ def main(params: Parameters) -> None:
     known = [timings[name] for name in forecast.timings]
     places = dict.fromkeys(Place(t.world_size, link) for t in known for link in (None, t.link))
     used = dict.fromkeys(name for timing in timings.values() for name in timing.runs)
-    codecs = codecs_of(strategies[name].normal() for name in used)
+    full = [strategies[name].normal() for name in used]
+    memory = dict.fromkeys(operation for each in full for operation in memory_operations(each))
     several = [place for place in places if place.world_size > 1]
     if not several:
         raise UserError("forecast.timings: none of them has several ranks: add one that has")
     ranks = train.threads, train.timeout_s
-    found = calibrate(several, codecs, *ranks, placement=train.placement)
+    codecs = codecs_of(full)
+    found = calibrate(several, codecs, *ranks, placement=train.placement, memory=[*memory])
     write_calibration(_OUTPUT, found)
     say(f"calibrate: {_OUTPUT}")
 

@@ -9,9 +9,17 @@ from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, write_json
 from shardlab.core.records import LinkEmulation
+from shardlab.core.strategy import Strategy
 
 Operation = Literal["exchange", "gather", "all_reduce", "reduce_scatter"]
 """exchange, gather: `shardlab.comm.transport`; all_reduce, reduce_scatter: the group's own"""
+
+MemoryOperation = Literal["copy", "update", "load", "store"]
+"""copy: a vector, by a thread; update: AdamW; load, store: moments that are on a disk"""
+
+UPDATE_BYTES = 28
+"""of main memory that AdamW moves for an element of float32: parameter and two moments read and
+written, gradient read"""
 
 _PASSES: dict[Operation, int] = {
     "exchange": 1,
@@ -24,6 +32,13 @@ _PASSES: dict[Operation, int] = {
 def wire_bytes(operation: Operation, nbytes: float, world_size: int) -> float:
     """What a rank sends for a vector of so many bytes; gloo's reduce-scatter is an all-reduce."""
     return _PASSES[operation] * nbytes * (world_size - 1) / world_size
+
+
+def memory_operations(strategy: Strategy) -> list[MemoryOperation]:
+    """That a forecast of the strategy, in its normal form, has to know."""
+    if strategy.engine != "slide":
+        return []
+    return ["copy", "update", "load", "store"] if strategy.moments == "disk" else ["copy", "update"]
 
 
 class Transfer(Document):
@@ -56,11 +71,22 @@ class CodecCost(Document):
     """of one payload of so many elements"""
 
 
+class MemoryCost(Document):
+    """One operation in main memory on vectors of one size, on all ranks at once."""
+
+    operation: MemoryOperation
+    nbytes: int
+    """of a copy, load or store those of the vector; of an update all that it reads and writes"""
+    seconds: list[float] = Field(min_length=1)
+
+
 class Calibration(Document):
     """Everything that a forecast knows of a machine beside training runs."""
 
     transfers: list[Transfer]
     codecs: list[CodecCost]
+    memory: list[MemoryCost] = []
+    """where a strategy needs it"""
     revision: str
     torch: str
     host: dict[str, Any]

@@ -42,7 +42,7 @@ def leaving_bytes(
 ) -> int:
     """Of gradients that leave the device."""
     elements = min(2, len(units)) * max(units, default=0) + root
-    return _landed(full, element_bytes, world_size) * elements
+    return landed_bytes(full, element_bytes, world_size) * elements
 
 
 Keeping = Literal["nothing", "arrived", "sums", "totals"]
@@ -89,7 +89,7 @@ def in_main_memory(
     parameters = root + sum(units)
     held = parameters if full.moments == "memory" else sum(sorted([root, *units])[-_HELD:])
     mirror = 0 if element_bytes == _FLOAT else element_bytes
-    vectors, landed = copied_whole(full, world_size), _landed(full, element_bytes, world_size)
+    vectors, landed = copied_whole(full, world_size), landed_bytes(full, element_bytes, world_size)
     slots = vectors * landed * sum(landing_sizes(root, units))
     gradients = {
         "nothing": slots,
@@ -104,8 +104,8 @@ def in_main_memory(
     }
 
 
-def _landed(full: Settings, element_bytes: int, world_size: int) -> int:
-    """Bytes of a number of a gradient on its way."""
+def landed_bytes(full: Settings, element_bytes: int, world_size: int) -> int:
+    """Of a number of a gradient that arrives in main memory."""
     sums = full.gradients.plain() and full.gradients.route == "native"
     if world_size == 1 or (full.grad_sync == "cpu_reduce" and sums):
         return element_bytes

@@ -9,7 +9,8 @@ from shardlab.core.timings import TimedRun
 from shardlab.forecast.costs import Measured
 from shardlab.forecast.extrapolation import by_itself
 from shardlab.forecast.machine import CodecLines
-from shardlab.forecast.model import Model, step_seconds, strategy_of
+from shardlab.forecast.model import Model, strategy_of
+from shardlab.forecast.step import step_seconds
 
 SLOWEST, FASTEST = 1e6, 1e12
 """bits per second between which a rate is looked for"""

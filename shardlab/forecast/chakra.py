@@ -27,8 +27,8 @@ COLLECTIVES: dict[Operation, int] = {
 def execution_trace(tasks: Sequence[Task]) -> bytes:
     """The content of a `.et` file: a node for every phase that computes or communicates.
 
-    Computation has its duration in microseconds, collectives the bytes of the whole vector: how
-    long those take is for the simulator to say. Nodes of one lane follow one another.
+    Computation and copies have their duration in microseconds, collectives the bytes of the whole
+    vector: how long those take is for the simulator to say. Nodes of one lane follow one another.
     """
     messages = [_text(1, VERSION)]
     ends: dict[str, int] = {}
@@ -47,7 +47,7 @@ def execution_trace(tasks: Sequence[Task]) -> bytes:
 
 def _shown(task: Task) -> Iterator[Phase]:
     """Every task keeps a node, for others to wait for."""
-    shown = [phase for phase in task.phases if phase.operation or phase.cpu]
+    shown = [phase for phase in task.phases if phase.operation or phase.cpu or phase.wait]
     yield from shown or [Phase()]
 
 
@@ -61,7 +61,7 @@ def _node(
     node += _packed(4, follows) + _packed(5, after)
     attributes = [_text(1, "is_cpu_op") + _number(27, 0)]
     if phase.operation is None:
-        node += _number(7, round(1e6 * phase.cpu))
+        node += _number(7, round(1e6 * (phase.cpu + phase.wait)))
     else:
         attributes.append(_text(1, "comm_type") + _number(9, COLLECTIVES[phase.operation]))
         attributes.append(_text(1, "comm_size") + _number(13, round(phase.vector_bytes)))

@@ -1,9 +1,10 @@
-"""What one collective costs a rank: on the machine that was measured, and on a cluster."""
+"""What collectives, copies and updates cost a rank: on a measured machine, and on a cluster."""
 
 from abc import ABC, abstractmethod
+from copy import copy
 from typing import NamedTuple
 
-from shardlab.core.calibration import Operation, wire_bytes
+from shardlab.core.calibration import MemoryOperation, Operation, wire_bytes
 from shardlab.core.codec_spec import codec_text
 from shardlab.core.strategy import Strategy
 from shardlab.forecast import collectives
@@ -25,7 +26,7 @@ class Coding(NamedTuple):
 
 
 class Costs(ABC):
-    """Phases of the collectives on vectors of so many elements.
+    """Phases of the collectives on vectors of so many elements, and of what moves main memory.
 
     An exchange moves a payload from every rank to every other one; the codec runs before and after
     (the scheme of `shardlab.comm.exchange`).
@@ -45,6 +46,24 @@ class Costs(ABC):
     @abstractmethod
     def transfer(self, operation: Operation, nbytes: float) -> Phase:
         """One operation of a vector of so many bytes."""
+
+    @abstractmethod
+    def move(self, operation: MemoryOperation, nbytes: float) -> Phase:
+        """What moves so many bytes of main memory."""
+
+    @abstractmethod
+    def collect(self, nbytes: float) -> Phase:
+        """A copy from one place on the device to another."""
+
+    @property
+    @abstractmethod
+    def inside(self) -> "Costs":
+        """Between ranks that share main memory."""
+
+    @property
+    @abstractmethod
+    def across(self) -> "Costs":
+        """Between ranks at the same place of every node."""
 
     def gather(self, elements: int, coding: Coding) -> tuple[Phase, ...]:
         """All ranks get the whole vector."""
@@ -95,7 +114,7 @@ class Measured(Costs):
         bits_per_second: of the link; None: loopback.
         delay_s: of each operation, beside its bytes.
         bucket: bytes that pass the link at once after a pause.
-        framed: whether bytes travel in Ethernet frames.
+        framed: whether bytes travel in Ethernet frames; then every rank is a node of its own.
     """
 
     def __init__(
@@ -110,6 +129,7 @@ class Measured(Costs):
     ) -> None:
         super().__init__(world_size)
         self._machine = machine
+        self._apart = framed and bits_per_second is not None
         self._delay_s = delay_s
         self._framing = framing(bits_per_second) if framed and bits_per_second else 1.0
         rate = float("inf") if bits_per_second is None else bits_per_second / 8
@@ -125,6 +145,27 @@ class Measured(Costs):
         line = self._machine.transport[operation]
         cpu = peers * line.at(wire / peers)
         return Phase(cpu, self._framing * wire, self._delay_s, operation, nbytes)
+
+    def move(self, operation: MemoryOperation, nbytes: float) -> Phase:  # noqa: D102
+        seconds = self._machine.memory[operation].at(nbytes)
+        on_disk = operation in ("load", "store")
+        return Phase(wait=seconds) if on_disk else Phase(seconds)
+
+    def collect(self, nbytes: float) -> Phase:  # noqa: D102
+        return Phase(self._machine.memory["copy"].at(nbytes))
+
+    @property
+    def inside(self) -> Costs:  # noqa: D102
+        return self._alone() if self._apart else self
+
+    @property
+    def across(self) -> Costs:  # noqa: D102
+        return self if self._apart else self._alone()
+
+    def _alone(self) -> Costs:
+        alone = copy(self)
+        alone.world_size = 1
+        return alone
 
 
 class OnCluster(Costs):
@@ -148,6 +189,24 @@ class OnCluster(Costs):
         }[operation]
         seconds = way(nbytes, self.world_size, self._cluster)
         return Phase(self._cluster.busy * seconds, seconds, 0.0, operation, nbytes)
+
+    def move(self, operation: MemoryOperation, nbytes: float) -> Phase:  # noqa: D102
+        cluster = self._cluster
+        rates = {"copy": cluster.copies, "update": cluster.memory}
+        # no processor that trains does this
+        return Phase(wait=nbytes / rates.get(operation, cluster.disk))
+
+    def collect(self, nbytes: float) -> Phase:  # noqa: D102
+        return Phase()  # at a rate beside which that of copies is nothing
+
+    @property
+    def inside(self) -> Costs:  # noqa: D102
+        return OnCluster(self._cluster, min(self._cluster.ranks_per_node, self.world_size))
+
+    @property
+    def across(self) -> Costs:  # noqa: D102
+        between = self._cluster._replace(ranks_per_node=1, inside=self._cluster.between)
+        return OnCluster(between, self._cluster.nodes(self.world_size))
 
 
 def codings(strategy: Strategy, machine: Machine) -> tuple[Coding, Coding]:

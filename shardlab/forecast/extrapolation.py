@@ -5,10 +5,11 @@ from collections.abc import Iterable, Sequence
 from shardlab.core.document import Document
 from shardlab.core.timings import NO_COMMUNICATION, TimedRun
 from shardlab.forecast.costs import OnCluster
-from shardlab.forecast.model import Model, step_seconds, strategy_of
+from shardlab.forecast.model import Model, strategy_of
 from shardlab.forecast.presets import preset
-from shardlab.forecast.step import Work
+from shardlab.forecast.step import step_seconds
 from shardlab.forecast.uncertainty import estimate
+from shardlab.forecast.work import Work
 
 ASSUMPTIONS = (
     "Weak scaling: every rank computes as many samples per step as here, and as fast as one rank "
@@ -18,6 +19,8 @@ ASSUMPTIONS = (
     "levels; reduce-scatter is a real one, not gloo's. Codecs exchange payloads all-to-all.",
     "Two collectives under way share the network of a rank; nothing else is on it, no rank is "
     "later than the others, and no node fails.",
+    "Copies, updates and disks of slide go at the rates of the preset; they take nothing from "
+    "computation or from each other, and gradients are clipped.",
     "Of engines, what they compute for each collective is as here; what they wait for threads that "
     "share cores is left out.",
     "Intervals carry the covariances of the fits to codecs, engines and computation: they say "

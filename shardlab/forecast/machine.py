@@ -5,7 +5,14 @@ from typing import NamedTuple, get_args
 
 import numpy as np
 
-from shardlab.core.calibration import Calibration, CodecCost, Operation, Transfer
+from shardlab.core.calibration import (
+    Calibration,
+    CodecCost,
+    MemoryCost,
+    MemoryOperation,
+    Operation,
+    Transfer,
+)
 from shardlab.core.errors import UserError
 from shardlab.core.link import FRAME_HEADERS, bucket_bytes
 from shardlab.forecast.fit import Line, fit_line
@@ -52,6 +59,8 @@ class Machine(NamedTuple):
     """CPU seconds of a rank for each of its W - 1 peers, over the bytes for one peer"""
     codecs: dict[tuple[str, bool], CodecLines]
     """by text and error feedback"""
+    memory: dict[MemoryOperation, Line]
+    """seconds over bytes, of what was calibrated"""
 
 
 def learn(calibration: Calibration) -> Machine:
@@ -62,7 +71,19 @@ def learn(calibration: Calibration) -> Machine:
     """
     transport = {name: _transport(calibration.transfers, name) for name in _OPERATIONS}
     kinds = {(each.codec, each.error_feedback) for each in calibration.codecs}
-    return Machine(transport, {kind: _codec(calibration.codecs, kind) for kind in kinds})
+    codecs = {kind: _codec(calibration.codecs, kind) for kind in kinds}
+    return Machine(transport, codecs, learn_memory(calibration.memory))
+
+
+def learn_memory(costs: Sequence[MemoryCost]) -> dict[MemoryOperation, Line]:
+    """Of all operations that were measured."""
+    found: dict[MemoryOperation, list[MemoryCost]] = {}
+    for each in costs:
+        found.setdefault(each.operation, []).append(each)
+    return {
+        name: fit_line([float(c.nbytes) for c in mine], [quickly(c.seconds) for c in mine])
+        for name, mine in found.items()
+    }
 
 
 def _transport(transfers: Iterable[Transfer], name: Operation) -> Line:

@@ -7,14 +7,15 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
+from shardlab.core.calibration import UPDATE_BYTES, memory_operations
 from shardlab.core.errors import UserError
 from shardlab.core.link import bucket_bytes
 from shardlab.core.strategy import Strategy, parse_strategy
 from shardlab.core.timings import NO_COMMUNICATION, TimedRun
 from shardlab.forecast.costs import Costs, Measured, codings
 from shardlab.forecast.machine import Machine
-from shardlab.forecast.schedule import duration, simulate
-from shardlab.forecast.step import Compute, Overhead, Work, obstacle, step_tasks
+from shardlab.forecast.step import obstacle, step_seconds
+from shardlab.forecast.work import Compute, Overhead, Work
 
 _LONGEST_S = 0.1
 """of the engine's own work for one collective"""
@@ -53,7 +54,12 @@ class Model(NamedTuple):
             self.computing(run),
             Overhead(self.engines.work[strategy.engine], self.engines.wait),
             *codings(strategy, self.machine),
+            self._update_s(run) if strategy.engine == "slide" else 0.0,
         )
+
+    def _update_s(self, run: TimedRun) -> float:
+        """What AdamW takes for a whole model."""
+        return self.machine.memory["update"].at(UPDATE_BYTES * run.parameters)
 
     def obstacle(self, run: TimedRun) -> str | None:
         """Why the model has nothing to say of a run; None if it has."""
@@ -86,11 +92,6 @@ class Model(NamedTuple):
         )
 
 
-def step_seconds(work: Work, costs: Costs) -> float:
-    """Of one step."""
-    return duration(simulate(step_tasks(work, costs), costs.rank))
-
-
 def strategy_of(run: TimedRun) -> Strategy:
     """In its normal form."""
     return parse_strategy(run.strategy, f"strategy of {run.run}").normal()
@@ -104,6 +105,8 @@ def cannot_learn(strategy: Strategy, machine: Machine) -> str | None:
         codings(strategy, machine)
     except KeyError:
         return "its codec was not calibrated"
+    if set(memory_operations(strategy)).difference(machine.memory):
+        return "the memory that it moves was not calibrated"
     return None
 
 

@@ -7,6 +7,8 @@ from shardlab.core.errors import UserError, nearest
 _GIGABIT = 1e9 / 8
 _TCP_LATENCY_S = 25e-6
 """one message between two processes over Ethernet and the kernel's TCP: our assumption"""
+_DISK = 3e9
+"""bytes per second of a rank: one NVMe drive, our assumption"""
 _START_S = 6.6e-6
 _NVLINK_S, _NETWORK_S = 0.6e-6, 2.7e-6
 """start of a collective, a step over NVLink and a step over the network, protocol LL: NCCL
@@ -28,6 +30,11 @@ class Cluster(NamedTuple):
     step_between_s: float
     busy: float
     """share of a processor that communication takes from computation while both run"""
+    copies: float
+    """between main memory and a rank's device"""
+    memory: float
+    """a rank's share of main memory, reads and writes together"""
+    disk: float
     source: str
 
     def nodes(self, ranks: int) -> int:
@@ -46,8 +53,12 @@ def _ethernet(gigabits: float) -> Cluster:
         step_inside_s=_TCP_LATENCY_S,
         step_between_s=_TCP_LATENCY_S,
         busy=0.02,
+        copies=25e9,
+        memory=204.8e9,
+        disk=_DISK,
         source=f"{gigabits:g} Gbit/s Ethernet, one rank per node, full bisection; frames of 1514 "
-        "bytes with 1448 of payload; 25 us per TCP message",
+        "bytes with 1448 of payload; 25 us per TCP message; copies at 25 GB/s (PCIe 4 x16), main "
+        "memory at 204.8 GB/s (8 channels of DDR4-3200), a disk at 3 GB/s",
     )
 
 
@@ -64,9 +75,13 @@ PRESETS = {
         step_inside_s=_NVLINK_S,
         step_between_s=_NETWORK_S,
         busy=0.15,
+        copies=25e9,
+        memory=51.2e9,
+        disk=_DISK,
         source="DGX A100: 8 GPUs, NVLink 3 at 240 GB/s, one HDR InfiniBand port of 200 Gbit/s per "
         "GPU (torch/_inductor/comm_analysis.py); latencies of NCCL; 15 % of computation lost to "
-        "communication (Calculon, systems/a100_80g.json, NVLink)",
+        "communication (Calculon, systems/a100_80g.json, NVLink); copies at 25 GB/s (PCIe 4 x16), "
+        "an eighth of main memory at 409.6 GB/s (16 channels of DDR4-3200), a disk at 3 GB/s",
     ),
     "dgx-h100": Cluster(
         ranks_per_node=8,
@@ -76,9 +91,13 @@ PRESETS = {
         step_inside_s=_NVLINK_S,
         step_between_s=_NETWORK_S,
         busy=0.15,
+        copies=50e9,
+        memory=76.8e9,
+        disk=_DISK,
         source="DGX H100: 8 GPUs, NVLink 4 at 370 GB/s, one NDR InfiniBand port of 400 Gbit/s per "
         "GPU (torch/_inductor/comm_analysis.py); latencies of NCCL; 15 % of computation lost to "
-        "communication (as Calculon has it for NVLink)",
+        "communication (as Calculon has it for NVLink); copies at 50 GB/s (PCIe 5 x16), an eighth "
+        "of main memory at 614.4 GB/s (16 channels of DDR5-4800), a disk at 3 GB/s",
     ),
 }
 

@@ -9,54 +9,19 @@ forward and first in backward.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from shardlab.core.codec_options import IN_ROUNDS
 from shardlab.core.strategy import Strategy
 from shardlab.forecast.costs import Coding, Costs
-from shardlab.forecast.schedule import Phase, Task
+from shardlab.forecast.schedule import Task, simulate
+from shardlab.forecast.sliding import Slide
+from shardlab.forecast.work import COMPUTE, Step, Work
 
-_COMPUTE, _GATHER, _REDUCE = "compute", "gather", "reduce"
+_GATHER, _REDUCE = "gather", "reduce"
 _REDUCTIONS = 2
 """that wait while backward of `manual` goes on (`shardlab.engines.manual.schedule`)"""
-
-
-class Compute(NamedTuple):
-    """Seconds of a rank that trains the whole model by itself."""
-
-    forward: float
-    """all micro-batches together, as `backward`"""
-    backward: float
-    rest: float
-    """optimizer, clipping, batches"""
-
-    def scaled(self, factor: float) -> "Compute":
-        """The same on a faster or slower processor."""
-        return Compute(*(factor * each for each in self))
-
-
-class Overhead(NamedTuple):
-    """Seconds that an engine takes for each collective, beside the operation itself."""
-
-    work: float
-    """of the processor, where the engine computes"""
-    wait: float
-    """until the threads of all ranks have a core, where each rank has one"""
-
-
-class Work(NamedTuple):
-    """What a step has to do."""
-
-    strategy: Strategy
-    """in its normal form"""
-    units: tuple[int, ...]
-    """elements; of ddp its buckets in the order of backward, else the root and the units"""
-    accumulation: int
-    """micro-batches"""
-    compute: Compute
-    overhead: Overhead
-    gradients: Coding
-    weights: Coding
+_STEPS = 4
+"""after which those of `slide` are alike"""
 
 
 def obstacle(strategy: Strategy) -> str | None:
@@ -64,7 +29,6 @@ def obstacle(strategy: Strategy) -> str | None:
     known = {
         "offload": not strategy.offload,
         f"activations {strategy.activations}": strategy.activations == "device",
-        "copies between main memory and the device": strategy.engine != "slide",
         "compile": not strategy.compile,
         f"sharding {strategy.sharding}": strategy.sharding in (None, "full_shard"),
         "overrides": not strategy.overrides,
@@ -80,50 +44,27 @@ def obstacle(strategy: Strategy) -> str | None:
 
 def step_tasks(work: Work, costs: Costs) -> list[Task]:
     """The tasks of one step, in the order in which the ranks start them."""
+    return _step(work, costs).tasks()
+
+
+def step_seconds(work: Work, costs: Costs) -> float:
+    """Of one step among others, as those of `slide` reach into each other."""
+    step = _step(work, costs)
+    spans = simulate(step.tasks(_STEPS if work.strategy.engine == "slide" else 1), costs.rank)
+    before, end = [0.0, *(spans[name].end for name in step.ends)][-2:]
+    return end - before
+
+
+def _step(work: Work, costs: Costs) -> Step:
     assert obstacle(work.strategy) is None, "somebody asked before"
-    engine = _Ddp if work.strategy.engine == "ddp" else _Sharded
-    return engine(work, costs).tasks()
+    engines = {"ddp": _Ddp, "slide": Slide}
+    return engines.get(work.strategy.engine, _Sharded)(work, costs)
 
 
-class _Step:
-    """What all engines have in common: the list, and computation in its order."""
-
-    def __init__(self, work: Work, costs: Costs) -> None:
-        self.work, self.costs = work, costs
-        self._tasks: list[Task] = []
-        total = sum(work.units)
-        self._share = [elements / total for elements in work.units]
-        again = work.strategy.activation_checkpointing == "full"
-        micro = work.accumulation
-        self._forward = work.compute.forward / micro
-        self._backward = (work.compute.backward + again * work.compute.forward) / micro
-
-    def compute(self, name: str, seconds: float, after: Sequence[str] = ()) -> str:
-        """Adds computation; returns its name."""
-        return self._add(name, _COMPUTE, (Phase(seconds),), after)
-
-    def communicate(self, name: str, lane: str, phases: tuple[Phase, ...]) -> str | None:
-        """Adds a collective that starts when all computation so far is done; None if there is none.
-
-        The engine's own work for it is computation, also where one rank has nobody to talk to.
-        """
-        overhead = self.work.overhead
-        before = self.compute(f"start {name}", overhead.work)
-        if not phases:
-            return None
-        wait = Phase(wait=overhead.wait * self.costs.ranks_per_core)
-        return self._add(name, lane, (wait, *phases), [before])
-
-    def _add(self, name: str, lane: str, phases: tuple[Phase, ...], after: Sequence[str]) -> str:
-        name = f"{len(self._tasks)} {name}"
-        self._tasks.append(Task(name, lane, phases, tuple(after)))
-        return name
-
-
-class _Ddp(_Step):
+class _Ddp(Step):
     """Buckets are averaged while backward goes on; a codec's own steps hold it up."""
 
-    def tasks(self) -> list[Task]:
+    def add_step(self) -> None:
         work, micro = self.work, self.work.accumulation
         native = work.gradients.native
         reduced = []
@@ -134,13 +75,12 @@ class _Ddp(_Step):
                 if number < micro - 1:
                     continue
                 phases = self.costs.all_reduce(elements, work.gradients)
-                lane = _REDUCE if native else _COMPUTE
-                reduced.append(self.communicate(f"reduce {bucket}", lane, phases))
+                lane = _REDUCE if native else COMPUTE
+                reduced.append(self.launch(f"reduce {bucket}", lane, phases))
         self.compute("update", work.compute.rest, [name for name in reduced if name])
-        return self._tasks
 
 
-class _Sharded(_Step):
+class _Sharded(Step):
     """fsdp1, fsdp2 and manual: units are gathered for use and their gradients scattered."""
 
     def __init__(self, work: Work, costs: Costs) -> None:
@@ -161,13 +101,12 @@ class _Sharded(_Step):
         self._gathering: dict[int, str] = {}
         self._reducing: list[str] = []
 
-    def tasks(self) -> list[Task]:
+    def add_step(self) -> None:
         for number in range(self.work.accumulation):
             last = number == self.work.accumulation - 1
             self._pass_forward()
             self._pass_backward(last or self.work.strategy.reduce_every_micro_batch)
         self._update()
-        return self._tasks
 
     def _pass_forward(self) -> None:
         units = range(1, self._last + 1)
@@ -210,8 +149,8 @@ class _Sharded(_Step):
             return
         self._there.add(unit)
         phases = self.costs.gather(self.work.units[unit], self.work.weights)
-        lane = _GATHER if self._beside else _COMPUTE
-        name = self.communicate(f"gather {unit}", lane, phases)
+        lane = _GATHER if self._beside else COMPUTE
+        name = self.launch(f"gather {unit}", lane, phases)
         if name:
             self._gathering[unit] = name
 
@@ -222,16 +161,16 @@ class _Sharded(_Step):
     def _reduce(self, unit: int) -> None:
         elements, coding = self.work.units[unit], self.work.gradients
         phases = self.costs.reduce_scatter(elements, coding)
-        lane = _REDUCE if self._beside else _COMPUTE
+        lane = _REDUCE if self._beside else COMPUTE
         if self._manual and len(self._reducing) >= _REDUCTIONS:
             self.compute("settle", 0.0, [self._reducing[-_REDUCTIONS]])
-        name = self.communicate(f"reduce {unit}", lane, phases)
+        name = self.launch(f"reduce {unit}", lane, phases)
         if name:
             self._reducing.append(name)
 
     def _update(self) -> None:
         self.compute("drain", 0.0, self._reducing)
         norm = Coding(None, True, 0, 4)
-        self.communicate("norm", _COMPUTE, self.costs.all_reduce(1, norm))
+        self.launch("norm", COMPUTE, self.costs.all_reduce(1, norm))
         # the optimizer has a part of the parameters
         self.compute("update", self.work.compute.rest / self.costs.world_size)

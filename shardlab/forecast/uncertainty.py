@@ -11,7 +11,7 @@ import numpy as np
 
 from shardlab.forecast.fit import Line
 from shardlab.forecast.model import Model
-from shardlab.forecast.step import Compute
+from shardlab.forecast.work import Compute
 
 _NORMAL = 1.959964
 """standard deviations of a normal distribution that 95 % lie within"""
@@ -49,6 +49,10 @@ def directions(model: Model) -> Iterator[Model]:
             for other in _moved(getattr(lines, part)):
                 codecs = {**machine.codecs, kind: lines._replace(**{part: other})}
                 yield model._replace(machine=machine._replace(codecs=codecs))
+    for name, memory_line in machine.memory.items():
+        for other in _moved(memory_line):
+            memory = {**machine.memory, name: other}
+            yield model._replace(machine=machine._replace(memory=memory))
     engines = model.engines
     for change in _columns(engines.covariance):
         learnt = zip((*engines.work.values(), engines.wait), change, strict=True)

@@ -1,4 +1,4 @@
-"""What single operations cost on this machine: its transport, its emulated links, its codecs.
+"""What single operations cost on this machine: transport, emulated links, codecs, memory.
 
 The operations take turns, round by round in another order, and begin after a pause in which the
 link comes to rest, so that its bucket is full. A collective counts by its slowest rank.
@@ -16,7 +16,15 @@ import torch.distributed as dist
 from shardlab.comm.emulation import emulated
 from shardlab.comm.gather import gather_values
 from shardlab.comm.transport import Transport
-from shardlab.core.calibration import Calibration, CodecCost, Operation, Transfer, wire_bytes
+from shardlab.core.calibration import (
+    Calibration,
+    CodecCost,
+    MemoryCost,
+    MemoryOperation,
+    Operation,
+    Transfer,
+    wire_bytes,
+)
 from shardlab.core.files import read_json, write_json
 from shardlab.core.host import describe_host, git_revision
 from shardlab.core.link import LOOPBACK, Link, bucket_bytes
@@ -24,6 +32,7 @@ from shardlab.core.placement import Placing
 from shardlab.core.progress import say
 from shardlab.train.codec_costs import Times, by_turns, codec_times
 from shardlab.train.launch import launch
+from shardlab.train.memory_costs import memory_times
 
 SIZES = [1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22]
 """bytes of the whole vector"""
@@ -46,8 +55,9 @@ def calibrate(
     timeout_s: float,
     rounds: int = _ROUNDS,
     placement: Placing = "auto",
+    memory: Sequence[MemoryOperation] = (),
 ) -> Calibration:
-    """Measures every operation at every place, and the codecs on all ranks of the first.
+    """Measures every operation at every place, codecs and memory on all ranks of the first.
 
     Where this process cannot make links, nothing is measured on them: they are a formula then.
 
@@ -56,6 +66,7 @@ def calibrate(
         codecs: what strategies call them, and whether with error feedback.
         threads: of each rank.
         placement: of the ranks.
+        memory: what is measured of it.
 
     Raises:
         RunFailed: a rank failed.
@@ -73,9 +84,11 @@ def calibrate(
         measure = partial(codec_times, codec, feedback, rounds)
         found = on_ranks(one, measure)
         costs += [CodecCost(codec=codec, error_feedback=feedback, **each) for each in found]
+    moved = on_ranks(one, partial(memory_times, memory, rounds)) if memory else []
     return Calibration(
         transfers=transfers,
         codecs=costs,
+        memory=[MemoryCost(**each) for each in moved],
         revision=git_revision(),
         torch=torch.__version__,
         host=describe_host(),

@@ -2,7 +2,15 @@
 
 from typing import Any
 
-from shardlab.core.calibration import Calibration, CodecCost, Operation, Transfer, wire_bytes
+from shardlab.core.calibration import (
+    Calibration,
+    CodecCost,
+    MemoryCost,
+    MemoryOperation,
+    Operation,
+    Transfer,
+    wire_bytes,
+)
 from shardlab.core.link import bits_per_second, bucket_bytes
 from shardlab.core.records import Breakdown
 from shardlab.core.strategy import parse_strategy
@@ -12,7 +20,7 @@ from shardlab.forecast.fit import Line
 from shardlab.forecast.machine import CodecLines, Machine
 from shardlab.forecast.model import Engines, Model
 from shardlab.forecast.schedule import Task, duration, simulate
-from shardlab.forecast.step import Compute
+from shardlab.forecast.work import Compute
 
 INT8 = "int8:group=128"
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -33,16 +41,20 @@ STRATEGIES: dict[str, dict[str, Any]] = {
         "gradients": {"codec": INT8},
         "weights": {"codec": INT8},
     },
+    "slide": {"engine": "slide"},
+    "slide-reduced": {"engine": "slide", "param_transfer": "shard", "grad_sync": "gpu_reduce"},
 }
 UNITS = [203_000, 112_000, 112_000]
 """elements: the root, then two blocks"""
 OPERATIONS: tuple[Operation, ...] = ("exchange", "gather", "all_reduce", "reduce_scatter")
 
+MEMORY: tuple[MemoryOperation, ...] = ("copy", "update", "load", "store")
 MACHINE = Machine(
     transport={
         name: Line(1e-4 * number, 2e-10 * number) for number, name in enumerate(OPERATIONS, 1)
     },
     codecs={(INT8, False): CodecLines(Line(2e-5, 1e-9), Line(1e-5, 5e-10), Line(8.0, 1 + 4 / 128))},
+    memory={name: Line(1e-6 * number, 1e-10 * number) for number, name in enumerate(MEMORY, 1)},
 )
 _ALONE = Compute(8e-3, 13e-3, 2e-3)
 MODEL = Model(
@@ -50,7 +62,9 @@ MODEL = Model(
     cores=2.0,
     compute={1: _ALONE, 2: _ALONE.scaled(1.15)},
     compute_error=0.0,
-    engines=Engines({"ddp": 5e-5, "fsdp1": 4e-4, "fsdp2": 3e-4, "manual": 1e-4}, wait=1.8e-3),
+    engines=Engines(
+        {"ddp": 5e-5, "fsdp1": 4e-4, "fsdp2": 3e-4, "manual": 1e-4, "slide": 2e-5}, wait=1.8e-3
+    ),
 )
 
 
@@ -109,7 +123,7 @@ def made_timings() -> list[TimedRun]:
 
 
 def made_calibration() -> Calibration:
-    """Operations of two ranks without and with a link, and one codec, by `MACHINE`."""
+    """Operations of two ranks without and with a link, and one codec, and memory, by `MACHINE`."""
     transfers = [
         _transfer(operation, nbytes, rate)
         for rate in (None, "100mbit")
@@ -128,9 +142,13 @@ def made_calibration() -> Calibration:
         for (codec, feedback), lines in MACHINE.codecs.items()
         for n in (1 << 10, 1 << 15, 1 << 20)
     ]
-    return Calibration(
-        transfers=transfers, codecs=codecs, revision="x", torch="2.13.0", host={"cores": 2}
-    )
+    memory = [
+        MemoryCost(operation=name, nbytes=nbytes, seconds=[line.at(nbytes)] * 3)
+        for name, line in MACHINE.memory.items()
+        for nbytes in (1 << 14, 1 << 18, 1 << 22)
+    ]
+    facts = {"revision": "x", "torch": "2.13.0", "host": {"cores": 2}}
+    return Calibration(transfers=transfers, codecs=codecs, memory=memory, **facts)
 
 
 def _transfer(operation: Operation, nbytes: int, rate: str | None) -> Transfer:

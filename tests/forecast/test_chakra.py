@@ -98,7 +98,7 @@ def test_a_trace_reads_back_as_the_step(name, schema):
         round(phase.vector_bytes) for phase in phases
     ]
     computed = sum(node.duration_micros for node in nodes if node.type == COMP_NODE)
-    given = sum(p.cpu for task in tasks for p in task.phases if not p.operation)
+    given = sum(p.cpu + p.wait for task in tasks for p in task.phases if not p.operation)
     assert computed == pytest.approx(1e6 * given, abs=len(nodes))
 
 

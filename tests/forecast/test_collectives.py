@@ -9,7 +9,9 @@ from shardlab.core.errors import UserError
 from shardlab.forecast import collectives
 from shardlab.forecast.presets import PRESETS, Cluster, preset
 
-FLAT = Cluster(8, 87.7e9, 87.7e9, 6.6e-6, 0.6e-6, 0.6e-6, 0.0, "one node as torch has it")
+FLAT = Cluster(
+    8, 87.7e9, 87.7e9, 6.6e-6, 0.6e-6, 0.6e-6, 0.0, 0.0, 0.0, 0.0, "one node as torch has it"
+)
 BYTES, RANKS = st.floats(1, 1e10), st.integers(2, 16384)
 FORMULAS = [
     collectives.ring,

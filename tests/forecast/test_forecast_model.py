@@ -12,8 +12,9 @@ from shardlab.forecast.check import check, known_runs, summarize, unknown
 from shardlab.forecast.costs import Measured
 from shardlab.forecast.extrapolation import by_itself, extrapolate, first_of_each
 from shardlab.forecast.machine import framing, learn
-from shardlab.forecast.model import Engines, learn_model, step_seconds
+from shardlab.forecast.model import Engines, learn_model
 from shardlab.forecast.operations import operation_fits
+from shardlab.forecast.step import step_seconds
 from shardlab.forecast.uncertainty import estimate
 
 FORECAST = Forecast(

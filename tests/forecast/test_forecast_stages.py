@@ -4,7 +4,7 @@ import zipfile
 import pytest
 from made_timings import INT8, made_calibration, made_timings
 
-from shardlab.core.calibration import read_calibration, write_calibration
+from shardlab.core.calibration import memory_operations, read_calibration, write_calibration
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
 from shardlab.core.link import Link
@@ -84,10 +84,12 @@ def test_what_is_no_calibration_is_refused(timed):
         forecast.main(Parameters())
 
 
-def test_operations_and_codecs_of_real_ranks_are_measured(tmp_path):
+def test_operations_codecs_and_memory_of_real_ranks_are_measured(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # for the file of moments
     places = [Place(2, None), Place(2, Link(rate="1gbit"))]
     codecs = [(INT8, False), ("int4:group=128", True)]
-    found = calibrate(places, codecs, threads=1, timeout_s=60, rounds=2)
+    memory = memory_operations(parse_strategy({"engine": "slide", "moments": "disk"}))
+    found = calibrate(places, codecs, threads=1, timeout_s=60, rounds=2, memory=memory)
     write_calibration(tmp_path / "calibration.json", found)
     assert read_calibration(tmp_path / "calibration.json") == found
     loopback = [each for each in found.transfers if each.link == "loopback"]
@@ -99,8 +101,16 @@ def test_operations_and_codecs_of_real_ranks_are_measured(tmp_path):
     assert len(found.codecs) == 2 * len(ELEMENTS)
     (int8,) = (c for c in found.codecs if c.codec == INT8 and c.elements == 1 << 20)
     assert int8.payload_bytes == (1 << 20) * (1 + 2 / 128)
+    sizes = {(each.operation, each.nbytes) for each in found.memory}
+    assert ("update", 28 << 20) in sizes and ("load", 4 << 20) in sizes
     machine = learn(found)
     assert machine.transport["gather"].beta >= 0
+    assert list(machine.memory) == memory and machine.memory["copy"].at(1e6) > 0
+
+
+def test_memory_is_for_what_slides():
+    asked = [{"engine": "fsdp2"}, {"engine": "slide"}, {"engine": "slide", "moments": "disk"}]
+    assert [len(memory_operations(parse_strategy(each).normal())) for each in asked] == [0, 2, 4]
 
 
 def test_codecs_are_named_once_as_strategies_use_them():

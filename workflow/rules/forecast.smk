@@ -6,6 +6,7 @@ rule calibrate:
             "shardlab/codecs",
             "shardlab/comm",
             "shardlab/core",
+            "shardlab/engines",
             "shardlab/kernels",
             "shardlab/profiling",
             "shardlab/train",

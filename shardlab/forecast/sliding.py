@@ -1,0 +1,144 @@
+"""A step of `slide` as tasks: units come, compute, leave and are updated, in lanes of their own.
+
+Source: `shardlab.engines.slide`; what runs in which lane and what waits for what is that of its
+schedule, arrivals, departures, landings, updates and moments.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from shardlab.core.sliding_memory import landing_sizes
+from shardlab.forecast.costs import Coding, Costs
+from shardlab.forecast.sliding_costs import Movements
+from shardlab.forecast.sliding_moments import UPDATE, MomentsOnDisk
+from shardlab.forecast.work import COMPUTE, Step, Work
+
+IN, OUT = "in", "out"
+_LEAVING = 2
+"""vectors of gradients under way (`shardlab.engines.outgoing`)"""
+
+
+class Slide(Step):
+    """The root is unit 0; it has memory of its own on the device."""
+
+    def __init__(self, work: Work, costs: Costs) -> None:
+        super().__init__(work, costs)
+        self._moves = Movements(work, costs)
+        self._units = range(1, len(work.units))
+        self._stay = self._units[: work.strategy.window or 2]
+        """what the next forward pass begins with: as many as the device has memory for"""
+        self._there = {*self._stay}  # they have come during the step before
+        self._coming: dict[int, str] = {}
+        self._leaving: deque[str] = deque()
+        self._landed: dict[int, str] = {}
+        self._updated: dict[int, str] = {}
+        self._last_in: dict[int, int] = {}
+        """the unit that had landed last, by slots of main memory"""
+        every = range(len(work.units))
+        order = every if work.holding else every[::-1]
+        on_disk = work.strategy.moments == "disk"
+        self._moments = MomentsOnDisk(self, self._moves, order) if on_disk else None
+        self._stale = False
+
+    def add_step(self) -> None:  # noqa: D102
+        count = self.work.accumulation
+        for number in range(count):
+            first, last = number == 0, number == count - 1
+            self._pass_forward()
+            self._pass_backward(first, last)
+        self._end()
+
+    def _pass_forward(self) -> None:
+        self._bring_first()
+        self._use("forward", 0, 0.0)
+        for unit in self._units:
+            self._start_all(self._units[unit - 1 :])
+            self._use("forward", unit, self._forward * self._share[unit])
+            if unit <= len(self._units) - len(self._stay):
+                self._there.discard(unit)
+                self._start_all(self._units[unit:])
+        self._use("forward", 0, self._forward * self._share[0])
+
+    def _pass_backward(self, first: bool, last: bool) -> None:
+        self._use("backward", 0, self._backward * self._share[0])
+        for unit in reversed(self._units):
+            self._start_all(self._units[:unit][::-1])
+            self._use("backward", unit, self._backward * self._share[unit])
+            if last or unit not in self._stay:
+                self._there.discard(unit)
+            self._start_all(self._units[: unit - 1][::-1])
+            self._leave(unit, first, last)
+        self._stale = last
+        self._leave(0, first, last)
+
+    def _end(self) -> None:
+        """The norm, of which all ranks have a part, and what follows it."""
+        norm = self.costs.inside.all_reduce(1, Coding(None, True, 0, 4))
+        self.compute("landed", 0.0, [self._landed[0]])
+        self.launch("norm", COMPUTE, norm)
+        if self.work.holding:
+            for unit in (0, *self._units):
+                self._update(unit)
+        self._bring_first()
+        self.compute("rest", max(self.work.compute.rest - self.work.update_s, 0.0))
+
+    def _bring_first(self) -> None:
+        self._there.intersection_update(self._stay)
+        if self._stale:
+            self._stale = False
+            self._start(0)
+        self._start_all(self._stay)
+
+    def _start_all(self, units: Sequence[int]) -> None:
+        """As many as there is room for."""
+        for unit in units:
+            if unit not in self._there:
+                if len(self._there) == len(self._stay):
+                    return
+                self._there.add(unit)
+                self._start(unit)
+
+    def _start(self, unit: int) -> None:
+        after = [self._updated[unit]] if unit in self._updated else []
+        name = self.launch(f"bring {unit}", IN, self._moves.arrival(unit), after)
+        assert name is not None
+        self._coming[unit] = name
+
+    def _use(self, what: str, unit: int, seconds: float) -> None:
+        assert unit == 0 or unit in self._there, "a unit is used that has no memory"
+        after = [self._coming.pop(unit)] if unit in self._coming else []
+        self.compute(f"{what} {unit}", seconds, after)
+
+    def _leave(self, unit: int, first: bool, last: bool) -> None:
+        if len(self._leaving) == _LEAVING:
+            self.compute("settle", 0.0, [self._leaving.popleft()])
+        self.add(f"collect {unit}", COMPUTE, self._moves.collection(unit))
+        departure = self._moves.departure(unit)
+        left = self.launch(f"leave {unit}", OUT, departure, self._turn(unit))
+        assert left is not None
+        self._leaving.append(left)
+        landing = self.awaited(self._moves.landing(unit, first, last))
+        self._landed[unit] = self.add(f"land {unit}", UPDATE, landing, [left])
+        if last and not self.work.holding:
+            self._update(unit)
+            for stays in reversed(self._stay):
+                if stays < unit:
+                    break  # backward needs it first
+                self._start_all([stays])
+
+    def _turn(self, unit: int) -> list[str]:
+        """What has to be done with what was there before, where the gradients of a unit land."""
+        slots = len(landing_sizes(0, self._units)) - 1
+        alone = self._moves.keeping == "arrived" or unit == 0
+        slot = unit if alone else 1 + unit % slots
+        before, self._last_in[slot] = self._last_in.get(slot), unit
+        if before is None:
+            return []
+        taken = self._moves.keeping in ("sums", "totals")
+        return [(self._landed if taken else self._updated)[before]]
+
+    def _update(self, unit: int) -> None:
+        if self._moments is None:
+            self._updated[unit] = self.add(f"update {unit}", UPDATE, self._moves.update(unit))
+        else:
+            self._updated[unit] = self._moments.update(unit)

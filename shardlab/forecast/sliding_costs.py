@@ -1,0 +1,107 @@
+"""What `slide` moves for a unit: its copies, sums and updates, in bytes of main memory.
+
+Sources: `shardlab.engines.slide` (arrivals, departures, sums, updates, moments). The closed forms
+of a step follow: with P parameters, N units of G elements of which K stay, W ranks of a node, b
+bytes of a parameter on the device and l of a gradient, a rank copies b (P + (N - K) G) in and l P
+out, a W-th of either where ranks gather or reduce on the device. An update moves 28 bytes per
+element in float32 (parameter and two moments read and written, gradient read).
+"""
+
+from shardlab.core.sliding_memory import DTYPE_BYTES, copied_whole, keeping, landed_bytes
+from shardlab.forecast.costs import Costs
+from shardlab.forecast.schedule import Phase
+from shardlab.forecast.work import Work
+
+_FLOAT = DTYPE_BYTES["fp32"]
+_MOMENTS = 2
+
+Phases = tuple[Phase, ...]
+
+
+class Movements:
+    """Phases for a unit, by its number; the root is 0."""
+
+    def __init__(self, work: Work, costs: Costs) -> None:
+        full, self._work = work.strategy, work
+        self._costs, self._inside, self._across = costs, costs.inside, costs.across
+        self._ranks = ranks = self._inside.world_size
+        self._arriving = work.weights.element_bytes
+        self._landed = landed_bytes(full, self._arriving, ranks)
+        self.keeping = keeping(full, work.accumulation, work.holding)
+        plain = full.gradients.plain() and full.gradients.route == "native"
+        self._vectors = copied_whole(full, ranks)
+        self._summed = self._vectors if plain else 1
+        """vectors that an update adds up; else messages have"""
+        self._moment = DTYPE_BYTES[full.moment_dtype]
+
+    def arrival(self, unit: int) -> Phases:
+        """To the device."""
+        nbytes = self._elements(unit) * self._arriving
+        if self._work.strategy.param_transfer == "full" or self._ranks == 1:
+            return (self._costs.move("copy", nbytes),)
+        own = self._costs.move("copy", nbytes / self._ranks)
+        return own, *self._inside.gather(self._elements(unit), self._work.weights)
+
+    def collection(self, unit: int) -> Phases:
+        """Of gradients, on the device, to the vector that leaves."""
+        return (self._costs.collect(self._elements(unit) * self._landed),)
+
+    def departure(self, unit: int) -> Phases:
+        """From the device."""
+        nbytes = self._elements(unit) * self._landed
+        if self._work.strategy.grad_sync == "cpu_reduce" or self._ranks == 1:
+            return (self._costs.move("copy", nbytes),)
+        reduced = self._inside.reduce_scatter(self._elements(unit), self._work.gradients)
+        return *reduced, self._costs.move("copy", nbytes / self._ranks)
+
+    def landing(self, unit: int, first: bool, last: bool) -> Phases:
+        """What is done to gradients that have arrived, of the first, of the last micro-batch."""
+        chunk, phases = self._chunk(unit), []
+        adding = _FLOAT * (1 if first else 2)
+        if self.keeping == "sums":
+            phases.append(self._pass(self._elements(unit) * (self._landed + adding)))
+        if last or self.keeping == "totals":
+            phases += self._over_ranks(unit)
+        if self.keeping == "totals":
+            phases.append(self._pass(chunk * (self._summed * self._landed + adding)))
+        if last:
+            average = self._work.gradients._replace(element_bytes=_FLOAT)
+            phases += self._across.all_reduce(round(chunk), average)
+            phases.append(self._pass(chunk * self._gradients))  # for the norm
+        return tuple(phases)
+
+    def update(self, unit: int) -> Phases:
+        """Of this rank's part."""
+        mirror = 0 if self._arriving == _FLOAT else self._arriving
+        moved = 2 * (_FLOAT + _MOMENTS * self._moment) + self._gradients + mirror
+        return (self._pass(self._chunk(unit) * moved),)
+
+    def load(self, unit: int) -> Phases:
+        """Of moments that are on a disk."""
+        return (self._costs.move("load", self._chunk(unit) * _MOMENTS * self._moment),)
+
+    def store(self, unit: int) -> Phases:
+        """Of moments that are on a disk."""
+        return (self._costs.move("store", self._chunk(unit) * _MOMENTS * self._moment),)
+
+    @property
+    def _gradients(self) -> int:
+        """Bytes of what adds up to an element of the gradient, in the end."""
+        if self.keeping == "totals" or self._across.world_size > 1:
+            return _FLOAT
+        return self._summed * (_FLOAT if self.keeping == "sums" else self._landed)
+
+    def _over_ranks(self, unit: int) -> Phases:
+        """Messages, where gradients are not summed where they are."""
+        if self._summed == self._vectors:
+            return ()
+        return self._inside.reduce_scatter(self._elements(unit), self._work.gradients)
+
+    def _pass(self, nbytes: float) -> Phase:
+        return self._costs.move("update", nbytes)
+
+    def _elements(self, unit: int) -> int:
+        return self._work.units[unit]
+
+    def _chunk(self, unit: int) -> float:
+        return self._elements(unit) / self._ranks

@@ -1,0 +1,339 @@
+import threading
+from itertools import pairwise, product
+
+import pytest
+import torch
+from made_costs import Timed
+from made_timings import INT8, MACHINE, MODEL, made_run
+from ranks import run_ranks
+
+from shardlab.core.strategy import parse_strategy
+from shardlab.core.timings import NO_COMMUNICATION
+from shardlab.engines.slide.arrivals import UPDATED
+from shardlab.engines.slide.copies import ThrottledCopies
+from shardlab.forecast.costs import Measured, OnCluster, codings
+from shardlab.forecast.model import cannot_learn, learn_model
+from shardlab.forecast.presets import PRESETS
+from shardlab.forecast.schedule import simulate
+from shardlab.forecast.sliding import Slide
+from shardlab.forecast.step import step_seconds, step_tasks
+from shardlab.forecast.work import Compute, Overhead, Work
+from tests.engines.slide.sliding import MODES, batch_of, engine_of
+
+ROOT, UNIT, COUNT = 1000, 2000, 6
+UNITS = (ROOT, *COUNT * [UNIT])
+ALL = sum(UNITS)
+NO_ROOT = (0, *COUNT * [UNIT])
+"""a root that neither computes nor moves"""
+DISKS = ({}, {"moments": "disk"})
+LANES = {"bring": "in", "leave": "out", "update": "update"}
+
+
+def work_of(units=UNITS, compute=Compute(0.0, 0.0, 0.0), micro=1, holding=True, **settings) -> Work:  # noqa: B008
+    full = parse_strategy({"engine": "slide", **settings}).normal()
+    coded = codings(full, MACHINE)
+    return Work(full, units, micro, compute, Overhead(0.0, 0.0), *coded, holding=holding)
+
+
+def lane_bytes(work, costs):
+    """What a step moves in each lane."""
+    found = {}
+    for task in step_tasks(work, costs):
+        for phase in task.phases:
+            if phase.operation is None:
+                found[task.lane] = found.get(task.lane, 0.0) + phase.vector_bytes
+    return found
+
+
+def period(work, costs, *lanes, steps=4):
+    """Seconds of the last of some steps in which nothing but these lanes takes time."""
+    step = Slide(work, costs)
+    tasks = [
+        task if task.lane in ("compute", *lanes) else task._replace(phases=())
+        for task in step.tasks(steps)
+    ]
+    spans = simulate(tasks, costs.rank)
+    before, end = [spans[name].end for name in step.ends][-2:]
+    return end - before
+
+
+class Noting(ThrottledCopies):
+    """Notes which units come and leave, and how many bytes are copied in each lane."""
+
+    def __init__(self):
+        super().__init__()
+        self.order = {"in": [], "out": [], "update": []}
+        self.nbytes = {"in": 0, "out": 0}
+
+    def start_in(self, call, unit, *given):
+        self.order["in"].append(unit.index)
+        return super().start_in(call, unit, *given)
+
+    def start_out(self, call, unit, *given):
+        self.order["out"].append(unit.index)
+        return super().start_out(call, unit, *given)
+
+    def copy(self, target, source):
+        self.nbytes[threading.current_thread().name.partition("_")[0]] += source.nbytes
+        super().copy(target, source)
+
+
+def noted(group, document, clip, micro):
+    """The order of one step by lane, and the bytes that it copies."""
+    copies = Noting()
+    engine = engine_of(group, document, clip, copies, accumulation=micro)
+    publish = engine._memory.control.publish
+
+    def note(kind, unit, step):
+        if kind == UPDATED:
+            copies.order["update"].append(unit)
+        publish(kind, unit, step)
+
+    engine._memory.control.publish = note
+    for _ in range(2):
+        engine.synchronize()
+        for lane in copies.order.values():
+            lane.clear()
+        copies.nbytes.update({"in": 0, "out": 0})
+        engine.step([batch_of(0, 0)] * micro, 1e-3)
+    engine.synchronize()
+    sizes = tuple(unit.count for unit in engine.units)
+    return {**copies.order, "bytes": [*copies.nbytes.values()], "sizes": sizes}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_units_move_in_the_order_of_the_engine_and_with_its_bytes(mode, ranks):
+    cases = [*product((2, 3), (None, 0.5), (1, 2))]
+
+    def on_rank(group):
+        found = [noted(group, {**MODES[mode], "window": w}, clip, n) for w, clip, n in cases]
+        return {
+            f"{case} {what}": torch.tensor(values, dtype=torch.float64)
+            for case, each in enumerate(found)
+            for what, values in each.items()
+        }
+
+    told = run_ranks(ranks, on_rank)[0]
+    for case, (window, clip, micro) in enumerate(cases):
+        real = {what: told[f"{case} {what}"].tolist() for what in (*LANES.values(), "bytes")}
+        sizes = tuple(map(int, told[f"{case} sizes"].tolist()))
+        settings = {**MODES[mode], "window": window}
+        work = work_of(sizes, micro=micro, holding=clip is not None, **settings)
+        costs = Timed(0.0, ranks)
+        order = {lane: [] for lane in LANES.values()}
+        for task in step_tasks(work, costs):
+            _, what, *unit = task.name.split()
+            if what in LANES:
+                order[LANES[what]].append(int(unit[0]))
+        assert order == {lane: real[lane] for lane in order}
+        moved = lane_bytes(work, costs)
+        # zeros at the ends of units
+        assert [moved["in"], moved["out"]] == pytest.approx(real["bytes"], rel=1e-3)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("window", [2, 4])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_step_moves_what_the_formula_says(mode, window, ranks):
+    """In b (P + (N - K) G), out b P, updates 28 P + 4 P for the norm; a rank's part of each."""
+    settings = MODES[mode]
+    moved = lane_bytes(work_of(window=window, **settings), Timed(0.0, ranks))
+    inward = 4 * (ALL + (COUNT - window) * UNIT)
+    gathered, reduced = settings["param_transfer"] == "shard", settings["grad_sync"] == "gpu_reduce"
+    assert moved["in"] == inward / (ranks if gathered else 1)
+    assert moved["out"] == 4 * ALL / (ranks if reduced else 1)
+    vectors = 1 if reduced else ranks
+    assert moved["update"] == pytest.approx(ALL / ranks * (24 + 8 * vectors))
+
+
+def test_bf16_halves_what_comes_and_adds_a_mirror_to_what_is_updated():
+    moved = lane_bytes(work_of(param_dtype="bf16", moment_dtype="bf16"), Timed(0.0, 1))
+    assert moved["in"] == 2 * (ALL + (COUNT - 2) * UNIT)
+    assert moved["out"] == 2 * ALL
+    assert moved["update"] == ALL * (2 + (8 + 8 + 2 + 2))
+
+
+def test_micro_batches_are_added_up_and_applied_once():
+    moved = lane_bytes(work_of(micro=3), Timed(0.0, 1))
+    sums = (4 + 4) + 2 * (4 + 8)
+    assert moved["update"] == ALL * (sums + 4 + 28)
+    assert moved["out"] == 3 * 4 * ALL
+
+
+@pytest.mark.parametrize("holding", [True, False])
+def test_computation_alone_takes_its_time(holding):
+    compute = Compute(1.0, 2.0, 0.5)
+    costs = Timed(0.1, 1)
+    assert step_seconds(work_of(compute=compute, holding=holding), costs) == pytest.approx(3.5)
+    again = work_of(compute=compute, activation_checkpointing="full")
+    assert step_seconds(again, costs) == pytest.approx(4.5)
+    known = work_of(compute=compute)._replace(update_s=0.4)
+    assert step_seconds(known, costs) == pytest.approx(3.1)
+
+
+FORWARD, BACKWARD = 0.1, 0.2
+"""seconds of a unit"""
+BUSY = work_of(NO_ROOT, Compute(COUNT * FORWARD, COUNT * BACKWARD, 0.0))
+COPY = 4 * UNIT
+"""bytes of a unit's copy"""
+
+
+@pytest.mark.parametrize("holding", [True, False])
+def test_copies_out_that_dominate_begin_with_the_last_unit_and_end_the_step(holding):
+    found = period(BUSY._replace(holding=holding), Timed(0.0, 1, copy=1 / COPY), "out")
+    assert found == pytest.approx(COUNT * FORWARD + BACKWARD + COUNT)
+
+
+def test_copies_in_that_dominate_follow_each_other_but_for_the_turns():
+    """No unit can come while the last one computes forward and backward, nor the first backward."""
+    found = period(BUSY, Timed(0.0, 1, copy=1 / COPY), "in")
+    assert found == pytest.approx((2 * COUNT - 2) + FORWARD + 2 * BACKWARD)
+
+
+def test_updates_run_beside_backward_or_held_back_beside_the_next_forward_pass():
+    """28 bytes of an element are updated, 4 measured for the norm."""
+    costs = Timed(0.0, 1, update=1 / (28 * UNIT))
+    beside = period(BUSY._replace(holding=False), costs, "update")
+    assert beside == pytest.approx(COUNT * FORWARD + BACKWARD + COUNT * (1 + 4 / 28))
+    held = period(BUSY, costs, "update")
+    assert held == pytest.approx(COUNT + FORWARD + COUNT * BACKWARD + 4 / 28)
+
+
+def test_a_unit_waits_for_its_own_update_alone():
+    step = Slide(BUSY, Timed(0.0, 1, update=1 / (28 * UNIT)))
+    tasks = step.tasks(2)
+    spans = simulate(tasks, step.costs.rank)
+    begin = spans[step.ends[0]].end
+    later = {}
+    for task in tasks:
+        if spans[task.name].end > begin:
+            later.setdefault(task.name.partition(" ")[2], spans[task.name])
+    for unit in range(1, COUNT + 1):
+        assert later[f"forward {unit}"].start == pytest.approx(later[f"update {unit}"].end)
+
+
+@pytest.mark.parametrize("what", ["copy", "update"])
+@pytest.mark.parametrize("holding", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+def test_slower_memory_never_makes_a_step_shorter(what, holding, mode):
+    units, compute = BUSY.units, BUSY.compute
+    work = work_of(units, compute, holding=holding, **MODES[mode])
+    rates = [{"copy": 2e-5, "update": 1e-6} | {what: 1e-7 * 4**power} for power in range(8)]
+    steps = [step_seconds(work, Timed(0.01, 2, **rate)) for rate in rates]
+    assert all(slower >= faster - 1e-9 for faster, slower in pairwise(steps))
+    assert steps[-1] > 2 * steps[0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_larger_window_never_makes_a_step_longer(mode):
+    costs = Timed(0.01, 2, copy=1e-4, update=1e-6)
+    units, compute = BUSY.units, BUSY.compute
+    steps = [
+        step_seconds(work_of(units, compute, window=window, **MODES[mode]), costs)
+        for window in (2, 3, 4, 6, 8)
+    ]
+    assert all(wider <= narrow + 1e-9 for narrow, wider in pairwise(steps))
+    assert steps[-1] < steps[0]
+
+
+@pytest.mark.parametrize("holding", [True, False])
+@pytest.mark.parametrize("moments", ["memory", "disk"])
+@pytest.mark.parametrize("micro", [1, 3])
+def test_steps_become_alike(holding, moments, micro):
+    work = BUSY._replace(holding=holding, accumulation=micro)
+    work = work._replace(strategy=work.strategy.model_copy(update={"moments": moments}))
+    costs = Timed(0.01, 2, copy=2e-5, update=3e-6, load=1e-5, store=2e-5)
+    lanes = ("in", "out", "update", "load", "store")
+    assert step_seconds(work, costs) == pytest.approx(period(work, costs, *lanes, steps=12))
+
+
+def test_moments_on_a_disk_come_and_leave_once():
+    on_disk = work_of(BUSY.units, BUSY.compute, moments="disk")
+    assert lane_bytes(on_disk, Timed(0.0, 2)) == lane_bytes(BUSY, Timed(0.0, 2)) | {
+        "load": 8 * COUNT * UNIT / 2,
+        "store": 8 * COUNT * UNIT / 2,
+    }
+
+
+@pytest.mark.parametrize("lane", ["load", "store"])
+def test_a_disk_that_dominates_takes_its_time_and_is_otherwise_hidden(lane):
+    """Beside it nothing but one unit's turn: moments come one unit ahead."""
+    on_disk = work_of(BUSY.units, BUSY.compute, moments="disk")
+    moved = {"load": 1e-9, "store": 1e-9} | {lane: 1 / (8 * UNIT)}
+    found = period(on_disk, Timed(0.0, 1, **moved), "load", "store")
+    assert COUNT - 1e-9 <= found <= COUNT + COUNT * (FORWARD + BACKWARD)
+    fast = Timed(0.0, 1, load=1e-9, store=1e-9)
+    bare = COUNT * (FORWARD + BACKWARD)
+    assert period(on_disk, fast, "load", "store") == pytest.approx(bare, rel=1e-3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("micro", [1, 2])
+def test_one_rank_communicates_nothing(mode, micro):
+    tasks = step_tasks(work_of(micro=micro, **MODES[mode]), Timed(1.0, 1))
+    assert all(phase.operation is None for task in tasks for phase in task.phases)
+
+
+def messages(work, costs):
+    """How often each operation is carried out."""
+    phases = [phase for task in step_tasks(work, costs) for phase in task.phases]
+    found = [phase.operation for phase in phases if phase.operation]
+    return {name: found.count(name) for name in set(found)}
+
+
+def test_ranks_of_one_machine_share_its_memory_and_those_on_links_send_messages():
+    loopback, link = Measured(MACHINE, 2, 2), Measured(MACHINE, 2, 2, 10**8)
+    assert messages(work_of(), loopback) == {"all_reduce": 1}, "the norm"
+    assert messages(work_of(), link) == {"all_reduce": COUNT + 1}, "every unit, on its own node"
+    gathered = work_of(**MODES["shard-gpu_reduce"])
+    inward = 1 + COUNT + COUNT - 2
+    assert messages(gathered, loopback) == {
+        "gather": inward,
+        "exchange": COUNT + 1,
+        "all_reduce": 1,
+    }
+    assert messages(gathered, link) == {"exchange": COUNT + 1, "gather": COUNT + 1}
+    # by formula, no rank has a network of its own
+    unframed = Measured(MACHINE, 2, 2, 10**8, framed=False)
+    assert messages(work_of(), unframed) == {"all_reduce": 1}
+
+
+def test_codecs_are_for_messages_in_main_memory_too():
+    coded = {"gradients": {"codec": INT8}}
+    assert messages(work_of(**coded), Measured(MACHINE, 2, 2)) == {
+        "exchange": COUNT + 1,
+        "all_reduce": 1,
+    }
+
+
+def test_nodes_of_a_cluster_average_what_their_ranks_have_summed():
+    one, four = (OnCluster(PRESETS["dgx-h100"], ranks) for ranks in (8, 32))
+    assert messages(work_of(), one) == {"all_reduce": 1}
+    assert messages(work_of(), four) == {"all_reduce": 1 + COUNT + 1}
+
+
+def test_what_was_not_calibrated_is_told():
+    bare = MACHINE._replace(memory={})
+    slide, disk = (parse_strategy({"engine": "slide", **more}).normal() for more in DISKS)
+    told = "the memory that it moves was not calibrated"
+    assert cannot_learn(slide, bare) == cannot_learn(disk, bare) == told
+    diskless = {name: MACHINE.memory[name] for name in ("copy", "update")}
+    assert cannot_learn(slide, MACHINE._replace(memory=diskless)) is None
+    assert cannot_learn(disk, MACHINE._replace(memory=diskless)) == told
+    assert cannot_learn(disk, MACHINE) is None
+
+
+def test_the_work_of_the_engine_is_found_again():
+    places = [("one-rank", 1, None), ("two-ranks", 2, None), ("fast", 2, "1gbit")]
+    runs = [
+        made_run(timing, run, ranks, rate)
+        for timing, ranks, rate in places
+        for run in ("ddp", "fsdp2", "slide", NO_COMMUNICATION)
+    ]
+    model = learn_model(MACHINE, runs)
+    assert model.engines.work["slide"] == pytest.approx(MODEL.engines.work["slide"], abs=1e-5)
+    other = made_run("four-ranks", "slide", 4)
+    assert model.predict(other) == pytest.approx(MODEL.predict(other), rel=0.01)
+    reduced = made_run("two-ranks", "slide-reduced")
+    assert model.predict(reduced) == pytest.approx(MODEL.predict(reduced), rel=0.01)
