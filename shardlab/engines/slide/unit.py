@@ -32,14 +32,14 @@ class Precision(NamedTuple):
 
 
 class SlidUnit:
-    """Some parameters as one vector, of whose trained part every rank of a node updates 1/W.
+    """Some parameters as one vector: what is trained, 1/W by each rank of a node, then what is not.
 
-    The trained parameters lie one after another, then zeros up to W equal chunks; after them so
-    do the frozen ones. Main memory, which the ranks share, holds the trained part in float32, a
-    mirror of it in the type that computes where that is narrower, and gradients that stay until
-    they are applied; the frozen part in the type that computes alone, right behind what goes to
-    the device of the trained one. `map` gives the unit that memory, `map_moments` that of its
-    moments, which a unit without a trained part has none of.
+    In each part the parameters lie one after another, then zeros up to W equal chunks. Main memory,
+    which the ranks share, holds the trained part in float32, a mirror of it in the type that
+    computes where that is narrower, and gradients that stay until they are applied. It holds the
+    frozen part once, in the type that computes, behind that of the trained one which goes to the
+    device: one copy takes both. `map` gives the unit that memory, `map_moments` that of the moments
+    of what is trained.
 
     Outside of its use a parameter has no memory on the device: every element of it is NaN, so that
     whoever uses it then finds out.
