@@ -22,8 +22,8 @@ class Adapted(nn.Module):
     def __init__(self, base):
         super().__init__()
         self.base = base
-        self.down = nn.Linear(base.in_features, 4, bias=False)
-        self.up = nn.Linear(4, base.out_features, bias=False)
+        self.down = nn.Linear(base.in_features, 8, bias=False)
+        self.up = nn.Linear(8, base.out_features, bias=False)
 
     def forward(self, x):
         return self.base(x) + self.up(self.down(x))
@@ -120,7 +120,15 @@ def test_evaluation_and_text_see_adapters_as_they_are_and_change_nothing():
     run_ranks(2, on_rank)
 
 
-@pytest.mark.parametrize("config", [{}, {"param_dtype": "bf16", "moments": "disk"}])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"param_dtype": "bf16", "moments": "disk"},
+        {"gradients": "int4:group=32", "error_feedback": True, "grad_sync": "gpu_reduce"},
+        {"gradients": "int8", "weights": "int8", "param_transfer": "shard"},
+    ],
+)
 def test_adapters_and_what_is_frozen_are_continued_bit_for_bit(tmp_path, monkeypatch, config):
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
 
