@@ -22,8 +22,10 @@ float32 and 2 for bf16 and fp16; k units are gathered ahead:
 - logits: when backward begins, b T V bytes, and 12 T V of float32 for the logarithms of their
   softmax and for the gradients of both.
 
-What `slide` has instead of states and gathered parameters is in `shardlab.core.sliding_memory`.
-Payloads of codecs are left out: at most what the vector of a unit takes, and back.
+What is frozen has no gradients, moments and error feedback; activations are counted as if backward
+needed them all. What `slide` has instead of states and gathered parameters is in
+`shardlab.core.sliding_memory`. Payloads of codecs are left out: at most what the vector of a unit
+takes, and back.
 """
 
 from collections.abc import Iterable
@@ -58,6 +60,8 @@ class UnitShape(NamedTuple):
     """What is gathered together."""
 
     elements: int
+    trained: int
+    """of the elements"""
     kept: bool
     """between forward and backward"""
     element_bytes: int
@@ -68,6 +72,8 @@ class Sizes(NamedTuple):
     """What memory depends on beside the strategy."""
 
     parameters: int
+    trained: int
+    """of the parameters"""
     units: tuple[UnitShape, ...]
     """all but the root"""
     element_bytes: int
@@ -94,6 +100,15 @@ class Sizes(NamedTuple):
         """Elements."""
         return self.parameters - sum(unit.elements for unit in self.units)
 
+    @property
+    def trained_root(self) -> int:
+        """Elements of the root that are trained."""
+        return self.trained - sum(unit.trained for unit in self.units)
+
+    def trained_units(self) -> list[int]:
+        """Elements of the units that are trained at all."""
+        return [unit.trained for unit in self.units if unit.trained]
+
 
 def closed_form(strategy: Strategy, sizes: Sizes, world_size: int) -> Categories:
     """What is alive at the fullest moment of a step, on the device that computes.
@@ -101,7 +116,8 @@ def closed_form(strategy: Strategy, sizes: Sizes, world_size: int) -> Categories
     Where that is the CPU, what the slide engine keeps in main memory comes to it.
     """
     full = strategy.normal()
-    states = state_bytes(full, sizes.parameters, world_size)
+    states = state_bytes(full, sizes.trained, world_size)
+    states["parameters"] = state_bytes(full, sizes.parameters, world_size)["parameters"]
     if full.offload:
         states = dict.fromkeys(states, 0)
     elif full.engine == "slide":
@@ -116,10 +132,9 @@ def main_memory(strategy: Strategy, sizes: Sizes, world_size: int) -> Categories
     full = strategy.normal()
     if full.engine != "slide":
         return {}
-    units = [unit.elements for unit in sizes.units]
     node = in_main_memory(
-        *(full, sizes.element_bytes, sizes.root, units),
-        *(world_size, sizes.accumulation, sizes.holding),
+        *(full, sizes.element_bytes, sizes.trained_root, sizes.trained_units()),
+        *(world_size, sizes.accumulation, sizes.holding, sizes.parameters - sizes.trained),
     )
     return {name: size // world_size for name, size in node.items()}
 
@@ -204,16 +219,16 @@ def _on_their_way(full: Strategy, sizes: Sizes) -> tuple[int, int]:
     if full.engine == "ddp":
         return 0, 0
     reduced = 0 if full.engine in ("manual", "slide") else DTYPE_BYTES[full.reduce_dtype]
-    unit = _largest(unit.elements * (unit.element_bytes + reduced) for unit in sizes.units)
-    root = sizes.root * (sizes.element_bytes + reduced)
+    unit = _largest(unit.trained * (unit.element_bytes + reduced) for unit in sizes.units)
+    root = sizes.trained_root * (sizes.element_bytes + reduced)
     return unit, root
 
 
 def _vectors(full: Strategy, sizes: Sizes, world_size: int) -> int:
     """What `manual` and `slide` keep to collect gradients in."""
     if full.engine == "slide":
-        units = [unit.elements for unit in sizes.units]
-        return leaving_bytes(full, sizes.element_bytes, sizes.root, units, world_size)
+        root, units = sizes.trained_root, sizes.trained_units()
+        return leaving_bytes(full, sizes.element_bytes, root, units, world_size)
     if full.engine != "manual":
         return 0
     largest = _largest(unit.elements for unit in sizes.units)
@@ -226,7 +241,7 @@ def _held(full: Strategy, sizes: Sizes) -> int:
         return 0
     # fsdp2 adds them up in the type that reduces
     summed = DTYPE_BYTES[full.reduce_dtype] if full.engine == "fsdp2" else 0
-    return sizes.parameters * max(sizes.element_bytes, summed)
+    return sizes.trained * max(sizes.element_bytes, summed)
 
 
 def _largest(sizes: Iterable[int]) -> int:

@@ -8,7 +8,8 @@ device computes with and l for one of a gradient that leaves it, K slots, and W 
   and logits as `shardlab.core.memory` has them. None of it depends on the number of layers but what
   is kept of each for backward;
 - main memory holds, for all ranks of the node, parameters, 4 P, where b is less than 4 a mirror of
-  them, b P, moments and gradients;
+  them, b P, moments and gradients; of what is frozen b bytes for each parameter and nothing else.
+  Where gradients or moments are meant, here and above, P, R and G are of what is trained alone;
 - with m bytes for a moment, moments are 2 m P; on disk they take as much there, and main memory
   holds those of three units: one is updated, one comes and one leaves;
 - gradients arrive in V vectors: one for each rank that copies them whole (V = W, `cpu_reduce`), or
@@ -40,7 +41,7 @@ def window_bytes(full: Settings, element_bytes: int, root: int, units: Sequence[
 def leaving_bytes(
     full: Settings, element_bytes: int, root: int, units: Sequence[int], world_size: int
 ) -> int:
-    """Of gradients that leave the device."""
+    """Of gradients that leave the device; `root` and `units` are elements that are trained."""
     elements = min(2, len(units)) * max(units, default=0) + root
     return landed_bytes(full, element_bytes, world_size) * elements
 
@@ -84,8 +85,14 @@ def in_main_memory(
     world_size: int,
     accumulation: int | None,
     holding: bool,
+    frozen: int,
 ) -> dict[str, int]:
-    """Bytes of a node, by what they are for; `root` and `units` are elements."""
+    """Bytes of a node, by what they are for.
+
+    Args:
+        root, units: elements that are trained.
+        frozen: elements that are not.
+    """
     parameters = root + sum(units)
     held = parameters if full.moments == "memory" else sum(sorted([root, *units])[-_HELD:])
     mirror = 0 if element_bytes == _FLOAT else element_bytes
@@ -98,7 +105,7 @@ def in_main_memory(
         "totals": _FLOAT * parameters + slots,
     }
     return {
-        "parameters": (_FLOAT + mirror) * parameters,
+        "parameters": (_FLOAT + mirror) * parameters + element_bytes * frozen,
         "moments": 2 * DTYPE_BYTES[full.moment_dtype] * held,
         "gradients": gradients[keeping(full, accumulation, holding)],
     }

@@ -10,7 +10,7 @@ from shardlab.core.memory import Sizes, UnitShape
 from shardlab.core.params import Train
 from shardlab.core.strategy import Strategy
 from shardlab.engines.precision import dtype_of, uses_fp16
-from shardlab.engines.units import checkpointing_modes, plan_units
+from shardlab.engines.units import UnitPlan, checkpointing_modes, plan_units
 from shardlab.models.parts import transformer_blocks
 
 _ELEMENTARY = {"gelu_new": 5}
@@ -36,6 +36,7 @@ def sizes_of(
     accumulation = full.accumulation or train.accumulation
     return Sizes(
         parameters=_elements(model.parameters()),
+        trained=_trained(model.parameters()),
         units=_units(model, full, device),
         element_bytes=dtype_of(full.param_dtype, device).itemsize,
         checkpointing=_checkpointing(model, full),
@@ -54,18 +55,21 @@ def sizes_of(
 def _units(model: PreTrainedModel, full: Strategy, device: torch.device) -> tuple[UnitShape, ...]:
     if full.engine == "ddp":
         return ()
-    return tuple(
-        UnitShape(
-            _elements({p for module in plan.modules for p in module.parameters()}),
-            not plan.reshard_after_forward,
-            plan.param_dtype.itemsize,
-        )
-        for plan in plan_units(model, full, device)
-    )
+    return tuple(_shape(plan) for plan in plan_units(model, full, device))
+
+
+def _shape(plan: UnitPlan) -> UnitShape:
+    own = {p for module in plan.modules for p in module.parameters()}
+    kept, itemsize = not plan.reshard_after_forward, plan.param_dtype.itemsize
+    return UnitShape(_elements(own), _trained(own), kept, itemsize)
 
 
 def _elements(parameters: Iterable[nn.Parameter]) -> int:
     return sum(parameter.numel() for parameter in parameters)
+
+
+def _trained(parameters: Iterable[nn.Parameter]) -> int:
+    return _elements(parameter for parameter in parameters if parameter.requires_grad)
 
 
 def _checkpointing(model: nn.Module, full: Strategy) -> tuple[str, ...]:

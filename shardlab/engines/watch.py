@@ -1,7 +1,7 @@
 """Tells a schedule when the units of a model are used and when their gradients are there."""
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -116,6 +116,12 @@ def _accumulated(
 def _used(
     index: int, schedule: Callable[[], Uses], module: nn.Module, inputs: Any, output: Any
 ) -> None:
+    for tensor in with_gradient(output):
+        tensor.register_hook(lambda _: schedule().before_backward(index))
+
+
+def with_gradient(output: Any) -> Iterator[Tensor]:
+    """The tensors in what a module returned that backward brings a gradient for."""
     for tensor in tree_leaves(output):
         if isinstance(tensor, Tensor) and tensor.requires_grad:
-            tensor.register_hook(lambda _: schedule().before_backward(index))
+            yield tensor

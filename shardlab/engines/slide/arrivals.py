@@ -8,7 +8,7 @@ from shardlab.comm.ledger import Account, Ledger
 from shardlab.engines.slide.control import Control
 from shardlab.engines.slide.copies import Copies
 from shardlab.engines.slide.faults import Faults
-from shardlab.engines.slide.unit import SlidUnit
+from shardlab.engines.slide.unit import SlidUnit, chunk_of
 
 UPDATED = "updated"
 """published by each rank of a node for its chunk of a unit"""
@@ -38,7 +38,7 @@ class Arrivals:
         self._rank, self._world_size = rank, world_size
 
     def start(self, unit: SlidUnit, vector: Tensor, step: int | None) -> Running:
-        """Fills a vector on the device.
+        """Fills a vector on the device: as long as the unit, or as its trained part alone.
 
         Args:
             step: that uses it, and may not have begun; None if no step does.
@@ -57,16 +57,19 @@ class Arrivals:
 
     def _load(self, unit: SlidUnit, vector: Tensor, updates: int) -> None:
         self._control.wait(UPDATED, unit.index, updates)
-        self._copies.copy(vector, unit.source)
-        if self._world_size > 1:
-            share_in_memory(self._ledger.accounts["weights"], vector, self._world_size)
+        self._copies.copy(vector, unit.source[: vector.numel()])
+        if self._world_size > 1 and unit.count:  # what is frozen is nobody's in particular
+            trained = vector[: unit.size]
+            share_in_memory(self._ledger.accounts["weights"], trained, self._world_size)
 
     def _load_and_gather(self, unit: SlidUnit, vector: Tensor, updates: int) -> None:
         assert self._gather is not None
-        self._control.wait(UPDATED, unit.index, updates, [self._rank])
-        shard = vector[unit.own]
-        self._copies.copy(shard, unit.source[unit.own])
-        self._gather.all_gather(vector, shard, unit.message)
+        both, ours = vector.numel() > unit.size, (self._rank, self._world_size)
+        # with a frozen part behind them, chunks are not cut as those that ranks update
+        self._control.wait(UPDATED, unit.index, updates, None if both else [self._rank])
+        shard = chunk_of(vector, *ours)
+        self._copies.copy(shard, chunk_of(unit.source[: vector.numel()], *ours))
+        self._gather.all_gather(vector, shard, unit.message_of_both if both else unit.message)
 
 
 def share_in_memory(account: Account, vector: Tensor, world_size: int) -> None:

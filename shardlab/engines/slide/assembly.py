@@ -43,7 +43,9 @@ def make_units(
 def make_landings(units: Sequence[SlidUnit], setup: Setup, ranks: Ranks) -> Landings:
     """Where the gradients of the units arrive, without memory."""
     vectors = copied_whole(setup.strategy, ranks.world_size)
-    return Landings(units, ranks.rank, keeping_of(setup), vectors, ranks.sums)
+    root, *others = units
+    leaving = [root, *(unit for unit in others if unit.count)]
+    return Landings(leaving, ranks.rank, keeping_of(setup), vectors, ranks.sums)
 
 
 def precision_of(setup: Setup, ranks: Ranks) -> Precision:
@@ -115,8 +117,8 @@ def make_schedule(
     return Schedule(
         root,
         others,
-        torch.empty(root.size, dtype=computed, device=device),
-        Window(strategy.window or 2, max(unit.size for unit in others), computed, device),
+        torch.empty(root.whole, dtype=computed, device=device),
+        Window(strategy.window or 2, max(unit.whole for unit in others), computed, device),
         Arrivals(copies, control, faults, module.gather, ledger, ranks.rank, ranks.world_size),
         Departures(copies, landings, updates, faults, reduce, landed, device),
         updates,

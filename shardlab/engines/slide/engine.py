@@ -39,6 +39,7 @@ from shardlab.engines.slide.storing import (
     share_memory,
     store,
 )
+from shardlab.engines.slide.unit import FROZEN
 from shardlab.engines.slide.updates import Updates
 from shardlab.engines.units import checkpointing_modes, plan_units
 from shardlab.kernels.adam import Hyper
@@ -72,13 +73,14 @@ class SlideEngine(ModuleEngine):
         plans = plan_units(model, strategy, device)
         self.units = make_units(model, plans, setup, ranks)
         """the root, then the others in the order of their use"""
+        self._trained = trained = [unit for unit in self.units if unit.count]
         self._copies = copies_for(device) if copies is None else copies
         landings = make_landings(self.units, setup, ranks)
         self._memory = share_memory(self.units, landings, setup, ranks.here)
         self._moments = (
-            moments_on_disk(self.units, ranks.here, scratch_folder())
+            moments_on_disk(trained, ranks.here, scratch_folder())
             if strategy.moments == "disk"
-            else moments_in_memory(self.units, self._memory)
+            else moments_in_memory(trained, self._memory)
         )
         store(model, plans, self.units, landings, setup, self._copies)
         again = {b for b, mode in checkpointing_modes(model, strategy).items() if mode != "none"}
@@ -88,7 +90,7 @@ class SlideEngine(ModuleEngine):
         control = self._memory.control
         self._faults = Faults(control)
         parts = Parts(setup, ranks, self._copies, landings, control, self._faults, self.ledger)
-        order = self.units if self._holding else [*reversed(self.units)]
+        order = trained if self._holding else [*reversed(trained)]
         self._updates = make_updates(parts, module, self._moments, order)
         self._schedule = make_schedule(parts, module, self.units, self._updates)
         module.schedule = self._schedule
@@ -111,13 +113,16 @@ class SlideEngine(ModuleEngine):
             learning_rate: of the updates of this step.
 
         Raises:
-            UserError: the engine was built for one micro-batch a step, and there are more.
+            UserError: the engine was built for one micro-batch a step, and there are more; or for
+                other parameters to be trained.
         """
         if count > 1 and self._optimization.accumulation == 1:
             raise UserError(
                 f"slide: a step of {count} micro-batches, and main memory is laid out for 1: set "
                 f"Optimization.accumulation to {count}"
             )
+        for unit in self.units:
+            unit.check()
         with self._faults.surfacing():
             if number == 0:
                 self._begin(learning_rate)
@@ -162,10 +167,10 @@ class SlideEngine(ModuleEngine):
     def whole_parameters(self) -> Iterator[dict[str, Tensor]]:  # noqa: D102
         self.synchronize()
         for unit in self.units:
-            yield unit.named(unit.vectors["parameter"])
+            yield unit.named("parameter") | unit.named(FROZEN)
 
     def shards(self) -> State:
-        """See `Engine.shards`; moments in their own type.
+        """See `Engine.shards`, of what is trained; moments in their own type.
 
         Those on disk are mapped: main memory holds what is looked at, as long as it has room.
 
@@ -176,14 +181,14 @@ class SlideEngine(ModuleEngine):
         kinds: State = {
             kind: {
                 unit.name: laid_out(unit.vectors[kind][unit.own], unit.count, self.ranks.mesh)
-                for unit in self.units
+                for unit in self._trained
             }
             for kind in _STATES
         }
-        return kinds | {"step": {unit.name: unit.step for unit in self.units}}
+        return kinds | {"step": {unit.name: unit.step for unit in self._trained}}
 
     def in_main_memory(self) -> State:
-        """Whole parameters and moments by their names, in what all ranks update.
+        """Whole parameters and moments by their names, in what all ranks update, and `frozen` ones.
 
         Moments on disk are mapped, see `shards`.
 
@@ -192,14 +197,10 @@ class SlideEngine(ModuleEngine):
         """
         self._show_moments()
         kinds: State = {
-            kind: {
-                name: part
-                for unit in self.units
-                for name, part in unit.named(unit.vectors[kind]).items()
-            }
-            for kind in _STATES
+            kind: {name: part for unit in self.units for name, part in unit.named(kind).items()}
+            for kind in (*_STATES, FROZEN)
         }
-        return kinds | {"step": {unit.name: unit.step for unit in self.units}}
+        return kinds | {"step": {unit.name: unit.step for unit in self._trained}}
 
     def split(self, name: str, whole: Tensor) -> dict[str, Tensor]:  # noqa: D102
         [shapes] = [unit.shapes for unit in self.units if unit.name == name]
@@ -251,7 +252,7 @@ class SlideEngine(ModuleEngine):
             )
         if self._holding and applied:
             coefficient = clip_coefficient(norm, self._optimization.clip)
-            for unit in self.units:
+            for unit in self._trained:
                 self._updates.start(unit, coefficient)
         if applied:
             self._handle.step_ended()

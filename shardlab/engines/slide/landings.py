@@ -54,7 +54,7 @@ class Landings:
     next ones there would wait for slots that others free only after the late one.
 
     Args:
-        units: the root first.
+        units: those with a trained part, and the root first.
         count: vectors of a slot: one for each rank, or one of which each has its chunk.
         sums: ranks read each other's vectors.
     """
@@ -68,6 +68,7 @@ class Landings:
         sums: bool,
     ) -> None:
         self._units, self._rank, self._keeping = units, rank, keeping
+        self._order = {unit.index: place for place, unit in enumerate(units)}
         self._dtype = units[0].precision.landed
         root, *others = [unit.size for unit in units]
         self._sizes = [] if keeping == "arrived" else landing_sizes(root, others)
@@ -117,9 +118,10 @@ class Landings:
 
     def _slot(self, unit: SlidUnit) -> _Slot:
         """Neighbours have different ones."""
-        if len(self._slots) == len(self._units) or unit.index == 0:
-            return self._slots[unit.index]
-        return self._slots[1 + unit.index % (len(self._slots) - 1)]
+        place = self._order[unit.index]
+        if len(self._slots) == len(self._units) or place == 0:
+            return self._slots[place]
+        return self._slots[1 + place % (len(self._slots) - 1)]
 
     def _done(self, unit: SlidUnit | None) -> tuple[str, int, int] | None:
         """What is published when the last turn of the unit is over."""

@@ -1,7 +1,7 @@
 """A model of whose parameters a window slides over the device."""
 
 from collections.abc import Callable, Container, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -15,7 +15,7 @@ from shardlab.engines.slide.ranks import Ranks
 from shardlab.engines.slide.schedule import Schedule
 from shardlab.engines.slide.unit import SlidUnit
 from shardlab.engines.units import UnitPlan
-from shardlab.engines.watch import watch, watch_gradients
+from shardlab.engines.watch import watch, watch_gradients, with_gradient
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -50,9 +50,12 @@ class Sliding(nn.Module, Attachable):
         self.average: Collective | None = None
         # not in `forward`: others call the model, too, as its `generate` does
         model.register_forward_pre_hook(lambda *_: self.schedule.begin())
-        for index, plan in enumerate(plans):
+        model.register_forward_hook(lambda *_: self.schedule.computed())
+        for index, (plan, unit) in enumerate(zip(plans, units[1:], strict=True)):
             watch(plan.modules, index, lambda: self.schedule)
             for module in plan.modules:
+                if unit.frozen_shapes:
+                    module.register_forward_hook(partial(self._returned, index))
                 if module not in checkpointed:
                     module.forward = self._saving_places(module.forward)
         watch_gradients(units, self)
@@ -72,8 +75,8 @@ class Sliding(nn.Module, Attachable):
         return detach
 
     def unit_names(self) -> dict[str, list[str]]:
-        """The names of the parameters of each unit."""
-        return {unit.name: list(unit.parameters) for unit in self._units}
+        """The names of the parameters of each unit, as far as they are trained."""
+        return {unit.name: list(unit.shapes) for unit in self._units}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """That of the model."""
@@ -83,6 +86,10 @@ class Sliding(nn.Module, Attachable):
         """Of the model, too, which is no submodule."""
         self._model[0].train(mode)
         return super().train(mode)
+
+    def _returned(self, index: int, module: nn.Module, inputs: Any, output: Any) -> None:
+        if [*with_gradient(output)]:
+            self.schedule.returned(index)
 
     def _saving_places(self, forward: Callable[P, Result]) -> Callable[P, Result]:
         @wraps(forward)

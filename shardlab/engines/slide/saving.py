@@ -1,10 +1,11 @@
 """What `SlideFSDP` saves: a folder that all ranks write and read together.
 
-slide.safetensors                   parameters and optimizer states by the names of the model
+slide.safetensors                   parameters, frozen ones and optimizer states by the names of the
+                                    model
 communication-00000.safetensors     of each rank, where codecs have a state: residuals and counters
 """
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -18,9 +19,11 @@ from shardlab.comm.handle import RESIDUALS, merge_states
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic
 from shardlab.engines.base import State
+from shardlab.engines.slide.unit import FROZEN
 
 _FILE = "slide.safetensors"
 _OF_RANKS = "communication-*.safetensors"
+_OTHER = {"parameter": FROZEN, FROZEN: "parameter"}
 
 
 @contextmanager
@@ -77,16 +80,28 @@ def check(folder: Path, state: State) -> None:
 
     Raises:
         OSError, SafetensorError: it is not there or damaged.
-        UserError: it is of another model.
+        UserError: it is of another model, or other parameters of it are frozen.
     """
     with safe_open(folder / _FILE, "pt") as file:
         known = set(file.keys())
         for name, tensor in _flat(state).items():
+            _check_split(name, known)
             shape = file.get_slice(name).get_shape() if name in known else None
             if shape != [*tensor.shape]:
                 raise UserError(
                     f"of another model: {name} has the shape {shape}, in this one {[*tensor.shape]}"
                 )
+
+
+def _check_split(name: str, known: Container[str]) -> None:
+    """The moments of a parameter that was frozen do not exist, and others would be lost."""
+    kind, _, parameter = name.partition(".")
+    if f"{_OTHER.get(kind)}.{parameter}" in known:
+        trained = kind == FROZEN
+        raise UserError(
+            f"{parameter} was {'trained' if trained else 'frozen'}: set its requires_grad to "
+            f"{trained} before SlideFSDP takes the model, or begin anew with what state_dict() gave"
+        )
 
 
 def fill(folder: Path, state: State) -> dict[str, Tensor]:

@@ -28,8 +28,11 @@ class Schedule(Uses):
               none;
     updates   begin when gradients have landed, unless they are held back until all have.
 
+    frozen    what has frozen parameters gives its slot back when backward has passed it, which may
+              be after its last gradient. What is frozen as a whole never leaves.
+
     The root (what belongs to no unit) has memory of its own. It comes first, stays for the step and
-    leaves last.
+    leaves last; its frozen part comes once.
 
     Args:
         vector: that of the root on the device.
@@ -63,8 +66,12 @@ class Schedule(Uses):
         self._served: int | None = 0
         """the step that units come for; None for an evaluation, and for what comes again after it
         or as main memory has changed"""
-        self._stale = True
-        """the root is not on the device as it is in main memory"""
+        self._stale = vector
+        """the part of the root that is not on the device as it is in main memory"""
+        self._ahead: set[int] = set()
+        """units with frozen parameters that backward has yet to pass, by their index"""
+        self._again = False
+        """the forward pass of the model is over: what computes now does so for backward"""
         self.in_backward = False
         """gradients of this micro-batch may be there already"""
 
@@ -72,8 +79,10 @@ class Schedule(Uses):
         """Before the forward pass of the model."""
         self.in_backward = False
         self._missing.expect(self.units)
-        self._to_leave = deque(reversed(self.units))
+        self._to_leave = deque(unit for unit in reversed(self.units) if unit.count)
         self._uses.clear()
+        self._ahead.clear()
+        self._again = False
         self._counted = 0
         self._bring_first()
         self._served = self._step if torch.is_grad_enabled() else None
@@ -91,10 +100,10 @@ class Schedule(Uses):
         for unit in self.window.alive():
             if unit not in first:
                 self._release(unit)
-        if self._stale:
-            self._stale = False
-            arriving = self._arrivals.start(self.root, self._vector, self._served)
+        if self._stale.numel():
+            arriving = self._arrivals.start(self.root, self._stale, self._served)
             self._pending[self.root.name] = arriving
+            self._stale = self._vector[:0]
             self.root.show(self._vector)
         self._start_all(first)
 
@@ -104,10 +113,14 @@ class Schedule(Uses):
         for unit in self.window.alive():
             self._release(unit)
             self._served = None
-        self._stale = True
+        self._stale = self._vector
+
+    def computed(self) -> None:
+        """After the forward pass of the model."""
+        self._again = True
 
     def before_forward(self, index: int) -> None:  # noqa: D102
-        if self.in_backward:  # what computes again is followed by the units before it
+        if self._again:  # what computes again is followed by the units before it
             self._need(index, ())
             return
         first, _ = self._uses.get(index, (self._counted, 0))
@@ -116,15 +129,19 @@ class Schedule(Uses):
         self._need(index, self.units[index + 1 :])
 
     def after_forward(self, index: int) -> None:  # noqa: D102
-        if self.in_backward or index >= len(self.units) - self.window.slots:
+        if self._again or index >= len(self.units) - self.window.slots:
             return
         self._release(self.units[index])
         self._start_all(self.units[index + 1 :])
 
+    def returned(self, index: int) -> None:
+        """What a unit with frozen parameters returned has a gradient: backward will pass it."""
+        self._ahead.add(self.units[index].index)
+
     def before_backward(self, index: int) -> None:  # noqa: D102
         self.in_backward = True
         self._pass(index)
-        self._need(index, self.units[:index][::-1])
+        self._need(index, self._awaited_before(index))
 
     def accumulated(self, unit: SlidUnit) -> None:
         """One more parameter of a unit has its gradient."""
@@ -132,17 +149,20 @@ class Schedule(Uses):
         if unit is self.root:
             return
         if self._missing.arrived(unit):
-            self._free(unit)
+            if unit.index not in self._ahead:
+                self._free(unit)
             self._leave()
         elif unit is self._to_leave[0]:
             self._departures.advance(unit)
 
     def finish(self) -> None:
         """After backward: whatever gradients are there have left."""
-        self._give_up(self._to_leave)
+        self._give_up(reversed(self.units))
         self._leave()
-        self._stale = self.last
-        self._start_leaving(self.root)
+        if self.last:
+            self._stale = self._vector[: self.root.size]
+        if self.root.count:
+            self._start_leaving(self.root)
         self.in_backward = False
 
     def _need(self, index: int, then: Iterable[SlidUnit]) -> None:
@@ -188,36 +208,48 @@ class Schedule(Uses):
         _, last = self._uses[index]
         behind = [
             unit
-            for unit in self._to_leave
+            for unit in reversed(self.units)
             if self._uses.get(unit.index - 1, (math.inf, 0))[0] > last  # or not used at all
         ]
         self._give_up(behind)
         self._leave()
 
     def _give_up(self, units: Iterable[SlidUnit]) -> None:
-        """What has no gradient, the model did not use."""
+        """Backward is done with units; what has no gradient then, the model did not use."""
         # all of them, before any is freed: none of them is needed again
-        for unit in [unit for unit in units if self._missing.give_up(unit)]:
+        given_up = [unit for unit in units if self._awaits(unit)]
+        for unit in given_up:
+            self._missing.give_up(unit)
+            self._ahead.discard(unit.index)
+        for unit in given_up:
             self._free(unit)
+
+    def _awaits(self, unit: SlidUnit) -> bool:
+        """Whether backward has not done with a unit."""
+        return self._missing.of(unit) or unit.index in self._ahead
+
+    def _awaited_before(self, index: int) -> list[SlidUnit]:
+        return [unit for unit in reversed(self.units[:index]) if self._awaits(unit)]
 
     def _free(self, unit: SlidUnit) -> None:
         """A unit is not used any more in this backward pass."""
         if unit in self.window:
-            if self.last or unit not in self.units[: self.window.slots]:
+            changes = self.last and unit.count
+            if changes or unit not in self.units[: self.window.slots]:
                 self._release(unit)
-            before = self.units[: unit.index - 1][::-1]
-            self._start_all(each for each in before if self._missing.of(each))
+            self._start_all(self._awaited_before(unit.index - 1))
 
     def _leave(self) -> None:
         """The gradients of units whose turn it is."""
         while self._to_leave and not self._missing.of(self._to_leave[0]):
             self._start_leaving(self._to_leave.popleft())
+        if self.last and not self._holding:
+            self._bring_again()
 
     def _start_leaving(self, unit: SlidUnit) -> None:
         self._departures.start(unit, self.first, self.last)
         if self.last and not self._holding:
             self._updates.start(unit)
-            self._bring_again()
 
     def _bring_again(self) -> None:
         """Slots that backward needs no more wait for what the next forward pass begins with.
@@ -225,6 +257,6 @@ class Schedule(Uses):
         Units come in the order of their updates, which is the same on all ranks.
         """
         for unit in reversed(self.units[: self.window.slots]):
-            if unit in self._to_leave:
+            if unit in self._to_leave or self._awaits(unit):
                 return
             self._start_all([unit], ahead=True)

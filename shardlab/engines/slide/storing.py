@@ -48,9 +48,12 @@ def _on_device(units: Sequence[SlidUnit], setup: Setup, world_size: int) -> int:
     """Bytes of main memory that a rank will take as its device, at least: without activations."""
     if setup.device.type != "cpu":
         return 0
-    (root, *others), full = [unit.size for unit in units], setup.strategy
-    given = full, units[0].precision.computed.itemsize, root, others
-    return window_bytes(*given) + leaving_bytes(*given, world_size)
+    full, itemsize = setup.strategy, units[0].precision.computed.itemsize
+    root, *others = [unit.whole for unit in units]
+    trained_root, *trained = [unit.size for unit in units]
+    return window_bytes(full, itemsize, root, others) + leaving_bytes(
+        full, itemsize, trained_root, [*filter(None, trained)], world_size
+    )
 
 
 def moments_in_memory(units: Sequence[SlidUnit], memory: NodeMemory) -> MomentStore:

@@ -64,7 +64,7 @@ class Window:
         self._places[unit.index] = slot
         self._units[slot.untyped_storage().data_ptr()] = unit
         self.most_alive = max(self.most_alive, len(self._units))
-        vector = slot[: unit.size]
+        vector = slot[: unit.whole]
         unit.show(vector)
         return vector
 

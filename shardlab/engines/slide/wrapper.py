@@ -19,6 +19,7 @@ from shardlab.engines.slide import saving
 from shardlab.engines.slide.config import SlideConfig
 from shardlab.engines.slide.engine import SlideEngine
 from shardlab.engines.slide.groups import twin
+from shardlab.engines.slide.unit import FROZEN
 
 
 class SlideFSDP:
@@ -27,13 +28,18 @@ class SlideFSDP:
     All ranks of the default process group call the same methods in the same order, each with its
     own samples; those of one machine share its memory. Without a process group a rank is alone.
 
+    Parameters whose `requires_grad` is False stay as they are: main memory holds them once, in
+    `param_dtype`, to which they are rounded at the start, without moments or gradients. Which ones
+    are trained is decided before; another choice needs a new `SlideFSDP` of the same model, built
+    anew with `state_dict()`.
+
     Args:
         model: a causal language model, or another with a list of blocks, whose outputs have a
             `loss`. In float32 on the CPU, the same on all ranks. It is taken apart.
 
     Raises:
-        UserError: in one line: a setting that has no meaning, a model without blocks or with
-            frozen parameters, too little memory.
+        UserError: in one line: a setting that has no meaning, a model without blocks or without
+            parameters to train, too little memory.
     """
 
     def __init__(self, model: nn.Module, config: SlideConfig | None = None) -> None:
@@ -70,6 +76,9 @@ class SlideFSDP:
 
         Returns:
             what the model returns, whose `loss` is that of these samples.
+
+        Raises:
+            UserError: `requires_grad` of a parameter is not what it was at the start.
         """
         device = self._engine.device
         batch = {name: _moved(value, device) for name, value in {**(given or {}), **batch}.items()}
@@ -92,8 +101,9 @@ class SlideFSDP:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the parameters in float32 and of the buffers, by the names of the model."""
-        own = self._engine.in_main_memory()["parameter"]
-        whole = {names[0]: own[names[0]].clone() for names in self._names}
+        state = self._engine.in_main_memory()
+        own = state["parameter"] | state[FROZEN]
+        whole = {n: own[n].to(torch.float32, copy=True) for n, *_ in self._names}
         tied = {other: whole[names[0]] for names in self._names for other in names[1:]}
         buffers = {
             name: self._model.get_buffer(name).to("cpu", copy=True) for name in self._buffers
@@ -116,7 +126,8 @@ class SlideFSDP:
         What codecs held back goes to the new ranks, as `shardlab.merge_states` does it.
 
         Raises:
-            UserError: there is none, that of another model, or a rank cannot read; on all ranks.
+            UserError: there is none, that of another model or of one with other frozen parameters,
+                or a rank cannot read; on all ranks.
         """
         self._between_steps("load")
         folder, group = Path(folder), self._patient
@@ -161,9 +172,8 @@ class SlideFSDP:
             )
 
     def _check(self, model: nn.Module) -> None:
-        frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
-        if frozen:
-            raise UserError(f"SlideFSDP: {frozen[0]} is frozen, and all parameters are updated")
+        if not any(p.requires_grad for p in model.parameters()):
+            raise UserError("SlideFSDP: all parameters are frozen: set requires_grad of some")
         if any(p.numel() > 1 and not any(p.stride()) for p in model.parameters()):
             raise UserError("SlideFSDP: the model slides already: give a new one")
         wide = {p.dtype for p in model.parameters()}

@@ -55,11 +55,18 @@ def engine_of(
     accumulation=None,
     layers=LAYERS,
     betas=(0.9, 0.95),
+    frozen=(),
 ):
-    """With copies of its own, of the slide engine."""
+    """With copies of its own, of the slide engine.
+
+    Args:
+        frozen: parts of the names of parameters that are not trained.
+    """
     config = shape_config(Shape(layers, 32, 2), VOCABULARY, LENGTH, 0)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not any(part in name for part in frozen))
     weights = RandomWeights(model, seed)
     optimization = Optimization(0.1, clip, betas, accumulation=accumulation)
     strategy = parse_strategy(document)

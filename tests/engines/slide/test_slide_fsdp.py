@@ -110,11 +110,7 @@ def test_any_number_of_ranks_loads(tmp_path):
 
 def test_mistakes_are_told_in_one_line(tmp_path):
     def on_rank(group):
-        frozen = model_of("gpt2-tied")
-        frozen.lm_head.weight.requires_grad_(False)
         config = shardlab.SlideConfig(**CONFIG, accumulation=2)
-        with pytest.raises(UserError, match=r"wte\.weight is frozen"):
-            shardlab.SlideFSDP(frozen, config)
         with pytest.raises(UserError, match="float32"):
             shardlab.SlideFSDP(model_of("gpt2-tied").bfloat16(), config)
         with pytest.raises(UserError, match="window"):

@@ -26,13 +26,22 @@ def formulas(model, document, world_size, train=TRAIN):
     return closed_form(*given), main_memory(*given)
 
 
-def grown(document):
+def partly_frozen():
+    """Half of the blocks are frozen, and half of what is in the others."""
+    model = deep_model()
+    model.transformer.wte.requires_grad_(False)
+    for number, block in enumerate(model.transformer.h):
+        (block if number < 8 else block.attn).requires_grad_(False)
+    return model
+
+
+def grown(document, make=deep_model):
     """What a rank that is alone grows by, over the closed form."""
 
     def on_rank(group):
         keep_no_freed_memory()
         meter = MemoryMeter(CPU)
-        model = deep_model()
+        model = make()
         device, main = formulas(model, document, 1)
         engine = engine_of(model, document, group, accumulation=1)
         for _ in range(2):
@@ -47,14 +56,16 @@ def grown(document):
 
 def test_a_rank_that_is_alone_grows_by_what_the_closed_form_says():
     assert 0.9 < grown({"engine": "slide"}) < 1.15
+    assert 0.9 < grown({"engine": "slide"}, partly_frozen) < 1.15
 
 
+@pytest.mark.parametrize("make", [deep_model, partly_frozen])
 @pytest.mark.parametrize("mode", ["full-cpu_reduce", "full-gpu_reduce", "full-cpu_reduce-every"])
-def test_main_memory_is_laid_out_by_the_closed_form(mode):
+def test_main_memory_is_laid_out_by_the_closed_form(mode, make):
     def on_rank(group):
         ratios = []
         for dtype, clip, count in product(("fp32", "bf16"), (None, 1.0), (1, 4)):
-            document, model = {**(MODES | EVERY)[mode], "param_dtype": dtype}, deep_model()
+            document, model = {**(MODES | EVERY)[mode], "param_dtype": dtype}, make()
             train = TRAIN.model_copy(update={"clip": clip, "accumulation": count})
             _, main = formulas(model, document, 2, train)
             engine = engine_of(model, document, group, clip, count)

@@ -1,0 +1,177 @@
+"""`SlideFSDP` trains adapters in a model that is frozen, as a loop by hand does."""
+
+import warnings
+
+import pytest
+import torch
+from ranks import run_ranks
+from test_slide_fsdp import model_of, tokens_of, trained
+from torch import nn
+
+import shardlab
+from shardlab.core.errors import UserError
+from shardlab.engines.activations.checkpoint import FOLDER_VARIABLE
+from tests.engines.slide.sliding import differing
+
+STEPS = 4
+
+
+class Adapted(nn.Module):
+    """Low-rank adaptation of a linear layer (Hu et al. 2021)."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(base.in_features, 8, bias=False)
+        self.up = nn.Linear(8, base.out_features, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+def adapted(family="llama-untied", seed=0):
+    model = model_of(family, seed).requires_grad_(False)
+    for layer in model.model.layers:
+        for name in ("q_proj", "v_proj"):
+            setattr(layer.self_attn, name, Adapted(getattr(layer.self_attn, name)))
+    return model
+
+
+def by_hand(model, world_size, clip):
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, 1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    for step in range(STEPS):
+        for rank in range(world_size):
+            tokens = tokens_of(step, rank)
+            (model(input_ids=tokens, labels=tokens).loss / world_size).backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, clip)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.state_dict()
+
+
+def slid(model, **config):
+    config = {"learning_rate": 1e-3, "clip": None, **config}
+    sliding = shardlab.SlideFSDP(model, shardlab.SlideConfig(**config))
+    sliding._engine._schedule.window.poison = True
+    return sliding
+
+
+@pytest.mark.parametrize("family", ["llama-untied", "qwen2-tied"])
+@pytest.mark.parametrize("clip", [None, 0.1])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_adapters_train_as_in_a_loop_by_hand(world_size, clip, family):
+    first, expected = adapted(family).state_dict(), by_hand(adapted(family), world_size, clip)
+
+    def on_rank(group):
+        for transfer, again in (("full", "none"), ("shard", "full")):
+            config = {"param_transfer": transfer, "activation_checkpointing": again}
+            sliding = slid(adapted(family), clip=clip, **config)
+            trained(sliding, 0, STEPS)
+            state = sliding.state_dict()
+            if clip is None:
+                assert not differing(state, expected)
+            else:  # whose norm is summed in float32
+                for name, value in expected.items():
+                    torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-6)
+            assert all("down" in n or "up" in n for n in differing(state, first))
+        return {}
+
+    run_ranks(world_size, on_rank)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("ours", ["none", "full"])
+def test_layers_that_the_model_computes_again_train_the_same_bits(ours, reentrant):
+    def on_rank(group):
+        straight = slid(adapted(), activation_checkpointing="none")
+        losses, model = trained(straight, 0, STEPS), adapted()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        model.enable_input_require_grads()
+        sliding = slid(model, activation_checkpointing=ours)
+        assert trained(sliding, 0, STEPS) == losses
+        assert not differing(sliding.state_dict(), straight.state_dict())
+        return {}
+
+    run_ranks(1, on_rank)
+
+
+def test_evaluation_and_text_see_adapters_as_they_are_and_change_nothing():
+    prompt = torch.arange(5).repeat(2, 1)
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+
+    def on_rank(group):
+        straight, model = trained(slid(adapted()), 0, STEPS), adapted()
+        sliding, found = slid(model), []
+        for step in range(STEPS):
+            found += trained(sliding, step, step + 1)
+            plain = adapted().eval()
+            plain.load_state_dict(sliding.state_dict())
+            mask = torch.ones_like(prompt)
+            text = model.eval().generate(prompt, attention_mask=mask, **options)
+            assert torch.equal(text, plain.generate(prompt, attention_mask=mask, **options))
+            model.train()
+        assert found == straight
+        return {}
+
+    run_ranks(2, on_rank)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"param_dtype": "bf16", "moments": "disk"},
+        {"gradients": "int4:group=32", "error_feedback": True, "grad_sync": "gpu_reduce"},
+        {"gradients": "int8", "weights": "int8", "param_transfer": "shard"},
+    ],
+)
+def test_adapters_and_what_is_frozen_are_continued_bit_for_bit(tmp_path, monkeypatch, config):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+
+    def on_rank(group):
+        straight = slid(adapted(), clip=0.5, **config)
+        trained(straight, 0, 2)
+        straight.save(tmp_path / "saved")
+        expected = trained(straight, 2, 6)
+        other = slid(adapted(seed=5), clip=0.5, **config)
+        trained(other, 0, 1)
+        other.load(tmp_path / "saved")
+        assert trained(other, 2, 6) == expected
+        assert not differing(other.state_dict(), straight.state_dict())
+        return {}
+
+    run_ranks(2, on_rank)
+
+
+def test_what_was_saved_with_another_choice_is_refused_in_one_line(tmp_path):
+    name = "model.layers.0.self_attn.q_proj.up.weight"
+
+    def on_rank(group):
+        slid(adapted()).save(tmp_path / "adapters")
+        more = adapted()
+        more.get_parameter("model.norm.weight").requires_grad_(True)
+        more.get_parameter(name).requires_grad_(False)
+        sliding = slid(more)
+        before = sliding.state_dict()
+        with pytest.raises(UserError, match=f"{name} was trained|norm.weight was frozen") as told:
+            sliding.load(tmp_path / "adapters")
+        assert "\n" not in str(told.value) and "begin anew with what state_dict() gave" in str(
+            told.value
+        )
+        assert not differing(sliding.state_dict(), before)
+        return {}
+
+    run_ranks(2, on_rank)
+
+
+def test_a_model_of_which_nothing_is_trained_is_refused():
+    def on_rank(group):
+        with pytest.raises(UserError, match="all parameters are frozen"):
+            slid(model_of("llama-untied").requires_grad_(False))
+        return {}
+
+    run_ranks(1, on_rank)

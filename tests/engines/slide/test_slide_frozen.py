@@ -1,0 +1,189 @@
+"""Parameters that are not trained slide with the others, and nothing else of them moves."""
+
+from itertools import product
+
+import pytest
+import torch
+from ranks import run_ranks
+
+from shardlab.core.errors import UserError
+from tests.engines.slide.sliding import (
+    MODES,
+    DelayedCopies,
+    differing,
+    engine_of,
+    train,
+)
+
+SPLITS = {
+    "first-blocks": ("wte", "wpe", "h.0.", "h.1."),
+    "inner-blocks": ("h.1.", "h.2."),
+    "matrices": ("weight",),
+    "what-comes-first": ("wpe", "ln_1", "attn"),
+    "all-but-one-block": ("wte", "wpe", "ln_f", "h.0.", "h.1.", "h.3."),
+}
+"""by parts of names"""
+
+
+def weights_of(engine):
+    """All parameters by name."""
+    return {
+        name: part.clone() for whole in engine.whole_parameters() for name, part in whole.items()
+    }
+
+
+def slid(group, document, clip=0.5, copies=None, **more):
+    """Whoever uses what has left the device finds NaN."""
+    engine = engine_of(group, document, clip, copies, **more)
+    engine._schedule.window.poison = True
+    return engine
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_what_is_trained_has_the_bits_of_ddp_and_the_rest_those_of_the_beginning(
+    world_size, clip, split
+):
+    frozen = SPLITS[split]
+
+    def on_rank(group):
+        expected = engine_of(group, {"engine": "ddp"}, clip, frozen=frozen)
+        first = weights_of(expected)
+        curve, weights = train(expected, 4), weights_of(expected)
+        kept = {name for name in weights if any(part in name for part in frozen)}
+        assert {*differing(weights, first)} == weights.keys() - kept and kept
+        for mode, again in product(MODES.values(), ("none", "full")):
+            document = {**mode, "activation_checkpointing": again}
+            engine = slid(group, document, clip, accumulation=1, frozen=frozen)
+            assert torch.equal(train(engine, 4), curve), document
+            assert not differing(weights_of(engine), weights), document
+        return {}
+
+    run_ranks(world_size, on_rank)
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("sync", ["cpu_reduce", "gpu_reduce"])
+def test_sharded_transfers_have_the_bits_of_whole_ones_in_narrow_types_with_delays(sync, clip):
+    frozen = SPLITS["what-comes-first"]
+
+    def on_rank(group):
+        rank, found = torch.distributed.get_rank(), []
+        for number, transfer in enumerate(("full", "shard")):
+            document = {**MODES[f"{transfer}-{sync}"], "param_dtype": "bf16", "moments": "disk"}
+            copies = DelayedCopies(seed=3 * number + rank)
+            engine = slid(group, document, clip, copies, accumulation=2, frozen=frozen)
+            first = weights_of(engine)
+            curve, weights = train(engine, 6, micro=2), weights_of(engine)
+            kept = {name for name in weights if any(part in name for part in frozen)}
+            assert {*differing(weights, first)} == weights.keys() - kept
+            assert {weights[name].dtype for name in kept} == {torch.bfloat16}
+            found.append((curve, weights))
+        wide = slid(group, {"engine": "slide", "param_dtype": "fp32"}, clip, frozen=frozen)
+        torch.testing.assert_close(found[0][0], train(wide, 6, micro=2), rtol=0.02, atol=0)
+        assert torch.equal(found[0][0], found[1][0])
+        assert not differing(found[0][1], found[1][1])
+        return {}
+
+    run_ranks(3, on_rank)
+
+
+@pytest.mark.parametrize("split", ["inner-blocks", "what-comes-first"])
+def test_nodes_average_the_gradients_of_what_is_trained(split):
+    frozen = SPLITS[split]
+
+    def on_rank(group):
+        expected = engine_of(group, {"engine": "ddp"}, frozen=frozen)
+        curve, weights = train(expected, 4), weights_of(expected)
+        for mode in MODES.values():
+            engine = slid(group, mode, ranks_per_node=1, frozen=frozen)
+            assert torch.equal(train(engine, 4), curve)
+            assert not differing(weights_of(engine), weights)
+        return {}
+
+    run_ranks(2, on_rank)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_unit_that_is_frozen_as_a_whole_sends_nothing_and_has_no_moments(mode):
+    def on_rank(group):
+        engine = slid(group, MODES[mode], frozen=SPLITS["all-but-one-block"])
+        train(engine, 3)
+        sizes = {name: len(place) for name, place in engine._memory._places.items() if name}
+        laid_out = {name.split("/")[0] for name, size in sizes.items() if size and "exp" in name}
+        [trained] = [unit for unit in engine.units if unit.count]
+        assert laid_out == {trained.name}
+        moved = engine.ledger.summary()["gradients"]["bytes_raw"]
+        assert engine.shards()["exp_avg"].keys() == {trained.name}
+        return {"vectors": torch.tensor(moved / (trained.size * 4))}
+
+    for found in run_ranks(2, on_rank):
+        assert found["vectors"] == 3 / 2  # of each of three steps the other rank's half
+
+
+def test_backward_brings_only_units_that_it_passes():
+    class CountedCopies(DelayedCopies):
+        def copy(self, target, source):
+            copied.append(source.data_ptr())
+            super().copy(target, source)
+
+    copied = []
+
+    def on_rank(group):
+        frozen = ("wte", "wpe", "ln_f", "h.0.", "h.1.", "h.2.")
+        engine = slid(group, {"engine": "slide"}, 0.5, CountedCopies(0), frozen=frozen)
+        train(engine, 2)
+        engine.synchronize()
+        counts = [copied.count(unit.source.data_ptr()) for unit in engine.units]
+        # root, then blocks: forward brings each, and what follows begins with the first two
+        assert counts == [1, 3, 3, 2, 2]
+        return {}
+
+    run_ranks(1, on_rank)
+
+
+@pytest.mark.parametrize("split", ["inner-blocks", "matrices"])
+def test_units_with_frozen_parameters_come_before_backward_needs_them(split):
+    """All that is brought at the last moment is waited for."""
+
+    def on_rank(group):
+        engine = slid(group, {"engine": "slide"}, 0.5, frozen=SPLITS[split])
+        schedule, late = engine._schedule, []
+        begun, brought = schedule.before_backward, schedule.window.admit
+        needed = []
+
+        def before_backward(index):
+            needed.append(schedule.units[index])
+            begun(index)
+            needed.clear()
+
+        def admit(unit):
+            late.extend(each for each in needed if each is unit)
+            return brought(unit)
+
+        schedule.before_backward, schedule.window.admit = before_backward, admit
+        train(engine, 2)
+        assert not late
+        return {}
+
+    run_ranks(1, on_rank)
+
+
+def test_who_changes_what_is_trained_is_told_in_one_line_and_may_change_it_back():
+    def on_rank(group):
+        engine = slid(group, MODES["full-cpu_reduce"], frozen=("wte",))
+        train(engine, 1)
+        parameters = dict(engine.module._model[0].named_parameters())
+        for name in ("transformer.wte.weight", "transformer.h.1.ln_1.bias"):
+            before = parameters[name].requires_grad
+            parameters[name].requires_grad_(not before)
+            with pytest.raises(
+                UserError, match=f"^slide: requires_grad of {name} .* {not before}: "
+            ):
+                train(engine, 1)
+            parameters[name].requires_grad_(before)
+            train(engine, 1)
+        return {}
+
+    run_ranks(1, on_rank)
