@@ -63,13 +63,21 @@ class Slide(Step):
         self._use("backward", 0, self._backward * self._share[0])
         for unit in reversed(self._units):
             self._start_all(self._units[:unit][::-1])
-            self._use("backward", unit, self._backward * self._share[unit])
+            left = self._pass_unit_backward(unit)
             if last or unit not in self._stay:
                 self._there.discard(unit)
             self._start_all(self._units[: unit - 1][::-1])
-            self._leave(unit, first, last)
+            self._land(unit, left, first, last)
         self._stale = last
-        self._leave(0, first, last)
+        self._land(0, self._leave(0), first, last)
+
+    def _pass_unit_backward(self, unit: int) -> str:
+        """Its gradients leave in parts as they come; returns the last departure."""
+        parts, left = self._moves.parts(unit), ""
+        for part in range(parts):
+            self._use("backward", unit, self._backward * self._share[unit] / parts)
+            left = self._leave(unit, part)
+        return left
 
     def _end(self) -> None:
         """The norm, of which all ranks have a part, and what follows it."""
@@ -109,13 +117,17 @@ class Slide(Step):
         after = [self._coming.pop(unit)] if unit in self._coming else []
         self.compute(f"{what} {unit}", seconds, after)
 
-    def _leave(self, unit: int, first: bool, last: bool) -> None:
-        if len(self._leaving) == _LEAVING:
+    def _leave(self, unit: int, part: int = 0) -> str:
+        if part == 0 and len(self._leaving) == _LEAVING:
             self.compute("settle", 0.0, [self._leaving.popleft()])
         self.add(f"collect {unit}", COMPUTE, self._moves.collection(unit))
-        departure = self._moves.departure(unit)
-        left = self.launch(f"leave {unit}", OUT, departure, self._turn(unit))
+        turn = [] if part else self._turn(unit)
+        left = self.launch(f"leave {unit}", OUT, self._moves.departure(unit), turn)
         assert left is not None
+        return left
+
+    def _land(self, unit: int, left: str, first: bool, last: bool) -> None:
+        """When the last part has left."""
         self._leaving.append(left)
         landing = self.awaited(self._moves.landing(unit, first, last))
         self._landed[unit] = self.add(f"land {unit}", UPDATE, landing, [left])

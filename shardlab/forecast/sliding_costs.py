@@ -12,6 +12,8 @@ from shardlab.forecast.costs import Costs
 from shardlab.forecast.schedule import Phase
 from shardlab.forecast.work import Work
 
+PARTS = 4
+"""of a unit, about (`shardlab.engines.slide.departures`)"""
 _FLOAT = DTYPE_BYTES["fp32"]
 _MOMENTS = 2
 
@@ -42,15 +44,19 @@ class Movements:
         own = self._costs.move("copy", nbytes / self._ranks)
         return own, *self._inside.gather(self._elements(unit), self._work.weights)
 
+    def parts(self, unit: int) -> int:
+        """In how many equal ones its gradients leave, where ranks do not reduce them before."""
+        return 1 if unit == 0 or self._reduces else PARTS
+
     def collection(self, unit: int) -> Phases:
-        """Of gradients, on the device, to the vector that leaves."""
-        return (self._costs.collect(self._elements(unit) * self._landed),)
+        """Of a part of the gradients, on the device, to the vector that leaves."""
+        return (self._costs.collect(self._elements(unit) * self._landed / self.parts(unit)),)
 
     def departure(self, unit: int) -> Phases:
-        """From the device."""
+        """Of a part, from the device."""
         nbytes = self._elements(unit) * self._landed
-        if self._work.strategy.grad_sync == "cpu_reduce" or self._ranks == 1:
-            return (self._costs.move("copy", nbytes),)
+        if not self._reduces:
+            return (self._costs.move("copy", nbytes / self.parts(unit)),)
         reduced = self._inside.reduce_scatter(self._elements(unit), self._work.gradients)
         return *reduced, self._costs.move("copy", nbytes / self._ranks)
 
@@ -83,6 +89,11 @@ class Movements:
     def store(self, unit: int) -> Phases:
         """Of moments that are on a disk."""
         return (self._costs.move("store", self._chunk(unit) * _MOMENTS * self._moment),)
+
+    @property
+    def _reduces(self) -> bool:
+        """Whether gradients are reduced on the device."""
+        return self._work.strategy.grad_sync == "gpu_reduce" and self._ranks > 1
 
     @property
     def _gradients(self) -> int:

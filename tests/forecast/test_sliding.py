@@ -16,6 +16,7 @@ from shardlab.forecast.model import cannot_learn, learn_model
 from shardlab.forecast.presets import PRESETS
 from shardlab.forecast.schedule import simulate
 from shardlab.forecast.sliding import Slide
+from shardlab.forecast.sliding_costs import PARTS
 from shardlab.forecast.step import step_seconds, step_tasks
 from shardlab.forecast.work import Compute, Overhead, Work
 from tests.engines.slide.sliding import MODES, batch_of, engine_of
@@ -26,7 +27,7 @@ ALL = sum(UNITS)
 NO_ROOT = (0, *COUNT * [UNIT])
 """a root that neither computes nor moves"""
 DISKS = ({}, {"moments": "disk"})
-LANES = {"bring": "in", "leave": "out", "update": "update"}
+LANES = {"bring": "in", "land": "out", "update": "update"}
 
 
 def work_of(units=UNITS, compute=Compute(0.0, 0.0, 0.0), micro=1, holding=True, **settings) -> Work:  # noqa: B008
@@ -69,10 +70,6 @@ class Noting(ThrottledCopies):
         self.order["in"].append(unit.index)
         return super().start_in(call, unit, *given)
 
-    def start_out(self, call, unit, *given):
-        self.order["out"].append(unit.index)
-        return super().start_out(call, unit, *given)
-
     def copy(self, target, source):
         self.nbytes[threading.current_thread().name.partition("_")[0]] += source.nbytes
         super().copy(target, source)
@@ -89,7 +86,14 @@ def noted(group, document, clip, micro):
             copies.order["update"].append(unit)
         publish(kind, unit, step)
 
+    landed = engine._updates.landed
+
+    def note_landing(unit, *given):
+        copies.order["out"].append(unit.index)
+        landed(unit, *given)
+
     engine._memory.control.publish = note
+    engine._updates.landed = note_landing
     for _ in range(2):
         engine.synchronize()
         for lane in copies.order.values():
@@ -180,9 +184,9 @@ COPY = 4 * UNIT
 
 
 @pytest.mark.parametrize("holding", [True, False])
-def test_copies_out_that_dominate_begin_with_the_last_unit_and_end_the_step(holding):
+def test_copies_out_that_dominate_begin_with_a_part_of_the_last_unit_and_end_the_step(holding):
     found = period(BUSY._replace(holding=holding), Timed(0.0, 1, copy=1 / COPY), "out")
-    assert found == pytest.approx(COUNT * FORWARD + BACKWARD + COUNT)
+    assert found == pytest.approx(COUNT * FORWARD + BACKWARD / PARTS + COUNT)
 
 
 def test_copies_in_that_dominate_follow_each_other_but_for_the_turns():
@@ -234,7 +238,8 @@ def test_a_larger_window_never_makes_a_step_longer(mode):
         for window in (2, 3, 4, 6, 8)
     ]
     assert all(wider <= narrow + 1e-9 for narrow, wider in pairwise(steps))
-    assert steps[-1] < steps[0]
+    # in the other modes as much goes out as comes in, or more, which no window changes
+    assert steps[-1] < steps[0] or mode != "full-gpu_reduce"
 
 
 @pytest.mark.parametrize("holding", [True, False])
