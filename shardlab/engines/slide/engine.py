@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from shardlab.comm.together import together
 from shardlab.core.errors import UserError
 from shardlab.engines.activations.checkpoint import scratch_folder
 from shardlab.engines.base import State, StepOutcome
@@ -82,7 +83,8 @@ class SlideEngine(ModuleEngine):
             if strategy.moments == "disk"
             else moments_in_memory(trained, self._memory)
         )
-        store(model, plans, self.units, landings, setup, self._copies)
+        given = model, plans, self.units, landings, setup, self._copies
+        together(ranks.here, "slide: main memory cannot take the model", lambda: store(*given))
         again = {b for b, mode in checkpointing_modes(model, strategy).items() if mode != "none"}
         module = Sliding(model, plans, self.units, again, ranks)
         super().__init__(module, setup)
