@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,27 @@ def sha256_of_file(path: str | Path) -> str:
         while chunk := handle.read(_CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def checksums(folder: Path, share: slice = slice(None)) -> dict[str, str]:
+    """SHA-256 of the files in a folder, by their paths in it.
+
+    Args:
+        share: which of them in the order of their paths, so that ranks can do it together.
+    """
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())[share]
+    return {str(path.relative_to(folder)): sha256_of_file(path) for path in paths}
+
+
+def damage(
+    folder: Path, expected: Mapping[str, str], share: slice = slice(None)
+) -> Iterator[tuple[str, str]]:
+    """The files that are not what `checksums` said, and whether each is missing or damaged."""
+    for name in sorted(expected)[share]:
+        if not (folder / name).is_file():
+            yield name, "missing"
+        elif sha256_of_file(folder / name) != expected[name]:
+            yield name, "damaged"
 
 
 def sha256_of_value(value: Any) -> str:
