@@ -32,7 +32,7 @@ from shardlab.engines.slide.faults import Faults
 from shardlab.engines.slide.lending import Lent
 from shardlab.engines.slide.model import Sliding
 from shardlab.engines.slide.moments import KINDS, MomentStore
-from shardlab.engines.slide.node import NodeMemory, together
+from shardlab.engines.slide.node import NodeMemory
 from shardlab.engines.slide.ranks import Ranks, ranks_for
 from shardlab.engines.slide.storing import (
     moments_in_memory,
@@ -212,7 +212,7 @@ class SlideEngine(ModuleEngine):
         """Where they are, those of all ranks."""
         self.synchronize()
         with self._faults.surfacing():
-            together(self.ranks.here, self._moments.look)
+            together(self.ranks.here, "slide: moments cannot be read", self._moments.look)
         self._touched = True
 
     def _begin(self, learning_rate: float) -> None:
