@@ -180,6 +180,7 @@ class SlideEngine(ModuleEngine):
             UserError: (on all ranks of the node) the disk does not give them.
         """
         self._show_moments()
+        self._touched = True
         kinds: State = {
             kind: {
                 unit.name: laid_out(unit.vectors[kind][unit.own], unit.count, self.ranks.mesh)
@@ -194,8 +195,9 @@ class SlideEngine(ModuleEngine):
 
         Moments on disk are mapped, see `shards`.
 
-        To be called by all ranks together. Writing to it, on any rank, counts from the next step
-        on, when all ranks have ended it. `step` is each rank's own, by the names of units.
+        To be called by all ranks together. Reading it costs the next step nothing; what is written
+        to it, on any rank, counts after `take_in`. `step` is each rank's own, by the names of
+        units.
         """
         self._show_moments()
         kinds: State = {
@@ -213,7 +215,6 @@ class SlideEngine(ModuleEngine):
         self.synchronize()
         with self._faults.surfacing():
             together(self.ranks.here, "slide: moments cannot be read", self._moments.look)
-        self._touched = True
 
     def _begin(self, learning_rate: float) -> None:
         if self._touched:
@@ -226,9 +227,9 @@ class SlideEngine(ModuleEngine):
         self._updates.scale = 1 / (summed * self._loss_scale.value)
 
     def take_in(self) -> None:
-        """What somebody may have written to `shards()` counts from now on; by all ranks together.
+        """What was written to `in_main_memory` or `shards` counts; by all ranks together.
 
-        A step does so, too, when it begins.
+        A step does so, too, when it begins after `shards`.
         """
         self._touched = False
         self._schedule.forget()
