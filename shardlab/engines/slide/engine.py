@@ -76,6 +76,7 @@ class SlideEngine(ModuleEngine):
         """the root, then the others in the order of their use"""
         self._trained = trained = [unit for unit in self.units if unit.count]
         self._copies = copies_for(device) if copies is None else copies
+        weakref.finalize(self, self._copies.unpin)  # after `_leave`: what is told last goes first
         landings = make_landings(self.units, setup, ranks)
         self._memory = share_memory(self.units, landings, setup, ranks.here)
         self._moments = (
