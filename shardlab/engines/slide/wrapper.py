@@ -133,9 +133,10 @@ class SlideFSDP:
         """
         self._between_steps("save")
         engine, folder = self._engine, saving.folder_of(folder, "SlideFSDP.save")
+        state = engine.in_main_memory()  # first: threads change what ranks hold back until then
         own = engine.rank_state() | {"random": random_state(engine.device)}
-        ours = {"buffer": in_main_memory(self._buffers()), "extra": own.pop("extra")}
-        saving.write(folder, engine.in_main_memory() | ours, own, self._patient)
+        state |= {"buffer": in_main_memory(self._buffers()), "extra": own.pop("extra")}
+        saving.write(folder, state, own, self._patient)
 
     def load(self, folder: str | Path) -> None:
         """Continues from what `save` wrote, with any number of ranks, which all see the folder.
