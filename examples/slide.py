@@ -7,6 +7,7 @@ Main memory holds the model and the optimizer, once for all ranks; the device ho
 """
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -48,10 +49,11 @@ def main() -> None:
 
     folder = Path(tempfile.gettempdir(), f"slide-example-{os.getppid()}")
     sliding.save(folder)  # parameters and optimizer states, for load
-    weights = sliding.state_dict()  # whole, in float32, by the names of the model
     sliding.load(folder)
+    weights = sliding.state_dict()  # of rank 0: whole, in float32, by the names of the model
     if rank == 0:
         print(f"{sum(tensor.numel() for tensor in weights.values()):,} numbers saved in {folder}")
+        shutil.rmtree(folder)  # this is an example
     dist.destroy_process_group()
 
 

@@ -34,9 +34,9 @@ def keep_no_freed_memory() -> None:
     libc.malloc_trim(0)
 
 
-def deep_model():
-    """Sixteen blocks that hold nearly all of its parameters; on the meta device."""
-    config = shape_config(Shape(16, 512, 8), 512, 16, 0)
+def deep_model(layers=16):
+    """Blocks that hold nearly all of its parameters; on the meta device."""
+    config = shape_config(Shape(layers, 512, 8), 512, 16, 0)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
 

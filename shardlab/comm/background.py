@@ -46,7 +46,7 @@ class Background:
         if self._stream is None:
             self._last = Running(self._threads.submit(do))
         else:
-            launched = torch.cuda.current_stream().record_event()
+            launched = torch.cuda.current_stream(self._stream.device).record_event()
             self._last = Running(self._threads.submit(_launch, self._stream, launched, do))
         return self._last
 
@@ -101,7 +101,7 @@ class Running(dist.Work):
         """Returns when the call has ended; raises its error. Collectives have timeouts already."""
         launched = self._future.result()
         if launched is not None:
-            torch.cuda.current_stream().wait_event(launched)
+            torch.cuda.current_stream(launched.device).wait_event(launched)
         return True
 
     def synchronize(self) -> None:

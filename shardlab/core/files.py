@@ -1,16 +1,20 @@
 """Files that are whole or absent: written under a temporary name, flushed to disk, renamed."""
 
+import ctypes
+import errno
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 _CHUNK = 1 << 20
+_HERE, _RENAME_EXCHANGE = -100, 2
+"""AT_FDCWD of fcntl.h and a flag of renameat2(2)"""
 
 
 @contextmanager
@@ -18,6 +22,9 @@ def atomic(path: str | Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its name when the block ends without an error.
 
     The block may write a file or make a folder there; nothing is left behind when it fails.
+
+    Whoever is killed, whenever, leaves the old one or the new one. Only where a file system cannot
+    exchange folders (NFS) there is a moment in which both lie in a hidden folder beside `path`.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -27,10 +34,34 @@ def atomic(path: str | Path) -> Iterator[Path]:
         yield temporary
         flush(temporary)
         if path.is_dir():
-            shutil.rmtree(path)
-        temporary.replace(path)
+            _exchange(temporary, path, holder / "before")
+        else:
+            temporary.replace(path)
     finally:
         shutil.rmtree(holder, ignore_errors=True)
+
+
+def _exchange(new: Path, old: Path, aside: Path) -> None:
+    """Gives a folder the name of an old one, which is then `new` or `aside`."""
+    if not _exchanged(new, old):
+        old.rename(aside)
+        try:
+            new.rename(old)
+        except OSError:
+            aside.rename(old)
+            raise
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Whether two folders have got each other's names, at once: Linux alone can do so."""
+    names = os.fsencode(one.absolute()), os.fsencode(other.absolute())
+    call = ctypes.CDLL(None, use_errno=True).renameat2
+    if call(_HERE, names[0], _HERE, names[1], _RENAME_EXCHANGE) == 0:
+        return True
+    error = ctypes.get_errno()
+    if error in (errno.EINVAL, errno.ENOSYS):  # the file system, or the kernel, cannot
+        return False
+    raise OSError(error, os.strerror(error), str(other))
 
 
 def flush(path: Path) -> None:
@@ -88,6 +119,27 @@ def sha256_of_file(path: str | Path) -> str:
         while chunk := handle.read(_CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def checksums(folder: Path, share: slice = slice(None)) -> dict[str, str]:
+    """SHA-256 of the files in a folder, by their paths in it.
+
+    Args:
+        share: which of them in the order of their paths, so that ranks can do it together.
+    """
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())[share]
+    return {str(path.relative_to(folder)): sha256_of_file(path) for path in paths}
+
+
+def damage(
+    folder: Path, expected: Mapping[str, str], share: slice = slice(None)
+) -> Iterator[tuple[str, str]]:
+    """The files that are not what `checksums` said, and whether each is missing or damaged."""
+    for name in sorted(expected)[share]:
+        if not (folder / name).is_file():
+            yield name, "missing"
+        elif sha256_of_file(folder / name) != expected[name]:
+            yield name, "damaged"
 
 
 def sha256_of_value(value: Any) -> str:

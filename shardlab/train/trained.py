@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.engines.base import Engine
-from shardlab.train.checkpoint.tensors import in_main_memory
+from shardlab.engines.state_files import in_main_memory
 
 _PIECE = 2**20
 """elements"""

@@ -46,6 +46,46 @@ def test_a_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [target]
 
 
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_folder_that_cannot_take_its_place_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool
+) -> None:
+    target = tmp_path / "model"
+    target.mkdir()
+    (target / "old").touch()
+    if not exchanges:
+        monkeypatch.setattr(files, "_RENAME_EXCHANGE", 1 << 20)  # no file system knows this flag
+    with files.atomic(target) as temporary:
+        temporary.mkdir()
+        (temporary / "new").touch()
+    assert [p.name for p in target.iterdir()] == ["new"]
+    with pytest.raises(FileNotFoundError), files.atomic(target):
+        pass  # nothing was made
+    assert [p.name for p in target.iterdir()] == ["new"]
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_sigkill_when_the_old_folder_is_removed_leaves_the_new_one(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    target.mkdir()
+    (target / "old").touch()
+    script = (
+        "import os, shutil, signal, sys\n"
+        "from shardlab.core.files import atomic\n"
+        "remove = shutil.rmtree\n"
+        "def killed(path, **options):\n"
+        "    remove(path, **options)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "shutil.rmtree = killed\n"
+        "with atomic(sys.argv[1]) as temporary:\n"
+        "    temporary.mkdir()\n"
+        "    (temporary / 'new').touch()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, str(target)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert [p.name for p in target.iterdir()] == ["new"]
+
+
 @pytest.mark.parametrize("old", [None, "old"])
 def test_sigkill_in_the_middle_never_shows_half_a_file(tmp_path: Path, old: str | None) -> None:
     target = tmp_path / "result.txt"

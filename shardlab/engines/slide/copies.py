@@ -38,7 +38,10 @@ class Copies(ABC):
         drain_all(self._inward, self._outward)
 
     def pin(self, tensor: Tensor) -> None:  # noqa: B027  (memory of a CPU is always within reach)
-        """Prepares main memory that will be copied from or to."""
+        """Prepares main memory that will be copied from or to; no page of it twice."""
+
+    def unpin(self) -> None:  # noqa: B027
+        """Undoes every `pin`, when nothing is copied any more."""
 
     @abstractmethod
     def copy(self, target: Tensor, source: Tensor) -> None:
@@ -67,7 +70,16 @@ class ThrottledCopies(Copies):
 
 
 class CudaCopies(Copies):
-    """The device is a GPU, whose copy engines work on a stream for each lane."""
+    """The device is a GPU, whose copy engines work on a stream for each lane.
+
+    No test has run this on a GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._device = device
+        self._pinned: list[Tensor] = []
+        """which keep their memory until it is unpinned"""
 
     def copy(self, target: Tensor, source: Tensor) -> None:  # noqa: D102
         target.copy_(source, non_blocking=True)
@@ -76,8 +88,17 @@ class CudaCopies(Copies):
         """In place: `Tensor.pin_memory` would copy, and take a power of two of bytes."""
         if not tensor.nbytes:
             return
-        result = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
+        with torch.cuda.device(self._device):  # another one would get a context for nothing
+            result = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
         torch.cuda.check_error(int(result))
+        self._pinned.append(tensor)
+
+    def unpin(self) -> None:  # noqa: D102
+        with torch.cuda.device(self._device):
+            while self._pinned:
+                result = torch.cuda.cudart().cudaHostUnregister(self._pinned[-1].data_ptr())
+                torch.cuda.check_error(int(result))
+                del self._pinned[-1]
 
 
 def copies_for(device: torch.device) -> Copies:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from shardlab.comm.together import together
 from shardlab.core.errors import UserError
 from shardlab.engines.activations.checkpoint import scratch_folder
 from shardlab.engines.base import State, StepOutcome
@@ -31,7 +32,7 @@ from shardlab.engines.slide.faults import Faults
 from shardlab.engines.slide.lending import Lent
 from shardlab.engines.slide.model import Sliding
 from shardlab.engines.slide.moments import KINDS, MomentStore
-from shardlab.engines.slide.node import NodeMemory, together
+from shardlab.engines.slide.node import NodeMemory
 from shardlab.engines.slide.ranks import Ranks, ranks_for
 from shardlab.engines.slide.storing import (
     moments_in_memory,
@@ -75,6 +76,7 @@ class SlideEngine(ModuleEngine):
         """the root, then the others in the order of their use"""
         self._trained = trained = [unit for unit in self.units if unit.count]
         self._copies = copies_for(device) if copies is None else copies
+        weakref.finalize(self, self._copies.unpin)  # after `_leave`: what is told last goes first
         landings = make_landings(self.units, setup, ranks)
         self._memory = share_memory(self.units, landings, setup, ranks.here)
         self._moments = (
@@ -82,7 +84,8 @@ class SlideEngine(ModuleEngine):
             if strategy.moments == "disk"
             else moments_in_memory(trained, self._memory)
         )
-        store(model, plans, self.units, landings, setup, self._copies)
+        given = model, plans, self.units, landings, setup, self._copies
+        together(ranks.here, "slide: main memory cannot take the model", lambda: store(*given))
         again = {b for b, mode in checkpointing_modes(model, strategy).items() if mode != "none"}
         module = Sliding(model, plans, self.units, again, ranks)
         super().__init__(module, setup)
@@ -178,6 +181,7 @@ class SlideEngine(ModuleEngine):
             UserError: (on all ranks of the node) the disk does not give them.
         """
         self._show_moments()
+        self._touched = True
         kinds: State = {
             kind: {
                 unit.name: laid_out(unit.vectors[kind][unit.own], unit.count, self.ranks.mesh)
@@ -192,8 +196,9 @@ class SlideEngine(ModuleEngine):
 
         Moments on disk are mapped, see `shards`.
 
-        To be called by all ranks together. Writing to it, on any rank, counts from the next step
-        on, when all ranks have ended it. `step` is each rank's own, by the names of units.
+        To be called by all ranks together. Reading it costs the next step nothing; what is written
+        to it, on any rank, counts after `take_in`. `step` is each rank's own, by the names of
+        units.
         """
         self._show_moments()
         kinds: State = {
@@ -210,8 +215,7 @@ class SlideEngine(ModuleEngine):
         """Where they are, those of all ranks."""
         self.synchronize()
         with self._faults.surfacing():
-            together(self.ranks.here, self._moments.look)
-        self._touched = True
+            together(self.ranks.here, "slide: moments cannot be read", self._moments.look)
 
     def _begin(self, learning_rate: float) -> None:
         if self._touched:
@@ -224,9 +228,9 @@ class SlideEngine(ModuleEngine):
         self._updates.scale = 1 / (summed * self._loss_scale.value)
 
     def take_in(self) -> None:
-        """What somebody may have written to `shards()` counts from now on; by all ranks together.
+        """What was written to `in_main_memory` or `shards` counts; by all ranks together.
 
-        A step does so, too, when it begins.
+        A step does so, too, when it begins after `shards`.
         """
         self._touched = False
         self._schedule.forget()

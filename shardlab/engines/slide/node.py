@@ -4,20 +4,19 @@ import hashlib
 import mmap
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import accumulate
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from shardlab.comm.gather import gather_values
+from shardlab.comm.together import together
 from shardlab.core.errors import UserError
 from shardlab.core.host import free_memory_bytes
 from shardlab.engines.slide.control import Control, control_bytes
+from shardlab.engines.slide.regions import Regions, places_of
 
 _PAGE = mmap.PAGESIZE
 _GIB = 1 << 30
@@ -26,11 +25,10 @@ _VERSION = 1
 """of what `Control` and `_places` make of the memory"""
 _CONTROL = ""
 """the place of `Control`"""
+_FAILED = "slide: the ranks of a node cannot share main memory"
 
-_Value = TypeVar("_Value")
 
-
-class NodeMemory:
+class NodeMemory(Regions):
     """Regions of main memory that all ranks of a node see, and their `control`.
 
     It has no name: the kernel frees it with the last process, however that ends, and with the last
@@ -44,7 +42,7 @@ class NodeMemory:
     control: Control
 
     def __init__(self, mapped: mmap.mmap, places: Mapping[str, range], control: Control) -> None:
-        self._mapped, self._places = mapped, places
+        super().__init__(mapped, places)
         self.control = control
 
     @classmethod
@@ -76,28 +74,13 @@ class NodeMemory:
         with ExitStack() as files:
             file = _share(group, total, beside, purpose, files)
             parts = [_part(place, rank, world_size) for place in places.values()]
-            mapped = together(group, lambda: _map(file, total, parts))
-        control = Control(
-            mapped,
-            places.pop(_CONTROL).start,
-            rank,
-            gather_values(os.getpid(), group),
-            dist.get_process_group_ranks(group),
-            steps,
-            units,
-            timeout_s,
-        )
-        dist.barrier(group)  # all were alive when `control` took hold of them
+            mapped = together(group, _FAILED, lambda: _map(file, total, parts))
+        first, pids = places.pop(_CONTROL).start, gather_values(os.getpid(), group)
+        names = dist.get_process_group_ranks(group)
+        given = mapped, first, rank, pids, names, steps, units, timeout_s
+        # all are alive while `control` takes hold of them
+        control = together(group, _FAILED, lambda: Control(*given))
         return cls(mapped, places, control)
-
-    def tensor(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-        """The region, as far as the shape needs it: a view, which keeps the memory."""
-        place, count = self._places[name], torch.Size(shape).numel()
-        assert count * dtype.itemsize <= len(place), f"{name}: {len(place)} bytes"
-        if not count:
-            return torch.empty(*shape, dtype=dtype)
-        flat = torch.frombuffer(self._mapped, dtype=dtype, count=count, offset=place.start)
-        return flat.view(*shape)
 
     def close(self) -> None:
         """Leaves the others; tensors stay as they are."""
@@ -108,10 +91,7 @@ class NodeMemory:
 def _places(world_size: int, layout: Mapping[str, int], kinds: int, units: int) -> dict[str, range]:
     """Where each region is, at whole pages; the header and `Control` are first."""
     sizes = {_CONTROL: control_bytes(world_size, kinds, units), **layout}
-    starts = accumulate(map(_whole_pages, sizes.values()), initial=_PAGE)
-    return {
-        name: range(start, start + sizes[name]) for name, start in zip(sizes, starts, strict=False)
-    }
+    return places_of(sizes, _whole_pages, _PAGE)
 
 
 def _whole_pages(size: int) -> int:
@@ -130,14 +110,14 @@ def _share(
 ) -> int:
     """A descriptor of one new file on all ranks, for `files` to close."""
     leads = dist.get_rank(group) == 0
-    made = together(group, lambda: _new_file(total, beside, files) if leads else -1)
+    made = together(group, _FAILED, lambda: _new_file(total, beside, files) if leads else -1)
     session = secrets.token_hex(16)
     pid, number, session = gather_values([os.getpid(), made, session], group)[0]
     header = hashlib.blake2b(f"{session} {_VERSION} {purpose}".encode()).digest()
-    if leads:
-        os.pwrite(made, header, 0)
-    dist.barrier(group)
-    return together(group, lambda: made if leads else _open_file(pid, number, header, files))
+    together(group, _FAILED, lambda: os.pwrite(made, header, 0) if leads else None)
+    return together(
+        group, _FAILED, lambda: made if leads else _open_file(pid, number, header, files)
+    )
 
 
 def _new_file(total: int, beside: int, files: ExitStack) -> int:
@@ -199,17 +179,3 @@ def _too_little(total: int, why: str) -> UserError:
         f"slide: the ranks of a node share {total / _GIB:.2f} GiB of main memory, and {why}: "
         "take a smaller model, states of fewer bits or more nodes"
     )
-
-
-def together(group: dist.ProcessGroup, call: Callable[[], _Value]) -> _Value:
-    """What the call returns, unless it is a mistake of the user on any rank: then so on all."""
-    values, wrong = [], ""
-    try:
-        values.append(call())
-    except UserError as error:
-        wrong = str(error)
-    for told in gather_values(wrong, group):
-        if told:
-            values.clear()  # a traceback would keep it
-            raise UserError(told)
-    return values[0]

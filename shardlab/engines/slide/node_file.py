@@ -3,8 +3,7 @@
 import fcntl
 import mmap
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -13,17 +12,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.comm.gather import gather_values
+from shardlab.comm.together import together
 from shardlab.core.errors import UserError
 from shardlab.engines.activations.media import BLOCK, blocks, whole_blocks
 from shardlab.engines.activations.nameless import NamelessFile
-from shardlab.engines.slide.node import together
+from shardlab.engines.slide.regions import Regions, places_of
 
 _CPU = torch.device("cpu")
 _AT_ONCE = 1 << 20
 """bytes that are looked at"""
 
 
-class NodeFile:
+class NodeFile(Regions):
     """Regions of a file that all ranks of a node see; the kernel frees it with the last process.
 
     A rank reads and writes its own `part` of a region past the page cache. Whole regions are seen
@@ -33,10 +33,10 @@ class NodeFile:
     """
 
     def __init__(self, direct: NamelessFile, cached: NamelessFile, places: Mapping[str, range]):
-        self._direct, self._cached, self._places = direct, cached, places
+        self._direct, self._cached = direct, cached
         total = max(place.stop for place in places.values())
         try:
-            self._mapped = mmap.mmap(cached.descriptor, total)
+            super().__init__(mmap.mmap(cached.descriptor, total), places)
         except OSError as error:
             raise UserError(
                 f"{cached.folder}: its files cannot be mapped ({error.strerror}): name another "
@@ -55,30 +55,19 @@ class NodeFile:
         Raises:
             UserError: (on all ranks) nothing can be written there, or not that much.
         """
-        starts = accumulate(map(whole_blocks, layout.values()), initial=0)
-        places = {
-            name: range(start, start + size)
-            for (name, size), start in zip(layout.items(), starts, strict=False)
-        }
-        leads = dist.get_rank(group) == 0
-        made = together(group, lambda: _new(folder, places) if leads else None)
+        places = places_of(layout, whole_blocks)
+        leads, failed = dist.get_rank(group) == 0, f"{folder}: its files cannot be shared"
+        made = together(group, failed, lambda: _new(folder, places) if leads else None)
         mine = None if made is None else _as_told(made)
         path, flags, told = gather_values(mine, group)[0]
 
         def opened(flags: int) -> NamelessFile:
             return NamelessFile(Path(told), os.open(path, os.O_RDWR | os.O_CLOEXEC | flags))
 
-        file = together(group, lambda: cls(opened(flags), opened(0), places))
+        file = together(group, failed, lambda: cls(opened(flags), opened(0), places))
         if made is not None:
             made.close()  # all have opened it
         return file
-
-    def tensor(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-        """The region, as far as the shape needs it: a view of the file, which keeps it."""
-        place, count = self._places[name], torch.Size(shape).numel()
-        assert 0 < count * dtype.itemsize <= len(place), f"{name}: {len(place)} bytes"
-        flat = torch.frombuffer(self._mapped, dtype=dtype, count=count, offset=place.start)
-        return flat.view(*shape)
 
     def part(self, name: str, start: int, size: int) -> "FilePart":
         """So many bytes of a region, of which no other part has any."""

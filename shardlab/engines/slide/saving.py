@@ -1,143 +1,204 @@
 """What `SlideFSDP` saves: a folder that all ranks write and read together.
 
-slide.safetensors                   parameters, frozen ones and optimizer states by the names of the
-                                    model
-communication-00000.safetensors     of each rank, where codecs have a state: residuals and counters
+slide.json                 how many ranks wrote it, and the checksum of every other file
+slide.safetensors          parameters, frozen ones, optimizer states and buffers by the names of the
+                           model
+rank-00000.safetensors     of each rank: its random states; residuals and counters of codecs
 """
 
-from collections.abc import Container, Iterator
-from contextlib import ExitStack, contextmanager
+import os
+from collections.abc import Container
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from shardlab.comm.gather import gather_values
 from shardlab.comm.handle import RESIDUALS, merge_states
+from shardlab.comm.together import together
+from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
-from shardlab.core.files import atomic
+from shardlab.core.files import atomic, checksums, damage, read_json, write_json
 from shardlab.engines.base import State
 from shardlab.engines.slide.unit import FROZEN
+from shardlab.engines.state_files import load_state, save_state
 
-_FILE = "slide.safetensors"
-_OF_RANKS = "communication-*.safetensors"
+_ABOUT, _FILE, _OF_RANKS = "slide.json", "slide.safetensors", "rank-*.safetensors"
+_EXTRA = "extra"
 _OTHER = {"parameter": FROZEN, FROZEN: "parameter"}
+_BEGIN_ANEW = f"remove {_OF_RANKS} from the folder to begin without what was held back"
 
 
-@contextmanager
-def together(group: dist.ProcessGroup, failed: str) -> Iterator[None]:
-    """Ends when the block has ended on all ranks; with an error on all if it has one on any.
+class About(Document):
+    """slide.json, the last file that is written."""
 
-    Args:
-        group: of all ranks, on gloo.
-        failed: what the error begins with.
+    ranks: int
+    files: dict[str, str]
+    """SHA-256 of the others, by their names"""
+
+
+def folder_of(given: Any, call: str) -> Path:
+    """The folder that a user names.
 
     Raises:
-        UserError: tells the error of the first rank that has one.
+        UserError: it is none.
     """
-    mine: Exception | None = None
-    try:
-        yield
-    except Exception as error:
-        mine = error
-    account = None if mine is None else " ".join(str(mine).split()) or type(mine).__name__
-    for rank, told in enumerate(gather_values(account, group)):
-        if told is not None:
-            raise UserError(f"{failed} (rank {rank}: {told})") from mine
+    if not isinstance(given, str | os.PathLike):
+        raise UserError(f"{call}: name a folder, not {given!r}")
+    return Path(given)
 
 
-def write(folder: Path, state: State, of_rank: State, group: dist.ProcessGroup) -> None:
-    """Makes the folder, whole or not at all.
+def write(folder: Path, state: State, own: State, group: dist.ProcessGroup) -> None:
+    """Makes the folder, or replaces one that was made so; whole or not at all.
 
     Args:
         state: by kind and name, written by rank 0.
-        of_rank: `Engine.rank_state()` of each rank.
+        own: by kind and name, of this rank alone.
 
     Raises:
-        UserError: a rank cannot write; on all ranks.
+        UserError: there is something else, or a rank cannot write; on all ranks.
     """
     failed = f"{folder}: cannot be written: it needs room, and all ranks have to see it"
-    rank, place = dist.get_rank(group), folder
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     with ExitStack() as finishing:
-        with together(group, failed):
+
+        def begin() -> str | None:
+            if rank > 0:
+                return None
+            _check_place(folder)
+            made = finishing.enter_context(atomic(folder.resolve()))
+            made.mkdir()
+            return str(made)
+
+        def fill() -> None:
+            save_state(place / _file_of(rank), own)
             if rank == 0:
-                place = finishing.enter_context(atomic(folder))
-                place.mkdir()
-        place = Path(gather_values(str(place.absolute()), group)[0])
-        with together(group, failed):
-            if of_rank["communication"]:
-                save_file(of_rank["communication"], place / _OF_RANKS.replace("*", f"{rank:05d}"))
+                save_state(place / _FILE, state)
+
+        def finish() -> None:
             if rank == 0:
-                save_file({**_flat(state), **of_rank["extra"]}, place / _FILE)
-        with together(group, failed):
+                write_json(place / _ABOUT, About(ranks=world_size, files=files).model_dump())
             finishing.close()
 
+        place = Path(gather_values(together(group, failed, begin), group)[0])
+        together(group, failed, fill)
+        share = slice(rank, None, world_size)
+        each = gather_values(together(group, failed, lambda: checksums(place, share)), group)
+        files = {name: checksum for part in each for name, checksum in part.items()}
+        together(group, failed, finish)
 
-def check(folder: Path, state: State) -> None:
-    """Looks whether the folder has all of a model, without reading it.
+
+def _check_place(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: it is a file: name a folder")
+    if Path.cwd().is_relative_to(folder.resolve()):
+        raise UserError(f"{folder}: the working directory cannot be replaced: name one below it")
+    for path in sorted(folder.glob("*")):
+        if path.name not in (_ABOUT, _FILE) and not path.match(_OF_RANKS):
+            raise UserError(
+                f"{folder}: it holds {path.name}, which save has not written and would remove: "
+                "name another folder"
+            )
+
+
+def check(folder: Path, state: State, rank: int, world_size: int) -> int:
+    """Looks whether the folder has all of a model; each rank compares a part of the checksums.
+
+    Returns:
+        of how many ranks it has `of_rank`.
 
     Raises:
-        OSError, SafetensorError: it is not there or damaged.
-        UserError: it is of another model, or other parameters of it are frozen.
+        OSError, SafetensorError: it cannot be read.
+        UserError: it is not there, damaged or of another model, or other parameters of it are
+            frozen.
     """
+    about = _about(folder)
+    _check_model(folder, state)
+    files, ranks = about.files, about.ranks
+    if not any(folder.glob(_OF_RANKS)):
+        files, ranks = {_FILE: files[_FILE]}, 0
+    for name, what in damage(folder, files, slice(rank, None, world_size)):
+        mend = "" if name == _FILE else f", or {_BEGIN_ANEW}"
+        raise UserError(f"{folder / name}: {what}: load another folder{mend}")
+    return ranks
+
+
+def of_rank(folder: Path, ranks: int, rank: int, world_size: int, error_feedback: bool) -> State:
+    """What this rank alone goes on with; put together where there were other ranks.
+
+    Args:
+        ranks: of which the folder has it.
+
+    Raises:
+        UserError: it serves the same ranks alone, or error feedback alone.
+    """
+    if ranks == world_size:
+        state = load_state(folder / _file_of(rank))
+    elif ranks:
+        kept = [load_state(folder / _file_of(each)) for each in range(ranks)]
+        try:
+            states = [each.get("communication", {}) for each in kept]
+            state = {"communication": merge_states(states, world_size, rank)}
+        except UserError as error:
+            raise UserError(f"{folder}: {error}; or {_BEGIN_ANEW}") from error
+    else:
+        state = {}
+    communication = state.get("communication", {})
+    if not error_feedback and any(name.startswith(RESIDUALS) for name in communication):
+        raise UserError(f"{folder}: it holds residuals: set error_feedback=True, or {_BEGIN_ANEW}")
+    return state
+
+
+def fill(folder: Path, state: State) -> dict[str, Tensor]:
+    """Reads into tensors by kind and name, and returns what is `extra`."""
+    with safe_open(folder / _FILE, "pt") as file:
+        for name, tensor in _flat(state).items():
+            tensor.copy_(file.get_tensor(name))
+        extra = [name for name in file.keys() if name.startswith(f"{_EXTRA}.")]  # noqa: SIM118
+        return {name.removeprefix(f"{_EXTRA}."): file.get_tensor(name) for name in extra}
+
+
+def _about(folder: Path) -> About:
+    path = folder / _ABOUT
+    if not path.is_file():
+        raise UserError(f"{path}: there is none: name a folder of SlideFSDP.save that ranks see")
+    try:
+        return validate(About, read_json(path), _ABOUT)
+    except ValueError as error:
+        raise UserError(f"{path}: damaged ({error}): load another folder") from None
+
+
+def _check_model(folder: Path, state: State) -> None:
     with safe_open(folder / _FILE, "pt") as file:
         known = set(file.keys())
         for name, tensor in _flat(state).items():
-            _check_split(name, known)
+            _check_split(folder, name, known)
             shape = file.get_slice(name).get_shape() if name in known else None
             if shape != [*tensor.shape]:
                 raise UserError(
-                    f"of another model: {name} has the shape {shape}, in this one {[*tensor.shape]}"
+                    f"{folder}: of another model: {name} has the shape {shape}, in this one "
+                    f"{[*tensor.shape]}"
                 )
 
 
-def _check_split(name: str, known: Container[str]) -> None:
+def _check_split(folder: Path, name: str, known: Container[str]) -> None:
     """The moments of a parameter that was frozen do not exist, and others would be lost."""
     kind, _, parameter = name.partition(".")
     if f"{_OTHER.get(kind)}.{parameter}" in known:
         trained = kind == FROZEN
         raise UserError(
-            f"{parameter} was {'trained' if trained else 'frozen'}: set its requires_grad to "
-            f"{trained} before SlideFSDP takes the model, or begin anew with what state_dict() gave"
+            f"{folder}: {parameter} was {'trained' if trained else 'frozen'}: set its "
+            f"requires_grad to {trained} before SlideFSDP takes the model, or begin anew with what "
+            "state_dict() gave"
         )
 
 
-def fill(folder: Path, state: State) -> dict[str, Tensor]:
-    """Reads into tensors by kind and name, and returns what there is besides by name alone."""
-    with safe_open(folder / _FILE, "pt") as file:
-        for name, tensor in _flat(state).items():
-            tensor.copy_(file.get_tensor(name))
-        return {name: file.get_tensor(name) for name in file.keys() if "." not in name}  # noqa: SIM118
-
-
-def communication(
-    folder: Path, world_size: int, rank: int, error_feedback: bool
-) -> dict[str, Tensor]:
-    """What this rank's codecs go on with; put together where there were other ranks.
-
-    Raises:
-        UserError: it serves the same ranks alone, or error feedback alone.
-    """
-    paths = sorted(folder.glob(_OF_RANKS))
-    begin_anew = f"remove {_OF_RANKS} from the folder to begin without what was held back"
-    if len(paths) == world_size:
-        state = _load(paths[rank])
-    else:
-        try:
-            state = merge_states([_load(p) for p in paths], world_size, rank) if paths else {}
-        except UserError as error:
-            raise UserError(f"{error}; or {begin_anew}") from error
-    if not error_feedback and any(name.startswith(RESIDUALS) for name in state):
-        raise UserError(f"it holds residuals: set error_feedback=True, or {begin_anew}")
-    return state
+def _file_of(rank: int) -> str:
+    return _OF_RANKS.replace("*", f"{rank:05d}")
 
 
 def _flat(state: State) -> dict[str, Tensor]:
     return {f"{kind}.{name}": t for kind, named in state.items() for name, t in named.items()}
-
-
-def _load(path: Path) -> dict[str, Tensor]:
-    # as they lie in the file, tensors may begin at odd addresses
-    return {name: tensor.clone() for name, tensor in load_file(path).items()}

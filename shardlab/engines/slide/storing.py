@@ -104,12 +104,13 @@ def store(
         units: the root, then those of `plans`.
     """
     root, *others = units
+    whole = setup.strategy.param_transfer == "full"
     modules = [*(plan.modules for plan in plans), (model,)]
     for unit, of_unit in zip((*others, root), modules, strict=True):
         for module in of_unit:
             setup.fill(module)
         unit.store()
         unit.hide(setup.device)
-        copies.pin(unit.source)
+        copies.pin(unit.source if whole else unit.own_source)
     for vector in landings.own():
         copies.pin(vector)

@@ -172,6 +172,12 @@ class SlidUnit:
             self.vectors["mirror"][self.own].copy_(self.vectors["parameter"][self.own])
 
     @property
+    def own_source(self) -> Tensor:
+        """This rank's chunk of what goes to the device: of the trained part, and of both."""
+        end = (self._rank + 1) * (self.whole // self._world_size)
+        return self.source[self.first : end]
+
+    @property
     def slot(self) -> Tensor:
         """Where this rank's gradients stay."""
         return own_of(self.slots, self._rank)

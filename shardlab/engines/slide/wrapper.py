@@ -12,21 +12,29 @@ from transformers import PreTrainedModel
 
 from shardlab.comm.device import device_of
 from shardlab.comm.names import parameter_names
+from shardlab.comm.together import together
 from shardlab.core.errors import UserError
 from shardlab.engines.base import State
 from shardlab.engines.build import build_engine
+from shardlab.engines.random_state import random_state, set_random_state
 from shardlab.engines.slide import saving
 from shardlab.engines.slide.config import SlideConfig
 from shardlab.engines.slide.engine import SlideEngine
 from shardlab.engines.slide.groups import twin
+from shardlab.engines.slide.state_dicts import refuse_state_dicts
 from shardlab.engines.slide.unit import FROZEN
+from shardlab.engines.state_files import in_main_memory
 
 
 class SlideFSDP:
     """Trains a model that does not fit the device: main memory holds it, the device a window of it.
 
     All ranks of the default process group call the same methods in the same order, each with its
-    own samples; those of one machine share its memory. Without a process group a rank is alone.
+    own samples; those of one machine share its memory. Without a default process group a rank is
+    alone and makes one, which stays: `torch.distributed.destroy_process_group` ends it when the
+    model has trained, before another one is initialised.
+
+    Its way over a GPU has not been run yet; all tests are on CPUs.
 
     Parameters whose `requires_grad` is False stay as they are: main memory holds them once, in
     `param_dtype`, to which they are rounded at the start, without moments or gradients. Which ones
@@ -58,9 +66,11 @@ class SlideFSDP:
         self._patient = twin(self._group, timedelta(minutes=30))
         self._check(model)
         self._names = parameter_names(model).values()
-        self._buffers = [name for name, _ in model.named_buffers() if name in model.state_dict()]
+        buffers = dict(model.named_buffers(remove_duplicate=False))
+        self._persistent = [name for name in model.state_dict() if name in buffers]
         self._model = model
         self._engine = self._build(model)
+        refuse_state_dicts(model)
         self.ledger = self._engine.ledger
         """what moved between ranks, see `shardlab.attach`"""
         self.module = self._engine.module
@@ -100,57 +110,76 @@ class SlideFSDP:
         self._engine.synchronize()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of the parameters in float32 and of the buffers, by the names of the model."""
+        """Copies of the parameters in float32 and of the buffers, by the names of the model.
+
+        All of it on rank 0, nothing on the others, as torch's `StateDictOptions` has it with
+        `full_state_dict` and `cpu_offload`; to be called by all ranks together.
+        """
         state = self._engine.in_main_memory()
+        if dist.get_rank(self._group) > 0:
+            return {}
         own = state["parameter"] | state[FROZEN]
         whole = {n: own[n].to(torch.float32, copy=True) for n, *_ in self._names}
         tied = {other: whole[names[0]] for names in self._names for other in names[1:]}
-        buffers = {
-            name: self._model.get_buffer(name).to("cpu", copy=True) for name in self._buffers
-        }
-        return {**whole, **tied, **buffers}
+        return {**whole, **tied, **in_main_memory(self._buffers())}
 
     def save(self, folder: str | Path) -> None:
         """Writes all that `load` continues from, between steps; whole or not at all.
 
+        Buffers are those of rank 0. It replaces a folder that it has written, and no other.
+
         Raises:
-            UserError: a rank cannot write; on all ranks.
+            UserError: something else is there, or a rank cannot write; on all ranks.
         """
         self._between_steps("save")
-        state = self._engine.in_main_memory()
-        saving.write(Path(folder), state, self._engine.rank_state(), self._patient)
+        engine, folder = self._engine, saving.folder_of(folder, "SlideFSDP.save")
+        state = engine.in_main_memory()  # first: threads change what ranks hold back until then
+        own = engine.rank_state() | {"random": random_state(engine.device)}
+        state |= {"buffer": in_main_memory(self._buffers()), "extra": own.pop("extra")}
+        saving.write(folder, state, own, self._patient)
 
     def load(self, folder: str | Path) -> None:
         """Continues from what `save` wrote, with any number of ranks, which all see the folder.
 
-        What codecs held back goes to the new ranks, as `shardlab.merge_states` does it.
+        With the same number torch's random states of each rank are continued, too. Else what codecs
+        held back goes to the new ranks, as `shardlab.merge_states` does it.
 
         Raises:
-            UserError: there is none, that of another model or of one with other frozen parameters,
-                or a rank cannot read; on all ranks.
+            UserError: there is none, it is damaged, of another model or of one with other frozen
+                parameters, or a rank cannot read; on all ranks.
         """
         self._between_steps("load")
-        folder, group = Path(folder), self._patient
+        folder, group = saving.folder_of(folder, "SlideFSDP.load"), self._patient
         failed = f"{folder}: cannot be loaded"
-        state, before = self._engine.in_main_memory(), self._engine.rank_state()
-        rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+        state = self._engine.in_main_memory() | {"buffer": self._buffers()}
+        ranks = dist.get_rank(group), dist.get_world_size(group)
+        feedback = self.config.error_feedback
+
+        saved_by = together(group, failed, lambda: saving.check(folder, state, *ranks))
+        told = together(group, failed, lambda: saving.of_rank(folder, saved_by, *ranks, feedback))
         # nobody writes to memory before all ranks have found theirs
-        with saving.together(group, failed):
-            saving.check(folder, state)
-            told = saving.communication(folder, world_size, rank, self.config.error_feedback)
-        with saving.together(group, failed):
-            extra = saving.fill(folder, self._own_share(state)) or before["extra"]
-            self._engine.load_rank_state({"communication": told, "extra": extra})
+        together(group, failed, lambda: self._take(folder, state, told))
         self._engine.take_in()
 
+    def _take(self, folder: Path, state: State, told: State) -> None:
+        extra = saving.fill(folder, self._own_share(state)) or self._engine.rank_state()["extra"]
+        communication = told.get("communication", {})
+        self._engine.load_rank_state({"communication": communication, "extra": extra})
+        if "random" in told:
+            set_random_state(told["random"], self._engine.device)
+
+    def _buffers(self) -> dict[str, Tensor]:
+        """Those that a state dict has."""
+        return {name: self._model.get_buffer(name) for name in self._persistent}
+
     def _own_share(self, state: State) -> State:
-        """What this rank reads of what the ranks of its node share; its steps are its own."""
+        """What this rank reads of what the ranks of its node share, and all that is its own."""
         rank, world_size = self._engine.ranks.rank, self._engine.ranks.world_size
         return {
             kind: {
                 name: tensor
                 for number, (name, tensor) in enumerate(named.items())
-                if kind == "step" or number % world_size == rank
+                if kind in ("step", "buffer") or number % world_size == rank
             }
             for kind, named in state.items()
         }

@@ -13,19 +13,15 @@ from torch.distributed.checkpoint.api import CheckpointException
 from shardlab.comm.background import Background
 from shardlab.comm.gather import gather_values
 from shardlab.core.errors import UserError
-from shardlab.core.files import sha256_of_file
+from shardlab.core.files import checksums
 from shardlab.core.params import Checkpoint
 from shardlab.core.progress import say
 from shardlab.engines.base import Engine
+from shardlab.engines.random_state import random_state, set_random_state
 from shardlab.train.checkpoint import full, sharded
 from shardlab.train.checkpoint.folder import Folder
 from shardlab.train.checkpoint.manifest import Manifest, read_manifest
-from shardlab.train.checkpoint.rank_file import (
-    OfRank,
-    merged_state,
-    random_state,
-    set_random_state,
-)
+from shardlab.train.checkpoint.rank_file import OfRank, merged_state
 from shardlab.train.loop import Loop, StepEvent
 from shardlab.train.plan import RunPlan
 
@@ -155,8 +151,7 @@ class Checkpoints:
 
     def _checksums(self, folder: Path) -> dict[str, str]:
         """Of all files, each read by one rank."""
-        paths = sorted(path for path in folder.rglob("*") if path.is_file())[self._share]
-        own = {str(path.relative_to(folder)): sha256_of_file(path) for path in paths}
+        own = checksums(folder, self._share)
         return {name: d for each in gather_values(own, self._group) for name, d in each.items()}
 
     @cached_property

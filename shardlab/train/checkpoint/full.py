@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from shardlab.engines.base import Engine, State
-from shardlab.train.checkpoint.tensors import in_main_memory, save_state, save_tensors
+from shardlab.engines.state_files import in_main_memory, save_state, save_tensors
 
 _MODEL, _OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 

@@ -8,7 +8,7 @@ import torch
 
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
-from shardlab.core.files import read_json, sha256_of_file, write_json
+from shardlab.core.files import damage, read_json, sha256_of_file, write_json
 from shardlab.core.host import git_revision
 from shardlab.core.params import Model, Train
 from shardlab.core.strategy import Strategy
@@ -95,11 +95,8 @@ class Manifest(Document):
         Raises:
             UserError: one is missing or damaged.
         """
-        for name in sorted(self.files)[share]:
-            if not (path / name).is_file():
-                raise _damaged(path, name, "missing")
-            if sha256_of_file(path / name) != self.files[name]:
-                raise _damaged(path, name, "damaged")
+        for name, what in damage(path, self.files, share):
+            raise _damaged(path, name, what)
 
     def _meaning(self) -> dict[str, Any]:
         """What makes a run this one, by dotted keys."""

@@ -5,13 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from shardlab.comm.handle import merge_states
 from shardlab.core.files import read_json, write_json
 from shardlab.engines.base import State
-from shardlab.train.checkpoint.tensors import load_state, save_state
+from shardlab.engines.state_files import load_state, save_state
 from shardlab.train.summary import mean_ledger, merge_events
 
 
@@ -58,21 +55,6 @@ def merged_state(ranks: Sequence[OfRank], world_size: int, rank: int) -> State:
     states = [each.state["communication"] for each in ranks]
     communication = merge_states(states, world_size, rank)
     return {"communication": communication, "extra": ranks[0].state["extra"]}
-
-
-def random_state() -> dict[str, Tensor]:
-    """Of torch's generators in this process."""
-    state = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
-
-
-def set_random_state(state: dict[str, Tensor]) -> None:
-    """Continues from `random_state()`."""
-    torch.set_rng_state(state["cpu"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
 
 
 def _paths(folder: Path, rank: int) -> tuple[Path, Path]:

@@ -192,6 +192,21 @@ def test_memory_that_one_rank_cannot_have_is_told_to_all(change, told):
     assert f"main memory, and {told}: take" in refused(2, {"all": 64 << 20}, change)
 
 
+def test_a_rank_that_cannot_watch_the_others_is_told_to_all():
+    def function(group):
+        if dist.get_rank(group) == 1:
+            free = [os.dup(0) for _ in range(3)]
+            for number in free:
+                os.close(number)
+            # two are left, for the mapping and one of two other ranks
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free[2], free[2]))
+        create(group)
+
+    line, *others = outcomes(3, function)
+    assert others == [line] * 2
+    assert line.endswith("cannot share main memory (rank 1: [Errno 24] Too many open files)")
+
+
 def test_ranks_with_unequal_layouts_are_refused():
     def function(group):
         create(group, LAYOUT | {"moments": 8 + dist.get_rank(group)})

@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
 from ranks import run_ranks
 from test_slide_fsdp import model_of, tokens_of, trained
 from torch import nn
@@ -70,6 +71,8 @@ def test_adapters_train_as_in_a_loop_by_hand(world_size, clip, family):
             sliding = slid(adapted(family), clip=clip, **config)
             trained(sliding, 0, STEPS)
             state = sliding.state_dict()
+            if dist.get_rank() > 0:
+                continue
             if clip is None:
                 assert not differing(state, expected)
             else:  # whose norm is summed in float32
@@ -108,11 +111,12 @@ def test_evaluation_and_text_see_adapters_as_they_are_and_change_nothing():
         sliding, found = slid(model), []
         for step in range(STEPS):
             found += trained(sliding, step, step + 1)
-            plain = adapted().eval()
-            plain.load_state_dict(sliding.state_dict())
+            state, plain = sliding.state_dict(), adapted().eval()
             mask = torch.ones_like(prompt)
             text = model.eval().generate(prompt, attention_mask=mask, **options)
-            assert torch.equal(text, plain.generate(prompt, attention_mask=mask, **options))
+            if dist.get_rank() == 0:
+                plain.load_state_dict(state)
+                assert torch.equal(text, plain.generate(prompt, attention_mask=mask, **options))
             model.train()
         assert found == straight
         return {}

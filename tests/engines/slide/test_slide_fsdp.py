@@ -53,6 +53,9 @@ def test_it_trains_as_a_loop_by_hand_does(family):
             output = sliding({"input_ids": tokens, "labels": tokens})
             assert output.loss.isfinite() and sliding.gradient_norm > 0
         state = sliding.state_dict()
+        if dist.get_rank() > 0:
+            assert state == {}
+            return {}
         assert state.keys() == expected.state_dict().keys()
         model_of(family, seed=1).load_state_dict(state)
         for name, value in expected.state_dict().items():
@@ -103,9 +106,8 @@ def test_any_number_of_ranks_loads(tmp_path):
         sliding.load(tmp_path / "saved")
         return sliding.state_dict()
 
-    saved = run_ranks(3, save)[0]
-    for found in run_ranks(2, load):
-        assert all(torch.equal(found[name], value) for name, value in saved.items())
+    saved, found = run_ranks(3, save)[0], run_ranks(2, load)[0]
+    assert all(torch.equal(found[name], value) for name, value in saved.items())
 
 
 def test_mistakes_are_told_in_one_line(tmp_path):

@@ -56,7 +56,7 @@ def test_what_codecs_keep_is_continued_bit_for_bit_and_without_it_is_not(tmp_pat
         assert trained(other, 3, 7) == expected
         assert other.ledger.summary()["gradients"]["compression_ratio"] > 2
         if dist.get_rank() == 0:
-            for path in (tmp_path / "saved").glob("communication-*"):
+            for path in (tmp_path / "saved").glob("rank-*"):
                 path.unlink()
         dist.barrier()
         fresh = slid(seed=5, **CODECS[codecs])
@@ -96,9 +96,9 @@ def test_residuals_are_not_dropped_in_silence(tmp_path):
         sliding.save(tmp_path / "saved")
         other = slid(gradients="int4:group=32")
         line = refused(lambda: other.load(tmp_path / "saved"))
-        assert "set error_feedback=True, or remove communication-*.safetensors" in line
+        assert "set error_feedback=True, or remove rank-*.safetensors" in line
         if dist.get_rank() == 0:
-            for path in (tmp_path / "saved").glob("communication-*"):
+            for path in (tmp_path / "saved").glob("rank-*"):
                 path.unlink()
         dist.barrier()
         other.load(tmp_path / "saved")
@@ -114,10 +114,10 @@ def test_what_one_rank_cannot_read_is_told_by_all_and_changes_nothing(tmp_path):
         found = trained(sliding, 0, 2)
         sliding.save(tmp_path / "saved")
         if dist.get_rank() == 0:
-            (tmp_path / "saved/communication-00001.safetensors").write_bytes(b"damaged")
+            (tmp_path / "saved/rank-00001.safetensors").write_bytes(b"damaged")
         dist.barrier()
         line = refused(lambda: sliding.load(tmp_path / "saved"))
-        assert line.startswith(f"{tmp_path}/saved: cannot be loaded (rank 1: ")
+        assert line.startswith(f"{tmp_path}/saved/rank-00001.safetensors: damaged: load another")
         assert found + trained(sliding, 2, 4) == expected
         return {}
 
@@ -129,7 +129,7 @@ def test_a_folder_that_one_rank_does_not_see_is_told_by_all(tmp_path):
         sliding = slid()
         sliding.save(tmp_path / "saved")
         seen = tmp_path if dist.get_rank() == 0 else tmp_path / "elsewhere"
-        with pytest.raises(UserError, match=r"cannot be loaded \(rank 1: No such file"):
+        with pytest.raises(UserError, match=r"slide.json: there is none: name a folder"):
             sliding.load(seen / "saved")
         return {}
 

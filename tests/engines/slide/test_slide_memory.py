@@ -1,5 +1,7 @@
 """What the slide engine takes of the device and of main memory is what the formulas say."""
 
+from collections import deque
+from collections.abc import Mapping
 from itertools import product
 
 import pytest
@@ -77,14 +79,49 @@ def test_main_memory_is_laid_out_by_the_closed_form(mode, make):
     torch.testing.assert_close(found, torch.ones(len(found)), rtol=1e-4, atol=0)
 
 
-def test_gradients_that_wait_for_nothing_need_no_more_memory_for_more_layers():
-    model, found = deep_model(), {}
-    for clip, mode in product((None, 1.0), ("full-cpu_reduce", "full-gpu_reduce")):
-        train = TRAIN.model_copy(update={"clip": clip})
-        found[clip, mode] = formulas(model, MODES[mode], 4, train)[1]["gradients"]
-    # three of sixteen blocks, and the root
-    for mode in ("full-cpu_reduce", "full-gpu_reduce"):
-        assert 3 / 16 < found[None, mode] / found[1.0, mode] < 3.2 / 16
+def tensors_of(*parts):
+    """All that lie in the attributes of objects, each by its address."""
+    found, left = {}, [*parts]
+    while left:
+        part = left.pop()
+        if isinstance(part, torch.Tensor):
+            found[part.data_ptr()] = part
+        elif isinstance(part, Mapping):
+            left += part.values()
+        elif isinstance(part, list | tuple | deque):
+            left += part
+    return [*found.values()]
+
+
+def allocated(layers, clip, mode):
+    """Bytes for gradients in main memory, for all ranks, and for parameters and gradients that a
+    rank has on the device, after two steps."""
+
+    def on_rank(group):
+        engine = engine_of(deep_model(layers), MODES[mode], group, clip, accumulation=1)
+        for _ in range(2):
+            engine.step([torch.randint(512, (1, 17))], 1e-3)
+        engine.synchronize()
+        regions = engine._memory._places.items()
+        gradients = [place for name, place in regions if "gradient" in name or "arrived" in name]
+        schedule = engine._schedule
+        outgoing, window = schedule._departures._outgoing, schedule.window
+        device = tensors_of(schedule._vector, vars(window), vars(outgoing))
+        sizes = sum(map(len, gradients)), sum(tensor.nbytes for tensor in device)
+        return {"sizes": torch.tensor(sizes)}
+
+    return run_ranks(2, on_rank)[0]["sizes"].tolist()
+
+
+@pytest.mark.parametrize("mode", ["full-cpu_reduce", "full-gpu_reduce"])
+def test_neither_the_device_nor_gradients_that_wait_for_nothing_need_more_for_more_layers(mode):
+    few, many = (allocated(layers, None, mode) for layers in (4, 8))
+    assert few == many and min(few) > 0
+    (few_kept, few_device), (many_kept, many_device) = (
+        allocated(layers, 1.0, mode) for layers in (4, 8)
+    )
+    assert many_kept > 1.8 * few_kept  # all wait for the norm
+    assert many_device == few_device == few[1]
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -93,10 +130,3 @@ def test_narrow_moments_and_those_on_disk_leave_memory(monkeypatch, tmp_path, pl
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     ratio = grown({"engine": "slide", "moments": place, "moment_dtype": dtype})
     assert 0.9 < ratio < 1.15
-
-
-def test_the_device_needs_no_more_for_more_layers():
-    model = deep_model()
-    few, many = ({"engine": "slide", "wrap_size": size} for size in (8, 1))
-    held = [formulas(model, each, 1)[0]["gathered"] for each in (few, many)]
-    assert held[0] > 7 * held[1]

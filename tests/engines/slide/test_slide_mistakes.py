@@ -2,6 +2,8 @@
 
 import gc
 import re
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 
@@ -108,3 +110,24 @@ def test_a_step_that_is_left_out_says_so_and_a_model_slides_once():
         return {}
 
     run_ranks(1, on_rank)
+
+
+def test_the_process_group_that_a_lone_rank_makes_can_be_ended_for_another():
+    script = """
+import torch
+import torch.distributed as dist
+from transformers import GPT2Config, GPT2LMHeadModel
+import shardlab
+
+for made in (False, True):
+    assert dist.is_initialized() == made
+    sizes = {"vocab_size": 50, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    sliding = shardlab.SlideFSDP(GPT2LMHeadModel(GPT2Config(**sizes)))
+    tokens = torch.arange(10)[None]
+    sliding(input_ids=tokens, labels=tokens)
+    sliding.synchronize()
+    del sliding
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=100)

@@ -8,6 +8,7 @@ from itertools import cycle
 import pytest
 from ranks import run_ranks
 
+from shardlab.engines.activations.checkpoint import FOLDER_VARIABLE
 from shardlab.engines.slide.arrivals import UPDATED
 from tests.engines.slide.sliding import DelayedCopies, engine_of, train
 
@@ -160,3 +161,26 @@ def test_gradients_of_a_unit_leave_before_all_of_them_are_there():
         return {}
 
     run_ranks(1, on_rank)
+
+
+@pytest.mark.parametrize("moments", ["memory", "disk"])
+def test_reading_between_steps_costs_the_next_step_nothing(moments, monkeypatch, tmp_path):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+
+    def on_rank(group):
+        counts = []
+        for reads in (False, True):
+            events = []
+            copies = TracedCopies(0, events)
+            engine = engine_of(group, {"engine": "slide", "moments": moments}, copies=copies)
+            for step in range(3):
+                train(engine, 1, first=step)
+                if reads:
+                    read = engine.in_main_memory()
+                    assert all(float(part.norm()) >= 0 for part in read["exp_avg"].values())
+            engine.synchronize()
+            counts.append(len(events))
+        assert counts[0] == counts[1]
+        return {}
+
+    run_ranks(2, on_rank)
