@@ -116,7 +116,9 @@ class Schedule(Uses):
     def before_backward(self, index: int) -> None:  # noqa: D102
         self.in_backward = True
         self._pass(index)
-        self._need(index, self.units[:index][::-1])
+        # what a unit only passes on has its gradient later, when those before it may be done, too
+        if self._missing.of(self.units[index]):
+            self._need(index, self._awaited_before(index))
 
     def accumulated(self, unit: SlidUnit) -> None:
         """One more parameter of a unit has its gradient."""
@@ -136,7 +138,7 @@ class Schedule(Uses):
     def _need(self, index: int, then: Iterable[SlidUnit]) -> None:
         unit = self.units[index]
         if unit not in self.window:
-            while not self.window.has_room:
+            while not self.window.has_room(unit):
                 held = self.window.alive()
                 self._release(max(held, key=lambda each: abs(each.index - unit.index)))
             self._start(unit)
@@ -147,7 +149,7 @@ class Schedule(Uses):
         """As many of the next ones as there is room for."""
         for unit in units:
             if unit not in self.window:
-                if not self.window.has_room:
+                if not self.window.has_room(unit):
                     return
                 self._start(unit, step)
 
@@ -193,8 +195,11 @@ class Schedule(Uses):
         if unit in self.window:
             if self.last or unit not in self.units[: self.window.slots]:
                 self._release(unit)
-            before = self.units[: unit.index - 1][::-1]
-            self._start_all(each for each in before if self._missing.of(each))
+            self._start_all(self._awaited_before(unit.index - 1))
+
+    def _awaited_before(self, index: int) -> list[SlidUnit]:
+        """The units that backward comes to next; those that are done may leave and be updated."""
+        return [unit for unit in reversed(self.units[:index]) if self._missing.of(unit)]
 
     def _leave(self) -> None:
         """The gradients of units whose turn it is."""
