@@ -129,6 +129,7 @@ class Schedule(Uses):
 
     def finish(self) -> None:
         """After backward: whatever gradients are there have left."""
+        self._arrivals.ended()
         self._give_up(self._to_leave)
         self._leave()
         self._stale = self.last

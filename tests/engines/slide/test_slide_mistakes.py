@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from ranks import run_ranks
 
 import shardlab
@@ -40,6 +41,27 @@ def test_a_call_that_fails_before_backward_can_be_made_again():
         return {}
 
     run_ranks(1, on_rank)
+
+
+@pytest.mark.parametrize("sync", ["cpu_reduce", "gpu_reduce"])
+def test_a_call_that_fails_while_others_gather_with_it_ends_all_ranks(sync):
+    def on_rank(group):
+        rank = dist.get_rank(group)
+        config = shardlab.SlideConfig(param_transfer="shard", grad_sync=sync)
+        sliding = shardlab.SlideFSDP(model_of("llama-untied"), config)
+        tokens = tokens_of(0, rank)
+        sliding(input_ids=tokens, labels=tokens)
+        if rank == 1:
+            with pytest.raises(IndexError):
+                sliding(input_ids=tokens + 10_000, labels=tokens)
+        error, told = (IndexError, "range") if rank == 1 else (RuntimeError, "rank 1: index out of")
+        for _ in range(2):
+            with pytest.raises(error, match=told):
+                sliding(input_ids=tokens, labels=tokens)
+        dist.barrier()  # whose process ends breaks connections
+        return {}
+
+    run_ranks(2, on_rank)
 
 
 @pytest.mark.parametrize("clip", [0.5, None])

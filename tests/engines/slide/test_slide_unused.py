@@ -10,6 +10,7 @@ from ranks import run_ranks
 from torch import nn
 
 import shardlab
+from shardlab.core.errors import UserError
 from tests.engines.slide.sliding import MODES, DelayedCopies, engine_of, train
 
 STEPS, BLOCKS, RATE = 4, 5, 1e-2
@@ -26,7 +27,7 @@ class Block(nn.Module):
 
 
 class Experts(nn.Module):
-    """Leaves out a block, or half of one."""
+    """Leaves out a block, or half of one, or begins with another one."""
 
     def __init__(self):
         super().__init__()
@@ -34,9 +35,10 @@ class Experts(nn.Module):
         self.inward, self.outward = nn.Linear(8, 16), nn.Linear(16, 8)
         self.blocks = nn.ModuleList([Block() for _ in range(BLOCKS)])
 
-    def forward(self, x, labels, half=None, without=None):
+    def forward(self, x, labels, half=None, without=None, first=0):
         hidden = self.inward(x)
-        for number, block in enumerate(self.blocks):
+        for number in sorted(range(BLOCKS), key=lambda number: number != first):
+            block = self.blocks[number]
             if number != without:
                 hidden = block(hidden, number != half)
         return SimpleNamespace(loss=((self.outward(hidden) - labels) ** 2).mean())
@@ -148,6 +150,22 @@ def test_a_block_that_passes_something_on_is_updated_before_its_next_use(maker, 
         return {}
 
     run_ranks(1, on_rank)
+
+
+@pytest.mark.parametrize("sync", ["cpu_reduce", "gpu_reduce"])
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("other", [{"without": 0}, {"without": 1}, {"without": 2}, {"first": 2}])
+def test_ranks_that_gather_other_layers_are_told_so(other, clip, sync):
+    def on_rank(group):
+        config = {"param_transfer": "shard", "grad_sync": sync, "clip": clip}
+        config = shardlab.SlideConfig(**config, activation_checkpointing="none")
+        sliding, rank = shardlab.SlideFSDP(Experts(), config), dist.get_rank(group)
+        with pytest.raises((UserError, RuntimeError), match="set param_transfer: full"):
+            for step in range(STEPS):
+                sliding(**batch_of(step, rank, other if rank == 1 else {}))
+        return {}
+
+    run_ranks(2, on_rank)
 
 
 @pytest.mark.parametrize("mode", ["full-cpu_reduce", "shard-gpu_reduce"])
