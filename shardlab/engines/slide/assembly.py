@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from shardlab.comm.ledger import Ledger
-from shardlab.core.sliding_memory import Keeping, copied_whole, keeping
+from shardlab.core.sliding_memory import Keeping, copied_whole, keeping, window_slots
 from shardlab.engines.precision import dtype_of, uses_fp16
 from shardlab.engines.setup import Setup
 from shardlab.engines.slide.arrivals import Arrivals
@@ -114,11 +114,12 @@ def make_schedule(
     (root, *others), strategy, device = units, setup.strategy, setup.device
     computed, landed, *_ = precision_of(setup, ranks)
     reduce = module.reduce if strategy.grad_sync == "gpu_reduce" else None
+    slots = window_slots(strategy, len(others))
     return Schedule(
         root,
         others,
         torch.empty(root.size, dtype=computed, device=device),
-        Window(strategy.window or 2, max(unit.size for unit in others), computed, device),
+        Window(slots, max(unit.size for unit in others), computed, device),
         Arrivals(copies, control, faults, module.gather, ledger, ranks.rank, ranks.world_size),
         Departures(copies, landings, updates, faults, reduce, landed, device),
         updates,

@@ -133,3 +133,14 @@ def test_a_unit_that_came_before_its_update_comes_again(window, clip):
         return {}
 
     run_ranks(1, on_rank)
+
+
+def test_there_are_no_more_slots_than_units():
+    def on_rank(group):
+        documents = [{"engine": "slide", "window": window} for window in (LAYERS, 40)]
+        least, wide = (engine_of(group, document) for document in documents)
+        assert wide._schedule.window.slots == LAYERS
+        assert torch.equal(train(wide, 3), train(least, 3))
+        return {}
+
+    run_ranks(1, on_rank)
