@@ -74,6 +74,8 @@ class CudaCopies(Copies):
 
     def pin(self, tensor: Tensor) -> None:
         """In place: `Tensor.pin_memory` would copy, and take a power of two of bytes."""
+        if not tensor.nbytes:
+            return
         result = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
         torch.cuda.check_error(int(result))
 

@@ -162,6 +162,8 @@ class SlideFSDP:
         frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
         if frozen:
             raise UserError(f"SlideFSDP: {frozen[0]} is frozen, and all parameters are updated")
+        if any(p.is_meta for p in model.parameters()):
+            raise UserError("SlideFSDP: the model is on meta, without weights: load it on the CPU")
         if any(p.numel() > 1 and not any(p.stride()) for p in model.parameters()):
             raise UserError("SlideFSDP: the model slides already: give a new one")
         wide = {p.dtype for p in model.parameters()}
