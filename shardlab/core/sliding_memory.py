@@ -32,10 +32,15 @@ _HELD = 3
 """units whose moments are not on disk alone"""
 
 
+def window_slots(full: Settings, units: int) -> int:
+    """K, by a normal form: there is no use for more of them than there are units."""
+    assert full.window is not None
+    return min(full.window, units)
+
+
 def window_bytes(full: Settings, element_bytes: int, root: int, units: Sequence[int]) -> int:
     """Of parameters on the device, by a normal form; `root` and `units` are elements."""
-    slots = min(full.window or 2, len(units))
-    return element_bytes * (slots * max(units, default=0) + root)
+    return element_bytes * (window_slots(full, len(units)) * max(units, default=0) + root)
 
 
 def leaving_bytes(

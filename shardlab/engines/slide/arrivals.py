@@ -8,6 +8,7 @@ from shardlab.comm.ledger import Account, Ledger
 from shardlab.engines.slide.control import Control
 from shardlab.engines.slide.copies import Copies
 from shardlab.engines.slide.faults import Faults
+from shardlab.engines.slide.turns import ENDED, GATHERS, GatherTurns
 from shardlab.engines.slide.unit import SlidUnit, chunk_of
 
 UPDATED = "updated"
@@ -36,6 +37,7 @@ class Arrivals:
         self._copies, self._control, self._gather = copies, control, gather
         self._faults, self._ledger = faults, ledger
         self._rank, self._world_size = rank, world_size
+        self._turns = GatherTurns(control)
 
     def start(self, unit: SlidUnit, vector: Tensor, step: int | None) -> Running:
         """Fills a vector on the device: as long as the unit, or as its trained part alone.
@@ -45,6 +47,11 @@ class Arrivals:
         """
         fetch = self._faults.watched(self._fetch)
         return self._copies.start_in(fetch, unit, vector, unit.updates, step)
+
+    def ended(self) -> None:
+        """This rank has ended a backward pass; all do before any gathers again."""
+        if self._gather is not None:
+            self._copies.start_in(self._faults.watched(self._end))
 
     def counted(self, step: int) -> None:
         """What came for a step counts in the ledger from now on; all of that has arrived."""
@@ -64,12 +71,18 @@ class Arrivals:
 
     def _load_and_gather(self, unit: SlidUnit, vector: Tensor, updates: int) -> None:
         assert self._gather is not None
+        self._turns.begin(GATHERS, unit.index)
         both, ours = vector.numel() > unit.size, (self._rank, self._world_size)
         # with a frozen part behind them, chunks are not cut as those that ranks update
         self._control.wait(UPDATED, unit.index, updates, None if both else [self._rank])
         shard = chunk_of(vector, *ours)
         self._copies.copy(shard, chunk_of(unit.source[: vector.numel()], *ours))
+        self._turns.agree(GATHERS, unit.index)
         self._gather.all_gather(vector, shard, unit.message_of_both if both else unit.message)
+
+    def _end(self) -> None:
+        self._turns.begin(ENDED)
+        self._turns.agree(ENDED)
 
 
 def share_in_memory(account: Account, vector: Tensor, world_size: int) -> None:

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from shardlab.comm.ledger import Ledger
-from shardlab.core.sliding_memory import Keeping, copied_whole, keeping
+from shardlab.core.errors import UserError
+from shardlab.core.sliding_memory import Keeping, copied_whole, keeping, window_slots
 from shardlab.engines.precision import dtype_of, uses_fp16
 from shardlab.engines.setup import Setup
 from shardlab.engines.slide.arrivals import Arrivals
@@ -31,13 +32,39 @@ from shardlab.engines.units import UnitPlan, owned_parameters
 def make_units(
     model: nn.Module, plans: Sequence[UnitPlan], setup: Setup, ranks: Ranks
 ) -> list[SlidUnit]:
-    """The root, then those of `plans`, without memory."""
+    """The root, then those of `plans`, without memory.
+
+    Raises:
+        UserError: a unit uses a parameter of another one, which is elsewhere then.
+    """
+    _refuse_shared(model, plans)
     precision, vectors = precision_of(setup, ranks), copied_whole(setup.strategy, ranks.world_size)
     slots = {"nothing": 0, "totals": 1}.get(keeping_of(setup), vectors)
     return [
         SlidUnit(index, name, own, ranks.rank, ranks.world_size, precision, slots)
         for index, (name, own) in enumerate(owned_parameters(model, plans))
     ]
+
+
+def _refuse_shared(model: nn.Module, plans: Sequence[UnitPlan]) -> None:
+    root, *others = owned_parameters(model, plans)
+    owners = {p: (name, unit) for unit, own in (root, *others) for name, p in own.items()}
+    modules = [
+        (unit, module)
+        for (unit, _), plan in zip(others, plans, strict=True)
+        for each in plan.modules
+        for module in each.modules()
+    ]
+    inside = {module for _, module in modules}
+    modules += [(root[0], module) for module in model.modules() if module not in inside]
+    for user, module in modules:
+        for parameter in module.parameters(recurse=False):
+            name, owner = owners[parameter]
+            if owner != user:
+                raise UserError(
+                    f"slide: {name} belongs to {owner}, which leaves the device, and {user} uses "
+                    "it, too: give each a parameter of its own, or choose another engine"
+                )
 
 
 def make_landings(units: Sequence[SlidUnit], setup: Setup, ranks: Ranks) -> Landings:
@@ -114,11 +141,12 @@ def make_schedule(
     (root, *others), strategy, device = units, setup.strategy, setup.device
     computed, landed, *_ = precision_of(setup, ranks)
     reduce = module.reduce if strategy.grad_sync == "gpu_reduce" else None
+    slots = window_slots(strategy, len(others))
     return Schedule(
         root,
         others,
         torch.empty(root.whole, dtype=computed, device=device),
-        Window(strategy.window or 2, max(unit.whole for unit in others), computed, device),
+        Window(slots, max(unit.whole for unit in others), computed, device),
         Arrivals(copies, control, faults, module.gather, ledger, ranks.rank, ranks.world_size),
         Departures(copies, landings, updates, faults, reduce, landed, device),
         updates,

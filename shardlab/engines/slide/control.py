@@ -93,6 +93,10 @@ class Control:
                 self.check()
                 self._check_awaited(awaited, kind, unit, step, time.monotonic() > deadline)
 
+    def behind(self, kind: str, unit: int, step: int) -> str:
+        """The names of ranks that have not published `step` or a later one yet, if any."""
+        return self._names_of(self._late(range(len(self._pids)), kind, unit, step))
+
     def check(self) -> None:
         """Raises what a wait would raise now because of ranks that are gone or failed."""
         gone = self._gone()
@@ -138,12 +142,15 @@ class Control:
         ended = [self._lives[life] for life, _ in poll.poll(0)]
         return sorted(rank for rank in ended if not self._left(rank))
 
+    def _late(self, ranks: Iterable[int], kind: str, unit: int, step: int) -> list[int]:
+        return [rank for rank in ranks if self._words.read(self._word(rank, kind, unit)) < step]
+
     def _check_awaited(
         self, ranks: Sequence[int], kind: str, unit: int, step: int, too_late: bool
     ) -> None:
         left = {rank for rank in ranks if self._left(rank)}
         # in this order: who has left has published its last
-        late = [rank for rank in ranks if self._words.read(self._word(rank, kind, unit)) < step]
+        late = self._late(ranks, kind, unit, step)
         goal = f"{kind!r} of unit {unit} in step {step}"
         if left.intersection(late):
             self._end(f"{self._names_of(sorted(left.intersection(late)))} left before {goal}")

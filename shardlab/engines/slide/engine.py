@@ -134,9 +134,12 @@ class SlideEngine(ModuleEngine):
     def compute(self, call: Callable[[], Result]) -> Result:
         """Forward and backward of one micro-batch, which the call does; its gradients leave.
 
-        A call that fails before its backward pass has changed nothing and may be made again.
+        A call that fails before its backward pass has changed nothing and may be made again, but
+        not with `param_transfer: shard` on several ranks: the others gather parameters with this
+        one, and all end with its error.
         """
-        with self._faults.surfacing(lambda: not self._schedule.in_backward):
+        alone = self.ranks.gathers is None
+        with self._faults.surfacing(lambda: alone and not self._schedule.in_backward):
             result = call()
             self._schedule.finish()
         return result

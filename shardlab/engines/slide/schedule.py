@@ -141,7 +141,9 @@ class Schedule(Uses):
     def before_backward(self, index: int) -> None:  # noqa: D102
         self.in_backward = True
         self._pass(index)
-        self._need(index, self._awaited_before(index))
+        # what a unit only passes on has its gradient later, when those before it may be done, too
+        if self._awaits(self.units[index]):
+            self._need(index, self._awaited_before(index))
 
     def accumulated(self, unit: SlidUnit) -> None:
         """One more parameter of a unit has its gradient."""
@@ -157,6 +159,7 @@ class Schedule(Uses):
 
     def finish(self) -> None:
         """After backward: whatever gradients are there have left."""
+        self._arrivals.ended()
         self._give_up(reversed(self.units))
         self._leave()
         if self.last:
@@ -168,7 +171,7 @@ class Schedule(Uses):
     def _need(self, index: int, then: Iterable[SlidUnit]) -> None:
         unit = self.units[index]
         if unit not in self.window:
-            while not self.window.has_room:
+            while not self.window.has_room(unit):
                 held = self.window.alive()
                 self._release(max(held, key=lambda each: abs(each.index - unit.index)))
             self._start(unit)
@@ -179,7 +182,7 @@ class Schedule(Uses):
         """As many of the next ones as there is room for."""
         for unit in units:
             if unit not in self.window:
-                if not self.window.has_room:
+                if not self.window.has_room(unit):
                     return
                 self._start(unit, ahead)
 
@@ -229,6 +232,7 @@ class Schedule(Uses):
         return self._missing.of(unit) or unit.index in self._ahead
 
     def _awaited_before(self, index: int) -> list[SlidUnit]:
+        """The units that backward comes to next; those that are done may leave and be updated."""
         return [unit for unit in reversed(self.units[:index]) if self._awaits(unit)]
 
     def _free(self, unit: SlidUnit) -> None:

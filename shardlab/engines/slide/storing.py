@@ -16,6 +16,7 @@ from shardlab.engines.slide.moments import KINDS, FileMoments, MemoryMoments, Mo
 from shardlab.engines.slide.node import NodeMemory
 from shardlab.engines.slide.node_file import NodeFile
 from shardlab.engines.slide.sums import LANDED
+from shardlab.engines.slide.turns import ENDED, GATHERS, TURNS
 from shardlab.engines.slide.unit import SlidUnit
 from shardlab.engines.units import UnitPlan
 
@@ -36,7 +37,7 @@ def share_memory(
     world_size = dist.get_world_size(here)
     beside = world_size * _on_device(units, setup, world_size)
     timeout_s = timeout_of(here).total_seconds()
-    kinds = UPDATED, LANDED, TAKEN
+    kinds = UPDATED, LANDED, TAKEN, GATHERS, ENDED, TURNS
     memory = NodeMemory.create(here, layout, kinds, len(units), timeout_s, beside)
     for unit in units:
         unit.map(memory)

@@ -22,8 +22,18 @@ class _Saved(NamedTuple):
     stride: tuple[int, ...]
 
 
+class _Place(NamedTuple):
+    """Where a unit is."""
+
+    slot: Tensor
+    updates: int
+    """of the unit, that had begun when it got the slot"""
+
+
 class Window:
     """K slots on the device, each for one unit at a time.
+
+    What a unit was before its last update is not it any more: who asks does not find it.
 
     What autograd would keep of a slot while others use it is kept as a place in the unit, and found
     again in the slot that the unit has in backward.
@@ -38,30 +48,32 @@ class Window:
         self._free = [torch.empty(size, dtype=dtype, device=device) for _ in range(slots)]
         self._units: dict[int, SlidUnit] = {}
         """by the address of the slot"""
-        self._places: dict[int, Tensor] = {}
-        """the slots, by the index of the unit"""
+        self._places: dict[int, _Place] = {}
+        """by the index of the unit"""
         self._addresses = {slot.untyped_storage().data_ptr() for slot in self._free}
         self._device = device
         self.poison = False
         """fill what is freed with NaN: what uses it later shows"""
         self.most_alive = 0
 
-    @property
-    def has_room(self) -> bool:
-        """Whether another unit can be taken in."""
-        return bool(self._free)
+    def has_room(self, unit: SlidUnit) -> bool:
+        """Whether a unit can be taken in: there is a free slot, or its own with what it was."""
+        return bool(self._free) or unit.index in self._places
 
     def __contains__(self, unit: SlidUnit) -> bool:
-        return unit.index in self._places
+        place = self._places.get(unit.index)
+        return place is not None and place.updates == unit.updates
 
     def alive(self) -> Sequence[SlidUnit]:
-        """The units that have a slot."""
+        """The units that have a slot, whatever is in it."""
         return [*self._units.values()]
 
     def admit(self, unit: SlidUnit) -> Tensor:
         """A slot for the unit: its vector, whatever is in it, which its parameters show."""
-        slot = self._free.pop()
-        self._places[unit.index] = slot
+        assert unit not in self, f"{unit.name} is there"
+        before = self._places.get(unit.index)
+        slot = self._free.pop() if before is None else before.slot
+        self._places[unit.index] = _Place(slot, unit.updates)
         self._units[slot.untyped_storage().data_ptr()] = unit
         self.most_alive = max(self.most_alive, len(self._units))
         vector = slot[: unit.whole]
@@ -70,7 +82,7 @@ class Window:
 
     def release(self, unit: SlidUnit) -> None:
         """The slot of the unit is free."""
-        slot = self._places.pop(unit.index)
+        slot = self._places.pop(unit.index).slot
         del self._units[slot.untyped_storage().data_ptr()]
         unit.hide(self._device)
         if self.poison:
@@ -96,4 +108,5 @@ class Window:
         if isinstance(saved, Stays):
             return unchanged(saved.tensor, saved.version)
         assert saved.unit in self._places, "backward uses a unit that is not on the device"
-        return self._places[saved.unit].as_strided(saved.shape, saved.stride, saved.offset)
+        slot = self._places[saved.unit].slot
+        return slot.as_strided(saved.shape, saved.stride, saved.offset)

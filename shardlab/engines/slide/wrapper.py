@@ -203,6 +203,8 @@ class SlideFSDP:
     def _check(self, model: nn.Module) -> None:
         if not any(p.requires_grad for p in model.parameters()):
             raise UserError("SlideFSDP: all parameters are frozen: set requires_grad of some")
+        if any(p.is_meta for p in model.parameters()):
+            raise UserError("SlideFSDP: the model is on meta, without weights: load it on the CPU")
         if any(p.numel() > 1 and not any(p.stride()) for p in model.parameters()):
             raise UserError("SlideFSDP: the model slides already: give a new one")
         wide = {p.dtype for p in model.parameters()}

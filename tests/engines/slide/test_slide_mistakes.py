@@ -6,10 +6,13 @@ import subprocess
 import sys
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from ranks import run_ranks
+from torch import nn
 
 import shardlab
 from shardlab.core.errors import UserError
@@ -42,6 +45,27 @@ def test_a_call_that_fails_before_backward_can_be_made_again():
         return {}
 
     run_ranks(1, on_rank)
+
+
+@pytest.mark.parametrize("sync", ["cpu_reduce", "gpu_reduce"])
+def test_a_call_that_fails_while_others_gather_with_it_ends_all_ranks(sync):
+    def on_rank(group):
+        rank = dist.get_rank(group)
+        config = shardlab.SlideConfig(param_transfer="shard", grad_sync=sync)
+        sliding = shardlab.SlideFSDP(model_of("llama-untied"), config)
+        tokens = tokens_of(0, rank)
+        sliding(input_ids=tokens, labels=tokens)
+        if rank == 1:
+            with pytest.raises(IndexError):
+                sliding(input_ids=tokens + 10_000, labels=tokens)
+        error, told = (IndexError, "range") if rank == 1 else (RuntimeError, "rank 1: index out of")
+        for _ in range(2):
+            with pytest.raises(error, match=told):
+                sliding(input_ids=tokens, labels=tokens)
+        dist.barrier()  # whose process ends breaks connections
+        return {}
+
+    run_ranks(2, on_rank)
 
 
 @pytest.mark.parametrize("clip", [0.5, None])
@@ -131,3 +155,66 @@ for made in (False, True):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=100)
+
+
+class Blocks(nn.Module):
+    """Linear layers of which some have the weight of the first one, and perhaps nothing else."""
+
+    def __init__(self, shared=(), ends=True):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inward, self.outward = (
+            nn.Linear(8, 8) if ends else nn.Identity() for _ in ("in", "out")
+        )
+        self.blocks = nn.ModuleList([nn.Linear(8, 8) for _ in range(4)])
+        for module in map(self.get_submodule, shared):
+            module.weight = self.blocks[0].weight
+
+    def forward(self, x):
+        hidden = self.inward(x)
+        for block in self.blocks:
+            hidden = hidden + torch.tanh(block(hidden))
+        return SimpleNamespace(loss=self.outward(hidden).square().mean())
+
+
+@pytest.mark.parametrize("user", ["blocks.2", "outward"])
+def test_a_parameter_that_two_units_use_is_refused(user):
+    def on_rank(group):
+        told = f"weight belongs to blocks.0.*{user.replace('outward', 'root')} uses it"
+        with pytest.raises(UserError, match=told):
+            shardlab.SlideFSDP(Blocks([user]))
+        return {}
+
+    run_ranks(1, on_rank)
+
+
+def test_a_model_without_weights_is_refused():
+    def on_rank(group):
+        with torch.device("meta"):
+            model = Blocks()
+        with pytest.raises(UserError, match="on meta, without weights"):
+            shardlab.SlideFSDP(model)
+        return {}
+
+    run_ranks(1, on_rank)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("changes", [{}, {"clip": None}, {"moments": "disk"}])
+def test_a_model_may_have_no_parameter_outside_of_its_blocks(changes, mode):
+    def on_rank(group):
+        states = []
+        for document in (MODES["full-cpu_reduce"], MODES[mode]):
+            own = {key: value for key, value in document.items() if key != "engine"}
+            config = shardlab.SlideConfig(**own, **changes, activation_checkpointing="none")
+            sliding = shardlab.SlideFSDP(Blocks(ends=False), config)
+            for call in range(4):
+                generator = torch.Generator().manual_seed(10 * call + dist.get_rank())
+                sliding(x=torch.randn(4, 8, generator=generator))
+            states.append(sliding.state_dict())
+        assert differing(*states) == []
+        before = Blocks(ends=False).state_dict()
+        assert len(differing(states[0], before)) == len(before)
+        return {}
+
+    run_ranks(2, on_rank)

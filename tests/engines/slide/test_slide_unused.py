@@ -1,5 +1,6 @@
-"""What a model does not use in a step, perhaps on one rank alone, has a gradient of zero."""
+"""What a model does not use in a step has a gradient of zero, what it only passes on its own."""
 
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -9,9 +10,10 @@ from ranks import run_ranks
 from torch import nn
 
 import shardlab
+from shardlab.core.errors import UserError
 from tests.engines.slide.sliding import MODES, DelayedCopies, engine_of, train
 
-STEPS, BLOCKS = 4, 5
+STEPS, BLOCKS, RATE = 4, 5, 1e-2
 
 
 class Block(nn.Module):
@@ -25,7 +27,7 @@ class Block(nn.Module):
 
 
 class Experts(nn.Module):
-    """Leaves out a block, or half of one."""
+    """Leaves out a block, or half of one, or begins with another one."""
 
     def __init__(self):
         super().__init__()
@@ -33,29 +35,57 @@ class Experts(nn.Module):
         self.inward, self.outward = nn.Linear(8, 16), nn.Linear(16, 8)
         self.blocks = nn.ModuleList([Block() for _ in range(BLOCKS)])
 
-    def forward(self, x, labels, half=None, without=None):
+    def forward(self, x, labels, half=None, without=None, first=0):
         hidden = self.inward(x)
-        for number, block in enumerate(self.blocks):
+        for number in sorted(range(BLOCKS), key=lambda number: number != first):
+            block = self.blocks[number]
             if number != without:
                 hidden = block(hidden, number != half)
         return SimpleNamespace(loss=((self.outward(hidden) - labels) ** 2).mean())
 
 
-def batch_of(step, rank, left_out, block):
+class Handing(Block):
+    """Also returns what it was given, or something new."""
+
+    def __init__(self, makes):
+        super().__init__()
+        self.makes = makes
+
+    def forward(self, hidden, given):
+        hidden = super().forward(hidden, True)
+        return hidden, torch.relu(hidden) if self.makes else given
+
+
+class Passing(Experts):
+    """Its blocks hand on what the one with this number has made; None: what they were given."""
+
+    def __init__(self, maker):
+        super().__init__()
+        self.blocks = nn.ModuleList([Handing(number == maker) for number in range(BLOCKS)])
+
+    def forward(self, x, labels):
+        hidden = self.inward(x)
+        given = torch.relu(hidden)
+        for block in self.blocks:
+            hidden, given = block(hidden, given)
+        return SimpleNamespace(loss=((self.outward(hidden + given) - labels) ** 2).mean())
+
+
+def batch_of(step, rank, left_out):
+    """Every other step leaves something out."""
     generator = torch.Generator().manual_seed(10 * step + rank)
     x, labels = torch.randn(2, 4, 8, generator=generator)
-    unused = {left_out: block} if rank == 1 and step % 2 else {}
-    return {"x": x, "labels": labels, **unused}
+    return {"x": x, "labels": labels, **(left_out if step % 2 else {})}
 
 
-def by_hand(left_out, block, clip):
-    model = Experts()
+def by_hand(model, clip, left_out):
+    """The weights after a plain loop over ranks, each of which leaves something out."""
     optimizer = torch.optim.AdamW(
-        model.parameters(), 1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+        model.parameters(), RATE, betas=(0.9, 0.95), weight_decay=0.1, fused=True
     )
     for step in range(STEPS):
-        for rank in range(2):
-            (model(**batch_of(step, rank, left_out, block)).loss / 2).backward()
+        for rank, of_rank in enumerate(left_out):
+            (model(**batch_of(step, rank, of_rank)).loss / len(left_out)).backward()
         for parameter in model.parameters():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -66,23 +96,73 @@ def by_hand(left_out, block, clip):
     return model.state_dict()
 
 
+def check(model, expected, left_out=None, **config):
+    """Slides over the model and compares."""
+    config = shardlab.SlideConfig(learning_rate=RATE, **config)
+    sliding = shardlab.SlideFSDP(model, config)
+    sliding._engine._schedule.window.poison = True
+    for step in range(STEPS):
+        sliding(**batch_of(step, dist.get_rank(), left_out or {}))
+    for name, value in sliding.state_dict().items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("sync", ["cpu_reduce", "gpu_reduce"])
 @pytest.mark.parametrize("clip", [None, 0.5])
-@pytest.mark.parametrize("left_out", ["half", "without"])
-@pytest.mark.parametrize("block", [0, 2])
-def test_what_one_rank_leaves_out_trains_on_with_the_others(block, left_out, clip, sync):
-    expected = by_hand(left_out, block, clip)
+@pytest.mark.parametrize("left_out", [{"half": 2}, {"without": 2}, {"without": 0}])
+def test_what_one_rank_leaves_out_trains_on_with_the_others(left_out, clip, sync):
+    expected = by_hand(Experts(), clip, [{}, left_out])
 
     def on_rank(group):
-        config = shardlab.SlideConfig(
-            learning_rate=1e-3, clip=clip, grad_sync=sync, activation_checkpointing="none"
-        )
-        sliding = shardlab.SlideFSDP(Experts(), config)
-        sliding._engine._schedule.window.poison = True
-        for step in range(STEPS):
-            sliding(**batch_of(step, dist.get_rank(group), left_out, block))
-        for name, value in sliding.state_dict().items():
-            torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+        own = left_out if dist.get_rank(group) == 1 else {}
+        for window in (2, 3):
+            config = {"clip": clip, "grad_sync": sync, "window": window}
+            check(Experts(), expected, own, **config, activation_checkpointing="none")
+        return {}
+
+    run_ranks(2, on_rank)
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("without", range(BLOCKS))
+def test_a_block_that_a_step_leaves_out_is_updated_before_its_next_use(without, clip):
+    expected = by_hand(Experts(), clip, [{"without": without}])
+
+    def on_rank(group):
+        for window, again in product((2, 3, 4, 5), ("none", "full")):
+            config = {"window": window, "activation_checkpointing": again}
+            check(Experts(), expected, {"without": without}, clip=clip, **config)
+        return {}
+
+    run_ranks(1, on_rank)
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("maker", [None, 0, 2])
+def test_a_block_that_passes_something_on_is_updated_before_its_next_use(maker, clip):
+    """The gradient of what it passes on is there when its own are, or long after."""
+    expected = by_hand(Passing(maker), clip, [{}])
+
+    def on_rank(group):
+        for window, again in product((2, 3, 4, 5), ("none", "full")):
+            config = {"window": window, "activation_checkpointing": again}
+            check(Passing(maker), expected, clip=clip, **config)
+        return {}
+
+    run_ranks(1, on_rank)
+
+
+@pytest.mark.parametrize("sync", ["cpu_reduce", "gpu_reduce"])
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("other", [{"without": 0}, {"without": 1}, {"without": 2}, {"first": 2}])
+def test_ranks_that_gather_other_layers_are_told_so(other, clip, sync):
+    def on_rank(group):
+        config = {"param_transfer": "shard", "grad_sync": sync, "clip": clip}
+        config = shardlab.SlideConfig(**config, activation_checkpointing="none")
+        sliding, rank = shardlab.SlideFSDP(Experts(), config), dist.get_rank(group)
+        with pytest.raises((UserError, RuntimeError), match="set param_transfer: full"):
+            for step in range(STEPS):
+                sliding(**batch_of(step, rank, other if rank == 1 else {}))
         return {}
 
     run_ranks(2, on_rank)

@@ -93,3 +93,54 @@ def test_a_saved_view_is_found_in_the_slot_of_its_unit_and_nowhere_else():
         return {}
 
     run_ranks(1, on_rank)
+
+
+def test_what_a_unit_was_before_its_last_update_is_not_in_the_window():
+    def on_rank(group):
+        engine = engine_of(group, {"engine": "slide"})
+        window, (first, second, third, _) = engine._schedule.window, engine._schedule.units
+        slot = window.admit(first).data_ptr()
+        window.admit(second)
+        assert first in window and not window.has_room(third)
+        first.updates += 1
+        assert first not in window and window.has_room(first) and not window.has_room(third)
+        assert window.admit(first).data_ptr() == slot and first in window
+        assert window.most_alive == 2
+        return {}
+
+    run_ranks(1, on_rank)
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("window", [2, 3, LAYERS])
+def test_a_unit_that_came_before_its_update_comes_again(window, clip):
+    def on_rank(group):
+        document = {"engine": "slide", "window": window}
+        plain, hasty = (engine_of(group, document, clip) for _ in range(2))
+        schedule, early = hasty._schedule, []
+        free = schedule._free
+
+        def and_fill_the_window(unit):
+            free(unit)
+            before = {each.name for each in schedule.window.alive()}
+            schedule._start_all(schedule.units)
+            early.extend({each.name for each in schedule.window.alive()} - before)
+
+        schedule._free = and_fill_the_window
+        assert torch.equal(train(hasty, 4), train(plain, 4))
+        assert not differing(states_of(hasty), states_of(plain))
+        assert early
+        return {}
+
+    run_ranks(1, on_rank)
+
+
+def test_there_are_no_more_slots_than_units():
+    def on_rank(group):
+        documents = [{"engine": "slide", "window": window} for window in (LAYERS, 40)]
+        least, wide = (engine_of(group, document) for document in documents)
+        assert wide._schedule.window.slots == LAYERS
+        assert torch.equal(train(wide, 3), train(least, 3))
+        return {}
+
+    run_ranks(1, on_rank)
