@@ -125,9 +125,13 @@ class SlideEngine(ModuleEngine):
 
         A call that fails before its backward pass has changed nothing and may be made again.
         """
-        with self._faults.surfacing(lambda: not self._schedule.in_backward):
-            result = call()
-            self._schedule.finish()
+        self._schedule.in_step = True
+        try:
+            with self._faults.surfacing(lambda: not self._schedule.in_backward):
+                result = call()
+                self._schedule.finish()
+        finally:
+            self._schedule.in_step = False
         return result
 
     def end(self) -> tuple[float, bool]:

@@ -49,7 +49,7 @@ class Sliding(nn.Module, Attachable):
         self.reduce: Collective | None = None
         self.average: Collective | None = None
         # not in `forward`: others call the model, too, as its `generate` does
-        model.register_forward_pre_hook(lambda *_: self.schedule.begin())
+        model.register_forward_pre_hook(lambda *_: self._begin())
         for index, plan in enumerate(plans):
             watch(plan.modules, index, lambda: self.schedule)
             for module in plan.modules:
@@ -83,6 +83,14 @@ class Sliding(nn.Module, Attachable):
         """Of the model, too, which is no submodule."""
         self._model[0].train(mode)
         return super().train(mode)
+
+    def _begin(self) -> None:
+        if torch.is_grad_enabled() and not self.schedule.in_step:
+            raise UserError(
+                "slide: the model was called outside of a step, where its gradients would be lost: "
+                "call what trains it (SlideFSDP), or use torch.no_grad()"
+            )
+        self.schedule.begin()
 
     def _saving_places(self, forward: Callable[P, Result]) -> Callable[P, Result]:
         @wraps(forward)

@@ -60,6 +60,8 @@ class Schedule(Uses):
         self._step = 0
         self._stale = True
         """the root is not on the device as it is in main memory"""
+        self.in_step = False
+        """the caller computes a micro-batch"""
         self.in_backward = False
         """gradients of this micro-batch may be there already"""
 

@@ -1,6 +1,7 @@
 """The slide engine for anybody's training script."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from shardlab.core.errors import UserError
 from shardlab.engines.base import State
 from shardlab.engines.build import build_engine
 from shardlab.engines.slide import saving
-from shardlab.engines.slide.config import SlideConfig
+from shardlab.engines.slide.config import SlideConfig, check_learning_rate
 from shardlab.engines.slide.engine import SlideEngine
+from shardlab.engines.slide.model_checks import check_model, computing_device
+from shardlab.engines.slide.outputs import drop_graph, loss_of
 
 
 class SlideFSDP:
@@ -26,8 +29,9 @@ class SlideFSDP:
     own samples; those of one machine share its memory. Without a process group a rank is alone.
 
     Args:
-        model: a causal language model, or another with a list of blocks, whose outputs have a
-            `loss`. In float32 on the CPU, the same on all ranks. It is taken apart.
+        model: a causal language model, or another with a list of blocks, that returns its loss:
+            alone, first of several, or as `loss`. In float32 on the CPU, the same on all ranks.
+            It is taken apart: from now on it computes here, and elsewhere without gradients alone.
 
     Raises:
         UserError: in one line: a setting that has no meaning, a model without blocks or with
@@ -35,6 +39,9 @@ class SlideFSDP:
     """
 
     def __init__(self, model: nn.Module, config: SlideConfig | None = None) -> None:
+        if not isinstance(config, SlideConfig | None):
+            raise UserError(f"SlideFSDP: config is a {type(config).__name__}: give a SlideConfig")
+        check_model(model)
         self.config = config or SlideConfig()
         self.learning_rate = self.config.learning_rate
         """of the steps that begin from now on"""
@@ -48,7 +55,6 @@ class SlideFSDP:
         self._group = dist.distributed_c10d._get_default_group()
         # writing may take longer than a rank waits for another in a step
         self._patient = dist.new_group(backend="gloo")
-        self._check(model)
         self._names = parameter_names(model).values()
         self._buffers = [name for name, _ in model.named_buffers() if name in model.state_dict()]
         self._model = model
@@ -67,16 +73,19 @@ class SlideFSDP:
             given, batch: what the model takes by name, on any device, as a mapping or otherwise.
 
         Returns:
-            what the model returns, whose `loss` is that of these samples.
+            what the model returns, whose loss is that of these samples.
+
+        Raises:
+            UserError: a batch without names, no loss, or a learning rate that is none.
         """
+        if not isinstance(given, Mapping | None):
+            raise UserError("SlideFSDP: give a batch by name: sliding(input_ids=..., labels=...)")
         device = self._engine.device
         batch = {name: _moved(value, device) for name, value in {**(given or {}), **batch}.items()}
         if not torch.is_grad_enabled():
             return self.module(**batch)
-        if getattr(getattr(self._model, "config", None), "use_cache", False):
-            # keys and values would be kept for nothing, twice where layers are computed again
-            batch.setdefault("use_cache", False)
         count = self.config.accumulation
+        check_learning_rate(self.learning_rate)
         self._engine.begin(self._calls % count, count, self.learning_rate)
         output = self._engine.compute(lambda: self._forward_backward(batch))
         self._calls += 1
@@ -143,13 +152,11 @@ class SlideFSDP:
         }
 
     def _forward_backward(self, batch: dict[str, Any]) -> Any:
-        with self._engine.sliding:
+        with self._engine.sliding, _without_cache(self._model):
             output = self.module(**batch)
-        loss = getattr(output, "loss", None)
-        if loss is None:
-            raise UserError("SlideFSDP: the model returns no loss: give it labels")
+        loss = loss_of(output)
         (loss * (self._engine.loss_scale / self.config.accumulation)).backward()
-        output.loss = loss.detach()
+        drop_graph(loss)
         return output
 
     def _between_steps(self, what: str) -> None:
@@ -158,27 +165,32 @@ class SlideFSDP:
                 f"SlideFSDP.{what}: in the middle of a step: call it after the last one"
             )
 
-    def _check(self, model: nn.Module) -> None:
-        frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
-        if frozen:
-            raise UserError(f"SlideFSDP: {frozen[0]} is frozen, and all parameters are updated")
-        if any(p.numel() > 1 and not any(p.stride()) for p in model.parameters()):
-            raise UserError("SlideFSDP: the model slides already: give a new one")
-        wide = {p.dtype for p in model.parameters()}
-        if wide != {torch.float32}:
-            raise UserError("SlideFSDP: give a model in float32; param_dtype is what computes")
-
     def _build(self, model: nn.Module) -> SlideEngine:
         config = self.config
         ours = config.activation_checkpointing != "none"
         if ours and isinstance(model, PreTrainedModel) and model.is_activation_checkpointing:
             model.activation_checkpointing_disable()  # layers would be computed three times
-        device = torch.device(config.device or device_of(self._group))
+        device = computing_device(config.device, device_of(self._group))
+        strategy, optimization = config.strategy(), config.optimization()
         engine = build_engine(
-            model, config.strategy(), config.optimization(), self._group, device=device
+            model, strategy, optimization, self._group, config.seed, device=device
         )
         assert isinstance(engine, SlideEngine)
         return engine
+
+
+@contextmanager
+def _without_cache(model: nn.Module) -> Iterator[None]:
+    """Keys and values would be kept for nothing, twice where layers are computed again."""
+    configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    caching = [config for config in configs if getattr(config, "use_cache", False)]
+    for config in caching:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in caching:
+            config.use_cache = True
 
 
 def _moved(value: Any, device: torch.device) -> Any:
