@@ -84,6 +84,8 @@ def make_method(spec: str | Mapping[str, Any] | BaseModel | Codec | Rounds) -> C
     """
     if isinstance(spec, Codec | Rounds):
         return spec
+    if not isinstance(spec, str | Mapping | BaseModel):
+        raise UserError(f"codec: a codec is its name, or a mapping with `name` (found {spec!r})")
     given = spec.model_dump() if isinstance(spec, BaseModel) else spec
     options = dict(split_text(given) if isinstance(given, str) else given)
     name = options.get("name")

@@ -39,6 +39,10 @@ def _parse(value: Any) -> Any:
     if isinstance(value, str):
         value = split_text(value)
     name = _name(value)
+    if name is None:
+        raise PydanticCustomError(
+            "no_codec", "a codec is its name, or a mapping with `name` and options"
+        )
     if name not in SPECS:
         raise PydanticCustomError(
             "unknown_codec",

@@ -15,8 +15,10 @@ from shardlab.engines.slide.adam_checks import (
     check_moments,
     check_options,
     check_parameter,
+    check_place,
     check_settings,
     check_state,
+    check_threads,
     local,
 )
 from shardlab.kernels.adam import Hyper, adam_
@@ -87,7 +89,8 @@ class LayerAdam(Optimizer):
         self._dtypes = {"exp_avg": exp_avg_dtype, "exp_avg_sq": exp_avg_sq_dtype}
         check_moments(self._dtypes)
         self._threads = torch.get_num_threads() if threads is None else threads
-        self._cpus = None if cpus is None else list(cpus)
+        self._cpus = list(cpus) if isinstance(cpus, Iterable) else cpus
+        check_threads(self._threads, self._cpus)
         self._begin()
         super().__init__(params, defaults)
 
@@ -222,7 +225,9 @@ class LayerAdam(Optimizer):
             # several threads may do this at once: they find the same
             numbers, count = {}, 0
             for each in (p for group in self.param_groups for p in group["params"]):
-                numbers[each] = count + _first_place(each)
+                first, run = _place(each)
+                check_place(each, run, self._dtypes)
+                numbers[each] = count + first
                 count += each.numel()
             self._first_numbers = numbers
         return self._first_numbers[parameter]
@@ -261,9 +266,12 @@ def _hyper(group: dict[str, Any]) -> Hyper:
     )
 
 
-def _first_place(tensor: Tensor) -> int:
+def _place(tensor: Tensor) -> tuple[int, bool]:
+    """Where the part that this rank holds begins in the whole, and whether it is one run of it."""
     if not isinstance(tensor, DTensor):
-        return 0
+        return 0, True
     place = (tensor.shape, tensor.device_mesh, tensor.placements)
-    offset = compute_local_shape_and_global_offset(*place)[1]
-    return sum(start * stride for start, stride in zip(offset, tensor.stride(), strict=True))
+    sizes, offset = compute_local_shape_and_global_offset(*place)
+    first = sum(start * stride for start, stride in zip(offset, tensor.stride(), strict=True))
+    cut = [dim for dim, size in enumerate(sizes) if size != tensor.shape[dim]]
+    return first, not cut or all(size == 1 for size in sizes[: cut[-1]])

@@ -1,6 +1,8 @@
 """What LayerAdam refuses: each check raises a UserError that names the mend."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -56,11 +58,36 @@ def check_settings(group: Group) -> None:
         if name in group:
             raise UserError(f"LayerAdam: {name} is for all layers: give it to LayerAdam itself")
     for name in ("lr", "eps", "weight_decay"):
-        if not group[name] >= 0:
-            raise UserError(f"LayerAdam: {name} is {float(group[name])}: it must be 0 or more")
-    betas = tuple(map(float, group["betas"]))
+        value = _number(name, group[name])
+        if not 0 <= value < math.inf:
+            raise UserError(f"LayerAdam: {name} is {value}: it must be 0 or more, and finite")
+    given = group["betas"]
+    betas = [_number("betas", beta) for beta in given] if isinstance(given, Sequence) else []
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise UserError(f"LayerAdam: betas are {betas}: two numbers, each must be in [0, 1)")
+        raise UserError(f"LayerAdam: betas are {given}: two numbers, each must be in [0, 1)")
+    for name, kind in (("seed", int), ("maximize", bool), ("decoupled_weight_decay", bool)):
+        if not isinstance(group[name], kind):
+            raise UserError(f"LayerAdam: {name} is {group[name]!r}: give {_ARTICLES[kind]}")
+
+
+_ARTICLES = {int: "an integer", bool: "True or False"}
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return float(value)
+    if not isinstance(value, Real):
+        raise UserError(f"LayerAdam: {name} is {value!r}: give a number")
+    return float(value)
+
+
+def check_threads(threads: Any, cpus: Any) -> None:
+    """Refuses what is no number of threads, or no list of processors."""
+    if not isinstance(threads, int):
+        raise UserError(f"LayerAdam: threads is {threads!r}: give an integer")
+    listed = isinstance(cpus, list) and all(isinstance(cpu, int) for cpu in cpus)
+    if cpus is not None and not listed:
+        raise UserError(f"LayerAdam: cpus are {cpus!r}: give a list of integers")
 
 
 def check_parameter(parameter: Tensor) -> None:
@@ -78,6 +105,23 @@ def check_parameter(parameter: Tensor) -> None:
         )
     if not part.is_contiguous():
         raise UserError(f"{shown} has the strides {part.stride()}: make it .contiguous()")
+
+
+def check_place(parameter: Tensor, run: bool, moments: Moments) -> None:
+    """Refuses to round by chance what has no consecutive places in the whole parameter.
+
+    Args:
+        run: whether its elements are consecutive there.
+    """
+    by_chance = local(parameter.detach()).dtype != torch.float32 or (
+        moments["exp_avg_sq"] != torch.float32
+    )
+    if by_chance and not run:
+        raise UserError(
+            f"LayerAdam: a parameter {tuple(parameter.shape)} is cut across its rows, and what is "
+            "rounded by chance goes by the place in the whole: shard its first dimension, or keep "
+            "it and its moments in float32"
+        )
 
 
 def check_gradient(parameter: Tensor) -> None:

@@ -52,6 +52,8 @@ class SlideConfig:
     """where those of AdamW are between updates"""
     moment_dtype: Literal["fp32", "bf16"] = "fp32"
     """what they are kept in; with bf16 second moments are rounded by chance"""
+    seed: int = 0
+    """of all that is rounded by chance"""
     device: str | None = None
     """that computes; by default the current GPU where the process group has NCCL, else the CPU"""
 
@@ -78,15 +80,26 @@ class SlideConfig:
         return Optimization(self.weight_decay, self.clip, *numbers)
 
 
+def check_learning_rate(value: Any) -> None:
+    """Refuses what is none.
+
+    Raises:
+        UserError: in one line.
+    """
+    validate(_Finite, value, "SlideFSDP.learning_rate")
+
+
+_Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class _Numbers(Document):
     """Settings that are none of a strategy."""
 
-    learning_rate: float = Field(ge=0)
+    learning_rate: _Finite
     betas: Annotated[tuple[_Beta, _Beta], AS_TUPLE]
-    eps: float = Field(ge=0)
-    weight_decay: float = Field(ge=0)
+    eps: _Finite
+    weight_decay: _Finite
     clip: float | None = Field(gt=0)
     accumulation: int = Field(ge=1)
+    seed: int

@@ -30,6 +30,7 @@ from shardlab.engines.slide.assembly import (
 from shardlab.engines.slide.copies import Copies, copies_for
 from shardlab.engines.slide.faults import Faults
 from shardlab.engines.slide.lending import Lent
+from shardlab.engines.slide.leaving import leave, when_gone
 from shardlab.engines.slide.model import Sliding
 from shardlab.engines.slide.moments import KINDS, MomentStore
 from shardlab.engines.slide.node import NodeMemory
@@ -69,14 +70,14 @@ class SlideEngine(ModuleEngine):
     ) -> None:
         strategy, device = setup.strategy, setup.device
         lent = ranks_for(strategy, setup.group, ranks_per_node)
-        weakref.finalize(self, lent.give_back)  # after `_leave`: what is told last, is done first
+        when_gone(self, lent.give_back)  # after `_leave`: what is told last, is done first
         self.ranks = ranks = lent.value
         plans = plan_units(model, strategy, device)
         self.units = make_units(model, plans, setup, ranks)
         """the root, then the others in the order of their use"""
         self._trained = trained = [unit for unit in self.units if unit.count]
         self._copies = copies_for(device) if copies is None else copies
-        weakref.finalize(self, self._copies.unpin)  # after `_leave`: what is told last goes first
+        when_gone(self, self._copies.unpin)  # after `_leave`: what is told last goes first
         landings = make_landings(self.units, setup, ranks)
         self._memory = share_memory(self.units, landings, setup, ranks.here)
         self._moments = (
@@ -96,10 +97,10 @@ class SlideEngine(ModuleEngine):
         order = trained if self._holding else [*reversed(trained)]
         self._updates = make_updates(parts, module, self._moments, order)
         self._schedule = make_schedule(parts, module, self.units, self._updates)
-        module.schedule = self._schedule
+        module.schedule, module.owner = self._schedule, weakref.ref(self)
         self._touched = True
         ending = self._updates, self._copies, self._moments, self._memory
-        weakref.finalize(self, _leave, lent, self._faults, *ending)
+        when_gone(self, leave, lent, self._faults, *ending)
 
     def step(self, micro_batches: Sequence[Tensor], learning_rate: float) -> StepOutcome:  # noqa: D102
         count, losses = len(micro_batches), []
@@ -139,9 +140,13 @@ class SlideEngine(ModuleEngine):
         one, and all end with its error.
         """
         alone = self.ranks.gathers is None
-        with self._faults.surfacing(lambda: alone and not self._schedule.in_backward):
-            result = call()
-            self._schedule.finish()
+        self._schedule.in_step = True
+        try:
+            with self._faults.surfacing(lambda: alone and not self._schedule.in_backward):
+                result = call()
+                self._schedule.finish()
+        finally:
+            self._schedule.in_step = False
         return result
 
     def end(self) -> tuple[float, bool]:
@@ -266,24 +271,3 @@ class SlideEngine(ModuleEngine):
         else:
             self._handle.rollback()
         self._loss_scale.update(applied)
-
-
-def _leave(
-    lent: Lent[Ranks],
-    faults: Faults,
-    updates: Updates,
-    copies: Copies,
-    moments: MomentStore,
-    memory: NodeMemory,
-) -> None:
-    """In order, so that no rank takes this one for lost; all of it, whatever goes wrong."""
-    told, errors = faults.told, []
-    for end in (faults.check, updates.drain, copies.drain, moments.close, memory.close):
-        try:
-            end()
-        except Exception as error:
-            errors.append(error)
-    if errors:
-        lent.spoil()
-        if not told:
-            raise errors[0]

@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 class Sliding(nn.Module, Attachable):
-    """`model`, whose units come to the device for their use; `schedule` is set after `attach`.
+    """`model`, whose units come to the device for their use; `schedule` and `owner` are set after `attach`.
 
     Args:
         plans: its units, in the order of their use; what is left makes up the root.
@@ -31,6 +31,8 @@ class Sliding(nn.Module, Attachable):
     """
 
     schedule: Schedule
+    owner: Callable[[], object]
+    """the engine, as long as there is one"""
 
     def __init__(
         self,
@@ -49,7 +51,7 @@ class Sliding(nn.Module, Attachable):
         self.reduce: Collective | None = None
         self.average: Collective | None = None
         # not in `forward`: others call the model, too, as its `generate` does
-        model.register_forward_pre_hook(lambda *_: self.schedule.begin())
+        model.register_forward_pre_hook(lambda *_: self._begin())
         model.register_forward_hook(lambda *_: self.schedule.computed())
         for index, (plan, unit) in enumerate(zip(plans, units[1:], strict=True)):
             watch(plan.modules, index, lambda: self.schedule)
@@ -90,6 +92,19 @@ class Sliding(nn.Module, Attachable):
     def _returned(self, index: int, module: nn.Module, inputs: Any, output: Any) -> None:
         if [*with_gradient(output)]:
             self.schedule.returned(index)
+
+    def _begin(self) -> None:
+        if self.owner() is None:
+            raise UserError(
+                "slide: what trained the model is gone, and its memory with it: keep SlideFSDP as long "
+                "as the model is used, or load its state_dict() into a new model"
+            )
+        if torch.is_grad_enabled() and not self.schedule.in_step:
+            raise UserError(
+                "slide: the model was called outside of a step, where its gradients would be lost: "
+                "call what trains it (SlideFSDP), or use torch.no_grad()"
+            )
+        self.schedule.begin()
 
     def _saving_places(self, forward: Callable[P, Result]) -> Callable[P, Result]:
         @wraps(forward)

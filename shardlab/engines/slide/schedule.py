@@ -72,6 +72,8 @@ class Schedule(Uses):
         """units with frozen parameters that backward has yet to pass, by their index"""
         self._again = False
         """the forward pass of the model is over: what computes now does so for backward"""
+        self.in_step = False
+        """the caller computes a micro-batch"""
         self.in_backward = False
         """gradients of this micro-batch may be there already"""
 

@@ -1,6 +1,8 @@
 """The slide engine for anybody's training script."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,11 @@ from shardlab.engines.base import State
 from shardlab.engines.build import build_engine
 from shardlab.engines.random_state import random_state, set_random_state
 from shardlab.engines.slide import saving
-from shardlab.engines.slide.config import SlideConfig
+from shardlab.engines.slide.config import SlideConfig, check_learning_rate
 from shardlab.engines.slide.engine import SlideEngine
 from shardlab.engines.slide.groups import twin
+from shardlab.engines.slide.model_checks import check_model, computing_device
+from shardlab.engines.slide.outputs import drop_graph, loss_of
 from shardlab.engines.slide.state_dicts import refuse_state_dicts
 from shardlab.engines.slide.unit import FROZEN
 from shardlab.engines.state_files import in_main_memory
@@ -30,9 +34,10 @@ class SlideFSDP:
     """Trains a model that does not fit the device: main memory holds it, the device a window of it.
 
     All ranks of the default process group call the same methods in the same order, each with its
-    own samples; those of one machine share its memory. Without a default process group a rank is
-    alone and makes one, which stays: `torch.distributed.destroy_process_group` ends it when the
-    model has trained, before another one is initialised.
+    own samples; those of one machine share its memory. Without a default process group it makes
+    one, by the environment that a launcher sets or of this rank alone, which stays:
+    `torch.distributed.destroy_process_group` ends it when the model has trained, before another one
+    is initialised.
 
     Its way over a GPU has not been run yet; all tests are on CPUs.
 
@@ -42,8 +47,9 @@ class SlideFSDP:
     anew with `state_dict()`.
 
     Args:
-        model: a causal language model, or another with a list of blocks, whose outputs have a
-            `loss`. In float32 on the CPU, the same on all ranks. It is taken apart.
+        model: a causal language model, or another with a list of blocks, that returns its loss:
+            alone, first of several, or as `loss`. In float32 on the CPU, the same on all ranks.
+            It is taken apart: from now on it computes here, and elsewhere without gradients alone.
 
     Raises:
         UserError: in one line: a setting that has no meaning, a model without blocks or without
@@ -51,6 +57,9 @@ class SlideFSDP:
     """
 
     def __init__(self, model: nn.Module, config: SlideConfig | None = None) -> None:
+        if not isinstance(config, SlideConfig | None):
+            raise UserError(f"SlideFSDP: config is a {type(config).__name__}: give a SlideConfig")
+        check_model(model)
         self.config = config or SlideConfig()
         self.learning_rate = self.config.learning_rate
         """of the steps that begin from now on"""
@@ -59,12 +68,10 @@ class SlideFSDP:
         self.applied: bool | None = None
         """whether the last step was: a gradient that is not finite is left out, on all ranks"""
         if not dist.is_initialized():
-            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+            _init_process_group()
         self._group = dist.distributed_c10d._get_default_group()
         # writing may take longer than a rank waits for another in a step
         self._patient = twin(self._group, timedelta(minutes=30))
-        self._check(model)
         self._names = parameter_names(model).values()
         buffers = dict(model.named_buffers(remove_duplicate=False))
         self._persistent = [name for name in model.state_dict() if name in buffers]
@@ -85,19 +92,20 @@ class SlideFSDP:
             given, batch: what the model takes by name, on any device, as a mapping or otherwise.
 
         Returns:
-            what the model returns, whose `loss` is that of these samples.
+            what the model returns, whose loss is that of these samples.
 
         Raises:
-            UserError: `requires_grad` of a parameter is not what it was at the start.
+            UserError: a batch without names, no loss, a learning rate that is none, or a
+                `requires_grad` that is not what it was at the start.
         """
+        if not isinstance(given, Mapping | None):
+            raise UserError("SlideFSDP: give a batch by name: sliding(input_ids=..., labels=...)")
         device = self._engine.device
         batch = {name: _moved(value, device) for name, value in {**(given or {}), **batch}.items()}
         if not torch.is_grad_enabled():
             return self.module(**batch)
-        if getattr(getattr(self._model, "config", None), "use_cache", False):
-            # keys and values would be kept for nothing, twice where layers are computed again
-            batch.setdefault("use_cache", False)
         count = self.config.accumulation
+        check_learning_rate(self.learning_rate)
         self._engine.begin(self._calls % count, count, self.learning_rate)
         output = self._engine.compute(lambda: self._forward_backward(batch))
         self._calls += 1
@@ -185,13 +193,11 @@ class SlideFSDP:
         }
 
     def _forward_backward(self, batch: dict[str, Any]) -> Any:
-        with self._engine.sliding:
+        with self._engine.sliding, _without_cache(self._model):
             output = self.module(**batch)
-        loss = getattr(output, "loss", None)
-        if loss is None:
-            raise UserError("SlideFSDP: the model returns no loss: give it labels")
+        loss = loss_of(output)
         (loss * (self._engine.loss_scale / self.config.accumulation)).backward()
-        output.loss = loss.detach()
+        drop_graph(loss)
         return output
 
     def _between_steps(self, what: str) -> None:
@@ -200,28 +206,40 @@ class SlideFSDP:
                 f"SlideFSDP.{what}: in the middle of a step: call it after the last one"
             )
 
-    def _check(self, model: nn.Module) -> None:
-        if not any(p.requires_grad for p in model.parameters()):
-            raise UserError("SlideFSDP: all parameters are frozen: set requires_grad of some")
-        if any(p.is_meta for p in model.parameters()):
-            raise UserError("SlideFSDP: the model is on meta, without weights: load it on the CPU")
-        if any(p.numel() > 1 and not any(p.stride()) for p in model.parameters()):
-            raise UserError("SlideFSDP: the model slides already: give a new one")
-        wide = {p.dtype for p in model.parameters()}
-        if wide != {torch.float32}:
-            raise UserError("SlideFSDP: give a model in float32; param_dtype is what computes")
-
     def _build(self, model: nn.Module) -> SlideEngine:
         config = self.config
         ours = config.activation_checkpointing != "none"
         if ours and isinstance(model, PreTrainedModel) and model.is_activation_checkpointing:
             model.activation_checkpointing_disable()  # layers would be computed three times
-        device = torch.device(config.device or device_of(self._group))
+        device = computing_device(config.device, device_of(self._group))
+        strategy, optimization = config.strategy(), config.optimization()
         engine = build_engine(
-            model, config.strategy(), config.optimization(), self._group, device=device
+            model, strategy, optimization, self._group, config.seed, device=device
         )
         assert isinstance(engine, SlideEngine)
         return engine
+
+
+def _init_process_group() -> None:
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        dist.init_process_group(backend)  # as the launcher says
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+@contextmanager
+def _without_cache(model: nn.Module) -> Iterator[None]:
+    """Keys and values would be kept for nothing, twice where layers are computed again."""
+    configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    caching = [config for config in configs if getattr(config, "use_cache", False)]
+    for config in caching:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in caching:
+            config.use_cache = True
 
 
 def _moved(value: Any, device: torch.device) -> Any:

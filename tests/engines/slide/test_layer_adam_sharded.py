@@ -1,13 +1,16 @@
 """LayerAdam beside fully_shard, on two ranks: parameters, gradients and moments are DTensors."""
 
+import pytest
 import torch
 from layer_adam_cases import as_torch
 from ranks import run_ranks
 from torch import nn
 from torch.distributed.checkpoint import state_dict as checkpoint
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
 
 import shardlab
+from shardlab.core.errors import UserError
 
 
 def network(dtype=torch.float32):
@@ -79,3 +82,21 @@ def test_shards_are_rounded_by_the_chances_of_their_places_in_the_whole():
 
     for found in run_ranks(2, on_rank):
         alike(found, expected.state_dict())
+
+
+def test_columns_are_updated_in_float32_and_not_rounded_by_chance():
+    def on_rank(_):
+        def by_columns(model):
+            return fully_shard(model, shard_placement_fn=lambda each: Shard(each.dim() - 1))
+
+        model, expected = by_columns(network()), by_columns(network())
+        train(expected, torch.optim.AdamW(expected.parameters(), 0.01, fused=True), 1)
+        train(model, shardlab.LayerAdam(model.parameters(), 0.01), 1)
+        for name, value in whole(expected).items():
+            torch.testing.assert_close(whole(model)[name], value, rtol=1e-6, atol=1e-8)
+        narrow = by_columns(network(torch.bfloat16))
+        with pytest.raises(UserError, match=r"\(64, 32\) is cut across its rows"):
+            train(narrow, shardlab.LayerAdam(narrow.parameters(), 0.01), 1)
+        return {}
+
+    run_ranks(2, on_rank)

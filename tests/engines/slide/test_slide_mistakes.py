@@ -1,6 +1,7 @@
 """What goes wrong in the user's part of a step, and what stays when an engine is gone."""
 
 import gc
+import os
 import re
 import subprocess
 import sys
@@ -188,17 +189,6 @@ def test_a_parameter_that_two_units_use_is_refused(user):
     run_ranks(1, on_rank)
 
 
-def test_a_model_without_weights_is_refused():
-    def on_rank(group):
-        with torch.device("meta"):
-            model = Blocks()
-        with pytest.raises(UserError, match="on meta, without weights"):
-            shardlab.SlideFSDP(model)
-        return {}
-
-    run_ranks(1, on_rank)
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("changes", [{}, {"clip": None}, {"moments": "disk"}])
 def test_a_model_may_have_no_parameter_outside_of_its_blocks(changes, mode):
@@ -218,3 +208,58 @@ def test_a_model_may_have_no_parameter_outside_of_its_blocks(changes, mode):
         return {}
 
     run_ranks(2, on_rank)
+
+
+def test_a_model_without_its_engine_says_what_is_gone():
+    def on_rank(group):
+        model = model_of("llama-untied")
+        shardlab.SlideFSDP(model)
+        gc.collect()
+        with torch.no_grad(), pytest.raises(UserError, match="keep SlideFSDP as long as the model"):
+            model(input_ids=tokens_of(0, 0))
+        return {}
+
+    run_ranks(1, on_rank)
+
+
+def test_a_fork_ends_in_order_and_the_engine_trains_on():
+    def on_rank(group):
+        engine = engine_of(group, MODES["full-cpu_reduce"])
+        train(engine, 2)
+        child = os.fork()
+        if child == 0:
+            del engine
+            gc.collect()
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        train(engine, 1, first=2)
+        return {}
+
+    run_ranks(2, on_rank)
+
+
+def test_ranks_that_a_launcher_started_train_together(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(LAUNCHED)
+    launched = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    subprocess.run([*launched, script, tmp_path], check=True, timeout=100)
+    states = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    assert states[0] == states[1] == 2
+
+
+LAUNCHED = """
+import sys
+import torch
+import torch.distributed as dist
+from transformers import GPT2Config, GPT2LMHeadModel
+import shardlab
+
+torch.manual_seed(0)
+sizes = {"vocab_size": 50, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
+sliding = shardlab.SlideFSDP(GPT2LMHeadModel(GPT2Config(**sizes)))
+tokens = torch.arange(10)[None] + dist.get_rank()
+sliding(input_ids=tokens, labels=tokens)
+sliding.synchronize()
+torch.save(dist.get_world_size(), f"{sys.argv[1]}/{dist.get_rank()}.pt")
+dist.destroy_process_group()
+"""
