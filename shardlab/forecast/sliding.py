@@ -7,7 +7,7 @@ schedule, arrivals, departures, landings, updates and moments.
 from collections import deque
 from collections.abc import Sequence
 
-from shardlab.core.sliding_memory import landing_sizes
+from shardlab.core.sliding_memory import landing_sizes, window_slots
 from shardlab.forecast.costs import Coding, Costs
 from shardlab.forecast.sliding_costs import Movements
 from shardlab.forecast.sliding_moments import UPDATE, MomentsOnDisk
@@ -25,7 +25,7 @@ class Slide(Step):
         super().__init__(work, costs)
         self._moves = Movements(work, costs)
         self._units = range(1, len(work.units))
-        self._stay = self._units[: work.strategy.window or 2]
+        self._stay = self._units[: window_slots(work.strategy, len(self._units))]
         """what the next forward pass begins with: as many as the device has memory for"""
         self._there = {*self._stay}  # they have come during the step before
         self._coming: dict[int, str] = {}

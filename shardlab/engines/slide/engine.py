@@ -29,12 +29,10 @@ from shardlab.engines.slide.assembly import (
 )
 from shardlab.engines.slide.copies import Copies, copies_for
 from shardlab.engines.slide.faults import Faults
-from shardlab.engines.slide.lending import Lent
 from shardlab.engines.slide.leaving import leave, when_gone
 from shardlab.engines.slide.model import Sliding
-from shardlab.engines.slide.moments import KINDS, MomentStore
-from shardlab.engines.slide.node import NodeMemory
-from shardlab.engines.slide.ranks import Ranks, ranks_for
+from shardlab.engines.slide.moments import KINDS
+from shardlab.engines.slide.ranks import ranks_for
 from shardlab.engines.slide.storing import (
     moments_in_memory,
     moments_on_disk,
@@ -42,7 +40,6 @@ from shardlab.engines.slide.storing import (
     store,
 )
 from shardlab.engines.slide.unit import FROZEN
-from shardlab.engines.slide.updates import Updates
 from shardlab.engines.units import checkpointing_modes, plan_units
 from shardlab.kernels.adam import Hyper
 

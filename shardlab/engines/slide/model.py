@@ -22,7 +22,9 @@ Result = TypeVar("Result")
 
 
 class Sliding(nn.Module, Attachable):
-    """`model`, whose units come to the device for their use; `schedule` and `owner` are set after `attach`.
+    """`model`, whose units come to the device for their use.
+
+    `schedule` and `owner` are set after `attach`.
 
     Args:
         plans: its units, in the order of their use; what is left makes up the root.
@@ -96,8 +98,8 @@ class Sliding(nn.Module, Attachable):
     def _begin(self) -> None:
         if self.owner() is None:
             raise UserError(
-                "slide: what trained the model is gone, and its memory with it: keep SlideFSDP as long "
-                "as the model is used, or load its state_dict() into a new model"
+                "slide: what trained the model is gone, and its memory with it: keep SlideFSDP as "
+                "long as the model is used, or load its state_dict() into a new one"
             )
         if torch.is_grad_enabled() and not self.schedule.in_step:
             raise UserError(

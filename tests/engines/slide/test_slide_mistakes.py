@@ -204,7 +204,8 @@ def test_a_model_may_have_no_parameter_outside_of_its_blocks(changes, mode):
             states.append(sliding.state_dict())
         assert differing(*states) == []
         before = Blocks(ends=False).state_dict()
-        assert len(differing(states[0], before)) == len(before)
+        if dist.get_rank() == 0:
+            assert len(differing(states[0], before)) == len(before)
         return {}
 
     run_ranks(2, on_rank)
