@@ -21,7 +21,7 @@ def losses(run: Run) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "format, gradients",
-    [("full", {}), ("sharded", {}), ("sharded", INT8)],
+    [("full", {}), pytest.param("sharded", {}, marks=pytest.mark.long), ("sharded", INT8)],
     ids=["full", "sharded", "sharded-int8"],
 )
 @pytest.mark.parametrize("engine", ENGINES)

@@ -31,7 +31,7 @@ KINDS = {
 EVERY = {"reduce_every_micro_batch": True}
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 2, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_slots_that_units_share_hold_what_slots_of_their_own_hold(kind, world_size):
     def on_rank(group):
@@ -45,7 +45,7 @@ def test_slots_that_units_share_hold_what_slots_of_their_own_hold(kind, world_si
     run_ranks(world_size, on_rank)
 
 
-@pytest.mark.parametrize("micro", [2, 3])
+@pytest.mark.parametrize("micro", [2, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("kind", KINDS)
 def test_slots_are_shared_by_micro_batches_too(kind, clip, micro):
