@@ -116,6 +116,8 @@ def _speed_ups(
     for run in group.runs:
         style = _BOUND if run == NO_COMMUNICATION else look[run]
         gains = pd.DataFrame([speed_up(t.ratio(run, baseline)) for t in group.measured])
+        if gains["mean"].isna().all():
+            continue  # it was timed without an emulated link alone
         rates = [timing.bits_per_second for timing in group.measured]
         axes.plot(rates, gains["mean"], label=run, **style)
         if run != NO_COMMUNICATION and gains["low"].notna().all():

@@ -21,6 +21,8 @@ from shardlab.report.crossover import (
 from shardlab.report.equal_quality import quality_tables
 from shardlab.report.link_timings import crossovers
 from shardlab.report.numbers import ABSENT
+from shardlab.report.timing_plots import draw_timings
+from shardlab.report.timings import timing_table
 
 QUALITY = Quality(train_loss=(7.0, 1.0), time_s=(2.0,))
 
@@ -154,3 +156,16 @@ def test_runs_that_were_not_trained_have_no_time_to_a_loss():
 )
 def test_rates_are_told_as_people_say_them(rate, text):
     assert rate_text(rate) == text
+
+
+def test_the_plot_names_runs_that_were_timed_on_links():
+    runs = [make_timed("two-ranks", run) for run in (BASELINE, "ddp", NO_COMMUNICATION)]
+    for rate in (1e8, 1e9):
+        runs += timed(
+            rate, **{BASELINE: [2.0, 2.1], "int8": [1.0, 1.1], NO_COMMUNICATION: [0.5, 0.6]}
+        )
+    figure = draw_timings(timing_table(runs, BASELINE), crossovers(runs), [BASELINE], BASELINE)[
+        "crossover"
+    ]
+    named = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert named == [BASELINE, "fsdp2-int8", NO_COMMUNICATION]
