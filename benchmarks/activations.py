@@ -22,19 +22,19 @@ from torch import Tensor
 
 from benchmarks.children import on_ranks
 from benchmarks.speed import best_times
+from shardlab.activations.checkpoint import FOLDER_VARIABLE
+from shardlab.activations.media import blocks
+from shardlab.activations.stores import FileStore, Ticket
 from shardlab.core.document import validate
 from shardlab.core.files import write_json
-from shardlab.core.host import describe_host, git_revision
-from shardlab.core.params import Model
-from shardlab.core.strategy import parse_strategy
-from shardlab.engines.activations.checkpoint import FOLDER_VARIABLE
-from shardlab.engines.activations.media import blocks
-from shardlab.engines.activations.stores import FileStore, Ticket
-from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
+from shardlab.engines.common.base import Engine, Optimization
+from shardlab.experiment.schema import Model
 from shardlab.models.build import build_model
+from shardlab.records.host import describe_host, git_revision
 from shardlab.report.numbers import figure
 from shardlab.report.tables import text_table
+from shardlab.strategy.strategy import parse_strategy
 
 _CPU = torch.device("cpu")
 _PIECE, _TENSOR, _TENSORS = 8 << 20, 16 << 20, 24

@@ -8,9 +8,9 @@ import yaml
 from shardlab.codecs.base import Codec
 from shardlab.codecs.registry import make_method
 from shardlab.codecs.rounds import Rounds
-from shardlab.core.codec_options import IN_ROUNDS
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
+from shardlab.strategy.codec_options import IN_ROUNDS
 
 _FILE = Path(__file__).with_name("codecs.yaml")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from shardlab.comm.links import Links
 from shardlab.core.files import read_json, write_json
-from shardlab.train.launch import launch
+from shardlab.launch import launch
+from shardlab.transport.links import Links
 
 _LONGEST_WAIT_S = 1800.0
 

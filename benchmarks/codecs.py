@@ -27,8 +27,8 @@ from benchmarks.speed import Speed, codec_speed, rounds_speed
 from shardlab.codecs.base import Codec
 from shardlab.codecs.rounds import Rounds
 from shardlab.core.files import write_json
-from shardlab.core.host import describe_host, git_revision
 from shardlab.core.progress import say, stopwatch
+from shardlab.records.host import describe_host, git_revision
 from shardlab.report.numbers import ABSENT, figure, fixed, scientific
 from shardlab.report.tables import text_table
 

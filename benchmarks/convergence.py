@@ -16,18 +16,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from shardlab.core.errors import UserError
-from shardlab.core.host import git_revision
-from shardlab.core.parameters import Parameters
-from shardlab.core.params import Train
 from shardlab.core.progress import say, stopwatch
-from shardlab.core.records import Record, read_records, write_records
+from shardlab.experiment.parameters import Parameters
+from shardlab.experiment.schema import Train
+from shardlab.launch import RunFailed
+from shardlab.loop.plan import RunPlan
+from shardlab.records.host import git_revision
+from shardlab.records.run import Record, read_records, write_records
 from shardlab.report.aggregate import comparison, select
 from shardlab.report.columns import PPL, PPL_CHANGE
 from shardlab.report.numbers import ABSENT, figure, optional
 from shardlab.report.tables import text_table
-from shardlab.train.launch import RunFailed
 from shardlab.train.measure import measure
-from shardlab.train.plan import RunPlan
 
 GOAL_RATIO, GOAL_CHANGE = 4.0, 0.01
 """fewer gradient bytes, at no more than this share of perplexity"""

@@ -22,21 +22,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.children import on_ranks
-from shardlab.comm.pace import Pace
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
-from shardlab.core.host import describe_host, git_revision
-from shardlab.core.params import Model
 from shardlab.core.progress import say
-from shardlab.core.strategy import Strategy, parse_strategy
-from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
+from shardlab.engines.common.base import Optimization
+from shardlab.experiment.schema import Model
 from shardlab.models.build import build_model
 from shardlab.models.parts import transformer_blocks
 from shardlab.models.presets import PRESETS
+from shardlab.records.host import describe_host, git_revision
 from shardlab.report.numbers import figure
 from shardlab.report.tables import text_table
+from shardlab.strategy.strategy import Strategy, parse_strategy
+from shardlab.transport.pace import Pace
 
 EXCHANGE = {"route": "exchange"}
 STRATEGIES: dict[str, dict[str, Any]] = {

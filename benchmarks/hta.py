@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 from benchmarks.engines import STRATEGIES
 from benchmarks.traced import trace
 from shardlab.core.errors import UserError
-from shardlab.core.strategy import parse_strategy
-from shardlab.profiling.breakdown import read_steps
-from shardlab.profiling.merge import merge_traces
+from shardlab.profiling.analysis.breakdown import read_steps
+from shardlab.profiling.capture.merge import merge_traces
 from shardlab.report.numbers import figure
 from shardlab.report.tables import text_table
+from shardlab.strategy.strategy import parse_strategy
 
 _DEFAULT = ("ddp", "fsdp2", "fsdp2-ahead", "manual")
 _WAITS = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::")

@@ -18,14 +18,14 @@ import torch.distributed as dist
 
 from benchmarks.children import on_ranks
 from benchmarks.speed import best_times
+from shardlab.activations.media import blocks
+from shardlab.activations.nameless import NamelessFile
 from shardlab.core.files import write_json
-from shardlab.core.host import describe_host, git_revision
-from shardlab.engines.activations.media import blocks
-from shardlab.engines.activations.nameless import NamelessFile
 from shardlab.engines.slide.moments import FileMoments, MemoryMoments, Moments, MomentStore
 from shardlab.engines.slide.node_file import NodeFile
 from shardlab.kernels.adam import Hyper, adam_
 from shardlab.kernels.workers import Workers
+from shardlab.records.host import describe_host, git_revision
 from shardlab.report.numbers import figure
 from shardlab.report.tables import text_table
 

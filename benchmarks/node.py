@@ -18,7 +18,7 @@ import torch.distributed as dist
 from shardlab.engines.slide.control import Control
 from shardlab.engines.slide.groups import node_groups
 from shardlab.engines.slide.node import NodeMemory
-from shardlab.train.launch import launch
+from shardlab.launch import launch
 
 _CALLS = 200
 

@@ -28,18 +28,18 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.children import on_ranks
 from shardlab.core.files import write_json
-from shardlab.core.host import describe_host, git_revision
-from shardlab.core.memory import closed_form, main_memory
-from shardlab.core.params import Train
 from shardlab.core.progress import say
-from shardlab.core.strategy import Strategy, parse_strategy
-from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
-from shardlab.engines.sizes import sizes_of
+from shardlab.engines.common.base import Engine, Optimization
+from shardlab.estimation.sizes import sizes_of
+from shardlab.experiment.schema import Train
+from shardlab.memory.step import closed_form, main_memory
 from shardlab.models.presets import Shape, shape_config
 from shardlab.models.weights import RandomWeights
+from shardlab.records.host import describe_host, git_revision
 from shardlab.report.numbers import figure
 from shardlab.report.tables import text_table
+from shardlab.strategy.strategy import Strategy, parse_strategy
 
 _VOCABULARY, _UNTIMED, _TIMED, _MB = 512, 2, 6, 1e6
 _FULL = {"activation_checkpointing": "full"}

@@ -26,11 +26,11 @@ from benchmarks.traced import Trainee
 from shardlab.comm import coded, collective, exchange, linear
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
-from shardlab.core.host import describe_host, git_revision
-from shardlab.core.strategy import parse_strategy
-from shardlab.profiling.capture import Capture
+from shardlab.profiling.capture.capture import Capture
+from shardlab.records.host import describe_host, git_revision
 from shardlab.report.numbers import figure
 from shardlab.report.tables import text_table
+from shardlab.strategy.strategy import parse_strategy
 
 CASES: dict[str, dict[str, Any]] = {
     **STRATEGIES,

@@ -25,17 +25,17 @@ from unittest.mock import patch
 import psutil
 from torch import Tensor
 
+from shardlab.checkpoint.folder import Folder
+from shardlab.checkpoint.manifest import read_manifest
 from shardlab.core.files import read_json_lines, write_json
-from shardlab.core.host import describe_host, git_revision
-from shardlab.core.params import Checkpoint, Model, Train
 from shardlab.core.progress import say
-from shardlab.core.strategy import parse_strategy
+from shardlab.experiment.schema import Checkpoint, Model, Train
+from shardlab.launch import RunFailed
+from shardlab.loop.loop import Loop
+from shardlab.loop.plan import RunPlan
+from shardlab.records.host import describe_host, git_revision
 from shardlab.report.tables import text_table
-from shardlab.train.checkpoint.folder import Folder
-from shardlab.train.checkpoint.manifest import read_manifest
-from shardlab.train.launch import RunFailed
-from shardlab.train.loop import Loop
-from shardlab.train.plan import RunPlan
+from shardlab.strategy.strategy import parse_strategy
 from shardlab.train.run import train_run
 
 _INT4 = {"codec": "int4:group=64", "error_feedback": True}

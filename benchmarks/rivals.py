@@ -31,8 +31,8 @@ from shardlab.codecs.rounds import Rounds
 from shardlab.codecs.unit import Block, Unit
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
-from shardlab.core.host import describe_host, git_revision
 from shardlab.core.progress import say
+from shardlab.records.host import describe_host, git_revision
 from shardlab.report.numbers import ABSENT, figure
 from shardlab.report.tables import text_table
 

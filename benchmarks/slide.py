@@ -32,18 +32,18 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.children import on_ranks
 from shardlab.core.files import write_json
-from shardlab.core.host import describe_host, git_revision
 from shardlab.core.progress import say
-from shardlab.core.strategy import parse_strategy
-from shardlab.engines.base import Optimization
-from shardlab.engines.computation import prepare
-from shardlab.engines.setup import Setup
+from shardlab.engines.common.base import Optimization
+from shardlab.engines.common.computation import prepare
+from shardlab.engines.common.setup import Setup
 from shardlab.engines.slide.copies import ThrottledCopies
 from shardlab.engines.slide.engine import SlideEngine
 from shardlab.models.presets import Shape, shape_config
 from shardlab.models.weights import RandomWeights
+from shardlab.records.host import describe_host, git_revision
 from shardlab.report.numbers import figure
 from shardlab.report.tables import text_table
+from shardlab.strategy.strategy import parse_strategy
 
 _VOCABULARY, _SEQUENCE, _UNTIMED, _IN_A_ROW, _CPU = 512, 64, 2, 6, torch.device("cpu")
 _WAITS = ("in", "out", "landing")

@@ -16,20 +16,20 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.children import on_ranks
-from shardlab.core.calibration import MemoryCost, MemoryOperation, Operation
+from shardlab.calibration.memory_costs import memory_times
 from shardlab.core.files import read_json, write_json
-from shardlab.core.strategy import Strategy, parse_strategy
-from shardlab.engines.units import unit_sizes
+from shardlab.engines.common.units import unit_sizes
 from shardlab.forecast.costs import Measured, codings
 from shardlab.forecast.fit import Line
 from shardlab.forecast.machine import Machine, learn_memory
 from shardlab.forecast.schedule import Phase, simulate
 from shardlab.forecast.sliding import Slide
 from shardlab.forecast.work import COMPUTE, Compute, Overhead, Work
+from shardlab.measurements.calibration import MemoryCost, MemoryOperation, Operation
 from shardlab.models.presets import Shape, shape_config
 from shardlab.report.numbers import figure
 from shardlab.report.tables import text_table
-from shardlab.train.memory_costs import memory_times
+from shardlab.strategy.strategy import Strategy, parse_strategy
 
 _STEPS = 6
 _WAITS = {"in": ("forward", "backward"), "out": ("settle",), "landing": ("landed",)}

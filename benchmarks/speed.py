@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from shardlab.codecs.base import Codec, MessageKey
+from shardlab.codecs.buffers import Buffers
+from shardlab.codecs.envelope import HEADER, message_bytes
 from shardlab.codecs.rounds import Rounds
 from shardlab.codecs.unit import Unit
-from shardlab.comm.buffers import Buffers
-from shardlab.comm.envelope import HEADER, message_bytes
 from shardlab.core.progress import stopwatch
 
 PAYLOADS = (2, 4, 8)

@@ -7,13 +7,13 @@ import torch
 import torch.distributed as dist
 
 from shardlab.core.document import validate
-from shardlab.core.params import Model
-from shardlab.core.strategy import Strategy
-from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
+from shardlab.engines.common.base import Engine, Optimization
+from shardlab.experiment.schema import Model
+from shardlab.launch import launch
 from shardlab.models.build import build_model
-from shardlab.profiling.capture import Capture
-from shardlab.train.launch import launch
+from shardlab.profiling.capture.capture import Capture
+from shardlab.strategy.strategy import Strategy
 
 _VOCABULARY, _LENGTH, _SAMPLES = 2048, 64, 8
 _UNTIMED = 3

@@ -3,8 +3,8 @@
     python -m benchmarks.transport [--world-size W] [--rounds R] [--rate 100mbit 1gbit ...]
 
 One run, calls take turns, from barrier to barrier: milliseconds of the best of several rounds.
-`pieces` is what `shardlab.comm.transport` does, also with other sizes and numbers in flight; the
-others send the same bytes to every other rank in another way, and gloo's reduce-scatter and
+`pieces` is what `shardlab.transport.transport` does, also with other sizes and numbers in flight;
+the others send the same bytes to every other rank in another way, and gloo's reduce-scatter and
 all-gather do the same job. Loopback shows the cost on the CPU. With rates the table is repeated on
 emulated links, with the share of the link's rate that those bytes reach, in the best round and in
 the median: whether one large message uses both directions at once is chance.
@@ -21,14 +21,14 @@ import torch
 import torch.distributed as dist
 
 from shardlab.codecs.base import MessageKey
+from shardlab.codecs.buffers import Buffers
+from shardlab.codecs.envelope import HEADER, Contents, describe, message_bytes, seal, unseal
 from shardlab.codecs.registry import make_codec
-from shardlab.comm import transport
-from shardlab.comm.buffers import Buffers
-from shardlab.comm.envelope import HEADER, Contents, describe, message_bytes, seal, unseal
-from shardlab.comm.links import Links
-from shardlab.comm.transport import Transport
-from shardlab.core.link import Link
-from shardlab.train.launch import launch
+from shardlab.experiment.link import Link
+from shardlab.launch import launch
+from shardlab.transport import transport
+from shardlab.transport.links import Links
+from shardlab.transport.transport import Transport
 
 SIZES = [1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24]
 OTHER_PIECES = [(256, 2), (256, 4), (256, 8), (512, 4), (1024, 4)]

@@ -20,21 +20,21 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.children import on_ranks
-from shardlab.comm.links import Links, interface_bytes, interface_frames
-from shardlab.core.codec_options import SPECS
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
-from shardlab.core.host import describe_host, git_revision
-from shardlab.core.link import FRAME_HEADERS, Link
-from shardlab.core.params import Model
 from shardlab.core.progress import say
-from shardlab.core.strategy import parse_strategy
-from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
+from shardlab.engines.common.base import Engine, Optimization
+from shardlab.experiment.link import FRAME_HEADERS, Link
+from shardlab.experiment.schema import Model
 from shardlab.models.build import build_model
+from shardlab.records.host import describe_host, git_revision
 from shardlab.report.numbers import figure
 from shardlab.report.tables import text_table
+from shardlab.strategy.codec_options import SPECS
+from shardlab.strategy.strategy import parse_strategy
+from shardlab.transport.links import Links, interface_bytes, interface_frames
 
 _OPTIONS = {"threshold": ":threshold=1e-3"}
 """of a codec that is nothing without"""

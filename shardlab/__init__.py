@@ -9,12 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardlab.activations.checkpoint import SlidingCheckpoint as SlidingCheckpoint
     from shardlab.comm.attach import attach as attach
     from shardlab.comm.handle import merge_states as merge_states
-    from shardlab.engines.activations.checkpoint import SlidingCheckpoint as SlidingCheckpoint
-    from shardlab.engines.slide.adam import LayerAdam as LayerAdam
-    from shardlab.engines.slide.config import SlideConfig as SlideConfig
-    from shardlab.engines.slide.wrapper import SlideFSDP as SlideFSDP
+    from shardlab.standalone.adam import LayerAdam as LayerAdam
+    from shardlab.standalone.config import SlideConfig as SlideConfig
+    from shardlab.standalone.wrapper import SlideFSDP as SlideFSDP
 
 __all__ = [
     "LayerAdam",
@@ -26,10 +26,10 @@ __all__ = [
 ]
 
 _PLACES = {
-    "LayerAdam": "shardlab.engines.slide.adam",
-    "SlideConfig": "shardlab.engines.slide.config",
-    "SlideFSDP": "shardlab.engines.slide.wrapper",
-    "SlidingCheckpoint": "shardlab.engines.activations.checkpoint",
+    "LayerAdam": "shardlab.standalone.adam",
+    "SlideConfig": "shardlab.standalone.config",
+    "SlideFSDP": "shardlab.standalone.wrapper",
+    "SlidingCheckpoint": "shardlab.activations.checkpoint",
     "attach": "shardlab.comm.attach",
     "merge_states": "shardlab.comm.handle",
 }

@@ -1,11 +1,11 @@
 """Measures what single operations cost on this machine, for the forecast."""
 
-from shardlab.core.calibration import memory_operations, write_calibration
+from shardlab.calibration.codec_costs import codecs_of
+from shardlab.calibration.measure import Place, calibrate
 from shardlab.core.errors import UserError
-from shardlab.core.parameters import Parameters
 from shardlab.core.progress import say
-from shardlab.train.calibration import Place, calibrate
-from shardlab.train.codec_costs import codecs_of
+from shardlab.experiment.parameters import Parameters
+from shardlab.measurements.calibration import memory_operations, write_calibration
 from stages.common import run
 
 _OUTPUT = "results/calibration.json"

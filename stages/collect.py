@@ -10,12 +10,13 @@ from typing import Any
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, read_json, read_json_lines
-from shardlab.core.memory import Estimate
-from shardlab.core.parameters import Parameters
-from shardlab.core.params import Quality
 from shardlab.core.progress import say
-from shardlab.core.quality import quality_at_time, steps_to_quality, time_to_quality
-from shardlab.core.records import (
+from shardlab.experiment.parameters import Parameters
+from shardlab.experiment.schema import Quality
+from shardlab.measurements.quality import quality_at_time, steps_to_quality, time_to_quality
+from shardlab.measurements.timing import TimedRun, read_timing, scaling_efficiency
+from shardlab.memory.step import Estimate
+from shardlab.records.run import (
     Breakdown,
     Joined,
     Record,
@@ -25,7 +26,6 @@ from shardlab.core.records import (
     table_row,
     write_records,
 )
-from shardlab.core.timings import TimedRun, read_timing, scaling_efficiency
 from stages.common import run
 
 _RESULTS = Path("results")

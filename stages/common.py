@@ -13,9 +13,9 @@ from datetime import datetime
 from pathlib import Path
 
 from shardlab.core.errors import UserError
-from shardlab.core.parameters import Parameters
 from shardlab.core.process import die_with_parent
 from shardlab.core.progress import say, stopwatch
+from shardlab.experiment.parameters import Parameters
 
 
 def run(main: Callable[..., None], log: Sequence[str] | None = None) -> None:

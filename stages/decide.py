@@ -1,13 +1,13 @@
 """Accepts a trial's strategy or goes back, and adds the round to the history."""
 
-from shardlab.agent.decision import conclude
-from shardlab.agent.history import known_before
-from shardlab.agent.proposal import read_proposal
-from shardlab.agent.trials import read_trial
+from shardlab.agent.decisions.decision import conclude
+from shardlab.agent.decisions.trials import read_trial
+from shardlab.agent.proposals.proposal import read_proposal
+from shardlab.agent.records.history import known_before
 from shardlab.core.files import write_json
-from shardlab.core.parameters import Parameters
 from shardlab.core.progress import say
-from shardlab.core.records import read_records
+from shardlab.experiment.parameters import Parameters
+from shardlab.records.run import read_records
 from stages.common import run
 
 RESULTS = "results/results.jsonl"

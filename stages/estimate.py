@@ -5,14 +5,14 @@ from pathlib import Path
 import torch
 
 from shardlab.core.files import write_json
-from shardlab.core.memory import Categories, Estimate, closed_form, main_memory
-from shardlab.core.parameters import Parameters
 from shardlab.core.progress import say
-from shardlab.core.strategy import Strategy
-from shardlab.data.manifest import read_manifest
-from shardlab.engines.sizes import sizes_of
-from shardlab.engines.traced_memory import imagined_ranks, traced_memory
+from shardlab.data.tokens.manifest import read_manifest
+from shardlab.estimation.sizes import sizes_of
+from shardlab.estimation.traced_memory import imagined_ranks, traced_memory
+from shardlab.experiment.parameters import Parameters
+from shardlab.memory.step import Categories, Estimate, closed_form, main_memory
 from shardlab.models.build import build_model
+from shardlab.strategy.strategy import Strategy
 from stages.common import run
 
 _CPU = torch.device("cpu")

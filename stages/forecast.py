@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from shardlab.core.calibration import read_calibration
 from shardlab.core.errors import UserError
-from shardlab.core.parameters import Parameters
 from shardlab.core.progress import say
-from shardlab.core.timings import read_timing
+from shardlab.experiment.parameters import Parameters
 from shardlab.forecast.results import foretell, write_forecast
+from shardlab.measurements.calibration import read_calibration
+from shardlab.measurements.timing import read_timing
 from stages.common import run
 
 _FOLDER, _TIMINGS = Path("results/forecast"), Path("results/timings")

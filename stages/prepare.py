@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from shardlab.core.files import write_json
-from shardlab.core.parameters import Parameters
 from shardlab.core.progress import say
-from shardlab.data.corpus import prepare
+from shardlab.data.sources.corpus import prepare
+from shardlab.experiment.parameters import Parameters
 from stages.common import run
 
 

@@ -7,9 +7,9 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from shardlab.core.files import atomic, write_json
-from shardlab.core.parameters import Parameters
 from shardlab.core.progress import say
-from shardlab.profiling.breakdown import StepTimes, read_steps, summarize
+from shardlab.experiment.parameters import Parameters
+from shardlab.profiling.analysis.breakdown import StepTimes, read_steps, summarize
 from stages.common import integer, run
 
 

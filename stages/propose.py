@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
-from shardlab.agent.endpoint import Endpoint
-from shardlab.agent.history import known_before
-from shardlab.agent.http_judge import HttpJudge
-from shardlab.agent.judge import Judge, RuleJudge
-from shardlab.agent.proposal import propose
+from shardlab.agent.judges.endpoint import Endpoint
+from shardlab.agent.judges.http_judge import HttpJudge
+from shardlab.agent.proposals.judge import Judge, RuleJudge
+from shardlab.agent.proposals.proposal import propose
+from shardlab.agent.records.history import known_before
 from shardlab.core.files import write_json
-from shardlab.core.parameters import Parameters
-from shardlab.core.params import Agent
 from shardlab.core.progress import say
-from shardlab.core.records import read_records
+from shardlab.experiment.parameters import Parameters
+from shardlab.experiment.schema import Agent
+from shardlab.records.run import read_records
 from stages.common import integer, run
 
 RESULTS = "results/results.jsonl"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_text
-from shardlab.core.parameters import Parameters
 from shardlab.core.progress import say
+from shardlab.experiment.parameters import Parameters
 from stages.common import run
 
 BEGIN = "<!-- headline:begin -->"

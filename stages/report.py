@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from shardlab.agent.history import read_history
+from shardlab.agent.records.history import read_history
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, read_json_lines
-from shardlab.core.parameters import Parameters
 from shardlab.core.progress import say
-from shardlab.core.records import read_records
-from shardlab.core.timings import read_timing
+from shardlab.experiment.parameters import Parameters
 from shardlab.forecast.results import read_forecast
+from shardlab.measurements.timing import read_timing
+from shardlab.records.run import read_records
 from shardlab.report.aggregate import select
 from shardlab.report.write import Evidence, write_report
 from stages.common import run

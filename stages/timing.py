@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from shardlab.core.parameters import Parameters
-from shardlab.train.timing import TimingPlan, time_strategies
+from shardlab.experiment.parameters import Parameters
+from shardlab.timing.interleaved import TimingPlan, time_strategies
 from stages.common import run as run_stage
 
 

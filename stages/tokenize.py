@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from shardlab.core.files import write_json
-from shardlab.core.parameters import Parameters
 from shardlab.core.progress import say
-from shardlab.data.statistics import describe_tokens
-from shardlab.data.tokenize import build_tokens
-from shardlab.data.tokens import open_split
+from shardlab.data.tokenize.statistics import describe_tokens
+from shardlab.data.tokenize.tokenize import build_tokens
+from shardlab.data.tokens.tokens import open_split
+from shardlab.experiment.parameters import Parameters
 from stages.common import run
 
 

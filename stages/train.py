@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Annotated
 
 from shardlab.core.document import validate
-from shardlab.core.parameters import Parameters
-from shardlab.core.params import Seed
-from shardlab.train.launch import Start
+from shardlab.experiment.parameters import Parameters
+from shardlab.experiment.schema import Seed
+from shardlab.launch import Start
+from shardlab.loop.plan import RunPlan
 from shardlab.train.placed import show_placements
-from shardlab.train.plan import RunPlan
 from shardlab.train.run import train_run
 from stages.common import run as run_stage
 

@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
-from shardlab.agent.proposal import read_proposal
-from shardlab.agent.trials import Trial, TrialFailed, no_trial, run_trial, trial_key
+from shardlab.agent.decisions.trials import Trial, TrialFailed, no_trial, run_trial, trial_key
+from shardlab.agent.proposals.proposal import read_proposal
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
-from shardlab.core.parameters import Parameters
 from shardlab.core.progress import say
-from shardlab.core.records import Record
-from shardlab.core.strategy import Strategy
-from shardlab.train.launch import RunFailed
+from shardlab.experiment.parameters import Parameters
+from shardlab.launch import RunFailed
+from shardlab.loop.plan import RunPlan
+from shardlab.records.run import Record
+from shardlab.strategy.strategy import Strategy
 from shardlab.train.measure import measure
-from shardlab.train.plan import RunPlan
 from stages.common import integer, run
 
 DATA = Path("data")

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from shardlab.core.parameters import Parameters
-from shardlab.train.validate import validate_run
+from shardlab.evaluation.validate import validate_run
+from shardlab.experiment.parameters import Parameters
 from stages.common import integer, run
 
 

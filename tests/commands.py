@@ -13,9 +13,9 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from shardlab.core.errors import UserError
-from shardlab.core.placement import Placing
 from shardlab.core.process import die_with_parent
-from shardlab.train.launch import Start, Worker, launch
+from shardlab.experiment.affinity import CpuAffinity
+from shardlab.launch import Start, Worker, launch
 
 ROOT = Path(__file__).parents[1]
 
@@ -117,8 +117,8 @@ def typed(folder: Path, project: Path, module: str, *arguments: str) -> Command:
 _SCRIPT = """
 import os, time
 from pathlib import Path
-import workers
-from shardlab.train.launch import launch
+from tests.launch import workers
+from shardlab.launch import launch
 if os.environ["RANK"] == "0":
     time.sleep(0.5)  # the others find what an attempt before has left in the store
 launch({worker}, {world_size}, threads=1, timeout_s=30, placement={placement!r})
@@ -126,7 +126,7 @@ launch({worker}, {world_size}, threads=1, timeout_s=30, placement={placement!r})
 
 
 def torchrun(
-    folder: Path, worker: str, world_size: int, *options: str, placement: Placing = "auto"
+    folder: Path, worker: str, world_size: int, *options: str, placement: CpuAffinity = "auto"
 ) -> list[str]:
     """A command line.
 
@@ -145,7 +145,7 @@ def torchrun(
 def start(command: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/train'}"},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

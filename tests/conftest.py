@@ -35,12 +35,21 @@ def pytest_collection_finish():
 def permitted():
     """Skips where this process may not make links in network namespaces."""
     # not above: what is imported there comes before the variables that it reads
-    from shardlab.comm.links import Links
     from shardlab.core.errors import UserError
-    from shardlab.core.link import Link
+    from shardlab.experiment.link import Link
+    from shardlab.transport.links import Links
 
     try:
         with Links(1, Link(rate="1gbit")):
             pass
     except UserError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with token shards to train on."""
+    # not above: what is imported there comes before the variables that it reads
+    from tests.token_data import make_token_data
+
+    return make_token_data(tmp_path_factory.mktemp("data"))

@@ -2,16 +2,15 @@
 
 from typing import Any
 
-from made_records import BASELINE, STRATEGIES, make_history, make_losses
-from made_timed import make_timings
-
-from shardlab.core.params import Quality
-from shardlab.core.records import Record
+from shardlab.experiment.schema import Quality
 from shardlab.forecast.breakeven import BreakEven
 from shardlab.forecast.check import Check, summarize
 from shardlab.forecast.extrapolation import Point
 from shardlab.forecast.results import Foretold
+from shardlab.records.run import Record
 from shardlab.report.write import Evidence
+from tests.made_records import BASELINE, STRATEGIES, make_history, make_losses
+from tests.made_timed import make_timings
 
 
 def make_foretold(runs: list[str] | None = None, **changes: Any) -> Foretold:

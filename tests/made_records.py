@@ -7,10 +7,10 @@ import math
 import random
 from typing import Any
 
-from shardlab.agent.history import History, initial_history
-from shardlab.agent.rounds import Candidate, Refused, Round, TrialSummary, Verdict
-from shardlab.core.records import Record
-from shardlab.core.strategy import Strategy, parse_strategy
+from shardlab.agent.records.history import History, initial_history
+from shardlab.agent.records.rounds import Candidate, Refused, Round, TrialSummary, Verdict
+from shardlab.records.run import Record
+from shardlab.strategy.strategy import Strategy, parse_strategy
 
 BASELINE = "fsdp2"
 STRATEGIES: dict[str, dict[str, Any]] = {

@@ -3,10 +3,9 @@
 import random
 from typing import Any
 
-from made_records import BASELINE, FIGURES, HOST, STRATEGIES, make_breakdown, make_ledger
-
-from shardlab.core.strategy import parse_strategy
-from shardlab.core.timings import NO_COMMUNICATION, TimedRun
+from shardlab.measurements.timing import NO_COMMUNICATION, TimedRun
+from shardlab.strategy.strategy import parse_strategy
+from tests.made_records import BASELINE, FIGURES, HOST, STRATEGIES, make_breakdown, make_ledger
 
 # of a model of a million parameters: rates on which all traffic takes longer than anything else
 RATES: dict[str, int | None] = {"two-ranks": None, "slow": 10**8, "fast": 10**9}

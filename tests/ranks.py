@@ -9,8 +9,8 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from shardlab.comm.links import Links
-from shardlab.train.launch import launch
+from shardlab.launch import launch
+from shardlab.transport.links import Links
 
 OnRank = Callable[[dist.ProcessGroup], dict[str, Tensor]]
 

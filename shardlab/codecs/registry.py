@@ -20,9 +20,9 @@ from shardlab.codecs.rounds import Rounds
 from shardlab.codecs.signs import EfSign, OneBit, Sign
 from shardlab.codecs.sketch import Sketch
 from shardlab.codecs.sparse import Threshold, TopK
-from shardlab.core.codec_spec import CodecSpec, split_text
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError, nearest
+from shardlab.strategy.codec_spec import CodecSpec, split_text
 
 _BUILT_IN: dict[str, Callable[..., Codec]] = {
     codec.name: codec

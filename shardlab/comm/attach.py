@@ -13,7 +13,6 @@ from shardlab.codecs.base import Codec
 from shardlab.codecs.registry import make_codec, make_method
 from shardlab.codecs.rounds import Rounds
 from shardlab.comm.attachable import Attachable
-from shardlab.comm.background import Lanes
 from shardlab.comm.build import Route, between_replicas, make_collective
 from shardlab.comm.collective import Collective
 from shardlab.comm.ddp_hooks import attach_ddp
@@ -25,10 +24,11 @@ from shardlab.comm.ledger import Ledger
 from shardlab.comm.names import matching, parameter_names, whole_units
 from shardlab.comm.residuals import Residual
 from shardlab.comm.steps import Told, Updates, tell_steps
-from shardlab.core.codec_options import IN_ROUNDS, SPECS
-from shardlab.core.compression import Compression, WeightCompression
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
+from shardlab.strategy.codec_options import IN_ROUNDS, SPECS
+from shardlab.strategy.compression import Compression, WeightCompression
+from shardlab.transport.background import Lanes
 
 Spec = str | Mapping[str, Any] | BaseModel | Codec
 

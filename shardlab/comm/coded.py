@@ -8,11 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.codecs.base import Codec, MessageKey
-from shardlab.codecs.identity import Identity
-from shardlab.codecs.unit import Unit
-from shardlab.comm.buffers import Buffers
-from shardlab.comm.collective import Collective
-from shardlab.comm.envelope import (
+from shardlab.codecs.buffers import Buffers
+from shardlab.codecs.envelope import (
     HEADER,
     Contents,
     PayloadError,
@@ -21,6 +18,9 @@ from shardlab.comm.envelope import (
     seal,
     unseal,
 )
+from shardlab.codecs.identity import Identity
+from shardlab.codecs.unit import Unit
+from shardlab.comm.collective import Collective
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Kind, Ledger, extra_collective, timed
 from shardlab.comm.steps import Updates

@@ -13,9 +13,9 @@ from torch.profiler import record_function
 
 from shardlab.codecs.unit import Unit
 from shardlab.comm.ledger import Account, Kind, Ledger
-from shardlab.comm.traffic import Traffic
-from shardlab.comm.transport import Transport
-from shardlab.profiling.labels import COMMUNICATION
+from shardlab.profiling.traces.labels import COMMUNICATION
+from shardlab.transport.traffic import Traffic
+from shardlab.transport.transport import Transport
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 

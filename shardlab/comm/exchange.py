@@ -7,10 +7,10 @@ One quantization per value and float32 sums, so the error does not grow with the
 import torch
 from torch import Tensor
 
+from shardlab.codecs.envelope import HEADER, seal
 from shardlab.codecs.unit import Unit
 from shardlab.comm.coded import Coded, Sealed
 from shardlab.comm.collective import add_up, labelled
-from shardlab.comm.envelope import HEADER, seal
 from shardlab.comm.ledger import timed
 
 

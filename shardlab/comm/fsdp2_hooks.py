@@ -26,12 +26,12 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from shardlab.codecs.unit import Unit
 from shardlab.comm.attachable import MakeCollective
-from shardlab.comm.background import Lanes
 from shardlab.comm.collective import Collective, Native
 from shardlab.comm.fsdp2_units import block_of, replicated, units_of
 from shardlab.comm.hierarchy import subgroup
 from shardlab.comm.names import plain
 from shardlab.core.errors import UserError
+from shardlab.transport.background import Lanes
 
 
 def attach_fsdp2(

@@ -6,13 +6,13 @@ from typing import Protocol
 import torch.distributed as dist
 from torch import Tensor
 
-from shardlab.comm.background import Lanes
 from shardlab.comm.collective import Collective
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.merge import merge_residuals
 from shardlab.comm.steps import Told
 from shardlab.core.errors import UserError
+from shardlab.transport.background import Lanes
 
 RESIDUALS = "gradients.residual."
 """what the names of residuals begin with in a state"""

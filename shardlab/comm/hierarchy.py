@@ -14,14 +14,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.codecs.base import Codec
+from shardlab.codecs.buffers import Buffers
 from shardlab.codecs.unit import Unit
-from shardlab.comm.buffers import Buffers
 from shardlab.comm.collective import Collective
-from shardlab.comm.device import device_of
 from shardlab.comm.exchange import Exchange
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Kind, Ledger, extra_collective
 from shardlab.core.errors import UserError
+from shardlab.transport.device import device_of
 
 ACROSS = "@nodes"
 """ends the names under which the second level keeps residuals and steps"""

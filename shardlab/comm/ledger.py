@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from shardlab.comm.traffic import Traffic
+from shardlab.transport.traffic import Traffic
 
 Kind = Literal["gradients", "weights"]
 

@@ -6,20 +6,20 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shardlab.comm.pace import Pace
 from shardlab.core.errors import UserError
-from shardlab.core.legality import check_fits
-from shardlab.core.strategy import Strategy
-from shardlab.engines.base import Engine, Optimization
-from shardlab.engines.computation import prepare
-from shardlab.engines.ddp import DDPEngine
-from shardlab.engines.fsdp1 import FSDP1Engine
-from shardlab.engines.fsdp2 import FSDP2Engine
+from shardlab.engines.common.base import Engine, Optimization
+from shardlab.engines.common.computation import prepare
+from shardlab.engines.common.precision import dtype_of, uses_fp16
+from shardlab.engines.common.setup import Fill, Setup
 from shardlab.engines.manual.engine import ManualEngine
-from shardlab.engines.precision import dtype_of, uses_fp16
-from shardlab.engines.setup import Fill, Setup
 from shardlab.engines.slide.engine import SlideEngine
+from shardlab.engines.wrapped.ddp import DDPEngine
+from shardlab.engines.wrapped.fsdp1 import FSDP1Engine
+from shardlab.engines.wrapped.fsdp2 import FSDP2Engine
 from shardlab.models.weights import Weights
+from shardlab.strategy.strategy import Strategy
+from shardlab.strategy.validation import check_fits
+from shardlab.transport.pace import Pace
 
 _CPU = torch.device("cpu")
 _ENGINES: dict[str, Callable[..., Engine]] = {

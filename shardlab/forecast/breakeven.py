@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Iterable
 
-from shardlab.core.codec_spec import codec_text
 from shardlab.core.document import Document
-from shardlab.core.strategy import Strategy, parse_strategy
-from shardlab.core.timings import TimedRun
 from shardlab.forecast.costs import Measured
 from shardlab.forecast.extrapolation import by_itself
 from shardlab.forecast.machine import CodecLines
 from shardlab.forecast.model import Model, strategy_of
 from shardlab.forecast.step import step_seconds
+from shardlab.measurements.timing import TimedRun
+from shardlab.strategy.codec_spec import codec_text
+from shardlab.strategy.strategy import Strategy, parse_strategy
 
 SLOWEST, FASTEST = 1e6, 1e12
 """bits per second between which a rate is looked for"""

@@ -9,8 +9,8 @@ that are needed are written by hand (protobuf.dev, Encoding), so that no generat
 import struct
 from collections.abc import Iterator, Sequence
 
-from shardlab.core.calibration import Operation
 from shardlab.forecast.schedule import Phase, Task
+from shardlab.measurements.calibration import Operation
 
 VERSION = "0.0.4"
 """of the schema, as Chakra's own generator writes it"""

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from statistics import mean, median
 
 from shardlab.core.document import Document
-from shardlab.core.params import Forecast
-from shardlab.core.timings import NO_COMMUNICATION, TimedRun
+from shardlab.experiment.schema import Forecast
 from shardlab.forecast.model import Model, learnt_compute, step_s
 from shardlab.forecast.uncertainty import estimate
+from shardlab.measurements.timing import NO_COMMUNICATION, TimedRun
 
 
 class Check(Document):

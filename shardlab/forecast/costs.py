@@ -4,13 +4,13 @@ from abc import ABC, abstractmethod
 from copy import copy
 from typing import NamedTuple
 
-from shardlab.core.calibration import MemoryOperation, Operation, wire_bytes
-from shardlab.core.codec_spec import codec_text
-from shardlab.core.strategy import Strategy
 from shardlab.forecast import collectives
 from shardlab.forecast.machine import CodecLines, Machine, framing
 from shardlab.forecast.presets import Cluster
 from shardlab.forecast.schedule import Phase, Rank
+from shardlab.measurements.calibration import MemoryOperation, Operation, wire_bytes
+from shardlab.strategy.codec_spec import codec_text
+from shardlab.strategy.strategy import Strategy
 
 
 class Coding(NamedTuple):

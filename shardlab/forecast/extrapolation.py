@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Sequence
 
 from shardlab.core.document import Document
-from shardlab.core.timings import NO_COMMUNICATION, TimedRun
 from shardlab.forecast.costs import OnCluster
 from shardlab.forecast.model import Model, strategy_of
 from shardlab.forecast.presets import preset
 from shardlab.forecast.step import step_seconds
 from shardlab.forecast.uncertainty import estimate
 from shardlab.forecast.work import Work
+from shardlab.measurements.timing import NO_COMMUNICATION, TimedRun
 
 ASSUMPTIONS = (
     "Weak scaling: every rank computes as many samples per step as here, and as fast as one rank "

@@ -5,7 +5,10 @@ from typing import NamedTuple, get_args
 
 import numpy as np
 
-from shardlab.core.calibration import (
+from shardlab.core.errors import UserError
+from shardlab.experiment.link import FRAME_HEADERS, bucket_bytes
+from shardlab.forecast.fit import Line, fit_line
+from shardlab.measurements.calibration import (
     Calibration,
     CodecCost,
     MemoryCost,
@@ -13,9 +16,6 @@ from shardlab.core.calibration import (
     Operation,
     Transfer,
 )
-from shardlab.core.errors import UserError
-from shardlab.core.link import FRAME_HEADERS, bucket_bytes
-from shardlab.forecast.fit import Line, fit_line
 
 _OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 _PAYLOAD = 1448

@@ -7,15 +7,15 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
-from shardlab.core.calibration import UPDATE_BYTES, memory_operations
 from shardlab.core.errors import UserError
-from shardlab.core.link import bucket_bytes
-from shardlab.core.strategy import Strategy, parse_strategy
-from shardlab.core.timings import NO_COMMUNICATION, TimedRun
+from shardlab.experiment.link import bucket_bytes
 from shardlab.forecast.costs import Costs, Measured, codings
 from shardlab.forecast.machine import Machine
 from shardlab.forecast.step import obstacle, step_seconds
 from shardlab.forecast.work import Compute, Overhead, Work
+from shardlab.measurements.calibration import UPDATE_BYTES, memory_operations
+from shardlab.measurements.timing import NO_COMMUNICATION, TimedRun
+from shardlab.strategy.strategy import Strategy, parse_strategy
 
 _LONGEST_S = 0.1
 """of the engine's own work for one collective"""

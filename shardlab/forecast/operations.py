@@ -1,11 +1,11 @@
 """How well the fits describe the operations that were measured, by size and number of ranks."""
 
-from shardlab.core.calibration import Calibration, Operation
 from shardlab.core.document import Document
-from shardlab.core.link import bucket_bytes
+from shardlab.experiment.link import bucket_bytes
 from shardlab.forecast.costs import Measured
 from shardlab.forecast.machine import Machine, quickly
 from shardlab.forecast.schedule import Task, duration, simulate
+from shardlab.measurements.calibration import Calibration, Operation
 
 
 class OperationFit(Document):

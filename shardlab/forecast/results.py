@@ -6,12 +6,10 @@ import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from shardlab.core.calibration import Calibration
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, read_json, write_json, write_text
-from shardlab.core.params import Forecast
-from shardlab.core.timings import TimedRun
+from shardlab.experiment.schema import Forecast
 from shardlab.forecast.breakeven import BreakEven, break_even
 from shardlab.forecast.chakra import execution_trace
 from shardlab.forecast.check import Check, Summary, check, known_runs, summarize, unknown
@@ -28,6 +26,8 @@ from shardlab.forecast.model import learn_model
 from shardlab.forecast.operations import OperationFit, operation_fits
 from shardlab.forecast.presets import PRESETS, preset
 from shardlab.forecast.step import step_tasks
+from shardlab.measurements.calibration import Calibration
+from shardlab.measurements.timing import TimedRun
 
 
 class EngineFit(Document):

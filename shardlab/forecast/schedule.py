@@ -8,7 +8,7 @@ several lanes shares the processor and the link in equal parts, as threads and T
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from shardlab.core.calibration import Operation
+from shardlab.measurements.calibration import Operation
 
 _DONE = 1e-12
 """seconds or bytes that rounding leaves"""

@@ -10,12 +10,12 @@ forward and first in backward.
 
 from collections.abc import Sequence
 
-from shardlab.core.codec_options import IN_ROUNDS
-from shardlab.core.strategy import Strategy
 from shardlab.forecast.costs import Coding, Costs
 from shardlab.forecast.schedule import Task, simulate
 from shardlab.forecast.sliding import Slide
 from shardlab.forecast.work import COMPUTE, Step, Work
+from shardlab.strategy.codec_options import IN_ROUNDS
+from shardlab.strategy.strategy import Strategy
 
 _GATHER, _REDUCE = "gather", "reduce"
 _REDUCTIONS = 2

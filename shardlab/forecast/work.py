@@ -4,9 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shardlab.core.strategy import Strategy
 from shardlab.forecast.costs import Coding, Costs
 from shardlab.forecast.schedule import Phase, Task
+from shardlab.strategy.strategy import Strategy
 
 COMPUTE = "compute"
 """the lane of the thread that trains"""

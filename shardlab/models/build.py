@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from shardlab.core.errors import UserError
-from shardlab.core.params import Model
+from shardlab.experiment.schema import Model
 from shardlab.models.checkpoint import CheckpointWeights
 from shardlab.models.foreign import foreign_config
 from shardlab.models.presets import preset_config

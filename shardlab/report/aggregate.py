@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 
 from shardlab.core.errors import UserError
-from shardlab.core.records import Record
-from shardlab.core.statistics import interval_factor
-from shardlab.core.strategy import parse_strategy
+from shardlab.measurements.statistics import interval_factor
+from shardlab.records.run import Record
 from shardlab.report.traffic import TRAFFIC_MEASURES, means_by_name, traffic, travel, uncompressed
+from shardlab.strategy.strategy import parse_strategy
 
 ENOUGH_SEEDS = 3
 """fewer seeds than this are announced wherever their figures stand"""

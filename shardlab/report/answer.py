@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from shardlab.agent.history import History
+from shardlab.agent.records.history import History
 from shardlab.report.aggregate import verdict
 from shardlab.report.numbers import figure, fixed, plus_minus, within
 from shardlab.report.search import outcome

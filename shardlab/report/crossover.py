@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from shardlab.core.strategy import Strategy
 from shardlab.report.cells import RUN, Column, Row
 from shardlab.report.link_timings import Crossover, LinkTiming
 from shardlab.report.numbers import ABSENT, figure, plus_minus, rate_text
 from shardlab.report.tables import Table, run_table
 from shardlab.report.timing_columns import ratio
+from shardlab.strategy.strategy import Strategy
 
 
 def references(group: Crossover) -> dict[str, str]:

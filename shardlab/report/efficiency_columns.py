@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from shardlab.core.records import Record
+from shardlab.records.run import Record
 from shardlab.report.cells import MB, RUN, Column, plain, share, where_known
 from shardlab.report.numbers import ABSENT, figure
 

@@ -9,8 +9,8 @@ import statistics
 
 import pandas as pd
 
-from shardlab.core.params import Quality
-from shardlab.core.quality import quality_at_time, steps_to_quality
+from shardlab.experiment.schema import Quality
+from shardlab.measurements.quality import quality_at_time, steps_to_quality
 from shardlab.report.cells import RUN, Column, where_known
 from shardlab.report.link_timings import Crossover
 from shardlab.report.tables import Table, run_table

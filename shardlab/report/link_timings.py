@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from shardlab.core.strategy import Strategy, parse_strategy
-from shardlab.core.timings import NO_COMMUNICATION, TimedRun
+from shardlab.measurements.timing import NO_COMMUNICATION, TimedRun
 from shardlab.report.timings import link_name, step_ratios
+from shardlab.strategy.strategy import Strategy, parse_strategy
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from shardlab.agent.history import History
-from shardlab.core.records import Record
+from shardlab.agent.records.history import History
+from shardlab.records.run import Record
 from shardlab.report.answer import answer
 from shardlab.report.columns import NOTE
 from shardlab.report.forecast_room import ForecastRoom

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from shardlab.core.records import Setting
+from shardlab.records.run import Setting
 from shardlab.report.aggregate import verdict
 from shardlab.report.numbers import percent, within
 from shardlab.report.tables import Table, run_table

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from shardlab.agent.history import History
-from shardlab.agent.rounds import Candidate, Comparison, Refused, Round
+from shardlab.agent.records.history import History
+from shardlab.agent.records.rounds import Candidate, Comparison, Refused, Round
 from shardlab.report.numbers import percent, within
 from shardlab.report.tables import Table, text_table
 

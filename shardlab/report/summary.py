@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from shardlab.agent.history import History
+from shardlab.agent.records.history import History
 
 _NUMBERS = {
     "step_ms": "step_ms_mean",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from shardlab.core.records import Record
+from shardlab.records.run import Record
 from shardlab.report.aggregate import ENOUGH_SEEDS
 from shardlab.report.cells import Column
 from shardlab.report.columns import BREAKDOWN, COMPARISON, HEADLINE

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from shardlab.core.link import FRAME_HEADERS
+from shardlab.experiment.link import FRAME_HEADERS
 from shardlab.report.cells import MB, RUN, Column, Row, plain, share, where_known
 from shardlab.report.numbers import ABSENT, fixed, plus_minus, within
 

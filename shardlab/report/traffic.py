@@ -5,9 +5,9 @@ import math
 
 import pandas as pd
 
-from shardlab.core.codec_spec import codec_text
-from shardlab.core.records import Record
-from shardlab.core.strategy import Strategy
+from shardlab.records.run import Record
+from shardlab.strategy.codec_spec import codec_text
+from shardlab.strategy.strategy import Strategy
 
 KINDS = ("gradients", "weights")
 TRAFFIC_MEASURES = [

@@ -6,12 +6,12 @@ from typing import Any
 
 import pandas as pd
 
-from shardlab.agent.history import History
+from shardlab.agent.records.history import History
 from shardlab.core.files import atomic, write_json, write_json_lines, write_text
-from shardlab.core.params import Quality
-from shardlab.core.records import Record
-from shardlab.core.timings import TimedRun
+from shardlab.experiment.schema import Quality
 from shardlab.forecast.results import Foretold
+from shardlab.measurements.timing import TimedRun
+from shardlab.records.run import Record
 from shardlab.report.aggregate import comparison, loss_curves
 from shardlab.report.forecast_plots import draw_forecast
 from shardlab.report.forecast_room import ForecastRoom, forecast_room

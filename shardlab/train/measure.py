@@ -4,11 +4,11 @@ from pathlib import Path
 
 from shardlab.core.document import validate
 from shardlab.core.files import read_json
-from shardlab.core.records import Record
-from shardlab.profiling.breakdown import analyse
-from shardlab.train.plan import RunPlan
+from shardlab.evaluation.validate import validate_run
+from shardlab.loop.plan import RunPlan
+from shardlab.profiling.analysis.breakdown import analyse
+from shardlab.records.run import Record
 from shardlab.train.run import train_run
-from shardlab.train.validate import validate_run
 
 
 def measure(plan: RunPlan, folder: Path, timeout_s: float | None = None) -> Record:

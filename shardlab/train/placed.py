@@ -5,13 +5,13 @@ from dataclasses import asdict
 
 import torch.distributed as dist
 
-from shardlab.comm.gather import gather_values
-from shardlab.core.memory_policy import policy_nodes
-from shardlab.core.params import Train
-from shardlab.core.placement import Resident, place_here
-from shardlab.core.topology import format_cpus
-from shardlab.train.launch import Start, launch
-from shardlab.train.launch.devices import gpu_node
+from shardlab.core.cpu_sets import format_cpus
+from shardlab.experiment.schema import Train
+from shardlab.hardware.memory_policy import policy_nodes
+from shardlab.hardware.placement import Resident, place_here
+from shardlab.launch import Start, launch
+from shardlab.launch.devices import gpu_node
+from shardlab.transport.gather import gather_values
 
 
 def placements(group: dist.ProcessGroup) -> list[str]:

@@ -10,32 +10,32 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
-from shardlab.comm.device import device_of
-from shardlab.comm.emulation import Emulation, emulated
-from shardlab.comm.gather import gather_bytes, gather_values
+from shardlab.checkpoint.checkpoints import Checkpoints
+from shardlab.checkpoint.folder import Folder
 from shardlab.core.files import write_json, write_json_lines
 from shardlab.core.progress import say
-from shardlab.data.loader import Batches
-from shardlab.data.ready import ensure_tokens
-from shardlab.data.tokens import open_split
-from shardlab.engines.base import Engine, Optimization
+from shardlab.data.tokens.loader import Batches
+from shardlab.data.tokens.tokens import open_split
 from shardlab.engines.build import build_engine
-from shardlab.engines.precision import dtype_of, uses_fp16
+from shardlab.engines.common.base import Engine, Optimization
+from shardlab.engines.common.precision import dtype_of, uses_fp16
+from shardlab.evaluation.saved_model import save_model
+from shardlab.evaluation.untrained import build_for
 from shardlab.kernels import native
-from shardlab.train.checkpoint.checkpoints import Checkpoints
-from shardlab.train.checkpoint.folder import Folder
+from shardlab.launch import Start, launch
+from shardlab.loop.loop import Loop, StepEvent
+from shardlab.loop.plan import RunPlan
+from shardlab.loop.ready import ensure_tokens
+from shardlab.loop.summary import Measured, describe, merge_events, summarize, with_rates
+from shardlab.loop.traced import traced_steps, write_trace_of
 from shardlab.train.flops import flops_per_token, product_flops_per_s
-from shardlab.train.launch import Start, launch
-from shardlab.train.loop import Loop, StepEvent
 from shardlab.train.memory import MemoryMeter
 from shardlab.train.placed import placements
-from shardlab.train.plan import RunPlan
-from shardlab.train.saved_model import save_model
-from shardlab.train.summary import Measured, describe, merge_events, summarize, with_rates
 from shardlab.train.telemetry import Telemetry, write_traces
-from shardlab.train.traced import traced_steps, write_trace_of
 from shardlab.train.trained import gather_trained
-from shardlab.train.untrained import build_for
+from shardlab.transport.device import device_of
+from shardlab.transport.emulation import Emulation, emulated
+from shardlab.transport.gather import gather_bytes, gather_values
 
 
 def train_run(

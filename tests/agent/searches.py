@@ -2,17 +2,16 @@
 
 from typing import Any
 
-from made_records import make_record, make_records
-
-from shardlab.agent.evidence import describe
-from shardlab.agent.history import History, initial_history
-from shardlab.agent.judge import Judge, Question, RuleJudge
-from shardlab.agent.proposal import Proposal, propose
-from shardlab.agent.rounds import Candidate, Decision, Round, TrialSummary, Verdict
-from shardlab.agent.trials import Trial
-from shardlab.core.params import Agent
-from shardlab.core.records import Record
-from shardlab.core.strategy import Strategy, parse_strategy
+from shardlab.agent.decisions.trials import Trial
+from shardlab.agent.proposals.evidence import describe
+from shardlab.agent.proposals.judge import Judge, Question, RuleJudge
+from shardlab.agent.proposals.proposal import Proposal, propose
+from shardlab.agent.records.history import History, initial_history
+from shardlab.agent.records.rounds import Candidate, Decision, Round, TrialSummary, Verdict
+from shardlab.experiment.schema import Agent
+from shardlab.records.run import Record
+from shardlab.strategy.strategy import Strategy, parse_strategy
+from tests.made_records import make_record, make_records
 
 LIMIT = 4_000_000_000
 AGENT = Agent(start="fsdp2", memory_limit_gb=LIMIT / 1e9)

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 import yaml
-from made_records import STRATEGIES, make_records
 
-from shardlab.agent.history import read_history
-from shardlab.agent.proposal import read_proposal
-from shardlab.agent.trials import no_trial
+from shardlab.agent.decisions.trials import no_trial
+from shardlab.agent.proposals.proposal import read_proposal
+from shardlab.agent.records.history import read_history
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, write_json
-from shardlab.core.parameters import Parameters
-from shardlab.core.records import write_records
+from shardlab.experiment.parameters import Parameters
+from shardlab.records.run import write_records
 from stages import decide, propose
 from tests.agent.searches import trial_of
+from tests.made_records import STRATEGIES, make_records
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlab.agent.candidates import actions, draft_candidates
-from shardlab.agent.changes import changes, in_words
-from shardlab.agent.seeds import default, heuristic, random_strategies
-from shardlab.core.strategy import Strategy, parse_strategy
+from shardlab.agent.proposals.candidates import actions, draft_candidates
+from shardlab.agent.proposals.changes import changes, in_words
+from shardlab.agent.proposals.seeds import default, heuristic, random_strategies
+from shardlab.strategy.strategy import Strategy, parse_strategy
 from tests.agent.searches import LIMIT, begin
 
 ANY_STRATEGY = st.integers(0, 10_000).map(lambda seed: random_strategies(seed, 1)[0])

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlab.agent.decision import decide
-from shardlab.agent.history import History
-from shardlab.agent.rounds import Measurement
+from shardlab.agent.decisions.decision import decide
+from shardlab.agent.records.history import History
+from shardlab.agent.records.rounds import Measurement
 from tests.agent.searches import LIMIT, begin
 
 HISTORY = begin()

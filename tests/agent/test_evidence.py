@@ -1,8 +1,8 @@
 import re
 
-from shardlab.agent.decision import conclude
-from shardlab.agent.evidence import describe
-from shardlab.agent.trials import Trial
+from shardlab.agent.decisions.decision import conclude
+from shardlab.agent.decisions.trials import Trial
+from shardlab.agent.proposals.evidence import describe
 from tests.agent.searches import AGENT, LIMIT, begin, proposal_of
 
 

@@ -1,15 +1,15 @@
 import json
 
 import pytest
-from made_records import STRATEGIES, make_record, make_records
 
-from shardlab.agent.decision import conclude
-from shardlab.agent.history import initial_history, known_before, read_history
-from shardlab.agent.trials import Trial, no_trial
+from shardlab.agent.decisions.decision import conclude
+from shardlab.agent.decisions.trials import Trial, no_trial
+from shardlab.agent.records.history import initial_history, known_before, read_history
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
-from shardlab.core.strategy import parse_strategy
+from shardlab.strategy.strategy import parse_strategy
 from tests.agent.searches import begin, proposal_of, trial_of
+from tests.made_records import STRATEGIES, make_record, make_records
 
 
 def test_every_strategy_of_the_matrix_is_measured_from_the_start():

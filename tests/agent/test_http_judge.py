@@ -1,12 +1,12 @@
 import pytest
 
-from shardlab.agent.endpoint import Endpoint
-from shardlab.agent.http_judge import HttpJudge, InvalidAnswerError, read_choice
-from shardlab.core.codec_options import SPECS
-from shardlab.core.compression import Compression, WeightCompression
+from shardlab.agent.judges.endpoint import Endpoint
+from shardlab.agent.judges.http_judge import HttpJudge, InvalidAnswerError, read_choice
 from shardlab.core.errors import UserError
-from shardlab.core.overrides import Override
-from shardlab.core.strategy import Strategy
+from shardlab.strategy.codec_options import SPECS
+from shardlab.strategy.compression import Compression, WeightCompression
+from shardlab.strategy.overrides import Override
+from shardlab.strategy.strategy import Strategy
 from tests.agent.chat_server import (
     CANDIDATES,
     IDS,

@@ -1,10 +1,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_records import make_record
 
-from shardlab.agent.history import History, initial_history
-from shardlab.agent.judge import RuleJudge
+from shardlab.agent.proposals.judge import RuleJudge
+from shardlab.agent.records.history import History, initial_history
 from tests.agent.searches import ask, begin, candidate
+from tests.made_records import make_record
 
 CANDIDATES = [
     candidate(wrap="root"),

@@ -1,11 +1,17 @@
 import pytest
-from made_records import make_record
 
-from shardlab.agent.trials import TrialFailed, code_digest, read_trial, run_trial, trial_key
+from shardlab.agent.decisions.trials import (
+    TrialFailed,
+    code_digest,
+    read_trial,
+    run_trial,
+    trial_key,
+)
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
-from shardlab.core.params import Model, Train
-from shardlab.core.strategy import parse_strategy
+from shardlab.experiment.schema import Model, Train
+from shardlab.strategy.strategy import parse_strategy
+from tests.made_records import make_record
 
 STRATEGY = parse_strategy({"wrap": "root"})
 

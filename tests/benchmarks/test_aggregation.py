@@ -1,12 +1,12 @@
 """The errors that the benchmarks state are those of a reduce-scatter."""
 
 import torch
-from ranks import run_ranks
 
 from benchmarks.aggregation import CountingWire, reduced, relative, scattered
 from benchmarks.speed import best_times
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Block, Unit
+from tests.ranks import run_ranks
 
 UNIT = Unit("matrices", (Block("a", 4, 3), Block("b", 8, 2)))
 

@@ -7,11 +7,11 @@ from pydantic import TypeAdapter
 from benchmarks import cases
 from benchmarks.convergence import _goal, _spread
 from benchmarks.other_codecs import RIVALS
-from shardlab.core.codec_options import SPECS
-from shardlab.core.codec_spec import CodecSpec
 from shardlab.core.errors import UserError
-from shardlab.core.parameters import Parameters
-from shardlab.core.params import Params, Train
+from shardlab.experiment.parameters import Parameters
+from shardlab.experiment.schema import Params, Train
+from shardlab.strategy.codec_options import SPECS
+from shardlab.strategy.codec_spec import CodecSpec
 
 ENTRIES = yaml.safe_load(cases._FILE.read_text())
 

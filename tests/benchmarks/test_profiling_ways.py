@@ -1,9 +1,9 @@
 """What the benchmark of being watched leaves out is there to be left out."""
 
 import torch
-from ranks import run_ranks
 
 from benchmarks import profiling
+from tests.ranks import run_ranks
 
 
 def test_a_step_can_be_timed_in_every_way():

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from made_traces import WORKER, event, label, step, threads
 
 from benchmarks.traces import repeated
-from shardlab.profiling.breakdown import read_steps
+from shardlab.profiling.analysis.breakdown import read_steps
+from tests.made_traces import WORKER, event, label, step, threads
 
 
 def test_a_repeated_trace_has_the_same_steps_again_and_again(tmp_path):

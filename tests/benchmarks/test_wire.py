@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks import wire
-from shardlab.comm.links import Links
-from shardlab.core.link import Link
+from shardlab.experiment.link import Link
+from shardlab.transport.links import Links
 
 
 @pytest.fixture

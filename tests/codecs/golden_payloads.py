@@ -12,11 +12,11 @@ import re
 from pathlib import Path
 
 import torch
-from all_specs import SPECS
 from torch import Tensor
 
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
+from tests.codecs.all_specs import SPECS
 
 VERSION = 1
 FOLDER = Path(__file__).with_name("golden")

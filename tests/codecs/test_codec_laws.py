@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from all_specs import SPECS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
+from tests.codecs.all_specs import SPECS
 
 KEY = MessageKey(seed=1, step=2, unit="block", rank=3)
 ONE_BIT = ("sign", "efsign", "onebit")

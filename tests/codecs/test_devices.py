@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from all_specs import SPECS
 
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
+from tests.codecs.all_specs import SPECS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 

@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
-from all_specs import SPECS
-from golden_payloads import FOLDER, decoded, from_hex, made, path
 
 from shardlab.codecs import registry
-from shardlab.core.codec_options import IN_ROUNDS
-from shardlab.core.codec_spec import split_text
+from shardlab.strategy.codec_options import IN_ROUNDS
+from shardlab.strategy.codec_spec import split_text
+from tests.codecs.all_specs import SPECS
+from tests.codecs.golden_payloads import FOLDER, decoded, from_hex, made, path
 
 every_spec = pytest.mark.parametrize("spec", SPECS)
 

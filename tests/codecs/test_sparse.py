@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
-from shardlab.core.codec_options import SPECS, Values
+from shardlab.strategy.codec_options import SPECS, Values
 
 KEY = MessageKey(seed=1, step=2, unit="block", rank=3)
 INDICES = ["smaller", "bitmap", "varint"]

@@ -6,11 +6,12 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.optim import optimizer
-from wrapped_models import (
+
+import shardlab
+from tests.comm.wrapped_models import (
     WRAPPERS,
     backward,
     batch,
@@ -19,8 +20,7 @@ from wrapped_models import (
     gradients_after,
     network,
 )
-
-import shardlab
+from tests.ranks import run_ranks
 
 
 @pytest.mark.parametrize("name", WRAPPERS)

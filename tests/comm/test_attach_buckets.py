@@ -3,14 +3,14 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from wrapped_models import backward, batch, network
 
 import shardlab
 from shardlab.comm import ddp_hooks
 from shardlab.comm.filter import Filter
+from tests.comm.wrapped_models import backward, batch, network
+from tests.ranks import run_ranks
 
 
 class Crossed(nn.Module):

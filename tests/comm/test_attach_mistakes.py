@@ -5,14 +5,14 @@ import re
 
 import pytest
 import torch
-from ranks import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
-from wrapped_models import ddp, fsdp1, fsdp2, network
 
 import shardlab
 from shardlab.core.errors import UserError
+from tests.comm.wrapped_models import ddp, fsdp1, fsdp2, network
+from tests.ranks import run_ranks
 
 
 def hybrid(group):

@@ -3,13 +3,13 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from wrapped_models import backward, ddp, fsdp2, network
 
 import shardlab
 from shardlab.core.errors import UserError
+from tests.comm.wrapped_models import backward, ddp, fsdp2, network
+from tests.ranks import run_ranks
 
 
 def gradients(model) -> torch.Tensor:

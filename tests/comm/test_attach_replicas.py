@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
-from wire import wire
-from wrapped_models import backward, full, gradients_after, hsdp
 
 import shardlab
 from shardlab.comm.layout import Layout
+from tests.comm.wire import wire
+from tests.comm.wrapped_models import backward, full, gradients_after, hsdp
+from tests.ranks import run_ranks
 
 W, S = 4, 2
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
-from wrapped_models import WRAPPERS, backward, batch, full, hsdp
 
 import shardlab
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.core.errors import UserError
+from tests.comm.wrapped_models import WRAPPERS, backward, batch, full, hsdp
+from tests.ranks import run_ranks
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from ranks import run_ranks
-from wrapped_models import backward, fsdp1, fsdp2, full
 
 import shardlab
 from shardlab.comm import fsdp2_hooks
+from tests.comm.wrapped_models import backward, fsdp1, fsdp2, full
+from tests.ranks import run_ranks
 
 
 @pytest.fixture

@@ -5,18 +5,18 @@ from time import perf_counter
 import pytest
 import torch
 import torch.distributed as dist
-from made_codecs import Positive, RandomHalf
-from ranks import run_ranks
-from wire import wire
 
 from shardlab.codecs.base import MessageKey
+from shardlab.codecs.envelope import message_bytes
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Unit
 from shardlab.comm.collective import Native
-from shardlab.comm.envelope import message_bytes
 from shardlab.comm.exchange import Exchange
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
+from tests.comm.made_codecs import Positive, RandomHalf
+from tests.comm.wire import wire
+from tests.ranks import run_ranks
 
 SPECS = ["none", "bf16", "int8:group=32", "topk:density=0.1", RandomHalf(), Positive()]
 CODED = SPECS[1:]

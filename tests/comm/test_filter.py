@@ -3,8 +3,6 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
-from wrapped_models import WRAPPERS, backward, full, gradients_after
 
 import shardlab
 from shardlab.codecs.registry import make_codec
@@ -14,6 +12,8 @@ from shardlab.comm.layout import Layout
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.names import matching
 from shardlab.core.errors import UserError
+from tests.comm.wrapped_models import WRAPPERS, backward, full, gradients_after
+from tests.ranks import run_ranks
 
 UNIT = Unit("unit", (Block("a", 5, 3), Block("b", 4, 1), Block("c", 3, 7), Block("d", 6, 2)))
 

@@ -3,17 +3,17 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
-from wire import wire
 
+from shardlab.codecs.envelope import message_bytes
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Unit
-from shardlab.comm.envelope import message_bytes
 from shardlab.comm.exchange import Exchange
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.hierarchy import TwoLevel
 from shardlab.comm.ledger import Ledger
 from shardlab.core.errors import UserError
+from tests.comm.wire import wire
+from tests.ranks import run_ranks
 
 N, W, L = 256, 4, 2
 UNIT = Unit("unit")

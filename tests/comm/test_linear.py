@@ -3,8 +3,6 @@
 import pytest
 import torch
 import torch.distributed as dist
-from made_codecs import RandomHalf
-from ranks import run_ranks
 
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Unit
@@ -12,6 +10,8 @@ from shardlab.comm.exchange import Exchange
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.linear import LinearNative
+from tests.comm.made_codecs import RandomHalf
+from tests.ranks import run_ranks
 
 N = 250
 UNIT = Unit("unit")

@@ -5,7 +5,6 @@ import functools
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Block, Unit
@@ -15,6 +14,7 @@ from shardlab.comm.layout import Layout
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.merge import merge_residuals
 from shardlab.core.errors import UserError
+from tests.ranks import run_ranks
 
 UNIT = Unit("block.0", (Block("w", 7, 5), Block("b", 3, 1), Block("v", 8, 2)))
 SIZES = [block.rows * block.columns for block in UNIT.blocks]

@@ -5,11 +5,11 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ranks import run_ranks
-from round_vectors import LAYOUTS, UNIT, Call, gradients, scattered, whole
 
 from shardlab.codecs.sketch import pack_places, unpack_places
 from shardlab.codecs.unit import Block, Unit
+from tests.comm.round_vectors import LAYOUTS, UNIT, Call, gradients, scattered, whole
+from tests.ranks import run_ranks
 
 both_ways = pytest.mark.parametrize("how", list(LAYOUTS))
 

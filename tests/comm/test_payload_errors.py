@@ -3,14 +3,14 @@
 import pytest
 import torch
 import torch.distributed as dist
-from made_codecs import Positive
-from wire import wire
 
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Unit
 from shardlab.comm.exchange import Exchange
 from shardlab.comm.ledger import Ledger
-from shardlab.train.launch import RunFailed, launch
+from shardlab.launch import RunFailed, launch
+from tests.comm.made_codecs import Positive
+from tests.comm.wire import wire
 
 N = 200
 UNIT = Unit("layer")

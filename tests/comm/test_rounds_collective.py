@@ -3,8 +3,6 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
-from round_vectors import UNIT, gradients, scattered, whole
 
 from shardlab.codecs.registry import make_method
 from shardlab.codecs.rounds import Rounds
@@ -12,6 +10,8 @@ from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.rounds import RoundsCollective
+from tests.comm.round_vectors import UNIT, gradients, scattered, whole
+from tests.ranks import run_ranks
 
 SPECS = [
     "powersgd:rank=2",

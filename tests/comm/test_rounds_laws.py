@@ -3,8 +3,9 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
-from round_vectors import LAYOUTS, Call, gradients
+
+from tests.comm.round_vectors import LAYOUTS, Call, gradients
+from tests.ranks import run_ranks
 
 SPECS = [
     "powersgd:rank=1",

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardlab.core.errors import UserError
-from shardlab.data.loader import Batches, blocks
-from shardlab.data.manifest import Manifest, Shard, write_manifest
-from shardlab.data.tokens import open_split
+from shardlab.data.tokens.loader import Batches, blocks
+from shardlab.data.tokens.manifest import Manifest, Shard, write_manifest
+from shardlab.data.tokens.tokens import open_split
 
 TOKENS = 1003
 

@@ -9,10 +9,10 @@ from itertools import pairwise
 import pytest
 
 from shardlab.core.errors import UserError
-from shardlab.core.params import Data
-from shardlab.data.corpus import prepare
-from shardlab.data.corpus_file import read_corpus
-from shardlab.data.synthetic import generate
+from shardlab.data.corpus.corpus_file import read_corpus
+from shardlab.data.sources.corpus import prepare
+from shardlab.data.sources.synthetic import generate
+from shardlab.experiment.schema import Data
 
 RECORDS = [{"id": str(i), "title": f"Title {i}", "text": f"Text {i} é🦊"} for i in range(5)]
 BAD = [

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from shardlab.core.params import Data
-from shardlab.data.corpus import prepare
-from shardlab.data.corpus_file import read_corpus
-from shardlab.data.tokenizer import given_tokenizer
+from shardlab.data.corpus.corpus_file import read_corpus
+from shardlab.data.sources.corpus import prepare
+from shardlab.data.tokenize.tokenizer import given_tokenizer
+from shardlab.experiment.schema import Data
 
 WORK = Path(__file__).parents[2] / ".work"
 

@@ -4,16 +4,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardlab.core.errors import UserError
-from shardlab.core.params import Tokenize
-from shardlab.data.corpus_file import read_corpus, write_corpus
-from shardlab.data.document import Document
-from shardlab.data.manifest import read_manifest
-from shardlab.data.plan import plan_shards
-from shardlab.data.split import is_validation
-from shardlab.data.synthetic import generate
-from shardlab.data.tokenize import build_tokens
-from shardlab.data.tokenizer import load_tokenizer
-from shardlab.data.tokens import open_split
+from shardlab.data.corpus.corpus_file import read_corpus, write_corpus
+from shardlab.data.corpus.document import Document
+from shardlab.data.sources.synthetic import generate
+from shardlab.data.tokenize.plan import plan_shards
+from shardlab.data.tokenize.split import is_validation
+from shardlab.data.tokenize.tokenize import build_tokens
+from shardlab.data.tokenize.tokenizer import load_tokenizer
+from shardlab.data.tokens.manifest import read_manifest
+from shardlab.data.tokens.tokens import open_split
+from shardlab.experiment.schema import Tokenize
 
 SHARE = 0.2
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)

@@ -3,9 +3,9 @@ import hashlib
 import numpy as np
 import pytest
 
-from shardlab.data.manifest import Manifest, Shard, write_manifest
-from shardlab.data.statistics import describe_tokens
-from shardlab.data.tokens import open_split
+from shardlab.data.tokenize.statistics import describe_tokens
+from shardlab.data.tokens.manifest import Manifest, Shard, write_manifest
+from shardlab.data.tokens.tokens import open_split
 
 
 def test_statistics_of_tokens_counted_by_hand(tmp_path):

@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shardlab.data.corpus_file import write_corpus
-from shardlab.data.synthetic import generate
+from shardlab.data.corpus.corpus_file import write_corpus
+from shardlab.data.sources.synthetic import generate
 
 ROOT = Path(__file__).parents[2]
 PARAMS = """

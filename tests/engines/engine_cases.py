@@ -4,13 +4,13 @@ import functools
 
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 
-from shardlab.core.params import Model
-from shardlab.core.strategy import parse_strategy
-from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
+from shardlab.engines.common.base import Optimization
+from shardlab.experiment.schema import Model
 from shardlab.models.build import build_model
+from shardlab.strategy.strategy import parse_strategy
+from tests.ranks import run_ranks
 
 VOCABULARY, LENGTH, BATCH = 300, 16, 4
 STRATEGIES = {

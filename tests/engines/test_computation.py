@@ -5,9 +5,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2LMHeadModel
 
-from shardlab.core.strategy import parse_strategy
-from shardlab.engines.computation import prepare
+from shardlab.engines.common.computation import prepare
 from shardlab.models.presets import Shape, shape_config
+from shardlab.strategy.strategy import parse_strategy
 
 TOKENS = torch.arange(32).view(2, 16)
 

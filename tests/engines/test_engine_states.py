@@ -3,9 +3,10 @@
 import pytest
 import torch
 import torch.distributed as dist
-from engine_cases import LOSSY, STRATEGIES, batch_of, make, train
-from ranks import run_ranks
-from whole_parameters import whole_parameters
+
+from tests.engines.engine_cases import LOSSY, STRATEGIES, batch_of, make, train
+from tests.ranks import run_ranks
+from tests.whole_parameters import whole_parameters
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from engine_cases import LOSSY, STRATEGIES, losses_of, make, train
-from ranks import run_ranks
-from whole_parameters import whole_parameters
+
+from tests.engines.engine_cases import LOSSY, STRATEGIES, losses_of, make, train
+from tests.ranks import run_ranks
+from tests.whole_parameters import whole_parameters
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "fsdp2-ahead", "manual", "slide-full-cpu"])

@@ -2,14 +2,23 @@
 
 import pytest
 import torch
-from engine_cases import HYBRID, LENGTH, STRATEGIES, VOCABULARY, batch_of, losses_of, make, train
-from ranks import run_ranks
 
-from shardlab.core.params import Model
-from shardlab.core.strategy import parse_strategy
-from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
+from shardlab.engines.common.base import Optimization
+from shardlab.experiment.schema import Model
 from shardlab.models.build import build_model
+from shardlab.strategy.strategy import parse_strategy
+from tests.engines.engine_cases import (
+    HYBRID,
+    LENGTH,
+    STRATEGIES,
+    VOCABULARY,
+    batch_of,
+    losses_of,
+    make,
+    train,
+)
+from tests.ranks import run_ranks
 
 
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name not in HYBRID])

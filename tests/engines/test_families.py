@@ -4,15 +4,15 @@ import functools
 
 import pytest
 import torch
-from engine_cases import LENGTH, train
-from families import FAMILIES, VOCABULARY, config_of
-from ranks import run_ranks
 
-from shardlab.core.params import Model
-from shardlab.core.strategy import parse_strategy
-from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
+from shardlab.engines.common.base import Optimization
+from shardlab.experiment.schema import Model
 from shardlab.models.build import build_model
+from shardlab.strategy.strategy import parse_strategy
+from tests.engines.engine_cases import LENGTH, train
+from tests.families import FAMILIES, VOCABULARY, config_of
+from tests.ranks import run_ranks
 
 ENDS = [{"module": "embedding"}, {"module": "head"}]
 STRATEGIES = {

@@ -3,18 +3,18 @@
 import pytest
 import torch
 import torch.distributed as dist
-from engine_cases import batch_of, losses_of, make, train
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks import run_ranks
 from torch import nn
-from whole_parameters import whole_parameters
 
 from shardlab.core.errors import UserError
-from shardlab.core.strategy import parse_strategy
-from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
-from shardlab.engines.precision import LossScale, dtype_of
+from shardlab.engines.common.base import Optimization
+from shardlab.engines.common.precision import LossScale, dtype_of
+from shardlab.strategy.strategy import parse_strategy
+from tests.engines.engine_cases import batch_of, losses_of, make, train
+from tests.ranks import run_ranks
+from tests.whole_parameters import whole_parameters
 
 AUTO = {"param_dtype": "auto"}
 SHARDED = ("fsdp1", "fsdp2", "manual")

@@ -5,9 +5,9 @@ import torch
 from transformers import GPT2LMHeadModel
 
 from shardlab.core.errors import UserError
-from shardlab.core.strategy import parse_strategy
-from shardlab.engines.units import plan_units, unit_sizes
+from shardlab.engines.common.units import plan_units, unit_sizes
 from shardlab.models.presets import Shape, shape_config
+from shardlab.strategy.strategy import parse_strategy
 
 CPU = torch.device("cpu")
 LAYERS = 5

@@ -2,7 +2,14 @@
 
 from typing import Any
 
-from shardlab.core.calibration import (
+from shardlab.experiment.link import bits_per_second, bucket_bytes
+from shardlab.forecast.costs import Measured
+from shardlab.forecast.fit import Line
+from shardlab.forecast.machine import CodecLines, Machine
+from shardlab.forecast.model import Engines, Model
+from shardlab.forecast.schedule import Task, duration, simulate
+from shardlab.forecast.work import Compute
+from shardlab.measurements.calibration import (
     Calibration,
     CodecCost,
     MemoryCost,
@@ -11,16 +18,9 @@ from shardlab.core.calibration import (
     Transfer,
     wire_bytes,
 )
-from shardlab.core.link import bits_per_second, bucket_bytes
-from shardlab.core.records import Breakdown
-from shardlab.core.strategy import parse_strategy
-from shardlab.core.timings import NO_COMMUNICATION, TimedRun, UnitSize
-from shardlab.forecast.costs import Measured
-from shardlab.forecast.fit import Line
-from shardlab.forecast.machine import CodecLines, Machine
-from shardlab.forecast.model import Engines, Model
-from shardlab.forecast.schedule import Task, duration, simulate
-from shardlab.forecast.work import Compute
+from shardlab.measurements.timing import NO_COMMUNICATION, TimedRun, UnitSize
+from shardlab.records.run import Breakdown
+from shardlab.strategy.strategy import parse_strategy
 
 INT8 = "int8:group=128"
 STRATEGIES: dict[str, dict[str, Any]] = {

@@ -1,6 +1,5 @@
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from made_timings import MODEL, STRATEGIES, made_run
 
 from shardlab.forecast.chakra import (
     COLLECTIVES,
@@ -13,6 +12,7 @@ from shardlab.forecast.costs import OnCluster
 from shardlab.forecast.extrapolation import by_itself
 from shardlab.forecast.presets import PRESETS
 from shardlab.forecast.step import step_tasks
+from tests.forecast.made_timings import MODEL, STRATEGIES, made_run
 
 Field = descriptor_pb2.FieldDescriptorProto
 ONE, MANY = Field.LABEL_OPTIONAL, Field.LABEL_REPEATED

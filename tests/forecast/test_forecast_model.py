@@ -2,11 +2,9 @@ import math
 
 import numpy as np
 import pytest
-from made_timings import MACHINE, MODEL, OPERATIONS, made_calibration, made_run, made_timings
 
 from shardlab.core.errors import UserError
-from shardlab.core.params import Forecast
-from shardlab.core.timings import NO_COMMUNICATION
+from shardlab.experiment.schema import Forecast
 from shardlab.forecast.breakeven import break_even, exposed_rate
 from shardlab.forecast.check import check, known_runs, summarize, unknown
 from shardlab.forecast.costs import Measured
@@ -16,6 +14,15 @@ from shardlab.forecast.model import Engines, learn_model
 from shardlab.forecast.operations import operation_fits
 from shardlab.forecast.step import step_seconds
 from shardlab.forecast.uncertainty import estimate
+from shardlab.measurements.timing import NO_COMMUNICATION
+from tests.forecast.made_timings import (
+    MACHINE,
+    MODEL,
+    OPERATIONS,
+    made_calibration,
+    made_run,
+    made_timings,
+)
 
 FORECAST = Forecast(
     timings=("one-rank", "two-ranks", "slow"),

@@ -2,21 +2,21 @@ import csv
 import zipfile
 
 import pytest
-from made_timings import INT8, made_calibration, made_timings
 
-from shardlab.core.calibration import memory_operations, read_calibration, write_calibration
+from shardlab.calibration.codec_costs import ELEMENTS, codecs_of
+from shardlab.calibration.measure import SIZES, Place, calibrate
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
-from shardlab.core.link import Link
-from shardlab.core.parameters import Parameters
-from shardlab.core.strategy import parse_strategy
-from shardlab.core.timings import write_timings
+from shardlab.experiment.link import Link
+from shardlab.experiment.parameters import Parameters
 from shardlab.forecast.machine import learn
 from shardlab.forecast.results import read_forecast
-from shardlab.train.calibration import SIZES, Place, calibrate
-from shardlab.train.codec_costs import ELEMENTS, codecs_of
+from shardlab.measurements.calibration import memory_operations, read_calibration, write_calibration
+from shardlab.measurements.timing import write_timings
+from shardlab.strategy.strategy import parse_strategy
 from stages import calibrate as calibrate_stage
 from stages import forecast
+from tests.forecast.made_timings import INT8, made_calibration, made_timings
 
 RUNS = ["ddp", "fsdp2", "fsdp2-int8", "manual", "manual-int8"]
 NAMES = ["one-rank", "two-ranks", "four-ranks", "slow", "fast"]

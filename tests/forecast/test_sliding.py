@@ -3,12 +3,7 @@ from itertools import pairwise, product
 
 import pytest
 import torch
-from made_costs import Timed
-from made_timings import INT8, MACHINE, MODEL, made_run
-from ranks import run_ranks
 
-from shardlab.core.strategy import parse_strategy
-from shardlab.core.timings import NO_COMMUNICATION
 from shardlab.engines.slide.arrivals import UPDATED
 from shardlab.engines.slide.copies import ThrottledCopies
 from shardlab.forecast.costs import Measured, OnCluster, codings
@@ -19,7 +14,12 @@ from shardlab.forecast.sliding import Slide
 from shardlab.forecast.sliding_costs import PARTS
 from shardlab.forecast.step import step_seconds, step_tasks
 from shardlab.forecast.work import Compute, Overhead, Work
+from shardlab.measurements.timing import NO_COMMUNICATION
+from shardlab.strategy.strategy import parse_strategy
 from tests.engines.slide.sliding import MODES, batch_of, engine_of
+from tests.forecast.made_costs import Timed
+from tests.forecast.made_timings import INT8, MACHINE, MODEL, made_run
+from tests.ranks import run_ranks
 
 ROOT, UNIT, COUNT = 1000, 2000, 6
 UNITS = (ROOT, *COUNT * [UNIT])

@@ -1,22 +1,22 @@
 import pytest
 import torch
-from made_costs import Timed
-from made_timings import MACHINE, MODEL, STRATEGIES, made_run
-from ranks import run_ranks
 
-from shardlab.core.calibration import wire_bytes
 from shardlab.core.document import validate
-from shardlab.core.params import Model
-from shardlab.core.strategy import parse_strategy
-from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
-from shardlab.engines.units import unit_sizes
+from shardlab.engines.common.base import Optimization
+from shardlab.engines.common.units import unit_sizes
+from shardlab.experiment.schema import Model
 from shardlab.forecast.costs import Costs, Measured, codings
 from shardlab.forecast.model import strategy_of
 from shardlab.forecast.schedule import duration, simulate
 from shardlab.forecast.step import obstacle, step_tasks
 from shardlab.forecast.work import Compute, Overhead, Work
+from shardlab.measurements.calibration import wire_bytes
 from shardlab.models.build import build_model
+from shardlab.strategy.strategy import parse_strategy
+from tests.forecast.made_costs import Timed
+from tests.forecast.made_timings import MACHINE, MODEL, STRATEGIES, made_run
+from tests.ranks import run_ranks
 
 _CPU = torch.device("cpu")
 NOTHING = Overhead(0.0, 0.0)

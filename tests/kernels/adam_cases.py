@@ -4,11 +4,11 @@ import itertools
 from dataclasses import dataclass
 
 import torch
-from kernel_vectors import any_bits, bits
 from torch import Tensor
 
 from shardlab.kernels.adam import Hyper, adam_
 from shardlab.kernels.workers import Workers
+from tests.kernels.kernel_vectors import any_bits, bits
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 DECAYING = Hyper(1e-3, weight_decay=0.1)

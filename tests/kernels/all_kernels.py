@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 
 import torch
-from adam_cases import BF16, FP16, FP32, Case, stepped
-from kernel_vectors import any_bits, bits
 
 from shardlab.kernels import (
     casts,
@@ -32,6 +30,8 @@ from shardlab.kernels import (
 from shardlab.kernels.adam import sum_of_squares
 from shardlab.kernels.checksum import checksum
 from shardlab.kernels.randomk import random_places
+from tests.kernels.adam_cases import BF16, FP16, FP32, Case, stepped
+from tests.kernels.kernel_vectors import any_bits, bits
 
 GROUPED = {
     kernel.format.name: kernel

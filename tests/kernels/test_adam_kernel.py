@@ -3,14 +3,14 @@ import math
 
 import pytest
 import torch
-from adam_cases import BF16, FP16, FP32, Case, numbers, stepped
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_vectors import any_bits
 
 from shardlab.kernels import native
 from shardlab.kernels.adam import Hyper, adam_, sum_of_squares
 from shardlab.kernels.workers import Workers
+from tests.kernels.adam_cases import BF16, FP16, FP32, Case, numbers, stepped
+from tests.kernels.kernel_vectors import any_bits
 
 CASES = st.builds(
     Case,

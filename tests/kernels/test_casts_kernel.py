@@ -2,9 +2,9 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from kernel_vectors import any_bits, bits, from_bits, vectors
 
 from shardlab.kernels.casts import BF16, FP16, GROUP, LARGEST_FP16
+from tests.kernels.kernel_vectors import any_bits, bits, from_bits, vectors
 
 
 @given(st.data())

@@ -3,9 +3,9 @@ from fractions import Fraction
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_vectors import bits, vectors
 
 from shardlab.kernels.dynamic8 import KERNEL, LEVELS
+from tests.kernels.kernel_vectors import bits, vectors
 
 GROUPS = st.sampled_from([8, 16, 256, 1000, 4096])
 TABLE = torch.tensor(LEVELS).double()

@@ -2,9 +2,9 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from kernel_vectors import bits, vectors
 
 from shardlab.kernels.fp8 import KERNELS
+from tests.kernels.kernel_vectors import bits, vectors
 
 GROUPS = st.sampled_from([8, 16, 128, 1000, 4096])
 DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from all_kernels import GROUPED, KEY
 from hypothesis import example, given
 from hypothesis import strategies as st
-from kernel_vectors import ALPHAS, any_bits, bits, vectors
 
 from shardlab.kernels import native
+from tests.kernels.all_kernels import GROUPED, KEY
+from tests.kernels.kernel_vectors import ALPHAS, any_bits, bits, vectors
 
 GROUPS = st.sampled_from([8, 16, 128, 1000, 4096])
 every_kernel = pytest.mark.parametrize("kernel", GROUPED.values(), ids=GROUPED)

@@ -2,9 +2,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sparse_vectors import places
 
 from shardlab.kernels import indices
+from tests.kernels.sparse_vectors import places
 
 CODINGS = st.sampled_from(["smaller", "bitmap", "varint"])
 

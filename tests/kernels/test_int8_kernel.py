@@ -1,9 +1,9 @@
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from kernel_vectors import bits, vectors
 
 from shardlab.kernels.int8 import KERNEL
+from tests.kernels.kernel_vectors import bits, vectors
 
 GROUPS = st.sampled_from([8, 16, 128, 1000, 4096])
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from all_kernels import digest
 
 from shardlab.kernels import casts, int8, native
+from tests.kernels.all_kernels import digest
 
 SOURCES = Path(__file__).parents[2] / "csrc"
 PROBE = """

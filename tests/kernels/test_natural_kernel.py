@@ -3,10 +3,10 @@ import math
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_vectors import SPECIAL, any_bits, bits, vectors
 
 from shardlab.kernels.natural import GROUP, KERNEL
 from shardlab.kernels.random import random_bits
+from tests.kernels.kernel_vectors import SPECIAL, any_bits, bits, vectors
 
 KEY = (7, 11)
 

@@ -1,9 +1,9 @@
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_vectors import bits, vectors
 
 from shardlab.kernels import scatter
+from tests.kernels.kernel_vectors import bits, vectors
 
 
 @given(st.data(), st.integers(1, 6), st.sampled_from([1.0, 0.5, 1 / 3, -2.0]))

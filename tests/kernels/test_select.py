@@ -2,10 +2,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_vectors import any_bits, bits, vectors
-from sparse_vectors import sorted_places, with_ties
 
 from shardlab.kernels import select
+from tests.kernels.kernel_vectors import any_bits, bits, vectors
+from tests.kernels.sparse_vectors import sorted_places, with_ties
 
 LARGE = 70_001  # above this many elements a sample guesses the threshold
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_vectors import ALPHAS, any_bits, bits, vectors
 
 from shardlab.kernels import native, sign
+from tests.kernels.kernel_vectors import ALPHAS, any_bits, bits, vectors
 
 NAN = float("nan")
 

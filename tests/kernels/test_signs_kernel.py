@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from kernel_vectors import vectors
 
 from shardlab.kernels import efsign, onebit
+from tests.kernels.kernel_vectors import vectors
 
 GROUPS = st.sampled_from([8, 16, 128, 1000, 4096])
 KERNELS = {"efsign": efsign.KERNEL, "onebit": onebit.KERNEL}

@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_vectors import bits, vectors
 
 from shardlab.kernels import sketch
+from tests.kernels.kernel_vectors import bits, vectors
 
 
 def keys_of(rows):

@@ -4,10 +4,11 @@ import os
 
 import pytest
 import torch
-from all_kernels import GROUPED, KEY
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_vectors import any_bits, bits, vectors
+
+from tests.kernels.all_kernels import GROUPED, KEY
+from tests.kernels.kernel_vectors import any_bits, bits, vectors
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(

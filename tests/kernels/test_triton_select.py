@@ -9,7 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_vectors import any_bits, bits
+
+from tests.kernels.kernel_vectors import any_bits, bits
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 import torch
-from ranks import run_ranks
 
 from shardlab.kernels import native
 from shardlab.kernels.words import BYTES, Words
+from tests.ranks import run_ranks
 
 
 @pytest.fixture(params=["", "reference"], autouse=True)

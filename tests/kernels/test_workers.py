@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from adam_cases import Case, stepped
 
 from shardlab.kernels import native
 from shardlab.kernels.adam import Hyper, adam_
 from shardlab.kernels.workers import Workers
+from tests.kernels.adam_cases import Case, stepped
 
 CASE = Case(n=100_003)
 

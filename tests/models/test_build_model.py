@@ -4,14 +4,14 @@ import json
 
 import pytest
 import torch
-from families import FAMILIES, POSITIONS, VOCABULARY, config_of
 from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
 from shardlab.core.errors import UserError
-from shardlab.core.params import Model
+from shardlab.experiment.schema import Model
 from shardlab.models.build import build_model
 from shardlab.models.presets import PRESETS, preset_config
+from tests.families import FAMILIES, POSITIONS, VOCABULARY, config_of
 
 GPT2_VOCABULARY = 50257
 TOKENS = torch.arange(POSITIONS)[None]

@@ -6,17 +6,17 @@ import sys
 
 import pytest
 import torch
-from families import FAMILIES, POSITIONS, VOCABULARY, config_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from live_memory import LiveMemory
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from shardlab.core.errors import UserError
-from shardlab.core.params import Model
+from shardlab.experiment.schema import Model
 from shardlab.models.build import build_model
 from shardlab.models.parts import model_parts
+from tests.families import FAMILIES, POSITIONS, VOCABULARY, config_of
+from tests.models.live_memory import LiveMemory
 
 TOKENS = torch.arange(POSITIONS)[None]
 FILE = "model.safetensors"

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from families import FAMILIES, config_of
 from torch import nn
 from transformers import AutoModelForCausalLM
 
 from shardlab.core.errors import UserError
 from shardlab.models.parts import model_parts, transformer_blocks
+from tests.families import FAMILIES, config_of
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])

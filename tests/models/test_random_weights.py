@@ -6,19 +6,19 @@ import sys
 
 import pytest
 import torch
-from families import FAMILIES, config_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from live_memory import LiveMemory
 from torch import nn
 from torch.utils import swap_tensors
 from transformers import AutoModelForCausalLM
 
 from shardlab.core.errors import UserError
-from shardlab.core.params import Model
+from shardlab.experiment.schema import Model
 from shardlab.models.build import build_model
 from shardlab.models.parts import model_parts
 from shardlab.models.weights import RandomWeights
+from tests.families import FAMILIES, config_of
+from tests.models.live_memory import LiveMemory
 
 
 def skeleton(family, **changes):

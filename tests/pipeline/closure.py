@@ -35,15 +35,44 @@ def complaints(
     graph: grimp.ImportGraph, root: Path, stage: str, declared: Iterable[str]
 ) -> list[str]:
     """What `declared`, the dependencies of a stage in dvc.yaml, misses or names for nothing."""
-    files = {file_of(root, module) for module in imported(graph, f"stages.{stage}")}
-    if any(file.startswith("shardlab/kernels/") for file in files):
-        files.add("csrc/CMakeLists.txt")  # what the bindings load is built there
+    files = files_of(graph, root, stage)
     code = [path for path in declared if path.split("/")[0] in ("shardlab", "stages", "csrc")]
-    holds = {path: {f for f in files if f == path or f.startswith(f"{path}/")} for path in code}
+    holds = {path: {f for f in files if _in(f, path)} for path in code}
     missing = files - set().union(*holds.values())
     return [f"{stage}: not declared: {file}" for file in sorted(missing)] + [
         f"{stage}: declared for nothing: {path}" for path in sorted(holds) if not holds[path]
     ]
+
+
+def files_of(graph: grimp.ImportGraph, root: Path, stage: str) -> set[str]:
+    """Files of code that a stage runs; an __init__.py that only describes its package runs none."""
+    paths = {file_of(root, module) for module in imported(graph, f"stages.{stage}")}
+    files = {path for path in paths if not _only_describes(root / path)}
+    if any(file.startswith("shardlab/kernels/") for file in files):
+        files.add("csrc/CMakeLists.txt")  # what the bindings load is built there
+    return files | {"stages/__init__.py"}
+
+
+def wasted_share(
+    graph: grimp.ImportGraph, root: Path, stage: str, declared: Iterable[str]
+) -> float:
+    """Lines of Python that a stage declares and does not import, as a share of those declared."""
+    used = files_of(graph, root, stage)
+    lines = {
+        str(path.relative_to(root)): len(path.read_text(encoding="utf-8").splitlines())
+        for folder in ("shardlab", "stages")
+        for path in (root / folder).rglob("*.py")
+    }
+    held = {file: n for file, n in lines.items() if any(_in(file, path) for path in declared)}
+    return sum(n for file, n in held.items() if file not in used) / sum(held.values())
+
+
+def _in(file: str, path: str) -> bool:
+    return file == path or file.startswith(f"{path}/")
+
+
+def _only_describes(file: Path) -> bool:
+    return file.name == "__init__.py" and len(ast.parse(file.read_text("utf-8")).body) <= 1
 
 
 def file_of(root: Path, module: str) -> str:

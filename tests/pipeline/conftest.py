@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from workspace import copy_project, run
+
+from tests.pipeline.workspace import copy_project, run
 
 
 def copied(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:

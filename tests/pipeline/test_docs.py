@@ -8,14 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 import yaml
-from ranks import run_ranks
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from workspace import ROOT, Marked, run, wait_for
 
 import shardlab
-from shardlab.core.parameters import Parameters
-from shardlab.core.params import Params
+from shardlab.experiment.parameters import Parameters
+from shardlab.experiment.schema import Params
+from tests.pipeline.workspace import ROOT, Marked, run, wait_for
+from tests.ranks import run_ranks
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TRIED_ELSEWHERE = ["make run", "make test"]

@@ -7,7 +7,8 @@ import pytest
 import yaml
 from dvc.dependency.param import ParamsDependency
 from dvc.repo import Repo
-from workspace import ROOT, copy_parts, run
+
+from tests.pipeline.workspace import ROOT, copy_parts, run
 
 KINDS = list(yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"])
 MEASURED = {"calibrate", "train", "timing", "trial"}

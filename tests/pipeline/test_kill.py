@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from graphs import pending
-from workspace import Marked, run, set_params, wait_for
 
 from shardlab.core.files import read_json
+from tests.pipeline.graphs import pending
+from tests.pipeline.workspace import Marked, run, set_params, wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

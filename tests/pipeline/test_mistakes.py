@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from workspace import copy_project, run, set_params
+
+from tests.pipeline.workspace import copy_project, run, set_params
 
 
 @pytest.fixture

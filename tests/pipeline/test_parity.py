@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
-from graphs import Job, differences, dvc_jobs, snakemake_jobs
-from workspace import ROOT, copy_project
+
+from tests.pipeline.graphs import Job, differences, dvc_jobs, snakemake_jobs
+from tests.pipeline.workspace import ROOT, copy_project
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def test_they_do_so_at_the_small_size_too(dvc: dict[str, Job], snakemake: dict[s
     "old, new, told",
     [
         ("- data/corpus.json\n    - shardlab", "- shardlab", "stages.tokenize: inputs"),
-        ("    - shardlab/profiling\n    - shardlab/train\n", "", "stages.train"),
+        ("    - shardlab/strategy\n    - shardlab/train\n", "", "stages.train"),
         ("stages.validate ${item.run}", "stages.validate --x ${item.run}", "only in dvc.yaml"),
         ("    - strategies.${item.run}\n", "", "stages.train --run fsdp2 --seed 0: parameters"),
         ("    - baseline\n", "    - train\n", "stages.report: parameters"),

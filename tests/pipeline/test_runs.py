@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from graphs import pending, snakemake_jobs
-from workspace import copy_project, run, set_params
+
+from tests.pipeline.graphs import pending, snakemake_jobs
+from tests.pipeline.workspace import copy_project, run, set_params
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

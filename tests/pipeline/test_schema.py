@@ -7,7 +7,8 @@ import sys
 import jsonschema
 import pytest
 import yaml
-from workspace import ROOT
+
+from tests.pipeline.workspace import ROOT
 
 SCHEMA = ROOT / "workflow/schemas/params.schema.json"
 

@@ -4,9 +4,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from workspace import copy_project, environment, run
 
 from shardlab.core.files import read_json_lines
+from tests.pipeline.workspace import copy_project, environment, run
 
 SRUN = """#!/bin/sh
 # two nodes with one task each, both of them on this machine

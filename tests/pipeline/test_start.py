@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from workspace import ROOT
+
+from tests.pipeline.workspace import ROOT
 
 LIGHT = ["prepare", "tokenize", "profile", "collect", "propose", "decide", "readme"]
 HEAVY = ["matplotlib", "pandas", "scipy.optimize", "scipy.stats", "torch", "transformers"]

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from workspace import run
 
 from shardlab.core.files import read_json_lines
+from tests.pipeline.workspace import run
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -1,11 +1,11 @@
 import gzip
 
 import pytest
-from made_traces import WORKER, WORKER_2, event, label, step, write_rank
 
 from shardlab.core.errors import UserError
-from shardlab.profiling.breakdown import analyse, read_steps
-from shardlab.profiling.merge import merge_traces
+from shardlab.profiling.analysis.breakdown import analyse, read_steps
+from shardlab.profiling.capture.merge import merge_traces
+from tests.made_traces import WORKER, WORKER_2, event, label, step, write_rank
 
 
 def merged(tmp_path, *ranks):

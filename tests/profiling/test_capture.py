@@ -9,17 +9,17 @@ from torch.profiler import record_function
 
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Unit
-from shardlab.comm.background import Background
 from shardlab.comm.collective import Native
 from shardlab.comm.exchange import Exchange
 from shardlab.comm.ledger import Ledger
-from shardlab.comm.transport import Transport
 from shardlab.kernels import int8
-from shardlab.profiling.breakdown import OTHER, analyse, read_steps
-from shardlab.profiling.capture import Capture
-from shardlab.profiling.merge import merge_traces
-from shardlab.profiling.trace_file import read_events
-from shardlab.train.launch import launch
+from shardlab.launch import launch
+from shardlab.profiling.analysis.breakdown import OTHER, analyse, read_steps
+from shardlab.profiling.capture.capture import Capture
+from shardlab.profiling.capture.merge import merge_traces
+from shardlab.profiling.traces.trace_file import read_events
+from shardlab.transport.background import Background
+from shardlab.transport.transport import Transport
 
 STEPS = 2
 

@@ -3,7 +3,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlab.profiling.intervals import EMPTY, difference, intersection, length, merge, union
+from shardlab.profiling.analysis.intervals import (
+    EMPTY,
+    difference,
+    intersection,
+    length,
+    merge,
+    union,
+)
 
 SPAN = 64
 RAW = st.lists(st.tuples(st.integers(0, SPAN), st.integers(0, SPAN)).map(sorted), max_size=12).map(

@@ -2,10 +2,10 @@ import gzip
 import json
 
 import pytest
-from made_traces import event, step, write_rank
 
 from shardlab.core.errors import UserError
-from shardlab.profiling.merge import merge_traces
+from shardlab.profiling.capture.merge import merge_traces
+from tests.made_traces import event, step, write_rank
 
 
 def load(path):

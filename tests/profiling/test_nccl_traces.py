@@ -1,10 +1,10 @@
 """On a GPU, work runs after its launch: what belongs to what follows the launch, not the clock."""
 
 import pytest
-from made_nccl import AUTOGRAD, MadeTrace
 
-from shardlab.profiling.breakdown import OTHER, analyse, read_steps
-from shardlab.profiling.merge import merge_traces
+from shardlab.profiling.analysis.breakdown import OTHER, analyse, read_steps
+from shardlab.profiling.capture.merge import merge_traces
+from tests.profiling.made_nccl import AUTOGRAD, MadeTrace
 
 
 def fsdp_step(launches=True, rank=0, late=0):

@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from shardlab.profiling.breakdown import StepTimes, summarize
+from shardlab.profiling.analysis.breakdown import StepTimes, summarize
 from stages.profile import write_rows
 
 

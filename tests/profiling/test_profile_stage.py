@@ -1,13 +1,13 @@
 import pytest
-from made_traces import WORKER, event, label, step, write_rank
 
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
-from shardlab.core.parameters import Parameters
-from shardlab.core.records import Breakdown
-from shardlab.profiling.merge import merge_traces
+from shardlab.experiment.parameters import Parameters
+from shardlab.profiling.capture.merge import merge_traces
+from shardlab.records.run import Breakdown
 from stages.profile import main
+from tests.made_traces import WORKER, event, label, step, write_rank
 
 
 @pytest.fixture

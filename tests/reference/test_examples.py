@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from scripts import ROOT, on_two_ranks
+
+from tests.reference.scripts import ROOT, on_two_ranks
 
 NEEDED = {
     "fsdp2": "transformers",

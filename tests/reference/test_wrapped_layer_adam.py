@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from scripts import on_two_ranks
+
+from tests.reference.scripts import on_two_ranks
 
 
 @pytest.mark.long

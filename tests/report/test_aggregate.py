@@ -5,7 +5,6 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_records import BASELINE, STRATEGIES, make_losses, make_record, make_records
 
 from shardlab.core.errors import UserError
 from shardlab.report.aggregate import (
@@ -16,6 +15,7 @@ from shardlab.report.aggregate import (
     select,
     verdict,
 )
+from tests.made_records import BASELINE, STRATEGIES, make_losses, make_record, make_records
 
 positive = st.floats(0.01, 1e6)
 

@@ -3,12 +3,9 @@
 import math
 
 import pytest
-from made_records import BASELINE, STRATEGIES, make_losses
-from made_timed import make_timed, make_timings
 
-from shardlab.core.params import Quality
-from shardlab.core.strategy import parse_strategy
-from shardlab.core.timings import NO_COMMUNICATION
+from shardlab.experiment.schema import Quality
+from shardlab.measurements.timing import NO_COMMUNICATION
 from shardlab.report.crossover import (
     codec_table,
     crossing,
@@ -23,6 +20,9 @@ from shardlab.report.link_timings import crossovers
 from shardlab.report.numbers import ABSENT
 from shardlab.report.timing_plots import draw_timings
 from shardlab.report.timings import timing_table
+from shardlab.strategy.strategy import parse_strategy
+from tests.made_records import BASELINE, STRATEGIES, make_losses
+from tests.made_timed import make_timed, make_timings
 
 QUALITY = Quality(train_loss=(7.0, 1.0), time_s=(2.0,))
 

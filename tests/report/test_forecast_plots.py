@@ -1,9 +1,8 @@
 """The plot of the forecast."""
 
-from made_evidence import make_foretold
-from made_records import BASELINE, STRATEGIES
-
 from shardlab.report.forecast_plots import draw_forecast
+from tests.made_evidence import make_foretold
+from tests.made_records import BASELINE, STRATEGIES
 
 
 def test_an_interval_that_begins_at_no_time_reaches_the_top_of_its_panel():

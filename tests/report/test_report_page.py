@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from made_evidence import make_evidence
-from made_records import STRATEGIES, make_history, make_record, make_records
 
 from shardlab.core.files import read_json, read_json_lines
-from shardlab.core.strategy import parse_strategy
 from shardlab.report.plots import BASELINE_COLOUR, colours
 from shardlab.report.write import write_report
+from shardlab.strategy.strategy import parse_strategy
+from tests.made_evidence import make_evidence
+from tests.made_records import STRATEGIES, make_history, make_record, make_records
 
 EVIL = "<script>alert('$1$')</script>"
 FILES = {
@@ -139,11 +139,11 @@ def test_same_evidence_gives_the_same_bytes(report, tmp_path):
     """Another process with another hash seed, so that no order of a set or clock can hide."""
     code = (
         "import sys; from pathlib import Path; "
-        "from made_evidence import *; from made_records import *; "
+        "from tests.made_evidence import *; from tests.made_records import *; "
         "from shardlab.report.write import write_report; "
         "write_report(make_evidence(make_records()), Path(sys.argv[1]))"
     )
-    path = os.pathsep.join(str(p) for p in (Path(__file__).parents[1], Path.cwd()))
+    path = str(Path(__file__).parents[2])
     environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": path, "TZ": "Asia/Tokyo"}
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, check=True)
     assert _hashes(tmp_path) == _hashes(report)

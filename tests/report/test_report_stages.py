@@ -2,17 +2,17 @@ import csv
 import json
 
 import pytest
-from made_evidence import make_foretold
-from made_records import make_history, make_losses, make_record, make_records
-from made_timed import make_timed
 
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json, write_json_lines
-from shardlab.core.parameters import Parameters
-from shardlab.core.quality import smoothed
-from shardlab.core.records import Breakdown, Joined, Record, Validation, read_records
-from shardlab.core.timings import NO_COMMUNICATION, write_timings
+from shardlab.experiment.parameters import Parameters
+from shardlab.measurements.quality import smoothed
+from shardlab.measurements.timing import NO_COMMUNICATION, write_timings
+from shardlab.records.run import Breakdown, Joined, Record, Validation, read_records
 from stages import collect, report
+from tests.made_evidence import make_foretold
+from tests.made_records import make_history, make_losses, make_record, make_records
+from tests.made_timed import make_timed
 
 RUNS, SEEDS = ["ddp", "fsdp2"], [0, 3]
 PARAMS = {

@@ -1,8 +1,6 @@
 import math
 
 import pytest
-from made_evidence import make_evidence
-from made_records import BASELINE, STRATEGIES, make_record, make_records
 
 from shardlab.report.aggregate import comparison
 from shardlab.report.answer import answer
@@ -16,6 +14,8 @@ from shardlab.report.tables import (
     seed_warning,
     setting_line,
 )
+from tests.made_evidence import make_evidence
+from tests.made_records import BASELINE, STRATEGIES, make_record, make_records
 
 
 def _tables(records, runs=None):

@@ -3,16 +3,16 @@
 import math
 
 import pytest
-from made_evidence import make_evidence
-from made_records import BASELINE, make_record, make_records
-from made_timed import make_timed, make_timings
 
-from shardlab.core.params import Quality
-from shardlab.core.timings import NO_COMMUNICATION
+from shardlab.experiment.schema import Quality
+from shardlab.measurements.timing import NO_COMMUNICATION
 from shardlab.report.scaling import bottleneck, bottleneck_of, scaling_table, sharing
 from shardlab.report.timing_room import timing_room
 from shardlab.report.timings import timing_table
 from shardlab.report.write import write_report
+from tests.made_evidence import make_evidence
+from tests.made_records import BASELINE, make_record, make_records
+from tests.made_timed import make_timed, make_timings
 
 DRIFT = [20.0, 40.0, 25.0, 90.0]
 

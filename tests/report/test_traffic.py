@@ -2,12 +2,12 @@ import json
 import math
 
 import pytest
-from made_records import STRATEGIES, make_record, make_records
 
-from shardlab.core.strategy import parse_strategy
 from shardlab.report.aggregate import comparison
 from shardlab.report.tables import run_tables
 from shardlab.report.traffic import traffic, travel, uncompressed
+from shardlab.strategy.strategy import parse_strategy
+from tests.made_records import STRATEGIES, make_record, make_records
 
 
 def with_account(record, kind, **changes):

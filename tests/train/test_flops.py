@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from families import config_of
-from ranks import run_ranks
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from shardlab.train.flops import flops_per_token, product_flops_per_s
+from tests.families import config_of
+from tests.ranks import run_ranks
 
 
 @pytest.mark.parametrize("family", ["gpt2-tied", "gpt2-untied", "llama-tied", "qwen3-untied"])

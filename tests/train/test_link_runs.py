@@ -10,22 +10,22 @@ from unittest.mock import patch
 
 import pytest
 import torch.distributed as dist
-from checkpointed import INT4, plan_of, strategy_of
-from commands import Command, wait_for
-from namespaces import held, opened_by
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from benchmarks.resume import Outcome
-from shardlab.comm.emulation import emulated
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, read_json_lines
-from shardlab.core.link import Link
-from shardlab.core.params import Checkpoint
-from shardlab.profiling.breakdown import analyse
+from shardlab.experiment.link import Link
+from shardlab.experiment.schema import Checkpoint
+from shardlab.launch import RunFailed
+from shardlab.loop.loop import Loop
+from shardlab.profiling.analysis.breakdown import analyse
 from shardlab.train import run
-from shardlab.train.launch import RunFailed
-from shardlab.train.loop import Loop
 from shardlab.train.run import train_run
+from shardlab.transport.emulation import emulated
+from tests.checkpoint.checkpointed import INT4, plan_of, strategy_of
+from tests.commands import Command, wait_for
+from tests.namespaces import held, opened_by
 
 RATE = "20mbit"
 """at which a step of the tiny model takes long enough to see the link"""

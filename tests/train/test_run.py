@@ -10,22 +10,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import config_of
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from shardlab.core.cpu_sets import format_cpus
 from shardlab.core.files import read_json, read_json_lines
-from shardlab.core.params import Model, Tokenize, Train
-from shardlab.core.records import Record
-from shardlab.core.strategy import parse_strategy
-from shardlab.core.topology import format_cpus, read_topology
-from shardlab.data.ready import TokenPlan
-from shardlab.data.tokens import open_split
-from shardlab.train.evaluate import evaluate
-from shardlab.train.launch import RunFailed
+from shardlab.data.tokens.tokens import open_split
+from shardlab.evaluation.evaluate import evaluate
+from shardlab.experiment.schema import Model, Tokenize, Train
+from shardlab.hardware.topology import read_topology
+from shardlab.launch import RunFailed
+from shardlab.loop.plan import RunPlan
+from shardlab.loop.ready import TokenPlan
+from shardlab.records.run import Record
+from shardlab.strategy.strategy import parse_strategy
 from shardlab.train.measure import measure
-from shardlab.train.plan import RunPlan
 from shardlab.train.run import train_run
+from tests.families import config_of
 
 TRAIN = Train(
     steps=6,

@@ -4,10 +4,10 @@ import re
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from shardlab.core.params import Model, Train
-from shardlab.core.strategy import parse_strategy
-from shardlab.profiling.trace_file import read_events, read_header
-from shardlab.train.plan import RunPlan
+from shardlab.experiment.schema import Model, Train
+from shardlab.loop.plan import RunPlan
+from shardlab.profiling.traces.trace_file import read_events, read_header
+from shardlab.strategy.strategy import parse_strategy
 from shardlab.train.run import train_run
 
 TRAIN = Train(steps=2, batch_size=2, sequence_length=16, untimed_steps=1, warmup_steps=1)

@@ -6,10 +6,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from commands import Command, free_port, typed, wait_for
 
 import shardlab.train.run  # noqa: F401 - imported once, before the commands are forked
 from shardlab.core.files import read_json, read_json_lines
+from tests.commands import Command, free_port, typed, wait_for
 
 PARAMS = {
     "model": {"preset": "tiny"},

@@ -3,7 +3,10 @@
 import pytest
 import torch
 import torch.distributed as dist
-from deep_models import (
+
+from shardlab.launch import RunFailed
+from shardlab.train.trained import gather_trained
+from tests.deep_models import (
     deep_model,
     engine_of,
     highest_since_reset,
@@ -11,10 +14,7 @@ from deep_models import (
     reset,
     size_of,
 )
-from ranks import run_ranks
-
-from shardlab.train.launch import RunFailed
-from shardlab.train.trained import gather_trained
+from tests.ranks import run_ranks
 
 STRATEGIES = {
     "ddp": {"engine": "ddp"},

@@ -4,8 +4,8 @@ from pathlib import Path
 import yaml
 
 from shardlab.core.errors import UserError
-from shardlab.core.parameters import Parameters
-from shardlab.core.params import Params
+from shardlab.experiment.parameters import Parameters
+from shardlab.experiment.schema import Params
 
 # SystemExit: Snakemake shows its own exceptions with the place in this file, which is not the mistake
 try:

@@ -1,6 +1,13 @@
 rule prepare:
     input:
-        code("prepare", "shardlab/core", "shardlab/data"),
+        code(
+            "prepare",
+            "shardlab/core",
+            "shardlab/data/corpus",
+            "shardlab/data/sources",
+            "shardlab/experiment",
+            "shardlab/strategy",
+        ),
     output:
         # a good corpus stays when a bad source is refused
         update("data/corpus.json"),
@@ -17,7 +24,15 @@ rule prepare:
 
 rule tokenize:
     input:
-        code("tokenize", "shardlab/core", "shardlab/data"),
+        code(
+            "tokenize",
+            "shardlab/core",
+            "shardlab/data/corpus",
+            "shardlab/data/tokenize",
+            "shardlab/data/tokens",
+            "shardlab/experiment",
+            "shardlab/strategy",
+        ),
         "data/corpus.json",
     output:
         "data/tokenizer.json",

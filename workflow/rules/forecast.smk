@@ -3,13 +3,19 @@ rule calibrate:
         code(
             "calibrate",
             "csrc",
+            "shardlab/activations",
+            "shardlab/calibration",
             "shardlab/codecs",
-            "shardlab/comm",
             "shardlab/core",
-            "shardlab/engines",
+            "shardlab/experiment",
+            "shardlab/hardware",
             "shardlab/kernels",
-            "shardlab/profiling",
-            "shardlab/train",
+            "shardlab/launch",
+            "shardlab/measurements",
+            "shardlab/profiling/traces",
+            "shardlab/records",
+            "shardlab/strategy",
+            "shardlab/transport",
         ),
     output:
         "results/calibration.json",
@@ -29,7 +35,16 @@ rule calibrate:
 
 rule forecast:
     input:
-        code("forecast", "shardlab/core", "shardlab/forecast"),
+        code(
+            "forecast",
+            "shardlab/core",
+            "shardlab/experiment",
+            "shardlab/forecast",
+            "shardlab/measurements",
+            "shardlab/memory",
+            "shardlab/records",
+            "shardlab/strategy",
+        ),
         "results/calibration.json",
         expand(rules.timing.output, timing=config["timings"]),
     output:

@@ -1,6 +1,17 @@
 rule report:
     input:
-        code("report", "shardlab/agent", "shardlab/core", "shardlab/forecast", "shardlab/report"),
+        code(
+            "report",
+            "shardlab/agent/records",
+            "shardlab/core",
+            "shardlab/experiment",
+            "shardlab/forecast",
+            "shardlab/measurements",
+            "shardlab/memory",
+            "shardlab/records",
+            "shardlab/report",
+            "shardlab/strategy",
+        ),
         "data/source.json",
         "data/statistics.json",
         "results/forecast/forecast.json",
@@ -43,7 +54,7 @@ rule report:
 
 rule readme:
     input:
-        code("readme", "shardlab/core"),
+        code("readme", "shardlab/core", "shardlab/experiment", "shardlab/strategy"),
         "results/report/headline.md",
     output:
         "results/report/readme.md",

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from shardlab.core.files import write_text
-from shardlab.core.params import Params
+from shardlab.experiment.schema import Params
 
 TARGET = Path(__file__).with_name("params.schema.json")
 

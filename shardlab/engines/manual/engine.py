@@ -6,13 +6,13 @@ from contextlib import contextmanager
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardlab.engines.flat import FlatEngine, FlatVector
+from shardlab.engines.common.flat import FlatEngine, FlatVector
+from shardlab.engines.common.mesh import SHARD, copies, make_mesh
+from shardlab.engines.common.precision import dtype_of
+from shardlab.engines.common.setup import Setup
+from shardlab.engines.common.units import plan_units
 from shardlab.engines.manual.model import FlatSharded
 from shardlab.engines.manual.schedule import Reduced
-from shardlab.engines.mesh import SHARD, copies, make_mesh
-from shardlab.engines.precision import dtype_of
-from shardlab.engines.setup import Setup
-from shardlab.engines.units import plan_units
 
 
 class ManualEngine(FlatEngine):

@@ -12,12 +12,12 @@ from torch.utils._pytree import tree_map
 
 from shardlab.comm.attachable import Attachable, MakeCollective
 from shardlab.comm.hierarchy import subgroup
+from shardlab.engines.common.mesh import SHARD, replica_group
+from shardlab.engines.common.setup import Fill
+from shardlab.engines.common.units import UnitPlan, owned_parameters
+from shardlab.engines.common.watch import watch, watch_gradients
 from shardlab.engines.manual.schedule import Collectives, Schedule
 from shardlab.engines.manual.unit import FlatUnit
-from shardlab.engines.mesh import SHARD, replica_group
-from shardlab.engines.setup import Fill
-from shardlab.engines.units import UnitPlan, owned_parameters
-from shardlab.engines.watch import watch, watch_gradients
 
 
 class FlatSharded(nn.Module, Attachable):

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from shardlab.codecs.unit import Block, Unit
-from shardlab.comm.background import Background, Running
 from shardlab.comm.collective import Collective
 from shardlab.comm.layout import REPLICAS
+from shardlab.engines.common.outgoing import Outgoing
+from shardlab.engines.common.watch import MissingGradients
 from shardlab.engines.manual.unit import FlatUnit
-from shardlab.engines.outgoing import Outgoing
-from shardlab.engines.watch import MissingGradients
+from shardlab.transport.background import Background, Running
 
 Reduced = Literal["nothing", "shards", "all"]
 """what a unit reduces when its gradients are there: `all` in the last backward pass of a step, and

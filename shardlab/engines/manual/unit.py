@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from shardlab.codecs.unit import Block, Unit
-from shardlab.engines.flat import named_parts
+from shardlab.engines.common.flat import named_parts
 
 
 class FlatUnit:

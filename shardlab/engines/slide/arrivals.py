@@ -2,7 +2,6 @@
 
 from torch import Tensor
 
-from shardlab.comm.background import Running
 from shardlab.comm.collective import Collective
 from shardlab.comm.ledger import Account, Ledger
 from shardlab.engines.slide.control import Control
@@ -10,6 +9,7 @@ from shardlab.engines.slide.copies import Copies
 from shardlab.engines.slide.faults import Faults
 from shardlab.engines.slide.turns import ENDED, GATHERS, GatherTurns
 from shardlab.engines.slide.unit import SlidUnit, chunk_of
+from shardlab.transport.background import Running
 
 UPDATED = "updated"
 """published by each rank of a node for its chunk of a unit"""

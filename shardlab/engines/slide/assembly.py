@@ -8,9 +8,9 @@ from torch import nn
 
 from shardlab.comm.ledger import Ledger
 from shardlab.core.errors import UserError
-from shardlab.core.sliding_memory import Keeping, copied_whole, keeping, window_slots
-from shardlab.engines.precision import dtype_of, uses_fp16
-from shardlab.engines.setup import Setup
+from shardlab.engines.common.precision import dtype_of, uses_fp16
+from shardlab.engines.common.setup import Setup
+from shardlab.engines.common.units import UnitPlan, owned_parameters
 from shardlab.engines.slide.arrivals import Arrivals
 from shardlab.engines.slide.control import Control
 from shardlab.engines.slide.copies import Copies
@@ -26,7 +26,7 @@ from shardlab.engines.slide.sums import Sums
 from shardlab.engines.slide.unit import Precision, SlidUnit
 from shardlab.engines.slide.updates import Updates
 from shardlab.engines.slide.window import Window
-from shardlab.engines.units import UnitPlan, owned_parameters
+from shardlab.memory.slide import Keeping, copied_whole, keeping, window_slots
 
 
 def make_units(

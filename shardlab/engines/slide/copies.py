@@ -8,7 +8,7 @@ from typing import ParamSpec
 import torch
 from torch import Tensor
 
-from shardlab.comm.background import Background, Running, drain_all
+from shardlab.transport.background import Background, Running, drain_all
 
 P = ParamSpec("P")
 

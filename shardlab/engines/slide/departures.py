@@ -7,14 +7,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from shardlab.comm.background import Running
 from shardlab.comm.collective import Collective
-from shardlab.engines.outgoing import Outgoing
+from shardlab.engines.common.outgoing import Outgoing
 from shardlab.engines.slide.copies import Copies
 from shardlab.engines.slide.faults import Faults
 from shardlab.engines.slide.landings import Landings, Turn
 from shardlab.engines.slide.unit import SlidUnit
 from shardlab.engines.slide.updates import Updates
+from shardlab.transport.background import Running
 
 _PARTS = 4
 """that a unit leaves in, about: more would cost the training thread what they hide"""

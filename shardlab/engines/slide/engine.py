@@ -10,14 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardlab.comm.together import together
+from shardlab.activations.checkpoint import scratch_folder
 from shardlab.core.errors import UserError
-from shardlab.engines.activations.checkpoint import scratch_folder
-from shardlab.engines.base import State, StepOutcome
-from shardlab.engines.flat import laid_out, split_vector
-from shardlab.engines.module import ModuleEngine
-from shardlab.engines.norm import clip_coefficient, norm_of
-from shardlab.engines.setup import Setup
+from shardlab.engines.common.base import State, StepOutcome
+from shardlab.engines.common.flat import laid_out, split_vector
+from shardlab.engines.common.module import ModuleEngine
+from shardlab.engines.common.norm import clip_coefficient, norm_of
+from shardlab.engines.common.setup import Setup
+from shardlab.engines.common.units import checkpointing_modes, plan_units
 from shardlab.engines.slide.arrivals import UPDATED
 from shardlab.engines.slide.assembly import (
     Parts,
@@ -40,8 +40,8 @@ from shardlab.engines.slide.storing import (
     store,
 )
 from shardlab.engines.slide.unit import FROZEN
-from shardlab.engines.units import checkpointing_modes, plan_units
 from shardlab.kernels.adam import Hyper
+from shardlab.transport.together import together
 
 Result = TypeVar("Result")
 

@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from shardlab.comm.gather import gather_values
 from shardlab.engines.slide.groups import twin
+from shardlab.transport.gather import gather_values
 
 Value = TypeVar("Value")
 

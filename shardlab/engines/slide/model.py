@@ -11,11 +11,11 @@ from torch.utils import checkpoint
 from shardlab.comm.attachable import Attachable, MakeCollective
 from shardlab.comm.collective import Collective
 from shardlab.core.errors import UserError
+from shardlab.engines.common.units import UnitPlan
+from shardlab.engines.common.watch import watch, watch_gradients, with_gradient
 from shardlab.engines.slide.ranks import Ranks
 from shardlab.engines.slide.schedule import Schedule
 from shardlab.engines.slide.unit import SlidUnit
-from shardlab.engines.units import UnitPlan
-from shardlab.engines.watch import watch, watch_gradients, with_gradient
 
 P = ParamSpec("P")
 Result = TypeVar("Result")

@@ -11,12 +11,12 @@ from typing import Self
 
 import torch.distributed as dist
 
-from shardlab.comm.gather import gather_values
-from shardlab.comm.together import together
 from shardlab.core.errors import UserError
-from shardlab.core.host import free_memory_bytes
 from shardlab.engines.slide.control import Control, control_bytes
 from shardlab.engines.slide.regions import Regions, places_of
+from shardlab.records.host import free_memory_bytes
+from shardlab.transport.gather import gather_values
+from shardlab.transport.together import together
 
 _PAGE = mmap.PAGESIZE
 _GIB = 1 << 30

@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardlab.comm.gather import gather_values
-from shardlab.comm.together import together
+from shardlab.activations.media import BLOCK, blocks, whole_blocks
+from shardlab.activations.nameless import NamelessFile
 from shardlab.core.errors import UserError
-from shardlab.engines.activations.media import BLOCK, blocks, whole_blocks
-from shardlab.engines.activations.nameless import NamelessFile
 from shardlab.engines.slide.regions import Regions, places_of
+from shardlab.transport.gather import gather_values
+from shardlab.transport.together import together
 
 _CPU = torch.device("cpu")
 _AT_ONCE = 1 << 20

@@ -5,9 +5,9 @@ from dataclasses import asdict
 import torch
 import torch.distributed as dist
 
-from shardlab.comm.gather import gather_values
-from shardlab.core.placement import Resident, place_here
+from shardlab.hardware.placement import Resident, place_here
 from shardlab.kernels.workers import Workers
+from shardlab.transport.gather import gather_values
 
 
 def update_workers(here: dist.ProcessGroup, device: torch.device) -> Workers | None:

@@ -9,10 +9,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardlab.comm.hierarchy import subgroup
 from shardlab.core.errors import UserError
-from shardlab.core.strategy import Strategy
-from shardlab.engines.mesh import REPLICATE, SHARD
+from shardlab.engines.common.mesh import REPLICATE, SHARD
 from shardlab.engines.slide.groups import node_groups
 from shardlab.engines.slide.lending import Lent, lend
+from shardlab.strategy.strategy import Strategy
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from shardlab.comm.background import Running
+from shardlab.engines.common.watch import MissingGradients, Uses
 from shardlab.engines.slide.arrivals import Arrivals
 from shardlab.engines.slide.departures import Departures
 from shardlab.engines.slide.unit import SlidUnit
 from shardlab.engines.slide.updates import Updates
 from shardlab.engines.slide.window import Window
-from shardlab.engines.watch import MissingGradients, Uses
+from shardlab.transport.background import Running
 
 
 class Schedule(Uses):

@@ -7,8 +7,8 @@ import torch.distributed as dist
 from torch import nn
 
 from shardlab.comm.hierarchy import timeout_of
-from shardlab.core.sliding_memory import leaving_bytes, window_bytes
-from shardlab.engines.setup import Setup
+from shardlab.engines.common.setup import Setup
+from shardlab.engines.common.units import UnitPlan
 from shardlab.engines.slide.arrivals import UPDATED
 from shardlab.engines.slide.copies import Copies
 from shardlab.engines.slide.landings import TAKEN, Landings
@@ -18,7 +18,7 @@ from shardlab.engines.slide.node_file import NodeFile
 from shardlab.engines.slide.sums import LANDED
 from shardlab.engines.slide.turns import ENDED, GATHERS, TURNS
 from shardlab.engines.slide.unit import SlidUnit
-from shardlab.engines.units import UnitPlan
+from shardlab.memory.slide import leaving_bytes, window_bytes
 
 
 def share_memory(

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shardlab.comm.background import Background, Running
 from shardlab.engines.slide.arrivals import UPDATED
 from shardlab.engines.slide.control import Control
 from shardlab.engines.slide.faults import Faults
@@ -17,6 +16,7 @@ from shardlab.engines.slide.sums import Sums
 from shardlab.engines.slide.unit import SlidUnit
 from shardlab.kernels.adam import Hyper, adam_, sum_of_squares
 from shardlab.kernels.workers import Workers
+from shardlab.transport.background import Background, Running
 
 
 class Updates:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from shardlab.engines.activations.saved import Stays
-from shardlab.engines.activations.stores import unchanged
+from shardlab.activations.saved import Stays
+from shardlab.activations.stores import unchanged
 from shardlab.engines.slide.unit import SlidUnit
 
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 from torch import nn
 
 from shardlab.comm.attach import attach
+from shardlab.engines.common.mesh import make_mesh
+from shardlab.engines.common.units import UnitPlan
 from shardlab.engines.manual.model import FlatSharded
-from shardlab.engines.mesh import make_mesh
-from shardlab.engines.units import UnitPlan
+from tests.ranks import run_ranks
 
 
 class Stack(nn.Module):

@@ -7,15 +7,15 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
-from shardlab.core.strategy import parse_strategy
-from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
-from shardlab.engines.computation import prepare
-from shardlab.engines.setup import Setup
+from shardlab.engines.common.base import Optimization
+from shardlab.engines.common.computation import prepare
+from shardlab.engines.common.setup import Setup
 from shardlab.engines.slide.copies import ThrottledCopies
 from shardlab.engines.slide.engine import SlideEngine
 from shardlab.models.presets import Shape, shape_config
 from shardlab.models.weights import RandomWeights
+from shardlab.strategy.strategy import parse_strategy
 
 LAYERS, VOCABULARY, LENGTH, BATCH = 4, 96, 16, 2
 MODES = {

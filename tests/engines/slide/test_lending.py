@@ -5,14 +5,14 @@ import gc
 import pytest
 import torch
 import torch.distributed as dist
-from descriptors import opened
-from lone_ranks import outcomes
-from ranks import run_ranks
-from test_slide_fsdp import model_of, trained
 
 import shardlab
 from shardlab.engines.slide.lending import lend
+from tests.descriptors import opened
+from tests.engines.slide.lone_ranks import outcomes
 from tests.engines.slide.sliding import MODES, engine_of, train
+from tests.ranks import run_ranks
+from tests.standalone.test_slide_fsdp import model_of, trained
 
 CONFIGS = {
     "full-cpu_reduce": {},

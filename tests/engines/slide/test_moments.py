@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import pytest
 import torch
-from ranks import run_ranks
 
 from shardlab.engines.slide.moments import FileMoments, MemoryMoments, Moments
 from shardlab.engines.slide.node_file import NodeFile
-from tests.engines.activations.storages import alive, watch
+from tests.activations.storages import alive, watch
+from tests.ranks import run_ranks
 
 SIZES = {"root": 5001, **{f"block{number}": 3000 for number in range(6)}}
 

@@ -8,11 +8,11 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from lone_ranks import outcomes
-from ranks import run_ranks
 
 from shardlab.engines.slide.node import NodeMemory
-from shardlab.train.launch import RunFailed, launch
+from shardlab.launch import RunFailed, launch
+from tests.engines.slide.lone_ranks import outcomes
+from tests.ranks import run_ranks
 
 UNITS = 3
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 
 from shardlab.core.errors import UserError
 from shardlab.engines.slide.node_file import NodeFile
+from tests.ranks import run_ranks
 
 LAYOUT = {"first": 30_006, "second": 12, "third": 123_456}
 """bytes, of which each of three ranks has as many"""

@@ -5,14 +5,14 @@ from contextlib import ExitStack
 import pytest
 import torch
 import torch.distributed as dist
-from lone_ranks import outcomes
-from ranks import run_ranks
 
-from shardlab.comm.links import Links
 from shardlab.core.errors import UserError
-from shardlab.core.link import Link
 from shardlab.engines.slide.groups import node_groups
 from shardlab.engines.slide.node import NodeMemory
+from shardlab.experiment.link import Link
+from shardlab.transport.links import Links
+from tests.engines.slide.lone_ranks import outcomes
+from tests.ranks import run_ranks
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from commands import launching, wait_for
-from descriptors import SHARED, opened
-from lone_ranks import outcomes
-from ranks import run_ranks
 
 from shardlab.core.errors import UserError
 from shardlab.engines.slide.node import NodeMemory, _open_file
-from shardlab.train.launch import launch
+from shardlab.launch import launch
+from tests.commands import launching, wait_for
+from tests.descriptors import SHARED, opened
+from tests.engines.slide.lone_ranks import outcomes
+from tests.ranks import run_ranks
 
 LAYOUT = {"parameters": 40_004, "moments": 8, "gradients": 1_000_000}
 UNUSUAL = (40 << 20) + 12_288

@@ -3,10 +3,10 @@
 import os
 
 import torch
-from ranks import run_ranks
 
 from shardlab.engines.slide.processors import update_workers
 from tests.engines.slide.sliding import engine_of, train
+from tests.ranks import run_ranks
 
 
 def test_as_many_threads_update_as_compute_on_a_cpu():

@@ -5,14 +5,14 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
-from test_slide_fsdp import model_of, tokens_of, trained
 from torch import nn
 
 import shardlab
+from shardlab.activations.checkpoint import FOLDER_VARIABLE
 from shardlab.core.errors import UserError
-from shardlab.engines.activations.checkpoint import FOLDER_VARIABLE
 from tests.engines.slide.sliding import differing
+from tests.ranks import run_ranks
+from tests.standalone.test_slide_fsdp import model_of, tokens_of, trained
 
 STEPS = 4
 

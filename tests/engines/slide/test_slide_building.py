@@ -1,7 +1,6 @@
 """What goes wrong on one rank while a slide engine is built."""
 
-from lone_ranks import outcomes
-
+from tests.engines.slide.lone_ranks import outcomes
 from tests.engines.slide.sliding import MODES, DelayedCopies, engine_of
 
 

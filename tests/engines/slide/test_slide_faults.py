@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from descriptors import SHARED, opened
-from ranks import run_ranks
 
 from shardlab.core.errors import UserError
 from shardlab.engines.slide import updates
 from shardlab.engines.slide.copies import ThrottledCopies
-from shardlab.train.launch import RunFailed, launch
+from shardlab.launch import RunFailed, launch
+from tests.descriptors import SHARED, opened
 from tests.engines.slide.sliding import MODES, batch_of, engine_of, train
+from tests.ranks import run_ranks
 
 
 class FailingCopies(ThrottledCopies):

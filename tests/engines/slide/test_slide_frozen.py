@@ -4,7 +4,6 @@ from itertools import product
 
 import pytest
 import torch
-from ranks import run_ranks
 
 from shardlab.core.errors import UserError
 from tests.engines.slide.sliding import (
@@ -14,6 +13,7 @@ from tests.engines.slide.sliding import (
     engine_of,
     train,
 )
+from tests.ranks import run_ranks
 
 SPLITS = {
     "first-blocks": ("wte", "wpe", "h.0.", "h.1."),

@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-from ranks import run_ranks
 
 from shardlab.core.errors import UserError
 from shardlab.engines.slide.copies import ThrottledCopies
@@ -17,6 +16,7 @@ from tests.engines.slide.sliding import (
     states_of,
     train,
 )
+from tests.ranks import run_ranks
 
 LAYERS = 8
 """more than there are slots"""

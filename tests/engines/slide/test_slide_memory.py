@@ -6,16 +6,16 @@ from itertools import product
 
 import pytest
 import torch
-from deep_models import deep_model, engine_of, keep_no_freed_memory
-from ranks import run_ranks
 
-from shardlab.core.memory import closed_form, main_memory
-from shardlab.core.params import Train
-from shardlab.core.strategy import parse_strategy
-from shardlab.engines.activations.checkpoint import FOLDER_VARIABLE
-from shardlab.engines.sizes import sizes_of
+from shardlab.activations.checkpoint import FOLDER_VARIABLE
+from shardlab.estimation.sizes import sizes_of
+from shardlab.experiment.schema import Train
+from shardlab.memory.step import closed_form, main_memory
+from shardlab.strategy.strategy import parse_strategy
 from shardlab.train.memory import MemoryMeter
+from tests.deep_models import deep_model, engine_of, keep_no_freed_memory
 from tests.engines.slide.sliding import MODES
+from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
 TRAIN = Train(batch_size=8, sequence_length=16)

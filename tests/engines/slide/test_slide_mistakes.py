@@ -12,14 +12,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 from torch import nn
 
 import shardlab
 from shardlab.core.errors import UserError
 from shardlab.engines.slide import node
 from tests.engines.slide.sliding import MODES, batch_of, differing, engine_of, states_of, train
-from tests.engines.slide.test_slide_fsdp import model_of, tokens_of
+from tests.ranks import run_ranks
+from tests.standalone.test_slide_fsdp import model_of, tokens_of
 
 
 def mapped_bytes():

@@ -4,9 +4,9 @@ from itertools import product
 
 import pytest
 import torch
-from ranks import run_ranks
 
 from tests.engines.slide.sliding import MODES, DelayedCopies, differing, engine_of, states_of, train
+from tests.ranks import run_ranks
 
 STEPS = 50
 CHECKPOINTING = ("none", "full")

@@ -11,15 +11,15 @@ from itertools import product
 import pytest
 import torch
 import torch.distributed as dist
-from families import config_of
-from ranks import run_ranks
 from transformers import AutoModelForCausalLM
 
 import shardlab
+from shardlab.activations.checkpoint import FOLDER_VARIABLE
 from shardlab.core.errors import UserError
-from shardlab.engines.activations.checkpoint import FOLDER_VARIABLE
-from shardlab.train.launch import RunFailed, launch
+from shardlab.launch import RunFailed, launch
 from tests.engines.slide.sliding import batch_of, differing, engine_of, states_of, train
+from tests.families import config_of
+from tests.ranks import run_ranks
 
 SLIDE = {"engine": "slide"}
 DISK = {"engine": "slide", "moments": "disk"}
@@ -217,7 +217,7 @@ def test_a_disk_that_gives_nothing_back_is_told_by_all_ranks_before_moments_are_
 
 
 FULL = """
-from ranks import run_ranks
+from tests.ranks import run_ranks
 from shardlab.core.errors import UserError
 from tests.engines.slide.sliding import engine_of
 

@@ -6,11 +6,11 @@ import time
 from itertools import cycle
 
 import pytest
-from ranks import run_ranks
 
-from shardlab.engines.activations.checkpoint import FOLDER_VARIABLE
+from shardlab.activations.checkpoint import FOLDER_VARIABLE
 from shardlab.engines.slide.arrivals import UPDATED
 from tests.engines.slide.sliding import DelayedCopies, engine_of, train
+from tests.ranks import run_ranks
 
 
 class TracedCopies(DelayedCopies):

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 from torch import nn
 
 import shardlab
 from shardlab.core.errors import UserError
 from tests.engines.slide.sliding import MODES, DelayedCopies, engine_of, train
+from tests.ranks import run_ranks
 
 STEPS, BLOCKS, RATE = 4, 5, 1e-2
 

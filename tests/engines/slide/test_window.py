@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from ranks import run_ranks
 
 from tests.engines.slide.sliding import (
     LAYERS,
@@ -13,6 +12,7 @@ from tests.engines.slide.sliding import (
     states_of,
     train,
 )
+from tests.ranks import run_ranks
 
 
 def watched(schedule, name, alive):

@@ -1,0 +1,211 @@
+"""Inputs of checkpointed blocks leave the device in forward and return just ahead of backward."""
+
+import os
+import sys
+import weakref
+from collections.abc import Hashable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils import checkpoint
+
+from shardlab.activations.saved import Input, Region, Stays, Use
+from shardlab.activations.stores import (
+    ActivationStore,
+    FileStore,
+    HostStore,
+    WhenFull,
+    unchanged,
+)
+from shardlab.core.errors import UserError
+from shardlab.strategy.strategy import Strategy
+
+FOLDER_VARIABLE = "SHARDLAB_ACTIVATIONS"
+"""of the environment: see `scratch_folder`"""
+
+_SAVE_INPUTS = checkpoint._CheckpointFrame.save_inputs.__code__
+
+
+class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
+    """While the block runs, inputs of checkpointed regions are kept in a store.
+
+    Works with `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)`, which saves the inputs
+    of a region through hooks like these (torch/utils/checkpoint.py, `_CheckpointFrame`); what other
+    operations save, and what a policy of selective checkpointing keeps, stays where it is.
+
+    An input leaves when the next region begins, so that the last one, which backward needs first,
+    never does. When backward takes the inputs of a region, those of the region before it are
+    fetched. Several forward passes may come before their backward passes, and backward may run
+    inside or outside of the block, again with `retain_graph`. Input changed in place after it was
+    saved is refused when it is seen, as without hooks.
+
+    `on_disk` and `in_memory` make it with a store of its own, whose room is free when nobody has
+    it any more.
+
+    Args:
+        store: of the device of the inputs; somebody else closes it.
+        minimum_bytes: smaller tensors stay.
+    """
+
+    def __init__(self, store: ActivationStore, minimum_bytes: int = 4096) -> None:
+        self._store, self._minimum = store, minimum_bytes
+        self._hooks: saved_tensors_hooks | None = None
+        self._saved = self._checkpointed = False
+        self._last = Region(-1, lambda: None)
+        self._regions: weakref.WeakValueDictionary[int, Region] = weakref.WeakValueDictionary()
+        self._inputs: weakref.WeakValueDictionary[Hashable, Input] = weakref.WeakValueDictionary()
+
+    @classmethod
+    def on_disk(
+        cls,
+        folder: str | Path,
+        device: torch.device | str | None = None,
+        when_full: WhenFull = "error",
+    ) -> Self:
+        """Inputs leave for a file without a name, which is gone with the process.
+
+        Args:
+            folder: that holds the file; made if it is not there.
+            device: that computes; by default the current GPU where there is one, else the CPU.
+            when_full: what happens when the disk is full: an error, or main memory takes the rest.
+
+        Raises:
+            UserError: nothing can be written in `folder`.
+        """
+        return cls(FileStore(Path(folder), _device(device), when_full))
+
+    @classmethod
+    def in_memory(cls, device: torch.device | str | None = None) -> Self:
+        """Inputs leave for pinned main memory.
+
+        Args:
+            device: that computes; by default the current GPU.
+
+        Raises:
+            UserError: a CPU computes, whose activations are in main memory already.
+        """
+        found = _device(device)
+        if found.type == "cpu":
+            raise UserError(
+                "SlidingCheckpoint: on a CPU activations are in main memory already: use on_disk"
+            )
+        return cls(HostStore(found))
+
+    def __enter__(self) -> Self:
+        if self._hooks is not None:
+            raise RuntimeError("this SlidingCheckpoint is entered already")
+        self._saved = self._checkpointed = False
+        self._hooks = saved_tensors_hooks(self._pack, self._unpack)
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leaves the block.
+
+        Raises:
+            UserError: it saved tensors for backward, but checkpointed nothing that could leave.
+        """
+        assert self._hooks is not None, "it was entered"
+        self._hooks.__exit__()
+        self._hooks = None
+        if error is None and self._saved and not self._checkpointed:
+            raise UserError(
+                "SlidingCheckpoint: nothing was checkpointed, so no activation can leave: use "
+                "torch.utils.checkpoint.checkpoint with use_reentrant=False, outside of "
+                "torch.compile"
+            )
+
+    def _pack(self, tensor: Tensor) -> Use | Stays:
+        frame = _saving_frame()
+        self._saved = True
+        self._checkpointed = self._checkpointed or frame is not None
+        if frame is None or not self._leaves(tensor):
+            return Stays.made_of(tensor)
+        if tensor.device != self._store.device:
+            raise UserError(
+                f"SlidingCheckpoint: an input is on {tensor.device}, but what leaves is on "
+                f"{self._store.device}: name the device that computes"
+            )
+        if self._last.frame() is not frame:
+            self._begin_region(frame)
+        key = (
+            tensor.untyped_storage()._cdata,
+            *(tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype),
+            tensor._version,
+        )
+        found = self._inputs.get(key)
+        if found is None:
+            found = self._inputs[key] = Input(tensor, self._store)
+        found.uses += 1
+        self._last.inputs.append(weakref.ref(found))
+        return Use(found, self._last)
+
+    def _leaves(self, tensor: Tensor) -> bool:
+        return (
+            type(tensor) is Tensor
+            and tensor.requires_grad  # a mask is the same for all regions
+            and tensor.is_floating_point()
+            and tensor.nbytes >= self._minimum
+            and not isinstance(tensor._base, nn.Parameter)
+            and torch.ops.aten.is_non_overlapping_and_dense.default(tensor)
+        )
+
+    def _begin_region(self, frame: object) -> None:
+        for each in self._last.alive():
+            each.leave()
+        self._last = Region(self._last.number + 1, weakref.ref(frame))
+        self._regions[self._last.number] = self._last
+
+    def _unpack(self, packed: Use | Stays) -> Tensor:
+        if isinstance(packed, Stays):
+            return unchanged(packed.tensor, packed.version)
+        for region in (packed.region, self._regions.get(packed.region.number - 1)):
+            for each in () if region is None else region.alive():
+                each.fetch()
+        return packed.input.take()
+
+
+def _saving_frame() -> object | None:
+    """The frame of `checkpoint` that saves its inputs through the hook that asks, if one does."""
+    caller = sys._getframe(2)
+    for _ in range(2):  # before Python 3.12 a comprehension is a call
+        if caller.f_code is _SAVE_INPUTS:
+            return cast(object, caller.f_locals["self"])
+        if caller.f_back is None:
+            return None
+        caller = caller.f_back
+    return None
+
+
+def _device(given: torch.device | str | None) -> torch.device:
+    if given is not None:
+        return torch.device(given)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def sliding(strategy: Strategy, device: torch.device) -> AbstractContextManager[Any]:
+    """What a strategy's forward passes run in, so that its `activations` are where it says.
+
+    Raises:
+        UserError: nothing can be written in the folder of `activations: disk`.
+    """
+    if strategy.activations == "device":
+        return nullcontext()
+    if strategy.activations == "memory":
+        return SlidingCheckpoint.in_memory(device)
+    return SlidingCheckpoint.on_disk(scratch_folder(), device)
+
+
+def scratch_folder() -> Path:
+    """Where `activations: disk` and `moments: disk` are."""
+    return Path(os.environ.get(FOLDER_VARIABLE, ".work/activations"))

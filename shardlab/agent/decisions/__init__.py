@@ -1,0 +1,1 @@
+"""Trials, and the decision to accept or to roll back."""

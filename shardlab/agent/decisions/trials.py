@@ -1,0 +1,183 @@
+"""Trials, and the store that keeps a strategy from ever being measured twice.
+
+The store is a folder of `<key>.json`. The key covers all that a result depends on: the strategy's
+hash, the training parameters, the model, the seeds, the tokens and the code. What is kept:
+
+- a trial that ended well: for ever;
+- a timeout: a hit for this limit and every shorter one; a longer limit measures again;
+- a crash or a lack of memory: not at all, since the machine's state may have been the cause. The
+  history remembers it, so no later round tries that strategy again.
+"""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from shardlab.agent.records.rounds import Outcome
+from shardlab.core.document import Document, validate
+from shardlab.core.errors import UserError
+from shardlab.core.files import read_json, sha256_of_file, sha256_of_value, write_json
+from shardlab.core.progress import stopwatch
+from shardlab.experiment.schema import Model, Train
+from shardlab.records.run import Record
+from shardlab.strategy.strategy import Strategy
+
+_PACKAGES = (
+    "core",
+    "kernels",
+    "models",
+    "data",
+    "profiling",
+    "codecs",
+    "comm",
+    "engines",
+    "train",
+)
+_LONGEST_DETAIL = 4000
+
+
+class TrialFailed(Exception):
+    """A measurement that ended without figures; becomes data."""
+
+    def __init__(self, kind: Literal["timeout", "crash", "memory"], detail: str) -> None:
+        super().__init__(kind, detail)
+        self.kind = kind
+        self.detail = detail
+
+
+class Trial(Document):
+    """What came of a trial."""
+
+    outcome: Outcome
+    detail: str = ""
+    """the error's text, when it failed"""
+    strategy: Strategy | None = None
+    hash: str | None = None
+    key: str | None = None
+    """of the store"""
+    limit_s: float | None = None
+    records: list[Record] = []
+    """one per seed; empty unless the outcome is ok"""
+
+
+Measure = Callable[[int, Path, float], Record]
+"""measures one seed: (seed, folder for its files, seconds that are left); may raise TrialFailed"""
+
+
+def no_trial(reason: str) -> Trial:
+    """The trial of a round in which nothing was chosen."""
+    return Trial(outcome="none", detail=reason)
+
+
+def run_trial(
+    strategy: Strategy, key: str, seeds: list[int], limit_s: float, store: Path, measure: Measure
+) -> Trial:
+    """The trial of a strategy: from the store when it is there, else measured seed by seed.
+
+    Args:
+        key: of `trial_key`.
+        limit_s: seconds for all seeds together.
+        store: folder; made when absent.
+        measure: called for each seed until one fails.
+
+    Raises:
+        UserError: a damaged file in the store.
+    """
+    path = store / f"{key}.json"
+    kept = _kept(path, limit_s)
+    if kept is not None:
+        return kept
+    work = store / f"{key}.work"
+    shutil.rmtree(work, ignore_errors=True)  # a killed trial leaves one behind
+    try:
+        trial = _measure_all(strategy, key, seeds, limit_s, work, measure)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    if trial.outcome in ("ok", "timeout"):
+        write_json(path, trial.model_dump(mode="json"))
+    return trial
+
+
+def trial_key(
+    strategy: Strategy, train: Train, model: Model, seeds: list[int], tokens: Path
+) -> str:
+    """Hash of everything that a trial's figures depend on.
+
+    Args:
+        tokens: the manifest of the token shards, which holds their checksums.
+    """
+    return sha256_of_value(
+        {
+            "strategy": strategy.hash(),
+            "train": train.meaning(),
+            "model": model.model_dump(mode="json"),
+            "seeds": seeds,
+            "tokens": sha256_of_file(tokens),
+            "code": code_digest(Path(__file__).parents[1]),
+        }
+    )
+
+
+def code_digest(library: Path) -> str:
+    """Hash of the code that a trial runs: modules of the library, and the kernels' sources beside.
+
+    Args:
+        library: the folder of the package `shardlab`.
+    """
+    files = [file for package in _PACKAGES for file in (library / package).rglob("*.py")]
+    kernels = library.parent / "csrc"
+    sources = ("*.cpp", "*.h", "CMakeLists.txt")
+    files += [file for pattern in sources for file in kernels.rglob(pattern)]
+    return sha256_of_value(
+        {str(file.relative_to(library.parent)): sha256_of_file(file) for file in files}
+    )
+
+
+def read_trial(path: str | Path) -> Trial:
+    """The trial in a file.
+
+    Raises:
+        UserError: the file is not a trial.
+    """
+    return validate(Trial, read_json(path), str(path))
+
+
+def _kept(path: Path, limit_s: float) -> Trial | None:
+    if not path.exists():
+        return None
+    try:
+        trial = read_trial(path)
+    except ValueError as error:
+        raise UserError(f"{path}: not a stored trial ({error}): delete it") from None
+    if trial.outcome == "timeout" and (trial.limit_s is None or trial.limit_s < limit_s):
+        return None
+    return trial
+
+
+def _measure_all(
+    strategy: Strategy, key: str, seeds: list[int], limit_s: float, work: Path, measure: Measure
+) -> Trial:
+    elapsed = stopwatch()
+    outcome: Outcome = "ok"
+    detail = ""
+    records = []
+    try:
+        for seed in seeds:
+            left = limit_s - elapsed()
+            if left <= 0:
+                raise TrialFailed("timeout", f"{limit_s:g} s were over before seed {seed}")
+            folder = work / f"seed{seed}"
+            folder.mkdir(parents=True)
+            records.append(measure(seed, folder, left))
+    except TrialFailed as failure:
+        outcome, detail, records = failure.kind, failure.detail[-_LONGEST_DETAIL:], []
+    return Trial(
+        outcome=outcome,
+        detail=detail,
+        strategy=strategy.normal(),
+        hash=strategy.hash(),
+        key=key,
+        limit_s=limit_s,
+        records=records,
+    )

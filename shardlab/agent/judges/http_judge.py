@@ -1,0 +1,181 @@
+"""A language model as judge: it may only pick one of the offered ids, and is asked twice.
+
+Models favour places in a list. So each question is asked with the candidates in one order and in
+the reverse of it; only a choice that both answers agree on counts (Zheng et al. 2023, "Judging
+LLM-as-a-judge", section 3.4). Every answer is kept, and a question that was ever answered is never
+sent again: a rerun needs no server.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from shardlab.agent.judges.endpoint import Endpoint, Messages
+from shardlab.agent.judges.settings import settings_in_words
+from shardlab.agent.proposals.changes import changes, in_words
+from shardlab.agent.proposals.judge import Judge, Question
+from shardlab.agent.records.rounds import Candidate, Verdict
+from shardlab.core.document import Document, validate
+from shardlab.core.errors import UserError
+from shardlab.core.files import read_json, sha256_of_value, write_json
+
+ABSTAIN = "abstain"
+
+_LONGEST_REASON = 500
+
+_INSTRUCTIONS = (
+    "You help to search for the strategy with the shortest training step. You are given "
+    "measurements and a list of candidates, each with an id and the settings in which it differs "
+    "from the incumbent. The order of the list has no meaning. Choose the one candidate that "
+    "should be measured next, or abstain when the measurements give no ground for a choice. "
+    'Answer with one JSON object: {"reason": "at most two sentences that cite measurements", '
+    '"choice": "the id of a candidate, or abstain"}.'
+)
+
+
+class Stored(Document):
+    """One answer as it is kept."""
+
+    model: str
+    dialect: str
+    """how the endpoint was asked: json_schema, json_object or text"""
+    order: list[str]
+    """ids as they were listed"""
+    messages: list[dict[str, str]]
+    answer: str | None
+    """the model's text; null when the server's reply was no chat completion"""
+
+
+class InvalidAnswerError(ValueError):
+    """An answer that is no choice among those offered; the message holds none of its text."""
+
+
+class HttpJudge(Judge):
+    """Asks `endpoint`; a disagreement between the orders or an invalid answer is an abstention.
+
+    Args:
+        endpoint: the model.
+        store: folder of the answers, `<sha256>.json` by model, messages, schema and order.
+    """
+
+    def __init__(self, endpoint: Endpoint, store: Path) -> None:
+        self.name = f"http: {endpoint.model}"
+        self._endpoint = endpoint
+        self._store = store
+
+    def choose(self, question: Question) -> Verdict:
+        """The verdict; `UserError` when the server gives no answer, so that a rerun asks again."""
+        forward = sorted(question.candidates, key=lambda candidate: candidate.id)
+        try:
+            choice, reason = self._answer(question, forward)
+            reverse_choice, _ = self._answer(question, forward[::-1])
+        except InvalidAnswerError as error:
+            return self._verdict(None, f"abstains: {error}")
+        if choice != reverse_choice:
+            return self._verdict(
+                None,
+                f"abstains: {choice} in one order of the candidates, "
+                f"{reverse_choice} in the reverse order",
+            )
+        return self._verdict(None if choice == ABSTAIN else choice, reason)
+
+    def _verdict(self, choice: str | None, reason: str) -> Verdict:
+        return Verdict(choice=choice, reason=reason, judge=self.name)
+
+    def _answer(self, question: Question, candidates: list[Candidate]) -> tuple[str, str]:
+        order = [candidate.id for candidate in candidates]
+        messages, schema = _messages(question, candidates), _schema(order)
+        identity = {
+            "model": self._endpoint.model,
+            "messages": messages,
+            "schema": schema,
+            "order": order,
+        }
+        path = self._store / f"{sha256_of_value(identity)}.json"
+        if path.exists():
+            return read_choice(_replay(path), order)
+        answer = self._endpoint.complete(messages, schema)
+        stored = Stored(
+            model=self._endpoint.model,
+            dialect=self._endpoint.dialect,
+            order=order,
+            messages=messages,
+            answer=answer,
+        )
+        write_json(path, stored.model_dump(mode="json"))
+        return read_choice(answer, order)
+
+
+def read_choice(answer: str | None, offered: list[str]) -> tuple[str, str]:
+    """Choice and reason of an answer, which may wrap its JSON object in other text.
+
+    Raises:
+        InvalidAnswerError: no choice, several that differ, or an id that was not offered.
+    """
+    if answer is None:
+        raise InvalidAnswerError("the server's reply was no chat completion")
+    verdicts = [each for each in _objects(answer) if isinstance(each.get("choice"), str)]
+    choices = {each["choice"] for each in verdicts}
+    if len(choices) != 1:
+        raise InvalidAnswerError(f"the answer holds {len(choices)} choices instead of one")
+    choice = choices.pop()
+    if choice != ABSTAIN and choice not in offered:
+        raise InvalidAnswerError("the answer names an id that was not offered")
+    return choice, _tame(verdicts[0].get("reason"))
+
+
+def _objects(text: str) -> list[dict[str, Any]]:
+    """The outermost JSON objects in a text."""
+    decoder, found, start = json.JSONDecoder(), [], text.find("{")
+    while start >= 0:
+        try:
+            value, end = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            end = start + 1
+        else:
+            found.append(value)
+        start = text.find("{", end)
+    return found
+
+
+def _tame(reason: Any) -> str:
+    """One printable line of bounded length."""
+    if not isinstance(reason, str):
+        return "gave no reason"
+    line = " ".join("".join(c if c.isprintable() else " " for c in reason).split())
+    return line[:_LONGEST_REASON] or "gave no reason"
+
+
+def _replay(path: Path) -> str | None:
+    try:
+        stored: Stored = validate(Stored, read_json(path), str(path))
+    except ValueError as error:
+        raise UserError(f"{path}: not a stored answer ({error}): delete it") from None
+    return stored.answer
+
+
+def _messages(question: Question, candidates: list[Candidate]) -> Messages:
+    listed = "\n".join(f"- {each.id}: {_settings(question, each)}" for each in candidates)
+    return [
+        {"role": "system", "content": f"{_INSTRUCTIONS}\n\n{settings_in_words()}"},
+        {"role": "user", "content": f"{question.evidence}\n\nCandidates:\n{listed}"},
+    ]
+
+
+def _settings(question: Question, candidate: Candidate) -> str:
+    """The same template for all; not where a candidate came from, which would carry authority."""
+    found = changes(question.history.incumbent.strategy, candidate.strategy)
+    return f"{candidate.brief} ({in_words(found)})"
+
+
+def _schema(ids: list[str]) -> dict[str, Any]:
+    """The reason stands before the choice, so that a model reasons before it decides."""
+    return {
+        "type": "object",
+        "properties": {
+            "reason": {"type": "string"},
+            "choice": {"type": "string", "enum": [*ids, ABSTAIN]},
+        },
+        "required": ["reason", "choice"],
+        "additionalProperties": False,
+    }

@@ -1,0 +1,1 @@
+"""Proposals: evidence, candidates, judge, validation."""

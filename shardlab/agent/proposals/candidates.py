@@ -1,0 +1,193 @@
+"""What could be tried next: small changes of the incumbent (actions), or whole strategies.
+
+These are drafts: plain documents that the validator still has to accept. Both lists are pure
+functions of the history, so that a repeated proposal offers the same.
+"""
+
+from collections.abc import Iterator
+from itertools import chain, zip_longest
+from typing import Any, Literal
+
+from shardlab.agent.proposals.changes import Change, in_words
+from shardlab.agent.proposals.seeds import (
+    BUCKETS_MB,
+    CODECS,
+    MINIMUM_SIZES,
+    WEIGHT_CODECS,
+    default,
+    heuristic,
+    random_strategies,
+)
+from shardlab.agent.records.history import History
+from shardlab.core.document import Document
+from shardlab.strategy.codec_spec import codec_text
+from shardlab.strategy.strategy import Strategy
+from shardlab.strategy.validation import foreign, takes
+
+_NEIGHBOURHOODS = 3
+"""how many of the fastest strategies config mode looks around"""
+_DRAWS = 16
+_KEPT = ("minimum_size", "exclude", "warmup_steps", "between_nodes", "ranks_per_node")
+"""settings of the gradients that outlive a change of their codec"""
+
+_AHEAD = ("prefetch", "prefetch_backward", "async_unshard")
+_OF_UNITS = ("wrap_size", "reshard_after_forward", "overrides", *_AHEAD)
+"""settings that have their meaning by how units are cut"""
+
+
+class Draft(Document):
+    """A strategy as plain data, perhaps an illegal one, and where it came from."""
+
+    document: dict[str, Any]
+    why: str
+
+
+def draft_candidates(
+    mode: Literal["action", "config"],
+    history: History,
+    named: dict[str, Strategy],
+    memory_limit_bytes: int,
+) -> list[Draft]:
+    """Drafts in the order in which they should be considered.
+
+    Args:
+        mode: `action`: one setting of the incumbent changed; `config`: whole strategies.
+        named: strategies of the user that are not in the matrix (config mode).
+        memory_limit_bytes: what one rank may use, for the rules of thumb (config mode).
+    """
+    if mode == "action":
+        return actions(history.incumbent.strategy)
+    return _whole_strategies(history, named, memory_limit_bytes)
+
+
+def actions(strategy: Strategy) -> list[Draft]:
+    """Every change of one setting; kinds of change take turns, so that a cap leaves some of each.
+
+    Each can be undone by another action. Settings that only had a meaning beside the old value
+    (a bucket size under `ddp`, the codec of gathered weights under `fsdp2`, the prefetch of the old
+    units, the route of the old codec) go back to their defaults.
+    """
+    form = strategy.normal().model_dump(mode="json", exclude_none=True)
+    kinds = [
+        _wraps(form),
+        _ahead(strategy, form),
+        _codecs(strategy, form),
+        _weights(strategy, form),
+        _engines(form),
+        _messages(form),
+    ]
+    turns = chain.from_iterable(zip_longest(*kinds))
+    return [draft for draft in turns if draft is not None]
+
+
+def _wraps(form: dict[str, Any]) -> Iterator[Draft]:
+    if form["engine"] == "ddp":
+        for size in BUCKETS_MB:
+            if size != form["bucket_mb"]:
+                yield _change(form, "bucket_mb", form["bucket_mb"], size)
+        return
+    if form["wrap"] != "root" and "reshard_after_forward" in form:
+        freed = bool(form["reshard_after_forward"])
+        yield _change(form, "reshard_after_forward", freed, not freed)
+    other = "root" if form["wrap"] == "block" else "block"
+    yield _change(form, "wrap", form["wrap"], other, without=_OF_UNITS)
+
+
+def _ahead(strategy: Strategy, form: dict[str, Any]) -> Iterator[Draft]:
+    """Communication beside computation, where there are several units to gather."""
+    if form["engine"] in ("fsdp2", "manual") and form.get("reshard_after_forward") is not None:
+        units = strategy.depths()[0]
+        if form["wrap"] != "root":
+            yield _change(form, "prefetch", units, int(not units), without=("prefetch_backward",))
+
+
+def _codecs(strategy: Strategy, form: dict[str, Any]) -> Iterator[Draft]:
+    now = codec_text(strategy.gradients.codec)
+    rest = {}
+    if not strategy.gradients.plain():
+        rest = {key: form["gradients"][key] for key in _KEPT if key in form["gradients"]}
+    for text, feedback in CODECS:
+        if text != now and takes(strategy.engine, text.partition(":")[0]):
+            gradients = {**rest, "codec": text, "error_feedback": feedback}
+            words = in_words((Change("codec", now, text),))
+            yield Draft(document={**form, "gradients": gradients}, why=f"action: {words}")
+
+
+def _weights(strategy: Strategy, form: dict[str, Any]) -> Iterator[Draft]:
+    if "reshard_after_forward" not in form:  # nothing is gathered
+        return
+    now = codec_text(strategy.weights.codec) if strategy.weights else "none"
+    for text in WEIGHT_CODECS:
+        if text != now:
+            words = in_words((Change("weights", now, text),))
+            yield Draft(document={**form, "weights": {"codec": text}}, why=f"action: {words}")
+
+
+def _engines(form: dict[str, Any]) -> Iterator[Draft]:
+    now = form["engine"]
+    for other in ("fsdp2", "manual", "ddp"):
+        if other != now and takes(other, form["gradients"]["codec"]["name"]):
+            yield _change(
+                form, "engine", now, other, without=(*foreign(other), *_AHEAD, "overrides")
+            )
+
+
+def _messages(form: dict[str, Any]) -> Iterator[Draft]:
+    gradients = form["gradients"]
+    if gradients["codec"]["name"] == "none":
+        other = "exchange" if gradients["route"] == "native" else "native"
+        yield _change_gradients(gradients, form, "route", other)
+        return
+    without_residual = {key: value for key, value in gradients.items() if key != "residual"}
+    feedback = not gradients["error_feedback"]
+    yield _change_gradients(without_residual, form, "error_feedback", feedback)
+    for size in MINIMUM_SIZES:
+        if size != gradients["minimum_size"]:
+            yield _change_gradients(gradients, form, "minimum_size", size)
+
+
+def _change(
+    form: dict[str, Any], key: str, before: Any, after: Any, without: tuple[str, ...] = ()
+) -> Draft:
+    rest = {name: value for name, value in form.items() if name not in without}
+    words = in_words((Change(key, before, after),))
+    return Draft(document={**rest, key: after}, why=f"action: {words}")
+
+
+def _change_gradients(
+    gradients: dict[str, Any], form: dict[str, Any], key: str, after: Any
+) -> Draft:
+    words = in_words((Change(key, gradients[key], after),))
+    return Draft(document={**form, "gradients": {**gradients, key: after}}, why=f"action: {words}")
+
+
+def _whole_strategies(
+    history: History, named: dict[str, Strategy], memory_limit_bytes: int
+) -> list[Draft]:
+    first = [_draft(strategy, f"strategies.{name}") for name, strategy in named.items()]
+    first.append(_draft(default(), "the default strategy"))
+    first.append(_draft(heuristic(history, memory_limit_bytes), "rules of thumb"))
+    # a new round draws anew; a repeated round draws the same
+    seed = len(history.rounds)
+    drawn = [
+        _draft(strategy, f"drawn at random, seed {seed}")
+        for strategy in random_strategies(seed, _DRAWS)
+    ]
+    turns = chain.from_iterable(zip_longest(*_neighbours(history), drawn))
+    return first + [draft for draft in turns if draft is not None]
+
+
+def _neighbours(history: History) -> list[list[Draft]]:
+    """Actions on each of the fastest strategies."""
+    fastest = sorted(history.succeeded(), key=lambda entry: (entry.mean("step_ms_p50"), entry.hash))
+    return [
+        [
+            Draft(document=draft.document, why=f"beside {entry.source}: {draft.why}")
+            for draft in actions(entry.strategy)
+        ]
+        for entry in fastest[:_NEIGHBOURHOODS]
+    ]
+
+
+def _draft(strategy: Strategy, why: str) -> Draft:
+    return Draft(document=strategy.normal().model_dump(mode="json", exclude_none=True), why=why)

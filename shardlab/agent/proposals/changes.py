@@ -1,0 +1,52 @@
+"""The settings in which two strategies differ, as data and in words."""
+
+from typing import Any, NamedTuple
+
+from shardlab.strategy.codec_spec import codec_text
+from shardlab.strategy.label import override_words
+from shardlab.strategy.strategy import Strategy
+
+SHARDING = set(Strategy.model_fields) - {"gradients", "weights"}
+"""settings of the model's distribution; all others say how messages travel"""
+
+
+class Change(NamedTuple):
+    """One setting of the normal form; codecs are given as `name:key=value`."""
+
+    key: str
+    before: Any
+    after: Any
+
+
+def changes(before: Strategy, after: Strategy) -> tuple[Change, ...]:
+    """The differing settings, in the order of their keys; empty for equal meanings."""
+    old, new = _settings(before), _settings(after)
+    return tuple(Change(key, old[key], new[key]) for key in sorted(old) if old[key] != new[key])
+
+
+def in_words(found: tuple[Change, ...]) -> str:
+    """`engine: fsdp2 to ddp; wrap: block to unset`."""
+    return "; ".join(f"{key}: {_word(old)} to {_word(new)}" for key, old, new in found)
+
+
+def _settings(strategy: Strategy) -> dict[str, Any]:
+    """The normal form in one level; a codec and its options are one setting."""
+    normal = strategy.normal()
+    form = normal.model_dump(mode="json", exclude={"gradients", "weights", "overrides"})
+    gradients, weights = normal.gradients, normal.weights
+    between = gradients.between_nodes
+    return {
+        **form,
+        "overrides": "; ".join(override_words(each) for each in normal.overrides) or None,
+        "weights": codec_text(weights.codec) if weights else "none",
+        "weights_minimum_size": weights and weights.minimum_size,
+        **gradients.model_dump(mode="json"),
+        "codec": codec_text(gradients.codec),
+        "between_nodes": between and codec_text(between),
+    }
+
+
+def _word(value: Any) -> str:
+    if value is None:
+        return "unset"
+    return str(value).lower() if isinstance(value, bool) else str(value)

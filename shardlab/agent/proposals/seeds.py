@@ -1,0 +1,79 @@
+"""Whole strategies to begin with: the default, one by rules of thumb, and random ones."""
+
+import random
+from typing import Any
+
+from shardlab.agent.proposals.memory import estimate_peak
+from shardlab.agent.records.history import History
+from shardlab.strategy.strategy import Strategy, parse_strategy
+
+CODECS: tuple[tuple[str, bool], ...] = (
+    ("none", False),
+    ("bf16", False),
+    ("int8:group=128", False),
+    ("int4:group=128", True),
+    ("topk:density=0.05", True),
+    ("fp8:format=e4m3", False),
+    ("efsign:group=512", True),
+    ("powersgd:rank=4", True),
+    ("onebit:group=512", True),
+    ("topk:density=0.01", True),
+)
+"""codec and whether its errors are fed back: coarse ones lose most of a gradient without that"""
+WEIGHT_CODECS = ("none", "int8:group=128")
+"""codecs of the gathered parameters"""
+BUCKETS_MB = (1.0, 5.0, 25.0, 100.0)
+MINIMUM_SIZES = (0, 1024, 16384)
+
+EXPOSED_WORTH = 0.05
+"""share of a step from which exposed communication is worth an action (TraceLens flags it there)"""
+
+
+def default() -> Strategy:
+    """What somebody gets who sets nothing."""
+    return Strategy()
+
+
+def heuristic(history: History, memory_limit_bytes: int) -> Strategy:
+    """Rules of thumb: shard only as far as memory asks for it, compress only what is waited for.
+
+    The first of `ddp`, `fsdp2` that keeps parameters after forward, and `fsdp2` whose estimated
+    peak is within the limit; bf16 when the incumbent waits for communication.
+    """
+    incumbent = history.incumbent
+    share = incumbent.mean("exposed_comm_ms") / incumbent.mean("profiled_step_ms")
+    gradients = {"codec": "bf16" if share >= EXPOSED_WORTH else "none"}
+    shardings: tuple[dict[str, Any], ...] = (
+        {"engine": "ddp"},
+        {"engine": "fsdp2", "reshard_after_forward": False},
+        {"engine": "fsdp2"},
+    )
+    strategies = [parse_strategy({**each, "gradients": gradients}) for each in shardings]
+    for strategy in strategies:
+        if estimate_peak(strategy, incumbent, history.workload) <= memory_limit_bytes:
+            return strategy
+    return strategies[-1]
+
+
+def random_strategies(seed: int, count: int) -> list[Strategy]:
+    """`count` independent draws; the same ones for the same seed."""
+    generator = random.Random(seed)
+    return [_draw(generator) for _ in range(count)]
+
+
+def _draw(generator: random.Random) -> Strategy:
+    codec, feedback = generator.choice(CODECS)
+    document: dict[str, Any] = {"engine": generator.choice(("ddp", "fsdp2"))}
+    if document["engine"] == "ddp":
+        document["bucket_mb"] = generator.choice(BUCKETS_MB)
+    else:
+        document["wrap"] = generator.choice(("block", "root"))
+        if document["wrap"] == "block":
+            document["reshard_after_forward"] = generator.choice((True, False))
+        document["weights"] = {"codec": generator.choice(WEIGHT_CODECS)}
+    document["gradients"] = {"codec": codec, "error_feedback": feedback}
+    if codec == "none":
+        document["gradients"]["route"] = generator.choice(("native", "exchange"))
+    else:
+        document["gradients"]["minimum_size"] = generator.choice(MINIMUM_SIZES)
+    return parse_strategy(document)

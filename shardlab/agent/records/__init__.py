@@ -1,0 +1,1 @@
+"""Documents of the search: its rounds and its history."""

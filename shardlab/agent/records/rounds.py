@@ -1,0 +1,116 @@
+"""What is kept of one round of the search: who was offered, who was chosen, what came of it."""
+
+from typing import Literal
+
+from shardlab.core.document import Document
+from shardlab.records.run import Record
+from shardlab.strategy.strategy import Strategy
+
+Outcome = Literal["ok", "timeout", "crash", "memory", "none"]
+"""how a trial ended; none: nothing was chosen, so nothing ran"""
+
+
+class Candidate(Document):
+    """A strategy that the judge may choose."""
+
+    id: str
+    """the first digits of the strategy's hash: says nothing about its place in a list"""
+    strategy: Strategy
+    brief: str
+    why: str
+    """where it came from"""
+
+
+class Refused(Document):
+    """A strategy that was not offered."""
+
+    brief: str
+    reason: str
+
+
+class Verdict(Document):
+    """What a judge answered."""
+
+    choice: str | None
+    """id of a candidate, or null for an abstention"""
+    reason: str
+    judge: str
+
+
+class Measurement(Document):
+    """The figures of one seed that the search works with; fields as in `core.records`.
+
+    Bytes are those of the record's ledger by kind of message.
+    """
+
+    seed: int
+    step_ms_p50: float
+    tokens_per_s: float
+    gradients_bytes_raw: float
+    gradients_bytes_wire: float
+    weights_bytes_raw: float
+    weights_bytes_wire: float
+    encode_ms: float
+    decode_ms: float
+    profiled_step_ms: float
+    compute_ms: float
+    comm_ms_per_step: float
+    exposed_comm_ms: float
+    idle_ms: float
+    memory_peak_bytes: int
+    val_ppl: float
+
+    @classmethod
+    def of(cls, record: Record) -> "Measurement":
+        """The part of a record that the search keeps."""
+        ledger = {
+            f"{kind}_{what}": record.ledger[kind][what]
+            for kind in ("gradients", "weights")
+            for what in ("bytes_raw", "bytes_wire")
+        }
+        rest = {name: getattr(record, name) for name in cls.model_fields if name not in ledger}
+        return cls(**rest, **ledger)
+
+
+class TrialSummary(Document):
+    """A trial as the history keeps it."""
+
+    outcome: Outcome
+    detail: str
+    """the error's text when it failed"""
+    hash: str | None
+    brief: str | None
+    measurements: list[Measurement]
+
+
+class Comparison(Document):
+    """A trial against the incumbent and the limits."""
+
+    seeds: int
+    """seeds that both were measured with"""
+    step_ratio: float
+    """step_ms_p50 of the trial over the incumbent's, geometric mean over these seeds"""
+    interval: list[float] | None
+    """95 % Student interval of the ratio, low and high; null with fewer than two seeds"""
+    perplexity_ratio: float
+    """mean val_ppl over that of the strategy that the search started from"""
+    memory_peak_bytes: int
+    """of the worst seed"""
+
+
+class Decision(Document):
+    """Whether the trial's strategy replaces the incumbent."""
+
+    decision: Literal["accept", "reject", "none"]
+    reason: str
+    comparison: Comparison | None = None
+
+
+class Round(Decision):
+    """One round, from the offer to the decision."""
+
+    round: int
+    verdict: Verdict
+    candidates: list[Candidate]
+    refused: list[Refused]
+    trial: TrialSummary

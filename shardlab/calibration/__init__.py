@@ -1,0 +1,1 @@
+"""Measured costs of single operations, apart from any training run."""

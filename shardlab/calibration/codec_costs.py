@@ -1,0 +1,93 @@
+"""What a codec costs for one message, in its envelope, while other ranks do the same."""
+
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardlab.codecs.base import MessageKey
+from shardlab.codecs.buffers import Buffers
+from shardlab.codecs.envelope import HEADER, Contents, describe, message_bytes, seal, unseal
+from shardlab.codecs.registry import make_codec
+from shardlab.strategy.codec_options import IN_ROUNDS
+from shardlab.strategy.codec_spec import codec_text
+from shardlab.strategy.strategy import Strategy
+
+ELEMENTS = [1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20]
+"""of a message"""
+
+Times = dict[str, list[float]]
+
+
+def codecs_of(strategies: Iterable[Strategy]) -> list[tuple[str, bool]]:
+    """Every codec that these strategies use in one round, once."""
+    used = {}
+    for strategy in strategies:
+        gradients, weights = strategy.gradients, strategy.weights
+        if gradients.codec.name not in ("none", *IN_ROUNDS):
+            used[codec_text(gradients.codec), gradients.error_feedback] = True
+        if weights is not None and weights.codec.name != "none":
+            used[codec_text(weights.codec), False] = True
+    return list(used)
+
+
+def codec_times(
+    spec: str, feedback: bool, rounds: int, group: dist.ProcessGroup
+) -> list[dict[str, Any]]:
+    """Costs of one rank while the others do the same."""
+    found = []
+    for elements in ELEMENTS:
+        encode, decode, payload_bytes = _codec_calls(spec, feedback, elements)
+        times = by_turns({"encode_s": encode, "decode_s": decode}, rounds, group)
+        found.append({"elements": elements, "payload_bytes": payload_bytes, **times})
+    return found
+
+
+def _codec_calls(
+    spec: str, feedback: bool, n: int
+) -> tuple[Callable[[], object], Callable[[], object], int]:
+    """Encoding and decoding of one message, in its envelope, and the bytes of its payload."""
+    codec, key = make_codec(spec), MessageKey(0, 0, "unit", 0)
+    vector, out, residual = torch.randn(n) * 1e-3, torch.zeros(n), torch.zeros(n)
+    (message,) = Buffers().messages("sent", [message_bytes(codec.payload_bytes(n))], vector.device)
+    room, contents = message[HEADER:][: codec.payload_bytes(n)], Contents(describe(codec), n, "", 0)
+
+    def encode() -> int:
+        if feedback:
+            payload = codec.encode_residual(vector, residual, residual, key, room)
+        else:
+            payload = codec.encode(vector, key, room)
+        seal(message, payload.numel(), contents)
+        return payload.numel()
+
+    size = encode()
+
+    def decode() -> None:
+        sealed = message[: message_bytes(size)]
+        codec.decode_sum([unseal(sealed, size, contents, 0)], out, 1.0, [key])
+
+    return encode, decode, size
+
+
+def by_turns(
+    calls: Mapping[str, Callable[[], object]],
+    rounds: int,
+    group: dist.ProcessGroup,
+    pause: float = 0.0,
+) -> Times:
+    """Seconds of this rank in every round but the first, which allocates and connects."""
+    times: Times = {name: [] for name in calls}
+    for number in range(rounds + 1):
+        turns = list(calls)
+        random.Random(number).shuffle(turns)  # the same on all ranks
+        for name in turns:
+            time.sleep(pause)
+            dist.barrier(group)
+            start = time.perf_counter()
+            calls[name]()
+            if number:
+                times[name].append(time.perf_counter() - start)
+    return times

@@ -1,0 +1,218 @@
+"""Saves a run every few steps, and continues it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from safetensors import SafetensorError
+from torch.distributed.checkpoint.api import CheckpointException
+
+from shardlab.checkpoint import full, sharded
+from shardlab.checkpoint.folder import Folder
+from shardlab.checkpoint.manifest import Manifest, read_manifest
+from shardlab.checkpoint.rank_file import OfRank, merged_state
+from shardlab.core.errors import UserError
+from shardlab.core.files import checksums
+from shardlab.core.progress import say
+from shardlab.engines.common.base import Engine
+from shardlab.engines.common.random_state import random_state, set_random_state
+from shardlab.experiment.schema import Checkpoint
+from shardlab.loop.loop import Loop, StepEvent
+from shardlab.loop.plan import RunPlan
+from shardlab.transport.background import Background
+from shardlab.transport.gather import gather_values
+
+
+class Checkpoints:
+    """The checkpoints of one run on all ranks, which call the same methods in the same order.
+
+    Laws:
+    - what is continued by the same plan ends bit for bit as if it had never been interrupted;
+    - whoever is killed, whenever, leaves the last checkpoint whole, and the next start finds it.
+
+    Args:
+        root: a folder that all ranks see.
+        group: of the ranks that train.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        options: Checkpoint,
+        root: Path,
+        engine: Engine,
+        loop: Loop,
+        group: dist.ProcessGroup,
+    ) -> None:
+        self._plan = plan
+        self._options = options
+        self._folder = Folder(root)
+        self._engine = engine
+        self._loop = loop
+        # training goes on meanwhile, and a slow disk is no lost rank: this group has a timeout of
+        # its own
+        self._group = dist.new_group(dist.get_process_group_ranks(group))
+        self._rank, self._world_size = dist.get_rank(group), dist.get_world_size(group)
+        self._is_chief = self._rank == 0
+        self._share = slice(self._rank, None, self._world_size)
+        """of files that have to be read"""
+        self._background = Background("checkpoint")
+
+    def resume(self) -> list[StepEvent]:
+        """Continues from the last checkpoint; returns the events of the steps that are done.
+
+        Raises:
+            UserError: the checkpoint is damaged, or of another experiment.
+        """
+        [step, *_] = gather_values(self._last() if self._is_chief else None, self._group)
+        if step is None:
+            return []
+        path = self._folder.path(step)
+        manifest = read_manifest(path)
+        manifest.verify(path, self._share)
+        # nobody takes what another rank has not found whole yet
+        dist.barrier(self._group)
+        self._engine.rehearse(self._loop.micro_batches()[0])
+        if manifest.format == "full":
+            full.load(self._engine, path)
+        else:
+            sharded.load(path, self._engine.shards())
+        events = self._load_rank(path, manifest)
+        self._loop.step, self._loop.sample = manifest.step, manifest.sample
+        if self._is_chief:
+            known = manifest.made_by() == self._manifest.made_by()
+            who = "" if known else f", made by {manifest.made_by()}"
+            run = f"{self._plan.run} seed {self._plan.seed}"
+            say(f"{run}: continues after step {step} ({path}{who})")
+        # they may have taken longer than one waits for another in a step
+        dist.barrier(self._group)
+        return events
+
+    def step_done(self, events: Sequence[StepEvent]) -> None:
+        """Saves when it is time to.
+
+        Args:
+            events: of all steps so far.
+
+        Raises:
+            UserError: this checkpoint, or the one before if it was asynchronous, cannot be written.
+        """
+        if self._loop.step % self._options.every == 0:
+            self._save(events)
+
+    def finish(self) -> None:
+        """Returns when all that was saved is on disk; raises what went wrong."""
+        self._background.drain()
+
+    def _save(self, events: Sequence[StepEvent]) -> None:
+        self.finish()
+        step, sample = self._loop.step, self._loop.sample
+        state = {**self._engine.rank_state(), "random": random_state()}
+        mine = OfRank(state, [vars(event) for event in events], self._engine.ledger.sums())
+        arguments = step, sample, self._tensor_writer(), mine
+        if self._options.asynchronous:
+            self._background.start(self._write, *arguments)
+        else:
+            self._write(*arguments)
+
+    def _tensor_writer(self) -> Callable[[Path], None]:
+        """Writes the parameters and moments of now, whenever it is called."""
+        if self._options.format == "full":
+            whole = full.gather(self._engine, writer=self._is_chief)
+            return partial(full.write, whole=whole) if self._is_chief else lambda _: None
+        shards = self._engine.shards()
+        if self._options.asynchronous:
+            shards = sharded.copy(shards)
+        return partial(sharded.write, shards=shards, group=self._group)
+
+    def _write(
+        self, step: int, sample: int, write_tensors: Callable[[Path], None], mine: OfRank
+    ) -> None:
+        folder = self._folder.unfinished(step)
+        with _told(folder):
+            if self._is_chief:
+                self._folder.begin(step)
+            dist.barrier(self._group)
+            if not folder.is_dir():
+                raise UserError(f"{folder}: rank {self._rank} does not see it: share it with all")
+            write_tensors(folder)
+            mine.write(folder, self._rank)
+            dist.barrier(self._group)
+            files = self._checksums(folder)
+            if self._is_chief:
+                position = {"step": step, "sample": sample}
+                self._manifest.model_copy(update=position).write(folder, files)
+                self._folder.commit(step)
+                self._folder.prune(self._options.keep)
+            dist.barrier(self._group)
+
+    def _checksums(self, folder: Path) -> dict[str, str]:
+        """Of all files, each read by one rank."""
+        own = checksums(folder, self._share)
+        return {name: d for each in gather_values(own, self._group) for name, d in each.items()}
+
+    @cached_property
+    def _manifest(self) -> Manifest:
+        """Of this run before its first step; for one rank alone, as it asks git."""
+        return Manifest.of(self._plan, self._options.format)
+
+    def _last(self) -> int | None:
+        """The step of the last checkpoint, after a look at whether it is of this run."""
+        self._folder.clear()
+        steps = self._folder.steps()
+        if not steps:
+            return None
+        path = self._folder.path(steps[-1])
+        read_manifest(path).refuse_other(self._manifest, path, self._options.elastic)
+        return steps[-1]
+
+    def _load_rank(self, path: Path, manifest: Manifest) -> list[StepEvent]:
+        """What this rank alone knows, or its share of what other ranks knew."""
+        known = manifest.strategy.hash() == self._plan.strategy.hash()
+        if manifest.train.world_size == self._world_size:
+            mine = OfRank.read(path, self._rank)
+            set_random_state(mine.state["random"])
+            state = mine.state
+        else:
+            ranks = [OfRank.read(path, rank) for rank in range(manifest.train.world_size)]
+            mine = OfRank.merged(ranks)
+            state = merged_state(ranks, self._world_size, self._rank) if known else {}
+        if known:
+            self._engine.load_rank_state(state)
+        elif self._is_chief:
+            say(f"{path}: of another strategy: error feedback begins anew")
+        self._engine.ledger.load_sums(mine.ledger)
+        return [_event(event, path) for event in mine.events]
+
+
+def _event(values: dict[str, Any], path: Path) -> StepEvent:
+    try:
+        return StepEvent(**values)
+    except TypeError:
+        raise UserError(
+            f"{path}: another version of shardlab made it: remove it, and the run starts anew"
+        ) from None
+
+
+@contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    """A disk that takes no more is told to the user in one line."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise _cannot_write(folder, error) from error
+    except CheckpointException as failed:
+        causes = [cause for cause, _ in failed.failures.values()]
+        if not all(isinstance(cause, OSError) for cause in causes):
+            raise
+        raise _cannot_write(folder, causes[0]) from failed
+
+
+def _cannot_write(folder: Path, error: BaseException) -> UserError:
+    return UserError(
+        f"{folder}: cannot be written ({' '.join(str(error).split())}): make room, or lower "
+        "train.checkpoint.keep; the checkpoint before it is whole"
+    )

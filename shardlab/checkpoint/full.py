@@ -1,0 +1,57 @@
+"""Format `full`: whole tensors by the names of the unwrapped model, for any engine."""
+
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from shardlab.engines.common.base import Engine, State
+from shardlab.engines.common.state_files import in_main_memory, save_state, save_tensors
+
+_MODEL, _OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+
+
+def gather(engine: Engine, writer: bool) -> State:
+    """The parameters and moments of all ranks on the one that is the writer.
+
+    On the others one entry of `Engine.shards()` at a time is whole, and nothing is returned.
+    """
+    whole: State = {}
+    for kind, tensors in engine.shards().items():
+        for entry, tensor in tensors.items():
+            parts = engine.gather(entry, tensor)
+            if writer:
+                whole.setdefault(kind, {}).update(in_main_memory(parts))
+    return whole
+
+
+def write(folder: Path, whole: State) -> None:
+    """Writes what `gather` returned into the folder of a checkpoint."""
+    moments = {kind: tensors for kind, tensors in whole.items() if kind != "parameter"}
+    save_tensors(folder / _MODEL, whole["parameter"])
+    save_state(folder / _OPTIMIZER, moments)
+
+
+def load(engine: Engine, folder: Path) -> None:
+    """Every rank takes its part; one entry of `Engine.shards()` at a time is whole.
+
+    Numbers are rounded to the nearest of the type that the engine keeps them in.
+    """
+    with safe_open(folder / _MODEL, "pt") as model, safe_open(folder / _OPTIMIZER, "pt") as moments:
+        for kind, tensors in engine.shards().items():
+            file, prefix = (model, "") if kind == "parameter" else (moments, f"{kind}.")
+            for entry, tensor in tensors.items():
+                whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+                for name, part in engine.split(entry, whole).items():
+                    part.copy_(file.get_tensor(prefix + name))
+                _take(tensor, whole)
+
+
+def _take(tensor: Tensor, whole: Tensor) -> None:
+    """This rank's part of `whole`, which every rank has: nothing is sent."""
+    if isinstance(tensor, DTensor):
+        mesh, placements = tensor.device_mesh, tensor.placements
+        whole = distribute_tensor(whole, mesh, placements, src_data_rank=None)
+    tensor.copy_(whole)

@@ -1,0 +1,62 @@
+"""What one rank alone knows of a run, in files of its own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardlab.comm.handle import merge_states
+from shardlab.core.files import read_json, write_json
+from shardlab.engines.common.base import State
+from shardlab.engines.common.state_files import load_state, save_state
+from shardlab.loop.summary import mean_ledger, merge_events
+
+
+@dataclass(frozen=True)
+class OfRank:
+    """The content of the files of one rank."""
+
+    state: State
+    """`Engine.rank_state()` and, as `random`, the states of torch's generators"""
+    events: list[dict[str, Any]]
+    """of all steps so far"""
+    ledger: dict[Any, dict[str, Any]]
+    """of `Ledger.sums()`"""
+
+    def write(self, folder: Path, rank: int) -> None:
+        """Into the folder of a checkpoint."""
+        tensors, values = _paths(folder, rank)
+        save_state(tensors, self.state)
+        write_json(values, {"events": self.events, "ledger": self.ledger})
+
+    @classmethod
+    def read(cls, folder: Path, rank: int) -> "OfRank":
+        """From a checkpoint."""
+        tensors, values = _paths(folder, rank)
+        state = {"communication": {}, "extra": {}, **load_state(tensors)}
+        return cls(state, **read_json(values))
+
+    @classmethod
+    def merged(cls, ranks: Sequence["OfRank"]) -> "OfRank":
+        """What belongs to each rank of another number of them: means, and no state."""
+        return cls(
+            {},
+            merge_events([each.events for each in ranks]),
+            mean_ledger([each.ledger for each in ranks], 1),
+        )
+
+
+def merged_state(ranks: Sequence[OfRank], world_size: int, rank: int) -> State:
+    """For `Engine.load_rank_state()` of one of another number of ranks.
+
+    Raises:
+        UserError: residuals serve the same ranks alone.
+    """
+    states = [each.state["communication"] for each in ranks]
+    communication = merge_states(states, world_size, rank)
+    return {"communication": communication, "extra": ranks[0].state["extra"]}
+
+
+def _paths(folder: Path, rank: int) -> tuple[Path, Path]:
+    path = folder / f"rank-{rank:05d}.safetensors"
+    return path, path.with_suffix(".json")

@@ -1,0 +1,1 @@
+"""The corpus file and its documents."""

@@ -1,0 +1,83 @@
+"""The corpus file: a JSON array with one document per line, so that a line can be sought."""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from shardlab.core.errors import UserError
+from shardlab.core.files import atomic
+from shardlab.data.corpus.document import Document
+
+
+class CorpusSize(NamedTuple):
+    """What a corpus holds."""
+
+    documents: int
+    bytes: int
+    """of UTF-8 text, titles included"""
+
+
+class Line(NamedTuple):
+    """A document and the byte range of its line in the corpus file."""
+
+    document: Document
+    start: int
+    stop: int
+
+
+def write_corpus(path: Path, documents: Iterable[Document]) -> CorpusSize:
+    """Writes all documents or leaves `path` as it is.
+
+    Raises:
+        UserError: there is no document.
+    """
+    count = size = 0
+    with atomic(path) as temporary, temporary.open("wb") as file:
+        file.write(b"[")
+        for document in documents:
+            file.write(b",\n" if count else b"\n")
+            file.write(json.dumps(document._asdict(), ensure_ascii=False).encode())
+            count += 1
+            size += len(document.content.encode())
+        if not count:
+            raise UserError("the source holds no documents; check data.source and data.path")
+        file.write(b"\n]\n")
+    return CorpusSize(count, size)
+
+
+def read_corpus(path: Path, start: int = 0, stop: int | None = None) -> Iterator[Line]:
+    """The documents whose lines begin in the bytes from `start` (a line's start, or 0) to `stop`.
+
+    Raises:
+        UserError: the file is absent, damaged or not written by `write_corpus`.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: there is none; make it: python -m stages.prepare")
+    if stop is not None and start >= stop:
+        return
+    with path.open("rb") as file:
+        file.seek(start)
+        for line in file:
+            end = start + len(line)
+            if start == 0:
+                if line != b"[\n":
+                    raise _damaged(path, 0, "it does not begin as stages.prepare writes it")
+            elif line == b"]\n":
+                return
+            else:
+                try:
+                    document = Document(**json.loads(line.rstrip(b",\n")))
+                except (ValueError, TypeError):
+                    raise _damaged(path, start, "this line is no document") from None
+                yield Line(document, start, end)
+            start = end
+            if stop is not None and start >= stop:
+                return
+    raise _damaged(path, start, "it ends too early")
+
+
+def _damaged(path: Path, offset: int, reason: str) -> UserError:
+    return UserError(
+        f"{path}: byte {offset}: damaged ({reason}); make it again: python -m stages.prepare"
+    )

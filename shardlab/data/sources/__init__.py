@@ -1,0 +1,1 @@
+"""Sources of text: JSON, JSON lines, MediaWiki, Hugging Face datasets, Wikipedia, synthetic."""

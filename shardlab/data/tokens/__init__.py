@@ -1,0 +1,1 @@
+"""Token shards as training reads them: manifest, memory-mapped tokens, data order."""

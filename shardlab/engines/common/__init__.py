@@ -1,0 +1,1 @@
+"""The contract of an engine and what several engines share."""

@@ -1,0 +1,114 @@
+"""Engines whose parameters torch's AdamW updates after backward."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from shardlab.comm.names import plain
+from shardlab.engines.common.base import State, StepOutcome
+from shardlab.engines.common.module import ModuleEngine
+from shardlab.engines.common.norm import clip_coefficient, local_parts, norm_of, sum_of_squares
+from shardlab.engines.common.setup import Setup
+
+
+class AutogradEngine(ModuleEngine):
+    """Engines that update parameters when all gradients of a step are there.
+
+    A subclass wraps the model and says how a reduction is put off.
+
+    Args:
+        module, setup, attached: see `ModuleEngine`.
+    """
+
+    def __init__(self, module: nn.Module, setup: Setup, **attached: Any) -> None:
+        super().__init__(module, setup, **attached)
+        self._optimizer = torch.optim.AdamW(
+            module.parameters(),
+            lr=0.0,
+            betas=setup.optimization.betas,
+            eps=setup.optimization.eps,
+            weight_decay=setup.optimization.weight_decay,
+            fused=True,
+        )
+
+    @abstractmethod
+    def _accumulating(self) -> AbstractContextManager[None]:
+        """While the block runs, backward passes are not the last ones of their step."""
+
+    def step(self, micro_batches: Sequence[Tensor], learning_rate: float) -> StepOutcome:  # noqa: D102
+        *early, last = micro_batches
+        losses = []
+        if early:
+            with self._accumulating():
+                losses += [self._accumulate(batch, len(micro_batches)) for batch in early]
+        losses.append(self._accumulate(last, len(micro_batches)))
+        self._finish_backward()
+        norm = self._clip()
+        applied = math.isfinite(norm)
+        if applied:
+            for group in self._optimizer.param_groups:
+                group["lr"] = learning_rate
+            self._optimizer.step()
+        else:
+            self._handle.rollback()
+        self._optimizer.zero_grad()
+        self._loss_scale.update(applied)
+        return StepOutcome(sum(losses) / len(losses), norm, applied)
+
+    def _finish_backward(self) -> None:
+        """Waits for reductions that run beside backward."""
+        self._handle.drain()
+
+    def _clip(self) -> float:
+        """Takes the loss scale out of the gradients and clips them; returns their global norm."""
+        parameters = self.module.parameters()
+        gradients = local_parts(p.grad for p in parameters if p.grad is not None)
+        if self._loss_scale.value != 1:
+            torch._foreach_mul_(gradients, 1 / self._loss_scale.value)
+        norm = norm_of(self._sum_over_shards(sum_of_squares(gradients)))
+        coefficient = clip_coefficient(norm, self._optimization.clip)
+        if coefficient != 1:
+            torch._foreach_mul_(gradients, coefficient)
+        return norm
+
+    def _sum_over_shards(self, squares: Tensor) -> Tensor:
+        """The sum over ranks that hold different parts of one gradient."""
+        return squares
+
+    def whole_parameters(self) -> Iterator[dict[str, Tensor]]:  # noqa: D102
+        for name, parameter in self._trained().items():
+            yield self.gather(name, self._laid_out(name, parameter.detach()))
+
+    def shards(self) -> State:  # noqa: D102
+        kinds: State = {}
+        updated = {
+            parameter for group in self._optimizer.param_groups for parameter in group["params"]
+        }
+        for name, parameter in self._trained().items():
+            assert parameter in updated, f"{name} is not what the optimizer updates: it is gathered"
+            tensors = {"parameter": parameter.detach(), **self._moments(parameter)}
+            for kind, tensor in tensors.items():
+                kinds.setdefault(kind, {})[name] = self._laid_out(name, tensor)
+        return kinds
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        """What the optimizer updates, by name."""
+        return {plain(name): parameter for name, parameter in self.module.named_parameters()}
+
+    def _laid_out(self, name: str, local: Tensor) -> Tensor:
+        """A tensor of `_trained()[name]` as `shards` shows it."""
+        return local
+
+    def _moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """The state of AdamW; zeros, as in torch/optim/adam.py, where no step has made it yet."""
+        state = self._optimizer.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), device=parameter.device)
+            state["exp_avg"] = torch.zeros_like(parameter, requires_grad=False)
+            state["exp_avg_sq"] = torch.zeros_like(parameter, requires_grad=False)
+        return cast(dict[str, Tensor], state)

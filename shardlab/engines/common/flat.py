@@ -1,0 +1,71 @@
+"""Engines whose optimizer sees one flat vector per unit, of which every rank has an equal part."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from shardlab.engines.common.autograd import AutogradEngine
+
+
+class FlatVector(NamedTuple):
+    """The parameters of a unit one after another, then padding up to equal parts."""
+
+    shard: nn.Parameter
+    """this rank's part"""
+    shapes: Mapping[str, torch.Size]
+    """of the parameters, by the names of the unwrapped model"""
+
+
+class FlatEngine(AutogradEngine):
+    """Shows flat vectors as torch knows sharded tensors, and takes them apart by name."""
+
+    _mesh: DeviceMesh
+    """[shards] or [replicas, shards]"""
+
+    @abstractmethod
+    def _vectors(self) -> dict[str, FlatVector]:
+        """By the names of the units."""
+
+    def split(self, name: str, whole: Tensor) -> dict[str, Tensor]:  # noqa: D102
+        return split_vector(whole, self._vectors()[name].shapes)
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        return {name: vector.shard for name, vector in self._vectors().items()}
+
+    def _laid_out(self, name: str, local: Tensor) -> Tensor:
+        if local.dim() == 0:
+            return local
+        elements = sum(shape.numel() for shape in self._vectors()[name].shapes.values())
+        return laid_out(local, elements, self._mesh)
+
+
+def laid_out(local: Tensor, elements: int, mesh: DeviceMesh) -> Tensor:
+    """This rank's part of a vector of so many elements and padding, as torch knows it.
+
+    Args:
+        mesh: [shards] or [replicas, shards].
+    """
+    first = mesh.get_local_rank(mesh.ndim - 1) * local.numel()
+    placements = [*[Replicate()] * (mesh.ndim - 1), Shard(0)]
+    inside = local[: max(0, elements - first)]
+    shape, stride = torch.Size((elements,)), (1,)
+    return DTensor.from_local(inside, mesh, placements, shape=shape, stride=stride)
+
+
+def split_vector(whole: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """The parts of a vector by name; a single number is every part's."""
+    return dict.fromkeys(shapes, whole) if whole.dim() == 0 else named_parts(whole, shapes)
+
+
+def named_parts(whole: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """Views of a vector in which tensors of these shapes lie one after another."""
+    sizes = [shape.numel() for shape in shapes.values()]
+    pieces = whole[: sum(sizes)].split(sizes)
+    return {
+        name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)
+    }

@@ -1,0 +1,199 @@
+"""Which modules of a model are gathered and reduced together, and with which settings."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shardlab.comm.names import plain
+from shardlab.core.errors import UserError
+from shardlab.engines.common.precision import dtype_of
+from shardlab.measurements.timing import UnitSize
+from shardlab.models.parts import model_parts, transformer_blocks
+from shardlab.strategy.strategy import Strategy
+
+
+class UnitPlan(NamedTuple):
+    """Modules that make up one unit."""
+
+    modules: tuple[nn.Module, ...]
+    """in the order of their use"""
+    reshard_after_forward: bool | int | None
+    param_dtype: torch.dtype
+
+    @property
+    def needed_in_backward(self) -> bool:
+        """Gradients of what picks rows depend on which ones alone, not on what is in them."""
+        return not all(isinstance(module, nn.Embedding) for module in self.modules)
+
+
+def plan_units(model: nn.Module, strategy: Strategy, device: torch.device) -> list[UnitPlan]:
+    """The units of a model by a strategy's normal form, in the order of their use.
+
+    What belongs to none of them makes up the root, which is not in the list.
+
+    Raises:
+        UserError: an override names what the model does not have, or parts of a unit.
+    """
+    if strategy.wrap == "root":
+        return []
+    blocks = transformer_blocks(model)
+    settings = layer_settings(strategy, len(blocks))
+    plans = [
+        _plan(strategy, device, [blocks[n] for n in numbers], _common(numbers, settings))
+        for numbers in _grouped(blocks, strategy)
+    ]
+    return _with_ends(model, plans, strategy, device)
+
+
+def owned_parameters(
+    model: nn.Module, plans: Sequence[UnitPlan]
+) -> list[tuple[str, dict[str, nn.Parameter]]]:
+    """Name and named parameters of the root, then of each plan's unit.
+
+    A parameter belongs to the first unit that has it.
+    """
+    names = {parameter: plain(name) for name, parameter in model.named_parameters()}
+    paths = {module: plain(name) for name, module in model.named_modules()}
+    units = []
+    for plan in plans:
+        own = {names[p]: p for m in plan.modules for p in m.parameters() if p in names}
+        units.append((paths[plan.modules[0]], own))
+        for parameter in own.values():
+            del names[parameter]
+    return [("root", {name: parameter for parameter, name in names.items()}), *units]
+
+
+def unit_sizes(model: nn.Module, strategy: Strategy, device: torch.device) -> list[UnitSize]:
+    """What is gathered or reduced together by a strategy's normal form, in the order of its use.
+
+    Of `ddp` the buckets as it fills them during backward; else the root, then the units.
+
+    Args:
+        model: not yet wrapped; it may be on the meta device.
+    """
+    if strategy.engine == "ddp":
+        return _bucket_sizes(model, strategy)
+    paths = {module: name for name, module in model.named_modules()}
+    left = set(model.parameters())
+    sizes = []
+    for plan in plan_units(model, strategy, device):
+        own = {p for module in plan.modules for p in module.parameters()} & left
+        left -= own
+        sizes.append(UnitSize(name=paths[plan.modules[0]], elements=_elements(own)))
+    return [UnitSize(name="root", elements=_elements(left)), *sizes]
+
+
+def _bucket_sizes(model: nn.Module, strategy: Strategy) -> list[UnitSize]:
+    backwards: list[torch.Tensor] = list(reversed([*model.parameters()]))
+    limit = int((strategy.bucket_mb or 0) * 2**20)
+    places, _ = dist._compute_bucket_assignment_by_size(backwards, [limit])
+    return [
+        UnitSize(name=f"bucket{number}", elements=_elements(backwards[place] for place in bucket))
+        for number, bucket in enumerate(places)
+    ]
+
+
+def _elements(parameters: Iterable[torch.Tensor]) -> int:
+    return sum(parameter.numel() for parameter in parameters)
+
+
+def layer_settings(strategy: Strategy, layers: int) -> dict[int, dict[str, Any]]:
+    """What the overrides of a normal form set, by the number of the layer.
+
+    Raises:
+        UserError: a layer that the model does not have.
+    """
+    found = {n: each.settings() for each in strategy.overrides for n in each.layers or ()}
+    beyond = [number for number in found if number >= layers]
+    if beyond:
+        raise UserError(
+            f"overrides: layer {min(beyond)}: the model has {layers} blocks, the last is "
+            f"{layers - 1}"
+        )
+    return found
+
+
+def checkpointing_modes(model: nn.Module, strategy: Strategy) -> dict[nn.Module, str]:
+    """What backward computes again of each block, by a strategy's normal form.
+
+    Raises:
+        UserError: see `layer_settings`; or the model has no blocks, and they are asked for.
+    """
+    modes = {each.activation_checkpointing for each in strategy.overrides}
+    if modes | {strategy.activation_checkpointing} <= {None, "none"}:
+        return {}  # also for models without blocks
+    blocks = transformer_blocks(model)
+    own = layer_settings(strategy, len(blocks))
+    key, default = "activation_checkpointing", strategy.activation_checkpointing
+    return {block: own.get(n, {}).get(key) or default for n, block in enumerate(blocks)}
+
+
+def _grouped(blocks: Sequence[nn.Module], strategy: Strategy) -> Iterator[tuple[int, ...]]:
+    """The numbers of the blocks of each unit."""
+    if strategy.wrap == "block":
+        size = strategy.wrap_size or 1
+        for first in range(0, len(blocks), size):
+            yield tuple(range(first, min(first + size, len(blocks))))
+        return
+    group: list[int] = []
+    elements = 0
+    for number, block in enumerate(blocks):
+        group.append(number)
+        elements += sum(p.numel() for p in block.parameters())
+        if elements >= (strategy.wrap_size or 0):
+            yield tuple(group)
+            group, elements = [], 0
+    if group:
+        yield tuple(group)
+
+
+def _common(numbers: Sequence[int], settings: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """The settings of a unit, which are those of all of its layers."""
+    of_unit = [
+        {k: v for k, v in settings.get(n, {}).items() if k != "activation_checkpointing"}
+        for n in numbers
+    ]
+    if any(each != of_unit[0] for each in of_unit):
+        raise UserError(
+            f"overrides: layers {numbers[0]} to {numbers[-1]} are one unit by wrap_size: give them "
+            "the same settings"
+        )
+    return of_unit[0]
+
+
+def _plan(
+    strategy: Strategy, device: torch.device, modules: Sequence[nn.Module], own: dict[str, Any]
+) -> UnitPlan:
+    reshard = own.get("reshard_after_forward", strategy.reshard_after_forward)
+    dtype = dtype_of(own.get("param_dtype", strategy.param_dtype), device)
+    return UnitPlan(tuple(modules), reshard, dtype)
+
+
+def _with_ends(
+    model: nn.Module, plans: list[UnitPlan], strategy: Strategy, device: torch.device
+) -> list[UnitPlan]:
+    """With units of the embedding and the head, where overrides ask for them."""
+    own = {each.module: each.settings() for each in strategy.overrides if each.module}
+    if not own:
+        return plans
+    parts = model_parts(model)
+    ends = {"embedding": parts.embedding, "head": parts.head}
+    if parts.tied:
+        if len(own) == 2 and own["embedding"] != own["head"]:
+            raise UserError(
+                "overrides: embedding and head share their weight: give them the same settings"
+            )
+        modules = [module for module in ends.values() if module is not None]
+        both = _plan(strategy, device, modules, next(iter(own.values())))
+        # used first and last, it is needed all the time
+        return [both._replace(reshard_after_forward=False), *plans]
+    for name, settings in own.items():
+        module = ends[name]
+        if module is None:
+            raise UserError(f"overrides: {type(model).__name__} has no {name}: remove it")
+        unit = _plan(strategy, device, [module], settings)
+        plans = [unit, *plans] if name == "embedding" else [*plans, unit]
+    return plans

@@ -1,0 +1,1 @@
+"""Engines around torch's own wrappers: DDP, FSDP1, FSDP2."""

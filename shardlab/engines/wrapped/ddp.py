@@ -1,0 +1,51 @@
+"""`ddp`: torch's DistributedDataParallel, the baseline that shards nothing."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from shardlab.comm.names import plain
+from shardlab.engines.common.autograd import AutogradEngine
+from shardlab.engines.common.precision import dtype_of
+from shardlab.engines.common.setup import Setup
+
+
+class DDPEngine(AutogradEngine):
+    """Every rank holds the whole model; buckets of gradients are averaged during backward."""
+
+    def __init__(self, model: nn.Module, setup: Setup) -> None:
+        setup.fill(model)
+        wrapped = DistributedDataParallel(
+            model,
+            process_group=setup.group,
+            bucket_cap_mb=setup.strategy.bucket_mb,
+            gradient_as_bucket_view=True,
+        )
+        super().__init__(wrapped, setup)
+        self._wrapped = wrapped
+        self._dtype = dtype_of(setup.strategy.param_dtype, setup.device)
+
+    @contextmanager
+    def _accumulating(self) -> Iterator[None]:
+        with self._wrapped.no_sync():
+            yield
+
+    def _logits(self, tokens: Tensor) -> Tensor:
+        narrow = self._dtype is not torch.float32
+        with torch.autocast(self.device.type, self._dtype, enabled=narrow):
+            return super()._logits(tokens)
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        named = self._wrapped.module.named_parameters()
+        return {plain(name): parameter for name, parameter in named}
+
+    def rehearse(self, batch: Tensor) -> None:
+        """DDP lays its buckets out anew after the first pass, and sums depend on the layout."""
+        before = self._handle.state_dict()
+        self._accumulate(batch, 1)
+        self._finish_backward()
+        self._optimizer.zero_grad()
+        self._handle.load_state_dict(before)

@@ -1,0 +1,137 @@
+"""`fsdp2`: torch's fully_shard, parameters sharded per unit and gathered for use."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import Shard
+
+from shardlab.core.errors import UserError
+from shardlab.engines.common.autograd import AutogradEngine
+from shardlab.engines.common.mesh import SHARD, copies, make_mesh
+from shardlab.engines.common.precision import dtype_of
+from shardlab.engines.common.setup import Fill, Setup
+from shardlab.engines.common.units import plan_units
+from shardlab.strategy.strategy import Strategy
+
+
+class FSDP2Engine(AutogradEngine):
+    """Every rank of a copy holds its part of each parameter, gradient and optimizer state."""
+
+    def __init__(self, model: nn.Module, setup: Setup) -> None:
+        strategy, device = setup.strategy, setup.device
+        self._mesh = make_mesh(setup.group, copies(strategy, setup.group), device)
+        units, self._root = shard_model(model, strategy, self._mesh, device, setup.fill)
+        depths = strategy.depths()
+        asynchronous = strategy.async_unshard
+        if asynchronous is None:
+            asynchronous = any(depths)
+        streams = device.type != "cpu"
+        if any(depths) and not asynchronous and not streams:
+            raise UserError(
+                "async_unshard: without it prefetch does nothing on a CPU: remove one of them"
+            )
+        # elsewhere streams do what our threads do on a CPU
+        overlap = asynchronous and not streams
+        super().__init__(model, setup, overlap=overlap)
+        if asynchronous and streams:
+            for unit in (self._root, *units):
+                unit._set_unshard_async_op(True)
+        gather_ahead(self._root, units, *depths)
+        self._reduce_every = strategy.reduce_every_micro_batch
+
+    @contextmanager
+    def _accumulating(self) -> Iterator[None]:
+        # with every micro-batch reduced, shards of a copy still wait for those of other copies
+        switch: Callable[[bool], None] = (
+            self._root.set_requires_all_reduce
+            if self._reduce_every
+            else self._root.set_requires_gradient_sync
+        )
+        switch(False)
+        try:
+            yield
+        finally:
+            switch(True)
+
+    def _sum_over_shards(self, squares: Tensor) -> Tensor:
+        dist.all_reduce(squares, group=self._mesh.get_group(SHARD))
+        return squares
+
+
+def shard_model(
+    model: nn.Module,
+    strategy: Strategy,
+    mesh: DeviceMesh,
+    device: torch.device,
+    fill: Fill,
+) -> tuple[list[FSDPModule], FSDPModule]:
+    """The units and the root of a model that was sharded by a strategy's normal form."""
+    shard = partial(
+        fully_shard,
+        mesh=mesh,
+        offload_policy=CPUOffloadPolicy() if strategy.offload else OffloadPolicy(),
+        shard_placement_fn=_placement(strategy, mesh.size(-1)),
+    )
+    computed, reduced = (
+        dtype_of(name, device) for name in (strategy.param_dtype, strategy.reduce_dtype)
+    )
+    units: list[FSDPModule] = []
+    for plan in plan_units(model, strategy, device):
+        # between units activations keep one type
+        output = None if plan.param_dtype == computed else computed
+        policy = MixedPrecisionPolicy(plan.param_dtype, reduced, output)
+        for module in plan.modules:  # sharded at once: no rank holds more whole units
+            fill(module)
+        freed = plan.reshard_after_forward or False
+        shard([*plan.modules], reshard_after_forward=freed, mp_policy=policy)
+        unit = cast(FSDPModule, plan.modules[0])
+        unit.set_unshard_in_backward(plan.needed_in_backward)
+        units.append(unit)
+    returned = None if strategy.output_dtype is None else dtype_of(strategy.output_dtype, device)
+    policy = MixedPrecisionPolicy(computed, reduced, returned)
+    fill(model)
+    # backward begins where forward ended: what the root gathered is needed again at once
+    return units, shard(model, reshard_after_forward=False, mp_policy=policy)
+
+
+def _placement(strategy: Strategy, shards: int) -> Callable[[nn.Parameter], Shard] | None:
+    if strategy.placement == "dim0":
+        return None
+    return partial(_largest if strategy.placement == "largest" else _second, shards)
+
+
+def _second(shards: int, parameter: nn.Parameter) -> Shard:
+    even = parameter.dim() > 1 and parameter.shape[1] % shards == 0
+    return Shard(int(even))
+
+
+def _largest(shards: int, parameter: nn.Parameter) -> Shard:
+    even = [dim for dim, size in enumerate(parameter.shape) if size % shards == 0]
+    return Shard(max(even, key=lambda dim: parameter.shape[dim], default=0))
+
+
+def gather_ahead(
+    root: FSDPModule, units: Sequence[FSDPModule], forward: int, backward: int
+) -> None:
+    """Every unit gathers the next ones of its direction before it computes."""
+    if forward:
+        root.set_modules_to_forward_prefetch([*units[:forward]])
+    for index, unit in enumerate(units):
+        if forward:
+            unit.set_modules_to_forward_prefetch([*units[index + 1 : index + 1 + forward]])
+        if backward:
+            before = units[max(index - backward, 0) : index]
+            unit.set_modules_to_backward_prefetch([*reversed(before)])

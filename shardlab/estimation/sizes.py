@@ -1,0 +1,88 @@
+"""What the memory of a model depends on, read from the model."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from shardlab.engines.common.precision import dtype_of, uses_fp16
+from shardlab.engines.common.units import UnitPlan, checkpointing_modes, plan_units
+from shardlab.experiment.schema import Train
+from shardlab.memory.step import Sizes, UnitShape
+from shardlab.models.parts import transformer_blocks
+from shardlab.strategy.strategy import Strategy
+
+_ELEMENTARY = {"gelu_new": 5}
+"""activation functions that transformers writes as elementary operations (activations.py): what
+backward needs of them and of the products around them"""
+
+
+def sizes_of(
+    model: PreTrainedModel, strategy: Strategy, train: Train, device: torch.device
+) -> Sizes:
+    """The sizes of a model that is not wrapped yet, on whatever device.
+
+    Args:
+        device: that will compute: `auto` depends on it.
+
+    Raises:
+        UserError: the strategy does not fit the model.
+    """
+    full, config = strategy.normal(), model.config
+    heads = config.num_attention_heads
+    head = getattr(config, "head_dim", None) or config.hidden_size // heads
+    samples = train.batch_size * train.accumulation
+    accumulation = full.accumulation or train.accumulation
+    return Sizes(
+        parameters=_elements(model.parameters()),
+        trained=_trained(model.parameters()),
+        units=_units(model, full, device),
+        element_bytes=dtype_of(full.param_dtype, device).itemsize,
+        checkpointing=_checkpointing(model, full),
+        width=config.hidden_size,
+        queries=heads * head,
+        keys=(getattr(config, "num_key_value_heads", None) or heads) * head,
+        feed_forward=_feed_forward(config),
+        wide=_wide(config),
+        vocabulary=config.vocab_size,
+        tokens=samples // accumulation * train.sequence_length,
+        accumulation=accumulation,
+        holding=train.clip is not None or uses_fp16(full, device),
+    )
+
+
+def _units(model: PreTrainedModel, full: Strategy, device: torch.device) -> tuple[UnitShape, ...]:
+    if full.engine == "ddp":
+        return ()
+    return tuple(_shape(plan) for plan in plan_units(model, full, device))
+
+
+def _shape(plan: UnitPlan) -> UnitShape:
+    own = {p for module in plan.modules for p in module.parameters()}
+    kept, itemsize = not plan.reshard_after_forward, plan.param_dtype.itemsize
+    return UnitShape(_elements(own), _trained(own), kept, itemsize)
+
+
+def _elements(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(parameter.numel() for parameter in parameters)
+
+
+def _trained(parameters: Iterable[nn.Parameter]) -> int:
+    return _elements(parameter for parameter in parameters if parameter.requires_grad)
+
+
+def _checkpointing(model: nn.Module, full: Strategy) -> tuple[str, ...]:
+    modes = checkpointing_modes(model, full)
+    return tuple(modes.get(block, "none") for block in transformer_blocks(model))
+
+
+def _feed_forward(config: PretrainedConfig) -> int:
+    width = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
+    return int(width or 4 * config.hidden_size)
+
+
+def _wide(config: PretrainedConfig) -> int:
+    function = getattr(config, "hidden_act", None) or getattr(config, "activation_function", None)
+    # with a gate: its input and output, what it is multiplied with, and the product
+    return 4 if function == "silu" else _ELEMENTARY.get(str(function), 2)

@@ -1,0 +1,1 @@
+"""The saved model of a run and its perplexity."""

@@ -1,0 +1,1 @@
+"""The experiment: the schema of params.yaml and the parameters that a stage reads."""

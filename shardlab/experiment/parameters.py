@@ -1,0 +1,176 @@
+"""How a stage reads the parameters that it declared, and what one of them says of another."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+
+from shardlab.core.document import validate
+from shardlab.core.errors import UserError, nearest
+from shardlab.experiment.schema import Params, RoundPlan, Timing, Train
+from shardlab.strategy.strategy import Strategy
+from shardlab.strategy.validation import check_fits
+
+_ONE_OF = {"rounds": RoundPlan, "strategies": Strategy, "timings": Timing}
+"""sections that hold values of one kind by name"""
+
+
+class Parameters:
+    """The parameters of a file, as far as it holds them, with overrides from the command line.
+
+    Args:
+        path: YAML, or JSON in a file named so. A file may hold a part of the parameters: what is
+            there must be right.
+        overrides: `key=value` texts, keys dotted and values in YAML or JSON, applied before the
+            checks.
+
+    Raises:
+        UserError: the first mistake anywhere in the file, in one line.
+    """
+
+    def __init__(self, path: str | Path = "params.yaml", overrides: Iterable[str] = ()) -> None:
+        self._path = path
+        self._tree = _load(path)
+        for override in overrides:
+            _override(self._tree, override)
+        _check_tree(self._tree)
+
+    def __call__(self, *keys: str) -> Any:
+        """The validated values of dotted keys, one or a list of them.
+
+        A stage names here just the keys that the pipeline files declare for it.
+
+        Raises:
+            UserError: a key that is absent.
+        """
+        values = [self._read(key) for key in keys]
+        return values[0] if len(values) == 1 else values
+
+    def _read(self, key: str) -> Any:
+        node: Any = self._tree
+        for part in key.split("."):
+            if not isinstance(node, dict) or part not in node:
+                valid = list(node) if isinstance(node, dict) else []
+                raise UserError(f"{key}: missing from {self._path}; {nearest(part, valid)}")
+            node = node[part]
+        section, *rest = key.split(".")
+        annotation = _ONE_OF[section] if rest else None
+        return validate(annotation or _annotation(section), node, key)
+
+
+def _load(path: str | Path) -> dict[str, Any]:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        # JSON is no part of PyYAML's YAML: tabs, and 1e-3 for a number
+        tree = json.loads(text) if Path(path).suffix == ".json" else yaml.safe_load(text)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; run from the folder that holds it") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: not JSON: {error}") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict):
+        raise UserError(f"{path}: expected a mapping of sections")
+    return tree
+
+
+def _override(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals:
+        raise UserError(f"--set {override}: expected key=value, for example train.steps=10")
+    *parents, leaf = key.split(".")
+    node = tree
+    for part in parents:
+        node = node.setdefault(part, {})
+        if not isinstance(node, dict):
+            raise UserError(f"--set {key}: {part!r} is a value, not a section")
+    try:
+        node[leaf] = json.loads(text)
+    except json.JSONDecodeError:
+        try:
+            node[leaf] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise UserError(f"--set {key}: {text!r} is neither YAML nor JSON") from None
+
+
+def _annotation(section: str) -> Any:
+    field = Params.model_fields[section]
+    return Annotated[field.annotation, field]
+
+
+def _check_tree(tree: dict[str, Any]) -> None:
+    values = {}
+    for key, value in tree.items():
+        if key not in Params.model_fields:
+            raise UserError(f"{key}: unknown key; {nearest(str(key), Params.model_fields)}")
+        values[key] = validate(_annotation(key), value, key)
+    _check_references(values)
+
+
+def _check_references(values: dict[str, Any]) -> None:
+    """What one key says of another, where both are there."""
+
+    def refuse(key: str, name: str, valid: list[str], kind: str) -> None:
+        if name not in valid:
+            raise UserError(f"{key}: {name!r} is no {kind}; {nearest(name, valid)}")
+
+    runs = values.get("runs")
+    if runs is not None:
+        for i, run in enumerate(runs):
+            if run in runs[:i]:
+                raise UserError(f"runs.{i}: {run!r} is named twice")
+            if "strategies" in values:
+                refuse(f"runs.{i}", run, list(values["strategies"]), "strategy")
+        if "baseline" in values:
+            refuse("baseline", values["baseline"], runs, "run")
+        if "agent" in values:
+            refuse("agent.start", values["agent"].start, runs, "run")
+    for name, timing in values.get("timings", {}).items():
+        _check_timing(f"timings.{name}", timing, values)
+    if "forecast" in values:
+        known = values["forecast"]
+        for i, name in enumerate(known.timings):
+            refuse(f"forecast.timings.{i}", name, list(values.get("timings", {name: 0})), "timing")
+        for i, name in enumerate(known.runs):
+            strategies = list(values.get("strategies", {name: 0}))
+            refuse(f"forecast.runs.{i}", name, strategies, "strategy")
+    if "train" in values:
+        for name, strategy in values.get("strategies", {}).items():
+            _check_fits(f"strategies.{name}", strategy, values["train"])
+    seeds = values.get("seeds", [])
+    if len(set(seeds)) < len(seeds):
+        raise UserError("seeds: a seed is named twice")
+    if "rounds" in values and "last_round" in values:
+        refuse("last_round", values["last_round"], list(values["rounds"]), "round")
+        _check_chain(list(values["rounds"].items()))
+
+
+def _check_timing(key: str, timing: Timing, values: dict[str, Any]) -> None:
+    for i, run in enumerate(timing.runs):
+        if run in timing.runs[:i]:
+            raise UserError(f"{key}.runs.{i}: {run!r} is named twice")
+        strategies = values.get("strategies", {run: None})
+        if run not in strategies:
+            raise UserError(f"{key}.runs.{i}: {run!r} is no strategy; {nearest(run, strategies)}")
+        if "train" in values and strategies[run] is not None:
+            there = values["train"].model_copy(update={"world_size": timing.world_size})
+            _check_fits(f"{key}.runs.{i}", strategies[run], there)
+
+
+def _check_fits(key: str, strategy: Strategy, train: Train) -> None:
+    try:
+        check_fits(strategy, train.world_size, train.batch_size * train.accumulation)
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from None
+
+
+def _check_chain(rounds: list[tuple[str, RoundPlan]]) -> None:
+    before = "results/results.jsonl"
+    for number, (name, plan) in enumerate(rounds, start=1):
+        if name != str(number):
+            raise UserError(f"rounds.{name}: expected round '{number}' here: count up from '1'")
+        if plan.after != before:
+            raise UserError(f"rounds.{name}.after: expected {before!r} (found {plan.after!r})")
+        before = f"results/rounds/{name}/history.json"

@@ -1,0 +1,1 @@
+"""The machine: CPUs, NUMA nodes, and which of them each rank gets."""

@@ -1,0 +1,72 @@
+"""Gives the process of a rank its CPUs, and the node that its memory comes from."""
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+import torch.distributed as dist
+
+from shardlab.core.cpu_sets import format_cpus, parse_cpus
+from shardlab.core.errors import UserError
+from shardlab.experiment.affinity import CpuAffinity
+from shardlab.hardware.memory_policy import prefer_node
+from shardlab.hardware.placement import Placement, Resident, place_here, placement_on
+from shardlab.hardware.topology import SYSFS, read_topology
+from shardlab.launch.devices import gpu_node
+
+
+def take_placement(way: CpuAffinity, rank: int, store: dist.Store, root: Path = SYSFS) -> None:
+    """Binds this process, with all of its threads, to what `way` gives it.
+
+    Called by every rank in its own process, which has LOCAL_RANK, LOCAL_WORLD_SIZE and its GPU, and
+    neither many threads nor much memory yet.
+
+    Args:
+        way: `train.placement`.
+        store: of the ranks of this attempt alone.
+        root: where sysfs is.
+
+    Raises:
+        UserError: the CPUs that the user names are not there, or not named for every rank.
+    """
+    if way == "none" or (way == "auto" and len(read_topology(root=root).nodes) == 1):
+        return
+    placement = _named(way, root) if isinstance(way, tuple) else _shared(rank, store, root)
+    for task in Path("/proc/self/task").iterdir():  # CUDA has threads by now
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(task.name), placement.cpus)
+    if placement.memory_node is not None:
+        prefer_node(placement.memory_node)
+
+
+def _named(lists: tuple[str | int, ...], root: Path) -> Placement:
+    local_rank, count = _here()
+    if len(lists) < count:
+        raise UserError(
+            f"train.placement: CPUs for {len(lists)} of the {count} ranks of this machine: name "
+            "some for each"
+        )
+    usable = os.sched_getaffinity(0)
+    cpus = parse_cpus(str(lists[local_rank]))
+    if missing := set(cpus) - usable:
+        raise UserError(
+            f"train.placement.{local_rank}: rank {local_rank} of this machine may not use CPU "
+            f"{format_cpus(missing)}: choose from {format_cpus(usable)}"
+        )
+    return placement_on(read_topology(usable, root), cpus)
+
+
+def _shared(rank: int, store: dist.Store, root: Path) -> Placement:
+    """Every rank says what it may use: torchrun, srun or the user may have bound it already."""
+    local_rank, count = _here()
+    store.set(f"cpus/{rank}", json.dumps(asdict(Resident.here(gpu_node()))))
+    first = rank - local_rank
+    said = [json.loads(store.get(f"cpus/{first + other}")) for other in range(count)]
+    return place_here([Resident(**each) for each in said], root)[local_rank]
+
+
+def _here() -> tuple[int, int]:
+    """The rank's number on this machine, and how many this machine has."""
+    return int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])

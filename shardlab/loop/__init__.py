@@ -1,0 +1,1 @@
+"""The training loop, and the metrics of the steps that it ran."""

@@ -1,0 +1,31 @@
+"""What one training run needs to know."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shardlab.core.files import sha256_of_value
+from shardlab.experiment.schema import Model, Train
+from shardlab.loop.ready import TokenPlan
+from shardlab.strategy.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """One run: a strategy with one seed."""
+
+    run: str
+    seed: int
+    strategy: Strategy
+    train: Train
+    model: Model
+    data: Path = field(default=Path("data"))
+    """folder with tokenizer.json, tokens/ and source.json"""
+    tokens: TokenPlan | None = None
+    """how the first two are made of its corpus.json when they are missing; None: they are there"""
+
+    def params_hash(self) -> str:
+        """16 hexadecimal digits over all parameters that the results depend on."""
+        strategy, model = (
+            document.model_dump(mode="json") for document in (self.strategy.normal(), self.model)
+        )
+        return sha256_of_value([strategy, self.train.meaning(), model])[:16]

@@ -1,0 +1,1 @@
+"""Timings and calibrations as documents, and statistics of them."""

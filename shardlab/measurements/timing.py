@@ -1,0 +1,118 @@
+"""What the timing of one strategy beside others found."""
+
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from shardlab.core.document import Document, validate
+from shardlab.core.errors import UserError
+from shardlab.core.files import read_json_lines, write_json_lines
+from shardlab.experiment.schema import Timing
+from shardlab.records.run import Breakdown, LinkEmulation
+
+NO_COMMUNICATION = "no communication"
+"""run of a timing that shows the limit: every rank trains the whole model by itself"""
+
+
+class UnitSize(Document):
+    """What a strategy gathers or reduces in one collective."""
+
+    name: str
+    elements: int
+
+
+class TimedRun(Document):
+    """One strategy of a timing; bytes are those that a rank sends, means over ranks and steps."""
+
+    timing: str
+    run: str
+    """name of the strategy, or `NO_COMMUNICATION`"""
+    strategy: dict[str, Any] | None
+    """in its normal form"""
+    strategy_hash: str | None
+    model: str
+    parameters: int
+    units: list[UnitSize]
+    """in the order of their use; what belongs to none of them comes first, as `root`"""
+    world_size: int
+    threads: int
+    batch_size: int
+    accumulation: int
+    sequence_length: int
+    link: str
+    link_emulation: LinkEmulation
+    bits_per_second: int | None
+    """of the emulated link"""
+    delay_ms: float
+    step_ms: list[float] = Field(min_length=1)
+    """one for every round, of the slowest rank; the same rounds for all runs of the timing"""
+    bytes_raw: float
+    bytes_wire: float
+    interface_bytes: float | None
+    """what the network interface counted, where every rank has one of its own"""
+    interface_frames: float | None
+    """in how many frames"""
+    ledger: dict[str, Any]
+    """as in a record"""
+    breakdown: Breakdown
+    """of steps that were traced after the rounds"""
+    revision: str
+    torch: str
+    host: dict[str, Any]
+
+
+def read_timings(path: str | Path) -> list[TimedRun]:
+    """The runs of one timing.
+
+    Raises:
+        UserError: a line that is none.
+    """
+    lines = read_json_lines(path)
+    return [validate(TimedRun, line, f"{path}:{i}") for i, line in enumerate(lines, 1)]
+
+
+def read_timing(folder: Path, name: str, timing: Timing) -> list[TimedRun]:
+    """The runs of a timing of the parameters, in their order.
+
+    Args:
+        folder: that the timing stage writes to.
+
+    Raises:
+        UserError: they are missing, or those of another timing.
+    """
+    path, mend = folder / f"{name}.jsonl", f"run python -m stages.timing {name}"
+    try:
+        found = read_timings(path)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file: {mend}") from None
+    except ValueError as error:
+        raise UserError(f"{path}: not a timing ({error}): {mend}") from None
+    if [run.run for run in found] != [*timing.runs, NO_COMMUNICATION]:
+        raise UserError(f"{path}: has other runs than timings.{name}: {mend}")
+    return found
+
+
+def write_timings(path: str | Path, runs: list[TimedRun]) -> None:
+    """JSON lines that `read_timings` reads."""
+    write_json_lines(path, [run.model_dump(mode="json") for run in runs])
+
+
+def scaling_efficiency(
+    timed: Iterable[TimedRun], strategy_hash: str, world_size: int, link: str
+) -> float | None:
+    """Tokens per second and rank against those of one rank, on the same machine.
+
+    The batch of a rank is the same in all timings, so it is the ratio of mean step times.
+
+    Returns:
+        None where the strategy was not timed on one rank and on so many with that link.
+    """
+    own = [run for run in timed if run.strategy_hash == strategy_hash]
+    alone = [run.step_ms for run in own if run.world_size == 1 and run.bits_per_second is None]
+    there = [run.step_ms for run in own if (run.world_size, run.link) == (world_size, link)]
+    if not alone or not there:
+        return None
+    return statistics.fmean(alone[0]) / statistics.fmean(there[0])

@@ -1,0 +1,1 @@
+"""Interval arithmetic of traces: compute, communication, overlap, idle, skew."""

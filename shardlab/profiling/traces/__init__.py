@@ -1,0 +1,1 @@
+"""Chrome traces as files, and the labels that they carry."""

@@ -1,0 +1,1 @@
+"""Records of runs and the machine that they were measured on."""

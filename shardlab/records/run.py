@@ -1,0 +1,219 @@
+"""The record of one run: everything that reports, forecasts and the agent may know of it.
+
+One record per (run, seed). Times are in milliseconds and leave out the untimed steps; bytes are
+those that one rank sent, averaged over ranks and steps; shares are between 0 and 1.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from shardlab.core.document import Document, validate
+from shardlab.core.errors import UserError
+from shardlab.core.files import read_json_lines, write_json_lines
+
+SCHEMA_VERSION = 2
+
+
+LinkEmulation = Literal["none", "namespaces", "in-process"]
+"""none: the link is real; namespaces: the kernel holds sockets back; in-process: collectives end as
+late as by the formula issue + delay + bytes / rate"""
+
+
+class Setting(Document):
+    """What ran, and on what."""
+
+    run: str
+    seed: int
+    engine: str
+    world_size: int
+    model: str
+    parameters: int
+    dataset: str
+    sequence_length: int
+    batch_size: int
+    accumulation: int
+    link: str
+    """how the ranks were joined: loopback, or an emulated rate and delay"""
+    link_emulation: LinkEmulation = "none"
+    codec: str
+    codec_config: dict[str, Any]
+    weight_codec: str
+    error_feedback: bool
+    strategy: dict[str, Any]
+    """the strategy in its normal form"""
+    strategy_hash: str
+    params_hash: str
+    revision: str
+    torch: str
+    host: dict[str, Any]
+    placement: list[str] = []
+    """a line for each rank: its CPUs, and the NUMA node that its memory came from"""
+
+
+class Training(Document):
+    """What the training loop measured."""
+
+    steps: int
+    step_ms_mean: float
+    step_ms_p50: float
+    step_ms_p90: float
+    step_ms_p95: float
+    tokens_per_s: float
+    """over all ranks"""
+    train_loss: float
+    """nats per token, mean of the last tenth of the steps"""
+    bytes_raw: float
+    """bytes per step that the engine asked to move"""
+    bytes_wire: float
+    """bytes per step that moved, metadata included"""
+    compression_ratio: float
+    collective_ms: float | None
+    """of a step, with one collective or more under way, waits for other ranks included; None on
+    devices, which the CPU does not wait for"""
+    effective_bandwidth_raw: float | None
+    """bytes_raw over collective_ms, bytes per second; None where nothing was sent"""
+    effective_bandwidth_wire: float | None
+    """bytes_wire over collective_ms, bytes per second"""
+    interface_bytes: float | None = None
+    """bytes per step that the network interface counted, with the headers of Ethernet, IP, TCP and
+    gloo; only an emulated link in namespaces gives every rank an interface of its own"""
+    ledger: dict[str, Any]
+    """per kind of message, per rank and step: collectives, bytes, encode and decode time, and the
+    messages that travelled uncompressed by their reason"""
+    encode_ms: float
+    decode_ms: float
+    index_bytes: float
+    metadata_bytes: float
+    density: float | None
+    """share of the elements that were sent, for sparse codecs"""
+    extra_collectives: float
+    """that an uncompressed run would not need"""
+    extra_collective_ms: float
+    """in them, waits for other ranks included"""
+    residual_norm: float | None
+    grad_rel_error: float | None
+    """|compressed mean gradient - exact mean gradient| / |exact|, on the audited steps"""
+    grad_cosine: float | None
+    memory_peak_bytes: int
+    """largest resident set of a rank until the end of the steps"""
+    memory_growth_bytes: int
+    """of the largest rank: what the device that computes held at most more than before the model
+    was built; on a CPU the resident set without files that are mapped, on a GPU that of tensors"""
+    memory_reserved_bytes: int | None
+    """most that torch reserved on a GPU; None on a CPU"""
+    flops_per_token: float
+    """of the model, forward and backward: 6 N + 12 L H Q T (Chowdhery et al. 2022, appendix B)"""
+    product_flops_per_s: float
+    """of a rank's best square matrix product in the type that computes, all ranks at once"""
+    flops_share: float
+    """flops_per_token * tokens_per_s over product_flops_per_s of all ranks"""
+    clipped_steps: int
+    skipped_steps: int
+    """steps left out because a gradient was not finite"""
+    invalid_steps: int
+    """of the skipped steps: those that the search for the loss scale of fp16 does not explain,
+    since there is no scale or the loss was not finite either"""
+
+
+class Breakdown(Document):
+    """Where the time of the profiled steps went (mean over steps and ranks)."""
+
+    profiled_step_ms: float
+    compute_ms: float
+    comm_ms_per_step: float
+    comm_share: float
+    comm_ms_by_op: dict[str, float]
+    comm_ms_by_unit: dict[str, float]
+    """by the unit whose values moved; `other` belong to none"""
+    comm_skew_ms: float
+    """waiting until the last rank has begun the same collective"""
+    comm_transfer_ms: float
+    """the rest of the communication that could be matched across ranks"""
+    exposed_comm_ms: float
+    overlap: float
+    """hidden part of all communication"""
+    copy_ms: float
+    """to, from and on devices; on the CPU copies are compute and this is 0"""
+    exposed_copy_ms: float
+    """copies beside neither compute nor communication"""
+    idle_ms: float
+    """compute + exposed communication + exposed copies + idle = step"""
+    forward_ms: float
+    forward_compute_ms: float
+    forward_comm_ms: float
+    backward_ms: float
+    backward_compute_ms: float
+    backward_comm_ms: float
+    backward_comm_share: float
+    update_ms: float
+    """the rest of the step"""
+    update_compute_ms: float
+    update_comm_ms: float
+
+
+class Validation(Document):
+    """Quality of the saved model on the validation split."""
+
+    val_loss: float
+    """nats per token"""
+    val_ppl: float
+    val_bits_per_byte: float
+    val_tokens: int
+    untrained_ppl: float
+    """perplexity of the same model before its first step"""
+
+
+class Joined(Document):
+    """What other stages say of the run; absent from the record of a trial."""
+
+    memory_estimate_bytes: int | None = None
+    """of a rank at the peak of a step, traced before the run; None where that is not possible"""
+    memory_closed_form_bytes: int | None = None
+    """the same by formula (`shardlab.memory.step`)"""
+    steps_to_quality: dict[str, float | None] = {}
+    """by training loss in nats per token: steps until it was reached; None: it was not"""
+    time_to_quality_s: dict[str, float | None] = {}
+    """the same in seconds of training"""
+    quality_at_time: dict[str, float | None] = {}
+    """by seconds of training: the loss of the last step that had ended"""
+    scaling_efficiency: float | None = None
+    """tokens per second and rank against those of one rank; None where that was not timed"""
+
+
+class Record(Setting, Training, Breakdown, Validation, Joined):
+    """One line of `results.jsonl`."""
+
+    schema_version: int = Field(SCHEMA_VERSION, ge=SCHEMA_VERSION, le=SCHEMA_VERSION)
+
+
+def read_records(path: str | Path) -> list[Record]:
+    """Records of a file of JSON lines.
+
+    Raises:
+        UserError: a line that is no record of this schema version.
+    """
+    lines = read_json_lines(path)
+    for i, line in enumerate(lines, 1):
+        version = line.get("schema_version") if isinstance(line, dict) else None
+        if isinstance(version, int) and version < SCHEMA_VERSION:
+            raise UserError(
+                f"{path}:{i}: a record of schema version {version}, before {SCHEMA_VERSION}: train "
+                "the run again"
+            )
+    return [validate(Record, line, f"{path}:{i}") for i, line in enumerate(lines, 1)]
+
+
+def write_records(path: str | Path, records: list[Record]) -> None:
+    """JSON lines that `read_records` reads."""
+    write_json_lines(path, [record.model_dump(mode="json") for record in records])
+
+
+def table_row(record: Record) -> dict[str, Any]:
+    """One flat row: nested values become JSON text. The columns are those of every record."""
+    return {
+        key: json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
+        for key, value in record.model_dump(mode="json").items()
+    }

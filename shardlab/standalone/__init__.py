@@ -1,0 +1,1 @@
+"""Objects for other people's training scripts: LayerAdam and SlideFSDP."""

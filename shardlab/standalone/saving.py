@@ -1,0 +1,204 @@
+"""What `SlideFSDP` saves: a folder that all ranks write and read together.
+
+slide.json                 how many ranks wrote it, and the checksum of every other file
+slide.safetensors          parameters, frozen ones, optimizer states and buffers by the names of the
+                           model
+rank-00000.safetensors     of each rank: its random states; residuals and counters of codecs
+"""
+
+import os
+from collections.abc import Container
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from safetensors import safe_open
+from torch import Tensor
+
+from shardlab.comm.handle import RESIDUALS, merge_states
+from shardlab.core.document import Document, validate
+from shardlab.core.errors import UserError
+from shardlab.core.files import atomic, checksums, damage, read_json, write_json
+from shardlab.engines.common.base import State
+from shardlab.engines.common.state_files import load_state, save_state
+from shardlab.engines.slide.unit import FROZEN
+from shardlab.transport.gather import gather_values
+from shardlab.transport.together import together
+
+_ABOUT, _FILE, _OF_RANKS = "slide.json", "slide.safetensors", "rank-*.safetensors"
+_EXTRA = "extra"
+_OTHER = {"parameter": FROZEN, FROZEN: "parameter"}
+_BEGIN_ANEW = f"remove {_OF_RANKS} from the folder to begin without what was held back"
+
+
+class About(Document):
+    """slide.json, the last file that is written."""
+
+    ranks: int
+    files: dict[str, str]
+    """SHA-256 of the others, by their names"""
+
+
+def folder_of(given: Any, call: str) -> Path:
+    """The folder that a user names.
+
+    Raises:
+        UserError: it is none.
+    """
+    if not isinstance(given, str | os.PathLike):
+        raise UserError(f"{call}: name a folder, not {given!r}")
+    return Path(given)
+
+
+def write(folder: Path, state: State, own: State, group: dist.ProcessGroup) -> None:
+    """Makes the folder, or replaces one that was made so; whole or not at all.
+
+    Args:
+        state: by kind and name, written by rank 0.
+        own: by kind and name, of this rank alone.
+
+    Raises:
+        UserError: there is something else, or a rank cannot write; on all ranks.
+    """
+    failed = f"{folder}: cannot be written: it needs room, and all ranks have to see it"
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    with ExitStack() as finishing:
+
+        def begin() -> str | None:
+            if rank > 0:
+                return None
+            _check_place(folder)
+            made = finishing.enter_context(atomic(folder.resolve()))
+            made.mkdir()
+            return str(made)
+
+        def fill() -> None:
+            save_state(place / _file_of(rank), own)
+            if rank == 0:
+                save_state(place / _FILE, state)
+
+        def finish() -> None:
+            if rank == 0:
+                write_json(place / _ABOUT, About(ranks=world_size, files=files).model_dump())
+            finishing.close()
+
+        place = Path(gather_values(together(group, failed, begin), group)[0])
+        together(group, failed, fill)
+        share = slice(rank, None, world_size)
+        each = gather_values(together(group, failed, lambda: checksums(place, share)), group)
+        files = {name: checksum for part in each for name, checksum in part.items()}
+        together(group, failed, finish)
+
+
+def _check_place(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: it is a file: name a folder")
+    if Path.cwd().is_relative_to(folder.resolve()):
+        raise UserError(f"{folder}: the working directory cannot be replaced: name one below it")
+    for path in sorted(folder.glob("*")):
+        if path.name not in (_ABOUT, _FILE) and not path.match(_OF_RANKS):
+            raise UserError(
+                f"{folder}: it holds {path.name}, which save has not written and would remove: "
+                "name another folder"
+            )
+
+
+def check(folder: Path, state: State, rank: int, world_size: int) -> int:
+    """Looks whether the folder has all of a model; each rank compares a part of the checksums.
+
+    Returns:
+        of how many ranks it has `of_rank`.
+
+    Raises:
+        OSError, SafetensorError: it cannot be read.
+        UserError: it is not there, damaged or of another model, or other parameters of it are
+            frozen.
+    """
+    about = _about(folder)
+    _check_model(folder, state)
+    files, ranks = about.files, about.ranks
+    if not any(folder.glob(_OF_RANKS)):
+        files, ranks = {_FILE: files[_FILE]}, 0
+    for name, what in damage(folder, files, slice(rank, None, world_size)):
+        mend = "" if name == _FILE else f", or {_BEGIN_ANEW}"
+        raise UserError(f"{folder / name}: {what}: load another folder{mend}")
+    return ranks
+
+
+def of_rank(folder: Path, ranks: int, rank: int, world_size: int, error_feedback: bool) -> State:
+    """What this rank alone goes on with; put together where there were other ranks.
+
+    Args:
+        ranks: of which the folder has it.
+
+    Raises:
+        UserError: it serves the same ranks alone, or error feedback alone.
+    """
+    if ranks == world_size:
+        state = load_state(folder / _file_of(rank))
+    elif ranks:
+        kept = [load_state(folder / _file_of(each)) for each in range(ranks)]
+        try:
+            states = [each.get("communication", {}) for each in kept]
+            state = {"communication": merge_states(states, world_size, rank)}
+        except UserError as error:
+            raise UserError(f"{folder}: {error}; or {_BEGIN_ANEW}") from error
+    else:
+        state = {}
+    communication = state.get("communication", {})
+    if not error_feedback and any(name.startswith(RESIDUALS) for name in communication):
+        raise UserError(f"{folder}: it holds residuals: set error_feedback=True, or {_BEGIN_ANEW}")
+    return state
+
+
+def fill(folder: Path, state: State) -> dict[str, Tensor]:
+    """Reads into tensors by kind and name, and returns what is `extra`."""
+    with safe_open(folder / _FILE, "pt") as file:
+        for name, tensor in _flat(state).items():
+            tensor.copy_(file.get_tensor(name))
+        extra = [name for name in file.keys() if name.startswith(f"{_EXTRA}.")]  # noqa: SIM118
+        return {name.removeprefix(f"{_EXTRA}."): file.get_tensor(name) for name in extra}
+
+
+def _about(folder: Path) -> About:
+    path = folder / _ABOUT
+    if not path.is_file():
+        raise UserError(f"{path}: there is none: name a folder of SlideFSDP.save that ranks see")
+    try:
+        return validate(About, read_json(path), _ABOUT)
+    except ValueError as error:
+        raise UserError(f"{path}: damaged ({error}): load another folder") from None
+
+
+def _check_model(folder: Path, state: State) -> None:
+    with safe_open(folder / _FILE, "pt") as file:
+        known = set(file.keys())
+        for name, tensor in _flat(state).items():
+            _check_split(folder, name, known)
+            shape = file.get_slice(name).get_shape() if name in known else None
+            if shape != [*tensor.shape]:
+                raise UserError(
+                    f"{folder}: of another model: {name} has the shape {shape}, in this one "
+                    f"{[*tensor.shape]}"
+                )
+
+
+def _check_split(folder: Path, name: str, known: Container[str]) -> None:
+    """The moments of a parameter that was frozen do not exist, and others would be lost."""
+    kind, _, parameter = name.partition(".")
+    if f"{_OTHER.get(kind)}.{parameter}" in known:
+        trained = kind == FROZEN
+        raise UserError(
+            f"{folder}: {parameter} was {'trained' if trained else 'frozen'}: set its "
+            f"requires_grad to {trained} before SlideFSDP takes the model, or begin anew with what "
+            "state_dict() gave"
+        )
+
+
+def _file_of(rank: int) -> str:
+    return _OF_RANKS.replace("*", f"{rank:05d}")
+
+
+def _flat(state: State) -> dict[str, Tensor]:
+    return {f"{kind}.{name}": t for kind, named in state.items() for name, t in named.items()}

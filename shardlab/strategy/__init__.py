@@ -1,0 +1,1 @@
+"""The strategy document: settings, codec specifications, canonical form, hash, validation."""

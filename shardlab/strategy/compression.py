@@ -1,0 +1,119 @@
+"""What travels compressed, and how: of gradients, and of parameters that are gathered."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from shardlab.core.document import AS_TUPLE, Document
+from shardlab.strategy.codec_options import IN_ROUNDS, SPARSE, SUMMABLE, NoneSpec, RandomKSpec
+from shardlab.strategy.codec_spec import CodecSpec, codec_text
+
+
+class Compression(Document):
+    """How the gradients travel."""
+
+    codec: CodecSpec = NoneSpec()
+    route: Literal["native", "exchange"] | None = None
+    """native: the process group's own collective, whose payloads are summed on the wire (only
+    `none` and codecs whose payloads can be summed); exchange: all-to-all of payloads, decoded and
+    summed by the owner. Default: native for `none`, exchange for the others."""
+    error_feedback: bool = False
+    """what was not sent is added to the next vector of the same unit"""
+    residual: Literal["fp32", "bf16", "int8"] = "fp32"
+    """how error feedback stores what was not sent"""
+    minimum_size: int = Field(1024, ge=0)
+    """messages with fewer elements travel uncompressed"""
+    exclude: Annotated[tuple[str, ...], AS_TUPLE] = ()
+    """parameters whose name matches one of these patterns (`*.bias`) travel uncompressed"""
+    warmup_steps: int = Field(0, ge=0)
+    """steps at the start that travel uncompressed"""
+    between_nodes: CodecSpec | None = None
+    """codec of the second of two levels, between nodes; `codec` then serves inside a node"""
+    ranks_per_node: int | None = Field(None, ge=2)
+    """size of a node, where `between_nodes` is given; default: the launcher's"""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        name = self.codec.name
+        if name == "none" and self.error_feedback:
+            raise ValueError("error_feedback is pointless with codec 'none': nothing is lost")
+        if isinstance(self.codec, RandomKSpec) and self.error_feedback and self.codec.scaled:
+            raise ValueError("scaled: true diverges with error_feedback: remove one of them")
+        if self.route == "native" and name not in SUMMABLE:
+            raise ValueError(f"codec {name!r} cannot be summed on the wire: use route: exchange")
+        if self.residual != "fp32" and not self.error_feedback:
+            raise ValueError("residual has no meaning without error_feedback: remove it")
+        if self.ranks_per_node is not None and self.between_nodes is None:
+            raise ValueError("ranks_per_node has no meaning without between_nodes: remove it")
+        for level in (self.codec, self.between_nodes):
+            if self.between_nodes is not None and level is not None and level.name in IN_ROUNDS:
+                raise ValueError(
+                    f"codec {level.name!r} has no two-level form: remove between_nodes"
+                )
+        return self
+
+    def plain(self) -> bool:
+        """Whether nothing is compressed, neither inside a node nor between nodes."""
+        return self.codec.name == "none" and self.between_nodes is None
+
+    def normal(self) -> "Compression":
+        """Defaults written out; options that change nothing reset."""
+        plain = self.plain()
+        updates: dict[str, Any] = {"route": self.route or ("native" if plain else "exchange")}
+        if plain:
+            updates |= {"minimum_size": 0, "exclude": (), "warmup_steps": 0}
+        return self.model_copy(update=updates)
+
+
+class WeightCompression(Document):
+    """How the parameters travel when they are gathered."""
+
+    codec: CodecSpec = NoneSpec()
+    minimum_size: int = Field(1024, ge=0)
+    """messages with fewer elements travel uncompressed"""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.codec.name in IN_ROUNDS or self.codec.name in SPARSE:
+            raise ValueError(
+                f"codec {self.codec.name!r} is for gradients: weights need every element"
+            )
+        return self
+
+    def normal(self) -> "WeightCompression | None":
+        """None where nothing is compressed."""
+        return None if self.codec.name == "none" else self
+
+
+def gradient_words(normal: Compression) -> list[str]:
+    """What of a normal form is not the default; the codec always."""
+    words = [codec_text(normal.codec)]
+    if normal.between_nodes is not None:
+        nodes = "nodes"
+        if normal.ranks_per_node is not None:
+            nodes = f"nodes of {normal.ranks_per_node} ranks"
+        words.append(f"{codec_text(normal.between_nodes)} between {nodes}")
+    if normal.plain():
+        return words + (["exchange"] if normal.route == "exchange" else [])
+    words[-1] += _from_size(normal)
+    if normal.error_feedback:
+        kept = "" if normal.residual == "fp32" else f" in {normal.residual}"
+        words.append(f"error feedback{kept}")
+    if normal.route == "native":
+        words.append("summed on the wire")
+    if normal.exclude:
+        words.append(f"without {' '.join(normal.exclude)}")
+    if normal.warmup_steps:
+        words.append(f"after {normal.warmup_steps} steps")
+    return words
+
+
+def weight_words(normal: WeightCompression) -> str:
+    """The codec, and what of a normal form is not the default."""
+    return f"weights {codec_text(normal.codec)}{_from_size(normal)}"
+
+
+def _from_size(normal: Compression | WeightCompression) -> str:
+    default = type(normal).model_fields["minimum_size"].default
+    size = normal.minimum_size
+    return "" if size == default else f" from {size} elements"

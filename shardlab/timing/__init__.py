@@ -1,0 +1,1 @@
+"""Interleaved steps of several strategies: times that compare in pairs."""

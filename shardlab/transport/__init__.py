@@ -1,0 +1,1 @@
+"""Bytes between ranks: point-to-point exchange on gloo, emulated links, traffic counters."""

@@ -1,0 +1,96 @@
+"""Wherever activations are until backward, engines compute the same bits."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM
+
+from shardlab.activations.checkpoint import FOLDER_VARIABLE
+from shardlab.core.errors import UserError
+from shardlab.engines.build import build_engine
+from shardlab.engines.common.base import Optimization
+from shardlab.experiment.schema import Model
+from shardlab.models.build import build_model
+from shardlab.models.presets import Shape, shape_config
+from shardlab.strategy.strategy import parse_strategy
+from tests.deep_models import highest_since_reset, keep_no_freed_memory, reset
+from tests.ranks import run_ranks
+from tests.whole_parameters import whole_parameters
+
+FULL = {"activation_checkpointing": "full"}
+SOME = {
+    "activation_checkpointing": "selective",
+    "overrides": [{"layers": 0, "activation_checkpointing": "full"}],
+}
+LAYERS, WIDTH, TOKENS = 24, 32, 1 << 15
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+
+
+def make(group, strategy, model=None):
+    weights = None
+    if model is None:
+        model, weights = build_model(Model(preset="tiny"), 300, 16, 0, seed=1)
+    settings = parse_strategy(strategy), Optimization(weight_decay=0.1, clip=0.5), group
+    return build_engine(model, *settings, weights=weights)
+
+
+def trained(group, strategy):
+    """Losses and weights after steps of two micro-batches."""
+    engine = make(group, strategy)
+    generator = torch.Generator().manual_seed(dist.get_rank(group))
+    losses = [
+        engine.step(list(torch.randint(300, (2, 4, 17), generator=generator)), 1e-3).loss
+        for _ in range(3)
+    ]
+    return [torch.tensor(losses), *whole_parameters(engine).values()]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("engine", ["ddp", "fsdp1", "fsdp2", "manual", "slide"])
+def test_losses_and_weights_are_the_same_bits(engine, world_size):
+    def on_rank(group):
+        same = []
+        for checkpointing in (FULL, SOME):
+            plain = {"engine": engine, **checkpointing}
+            expected = trained(group, plain)
+            found = trained(group, {**plain, "activations": "disk"})
+            same += [torch.equal(a, b) for a, b in zip(expected, found, strict=True)]
+        return {"same": torch.tensor(same)}
+
+    assert all(result["same"].all() for result in run_ranks(world_size, on_rank))
+
+
+@pytest.mark.long
+def test_a_rank_holds_less_memory_while_its_activations_are_on_disk():
+    def grown(group, where):
+        model = AutoModelForCausalLM.from_config(shape_config(Shape(LAYERS, WIDTH, 1), 32, 16, 0))
+        engine = make(group, {"engine": "ddp", **FULL, "activations": where}, model)
+        batch = torch.randint(32, (TOKENS // 16, 17))
+        engine.step([batch[:1]], 1e-3)
+        reset()
+        before = highest_since_reset()
+        engine.step([batch], 1e-3)
+        return highest_since_reset() - before
+
+    def on_rank(group):
+        keep_no_freed_memory()
+        return {where: torch.tensor(grown(group, where)) for where in ("disk", "device")}
+
+    (found,) = run_ranks(1, on_rank)
+    inputs = LAYERS * TOKENS * WIDTH * 4
+    # all but three, and one that comes back; what the allocator keeps of others varies
+    assert found["device"] - found["disk"] > 0.5 * inputs
+
+
+def test_memory_of_the_host_is_refused_where_it_is_that_of_the_device():
+    def on_rank(group):
+        with pytest.raises(UserError, match="activations: memory: on a CPU they are there already"):
+            make(group, {"engine": "ddp", **FULL, "activations": "memory"})
+        return {}
+
+    run_ranks(1, on_rank)

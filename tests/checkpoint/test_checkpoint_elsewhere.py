@@ -1,0 +1,150 @@
+"""Checkpoints for another number of ranks, another mesh and another engine."""
+
+import pytest
+import torch
+
+from shardlab.activations.checkpoint import FOLDER_VARIABLE
+from shardlab.core.errors import UserError
+from tests.checkpoint.checkpointed import ENGINES, Run, differing, plan_of, strategy_of
+from tests.ranks import run_ranks
+
+INT8 = {"codec": "int8:group=64", "error_feedback": True}
+
+
+def mean_losses(results) -> torch.Tensor:
+    return torch.stack([result["losses"] for result in results]).mean(0)
+
+
+def losses(run: Run) -> torch.Tensor:
+    return torch.tensor([event.loss for event in run.events])
+
+
+@pytest.mark.parametrize(
+    "format, gradients",
+    [("full", {}), pytest.param("sharded", {}, marks=pytest.mark.long), ("sharded", INT8)],
+    ids=["full", "sharded", "sharded-int8"],
+)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_four_ranks_become_one_two_or_three(data, tmp_path, engine, format, gradients):
+    strategy = strategy_of(engine, **gradients)
+
+    def straight(group):
+        run = Run.start(plan_of(data, strategy, 4), tmp_path, group, every=3, format=format).to(3)
+        saved, counted = run.whole(), bytes_raw(run)
+        return {**saved, "counted": counted, "losses": losses(run.to(5))}
+
+    before = run_ranks(4, straight)
+    saved = {key: tensor for key, tensor in before[0].items() if key != "losses"}
+    for world_size in (1, 2, 3):
+
+        def continued(group, world_size=world_size):
+            plan = plan_of(data, strategy, world_size)
+            run = Run.start(plan, tmp_path, group, elastic=True, format=format)
+            loaded, counted = run.whole(), bytes_raw(run)
+            assert not gradients or run.engine.residual_norm() > 0
+            return {**loaded, "counted": counted, "losses": losses(run.to(5))}
+
+        after = run_ranks(world_size, continued)
+        assert not differing(saved, {key: after[0][key] for key in saved})
+        # a codec sees other vectors on other ranks
+        tolerance = 1e-3 if gradients else 1e-5
+        torch.testing.assert_close(mean_losses(after), mean_losses(before), rtol=tolerance, atol=0)
+
+
+def bytes_raw(run: Run) -> torch.Tensor:
+    return torch.tensor(run.engine.ledger.sums()["gradients"]["bytes_raw"])
+
+
+MANUAL_ROOT = {"engine": "manual", "wrap": "root"}
+PLACES = [*map(strategy_of, ENGINES), MANUAL_ROOT]
+
+
+@pytest.mark.parametrize("source", PLACES, ids=[*ENGINES, "manual-root"])
+def test_a_full_checkpoint_serves_every_engine(data, tmp_path, source):
+    def on_rank(group):
+        straight = Run.start(plan_of(data, source), tmp_path, group, every=3, keep=2).to(3)
+        saved = straight.whole()
+        straight.to(5)
+        for target in PLACES:
+            run = Run.start(plan_of(data, target), tmp_path, group, elastic=True)
+            assert run.loop.step == 3
+            assert not differing(run.whole(), saved)
+            run.to(5)
+            torch.testing.assert_close(losses(run), losses(straight), rtol=1e-6, atol=0)
+        return {}
+
+    run_ranks(2, on_rank)
+
+
+@pytest.mark.parametrize("format", ["full", "sharded"])
+def test_moments_of_any_place_and_type_serve_all_others(data, tmp_path, monkeypatch, format):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "disk"))
+    places = {
+        f"{place} {dtype}": {"engine": "slide", "moments": place, "moment_dtype": dtype}
+        for place in ("memory", "disk")
+        for dtype in ("fp32", "bf16")
+    }
+    others = {} if format == "sharded" else {"ddp": strategy_of("ddp")}
+
+    def on_rank(group):
+        for source, strategy in (places | others).items():
+            plan, folder = plan_of(data, strategy), tmp_path / source
+            straight = Run.start(plan, folder, group, every=3, keep=2, format=format).to(3)
+            saved = straight.whole()
+            straight.to(5)
+            for target in (places | others).values():
+                run = Run.start(plan_of(data, target), folder, group, elastic=True, format=format)
+                found = run.whole()
+                converted = {key: saved[key].to(tensor.dtype) for key, tensor in found.items()}
+                assert not differing(found, converted)
+                run.to(5)
+                torch.testing.assert_close(losses(run), losses(straight), rtol=1e-3, atol=0)
+        return {}
+
+    run_ranks(2, on_rank)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_another_strategy_begins_with_nothing_held_back(data, tmp_path, engine):
+    def on_rank(group):
+        Run.start(plan_of(data, strategy_of("fsdp2", **INT8)), tmp_path, group, every=3).to(3)
+        plan = plan_of(data, strategy_of(engine, codec="int4", error_feedback=True))
+        run = Run.start(plan, tmp_path, group, elastic=True)
+        assert run.engine.residual_norm() == 0
+        assert run.to(4).engine.residual_norm() > 0
+        return {}
+
+    run_ranks(2, on_rank)
+
+
+@pytest.mark.parametrize("format", ["full", "sharded"])
+@pytest.mark.parametrize("engine", ["fsdp1", "fsdp2", "manual"])
+def test_one_dimension_becomes_two_and_one_again(data, tmp_path, engine, format):
+    one = strategy_of(engine)
+    two = {**one, "sharding": "hybrid_shard", "replicas": 2}
+
+    def on_rank(group):
+        straight = losses(Run.start(plan_of(data, one, 4), tmp_path / "none", group).to(5))
+        run = Run.start(plan_of(data, one, 4), tmp_path, group, every=2, format=format).to(2)
+        for strategy, step in ((two, 4), (one, 5)):
+            saved = run.whole()
+            plan = plan_of(data, strategy, 4)
+            run = Run.start(plan, tmp_path, group, elastic=True, every=2, format=format)
+            assert not differing(run.whole(), saved)
+            run.to(step)
+        torch.testing.assert_close(losses(run), straight, rtol=1e-5, atol=0)
+        return {}
+
+    run_ranks(4, on_rank)
+
+
+def test_a_sharded_checkpoint_of_other_units_is_refused(data, tmp_path):
+    def on_rank(group):
+        Run.start(
+            plan_of(data, strategy_of("fsdp2")), tmp_path, group, every=3, format="sharded"
+        ).to(3)
+        Run.start(plan_of(data, MANUAL_ROOT), tmp_path, group, elastic=True)
+        return {}
+
+    with pytest.raises(UserError, match=r"holds no parameter 'root' of shape .*format: full$"):
+        run_ranks(2, on_rank)

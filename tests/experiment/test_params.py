@@ -1,0 +1,154 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from shardlab.core.errors import UserError
+from shardlab.experiment.parameters import Parameters
+from shardlab.experiment.schema import Params
+from shardlab.strategy.strategy import Strategy
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    "name", ["params.yaml", "params/small.yaml", "params/codecs.yaml", "params/links.yaml"]
+)
+def test_the_files_that_come_with_shardlab_are_whole(name: str) -> None:
+    values = Parameters(ROOT / name)(*Params.model_fields)
+    assert len(values) == len(Params.model_fields)
+
+
+def refusal(*overrides: str) -> str:
+    """What the user is told about params.yaml with these overrides."""
+    with pytest.raises(UserError) as error:
+        Parameters(ROOT / "params.yaml", overrides)
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    "override, message",
+    [
+        ("trian.steps=5", "trian: unknown key; did you mean 'train'?"),
+        ("train.stepz=5", "train.stepz: unknown key; did you mean 'steps'?"),
+        ("train.steps=many", "train.steps: input should be a valid integer (found 'many')"),
+        ("train.steps=5.5", "train.steps: input should be a valid integer (found 5.5)"),
+        (
+            "train.world_size=0",
+            "train.world_size: input should be greater than or equal to 1 (found 0)",
+        ),
+        ("train.checkpoint.keep=2", "train.checkpoint.every: field required"),
+        (
+            "train.checkpoint={every: 5, asynchronous: true}",
+            "train.checkpoint: asynchronous is for format: sharded: change one of them",
+        ),
+        (
+            "train={steps: 5, untimed_steps: 5}",
+            "train: untimed_steps must be below steps (5)",
+        ),
+        (
+            "strategies.ddp.enigne=ddp",
+            "strategies.ddp.enigne: unknown key; did you mean 'engine'?",
+        ),
+        (
+            "strategies.fsdp2-int8.gradients.codec=int9",
+            "strategies.fsdp2-int8.gradients.codec: unknown codec 'int9'; did you mean 'int8'? "
+            "(found 'int9')",
+        ),
+        ("data.path=here.json", "data: source 'wikipedia' needs no path: remove it"),
+        ("data.source=json", "data: source 'json' needs a path"),
+        ("runs=[dpp]", "runs.0: 'dpp' is no strategy; did you mean 'ddp'?"),
+        ("runs=[fsdp2, fsdp2]", "runs.1: 'fsdp2' is named twice"),
+        (
+            "forecast.timings=[two-rank]",
+            "forecast.timings.0: 'two-rank' is no timing; did you mean 'two-ranks'?",
+        ),
+        ("forecast.runs=[dpp]", "forecast.runs.0: 'dpp' is no strategy; did you mean 'ddp'?"),
+        ("seeds=[0, 0]", "seeds: a seed is named twice"),
+        ("baseline=fsdp", "baseline: 'fsdp' is no run; did you mean 'fsdp2'?"),
+        ("agent.start=fsdp", "agent.start: 'fsdp' is no run; did you mean 'fsdp2'?"),
+        ("last_round='9'", "last_round: '9' is no round; valid: 1, 2"),
+        (
+            "rounds.2.after=results/results.jsonl",
+            "rounds.2.after: expected 'results/rounds/1/history.json' "
+            "(found 'results/results.jsonl')",
+        ),
+        ("steps", "--set steps: expected key=value, for example train.steps=10"),
+        ("seeds.0=1", "--set seeds.0: 'seeds' is a value, not a section"),
+    ],
+)
+def test_a_mistake_is_answered_with_its_key_and_the_mend(override: str, message: str) -> None:
+    assert refusal(override) == message
+
+
+def test_names_cannot_leave_their_folder() -> None:
+    assert refusal("strategies.{name}={{}}".format(name="../x")).startswith("strategies")
+    assert "pattern" in refusal("strategies.Ünï={}")
+
+
+def write(path: Path, tree: Any) -> Path:
+    path.write_text(tree if isinstance(tree, str) else yaml.safe_dump(tree))
+    return path
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("train: [", "not YAML"),
+        ("- train", "expected a mapping of sections"),
+        ("a: !!python/object/apply:os.getcwd []", "not YAML"),
+    ],
+)
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Parameters(write(tmp_path / "params.yaml", text))
+
+
+def test_an_absent_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"absent\.yaml: no such file"):
+        Parameters(tmp_path / "absent.yaml")
+
+
+def test_a_stage_reads_the_part_that_it_declared(tmp_path: Path) -> None:
+    """A file may hold a part; a key outside of it is missing, however valid it is."""
+    part = {"strategies": {"one": {"engine": "ddp"}}, "seeds": [3]}
+    params = Parameters(write(tmp_path / "params.yaml", part))
+    strategy, seeds = params("strategies.one", "seeds")
+    assert strategy == Strategy(engine="ddp")
+    assert seeds == [3]
+    with pytest.raises(UserError, match=r"train: missing from "):
+        params("train")
+    with pytest.raises(UserError, match=r"strategies\.on: missing from .*; did you mean 'one'"):
+        params("strategies.on")
+
+
+def test_a_mistake_anywhere_is_found_before_any_key_is_read(tmp_path: Path) -> None:
+    part = {"seeds": [3], "tokenize": {"shards": 0}}
+    with pytest.raises(UserError, match=r"^tokenize\.shards: "):
+        Parameters(write(tmp_path / "params.yaml", part))
+
+
+def test_overrides_come_before_the_checks() -> None:
+    params = Parameters(ROOT / "params.yaml", ["train.steps=7", "runs=[fsdp2, ddp]"])
+    assert params("train").steps == 7
+    assert params("runs") == ["fsdp2", "ddp"]
+
+
+def test_json_is_read_as_json(tmp_path: Path) -> None:
+    """With tabs and 1e-3, which PyYAML takes for a mistake and a text."""
+    tree = {"train": {"learning_rate": 1e-3}, "seeds": [3]}
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(tree, indent="\t").replace("0.001", "1e-3"))
+    params = Parameters(path, ["train.weight_decay=1e-2", "data={source: synthetic}"])
+    train, seeds, data = params("train", "seeds", "data")
+    assert (train.learning_rate, train.weight_decay, seeds) == (1e-3, 1e-2, [3])
+    assert data.source == "synthetic"
+
+
+def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"run\.json: not JSON: Expecting ',' delimiter: line 2"):
+        Parameters(write(tmp_path / "run.json", '{"seeds": [3]\n"train": {}}'))

@@ -1,0 +1,173 @@
+"""Ranks run where they are placed: real processes, asked for their affinity from inside."""
+
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import shardlab.train.run  # noqa: F401 - imported once, before the commands are forked
+from shardlab.core.cpu_sets import format_cpus
+from shardlab.core.errors import UserError
+from shardlab.experiment.affinity import CpuAffinity
+from shardlab.hardware.memory_policy import policy_nodes, prefer_node
+from shardlab.hardware.topology import read_topology
+from shardlab.launch import launch
+from shardlab.launch.placement import take_placement
+from tests.commands import ROOT, Command, said, start, torchrun, typed
+from tests.launch.workers import tells_affinity
+from tests.ranks import run_ranks
+
+USABLE = sorted(os.sched_getaffinity(0))
+SEVERAL_CPUS = pytest.mark.skipif(len(USABLE) < 2, reason="one CPU cannot be shared out")
+ONE_NODE = pytest.mark.skipif(len(read_topology().nodes) > 1, reason="several NUMA nodes")
+
+
+def told(folder: Path, world_size: int) -> list[list[int]]:
+    """The CPUs of each rank, the same for all of its threads."""
+    ranks = [json.loads((folder / str(rank)).read_text()) for rank in range(world_size)]
+    for masks in ranks:
+        assert all(mask == masks[0] for mask in masks)
+    return [masks[0] for masks in ranks]
+
+
+def launched(folder: Path, placement: CpuAffinity, world_size: int = 2) -> list[list[int]]:
+    launch(tells_affinity(folder), world_size, 1, timeout_s=30, placement=placement)
+    return told(folder, world_size)
+
+
+@SEVERAL_CPUS
+def test_each_rank_has_cores_of_its_own(tmp_path):
+    first, second = launched(tmp_path, "cores")
+    assert first and second and not set(first) & set(second)
+    assert {*first, *second} <= set(USABLE)
+    assert sorted(os.sched_getaffinity(0)) == USABLE
+
+
+@pytest.mark.parametrize("placement", [pytest.param("auto", marks=ONE_NODE), "none"])
+def test_nothing_changes_where_there_is_nothing_to_choose(tmp_path, placement):
+    assert launched(tmp_path, placement) == [USABLE, USABLE]
+
+
+@SEVERAL_CPUS
+def test_the_lists_of_the_user_win(tmp_path):
+    first, last = USABLE[0], USABLE[-1]
+    lists = (last, f"{first},{last}", f"{first}")
+    assert launched(tmp_path, lists) == [[last], [first, last]]
+
+
+@pytest.mark.parametrize(
+    ("lists", "complaint"),
+    [
+        (("0-99999", "0"), r"train\.placement\.0: rank 0 of this machine may not use CPU .*: "),
+        ((str(USABLE[0]),), r"train\.placement: CPUs for 1 of the 2 ranks of this machine: name "),
+    ],
+)
+def test_lists_that_do_not_fit_are_told_in_one_line(lists, complaint):
+    with pytest.raises(UserError, match=rf"^{complaint}[^\n]*$"):
+        launch(lambda group: None, 2, 1, timeout_s=30, placement=lists)
+
+
+def test_ranks_share_one_core_where_the_command_has_no_more(tmp_path):
+    def call() -> None:
+        os.sched_setaffinity(0, {USABLE[-1]})
+        launch(tells_affinity(tmp_path), 2, 1, timeout_s=30, placement="cores")
+
+    assert Command(tmp_path / "command", call).wait(60) == 0
+    assert told(tmp_path, 2) == [[USABLE[-1]]] * 2
+
+
+@SEVERAL_CPUS
+def test_on_several_nodes_ranks_are_bound_without_being_told_to(tmp_path):
+    """Of a made-up machine with the CPUs of this one on two nodes."""
+    half = len(USABLE) // 2
+    nodes = tmp_path / "devices/system/node"
+    for node, cpus in enumerate((USABLE[:half], USABLE[half:])):
+        (nodes / f"node{node}").mkdir(parents=True)
+        (nodes / f"node{node}/cpulist").write_text(",".join(map(str, cpus)))
+    (nodes / "has_memory").write_text("0-1")
+    memory = run_preferring(0)
+
+    def on_rank(group: dist.ProcessGroup) -> dict[str, torch.Tensor]:
+        rank = dist.get_rank(group)
+        take_placement("auto", rank, dist.FileStore(str(tmp_path / "store"), 2), tmp_path)
+        if rank == 0:
+            assert policy_nodes() == memory
+        return {"cpus": torch.tensor(sorted(os.sched_getaffinity(0)))}
+
+    first, second = (ranks["cpus"].tolist() for ranks in run_ranks(2, on_rank))
+    assert (first, second) == (USABLE[:half], USABLE[half:])
+
+
+def run_preferring(node: int) -> tuple[int, ...]:
+    """The policy of a thread that prefers `node`: containers may forbid it."""
+    found: list[tuple[int, ...]] = []
+    thread = threading.Thread(target=lambda: (prefer_node(node), found.append(policy_nodes())))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+TORCHRUN = ["--standalone", "--nproc-per-node=2"]
+
+
+def under_torchrun(
+    folder: Path, cpus: list[int], placement: CpuAffinity = "cores", wrapper: tuple[str, ...] = ()
+) -> list[list[int]]:
+    """What the ranks tell that torchrun, which may use `cpus`, starts by `wrapper`."""
+    options = [*TORCHRUN, *(["--no-python", "--", *wrapper] if wrapper else [])]
+    line = torchrun(folder, "workers.tells_affinity(folder)", 2, *options, placement=placement)
+    agent = start(["taskset", "-c", format_cpus(cpus), *line])
+    output = said(agent)
+    assert agent.returncode == 0, output
+    return told(folder, 2)
+
+
+@ONE_NODE
+@SEVERAL_CPUS
+def test_ranks_of_torchrun_share_what_it_may_use(tmp_path):
+    first, last = USABLE[0], USABLE[-1]
+    assert under_torchrun(tmp_path, [first, last]) == [[first], [last]]
+
+
+def test_ranks_of_torchrun_share_its_one_core(tmp_path):
+    assert under_torchrun(tmp_path, USABLE[-1:]) == [USABLE[-1:]] * 2
+
+
+@SEVERAL_CPUS
+def test_ranks_that_torchrun_has_bound_keep_their_cores(tmp_path):
+    """As with --numa-binding=exclusive, which needs GPUs."""
+    first, last = USABLE[0], USABLE[-1]
+    bind = f'[ $LOCAL_RANK = 0 ] && cpu={last} || cpu={first}; exec taskset -c $cpu "$@"'
+    assert under_torchrun(tmp_path, USABLE, wrapper=("bash", "-c", bind, "bash")) == [
+        [last],
+        [first],
+    ]
+
+
+def show(folder: Path, placement: str) -> Command:
+    shutil.copy(ROOT / "params.yaml", folder)
+    options = ["--run", "ddp", "--show-placement", "--set", f"train.placement={placement}"]
+    return typed(folder / "command", folder, "stages.train", *options)
+
+
+def test_what_ranks_get_is_shown_on_request_and_nothing_is_trained(tmp_path):
+    first, last = USABLE[0], USABLE[-1]
+    run = show(tmp_path, f'["{last}", "{first}"]')
+    assert run.wait() == 0, run.said()
+    shown = run.said().splitlines()
+    for rank, (cpu, line) in enumerate(zip((last, first), shown, strict=True)):
+        assert line.startswith(
+            f"rank {rank}: CPUs {cpu} (control {cpu}, workers {cpu}), memory of "
+        )
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_list_that_is_none_ends_the_command_in_one_line(tmp_path):
+    run = show(tmp_path, '["0-", "1"]')
+    complaint = "train.placement: list of CPUs '0-': write numbers and ranges, such as 0-3,8"
+    assert (run.wait(), run.said()) == (2, f"train: error: {complaint}\n")

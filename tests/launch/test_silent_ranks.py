@@ -1,0 +1,74 @@
+"""A rank that neither goes on nor ends is named, whoever waits for it."""
+
+import signal
+import time
+from contextlib import ExitStack
+from threading import Timer
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from shardlab.core.errors import UserError
+from shardlab.experiment.link import Link
+from shardlab.launch import RunFailed, launch
+from shardlab.transport.links import Links
+from tests.commands import nodes
+from tests.launch.workers import one_dies
+
+
+@pytest.fixture
+def links():
+    with ExitStack() as stack:
+        try:
+            yield stack.enter_context(Links(3, Link(rate="1gbit")))
+        except UserError as error:
+            pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_stopped_rank_is_named(world_size):
+    with pytest.raises(RunFailed, match=r"^crash: rank 1: stopped by a signal: rank [^\n]*$"):
+        launch(one_dies(1, signal.SIGSTOP), world_size, 1, timeout_s=2)
+
+
+def test_a_rank_that_does_something_else_is_named():
+    def worker(group):
+        if dist.get_rank(group) == 1:
+            time.sleep(60)
+        dist.all_reduce(torch.ones(1000), group=group)
+
+    with pytest.raises(RunFailed, match=r"^crash: rank 1: neither at an end nor in touch: rank"):
+        launch(worker, 3, 1, timeout_s=2)
+
+
+def test_a_stopped_rank_of_another_node_is_named(tmp_path):
+    commands = nodes(tmp_path, one_dies(1, signal.SIGSTOP), 2, timeout_s=2)
+    assert [command.wait() for command in commands] == [1, 1]
+    for command in commands:
+        assert "rank 1: stopped by a signal" in command.said()
+        command.leaves_nothing()
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_rank_whose_link_is_cut_says_so(links, world_size):
+    def worker(group):
+        for number in range(100):
+            if number == 3 and dist.get_rank(group) == 1:
+                links.cut(1)
+            dist.all_reduce(torch.ones(1000), group=group)
+
+    with pytest.raises(RunFailed, match=r"^crash: rank 1: its link is cut: [^\n]*$"):
+        launch(worker, world_size, 1, timeout_s=3, links=links)
+
+
+def test_a_link_that_is_mended_in_time_is_no_failure(links):
+    def worker(group):
+        total = torch.ones(1000)
+        if dist.get_rank(group) == 1:
+            links.cut(1)
+            Timer(0.5, links.mend, [1]).start()
+        dist.all_reduce(total, group=group)
+        assert total.eq(3).all()
+
+    launch(worker, 3, 1, timeout_s=30, links=links)

@@ -1,0 +1,24 @@
+"""The learning rate grows, peaks once and decays to a tenth."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardlab.loop.schedule import learning_rate
+
+
+@given(steps=st.integers(2, 500), warmup=st.integers(0, 100))
+def test_it_grows_to_the_peak_and_falls_to_a_tenth(steps, warmup):
+    rates = [learning_rate(step, steps, 2.0, warmup) for step in range(steps + warmup + 5)]
+    assert all(0 < rate <= 2.0 for rate in rates)
+    grow, fall = rates[:warmup], rates[warmup:]
+    assert grow == sorted(grow) and fall == sorted(fall, reverse=True)
+    assert max(rates) == 2.0
+    assert rates[-1] == pytest.approx(0.2)
+
+
+@given(steps=st.integers(2, 500), warmup=st.integers(0, 100))
+def test_without_decay_it_stays_at_the_peak(steps, warmup):
+    rates = [learning_rate(step, steps, 2.0, warmup, "constant") for step in range(steps + warmup)]
+    assert rates[:warmup] == sorted(rates[:warmup])
+    assert set(rates[warmup:]) == {2.0}

@@ -1,0 +1,60 @@
+"""When a training curve reaches a loss, and which loss it has after a time."""
+
+import math
+
+import pytest
+
+from shardlab.measurements.quality import (
+    quality_at_time,
+    smoothed,
+    steps_to_quality,
+    time_to_quality,
+)
+
+
+def test_smoothing_leaves_a_constant_and_a_short_curve_as_they_are() -> None:
+    assert smoothed([2.0] * 100) == [2.0] * 100
+    assert smoothed([3.0, 1.0, 2.0]) == [3.0, 1.0, 2.0]
+
+
+def test_smoothing_takes_out_what_changes_from_batch_to_batch() -> None:
+    curve = smoothed([5.0 + (-1) ** step for step in range(80)])
+    assert curve[3:] == [5.0] * 77
+    assert curve[0] == 6.0
+
+
+def test_a_loss_that_is_not_finite_is_told_for_its_steps_alone() -> None:
+    curve = smoothed([1.0] * 10 + [math.nan] + [1.0] * 29)
+    assert [step for step, loss in enumerate(curve) if math.isnan(loss)] == [10, 11]
+
+
+def test_the_step_is_interpolated() -> None:
+    losses = [5.0, 4.0, 3.0, 2.0]
+    assert steps_to_quality(losses, 3.0) == 3.0
+    assert steps_to_quality(losses, 3.25) == pytest.approx(2.75)
+
+
+def test_it_is_the_first_step_that_counts() -> None:
+    assert steps_to_quality([5.0, 2.0, 5.0, 1.0], 2.0) == 2.0
+    assert steps_to_quality([5.0, 4.0], 6.0) == 1.0
+
+
+@pytest.mark.parametrize("losses", [[5.0, 4.0], [math.nan, math.nan], []])
+def test_a_curve_that_stays_above_never_gets_there(losses: list[float]) -> None:
+    assert steps_to_quality(losses, 3.9) is None
+
+
+def test_after_a_time_the_loss_is_that_of_the_last_step_that_ended() -> None:
+    losses, times = [5.0, 4.0, 3.0], [10.0, 20.0, 30.0]
+    assert quality_at_time(losses, times, 9.9) is None
+    assert quality_at_time(losses, times, 20.0) == 4.0
+    assert quality_at_time(losses, times, 1000.0) == 3.0
+
+
+def test_the_time_to_a_loss_is_when_its_steps_had_ended() -> None:
+    losses, times = [5.0, 4.0, 3.0, 2.0], [10.0, 20.0, 40.0, 50.0]
+    assert time_to_quality(losses, times, 6.0) == 10.0
+    assert time_to_quality(losses, times, 4.0) == 20.0
+    assert time_to_quality(losses, times, 3.5) == 30.0
+    assert time_to_quality(losses, times, 2.0) == 50.0
+    assert time_to_quality(losses, times, 1.0) is None

@@ -1,0 +1,199 @@
+"""What `SlideFSDP` does not take, it refuses in one line; what returns a loss, it trains."""
+
+from collections import namedtuple
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import shardlab
+from shardlab.core.errors import UserError
+from tests.engines.slide.sliding import differing
+from tests.ranks import run_ranks
+from tests.standalone.test_slide_fsdp import model_of, tokens_of
+
+Pair = namedtuple("Pair", ["loss", "logits"])
+OUTPUTS = {
+    "attribute": lambda loss, x: SimpleNamespace(loss=loss, logits=x),
+    "mapping": lambda loss, x: {"loss": loss, "logits": x},
+    "first of several": lambda loss, x: (loss, x),
+    "named": Pair,
+    "alone": lambda loss, x: loss,
+    "a view": lambda loss, x: loss.view(1),
+}
+NO_LOSS = {
+    "give it labels": lambda loss, x: {"logits": x},
+    r"of shape \(2,\): one number": lambda loss, x: torch.stack([loss, loss]),
+    "'float'.*: one number": lambda loss, x: (float(loss), x),
+    "detached from the model": lambda loss, x: loss.detach(),
+}
+CONFIGS = {
+    "learning_rate: input should be a finite": {"learning_rate": float("inf")},
+    "weight_decay: input should be a finite": {"weight_decay": float("inf")},
+    "seed: input should be a valid integer": {"seed": 1.5},
+    r"gradients.codec: a codec is its name.*found 5": {"gradients": 5},
+    "gradients.codec: a codec is its name, or a mapping with `name`": {
+        "gradients": {"codec": "int8"}
+    },
+}
+DEVICES = {
+    "'x' is no device": "x",
+    "5: this machine has|5 is no device": 5,
+    "computes on 'cpu' or 'cuda'": "meta",
+    "cuda:99: this machine has": "cuda:99",
+}
+
+
+class Own(nn.Module):
+    """Blocks between two linear layers; `output` makes what it returns of loss and result."""
+
+    def __init__(self, output=OUTPUTS["attribute"]):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 4)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.output = output
+
+    def forward(self, x):
+        h = self.first(x)
+        for block in self.blocks:
+            h = block(h).relu()
+        h = self.last(h)
+        return self.output(h.square().mean(), h)
+
+
+class Wrapped(nn.Module):
+    """Somebody's own loss around a language model."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, tokens):
+        logits = self.inner(input_ids=tokens).logits
+        return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def alone(call):
+    """Runs it on a rank of its own."""
+
+    def on_rank(group):
+        call()
+        return {}
+
+    run_ranks(1, on_rank)
+
+
+def own_model(output=OUTPUTS["attribute"]):
+    torch.manual_seed(0)
+    return Own(output)
+
+
+def test_a_loss_is_found_wherever_models_put_it():
+    def call():
+        states = []
+        for output in OUTPUTS.values():
+            sliding = shardlab.SlideFSDP(own_model(output))
+            for _ in range(2):
+                found = sliding(x=torch.ones(2, 4))
+            assert type(found) is type(output(torch.ones(()), None))
+            states.append(sliding.state_dict())
+        assert all(differing(state, states[0]) == [] for state in states)
+        assert differing(states[0], own_model().state_dict()) != []
+
+    alone(call)
+
+
+def test_an_output_without_a_loss_is_refused_and_nothing_has_happened():
+    def call():
+        for message, output in NO_LOSS.items():
+            sliding = shardlab.SlideFSDP(own_model(output))
+            with pytest.raises(UserError, match=message):
+                sliding(x=torch.ones(2, 4))
+            assert differing(sliding.state_dict(), own_model().state_dict()) == []
+
+    alone(call)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_a_model_inside_of_another_keeps_no_keys_and_values(checkpointing):
+    def call():
+        inner = model_of("llama-untied")
+        assert inner.config.use_cache
+        config = shardlab.SlideConfig(activation_checkpointing=checkpointing)
+        sliding = shardlab.SlideFSDP(Wrapped(inner), config)
+        losses = [float(sliding(tokens=tokens_of(0, 0))) for _ in range(3)]
+        assert losses[2] < losses[0] and inner.config.use_cache
+
+    alone(call)
+
+
+@pytest.mark.parametrize("clip", [0.5, None])
+def test_a_model_called_by_habit_is_refused_and_training_goes_on(clip):
+    def call():
+        states = []
+        for habit in (False, True):
+            model = model_of("llama-untied")
+            sliding = shardlab.SlideFSDP(model, shardlab.SlideConfig(clip=clip))
+            for step in range(3):
+                batch = {"input_ids": tokens_of(step, 0), "labels": tokens_of(step, 0)}
+                sliding(batch)
+                if habit:
+                    with pytest.raises(UserError, match=r"called outside of a step.*SlideFSDP"):
+                        model(**batch)
+                    with torch.no_grad():
+                        assert model(**batch).loss.isfinite()
+            states.append(sliding.state_dict())
+        assert differing(*states) == []
+
+    alone(call)
+
+
+def test_models_that_cannot_be_taken_apart_are_refused():
+    def call():
+        compiled = own_model()
+        compiled.compile()
+        with torch.device("meta"):
+            nowhere = own_model()
+        refused = {
+            "NoneType: give a torch.nn.Module": None,
+            "Own: give a torch.nn.Module": Own,
+            "is compiled": compiled,
+            "is compiled, for parameters": torch.compile(own_model()),
+            "has no parameters": nn.ModuleList([nn.ReLU()]),
+            "Linear has no list of blocks": nn.Linear(2, 2),
+            "distributed already": DistributedDataParallel(own_model()),
+            "first.weight is on meta: load the model to the CPU": nowhere,
+            "in float32": own_model().double(),
+        }
+        for message, model in refused.items():
+            with pytest.raises(UserError, match=message):
+                shardlab.SlideFSDP(model)
+        with pytest.raises(UserError, match="config is a dict: give a SlideConfig"):
+            shardlab.SlideFSDP(own_model(), {"clip": None})
+        for message, device in DEVICES.items():
+            with pytest.raises(UserError, match=message):
+                shardlab.SlideFSDP(own_model(), shardlab.SlideConfig(device=device))
+
+    alone(call)
+
+
+@pytest.mark.parametrize("message", CONFIGS)
+def test_settings_without_a_meaning_are_refused(message):
+    with pytest.raises(UserError, match=message):
+        shardlab.SlideConfig(**CONFIGS[message])
+
+
+def test_a_batch_without_names_and_a_learning_rate_that_is_none_are_refused():
+    def call():
+        sliding = shardlab.SlideFSDP(own_model())
+        with pytest.raises(UserError, match="give a batch by name"):
+            sliding(torch.ones(2, 4))
+        for rate in (float("nan"), -1.0, "a"):
+            sliding.learning_rate = rate
+            with pytest.raises(UserError, match=r"SlideFSDP.learning_rate: input should be"):
+                sliding(x=torch.ones(2, 4))
+        assert differing(sliding.state_dict(), own_model().state_dict()) == []
+
+    alone(call)

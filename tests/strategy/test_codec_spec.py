@@ -1,0 +1,42 @@
+"""Codecs as text: what stands there is what is meant, and what is written can be read."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardlab.strategy.codec_options import TopKSpec
+from shardlab.strategy.codec_spec import codec_text, split_text
+from shardlab.strategy.strategy import parse_strategy
+
+
+@pytest.mark.parametrize(
+    ("literal", "value"),
+    [
+        ("1e-3", 1e-3),
+        ("1E-3", 1e-3),
+        ("2.5e5", 2.5e5),
+        ("-1e+3", -1e3),
+        (".5e1", 5.0),
+        ("5.e-1", 0.5),
+        ("64", 64),
+        ("0.01", 0.01),
+        ("true", True),
+        ("e4m3", "e4m3"),
+        ("nf4", "nf4"),
+        ("null", None),
+    ],
+)
+def test_option_values_are_what_they_look_like(literal, value):
+    found = split_text(f"some:option={literal}")["option"]
+    assert found == value and type(found) is type(value)
+
+
+def test_a_density_may_have_an_exponent():
+    strategy = parse_strategy({"gradients": {"codec": "topk:density=1e-3"}})
+    assert strategy.gradients.codec == TopKSpec(density=0.001)
+
+
+@given(st.floats(0, 1, exclude_min=True))
+def test_what_is_written_can_be_read(density):
+    spec = TopKSpec(density=density)
+    assert parse_strategy({"gradients": {"codec": codec_text(spec)}}).gradients.codec == spec

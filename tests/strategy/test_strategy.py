@@ -1,0 +1,135 @@
+"""What a strategy means: its normal form, its hash and what it is called."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from shardlab.strategy.overrides import Override
+from shardlab.strategy.strategy import Strategy, parse_strategy
+from tests.strategy.drawn_strategies import documents
+
+
+def reverse(value: Any) -> Any:
+    """The same mapping with its keys in another order, at every depth."""
+    if isinstance(value, dict):
+        return {key: reverse(value[key]) for key in reversed(value)}
+    return value
+
+
+@given(documents())
+def test_the_normal_form_is_its_own_normal_form(document: dict[str, Any]) -> None:
+    normal = parse_strategy(document).normal()
+    assert normal.normal() == normal
+
+
+@given(documents())
+def test_the_normal_form_is_a_valid_strategy_of_the_same_hash(document: dict[str, Any]) -> None:
+    strategy = parse_strategy(document)
+    written = json.loads(json.dumps(strategy.normal().model_dump(mode="json")))
+    assert parse_strategy(written).normal() == strategy.normal()
+    assert parse_strategy(written).hash() == strategy.hash()
+
+
+@given(documents(), documents())
+def test_hashes_are_equal_just_when_meanings_are(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    a, b = parse_strategy(one), parse_strategy(other)
+    assert (a.hash() == b.hash()) == (a.normal() == b.normal())
+
+
+@given(documents())
+def test_the_order_of_keys_has_no_meaning(document: dict[str, Any]) -> None:
+    assert parse_strategy(reverse(document)).hash() == parse_strategy(document).hash()
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        ({}, {"engine": "fsdp2", "wrap": "block", "reshard_after_forward": True}),
+        ({"wrap": "root"}, {"wrap": "root", "reshard_after_forward": False}),
+        ({"engine": "ddp"}, {"engine": "ddp", "bucket_mb": 25.0}),
+        ({}, {"prefetch": 0}),
+        ({}, {"sharding": "full_shard", "placement": "dim0", "param_dtype": "auto"}),
+        ({"sharding": "shard_grad_op"}, {"reshard_after_forward": False}),
+        ({"reshard_after_forward": 1}, {"reshard_after_forward": False}),
+        ({"prefetch": 2, "async_unshard": True}, {"prefetch": 2, "prefetch_backward": 2}),
+        (
+            {"engine": "fsdp1"},
+            {"engine": "fsdp1", "prefetch_backward": 1, "use_orig_params": False},
+        ),
+        ({}, {"overrides": [{"layers": "0-3", "reshard_after_forward": True}]}),
+        (
+            {"overrides": [{"layers": "0-3", "reshard_after_forward": False}]},
+            {
+                "overrides": [
+                    {"layers": [2, 3, "1"], "reshard_after_forward": True},
+                    {"layers": "0,1", "reshard_after_forward": False},
+                    {"layers": "2-3", "reshard_after_forward": False},
+                ]
+            },
+        ),
+        (
+            {"overrides": [{"module": "head"}]},
+            {"overrides": [{"module": "head", "param_dtype": "auto"}, {"module": "head"}]},
+        ),
+        (
+            {"engine": "manual"},
+            {"engine": "manual", "prefetch": 1, "gradients": {"route": "exchange"}},
+        ),
+        (
+            {"engine": "slide", "grad_sync": "gpu_reduce"},
+            {"engine": "slide", "grad_sync": "gpu_reduce", "reduce_every_micro_batch": True},
+        ),
+        ({}, {"gradients": {"codec": "none", "route": "native", "minimum_size": 7}}),
+        (
+            {"gradients": {"codec": "int8:group=128"}},
+            {"gradients": {"codec": {"name": "int8"}, "route": "exchange"}},
+        ),
+    ],
+)
+def test_defaults_written_out_mean_the_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert parse_strategy(one).hash() == parse_strategy(other).hash()
+
+
+def test_the_hash_of_the_default_stays() -> None:
+    """Trials are stored under these hashes: another value throws every stored trial away."""
+    assert Strategy().hash() == "f7347c949a942822"
+
+
+@given(documents(), documents())
+def test_briefs_are_equal_just_when_meanings_are(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    a, b = parse_strategy(one), parse_strategy(other)
+    assert (a.brief() == b.brief()) == (a.hash() == b.hash())
+    assert a.brief() == a.normal().brief()
+
+
+def test_the_brief_names_what_is_not_the_default() -> None:
+    gradients = {
+        "codec": "int4:group=64,levels=nf4",
+        "error_feedback": True,
+        "residual": "bf16",
+        "minimum_size": 0,
+        "exclude": ["*.bias", "*norm*"],
+        "warmup_steps": 20,
+    }
+    weights = {"codec": "int8", "minimum_size": 4096}
+    assert parse_strategy({"gradients": gradients, "weights": weights}).brief() == (
+        "fsdp2, int4:group=64,levels=nf4 from 0 elements, error feedback in bf16, "
+        "without *.bias *norm*, after 20 steps, weights int8:group=128 from 4096 elements"
+    )
+    nodes = {"codec": "int8", "between_nodes": "int4", "ranks_per_node": 4}
+    assert parse_strategy({"gradients": nodes}).brief() == (
+        "fsdp2, int8:group=128, int4:group=128 between nodes of 4 ranks"
+    )
+
+
+def test_every_setting_is_in_the_document_of_strategies() -> None:
+    text = (Path(__file__).parents[2] / "docs/strategies.md").read_text()
+    fields = {*Strategy.model_fields, *Override.model_fields} - {"engine"}
+    assert [field for field in sorted(fields) if f"`{field}`" not in text] == []

@@ -1,0 +1,125 @@
+"""Strategies that take turns in the same ranks: what is counted is theirs alone."""
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from shardlab.core.errors import UserError
+from shardlab.experiment.link import FRAME_HEADERS, Link
+from shardlab.experiment.schema import Model, Timing, Train
+from shardlab.measurements.timing import NO_COMMUNICATION, TimedRun, read_timings
+from shardlab.strategy.strategy import parse_strategy
+from shardlab.timing.interleaved import TimingPlan, order, time_strategies
+
+STRATEGIES = {
+    "ddp": parse_strategy({"engine": "ddp"}),
+    "fsdp2": parse_strategy({"engine": "fsdp2"}),
+    "manual-int8": parse_strategy(
+        {
+            "engine": "manual",
+            "gradients": {"codec": "int8", "error_feedback": True},
+            "weights": {"codec": "int8"},
+        }
+    ),
+}
+ROUNDS = 4
+
+
+def plan(data: Path, **timing: object) -> TimingPlan:
+    values = Timing(**{"runs": tuple(STRATEGIES), "rounds": ROUNDS, **timing})
+    train = Train(steps=6, batch_size=2, sequence_length=16, untimed_steps=2, profiled_steps=1)
+    return TimingPlan("a-timing", values, STRATEGIES, train, Model(preset="tiny"), data)
+
+
+def timed(data: Path, folder: Path, **timing: object) -> dict[str, TimedRun]:
+    output = folder / "timings" / "a-timing.jsonl"
+    time_strategies(plan(data, **timing), output)
+    return {run.run: run for run in read_timings(output)}
+
+
+@pytest.fixture(scope="module")
+def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, TimedRun]:
+    return timed(data, tmp_path_factory.mktemp("timed"))
+
+
+def test_every_run_has_a_step_of_every_round(runs):
+    assert list(runs) == [*STRATEGIES, NO_COMMUNICATION]
+    assert all(len(run.step_ms) == ROUNDS and min(run.step_ms) > 0 for run in runs.values())
+
+
+def test_runs_are_told_by_their_strategies(runs):
+    for name, strategy in STRATEGIES.items():
+        assert runs[name].strategy_hash == strategy.hash()
+        assert parse_strategy(runs[name].strategy) == strategy.normal()
+    assert runs[NO_COMMUNICATION].strategy is None
+
+
+def test_the_ledger_of_a_run_holds_the_steps_of_its_rounds(runs):
+    """What the untimed and the traced steps moved is not in it, nor what other runs did."""
+    gradients = runs["ddp"].ledger["gradients"]
+    assert gradients["collectives"] == 1
+    # at two ranks an all-reduce sends each element once
+    assert gradients["bytes_raw"] == runs["ddp"].bytes_wire == 4 * runs["ddp"].parameters
+    coded = runs["manual-int8"]
+    assert coded.bytes_raw / coded.bytes_wire > 3.5
+    for run in runs.values():
+        assert run.bytes_wire == sum(kind["bytes_wire"] for kind in run.ledger.values())
+        assert run.interface_bytes is None
+
+
+def test_without_communication_nothing_moves(runs):
+    bound = runs[NO_COMMUNICATION]
+    assert bound.bytes_raw == bound.bytes_wire == 0
+    assert bound.breakdown.comm_share < runs["fsdp2"].breakdown.comm_share
+
+
+def test_the_traced_steps_add_up(runs):
+    for run in runs.values():
+        parts = run.breakdown
+        whole = parts.compute_ms + parts.exposed_comm_ms + parts.idle_ms
+        assert whole == pytest.approx(parts.profiled_step_ms, rel=1e-6)
+
+
+def test_units_are_all_of_the_model(runs):
+    for run in runs.values():
+        assert sum(unit.elements for unit in run.units) == run.parameters
+    names = [unit.name for unit in runs["fsdp2"].units]
+    assert names == ["root", "transformer.h.0", "transformer.h.1"]
+    assert [unit.name for unit in runs["ddp"].units] == ["bucket0"]
+
+
+def test_one_rank_is_timed_too(data, tmp_path):
+    runs = timed(data, tmp_path, world_size=1, runs=("fsdp2",), rounds=1)
+    assert runs["fsdp2"].bytes_wire == 0
+
+
+def test_on_a_link_the_interface_counts_what_the_ledger_counts(permitted, data, tmp_path):
+    runs = timed(data, tmp_path, link=Link(rate="1gbit"), rounds=2)
+    assert {run.link for run in runs.values()} == {"1gbit"}
+    assert {run.bits_per_second for run in runs.values()} == {10**9}
+    for name in STRATEGIES:
+        payload = runs[name].interface_bytes - FRAME_HEADERS * runs[name].interface_frames
+        # the rest weighs more the less is sent
+        assert runs[name].bytes_wire < payload < 1.03 * runs[name].bytes_wire
+    assert runs[NO_COMMUNICATION].interface_bytes < 5000
+
+
+def test_no_run_always_follows_the_same():
+    turns = [order(number, 5) for number in range(40)]
+    assert all(sorted(each) == list(range(5)) for each in turns)
+    followed = {(a, b) for each in turns for a, b in pairwise(each)}
+    assert len(followed) == 5 * 4
+    assert turns == [order(number, 5) for number in range(40)]
+
+
+def test_a_rank_that_fails_leaves_the_output_as_it_was(data, tmp_path):
+    output = tmp_path / "a-timing.jsonl"
+    output.write_text("before\n")
+    odd = parse_strategy({"overrides": [{"layers": [7], "param_dtype": "bf16"}]})
+    broken = replace(plan(data), strategies={**STRATEGIES, "ddp": odd})
+    with pytest.raises(UserError, match="layer 7"):
+        time_strategies(broken, output)
+    assert output.read_text() == "before\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["a-timing.jsonl"]

@@ -1,0 +1,202 @@
+"""A link emulated in the ranks: who waits for it, how long, and who does not."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from shardlab.codecs.registry import make_method
+from shardlab.codecs.unit import Block, Unit
+from shardlab.comm.build import Route, make_collective
+from shardlab.comm.collective import Native
+from shardlab.comm.ledger import Ledger
+from shardlab.experiment.link import Link
+from shardlab.transport.emulation import emulated
+from shardlab.transport.links import Links, interface_bytes, interface_frames
+from shardlab.transport.pace import Pace
+from shardlab.transport.traffic import Traffic
+from tests.ranks import run_ranks
+
+SIZE = 1 << 14
+UNIT = Unit("unit", (Block("matrix", 128, 128),))
+ROUTES = {
+    "native": Route(make_method("none"), native=True),
+    "exchange": Route(make_method("none")),
+    "int8": Route(make_method("int8")),
+    "threshold": Route(make_method("threshold:threshold=1.0")),
+    "randomk, summed on the wire": Route(make_method("randomk"), native=True),
+    "powersgd": Route(make_method("powersgd")),
+    "two levels": Route(make_method("int8"), between_nodes=make_method("int4"), ranks_per_node=2),
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_operations_take_as_long_as_their_link(route):
+    """8 bits per byte of the ledger at the rate, and the delay for each of its collectives."""
+
+    def on_rank(group):
+        ledger = Ledger()
+        ledger.traffic.pace = Pace(delay_ms=10, bits_per_second=10_000_000)
+        collective = make_collective(group, ledger, "gradients", ROUTES[route])
+        size, start = collective.world_size, time.perf_counter()
+        shard, vector = torch.randn(SIZE // size), torch.randn(SIZE)
+        collective.reduce_scatter(shard, vector, 1.0, UNIT)
+        collective.all_reduce(vector, 1.0, UNIT)
+        collective.all_gather(vector, shard, UNIT)
+        taken = time.perf_counter() - start
+        account = ledger.accounts["gradients"]
+        needed = account.bytes_wire * 8 / 10e6 + account.collectives * 10e-3
+        # all that time a collective was under way
+        assert needed <= ledger.traffic.seconds <= taken
+        return {}
+
+    run_ranks(4, on_rank)
+
+
+def test_the_delay_alone_comes_after_the_bytes():
+    def on_rank(group):
+        traffic = Traffic()
+        traffic.pace = Pace(delay_ms=100)
+        start = time.perf_counter()
+        with traffic.operation(1):
+            if dist.get_rank(group) == 0:
+                time.sleep(0.2)
+            dist.barrier(group)
+        assert time.perf_counter() - start >= 0.3
+        return {}
+
+    run_ranks(2, on_rank)
+
+
+def test_operations_of_several_threads_share_one_link():
+    traffic = Traffic()
+    traffic.pace = Pace(delay_ms=0, bits_per_second=8_000_000)
+
+    def operate(_):
+        with traffic.operation(100_000):
+            pass
+
+    start = time.perf_counter()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(operate, range(4)))
+    assert time.perf_counter() - start >= 0.4
+
+
+def test_time_of_operations_side_by_side_counts_once():
+    traffic, start = Traffic(), time.perf_counter()
+    with ThreadPoolExecutor(4) as threads:
+        for future in [threads.submit(_operate, traffic, 0.1) for _ in range(4)]:
+            future.result()
+    assert 0.1 <= traffic.seconds <= time.perf_counter() - start
+
+
+def test_an_operation_that_fails_is_over():
+    traffic = Traffic()
+    with pytest.raises(ZeroDivisionError), traffic.operation(1):
+        _ = 1 / 0
+    before = traffic.seconds
+    time.sleep(0.01)
+    assert traffic.seconds == before > 0
+
+
+def _operate(traffic, seconds):
+    with traffic.operation(1):
+        time.sleep(seconds)
+
+
+def test_nobody_waits_for_what_goes_on_beside_computation():
+    """DDP's buckets: the gradients of one are computed while another is on the link."""
+
+    def on_rank(group):
+        ledger = Ledger()
+        ledger.traffic.pace = Pace(delay_ms=2000, bits_per_second=100_000_000)
+        collective = Native(group, ledger, "gradients")
+        vectors = [torch.ones(1000) * dist.get_rank(group) for _ in range(2)]
+        start = time.perf_counter()
+        means = [collective.start_mean(vector, UNIT) for vector in vectors]
+        assert not any(mean.done() for mean in means)
+        for mean in means:
+            assert mean.wait().eq(0.5).all()
+        assert time.perf_counter() - start >= 2
+        shards = torch.ones(500), torch.empty(1000)
+        work = collective.start_all_gather(shards[1], shards[0], UNIT)
+        time.sleep(2.1)
+        start = time.perf_counter()
+        work.wait()
+        # far less than the delay: the link was done
+        assert time.perf_counter() - start < 2 and shards[1].eq(1).all()
+        return {}
+
+    run_ranks(2, on_rank)
+
+
+@pytest.mark.parametrize("pace", [None, Pace(delay_ms=1)])
+def test_an_error_of_an_operation_beside_computation_arrives(pace):
+    def on_rank(group):
+        if dist.get_rank(group) == 0:
+            return {}  # and leaves
+        ledger = Ledger()
+        ledger.traffic.pace = pace
+        mean = Native(group, ledger, "gradients").start_mean(torch.ones(1000), UNIT)
+        with pytest.raises(RuntimeError, match=r"Connection (closed|reset) by peer"):
+            mean.wait()
+        return {}
+
+    run_ranks(2, on_rank)
+
+
+def test_a_rank_alone_has_no_link():
+    def on_rank(group):
+        ledger = Ledger()
+        ledger.traffic.pace = Pace(delay_ms=60_000, bits_per_second=1)
+        collective = Native(group, ledger, "gradients")
+        collective.all_reduce(torch.ones(10), 1.0, UNIT)
+        collective.start_mean(torch.ones(10), UNIT).wait()
+        collective.start_all_gather(torch.ones(10), torch.ones(10), UNIT).wait()
+        assert ledger.traffic.seconds == 0
+        return {}
+
+    run_ranks(1, on_rank)
+
+
+def test_without_a_link_nothing_is_emulated():
+    with emulated(None, 2) as emulation:
+        assert emulation == (None, None, "none")
+
+
+def test_the_kernel_holds_bytes_back_where_it_may(permitted):
+    with emulated(Link(rate="1gbit"), 2) as emulation:
+        assert isinstance(emulation.links, Links) and emulation.pace is None
+        assert emulation.kind == "namespaces"
+    with emulated(Link(rate="1gbit", delay_ms=1), 2) as emulation:
+        assert isinstance(emulation.links, Links) and emulation.pace is not None
+
+
+def test_elsewhere_the_ranks_do(monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "")  # no iproute2
+    with emulated(Link(rate="1gbit", delay_ms=1), 2) as emulation:
+        assert emulation.kind == "in-process" and emulation.pace is not None
+        assert emulation.links.enter(0) == "lo"
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_an_interface_counts_what_its_rank_sends():
+    assert interface_bytes() is None and interface_frames() is None
+
+    def on_rank(group):
+        before = interface_bytes()
+        if dist.get_rank(group) == 0:
+            dist.send(torch.zeros(1 << 20, dtype=torch.uint8), 1)
+        else:
+            dist.recv(torch.zeros(1 << 20, dtype=torch.uint8), 0)
+        dist.barrier(group)
+        return {"sent": torch.tensor(interface_bytes() - before)}
+
+    with emulated(Link(rate="1gbit"), 2) as emulation:
+        if emulation.kind != "namespaces":
+            pytest.skip("the ranks have no interfaces of their own here")
+        first, second = (r["sent"] for r in run_ranks(2, on_rank, links=emulation.links))
+    assert 1 << 20 < first < 1.06 * (1 << 20)
+    assert 0 < second < 0.1 * (1 << 20)

@@ -1,0 +1,138 @@
+"""Ranks talk over links of a known rate, and nothing is left of them afterwards."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from shardlab.core.errors import UserError
+from shardlab.experiment.link import Link
+from shardlab.launch import launch
+from shardlab.transport.links import Links
+from shardlab.transport.transport import Transport
+from tests.namespaces import held, opened_by
+from tests.ranks import run_ranks
+
+
+def network():
+    """What tells the network namespace of this process from others."""
+    return Path("/proc/self/ns/net").stat().st_ino
+
+
+def descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def names():
+    """What this machine lists, which the links must never change."""
+    netns, devices = (
+        json.loads(subprocess.check_output(["ip", "-json", *what]) or "[]")
+        for what in (["netns"], ["link"])
+    )
+    return netns, [device["ifname"] for device in devices]
+
+
+def test_ranks_reach_each_other_each_in_its_own_network(permitted):
+    def on_rank(group):
+        vector = torch.full((1000,), float(dist.get_rank(group)))
+        dist.all_reduce(vector, group=group)
+        here = torch.tensor(network())
+        return {"sum": vector, "network": here}
+
+    networks = {network()}
+    # two sets of links at once do not meet
+    with Links(3, Link(rate="1gbit")) as links, Links(3, Link(rate="1gbit")) as others:
+        for each in (links, others):
+            for result in run_ranks(3, on_rank, links=each):
+                assert result["sum"].eq(3).all()
+                networks.add(int(result["network"]))
+    assert len(networks) == 7
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_link_carries_no_more_than_its_rate(permitted, world_size):
+    """4 MiB per rank at 20 Mbit/s are 1.7 s; without the limit they are some milliseconds."""
+    size = (4 << 20) // (world_size - 1)
+
+    def on_rank(group):
+        given = [torch.ones(size, dtype=torch.uint8)] * world_size
+        taken = [torch.zeros(size, dtype=torch.uint8) for _ in range(world_size)]
+        dist.barrier(group)
+        start = time.perf_counter()
+        Transport(group).exchange(given, taken)
+        dist.barrier(group)
+        return {"seconds": torch.tensor(time.perf_counter() - start)}
+
+    with Links(world_size, Link(rate="20mbit")) as links:
+        for result in run_ranks(world_size, on_rank, links=links):
+            assert result["seconds"] >= 1
+
+
+def test_nothing_is_left_and_the_machine_never_sees_the_links(permitted):
+    before, opened = names(), descriptors()
+    with Links(2, Link(rate="1gbit")):
+        namespaces = opened_by("self")
+        assert len(namespaces) == 3 and held(namespaces) == namespaces
+        assert names() == before
+    assert names() == before
+    assert held(namespaces) == set()
+    assert descriptors() == opened
+
+
+_OWNER = r"""
+import os, time
+from shardlab.transport.links import Links
+from shardlab.experiment.link import Link
+from shardlab.launch import launch
+def worker(group):
+    os.write(1, b"ready\n")  # at once, whatever the other rank writes
+    time.sleep(60)
+with Links(2, Link(rate="1gbit")) as links:
+    launch(worker, 2, threads=1, timeout_s=60, links=links)
+"""
+
+
+def test_nothing_is_left_of_an_owner_that_was_killed(permitted):
+    before = names()
+    with subprocess.Popen([sys.executable, "-c", _OWNER], stdout=subprocess.PIPE) as owner:
+        assert owner.stdout.readline() == owner.stdout.readline() == b"ready\n"
+        namespaces = opened_by(owner.pid)
+        assert len(namespaces) == 3 and held(namespaces) == namespaces
+        owner.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while held(namespaces) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert held(namespaces) == set()
+    assert names() == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up its rights")
+def test_who_may_not_make_links_is_told_what_to_do():
+    os.seteuid(65534)
+    try:
+        with pytest.raises(UserError, match="not permitted: run as root"):
+            Links(2, Link(rate="1gbit")).__enter__()
+    finally:
+        os.seteuid(0)
+
+
+def test_a_machine_without_iproute2_is_told_what_to_install(permitted, monkeypatch):
+    opened = descriptors()
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match="install iproute2"):
+        Links(2, Link(rate="1gbit")).__enter__()
+    assert descriptors() == opened
+
+
+def test_ranks_of_torchrun_cannot_be_moved(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="torchrun"):
+        launch(lambda group: None, 2, threads=1, timeout_s=5, links=Links(2, Link(rate="1gbit")))
