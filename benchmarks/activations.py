@@ -23,7 +23,7 @@ from torch import Tensor
 from benchmarks.children import on_ranks
 from benchmarks.speed import best_times
 from shardlab.activations.checkpoint import FOLDER_VARIABLE
-from shardlab.activations.media import blocks
+from shardlab.activations.storage import blocks
 from shardlab.activations.stores import FileStore, Ticket
 from shardlab.core.document import validate
 from shardlab.core.files import write_json
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def _rates(folder: Path, rounds: int) -> dict[str, float]:
-    # caches hold none of it: everything moves from and to main memory
+    # caches hold none of it: everything moves from and to host memory
     whole, copy = (blocks(_TENSORS * _TENSOR, _CPU).random_() for _ in range(2))
     tensors = whole.split(_TENSOR)
     store, tickets = FileStore(folder), list[Ticket]()

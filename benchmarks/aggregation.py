@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchmarks.gradients import Gradients
 from shardlab.codecs.base import Codec, MessageKey
-from shardlab.codecs.rounds import Rounds
+from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.codecs.unit import Unit
 
 WORLD_SIZES = (1, 2, 4, 8)
@@ -157,7 +157,9 @@ def _counted(wire: CountingWire) -> Iterator[list[float]]:
     counts[:] = [wire.bytes - before[0], wire.collectives - before[1]]
 
 
-def rounds_one_shot(method: Rounds, gradients: Gradients, group: dist.ProcessGroup) -> float:
+def rounds_one_shot(
+    method: MultiPhaseMethod, gradients: Gradients, group: dist.ProcessGroup
+) -> float:
     """On every rank; `method` has seen other batches at the same weights before."""
     wire = CountingWire(group)
     unit, size = gradients.unit, wire.world_size
@@ -169,7 +171,7 @@ def rounds_one_shot(method: Rounds, gradients: Gradients, group: dist.ProcessGro
 
 
 def rounds_cumulative(
-    method: Rounds, gradients: Gradients, feedback: bool, group: dist.ProcessGroup
+    method: MultiPhaseMethod, gradients: Gradients, feedback: bool, group: dist.ProcessGroup
 ) -> tuple[float, float, float]:
     """Cumulative error, bits per element and extra collectives per reduction, on every rank."""
     wire = CountingWire(group)

@@ -6,11 +6,11 @@ from pathlib import Path
 import yaml
 
 from shardlab.codecs.base import Codec
+from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.codecs.registry import make_method
-from shardlab.codecs.rounds import Rounds
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
-from shardlab.strategy.codec_options import IN_ROUNDS
+from shardlab.strategy.codec_options import MULTI_PHASE
 
 _FILE = Path(__file__).with_name("codecs.yaml")
 
@@ -34,9 +34,9 @@ class Case(Document):
     @property
     def in_rounds(self) -> bool:
         """Whether the method takes several rounds of messages instead of one payload."""
-        return self.name in IN_ROUNDS
+        return self.name in MULTI_PHASE
 
-    def method(self) -> Codec | Rounds:
+    def method(self) -> Codec | MultiPhaseMethod:
         """A new codec, or a method in rounds without state."""
         return make_method(self.spec)
 

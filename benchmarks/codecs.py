@@ -25,7 +25,7 @@ from benchmarks.children import on_ranks
 from benchmarks.gradients import Gradients, add_arguments, prepare, statistics
 from benchmarks.speed import Speed, codec_speed, rounds_speed
 from shardlab.codecs.base import Codec
-from shardlab.codecs.rounds import Rounds
+from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.core.files import write_json
 from shardlab.core.progress import say, stopwatch
 from shardlab.records.host import describe_host, git_revision
@@ -85,13 +85,13 @@ def _codec_errors(case: Case, gradients: Gradients) -> Errors:
 
 def _one_shot(case: Case, gradients: Gradients, group: Any) -> float:
     method = case.method()
-    assert isinstance(method, Rounds)
+    assert isinstance(method, MultiPhaseMethod)
     return rounds_one_shot(method, gradients, group)
 
 
 def _cumulative(case: Case, gradients: Gradients, feedback: bool, group: Any) -> Sequence[float]:
     method = case.method()
-    assert isinstance(method, Rounds)
+    assert isinstance(method, MultiPhaseMethod)
     return rounds_cumulative(method, gradients, feedback, group)
 
 

@@ -36,7 +36,7 @@ from shardlab.records.host import describe_host, git_revision
 from shardlab.report.numbers import figure
 from shardlab.report.tables import text_table
 from shardlab.strategy.strategy import Strategy, parse_strategy
-from shardlab.transport.pace import Pace
+from shardlab.transport.link_throttle import LinkThrottle
 
 EXCHANGE = {"route": "exchange"}
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -132,7 +132,7 @@ def _run(case: Case, group: dist.ProcessGroup) -> dict[str, Any]:
     whole = sum(p.numel() for p in model.parameters())
     strategy = _strategy(case)
     optimization = Optimization(weight_decay=0.1, clip=1.0)
-    pace = Pace(case.delay_ms) if case.delay_ms else None
+    pace = LinkThrottle(case.delay_ms) if case.delay_ms else None
     engine = build_engine(model, strategy, optimization, group, pace=pace)
     losses, times = [], []
     for step in range(case.steps):
@@ -152,7 +152,7 @@ def _run(case: Case, group: dist.ProcessGroup) -> dict[str, Any]:
         "losses": losses,
         "step_ms": 1e3 * statistics.median(times[-timed:]),
         "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
-        "theory": _theory(case, strategy.normal(), sizes, whole),
+        "theory": _theory(case, strategy.canonical(), sizes, whole),
         **counts,
     }
 

@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from benchmarks.children import on_ranks
 from benchmarks.speed import best_times
-from shardlab.activations.media import blocks
-from shardlab.activations.nameless import NamelessFile
+from shardlab.activations.anonymous_file import NamelessFile
+from shardlab.activations.storage import blocks
 from shardlab.core.files import write_json
 from shardlab.engines.slide.moments import FileMoments, MemoryMoments, Moments, MomentStore
 from shardlab.engines.slide.node_file import NodeFile

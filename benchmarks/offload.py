@@ -3,9 +3,9 @@
     python -m benchmarks.offload [--world-size W] [--layers L ...] [--width H] [--samples S]
                                  [--length T] [--out FILE]
 
-The device is a GPU where there is one, and FSDP2 off-loads its shards to main memory there
+The device is a GPU where there is one, and FSDP2 off-loads its shards to host memory there
 (`CPUOffloadPolicy`). Elsewhere it is the CPU: the device holds then what torch allocates, and the
-main memory of `slide` is what its ranks share, which torch does not allocate.
+host memory of `slide` is what its ranks share, which torch does not allocate.
 
 What is held is the most that tensors took at a time, from before the model was made. Tokens per
 second are of one rank, the median of several steps of one run; AdamW, clipping at 1.
@@ -33,7 +33,7 @@ from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Engine, Optimization
 from shardlab.estimation.sizes import sizes_of
 from shardlab.experiment.schema import Train
-from shardlab.memory.step import closed_form, main_memory
+from shardlab.memory.step import closed_form, host_memory
 from shardlab.models.presets import Shape, shape_config
 from shardlab.models.weights import RandomWeights
 from shardlab.records.host import describe_host, git_revision
@@ -56,7 +56,7 @@ _COLUMNS = {
     "device_mb": "device, MB",
     "closed_form_mb": "closed form, MB",
     "ratio": "ratio",
-    "main_memory_mb": "main memory of a rank, MB",
+    "host_memory_mb": "host memory of a rank, MB",
     "tokens_per_s": "tokens/s",
 }
 
@@ -114,7 +114,7 @@ def _measure(
         "device_mb": held / _MB,
         "closed_form_mb": form / _MB,
         "ratio": held / form,
-        "main_memory_mb": sum(main_memory(*given).values()) / _MB,
+        "host_memory_mb": sum(host_memory(*given).values()) / _MB,
         "tokens_per_s": tokens / statistics.median(seconds),
     }
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from benchmarks.children import on_ranks
 from benchmarks.engines import STRATEGIES
 from benchmarks.traced import Trainee
-from shardlab.comm import coded, collective, exchange, linear
+from shardlab.comm import all_to_all, codec_collective, collective, linear
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
 from shardlab.profiling.capture.capture import Capture
@@ -107,12 +107,12 @@ def _no_ledger() -> Iterator[None]:
     with ExitStack() as stack:
         for owner, names in (
             (collective.Collective, ["_count"]),
-            (coded.Coded, ["_count_number", "_count_sent", "_report"]),
-            (exchange.Exchange, ["_count_plain"]),
+            (codec_collective.CodecCollective, ["_count_number", "_count_sent", "_report"]),
+            (all_to_all.AllToAllCollective, ["_count_plain"]),
         ):
             for name in names:
                 stack.enter_context(patch.object(owner, name, lambda *_, **__: None))
-        for module in (coded, exchange, linear):
+        for module in (codec_collective, all_to_all, linear):
             stack.enter_context(patch.object(module, "timed", lambda *_: nullcontext()))
         yield
 

@@ -211,7 +211,7 @@ def _wait(condition: Any) -> None:
 
 def _words(plan: RunPlan, checkpoint: Checkpoint) -> str:
     how = " asynchronous" if checkpoint.asynchronous else ""
-    return f"{plan.strategy.brief()}; {checkpoint.format}{how}"
+    return f"{plan.strategy.label()}; {checkpoint.format}{how}"
 
 
 def _table(rows: list[Interruption]) -> str:

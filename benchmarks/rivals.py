@@ -26,8 +26,8 @@ from benchmarks.gradients import Gradients, add_arguments, prepare
 from benchmarks.other_codecs import RIVALS, Calls, Rival
 from benchmarks.speed import KEY, Alone, best_times
 from shardlab.codecs.base import Codec
+from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.codecs.registry import make_method
-from shardlab.codecs.rounds import Rounds
 from shardlab.codecs.unit import Block, Unit
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
@@ -122,8 +122,8 @@ def _compare(ours: Calls, theirs: Calls, x: Tensor, rounds: int) -> dict[str, An
 
 
 def _ours(spec: str, x: Tensor) -> Calls:
-    codec: Codec | Rounds = make_method(spec)
-    if isinstance(codec, Rounds):
+    codec: Codec | MultiPhaseMethod = make_method(spec)
+    if isinstance(codec, MultiPhaseMethod):
         return _ours_in_rounds(codec, x)
     n, out = x.numel(), torch.empty_like(x)
     buffer = torch.empty(codec.payload_bytes(n), dtype=torch.uint8)
@@ -136,7 +136,7 @@ def _ours(spec: str, x: Tensor) -> Calls:
     return Calls(lambda: codec.encode(x, KEY, buffer), decode, payload.numel())
 
 
-def _ours_in_rounds(method: Rounds, x: Tensor) -> Calls:
+def _ours_in_rounds(method: MultiPhaseMethod, x: Tensor) -> Calls:
     """All of a reduction on one rank, on one square matrix."""
     side = int(x.numel() ** 0.5)
     unit = Unit("square", (Block("square", side, side),))

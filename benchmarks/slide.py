@@ -198,7 +198,7 @@ def _engine(
     options: argparse.Namespace, group: dist.ProcessGroup, copies: ThrottledCopies
 ) -> SlideEngine:
     model, weights = _model(options)
-    full = parse_strategy({"engine": "slide", "window": options.window}).normal()
+    full = parse_strategy({"engine": "slide", "window": options.window}).canonical()
     prepare(model, full)
     optimization = Optimization(0.1, 1.0 if options.clip else None, accumulation=1)
     fill = partial(_fill, weights, {module: name for name, module in model.named_modules()})

@@ -82,7 +82,7 @@ def _row(
     cores: float,
     measured: dict[str, float],
 ) -> dict[str, Any]:
-    full = parse_strategy({"engine": "slide", "window": int(options["window"])}).normal()
+    full = parse_strategy({"engine": "slide", "window": int(options["window"])}).canonical()
     units = _units(options, full)
     forward = measured["forward_ms"] / 1e3
     work = Work(

@@ -14,7 +14,7 @@ from torch import Tensor
 from shardlab.codecs.base import Codec, MessageKey
 from shardlab.codecs.buffers import Buffers
 from shardlab.codecs.envelope import HEADER, message_bytes
-from shardlab.codecs.rounds import Rounds
+from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.codecs.unit import Unit
 from shardlab.core.progress import stopwatch
 
@@ -143,7 +143,7 @@ class Alone:
         """Its bytes are counted like all others."""
 
 
-def rounds_speed(method: Rounds, x: Tensor, unit: Unit, rounds: int) -> Speed:
+def rounds_speed(method: MultiPhaseMethod, x: Tensor, unit: Unit, rounds: int) -> Speed:
     """Of a method in rounds, whose state was formed before; without the time on the wire."""
     given, wire, step = x.clone(), Alone(), 0
     method.sum_scatter(given, unit, wire, KEY)

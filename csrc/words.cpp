@@ -1,5 +1,5 @@
 // Counters in memory that processes share: whoever sees a counter at a value sees all that was written
-// before it was published. Specified in shardlab/kernels/words.py.
+// before it was published. Specified in shardlab/kernels/shared_counters.py.
 #include <climits>
 #include <ctime>
 

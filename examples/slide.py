@@ -3,7 +3,7 @@
     python examples/slide.py
     torchrun --standalone --nproc-per-node 2 examples/slide.py
 
-Main memory holds the model and the optimizer, once for all ranks; the device holds two layers.
+Host memory holds the model and the optimizer, once for all ranks; the device holds two layers.
 """
 
 import os

@@ -17,7 +17,7 @@ def main(params: Parameters) -> None:
     known = [timings[name] for name in forecast.timings]
     places = dict.fromkeys(Place(t.world_size, link) for t in known for link in (None, t.link))
     used = dict.fromkeys(name for timing in timings.values() for name in timing.runs)
-    full = [strategies[name].normal() for name in used]
+    full = [strategies[name].canonical() for name in used]
     memory = dict.fromkeys(operation for each in full for operation in memory_operations(each))
     several = [place for place in places if place.world_size > 1]
     if not several:

@@ -99,24 +99,24 @@ def estimate(results: Path, name: str) -> Estimate:
     Raises:
         UserError: there is no estimate of it.
     """
-    path, mend = results / "memory.json", "run python -m stages.estimate"
-    found = _read_json(path, mend)
+    path, fix = results / "memory.json", "run python -m stages.estimate"
+    found = _read_json(path, fix)
     if not isinstance(found, dict) or name not in found:
-        raise UserError(f"{path}: has no run {name!r}: {mend}")
-    return Estimate(**_checked(Estimate, found[name], path, mend))
+        raise UserError(f"{path}: has no run {name!r}: {fix}")
+    return Estimate(**_checked(Estimate, found[name], path, fix))
 
 
 def _reached(path: Path, quality: Quality, command: str) -> dict[str, Any]:
     """How soon the run was how good."""
-    mend = f"run python -m stages.{command}"
+    fix = f"run python -m stages.{command}"
     try:
         events = read_json_lines(path)
         losses = [float(event["loss"]) for event in events]
         times = [*accumulate(event["step_ms"] / 1e3 for event in events)]
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file: {mend}") from None
+        raise UserError(f"{path}: no such file: {fix}") from None
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: not the events of a training run ({error!r}): {mend}") from None
+        raise UserError(f"{path}: not the events of a training run ({error!r}): {fix}") from None
     thresholds, moments = quality.train_loss, quality.time_s
     return {
         "steps_to_quality": {f"{loss:g}": steps_to_quality(losses, loss) for loss in thresholds},
@@ -130,24 +130,24 @@ def _reached(path: Path, quality: Quality, command: str) -> dict[str, Any]:
 
 
 def _read(kind: type[Document], path: Path, command: str) -> dict[str, Any]:
-    mend = f"run python -m stages.{command}"
-    return _checked(kind, _read_json(path, mend), path, mend)
+    fix = f"run python -m stages.{command}"
+    return _checked(kind, _read_json(path, fix), path, fix)
 
 
-def _read_json(path: Path, mend: str) -> Any:
+def _read_json(path: Path, fix: str) -> Any:
     try:
         return read_json(path)
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file: {mend}") from None
+        raise UserError(f"{path}: no such file: {fix}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not JSON ({error}): {mend}") from None
+        raise UserError(f"{path}: not JSON ({error}): {fix}") from None
 
 
-def _checked(kind: type[Document], value: Any, path: Path, mend: str) -> dict[str, Any]:
+def _checked(kind: type[Document], value: Any, path: Path, fix: str) -> dict[str, Any]:
     try:
         return validate(kind, value, str(path)).model_dump()
     except UserError as error:
-        raise UserError(f"{error}: {mend}") from None
+        raise UserError(f"{error}: {fix}") from None
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from shardlab.data.tokens.manifest import read_manifest
 from shardlab.estimation.sizes import sizes_of
 from shardlab.estimation.traced_memory import imagined_ranks, traced_memory
 from shardlab.experiment.parameters import Parameters
-from shardlab.memory.step import Categories, Estimate, closed_form, main_memory
+from shardlab.memory.step import Categories, Estimate, closed_form, host_memory
 from shardlab.models.build import build_model
 from shardlab.strategy.strategy import Strategy
 from stages.common import run
@@ -38,7 +38,7 @@ def main(params: Parameters) -> None:
             strategy = strategies[name]
             given = strategy, sizes_of(module, strategy, train, _CPU), train.world_size
             # the device is the CPU
-            formula = {**closed_form(*given), **main_memory(*given)}
+            formula = {**closed_form(*given), **host_memory(*given)}
             estimate = Estimate(traced=traced(name, strategy), closed_form=formula)
             estimates[name] = estimate.model_dump()
     write_json("results/memory.json", estimates)

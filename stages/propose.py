@@ -26,7 +26,7 @@ def main(params: Parameters, number: str) -> None:
     unmeasured = {name: each for name, each in strategies.items() if name not in runs}
     proposal = propose(integer("round", number), history, agent, unmeasured, judge_of(agent))
     write_json(f"results/rounds/{number}/proposal.json", proposal.model_dump(mode="json"))
-    chosen = proposal.chosen.brief() if proposal.chosen else "nothing"
+    chosen = proposal.chosen.label() if proposal.chosen else "nothing"
     say(f"round {number}: {chosen} ({proposal.verdict.judge}: {proposal.verdict.reason})")
 
 

@@ -1,1 +1,1 @@
-"""Inputs of checkpointed blocks outside of the device, in main memory or in a file."""
+"""Inputs of checkpointed blocks outside of the device, in host memory or in a file."""

@@ -72,7 +72,7 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
         Args:
             folder: that holds the file; made if it is not there.
             device: that computes; by default the current GPU where there is one, else the CPU.
-            when_full: what happens when the disk is full: an error, or main memory takes the rest.
+            when_full: what happens when the disk is full: an error, or host memory takes the rest.
 
         Raises:
             UserError: nothing can be written in `folder`.
@@ -81,18 +81,18 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
 
     @classmethod
     def in_memory(cls, device: torch.device | str | None = None) -> Self:
-        """Inputs leave for pinned main memory.
+        """Inputs leave for pinned host memory.
 
         Args:
             device: that computes; by default the current GPU.
 
         Raises:
-            UserError: a CPU computes, whose activations are in main memory already.
+            UserError: a CPU computes, whose activations are in host memory already.
         """
         found = _device(device)
         if found.type == "cpu":
             raise UserError(
-                "SlidingCheckpoint: on a CPU activations are in main memory already: use on_disk"
+                "SlidingCheckpoint: on a CPU activations are in host memory already: use on_disk"
             )
         return cls(HostStore(found))
 

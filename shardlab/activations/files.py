@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from shardlab.activations.anonymous_file import NamelessFile
 from shardlab.activations.extents import Extents
-from shardlab.activations.media import Medium, Place, blocks, whole_blocks
-from shardlab.activations.nameless import NamelessFile
+from shardlab.activations.storage import Medium, Place, blocks, whole_blocks
 
 _CHUNK = 8 << 20
 """bytes of one call: larger ones are no faster"""

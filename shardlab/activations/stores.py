@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shardlab.activations.files import FileMedium
-from shardlab.activations.media import HostMedium, Medium, Place, Spill, blocks
+from shardlab.activations.storage import HostMedium, Medium, Place, Spill, blocks
 from shardlab.transport.background import Background, Running, drain_all
 
 WhenFull = Literal["error", "memory"]
@@ -145,7 +145,7 @@ class ActivationStore:
 
 
 class HostStore(ActivationStore):
-    """In main memory, which is pinned for a GPU and used again."""
+    """In host memory, which is pinned for a GPU and used again."""
 
     def __init__(self, device: torch.device = _CPU) -> None:
         super().__init__(HostMedium(device), device)
@@ -156,7 +156,7 @@ class FileStore(ActivationStore):
 
     Args:
         folder: that holds it; made if it is not there.
-        when_full: what happens when the disk is full: an error, or main memory takes the rest.
+        when_full: what happens when the disk is full: an error, or host memory takes the rest.
 
     Raises:
         UserError: nothing can be written in `folder`.

@@ -12,7 +12,7 @@ from shardlab.codecs.base import MessageKey
 from shardlab.codecs.buffers import Buffers
 from shardlab.codecs.envelope import HEADER, Contents, describe, message_bytes, seal, unseal
 from shardlab.codecs.registry import make_codec
-from shardlab.strategy.codec_options import IN_ROUNDS
+from shardlab.strategy.codec_options import MULTI_PHASE
 from shardlab.strategy.codec_spec import codec_text
 from shardlab.strategy.strategy import Strategy
 
@@ -27,7 +27,7 @@ def codecs_of(strategies: Iterable[Strategy]) -> list[tuple[str, bool]]:
     used = {}
     for strategy in strategies:
         gradients, weights = strategy.gradients, strategy.weights
-        if gradients.codec.name not in ("none", *IN_ROUNDS):
+        if gradients.codec.name not in ("none", *MULTI_PHASE):
             used[codec_text(gradients.codec), gradients.error_feedback] = True
         if weights is not None and weights.codec.name != "none":
             used[codec_text(weights.codec), False] = True
@@ -41,7 +41,7 @@ def codec_times(
     found = []
     for elements in ELEMENTS:
         encode, decode, payload_bytes = _codec_calls(spec, feedback, elements)
-        times = by_turns({"encode_s": encode, "decode_s": decode}, rounds, group)
+        times = interleave({"encode_s": encode, "decode_s": decode}, rounds, group)
         found.append({"elements": elements, "payload_bytes": payload_bytes, **times})
     return found
 
@@ -72,7 +72,7 @@ def _codec_calls(
     return encode, decode, size
 
 
-def by_turns(
+def interleave(
     calls: Mapping[str, Callable[[], object]],
     rounds: int,
     group: dist.ProcessGroup,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, get_args
 import torch
 import torch.distributed as dist
 
-from shardlab.calibration.codec_costs import Times, by_turns, codec_times
+from shardlab.calibration.codec_costs import Times, codec_times, interleave
 from shardlab.calibration.memory_costs import memory_times
 from shardlab.core.files import read_json, write_json
 from shardlab.core.progress import say
@@ -131,7 +131,7 @@ def _transfer_times(place: Place, rounds: int, group: dist.ProcessGroup) -> Time
         for operation, call in _operations(group, nbytes).items()
         if rate is None or 8 * wire_bytes(operation, nbytes, place.world_size) / rate < _LONGEST_S
     }
-    times = by_turns(calls, rounds, group, pause)
+    times = interleave(calls, rounds, group, pause)
     ranks = gather_values(times, group)
     return {
         name: [max(each) for each in zip(*(rank[name] for rank in ranks), strict=True)]

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from shardlab.activations.anonymous_file import NamelessFile
 from shardlab.activations.checkpoint import scratch_folder
-from shardlab.activations.media import blocks
-from shardlab.activations.nameless import NamelessFile
-from shardlab.calibration.codec_costs import by_turns
+from shardlab.activations.storage import blocks
+from shardlab.calibration.codec_costs import interleave
 from shardlab.kernels.adam import Hyper, adam_
 from shardlab.kernels.workers import Workers
 from shardlab.measurements.calibration import UPDATE_BYTES, MemoryOperation
@@ -25,7 +25,7 @@ def memory_times(
     found = []
     for n in ELEMENTS:
         every = {**_in_memory(n), **(_on_disk(n) if "load" in operations else {})}
-        times = by_turns({name: every[name] for name in operations}, rounds, group)
+        times = interleave({name: every[name] for name in operations}, rounds, group)
         sizes = {"update": UPDATE_BYTES * n}
         found += [
             {"operation": name, "nbytes": sizes.get(name, 4 * n), "seconds": seconds}

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from shardlab.engines.common.base import Engine, State
-from shardlab.engines.common.state_files import in_main_memory, save_state, save_tensors
+from shardlab.engines.common.state_files import in_host_memory, save_state, save_tensors
 
 _MODEL, _OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 
@@ -23,7 +23,7 @@ def gather(engine: Engine, writer: bool) -> State:
         for entry, tensor in tensors.items():
             parts = engine.gather(entry, tensor)
             if writer:
-                whole.setdefault(kind, {}).update(in_main_memory(parts))
+                whole.setdefault(kind, {}).update(in_host_memory(parts))
     return whole
 
 

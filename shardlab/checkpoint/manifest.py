@@ -45,7 +45,7 @@ class Manifest(Document):
             format=format,
             step=0,
             sample=0,
-            strategy=plan.strategy.normal(),
+            strategy=plan.strategy.canonical(),
             train=plan.train,
             model=plan.model,
             seed=plan.seed,
@@ -78,12 +78,12 @@ class Manifest(Document):
         if not (fixed if elastic else differ):
             return
         key = (fixed or differ)[0]
-        mend = f"set it back, or remove {path.parent} to start anew"
+        fix = f"set it back, or remove {path.parent} to start anew"
         if not fixed:
-            mend += ", or set train.checkpoint.elastic: true to go on all the same"
+            fix += ", or set train.checkpoint.elastic: true to go on all the same"
         raise UserError(
             f"{path}: made with {key} {json.dumps(there.get(key))}, now it is "
-            f"{json.dumps(here.get(key))}: {mend}"
+            f"{json.dumps(here.get(key))}: {fix}"
         )
 
     def verify(self, path: Path, share: slice = slice(None)) -> None:

@@ -22,7 +22,7 @@ _FOLDER = "sharded"
 
 
 def copy(shards: State) -> State:
-    """In main memory, where training does not write to it."""
+    """In host memory, where training does not write to it."""
     return {
         kind: {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
         for kind, tensors in shards.items()

@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from shardlab.codecs.base import MessageKey
-from shardlab.codecs.rounds import Rounds, Wire, alarm, all_finite, nothing_sent
+from shardlab.codecs.multi_phase import MultiPhaseMethod, Wire, alarm, all_finite, nothing_sent
 from shardlab.codecs.unit import Unit
 
 
-class GradiVeQ(Rounds):
+class GradiVeQ(MultiPhaseMethod):
     """sent_r = U U^T x_r for each slice of x_r, with U the principal components of past slices.
 
     The linear compressor of Yu et al. 2018, without a mean and with one U for a unit. Each chunk of

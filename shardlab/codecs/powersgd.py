@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from shardlab.codecs.base import MessageKey
-from shardlab.codecs.rounds import Rounds, Wire, alarm, all_finite, nothing_sent
+from shardlab.codecs.multi_phase import MultiPhaseMethod, Wire, alarm, all_finite, nothing_sent
 from shardlab.codecs.unit import Unit
 from shardlab.kernels.random import uniform
 
@@ -41,7 +41,7 @@ class _Layout(NamedTuple):
     """what travels as it is, in a chunk"""
 
 
-class PowerSgd(Rounds):
+class PowerSgd(MultiPhaseMethod):
     """sent_r = P Q_r^T for the matrix M_r of each parameter; the result is P (sum Q_r)^T.
 
     Vogels et al. 2019 (algorithm 1), on matrices [first dimension, all others]:

@@ -12,11 +12,11 @@ from shardlab.codecs.floats import Fp8
 from shardlab.codecs.gradiveq import GradiVeQ
 from shardlab.codecs.identity import Identity
 from shardlab.codecs.integers import Int4, Int8
+from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.codecs.natural import Natural
 from shardlab.codecs.powersgd import PowerSgd
 from shardlab.codecs.qsgd import Qsgd
 from shardlab.codecs.randomk import RandomK
-from shardlab.codecs.rounds import Rounds
 from shardlab.codecs.signs import EfSign, OneBit, Sign
 from shardlab.codecs.sketch import Sketch
 from shardlab.codecs.sparse import Threshold, TopK
@@ -44,7 +44,7 @@ _BUILT_IN: dict[str, Callable[..., Codec]] = {
         Threshold,
     )
 }
-_IN_ROUNDS: dict[str, Callable[..., Rounds]] = {
+_MULTI_PHASE: dict[str, Callable[..., MultiPhaseMethod]] = {
     method.name: method for method in (Sketch, GradiVeQ, PowerSgd)
 }
 _ADDED: dict[str, Callable[..., Codec]] = {}
@@ -56,19 +56,19 @@ def register(name: str, factory: Callable[..., Codec]) -> None:
     Raises:
         UserError: the name is taken.
     """
-    if name in _BUILT_IN or name in _IN_ROUNDS or name in _ADDED:
+    if name in _BUILT_IN or name in _MULTI_PHASE or name in _ADDED:
         raise UserError(f"codec {name!r} exists already: choose another name")
     _ADDED[name] = factory
 
 
-def make_codec(spec: str | Mapping[str, Any] | BaseModel | Codec | Rounds) -> Codec:
+def make_codec(spec: str | Mapping[str, Any] | BaseModel | Codec | MultiPhaseMethod) -> Codec:
     """A codec from `"int8:group=64"`, `{"name": "int8", "group": 64}`, or a codec itself.
 
     Raises:
         UserError: unknown name or option, with the valid ones; a method of several rounds.
     """
     method = make_method(spec)
-    if isinstance(method, Rounds):
+    if isinstance(method, MultiPhaseMethod):
         raise UserError(
             f"codec {method.name!r} takes several rounds of messages: it serves the gradients of "
             "one level only"
@@ -76,13 +76,15 @@ def make_codec(spec: str | Mapping[str, Any] | BaseModel | Codec | Rounds) -> Co
     return method
 
 
-def make_method(spec: str | Mapping[str, Any] | BaseModel | Codec | Rounds) -> Codec | Rounds:
+def make_method(
+    spec: str | Mapping[str, Any] | BaseModel | Codec | MultiPhaseMethod,
+) -> Codec | MultiPhaseMethod:
     """The same for all methods: codecs, and those that take several rounds of messages.
 
     Raises:
         UserError: unknown name or option, with the valid ones.
     """
-    if isinstance(spec, Codec | Rounds):
+    if isinstance(spec, Codec | MultiPhaseMethod):
         return spec
     if not isinstance(spec, str | Mapping | BaseModel):
         raise UserError(f"codec: a codec is its name, or a mapping with `name` (found {spec!r})")
@@ -91,7 +93,7 @@ def make_method(spec: str | Mapping[str, Any] | BaseModel | Codec | Rounds) -> C
     name = options.get("name")
     if name in _ADDED:
         return _make_added(options)
-    known: dict[str, Callable[..., Codec | Rounds]] = {**_BUILT_IN, **_IN_ROUNDS}
+    known: dict[str, Callable[..., Codec | MultiPhaseMethod]] = {**_BUILT_IN, **_MULTI_PHASE}
     if name not in known:
         raise UserError(f"unknown codec {name!r}; {nearest(str(name), {**known, **_ADDED})}")
     checked = validate(CodecSpec, options, "codec").model_dump()

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from shardlab.codecs.base import MessageKey
-from shardlab.codecs.rounds import Rounds, Wire, alarm, all_finite, nothing_sent
+from shardlab.codecs.multi_phase import MultiPhaseMethod, Wire, alarm, all_finite, nothing_sent
 from shardlab.codecs.unit import Unit
 from shardlab.kernels import select, sketch
 
@@ -12,7 +12,7 @@ _NEAR = 1 << 16
 """elements of a stretch inside which 16 bits name a place"""
 
 
-class Sketch(Rounds):
+class Sketch(MultiPhaseMethod):
     """The k elements of largest magnitude of the *sum*, as a count sketch of it estimates them.
 
     Ivkin et al. 2019 (Sketched-SGD with HeavyMix). Round 1 sums the sketches S(x_r), a table of

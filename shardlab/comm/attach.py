@@ -10,8 +10,8 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.codecs.base import Codec
+from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.codecs.registry import make_codec, make_method
-from shardlab.codecs.rounds import Rounds
 from shardlab.comm.attachable import Attachable
 from shardlab.comm.build import Route, between_replicas, make_collective
 from shardlab.comm.collective import Collective
@@ -26,7 +26,7 @@ from shardlab.comm.residuals import Residual
 from shardlab.comm.steps import Told, Updates, tell_steps
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
-from shardlab.strategy.codec_options import IN_ROUNDS, SPECS
+from shardlab.strategy.codec_options import MULTI_PHASE, SPECS
 from shardlab.strategy.compression import Compression, WeightCompression
 from shardlab.transport.background import Lanes
 
@@ -35,7 +35,7 @@ Spec = str | Mapping[str, Any] | BaseModel | Codec
 
 def attach(
     model: nn.Module,
-    gradients: Spec | Rounds = "none",
+    gradients: Spec | MultiPhaseMethod = "none",
     weights: Spec = "none",
     *,
     error_feedback: bool = False,
@@ -230,12 +230,12 @@ def _wire(
     return Handle(ledger, feedback, stateful, detach, lanes, told)
 
 
-def _checkable(spec: Spec | Rounds) -> Any:
+def _checkable(spec: Spec | MultiPhaseMethod) -> Any:
     """What stands for a codec where options are checked against each other.
 
     A codec that the user wrote loses something and takes one payload, like `bf16`.
     """
     name = make_method(spec).name
-    if name in SPECS and not isinstance(spec, Codec | Rounds):
+    if name in SPECS and not isinstance(spec, Codec | MultiPhaseMethod):
         return spec
-    return name if name in ("none", *IN_ROUNDS) else "bf16"
+    return name if name in ("none", *MULTI_PHASE) else "bf16"

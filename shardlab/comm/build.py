@@ -8,15 +8,15 @@ import torch.distributed as dist
 
 from shardlab.codecs.base import Codec
 from shardlab.codecs.identity import Identity
-from shardlab.codecs.rounds import Rounds
+from shardlab.codecs.multi_phase import MultiPhaseMethod
+from shardlab.comm.all_to_all import AllToAllCollective
+from shardlab.comm.bypass import BypassCollective
 from shardlab.comm.collective import Collective, Native
-from shardlab.comm.exchange import Exchange
 from shardlab.comm.feedback import ErrorFeedback
-from shardlab.comm.filter import Filter
-from shardlab.comm.hierarchy import TwoLevel
+from shardlab.comm.hierarchy import HierarchicalCollective
 from shardlab.comm.ledger import Kind, Ledger
 from shardlab.comm.linear import LinearNative
-from shardlab.comm.rounds import RoundsCollective
+from shardlab.comm.multi_phase import MultiPhaseCollective
 from shardlab.comm.steps import Updates
 from shardlab.core.errors import UserError
 
@@ -25,7 +25,7 @@ from shardlab.core.errors import UserError
 class Route:
     """How the messages of one kind travel; what `attach` was told, checked and looked up."""
 
-    method: Codec | Rounds
+    method: Codec | MultiPhaseMethod
     native: bool = False
     """by the group's own collective"""
     minimum_size: int = 0
@@ -71,10 +71,10 @@ def make_collective(
     # on gloo the native reduce-scatter moves twice what is needed
     exact: Collective = Native(group, ledger, kind)
     if dist.get_backend(group) == "gloo":
-        exact = Exchange(group, ledger, kind, Identity())
+        exact = AllToAllCollective(group, ledger, kind, Identity())
     inner = _compressing(group, ledger, kind, route, feedback, updates)
-    ranks_per_node = inner.ranks_per_node if isinstance(inner, TwoLevel) else 0
-    return Filter(inner, exact, route.excluded, route.warmup, feedback, ranks_per_node)
+    ranks_per_node = inner.ranks_per_node if isinstance(inner, HierarchicalCollective) else 0
+    return BypassCollective(inner, exact, route.excluded, route.warmup, feedback, ranks_per_node)
 
 
 def _compressing(
@@ -86,15 +86,15 @@ def _compressing(
     updates: Updates | None,
 ) -> Collective:
     method, rest = route.method, (feedback, route.minimum_size, route.seed)
-    if isinstance(method, Rounds):
+    if isinstance(method, MultiPhaseMethod):
         # what it learns belongs to the units of one group
-        return RoundsCollective(group, ledger, kind, copy.deepcopy(method), *rest)
+        return MultiPhaseCollective(group, ledger, kind, copy.deepcopy(method), *rest)
     if route.between_nodes is not None:
         size = _ranks_per_node(route)
-        return TwoLevel(group, ledger, kind, method, route.between_nodes, size, *rest)
+        return HierarchicalCollective(group, ledger, kind, method, route.between_nodes, size, *rest)
     if route.native:
         return LinearNative(group, ledger, kind, method, *rest)
-    return Exchange(group, ledger, kind, method, *rest, updates)
+    return AllToAllCollective(group, ledger, kind, method, *rest, updates)
 
 
 def _ranks_per_node(route: Route) -> int:

@@ -16,8 +16,8 @@ from torch import Tensor
 from shardlab.codecs.base import Codec
 from shardlab.codecs.buffers import Buffers
 from shardlab.codecs.unit import Unit
+from shardlab.comm.all_to_all import AllToAllCollective
 from shardlab.comm.collective import Collective
-from shardlab.comm.exchange import Exchange
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Kind, Ledger, extra_collective
 from shardlab.core.errors import UserError
@@ -27,7 +27,7 @@ ACROSS = "@nodes"
 """ends the names under which the second level keeps residuals and steps"""
 
 
-class TwoLevel(Collective):
+class HierarchicalCollective(Collective):
     """An exchange inside nodes of L ranks and one between the N nodes; rank = L * node + place.
 
     The ledger counts the messages of both levels; `bytes_between_nodes` those of the second alone.
@@ -72,7 +72,7 @@ class TwoLevel(Collective):
             )
         ]
         self.inside, self.between = (
-            Exchange(level, ledger, kind, codec, feedback, minimum_size, seed)
+            AllToAllCollective(level, ledger, kind, codec, feedback, minimum_size, seed)
             for level, codec in zip(groups, (inside, between), strict=True)
         )
         self._buffers = Buffers()

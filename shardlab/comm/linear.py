@@ -6,18 +6,18 @@ from torch import Tensor
 
 from shardlab.codecs.base import Codec
 from shardlab.codecs.unit import Unit
-from shardlab.comm.coded import Sealed
+from shardlab.comm.all_to_all import AllToAllCollective
+from shardlab.comm.codec_collective import Sealed
 from shardlab.comm.collective import Native, labelled, sum_scatter
-from shardlab.comm.exchange import Exchange
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Kind, Ledger, timed
 
 
-class LinearNative(Exchange):
+class LinearNative(AllToAllCollective):
     """The `native` route of linear codecs: payloads, viewed as float32, are summed on the way.
 
-    No envelope, since sums have no checksum. Reductions equal those of `Exchange` up to the order
-    of sums; all_gather is that of `Exchange`.
+    No envelope, since sums have no checksum. Reductions equal those of `AllToAllCollective` up to
+    the order of sums; all_gather is that of `AllToAllCollective`.
 
     Raises:
         ValueError: the codec's payloads cannot be summed.

@@ -12,7 +12,7 @@ from shardlab.comm.ledger import Account, Kind, Ledger
 
 
 class GroupWire:
-    """`shardlab.codecs.rounds.Wire` over a process group, counted in a ledger as it moves."""
+    """`shardlab.codecs.multi_phase.Wire` over a process group, counted in a ledger as it moves."""
 
     def __init__(self, group: dist.ProcessGroup, ledger: Ledger, kind: Kind) -> None:
         self.world_size = dist.get_world_size(group)

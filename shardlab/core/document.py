@@ -1,6 +1,6 @@
 """The base of everything that a user writes: strict, frozen documents with helpful refusals."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
@@ -15,6 +15,9 @@ AS_TUPLE = BeforeValidator(lambda value: tuple(value) if isinstance(value, list)
 class Document(BaseModel):
     """Frozen and strict: unknown keys and wrong types are refused, never converted."""
 
+    renamed: ClassVar[dict[str, str]] = {}
+    """keys that earlier versions had, with the names that they have now"""
+
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
     )
@@ -24,6 +27,12 @@ class Document(BaseModel):
     def _refuse_unknown_keys(cls, value: Any) -> Any:
         if isinstance(value, dict):
             for key in value:
+                if key in cls.renamed:
+                    raise PydanticCustomError(
+                        "unknown_key",
+                        "renamed: write {now}",
+                        {"key": str(key), "now": cls.renamed[key]},
+                    )
                 if key not in cls.model_fields:
                     raise PydanticCustomError(
                         "unknown_key",

@@ -1,11 +1,11 @@
-"""Errors that speak to the user: what is wrong, where, and the mend, in one line."""
+"""Errors that speak to the user: what is wrong, where, and the fix, in one line."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """A mistake that the user can mend; the message is shown alone, without a traceback."""
+    """A mistake that the user can fix; the message is shown alone, without a traceback."""
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:

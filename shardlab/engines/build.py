@@ -19,7 +19,7 @@ from shardlab.engines.wrapped.fsdp2 import FSDP2Engine
 from shardlab.models.weights import Weights
 from shardlab.strategy.strategy import Strategy
 from shardlab.strategy.validation import check_fits
-from shardlab.transport.pace import Pace
+from shardlab.transport.link_throttle import LinkThrottle
 
 _CPU = torch.device("cpu")
 _ENGINES: dict[str, Callable[..., Engine]] = {
@@ -39,7 +39,7 @@ def build_engine(
     seed: int = 0,
     weights: Weights | None = None,
     device: torch.device = _CPU,
-    pace: Pace | None = None,
+    pace: LinkThrottle | None = None,
 ) -> Engine:
     """Wraps `model` by `strategy`.
 
@@ -54,7 +54,7 @@ def build_engine(
     Raises:
         UserError: the strategy does not fit the model, the ranks or the device.
     """
-    full = strategy.normal()
+    full = strategy.canonical()
     check_fits(full, dist.get_world_size(group))
     _check_device(full, device)
     prepare(model, full)

@@ -29,7 +29,7 @@ def sizes_of(
     Raises:
         UserError: the strategy does not fit the model.
     """
-    full, config = strategy.normal(), model.config
+    full, config = strategy.canonical(), model.config
     heads = config.num_attention_heads
     head = getattr(config, "head_dim", None) or config.hidden_size // heads
     samples = train.batch_size * train.accumulation

@@ -80,7 +80,7 @@ def traced_memory(
         None for what no tracker follows: the threads of `manual` and `slide`, parts of parameters
         (`use_orig_params`), off-load and activations that leave the device.
     """
-    full = strategy.normal().model_copy(update={"compile": False})
+    full = strategy.canonical().model_copy(update={"compile": False})
     elsewhere = full.offload or full.activations != "device"
     if full.engine in ("manual", "slide") or full.use_orig_params or elsewhere:
         return None

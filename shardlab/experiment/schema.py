@@ -1,6 +1,6 @@
 """The experiment: the schema of `params.yaml`."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -159,14 +159,16 @@ class Train(Document):
 
 
 class Timing(Document):
-    """Steps of several strategies by turns in the same processes: times that compare in pairs."""
+    """Interleaved steps of several strategies in the same processes, to be compared in pairs."""
+
+    renamed: ClassVar[dict[str, str]] = {"rounds": "repetitions"}
 
     runs: Annotated[tuple[Name, ...], AS_TUPLE] = Field(min_length=1)
     """names of strategies"""
     world_size: int = Field(2, ge=1)
     link: Link | None = None
     """emulated, between ranks of this machine; null: as they are"""
-    rounds: int = Field(10, ge=1)
+    repetitions: int = Field(10, ge=1)
     """timed steps of every strategy"""
 
 

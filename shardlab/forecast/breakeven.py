@@ -77,7 +77,7 @@ def _without_codecs(run: TimedRun, strategy: Strategy) -> TimedRun:
     """The same exchange of what is not compressed."""
     plain = {"gradients": {"codec": "none", "route": "exchange"}, "weights": None}
     given = strategy.model_dump(mode="json") | plain
-    normal = parse_strategy(given, run.run).normal()
+    normal = parse_strategy(given, run.run).canonical()
     return run.model_copy(update={"strategy": normal.model_dump(mode="json")})
 
 

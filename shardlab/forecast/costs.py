@@ -26,10 +26,10 @@ class Coding(NamedTuple):
 
 
 class Costs(ABC):
-    """Phases of the collectives on vectors of so many elements, and of what moves main memory.
+    """Phases of the collectives on vectors of so many elements, and of what moves host memory.
 
     An exchange moves a payload from every rank to every other one; the codec runs before and after
-    (the scheme of `shardlab.comm.exchange`).
+    (the scheme of `shardlab.comm.all_to_all`).
     """
 
     ranks_per_core = 1.0
@@ -49,7 +49,7 @@ class Costs(ABC):
 
     @abstractmethod
     def move(self, operation: MemoryOperation, nbytes: float) -> Phase:
-        """What moves so many bytes of main memory."""
+        """What moves so many bytes of host memory."""
 
     @abstractmethod
     def collect(self, nbytes: float) -> Phase:
@@ -58,7 +58,7 @@ class Costs(ABC):
     @property
     @abstractmethod
     def inside(self) -> "Costs":
-        """Between ranks that share main memory."""
+        """Between ranks that share host memory."""
 
     @property
     @abstractmethod
@@ -210,7 +210,7 @@ class OnCluster(Costs):
 
 
 def codings(strategy: Strategy, machine: Machine) -> tuple[Coding, Coding]:
-    """How gradients and weights of a strategy in its normal form travel.
+    """How gradients and weights of a strategy in its canonical form travel.
 
     Raises:
         KeyError: a codec that was not calibrated.

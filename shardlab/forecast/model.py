@@ -93,12 +93,12 @@ class Model(NamedTuple):
 
 
 def strategy_of(run: TimedRun) -> Strategy:
-    """In its normal form."""
-    return parse_strategy(run.strategy, f"strategy of {run.run}").normal()
+    """In its canonical form."""
+    return parse_strategy(run.strategy, f"strategy of {run.run}").canonical()
 
 
 def cannot_learn(strategy: Strategy, machine: Machine) -> str | None:
-    """Why a strategy in its normal form cannot be simulated; None if it can."""
+    """Why a strategy in its canonical form cannot be simulated; None if it can."""
     if missing := obstacle(strategy):
         return f"the model does not know {missing}"
     try:

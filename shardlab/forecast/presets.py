@@ -31,9 +31,9 @@ class Cluster(NamedTuple):
     busy: float
     """share of a processor that communication takes from computation while both run"""
     copies: float
-    """between main memory and a rank's device"""
+    """between host memory and a rank's device"""
     memory: float
-    """a rank's share of main memory, reads and writes together"""
+    """a rank's share of host memory, reads and writes together"""
     disk: float
     source: str
 
@@ -81,7 +81,7 @@ PRESETS = {
         source="DGX A100: 8 GPUs, NVLink 3 at 240 GB/s, one HDR InfiniBand port of 200 Gbit/s per "
         "GPU (torch/_inductor/comm_analysis.py); latencies of NCCL; 15 % of computation lost to "
         "communication (Calculon, systems/a100_80g.json, NVLink); copies at 25 GB/s (PCIe 4 x16), "
-        "an eighth of main memory at 409.6 GB/s (16 channels of DDR4-3200), a disk at 3 GB/s",
+        "an eighth of host memory at 409.6 GB/s (16 channels of DDR4-3200), a disk at 3 GB/s",
     ),
     "dgx-h100": Cluster(
         ranks_per_node=8,
@@ -97,7 +97,7 @@ PRESETS = {
         source="DGX H100: 8 GPUs, NVLink 4 at 370 GB/s, one NDR InfiniBand port of 400 Gbit/s per "
         "GPU (torch/_inductor/comm_analysis.py); latencies of NCCL; 15 % of computation lost to "
         "communication (as Calculon has it for NVLink); copies at 50 GB/s (PCIe 5 x16), an eighth "
-        "of main memory at 614.4 GB/s (16 channels of DDR5-4800), a disk at 3 GB/s",
+        "of host memory at 614.4 GB/s (16 channels of DDR5-4800), a disk at 3 GB/s",
     ),
 }
 

@@ -126,6 +126,6 @@ def read_forecast(path: str | Path) -> Foretold:
     try:
         foretold: Foretold = validate(Foretold, read_json(path), "")
     except ValueError as error:
-        mend = "run python -m stages.forecast"
-        raise UserError(f"{path}: not a forecast ({error}): {mend}") from None
+        fix = "run python -m stages.forecast"
+        raise UserError(f"{path}: not a forecast ({error}): {fix}") from None
     return foretold

@@ -33,7 +33,7 @@ class Slide(Step):
         self._landed: dict[int, str] = {}
         self._updated: dict[int, str] = {}
         self._last_in: dict[int, int] = {}
-        """the unit that had landed last, by slots of main memory"""
+        """the unit that had landed last, by slots of host memory"""
         every = range(len(work.units))
         order = every if work.holding else every[::-1]
         on_disk = work.strategy.moments == "disk"

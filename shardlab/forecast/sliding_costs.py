@@ -1,4 +1,4 @@
-"""What `slide` moves for a unit: its copies, sums and updates, in bytes of main memory.
+"""What `slide` moves for a unit: its copies, sums and updates, in bytes of host memory.
 
 Sources: `shardlab.engines.slide` (arrivals, departures, sums, updates, moments). The closed forms
 of a step follow: with P parameters, N units of G elements of which K stay, W ranks of a node, b

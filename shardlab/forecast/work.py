@@ -39,7 +39,7 @@ class Work(NamedTuple):
     """What a step has to do."""
 
     strategy: Strategy
-    """in its normal form"""
+    """in its canonical form"""
     units: tuple[int, ...]
     """elements; of ddp its buckets in the order of backward, else the root and the units"""
     accumulation: int

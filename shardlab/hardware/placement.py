@@ -52,7 +52,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class Resident:
+class RankLocation:
     """What a rank may use; plain values, so that it travels as JSON."""
 
     cpus: Sequence[int]
@@ -66,7 +66,7 @@ class Resident:
         return cls(sorted(os.sched_getaffinity(0)), gpu_node)
 
 
-def place_ranks(topology: Topology, ranks: Sequence[Resident]) -> list[Placement]:
+def place_ranks(topology: Topology, ranks: Sequence[RankLocation]) -> list[Placement]:
     """The same on every rank of the machine that knows of all.
 
     Ranks with one affinity mask get CPUs of their own if it has one for each, unless their GPUs
@@ -90,7 +90,7 @@ def place_ranks(topology: Topology, ranks: Sequence[Resident]) -> list[Placement
     return [placement_on(topology, each, cpus[:rank].count(each)) for rank, each in enumerate(cpus)]
 
 
-def place_here(ranks: Sequence[Resident], root: Path = SYSFS) -> list[Placement]:
+def place_here(ranks: Sequence[RankLocation], root: Path = SYSFS) -> list[Placement]:
     """`place_ranks` on this machine, or the one whose sysfs is at `root`."""
     return place_ranks(read_topology({cpu for each in ranks for cpu in each.cpus}, root), ranks)
 
@@ -108,7 +108,7 @@ def placement_on(topology: Topology, cpus: Collection[int], turn: int = 0) -> Pl
     return Placement(cores[turn:] + cores[:turn], cores[0].node if choice else None)
 
 
-def _nodes(topology: Topology, ranks: Sequence[Resident]) -> list[set[int]]:
+def _nodes(topology: Topology, ranks: Sequence[RankLocation]) -> list[set[int]]:
     """Those that each rank gets CPUs of."""
     nodes: list[set[int]] = []
     masks = [frozenset(each.cpus) for each in ranks]

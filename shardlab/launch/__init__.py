@@ -37,7 +37,7 @@ def launch(
     instead of seconds. Under torchrun, in a step of SLURM and with `start.nnodes` several commands
     start an equal share each. LOCAL_RANK and LOCAL_WORLD_SIZE tell a rank its place on its machine.
 
-    Ranks of which every one has a GPU of its own use NCCL, and gloo for what lies in main memory;
+    Ranks of which every one has a GPU of its own use NCCL, and gloo for what lies in host memory;
     otherwise all use gloo.
 
     Args:

@@ -46,7 +46,7 @@ def gpu_node() -> int | None:
 
 
 def backend_of(gpus: Sequence[str]) -> str:
-    """NCCL, with gloo for what lies in main memory, if every rank has a GPU of its own; else gloo.
+    """NCCL, with gloo for what lies in host memory, if every rank has a GPU of its own; else gloo.
 
     Args:
         gpus: what `take_gpu` returned on every rank.

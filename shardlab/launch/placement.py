@@ -12,7 +12,7 @@ from shardlab.core.cpu_sets import format_cpus, parse_cpus
 from shardlab.core.errors import UserError
 from shardlab.experiment.affinity import CpuAffinity
 from shardlab.hardware.memory_policy import prefer_node
-from shardlab.hardware.placement import Placement, Resident, place_here, placement_on
+from shardlab.hardware.placement import Placement, RankLocation, place_here, placement_on
 from shardlab.hardware.topology import SYSFS, read_topology
 from shardlab.launch.devices import gpu_node
 
@@ -61,10 +61,10 @@ def _named(lists: tuple[str | int, ...], root: Path) -> Placement:
 def _shared(rank: int, store: dist.Store, root: Path) -> Placement:
     """Every rank says what it may use: torchrun, srun or the user may have bound it already."""
     local_rank, count = _here()
-    store.set(f"cpus/{rank}", json.dumps(asdict(Resident.here(gpu_node()))))
+    store.set(f"cpus/{rank}", json.dumps(asdict(RankLocation.here(gpu_node()))))
     first = rank - local_rank
     said = [json.loads(store.get(f"cpus/{first + other}")) for other in range(count)]
-    return place_here([Resident(**each) for each in said], root)[local_rank]
+    return place_here([RankLocation(**each) for each in said], root)[local_rank]
 
 
 def _here() -> tuple[int, int]:

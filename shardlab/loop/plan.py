@@ -26,6 +26,6 @@ class RunPlan:
     def params_hash(self) -> str:
         """16 hexadecimal digits over all parameters that the results depend on."""
         strategy, model = (
-            document.model_dump(mode="json") for document in (self.strategy.normal(), self.model)
+            document.model_dump(mode="json") for document in (self.strategy.canonical(), self.model)
         )
         return sha256_of_value([strategy, self.train.meaning(), model])[:16]

@@ -38,7 +38,7 @@ def describe(
     plan: RunPlan, parameters: int, link_emulation: LinkEmulation, placement: list[str]
 ) -> dict[str, Any]:
     """The `Setting` of a record."""
-    full = plan.strategy.normal()
+    full = plan.strategy.canonical()
     codec = full.gradients.codec.model_dump()
     return Setting(
         run=plan.run,

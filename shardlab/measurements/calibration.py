@@ -18,7 +18,7 @@ MemoryOperation = Literal["copy", "update", "load", "store"]
 """copy: a vector, by a thread; update: AdamW; load, store: moments that are on a disk"""
 
 UPDATE_BYTES = 28
-"""of main memory that AdamW moves for an element of float32: parameter and two moments read and
+"""of host memory that AdamW moves for an element of float32: parameter and two moments read and
 written, gradient read"""
 
 _PASSES: dict[Operation, int] = {
@@ -35,7 +35,7 @@ def wire_bytes(operation: Operation, nbytes: float, world_size: int) -> float:
 
 
 def memory_operations(strategy: Strategy) -> list[MemoryOperation]:
-    """That a forecast of the strategy, in its normal form, has to know."""
+    """That a forecast of the strategy, in its canonical form, has to know."""
     if strategy.engine != "slide":
         return []
     return ["copy", "update", "load", "store"] if strategy.moments == "disk" else ["copy", "update"]
@@ -72,7 +72,7 @@ class CodecCost(Document):
 
 
 class MemoryCost(Document):
-    """One operation in main memory on vectors of one size, on all ranks at once."""
+    """One operation in host memory on vectors of one size, on all ranks at once."""
 
     operation: MemoryOperation
     nbytes: int
@@ -101,8 +101,8 @@ def read_calibration(path: str | Path) -> Calibration:
     try:
         calibration: Calibration = validate(Calibration, read_json(path), "")
     except ValueError as error:
-        mend = "run python -m stages.calibrate"
-        raise UserError(f"{path}: not a calibration ({error}): {mend}") from None
+        fix = "run python -m stages.calibrate"
+        raise UserError(f"{path}: not a calibration ({error}): {fix}") from None
     return calibration
 
 

@@ -31,7 +31,7 @@ class TimedRun(Document):
     run: str
     """name of the strategy, or `NO_COMMUNICATION`"""
     strategy: dict[str, Any] | None
-    """in its normal form"""
+    """in its canonical form"""
     strategy_hash: str | None
     model: str
     parameters: int
@@ -83,15 +83,15 @@ def read_timing(folder: Path, name: str, timing: Timing) -> list[TimedRun]:
     Raises:
         UserError: they are missing, or those of another timing.
     """
-    path, mend = folder / f"{name}.jsonl", f"run python -m stages.timing {name}"
+    path, fix = folder / f"{name}.jsonl", f"run python -m stages.timing {name}"
     try:
         found = read_timings(path)
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file: {mend}") from None
+        raise UserError(f"{path}: no such file: {fix}") from None
     except ValueError as error:
-        raise UserError(f"{path}: not a timing ({error}): {mend}") from None
+        raise UserError(f"{path}: not a timing ({error}): {fix}") from None
     if [run.run for run in found] != [*timing.runs, NO_COMMUNICATION]:
-        raise UserError(f"{path}: has other runs than timings.{name}: {mend}")
+        raise UserError(f"{path}: has other runs than timings.{name}: {fix}")
     return found
 
 

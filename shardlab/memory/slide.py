@@ -7,10 +7,10 @@ device computes with and l for one of a gradient that leaves it, K slots, and W 
   the gradients that autograd makes, b G in backward of a unit and b R at its end, and activations
   and logits as `shardlab.memory.step` has them. None of it depends on the number of layers but what
   is kept of each for backward;
-- main memory holds, for all ranks of the node, parameters, 4 P, where b is less than 4 a mirror of
+- host memory holds, for all ranks of the node, parameters, 4 P, where b is less than 4 a mirror of
   them, b P, moments and gradients; of what is frozen b bytes for each parameter and nothing else.
   Where gradients or moments are meant, here and above, P, R and G are of what is trained alone;
-- with m bytes for a moment, moments are 2 m P; on disk they take as much there, and main memory
+- with m bytes for a moment, moments are 2 m P; on disk they take as much there, and host memory
   holds those of three units: one is updated, one comes and one leaves;
 - gradients arrive in V vectors: one for each rank that copies them whole (V = W, `cpu_reduce`), or
   one for all (V = 1). With a single micro-batch and nothing to wait for they are applied where they
@@ -33,13 +33,13 @@ _HELD = 3
 
 
 def window_slots(full: Settings, units: int) -> int:
-    """K, by a normal form: there is no use for more of them than there are units."""
+    """K, by a canonical form: there is no use for more of them than there are units."""
     assert full.window is not None
     return min(full.window, units)
 
 
 def window_bytes(full: Settings, element_bytes: int, root: int, units: Sequence[int]) -> int:
-    """Of parameters on the device, by a normal form; `root` and `units` are elements."""
+    """Of parameters on the device, by a canonical form; `root` and `units` are elements."""
     return element_bytes * (window_slots(full, len(units)) * max(units, default=0) + root)
 
 
@@ -52,13 +52,13 @@ def leaving_bytes(
 
 
 Keeping = Literal["nothing", "arrived", "sums", "totals"]
-"""which gradients stay in main memory until they are applied: none, as they are applied where they
+"""which gradients stay in host memory until they are applied: none, as they are applied where they
 arrive; all as they arrive; what each rank adds up of its own; what each adds up of its part of what
 ranks have reduced"""
 
 
 def keeping(full: Settings, accumulation: int | None, holding: bool) -> Keeping:
-    """By a normal form.
+    """By a canonical form.
 
     Args:
         accumulation: micro-batches of a step, where that is known.
@@ -82,7 +82,7 @@ def copied_whole(full: Settings, world_size: int) -> int:
     return world_size if full.grad_sync == "cpu_reduce" else 1
 
 
-def in_main_memory(
+def in_host_memory(
     full: Settings,
     element_bytes: int,
     root: int,
@@ -117,7 +117,7 @@ def in_main_memory(
 
 
 def landed_bytes(full: Settings, element_bytes: int, world_size: int) -> int:
-    """Of a number of a gradient that arrives in main memory."""
+    """Of a number of a gradient that arrives in host memory."""
     sums = full.gradients.plain() and full.gradients.route == "native"
     if world_size == 1 or (full.grad_sync == "cpu_reduce" and sums):
         return element_bytes

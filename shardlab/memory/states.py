@@ -16,7 +16,7 @@ _RESIDUAL = {"fp32": 4.0, "bf16": 2.0, "int8": 1 + 2 / 128}
 
 
 def state_bytes(full: Strategy, parameters: int, world_size: int) -> dict[str, int]:
-    """Bytes by what they are for, by a normal form."""
+    """Bytes by what they are for, by a canonical form."""
     part = _FLOAT * parameters * _copies(full, world_size) // world_size
     return {
         "parameters": part,

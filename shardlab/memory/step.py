@@ -34,7 +34,7 @@ from typing import NamedTuple
 from shardlab.core.document import Document
 from shardlab.memory.slide import (
     DTYPE_BYTES,
-    in_main_memory,
+    in_host_memory,
     leaving_bytes,
     window_bytes,
 )
@@ -113,9 +113,9 @@ class Sizes(NamedTuple):
 def closed_form(strategy: Strategy, sizes: Sizes, world_size: int) -> Categories:
     """What is alive at the fullest moment of a step, on the device that computes.
 
-    Where that is the CPU, what the slide engine keeps in main memory comes to it.
+    Where that is the CPU, what the slide engine keeps in host memory comes to it.
     """
-    full = strategy.normal()
+    full = strategy.canonical()
     states = state_bytes(full, sizes.trained, world_size)
     states["parameters"] = state_bytes(full, sizes.parameters, world_size)["parameters"]
     if full.offload:
@@ -127,12 +127,12 @@ def closed_form(strategy: Strategy, sizes: Sizes, world_size: int) -> Categories
     return {name: size for name, size in fullest.items() if size}
 
 
-def main_memory(strategy: Strategy, sizes: Sizes, world_size: int) -> Categories:
+def host_memory(strategy: Strategy, sizes: Sizes, world_size: int) -> Categories:
     """What the slide engine keeps beside the device, for one of the ranks that share it."""
-    full = strategy.normal()
+    full = strategy.canonical()
     if full.engine != "slide":
         return {}
-    node = in_main_memory(
+    node = in_host_memory(
         *(full, sizes.element_bytes, sizes.trained_root, sizes.trained_units()),
         *(world_size, sizes.accumulation, sizes.holding, sizes.parameters - sizes.trained),
     )

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from shardlab.core.errors import UserError
 from shardlab.experiment.schema import Model
 from shardlab.models.checkpoint import CheckpointWeights
-from shardlab.models.foreign import foreign_config
+from shardlab.models.huggingface import foreign_config
 from shardlab.models.presets import preset_config
 from shardlab.models.weights import RandomWeights, Weights
 

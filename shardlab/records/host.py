@@ -21,7 +21,7 @@ def describe_host() -> dict[str, Any]:
 
 
 def memory_bytes() -> int:
-    """Main memory of the machine, or the lowest limit of a control group when that is lower."""
+    """Host memory of the machine, or the lowest limit of a control group when that is lower."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([physical, *(limit for limit, _ in _memory_of_groups())])
 

@@ -43,7 +43,7 @@ class Setting(Document):
     weight_codec: str
     error_feedback: bool
     strategy: dict[str, Any]
-    """the strategy in its normal form"""
+    """the strategy in its canonical form"""
     strategy_hash: str
     params_hash: str
     revision: str

@@ -184,7 +184,7 @@ def comparison(records: list[Record], runs: list[str], baseline: str) -> pd.Data
     parts = [
         pd.DataFrame(
             {
-                "strategy": [strategy.brief() for strategy in strategies.values()],
+                "strategy": [strategy.label() for strategy in strategies.values()],
                 "engine": [strategy.engine for strategy in strategies.values()],
                 "codec": [strategy.gradients.codec.name for strategy in strategies.values()],
                 **pd.DataFrame(map(travel, strategies.values())).to_dict("list"),

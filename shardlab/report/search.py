@@ -29,7 +29,7 @@ def outcome(history: History) -> str:
     accepted = sum(entry.decision == "accept" for entry in history.rounds)
     return (
         f"After {count} {'round' if count == 1 else 'rounds'}, of which {accepted} changed the "
-        f"incumbent, the strategy search holds: {history.incumbent.strategy.brief()} "
+        f"incumbent, the strategy search holds: {history.incumbent.strategy.label()} "
         f"({history.incumbent.source})."
     )
 
@@ -52,7 +52,7 @@ def rounds_table(history: History) -> Table:
 def _story(entry: Round) -> RoundStory:
     return RoundStory(
         number=entry.round,
-        tried=entry.trial.brief or "nothing: the judge abstained or nothing was left to try",
+        tried=entry.trial.label or "nothing: the judge abstained or nothing was left to try",
         judge=entry.verdict.judge,
         why=entry.verdict.reason,
         trial=_trial(entry),

@@ -25,7 +25,7 @@ def summary(compared: pd.DataFrame, history: History) -> dict[str, Any]:
             for run, row in compared.iterrows()
         },
         "agent": {
-            "strategy": history.incumbent.strategy.brief(),
+            "strategy": history.incumbent.strategy.label(),
             "hash": history.incumbent.hash,
             "source": history.incumbent.source,
             "rounds": len(history.rounds),

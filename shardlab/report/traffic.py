@@ -35,7 +35,7 @@ def traffic(record: Record) -> dict[str, float]:
 
 def travel(strategy: Strategy) -> dict[str, str]:
     """Codecs and error feedback of a strategy in words, by the name of their column."""
-    full = strategy.normal()
+    full = strategy.canonical()
     gradients = full.gradients
     codecs = [codec_text(gradients.codec)]
     if gradients.between_nodes is not None:

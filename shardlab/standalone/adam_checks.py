@@ -1,4 +1,4 @@
-"""What LayerAdam refuses: each check raises a UserError that names the mend."""
+"""What LayerAdam refuses: each check raises a UserError that names the fix."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

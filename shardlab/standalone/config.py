@@ -40,7 +40,7 @@ class SlideConfig:
     grad_sync: Literal["gpu_reduce", "cpu_reduce"] = "cpu_reduce"
     reduce_every_micro_batch: bool = False
     """with accumulation and cpu_reduce: the gradients of all ranks are added up after every call,
-    so that main memory holds one sum instead of one for each rank"""
+    so that host memory holds one sum instead of one for each rank"""
     gradients: str | Mapping[str, Any] = "none"
     """codec of the gradients that ranks send to each other, as `shardlab.attach` takes them by name
     or mapping"""

@@ -1,4 +1,4 @@
-"""What `SlideFSDP` refuses to train: each check raises a UserError that names the mend."""
+"""What `SlideFSDP` refuses to train: each check raises a UserError that names the fix."""
 
 from typing import Any
 

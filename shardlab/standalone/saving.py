@@ -24,7 +24,7 @@ from shardlab.engines.common.base import State
 from shardlab.engines.common.state_files import load_state, save_state
 from shardlab.engines.slide.unit import FROZEN
 from shardlab.transport.gather import gather_values
-from shardlab.transport.together import together
+from shardlab.transport.together import run_or_fail_together
 
 _ABOUT, _FILE, _OF_RANKS = "slide.json", "slide.safetensors", "rank-*.safetensors"
 _EXTRA = "extra"
@@ -83,12 +83,14 @@ def write(folder: Path, state: State, own: State, group: dist.ProcessGroup) -> N
                 write_json(place / _ABOUT, About(ranks=world_size, files=files).model_dump())
             finishing.close()
 
-        place = Path(gather_values(together(group, failed, begin), group)[0])
-        together(group, failed, fill)
+        place = Path(gather_values(run_or_fail_together(group, failed, begin), group)[0])
+        run_or_fail_together(group, failed, fill)
         share = slice(rank, None, world_size)
-        each = gather_values(together(group, failed, lambda: checksums(place, share)), group)
+        each = gather_values(
+            run_or_fail_together(group, failed, lambda: checksums(place, share)), group
+        )
         files = {name: checksum for part in each for name, checksum in part.items()}
-        together(group, failed, finish)
+        run_or_fail_together(group, failed, finish)
 
 
 def _check_place(folder: Path) -> None:
@@ -121,8 +123,8 @@ def check(folder: Path, state: State, rank: int, world_size: int) -> int:
     if not any(folder.glob(_OF_RANKS)):
         files, ranks = {_FILE: files[_FILE]}, 0
     for name, what in damage(folder, files, slice(rank, None, world_size)):
-        mend = "" if name == _FILE else f", or {_BEGIN_ANEW}"
-        raise UserError(f"{folder / name}: {what}: load another folder{mend}")
+        fix = "" if name == _FILE else f", or {_BEGIN_ANEW}"
+        raise UserError(f"{folder / name}: {what}: load another folder{fix}")
     return ranks
 
 

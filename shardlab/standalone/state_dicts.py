@@ -16,13 +16,13 @@ def refuse_state_dicts(model: nn.Module) -> None:
 
 def _refuse_to_give(*_: Any) -> NoReturn:
     raise UserError(
-        "state_dict: the model slides, and its parameters are in main memory: take "
+        "state_dict: the model slides, and its parameters are in host memory: take "
         "SlideFSDP.state_dict(), on all ranks"
     )
 
 
 def _refuse_to_take(*_: Any) -> NoReturn:
     raise UserError(
-        "load_state_dict: the model slides, and its parameters are in main memory: load before "
+        "load_state_dict: the model slides, and its parameters are in host memory: load before "
         "SlideFSDP takes the model, or continue with SlideFSDP.load(folder)"
     )

@@ -17,7 +17,7 @@ from shardlab.core.errors import UserError
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import State
 from shardlab.engines.common.random_state import random_state, set_random_state
-from shardlab.engines.common.state_files import in_main_memory
+from shardlab.engines.common.state_files import in_host_memory
 from shardlab.engines.slide.engine import SlideEngine
 from shardlab.engines.slide.groups import twin
 from shardlab.engines.slide.unit import FROZEN
@@ -27,11 +27,11 @@ from shardlab.standalone.model_checks import check_model, computing_device
 from shardlab.standalone.outputs import drop_graph, loss_of
 from shardlab.standalone.state_dicts import refuse_state_dicts
 from shardlab.transport.device import device_of
-from shardlab.transport.together import together
+from shardlab.transport.together import run_or_fail_together
 
 
 class SlideFSDP:
-    """Trains a model that does not fit the device: main memory holds it, the device a window of it.
+    """Trains a model that does not fit the device: host memory holds it, the device a window of it.
 
     All ranks of the default process group call the same methods in the same order, each with its
     own samples; those of one machine share its memory. Without a default process group it makes
@@ -41,7 +41,7 @@ class SlideFSDP:
 
     Its way over a GPU has not been run yet; all tests are on CPUs.
 
-    Parameters whose `requires_grad` is False stay as they are: main memory holds them once, in
+    Parameters whose `requires_grad` is False stay as they are: host memory holds them once, in
     `param_dtype`, to which they are rounded at the start, without moments or gradients. Which ones
     are trained is decided before; another choice needs a new `SlideFSDP` of the same model, built
     anew with `state_dict()`.
@@ -123,13 +123,13 @@ class SlideFSDP:
         All of it on rank 0, nothing on the others, as torch's `StateDictOptions` has it with
         `full_state_dict` and `cpu_offload`; to be called by all ranks together.
         """
-        state = self._engine.in_main_memory()
+        state = self._engine.in_host_memory()
         if dist.get_rank(self._group) > 0:
             return {}
         own = state["parameter"] | state[FROZEN]
         whole = {n: own[n].to(torch.float32, copy=True) for n, *_ in self._names}
         tied = {other: whole[names[0]] for names in self._names for other in names[1:]}
-        return {**whole, **tied, **in_main_memory(self._buffers())}
+        return {**whole, **tied, **in_host_memory(self._buffers())}
 
     def save(self, folder: str | Path) -> None:
         """Writes all that `load` continues from, between steps; whole or not at all.
@@ -141,9 +141,9 @@ class SlideFSDP:
         """
         self._between_steps("save")
         engine, folder = self._engine, saving.folder_of(folder, "SlideFSDP.save")
-        state = engine.in_main_memory()  # first: threads change what ranks hold back until then
+        state = engine.in_host_memory()  # first: threads change what ranks hold back until then
         own = engine.rank_state() | {"random": random_state(engine.device)}
-        state |= {"buffer": in_main_memory(self._buffers()), "extra": own.pop("extra")}
+        state |= {"buffer": in_host_memory(self._buffers()), "extra": own.pop("extra")}
         saving.write(folder, state, own, self._patient)
 
     def load(self, folder: str | Path) -> None:
@@ -159,14 +159,16 @@ class SlideFSDP:
         self._between_steps("load")
         folder, group = saving.folder_of(folder, "SlideFSDP.load"), self._patient
         failed = f"{folder}: cannot be loaded"
-        state = self._engine.in_main_memory() | {"buffer": self._buffers()}
+        state = self._engine.in_host_memory() | {"buffer": self._buffers()}
         ranks = dist.get_rank(group), dist.get_world_size(group)
         feedback = self.config.error_feedback
 
-        saved_by = together(group, failed, lambda: saving.check(folder, state, *ranks))
-        told = together(group, failed, lambda: saving.of_rank(folder, saved_by, *ranks, feedback))
+        saved_by = run_or_fail_together(group, failed, lambda: saving.check(folder, state, *ranks))
+        told = run_or_fail_together(
+            group, failed, lambda: saving.of_rank(folder, saved_by, *ranks, feedback)
+        )
         # nobody writes to memory before all ranks have found theirs
-        together(group, failed, lambda: self._take(folder, state, told))
+        run_or_fail_together(group, failed, lambda: self._take(folder, state, told))
         self._engine.take_in()
 
     def _take(self, folder: Path, state: State, told: State) -> None:

@@ -217,7 +217,7 @@ SPECS: dict[str, type[Document]] = {
 
 SUMMABLE = ("none", "randomk")
 """codecs whose payloads can be summed on the wire"""
-IN_ROUNDS = ("sketch", "gradiveq", "powersgd")
+MULTI_PHASE = ("sketch", "gradiveq", "powersgd")
 """codecs that take several rounds of messages instead of one payload"""
 SPARSE = ("topk", "randomk", "threshold")
 """codecs that leave elements out"""

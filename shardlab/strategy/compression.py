@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from shardlab.core.document import AS_TUPLE, Document
-from shardlab.strategy.codec_options import IN_ROUNDS, SPARSE, SUMMABLE, NoneSpec, RandomKSpec
+from shardlab.strategy.codec_options import MULTI_PHASE, SPARSE, SUMMABLE, NoneSpec, RandomKSpec
 from shardlab.strategy.codec_spec import CodecSpec, codec_text
 
 
@@ -46,7 +46,7 @@ class Compression(Document):
         if self.ranks_per_node is not None and self.between_nodes is None:
             raise ValueError("ranks_per_node has no meaning without between_nodes: remove it")
         for level in (self.codec, self.between_nodes):
-            if self.between_nodes is not None and level is not None and level.name in IN_ROUNDS:
+            if self.between_nodes is not None and level is not None and level.name in MULTI_PHASE:
                 raise ValueError(
                     f"codec {level.name!r} has no two-level form: remove between_nodes"
                 )
@@ -56,7 +56,7 @@ class Compression(Document):
         """Whether nothing is compressed, neither inside a node nor between nodes."""
         return self.codec.name == "none" and self.between_nodes is None
 
-    def normal(self) -> "Compression":
+    def canonical(self) -> "Compression":
         """Defaults written out; options that change nothing reset."""
         plain = self.plain()
         updates: dict[str, Any] = {"route": self.route or ("native" if plain else "exchange")}
@@ -74,46 +74,46 @@ class WeightCompression(Document):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.codec.name in IN_ROUNDS or self.codec.name in SPARSE:
+        if self.codec.name in MULTI_PHASE or self.codec.name in SPARSE:
             raise ValueError(
                 f"codec {self.codec.name!r} is for gradients: weights need every element"
             )
         return self
 
-    def normal(self) -> "WeightCompression | None":
+    def canonical(self) -> "WeightCompression | None":
         """None where nothing is compressed."""
         return None if self.codec.name == "none" else self
 
 
-def gradient_words(normal: Compression) -> list[str]:
-    """What of a normal form is not the default; the codec always."""
-    words = [codec_text(normal.codec)]
-    if normal.between_nodes is not None:
+def gradient_words(canonical: Compression) -> list[str]:
+    """What of a canonical form is not the default; the codec always."""
+    words = [codec_text(canonical.codec)]
+    if canonical.between_nodes is not None:
         nodes = "nodes"
-        if normal.ranks_per_node is not None:
-            nodes = f"nodes of {normal.ranks_per_node} ranks"
-        words.append(f"{codec_text(normal.between_nodes)} between {nodes}")
-    if normal.plain():
-        return words + (["exchange"] if normal.route == "exchange" else [])
-    words[-1] += _from_size(normal)
-    if normal.error_feedback:
-        kept = "" if normal.residual == "fp32" else f" in {normal.residual}"
+        if canonical.ranks_per_node is not None:
+            nodes = f"nodes of {canonical.ranks_per_node} ranks"
+        words.append(f"{codec_text(canonical.between_nodes)} between {nodes}")
+    if canonical.plain():
+        return words + (["exchange"] if canonical.route == "exchange" else [])
+    words[-1] += _from_size(canonical)
+    if canonical.error_feedback:
+        kept = "" if canonical.residual == "fp32" else f" in {canonical.residual}"
         words.append(f"error feedback{kept}")
-    if normal.route == "native":
+    if canonical.route == "native":
         words.append("summed on the wire")
-    if normal.exclude:
-        words.append(f"without {' '.join(normal.exclude)}")
-    if normal.warmup_steps:
-        words.append(f"after {normal.warmup_steps} steps")
+    if canonical.exclude:
+        words.append(f"without {' '.join(canonical.exclude)}")
+    if canonical.warmup_steps:
+        words.append(f"after {canonical.warmup_steps} steps")
     return words
 
 
-def weight_words(normal: WeightCompression) -> str:
-    """The codec, and what of a normal form is not the default."""
-    return f"weights {codec_text(normal.codec)}{_from_size(normal)}"
+def weight_words(canonical: WeightCompression) -> str:
+    """The codec, and what of a canonical form is not the default."""
+    return f"weights {codec_text(canonical.codec)}{_from_size(canonical)}"
 
 
-def _from_size(normal: Compression | WeightCompression) -> str:
-    default = type(normal).model_fields["minimum_size"].default
-    size = normal.minimum_size
+def _from_size(canonical: Compression | WeightCompression) -> str:
+    default = type(canonical).model_fields["minimum_size"].default
+    size = canonical.minimum_size
     return "" if size == default else f" from {size} elements"

@@ -7,47 +7,47 @@ from shardlab.strategy.settings import Settings
 _WHERE = {"memory": "in memory", "disk": "on disk"}
 
 
-def brief(normal: Settings) -> str:
-    """See `Strategy.brief`; of a normal form."""
-    words = [normal.engine, *gradient_words(normal.gradients)]
-    if normal.weights is not None:
-        words.append(weight_words(normal.weights))
-    words += [*_sharding(normal), *_prefetch(normal), *_computation(normal)]
-    return ", ".join([*words, *map(override_words, normal.overrides)])
+def label(canonical: Settings) -> str:
+    """See `Strategy.label`; of a canonical form."""
+    words = [canonical.engine, *gradient_words(canonical.gradients)]
+    if canonical.weights is not None:
+        words.append(weight_words(canonical.weights))
+    words += [*_sharding(canonical), *_prefetch(canonical), *_computation(canonical)]
+    return ", ".join([*words, *map(override_words, canonical.overrides)])
 
 
-def _sharding(normal: Settings) -> list[str]:
+def _sharding(canonical: Settings) -> list[str]:
     words = []
-    if normal.engine == "ddp" and normal.bucket_mb != 25:
-        words.append(f"buckets of {repr(normal.bucket_mb).removesuffix('.0')} MiB")
-    if normal.sharding == "no_shard":
+    if canonical.engine == "ddp" and canonical.bucket_mb != 25:
+        words.append(f"buckets of {repr(canonical.bucket_mb).removesuffix('.0')} MiB")
+    if canonical.sharding == "no_shard":
         words.append("nothing sharded")
-    if normal.replicas is not None:
-        words.append(f"{normal.replicas} replicas")
-    if normal.wrap == "root":
+    if canonical.replicas is not None:
+        words.append(f"{canonical.replicas} replicas")
+    if canonical.wrap == "root":
         words.append("one unit")
-    elif normal.wrap_size is not None:
-        kind = "blocks" if normal.wrap == "block" else "elements"
-        words.append(f"units of {normal.wrap_size} {kind}")
-    if normal.engine == "slide":
-        return words + _sliding(normal)
-    if normal.wrap != "root" and normal.reshard_after_forward is not True:
-        words += _kept(normal.reshard_after_forward)
-    if normal.placement not in (None, "dim0"):
-        words.append(f"sharded on {normal.placement}")
+    elif canonical.wrap_size is not None:
+        kind = "blocks" if canonical.wrap == "block" else "elements"
+        words.append(f"units of {canonical.wrap_size} {kind}")
+    if canonical.engine == "slide":
+        return words + _sliding(canonical)
+    if canonical.wrap != "root" and canonical.reshard_after_forward is not True:
+        words += _kept(canonical.reshard_after_forward)
+    if canonical.placement not in (None, "dim0"):
+        words.append(f"sharded on {canonical.placement}")
     return words
 
 
-def _sliding(normal: Settings) -> list[str]:
-    words = [] if normal.window == 2 else [f"window of {normal.window}"]
-    if normal.param_transfer == "shard":
+def _sliding(canonical: Settings) -> list[str]:
+    words = [] if canonical.window == 2 else [f"window of {canonical.window}"]
+    if canonical.param_transfer == "shard":
         words.append("parts gathered")
-    if normal.grad_sync == "gpu_reduce":
+    if canonical.grad_sync == "gpu_reduce":
         words.append("reduced on the device")
-    if normal.moments != "memory":
-        words.append(f"moments {_WHERE[normal.moments]}")
-    if normal.moment_dtype != "fp32":
-        words.append(f"moments in {normal.moment_dtype}")
+    if canonical.moments != "memory":
+        words.append(f"moments {_WHERE[canonical.moments]}")
+    if canonical.moment_dtype != "fp32":
+        words.append(f"moments in {canonical.moment_dtype}")
     return words
 
 
@@ -60,41 +60,41 @@ def _kept(reshard: bool | int | None) -> list[str]:
     return [f"over {reshard} ranks after forward"]
 
 
-def _prefetch(normal: Settings) -> list[str]:
+def _prefetch(canonical: Settings) -> list[str]:
     words = []
-    default = normal.model_copy(update={"prefetch": None}).depths()[0]
-    if normal.prefetch not in (None, default):
-        words.append(f"{normal.prefetch} units ahead")
-    if normal.prefetch_backward is not None:
-        words.append(f"{normal.prefetch_backward} ahead in backward")
-    if normal.async_unshard is not None:
-        words.append("asynchronous unshard" if normal.async_unshard else "synchronous unshard")
-    if normal.limit_all_gathers is False:
+    default = canonical.model_copy(update={"prefetch": None}).depths()[0]
+    if canonical.prefetch not in (None, default):
+        words.append(f"{canonical.prefetch} units ahead")
+    if canonical.prefetch_backward is not None:
+        words.append(f"{canonical.prefetch_backward} ahead in backward")
+    if canonical.async_unshard is not None:
+        words.append("asynchronous unshard" if canonical.async_unshard else "synchronous unshard")
+    if canonical.limit_all_gathers is False:
         words.append("gathers without limit")
-    if normal.use_orig_params:
+    if canonical.use_orig_params:
         words.append("original parameters")
     return words
 
 
-def _computation(normal: Settings) -> list[str]:
+def _computation(canonical: Settings) -> list[str]:
     words = []
-    if normal.param_dtype != "auto":
-        words.append(f"computed in {normal.param_dtype}")
-    if normal.reduce_dtype != "fp32":
-        words.append(f"reduced in {normal.reduce_dtype}")
-    if normal.output_dtype is not None:
-        words.append(f"output in {normal.output_dtype}")
-    if normal.activation_checkpointing != "none":
-        words.append(f"{normal.activation_checkpointing} checkpointing")
-    if normal.activations != "device":
-        words.append(f"activations {_WHERE[normal.activations]}")
-    if normal.compile:
+    if canonical.param_dtype != "auto":
+        words.append(f"computed in {canonical.param_dtype}")
+    if canonical.reduce_dtype != "fp32":
+        words.append(f"reduced in {canonical.reduce_dtype}")
+    if canonical.output_dtype is not None:
+        words.append(f"output in {canonical.output_dtype}")
+    if canonical.activation_checkpointing != "none":
+        words.append(f"{canonical.activation_checkpointing} checkpointing")
+    if canonical.activations != "device":
+        words.append(f"activations {_WHERE[canonical.activations]}")
+    if canonical.compile:
         words.append("compiled")
-    if normal.accumulation is not None:
-        words.append(f"{normal.accumulation} micro-batches")
-    if normal.reduce_every_micro_batch and normal.grad_sync != "gpu_reduce":
+    if canonical.accumulation is not None:
+        words.append(f"{canonical.accumulation} micro-batches")
+    if canonical.reduce_every_micro_batch and canonical.grad_sync != "gpu_reduce":
         words.append("each reduced")
-    if normal.offload:
+    if canonical.offload:
         words.append("off-loaded")
     return words
 

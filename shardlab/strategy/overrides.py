@@ -79,7 +79,9 @@ SETTINGS = ("reshard_after_forward", "param_dtype", "activation_checkpointing")
 Overrides = Annotated[tuple[Override, ...], AS_TUPLE]
 
 
-def normal_overrides(overrides: Iterable[Override], own: Mapping[str, Any]) -> tuple[Override, ...]:
+def canonical_overrides(
+    overrides: Iterable[Override], own: Mapping[str, Any]
+) -> tuple[Override, ...]:
     """One override per combination of settings, without what changes nothing; later ones win.
 
     Args:

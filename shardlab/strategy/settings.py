@@ -74,9 +74,9 @@ class Settings(Document):
     rest on the device"""
     grad_sync: Literal["gpu_reduce", "cpu_reduce"] | None = None
     """slide: gradients are reduced on the device, after every micro-batch, and each rank copies its
-    part; or each rank copies all of its own, which are summed in main memory (default)"""
+    part; or each rank copies all of its own, which are summed in host memory (default)"""
     moments: Literal["memory", "disk"] = "memory"
-    """slide: where the moments of AdamW are between updates: in main memory, or in a file without a
+    """slide: where the moments of AdamW are between updates: in host memory, or in a file without a
     name where `activations: disk` has its own"""
     moment_dtype: Literal["fp32", "bf16"] = "fp32"
     """slide: what the moments are kept in. bf16 rounds second moments by chance, so that they move

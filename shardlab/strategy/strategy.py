@@ -1,7 +1,7 @@
 """A strategy: one frozen document that says how a model is sharded, computed and compressed.
 
 Everything that can be tuned is in it (`shardlab.strategy.settings`), and nothing that can be tuned
-is elsewhere. Two documents of equal meaning have equal normal forms and so equal hashes.
+is elsewhere. Two documents of equal meaning have equal canonical forms and so equal hashes.
 """
 
 from typing import Any, Self
@@ -10,8 +10,8 @@ from pydantic import model_validator
 
 from shardlab.core.document import Document, validate
 from shardlab.core.files import sha256_of_value
-from shardlab.strategy.label import brief
-from shardlab.strategy.overrides import normal_overrides
+from shardlab.strategy.label import label
+from shardlab.strategy.overrides import canonical_overrides
 from shardlab.strategy.settings import Settings
 from shardlab.strategy.validation import check
 
@@ -24,20 +24,20 @@ class Strategy(Settings):
         check(self)
         return self
 
-    def normal(self) -> "Strategy":
+    def canonical(self) -> "Strategy":
         """The same meaning with every default written out."""
         route = "exchange" if self.engine == "manual" or self.grad_sync == "gpu_reduce" else None
         gradients = self.gradients
         if gradients.route is None:
             gradients = gradients.model_copy(update={"route": route})
-        updates: dict[str, Any] = {"gradients": gradients.normal()}
+        updates: dict[str, Any] = {"gradients": gradients.canonical()}
         if self.engine == "ddp":
             updates["bucket_mb"] = float(self.bucket_mb or 25)
         elif self.engine == "slide":
-            updates |= self._normal_sliding()
+            updates |= self._canonical_sliding()
         else:
-            updates |= {**self._normal_sharding(), **self._normal_prefetch()}
-            updates["weights"] = self.weights.normal() if self.weights else None
+            updates |= {**self._canonical_sharding(), **self._canonical_prefetch()}
+            updates["weights"] = self.weights.canonical() if self.weights else None
             # what torch does by itself
             updates["limit_all_gathers"] = False if self.limit_all_gathers is False else None
             updates["use_orig_params"] = self.use_orig_params or None
@@ -46,27 +46,27 @@ class Strategy(Settings):
             "param_dtype": self.param_dtype,
             "activation_checkpointing": self.activation_checkpointing,
         }
-        updates["overrides"] = normal_overrides(self.overrides, own)
+        updates["overrides"] = canonical_overrides(self.overrides, own)
         return self.model_copy(update=updates)
 
-    def _normal_sliding(self) -> dict[str, Any]:
+    def _canonical_sliding(self) -> dict[str, Any]:
         # the device reduces every micro-batch, of which there may be but one
         always = self.grad_sync == "gpu_reduce" and self.accumulation != 1
         return {
             "wrap": self.wrap or "block",
-            "wrap_size": self._normal_wrap_size(),
+            "wrap_size": self._canonical_wrap_size(),
             "window": self.window or 2,
             "param_transfer": self.param_transfer or "full",
             "grad_sync": self.grad_sync or "cpu_reduce",
             "reduce_every_micro_batch": always or self.reduce_every_micro_batch,
-            "weights": self.weights.normal() if self.weights else None,
+            "weights": self.weights.canonical() if self.weights else None,
         }
 
-    def _normal_wrap_size(self) -> int | None:
+    def _canonical_wrap_size(self) -> int | None:
         one_block = self.wrap in (None, "block") and self.wrap_size == 1
         return None if one_block else self.wrap_size
 
-    def _normal_sharding(self) -> dict[str, Any]:
+    def _canonical_sharding(self) -> dict[str, Any]:
         sharding, wrap = self.sharding or "full_shard", self.wrap or "block"
         reshard = self.reshard_after_forward
         if sharding == "shard_grad_op":
@@ -78,12 +78,12 @@ class Strategy(Settings):
         return {
             "sharding": sharding,
             "wrap": wrap,
-            "wrap_size": self._normal_wrap_size(),
+            "wrap_size": self._canonical_wrap_size(),
             "reshard_after_forward": reshard,
             "placement": (self.placement or "dim0") if self.engine == "fsdp2" else None,
         }
 
-    def _normal_prefetch(self) -> dict[str, Any]:
+    def _canonical_prefetch(self) -> dict[str, Any]:
         """None for what torch does by itself."""
         forward, backward = self.depths()
         if self.engine == "manual":
@@ -103,14 +103,14 @@ class Strategy(Settings):
 
     def hash(self) -> str:
         """16 hexadecimal digits; equal for equal meanings."""
-        return sha256_of_value(_meaning(self.normal()))[:16]
+        return sha256_of_value(_meaning(self.canonical()))[:16]
 
-    def brief(self) -> str:
+    def label(self) -> str:
         """The strategy in a few words, for tables and prompts; different for different meanings.
 
         A codec's first option is always named, all else only where it is not the default.
         """
-        return brief(self.normal())
+        return label(self.canonical())
 
 
 _SILENT = {"sharding": "full_shard", "placement": "dim0"}
@@ -134,6 +134,6 @@ def parse_strategy(value: Any, where: str = "strategy") -> Strategy:
     """A strategy from plain data.
 
     Raises:
-        UserError: the key, what was expected and the mend.
+        UserError: the key, what was expected and the fix.
     """
     return validate(Strategy, value, where)

@@ -29,7 +29,7 @@ def check(strategy: Settings) -> None:
     """Refuses what has no meaning on any number of ranks.
 
     Raises:
-        ValueError: the setting, the reason and the mend.
+        ValueError: the setting, the reason and the fix.
     """
     for reason in (
         *_foreign(strategy),
@@ -51,7 +51,7 @@ def check_fits(strategy: Settings, world_size: int, samples: int | None = None) 
         samples: that one rank sees in a step.
 
     Raises:
-        UserError: the setting, the reason and the mend.
+        UserError: the setting, the reason and the fix.
     """
     for reason in _unfit(strategy, world_size, samples):
         raise UserError(reason)
@@ -150,7 +150,7 @@ def _numbers(strategy: Settings) -> Iterator[str]:
     if strategy.reduce_dtype != "fp32" and not strategy.gradients.plain():
         yield f"codecs take float32: remove reduce_dtype: {strategy.reduce_dtype}, or gradients"
     narrow = [dtype for dtype in dtypes if dtype in ("bf16", "fp16")]
-    if narrow and strategy.weights is not None and strategy.weights.normal():
+    if narrow and strategy.weights is not None and strategy.weights.canonical():
         yield f"codecs take float32: remove param_dtype: {narrow[0]}, or weights"
     if strategy.reduce_every_micro_batch and strategy.accumulation == 1:
         yield "reduce_every_micro_batch is pointless with accumulation: 1: remove it"

@@ -40,11 +40,11 @@ from shardlab.strategy.strategy import Strategy
 from shardlab.transport.device import device_of
 from shardlab.transport.emulation import Emulation, emulated
 from shardlab.transport.gather import gather_bytes, gather_values
+from shardlab.transport.link_throttle import LinkThrottle
 from shardlab.transport.links import interface_bytes, interface_frames
-from shardlab.transport.pace import Pace
 
 _SEED = 0
-_UNTIMED_ROUNDS = 2
+_UNTIMED_REPETITIONS = 2
 """first steps allocate memory, and DDP lays its buckets out anew after one"""
 
 
@@ -94,14 +94,16 @@ def order(number: int, count: int) -> list[int]:
 def _work(plan: TimingPlan, link: Emulation, output: Path, group: dist.ProcessGroup) -> None:
     split = open_split(plan.data / "tokens", "train")
     runners = [_Runner(plan, run, split, link.pace, group) for run in plan.runs]
-    for _ in range(_UNTIMED_ROUNDS):
+    for _ in range(_UNTIMED_REPETITIONS):
         for runner in runners:
             runner.step()
     for runner in runners:
         runner.begin()
-    rounds = range(plan.timing.rounds)
+    repetitions = range(plan.timing.repetitions)
     chief = dist.get_rank(group) == 0
-    for number in track(rounds, f"time {plan.name}", unit="round") if chief else rounds:
+    for number in (
+        track(repetitions, f"time {plan.name}", unit="repetition") if chief else repetitions
+    ):
         for turn in order(number, len(runners)):
             runners[turn].step()
     timed = []
@@ -112,7 +114,7 @@ def _work(plan: TimingPlan, link: Emulation, output: Path, group: dist.ProcessGr
             timed.append(_timed_run(plan, runner, link.kind, measured, breakdown))
     if chief:
         write_timings(output, timed)
-        say(f"{plan.name}: {len(timed)} runs of {plan.timing.rounds} rounds")
+        say(f"{plan.name}: {len(timed)} runs of {plan.timing.repetitions} repetitions")
 
 
 class _Runner:
@@ -123,7 +125,7 @@ class _Runner:
         plan: TimingPlan,
         run: str,
         split: TokenSplit,
-        pace: Pace | None,
+        pace: LinkThrottle | None,
         group: dist.ProcessGroup,
     ) -> None:
         self.run, self._group, self._train = run, group, plan.train
@@ -132,7 +134,7 @@ class _Runner:
         model, weights = build_for(plan.model, plan.train, _SEED, split)
         # wrapping takes the model apart: what describes it is read before
         self.parameters = sum(p.numel() for p in model.parameters())
-        self.units = unit_sizes(model, self.strategy.normal(), self._device)
+        self.units = unit_sizes(model, self.strategy.canonical(), self._device)
         self._engine = build_engine(
             model,
             self.strategy,
@@ -199,14 +201,14 @@ def _timed_run(
     breakdown: Breakdown,
 ) -> TimedRun:
     timing, train, link = plan.timing, plan.train, plan.timing.link
-    ledger = mean_ledger([rank["ledger"] for rank in ranks], timing.rounds)
+    ledger = mean_ledger([rank["ledger"] for rank in ranks], timing.repetitions)
     sent = np.array([rank["sent"] for rank in ranks]).reshape(-1, 2)
     nbytes, frames = sent.mean(axis=0).tolist() if sent.size else (None, None)
     given = None if runner.run == NO_COMMUNICATION else runner.strategy
     return TimedRun(
         timing=plan.name,
         run=runner.run,
-        strategy=given and given.normal().model_dump(mode="json"),
+        strategy=given and given.canonical().model_dump(mode="json"),
         strategy_hash=given and given.hash(),
         model=plan.model.name,
         parameters=runner.parameters,

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from shardlab.core.cpu_sets import format_cpus
 from shardlab.experiment.schema import Train
 from shardlab.hardware.memory_policy import policy_nodes
-from shardlab.hardware.placement import Resident, place_here
+from shardlab.hardware.placement import RankLocation, place_here
 from shardlab.launch import Start, launch
 from shardlab.launch.devices import gpu_node
 from shardlab.transport.gather import gather_values
@@ -25,9 +25,9 @@ def placements(group: dist.ProcessGroup) -> list[str]:
     """
     rank, local_rank = dist.get_rank(group), int(os.environ["LOCAL_RANK"])
     first = rank - local_rank
-    everywhere = gather_values(asdict(Resident.here(gpu_node())), group)
+    everywhere = gather_values(asdict(RankLocation.here(gpu_node())), group)
     here = everywhere[first : first + int(os.environ["LOCAL_WORLD_SIZE"])]
-    mine = place_here([Resident(**each) for each in here])[local_rank]
+    mine = place_here([RankLocation(**each) for each in here])[local_rank]
     line = (
         f"CPUs {format_cpus(everywhere[rank]['cpus'])} (control {format_cpus(mine.control)}, "
         f"workers {format_cpus(mine.workers)}), memory of "

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.engines.common.base import Engine
-from shardlab.engines.common.state_files import in_main_memory
+from shardlab.engines.common.state_files import in_host_memory
 
 _PIECE = 2**20
 """elements"""
@@ -24,7 +24,7 @@ def gather_trained(engine: Engine, group: dist.ProcessGroup) -> dict[str, Tensor
     for parts in engine.whole_parameters():
         checksums |= {name: _checksum(tensor) for name, tensor in parts.items()}
         if dist.get_rank(group) == 0:
-            whole |= in_main_memory(parts)
+            whole |= in_host_memory(parts)
         del parts  # before the next ones have memory
     _check_equal(checksums, group)
     return whole

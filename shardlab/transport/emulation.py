@@ -8,8 +8,8 @@ from shardlab.core.errors import UserError
 from shardlab.core.progress import say
 from shardlab.experiment.link import Link
 from shardlab.records.run import LinkEmulation
+from shardlab.transport.link_throttle import LinkThrottle
 from shardlab.transport.links import Links
-from shardlab.transport.pace import Pace
 
 
 class Loopback:
@@ -29,7 +29,7 @@ class Emulation(NamedTuple):
 
     links: Links | Loopback | None
     """for `shardlab.launch.launch`"""
-    pace: Pace | None
+    pace: LinkThrottle | None
     """for `shardlab.engines.build.build_engine`, in the process of each rank"""
     kind: LinkEmulation
 
@@ -53,9 +53,9 @@ def emulated(link: Link | None, world_size: int) -> Iterator[Emulation]:
             links = stack.enter_context(Links(world_size, link))
         except UserError as error:
             say(f"link of {link.name}: the ranks themselves hold their bytes back ({error})")
-            everything = Pace(link.delay_ms, link.bits_per_second)
+            everything = LinkThrottle(link.delay_ms, link.bits_per_second)
             emulation = Emulation(Loopback(), everything, "in-process")
         else:
-            delay = Pace(link.delay_ms) if link.delay_ms else None
+            delay = LinkThrottle(link.delay_ms) if link.delay_ms else None
             emulation = Emulation(links, delay, "namespaces")
         yield emulation

@@ -6,8 +6,8 @@ it receives, full duplex. The bucket counts Ethernet frames of 1514 bytes that c
 payload, so a program can reach 95.6 % of the rate.
 
 The delay of a link is not the namespaces': netem, which could hold packets back, is missing from
-many kernels. Collectives add it to each of their operations (`shardlab.transport.pace`); what torch
-sends by itself, such as the norm of clipped gradients, goes without.
+many kernels. Collectives add it to each of their operations (`shardlab.transport.link_throttle`);
+what torch sends by itself, such as the norm of clipped gradients, goes without.
 
 The namespaces have no names: they last as long as an open file or a process refers to them. The
 kernel removes them with the last process, however it ends, and those of other runs and of the
@@ -99,7 +99,7 @@ class Links:
         """
         self._set_port(rank, "down")
 
-    def mend(self, rank: int) -> None:
+    def fix(self, rank: int) -> None:
         """Plugs it in again."""
         self._set_port(rank, "up")
 

@@ -11,7 +11,7 @@ from shardlab.transport.gather import gather_values
 Value = TypeVar("Value")
 
 
-def together(group: dist.ProcessGroup, failed: str, call: Callable[[], Value]) -> Value:
+def run_or_fail_together(group: dist.ProcessGroup, failed: str, call: Callable[[], Value]) -> Value:
     """What the call returns, when it has ended on all ranks.
 
     Without it a rank that fails leaves the others waiting in their next collective.

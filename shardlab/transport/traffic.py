@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from shardlab.transport.background import Background
-from shardlab.transport.pace import Pace
+from shardlab.transport.link_throttle import LinkThrottle
 
 _Future = torch.futures.Future[object]
 
@@ -24,7 +24,7 @@ class Traffic:
     """
 
     def __init__(self) -> None:
-        self.pace: Pace | None = None
+        self.pace: LinkThrottle | None = None
         """emulates a link: operations end later"""
         self._lock = Lock()
         self._under_way = 0

@@ -62,7 +62,7 @@ def test_a_full_disk_is_told_in_one_line_or_memory_takes_the_rest(tmp_path, kind
     assert refused.stdout.count("\n") == 1
     spilled = run(SPILLED, tmp_path, before)
     assert spilled.stdout == "True\n", spilled.stderr
-    assert spilled.stderr.count("main memory takes the rest") == 1
+    assert spilled.stderr.count("host memory takes the rest") == 1
 
 
 def test_a_file_system_without_direct_io_is_told_once_and_used(tmp_path):

@@ -93,7 +93,7 @@ def test_inputs_on_another_device_are_refused(tmp_path):
 
 
 def test_memory_is_refused_where_it_is_that_of_the_device():
-    with pytest.raises(UserError, match="in main memory already: use on_disk"):
+    with pytest.raises(UserError, match="in host memory already: use on_disk"):
         shardlab.SlidingCheckpoint.in_memory("cpu")
 
 
@@ -137,4 +137,4 @@ def test_a_full_disk_is_an_error_or_memory_takes_the_rest(tmp_path, when_full, t
     found = run(FULL.format(when_full=when_full), tmp_path, "ulimit -f 2048;")
     assert found.returncode == 0, found.stderr
     assert told in found.stdout and found.stdout.count("\n") == 1
-    assert found.stderr.count("main memory takes the rest") == (when_full == "memory")
+    assert found.stderr.count("host memory takes the rest") == (when_full == "memory")

@@ -121,7 +121,7 @@ def test_checkpoints_within_checkpoints_are_the_same_bits(layers, store):
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
 def test_passes_may_all_come_before_the_first_backward(layers, store, order):
-    def together(context):
+    def run_or_fail_together(context):
         losses = []
         for seed in range(3):
             with context:
@@ -130,7 +130,9 @@ def test_passes_may_all_come_before_the_first_backward(layers, store, order):
             losses[number].backward()
         return gradients(layers)
 
-    assert equal(together(SlidingCheckpoint(store)), together(nullcontext()))
+    assert equal(
+        run_or_fail_together(SlidingCheckpoint(store)), run_or_fail_together(nullcontext())
+    )
 
 
 def test_a_graph_that_is_kept_goes_backward_again(layers, store):

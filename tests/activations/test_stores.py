@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardlab.activations.media import HostMedium, Place
+from shardlab.activations.storage import HostMedium, Place
 from shardlab.activations.stores import ActivationStore, FileStore, HostStore
 from tests.activations.storages import alive, watch
 
@@ -40,7 +40,7 @@ def same(a, b):
 
 
 class Rough(HostMedium):
-    """Main memory whose every access takes another time, up to some milliseconds."""
+    """Host memory whose every access takes another time, up to some milliseconds."""
 
     def __init__(self, seed):
         super().__init__(CPU)
@@ -67,7 +67,7 @@ class RoughPlace(Place):
 
 
 class Gated(HostMedium):
-    """Main memory that takes nothing before the gate opens."""
+    """Host memory that takes nothing before the gate opens."""
 
     def __init__(self):
         super().__init__(CPU)

@@ -1,4 +1,4 @@
-"""Searches made for tests; their figures come from tests/made_records.py."""
+"""Searches made for tests; their figures come from tests/record_factory.py."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from shardlab.agent.records.rounds import Candidate, Decision, Round, TrialSumma
 from shardlab.experiment.schema import Agent
 from shardlab.records.run import Record
 from shardlab.strategy.strategy import Strategy, parse_strategy
-from tests.made_records import make_record, make_records
+from tests.record_factory import make_record, make_records
 
 LIMIT = 4_000_000_000
 AGENT = Agent(start="fsdp2", memory_limit_gb=LIMIT / 1e9)
@@ -23,7 +23,7 @@ def begin(runs: list[str] | None = None, start: str = "fsdp2", seeds: int = 3) -
 
 def records_of(strategy: Strategy, seeds: int = 3, **changes: Any) -> list[Record]:
     """Records as a trial of `strategy` would leave them, with the figures of run fsdp2."""
-    normal = strategy.normal()
+    normal = strategy.canonical()
     return [
         make_record(
             "fsdp2",
@@ -41,7 +41,7 @@ def records_of(strategy: Strategy, seeds: int = 3, **changes: Any) -> list[Recor
 def trial_of(strategy: Strategy, **changes: Any) -> Trial:
     return Trial(
         outcome="ok",
-        strategy=strategy.normal(),
+        strategy=strategy.canonical(),
         hash=strategy.hash(),
         key="0" * 64,
         limit_s=300.0,
@@ -56,7 +56,7 @@ def proposal_of(history: History, judge: Judge | None = None, agent: Agent = AGE
 def candidate(**document: Any) -> Candidate:
     strategy = parse_strategy(document)
     return Candidate(
-        id=strategy.hash()[:8], strategy=strategy.normal(), brief=strategy.brief(), why="by test"
+        id=strategy.hash()[:8], strategy=strategy.canonical(), label=strategy.label(), why="by test"
     )
 
 
@@ -73,7 +73,7 @@ def past_round(number: int, decision: str, outcome: str = "ok") -> Round:
         candidates=[],
         refused=[],
         trial=TrialSummary.model_validate(
-            {"outcome": outcome, "detail": "", "hash": None, "brief": None, "measurements": []}
+            {"outcome": outcome, "detail": "", "hash": None, "label": None, "measurements": []}
         ),
         **made.model_dump(),
     )

@@ -14,7 +14,7 @@ from shardlab.experiment.parameters import Parameters
 from shardlab.records.run import write_records
 from stages import decide, propose
 from tests.agent.searches import trial_of
-from tests.made_records import STRATEGIES, make_records
+from tests.record_factory import STRATEGIES, make_records
 
 
 @pytest.fixture

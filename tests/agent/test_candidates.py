@@ -42,7 +42,7 @@ def test_a_second_action_sets_the_changed_setting_back(strategy: Strategy, data:
 
 @given(ANY_STRATEGY)
 def test_changes_are_empty_for_equal_meanings_alone(strategy: Strategy):
-    assert changes(strategy, strategy.normal()) == ()
+    assert changes(strategy, strategy.canonical()) == ()
     assert (changes(strategy, default()) == ()) == (strategy.hash() == default().hash())
 
 
@@ -87,27 +87,27 @@ def test_actions_of_every_kind_come_early():
     assert kinds == ["reshard_after_forward", "prefetch", "codec", "weights", "engine", "route"]
 
 
-def briefs(strategy: Strategy) -> set[str]:
-    return {parse_strategy(draft.document).brief() for draft in actions(strategy)}
+def labels(strategy: Strategy) -> set[str]:
+    return {parse_strategy(draft.document).label() for draft in actions(strategy)}
 
 
 def test_coarse_codecs_come_with_error_feedback_which_another_action_takes_off():
-    offered = briefs(Strategy())
+    offered = labels(Strategy())
     for codec in ("int4:group=128", "efsign:group=512", "onebit:group=512", "powersgd:rank=4"):
         assert f"fsdp2, {codec}, error feedback" in offered
         strategy = parse_strategy({"gradients": {"codec": codec, "error_feedback": True}})
-        assert f"fsdp2, {codec}" in briefs(strategy)
+        assert f"fsdp2, {codec}" in labels(strategy)
     for codec in ("bf16", "fp8:format=e4m3", "int8:group=128"):
         assert f"fsdp2, {codec}" in offered
         strategy = parse_strategy({"gradients": {"codec": codec}})
-        assert f"fsdp2, {codec}, error feedback" in briefs(strategy)
+        assert f"fsdp2, {codec}, error feedback" in labels(strategy)
 
 
 def test_gathered_weights_get_a_codec_and_lose_it_again():
     coded = parse_strategy({"weights": {"codec": "int8"}})
-    assert coded.brief() in briefs(Strategy())
-    assert Strategy().brief() in briefs(coded)
-    assert not any("weights" in brief for brief in briefs(parse_strategy({"engine": "ddp"})))
+    assert coded.label() in labels(Strategy())
+    assert Strategy().label() in labels(coded)
+    assert not any("weights" in label for label in labels(parse_strategy({"engine": "ddp"})))
 
 
 def test_another_codec_leaves_the_filters_of_the_gradients_alone():
@@ -118,7 +118,7 @@ def test_another_codec_leaves_the_filters_of_the_gradients_alone():
         after = parse_strategy(draft.document)
         if draft.why.startswith("action: codec") and after.gradients.codec.name != "none":
             assert after.gradients.model_dump(include=set(kept)) == {**kept, "exclude": ("*.bias",)}
-    assert "fsdp2, int4:group=128 from 64 elements, without *.bias, after 5 steps" in briefs(
+    assert "fsdp2, int4:group=128 from 64 elements, without *.bias, after 5 steps" in labels(
         strategy
     )
 

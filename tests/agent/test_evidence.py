@@ -26,7 +26,7 @@ def test_figures_are_means_over_seeds():
 def test_order_of_strategies_says_nothing_of_their_speed():
     history = begin()
     lines = lines_of_strategies(describe(history, AGENT, LIMIT))
-    by_hash = [history.measured[key].strategy.brief() for key in sorted(history.measured)]
+    by_hash = [history.measured[key].strategy.label() for key in sorted(history.measured)]
     assert [line.split(" [")[0].removeprefix("Strategy ") for line in lines] == by_hash
 
 
@@ -36,7 +36,7 @@ def test_failed_trial_is_a_fact_too_and_counts_against_the_budget():
     failed = Trial(outcome="timeout", detail="after 300 s", hash=proposal.chosen_hash)
     text = describe(conclude(history, proposal, failed, 0.03), AGENT, LIMIT)
     assert "[round 1]: no figures, the trial ended with outcome timeout." in text
-    assert f"Round 1: tried {proposal.chosen.brief()}; decision reject." in text
+    assert f"Round 1: tried {proposal.chosen.label()}; decision reject." in text
     assert f"Trials left: {AGENT.budget - 1} of {AGENT.budget}." in text
 
 

@@ -9,7 +9,7 @@ from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
 from shardlab.strategy.strategy import parse_strategy
 from tests.agent.searches import begin, proposal_of, trial_of
-from tests.made_records import STRATEGIES, make_record, make_records
+from tests.record_factory import STRATEGIES, make_record, make_records
 
 
 def test_every_strategy_of_the_matrix_is_measured_from_the_start():

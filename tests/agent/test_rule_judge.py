@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from shardlab.agent.proposals.judge import RuleJudge
 from shardlab.agent.records.history import History, initial_history
 from tests.agent.searches import ask, begin, candidate
-from tests.made_records import make_record
+from tests.record_factory import make_record
 
 CANDIDATES = [
     candidate(wrap="root"),

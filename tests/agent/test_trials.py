@@ -11,7 +11,7 @@ from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
 from shardlab.experiment.schema import Model, Train
 from shardlab.strategy.strategy import parse_strategy
-from tests.made_records import make_record
+from tests.record_factory import make_record
 
 STRATEGY = parse_strategy({"wrap": "root"})
 
@@ -127,7 +127,7 @@ def test_key_changes_with_everything_that_a_result_depends_on(tmp_path):
         key(seeds=(0, 2)),
     ]
     assert key() == keys[0]
-    assert key(strategy=STRATEGY.normal()) == keys[0]
+    assert key(strategy=STRATEGY.canonical()) == keys[0]
     manifest.write_text('{"tokens": 1}')
     assert len({*keys, key()}) == len(keys) + 1
 

@@ -62,7 +62,7 @@ def test_offer_is_capped_and_in_the_order_of_ids():
 def test_offer_does_not_depend_on_the_order_of_drafts(documents):
     admitted, _ = admit(drafts(*documents), begin(["fsdp2"]), LIMIT, 6)
     assert [each.id for each in admitted] == sorted(each.id for each in admitted)
-    assert {each.brief for each in admitted} == {
+    assert {each.label for each in admitted} == {
         "fsdp2, none, one unit",
         "fsdp2, none, kept after forward",
         "ddp, none",

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.traces import repeated
 from shardlab.profiling.analysis.breakdown import read_steps
-from tests.made_traces import WORKER, event, label, step, threads
+from tests.trace_factory import WORKER, event, label, step, threads
 
 
 def test_a_repeated_trace_has_the_same_steps_again_and_again(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shardlab.codecs import registry
-from shardlab.strategy.codec_options import IN_ROUNDS
+from shardlab.strategy.codec_options import MULTI_PHASE
 from shardlab.strategy.codec_spec import split_text
 from tests.codecs.all_specs import SPECS
 from tests.codecs.golden_payloads import FOLDER, decoded, from_hex, made, path
@@ -29,5 +29,5 @@ def test_the_bytes_in_the_file_decode_to_the_floats_in_it(spec):
 
 def test_every_codec_has_a_file_and_every_file_a_codec():
     named = {split_text(spec)["name"] for spec in SPECS}
-    assert named == set(registry._BUILT_IN) - set(IN_ROUNDS)
+    assert named == set(registry._BUILT_IN) - set(MULTI_PHASE)
     assert {file.name for file in FOLDER.iterdir()} == {path(spec).name for spec in SPECS}

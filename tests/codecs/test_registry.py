@@ -6,7 +6,7 @@ import torch
 from shardlab.codecs import registry
 from shardlab.codecs.base import Content
 from shardlab.codecs.identity import Identity
-from shardlab.codecs.rounds import Rounds
+from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.core.errors import UserError
 
 
@@ -36,11 +36,11 @@ def test_a_wrong_name_or_option_is_named_with_the_mend(spec, words):
 @pytest.mark.parametrize("spec", ["powersgd:rank=2", "sketch", "gradiveq:slice=64,components=8"])
 def test_methods_of_several_rounds_are_found_and_are_no_codecs(spec):
     method = registry.make_method(spec)
-    assert isinstance(method, Rounds) and registry.make_method(method) is method
+    assert isinstance(method, MultiPhaseMethod) and registry.make_method(method) is method
     with pytest.raises(UserError, match="several rounds"):
         registry.make_codec(spec)
     with pytest.raises(UserError, match="exists already"):
-        registry.register(method.name, Rounds)
+        registry.register(method.name, MultiPhaseMethod)
 
 
 def test_a_codec_of_ones_own(monkeypatch):

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import shardlab
 from shardlab.comm import ddp_hooks
-from shardlab.comm.filter import Filter
+from shardlab.comm.bypass import BypassCollective
 from tests.comm.wrapped_models import backward, batch, network
 from tests.ranks import run_ranks
 
@@ -90,12 +90,12 @@ def test_messages_have_one_layout_whatever_buckets_there_are(make, monkeypatch):
         buckets[-1].append([p.numel() for p in bucket.parameters()])
         return original(self, state, bucket)
 
-    def sending(self, vector, scale, unit, original=Filter.all_reduce):
+    def sending(self, vector, scale, unit, original=BypassCollective.all_reduce):
         units[-1].append(unit)
         original(self, vector, scale, unit)
 
     monkeypatch.setattr(ddp_hooks._BucketHook, "average", noting)
-    monkeypatch.setattr(Filter, "all_reduce", sending)
+    monkeypatch.setattr(BypassCollective, "all_reduce", sending)
 
     def on_rank(group):
         model = wrap(make)

@@ -56,8 +56,8 @@ def test_gradients_are_those_of_communication_by_turns(make, codec):
         return {"gradients": torch.stack(found)}
 
     for result in run_ranks(2, on_rank):
-        by_turns, beside = result["gradients"].chunk(2)
-        assert torch.equal(by_turns, beside)
+        interleave, beside = result["gradients"].chunk(2)
+        assert torch.equal(interleave, beside)
 
 
 def test_detach_takes_the_overlap_out():

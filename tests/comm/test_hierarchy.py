@@ -7,9 +7,9 @@ import torch.distributed as dist
 from shardlab.codecs.envelope import message_bytes
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Unit
-from shardlab.comm.exchange import Exchange
+from shardlab.comm.all_to_all import AllToAllCollective
 from shardlab.comm.feedback import ErrorFeedback
-from shardlab.comm.hierarchy import TwoLevel
+from shardlab.comm.hierarchy import HierarchicalCollective
 from shardlab.comm.ledger import Ledger
 from shardlab.core.errors import UserError
 from tests.comm.wire import wire
@@ -26,7 +26,7 @@ def vector_of(rank, n, step=0):
 def two_level(group, inside, between, feedback=False, ranks_per_node=L):
     codecs = make_codec(inside), make_codec(between)
     residuals = ErrorFeedback() if feedback else None
-    return TwoLevel(group, Ledger(), "gradients", *codecs, ranks_per_node, residuals)
+    return HierarchicalCollective(group, Ledger(), "gradients", *codecs, ranks_per_node, residuals)
 
 
 def all_operations(collective, rank):
@@ -47,7 +47,7 @@ def all_operations(collective, rank):
 def test_two_levels_agree_with_one(levels, bound):
     def on_rank(group):
         rank = dist.get_rank(group)
-        exact = Exchange(group, Ledger(), "gradients", make_codec("none"))
+        exact = AllToAllCollective(group, Ledger(), "gradients", make_codec("none"))
         expected = all_operations(exact, rank)
         found = all_operations(two_level(group, *levels), rank)
         return found | {f"exact {key}": value for key, value in expected.items()}
@@ -69,7 +69,7 @@ def test_one_node_and_nodes_of_one_rank_are_cases_of_it(ranks_per_node):
     def on_rank(group):
         rank = dist.get_rank(group)
         levels = two_level(group, "none", "none", ranks_per_node=ranks_per_node)
-        one = Exchange(group, Ledger(), "gradients", make_codec("none"))
+        one = AllToAllCollective(group, Ledger(), "gradients", make_codec("none"))
         found, expected = all_operations(levels, rank), all_operations(one, rank)
         assert all(torch.equal(found[key], expected[key]) for key in found)
         return {}

@@ -6,11 +6,11 @@ import torch.distributed as dist
 
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Unit
-from shardlab.comm.exchange import Exchange
+from shardlab.comm.all_to_all import AllToAllCollective
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.linear import LinearNative
-from tests.comm.made_codecs import RandomHalf
+from tests.comm.codec_factory import RandomHalf
 from tests.ranks import run_ranks
 
 N = 250
@@ -32,7 +32,7 @@ def make(route, group, feedback=False, minimum_size=0):
 def test_both_routes_reduce_to_the_same(world_size, feedback):
     def on_rank(group):
         rank, results = dist.get_rank(group), {}
-        for route in (Exchange, LinearNative):
+        for route in (AllToAllCollective, LinearNative):
             collective = make(route, group, feedback)
             scattered, whole = torch.empty(3, N), torch.empty(3, world_size * N - 1)
             for step in range(3):
@@ -45,7 +45,9 @@ def test_both_routes_reduce_to_the_same(world_size, feedback):
 
     for result in run_ranks(world_size, on_rank):
         for operation in ("rs", "ar"):
-            exchanged, summed = (result[f"{r} {operation}"] for r in ("Exchange", "LinearNative"))
+            exchanged, summed = (
+                result[f"{r} {operation}"] for r in ("AllToAllCollective", "LinearNative")
+            )
             torch.testing.assert_close(exchanged, summed, rtol=1e-6, atol=1e-6)
             assert torch.equal(exchanged == 0, summed == 0) and summed.any()
 

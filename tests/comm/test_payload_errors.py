@@ -6,10 +6,10 @@ import torch.distributed as dist
 
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Unit
-from shardlab.comm.exchange import Exchange
+from shardlab.comm.all_to_all import AllToAllCollective
 from shardlab.comm.ledger import Ledger
 from shardlab.launch import RunFailed, launch
-from tests.comm.made_codecs import Positive
+from tests.comm.codec_factory import Positive
 from tests.comm.wire import wire
 
 N = 200
@@ -17,7 +17,7 @@ UNIT = Unit("layer")
 
 
 def exchange(group, spec):
-    return Exchange(group, Ledger(), "gradients", make_codec(spec))
+    return AllToAllCollective(group, Ledger(), "gradients", make_codec(spec))
 
 
 def name_of(spec):

@@ -16,7 +16,7 @@ def gradients_and_flops(document):
     torch.manual_seed(0)
     model = GPT2LMHeadModel(shape_config(Shape(3, 16, 2), 32, 16, 0))
     names = [name for name, _ in model.named_parameters()]
-    prepare(model, parse_strategy(document).normal())
+    prepare(model, parse_strategy(document).canonical())
     assert [name for name, _ in model.named_parameters()] == names
     with FlopCounterMode(display=False) as counter:
         model(input_ids=TOKENS).logits.square().mean().backward()

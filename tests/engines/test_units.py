@@ -21,7 +21,7 @@ def model():
 def units_of(model, document):
     """The names of the modules of each unit."""
     names = {module: name for name, module in model.named_modules()}
-    plans = plan_units(model, parse_strategy(document).normal(), CPU)
+    plans = plan_units(model, parse_strategy(document).canonical(), CPU)
     return [[names[module] for module in plan.modules] for plan in plans]
 
 
@@ -74,7 +74,7 @@ def test_a_layer_has_the_settings_of_the_last_override_that_names_it(model):
             {"layers": 2, "reshard_after_forward": True},
         ]
     }
-    plans = plan_units(model, parse_strategy(document).normal(), CPU)
+    plans = plan_units(model, parse_strategy(document).canonical(), CPU)
     assert [plan.reshard_after_forward for plan in plans] == [True, False, True, False, True]
     narrow = [plan.param_dtype is torch.bfloat16 for plan in plans]
     assert narrow == [False, True, True, True, False]
@@ -125,14 +125,14 @@ def test_a_module_that_the_model_lacks_is_refused(model):
     ],
 )
 def test_sizes_of_units_are_those_of_the_model(model, document):
-    sizes = unit_sizes(model, parse_strategy(document).normal(), CPU)
+    sizes = unit_sizes(model, parse_strategy(document).canonical(), CPU)
     assert sum(size.elements for size in sizes) == sum(p.numel() for p in model.parameters())
     assert len({size.name for size in sizes}) == len(sizes)
 
 
 def test_small_buckets_are_many(model):
     few, many = (
-        unit_sizes(model, parse_strategy({"engine": "ddp", "bucket_mb": mb}).normal(), CPU)
+        unit_sizes(model, parse_strategy({"engine": "ddp", "bucket_mb": mb}).canonical(), CPU)
         for mb in (25, 0.001)
     )
     assert len(few) == 1 < len(many)

@@ -12,7 +12,7 @@ from shardlab.forecast.costs import OnCluster
 from shardlab.forecast.extrapolation import by_itself
 from shardlab.forecast.presets import PRESETS
 from shardlab.forecast.step import step_tasks
-from tests.forecast.made_timings import MODEL, STRATEGIES, made_run
+from tests.forecast.timing_factory import MODEL, STRATEGIES, made_run
 
 Field = descriptor_pb2.FieldDescriptorProto
 ONE, MANY = Field.LABEL_OPTIONAL, Field.LABEL_REPEATED

@@ -15,7 +15,7 @@ from shardlab.forecast.operations import operation_fits
 from shardlab.forecast.step import step_seconds
 from shardlab.forecast.uncertainty import estimate
 from shardlab.measurements.timing import NO_COMMUNICATION
-from tests.forecast.made_timings import (
+from tests.forecast.timing_factory import (
     MACHINE,
     MODEL,
     OPERATIONS,

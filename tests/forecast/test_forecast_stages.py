@@ -16,7 +16,7 @@ from shardlab.measurements.timing import write_timings
 from shardlab.strategy.strategy import parse_strategy
 from stages import calibrate as calibrate_stage
 from stages import forecast
-from tests.forecast.made_timings import INT8, made_calibration, made_timings
+from tests.forecast.timing_factory import INT8, made_calibration, made_timings
 
 RUNS = ["ddp", "fsdp2", "fsdp2-int8", "manual", "manual-int8"]
 NAMES = ["one-rank", "two-ranks", "four-ranks", "slow", "fast"]
@@ -66,15 +66,15 @@ def test_equal_timings_make_equal_forecasts(timed):
 
 
 @pytest.mark.parametrize(
-    "path, mend",
+    "path, fix",
     [
         ("results/calibration.json", "calibrate"),
         ("results/timings/slow.jsonl", "timing slow"),
     ],
 )
-def test_a_forecast_names_what_is_missing(timed, path, mend):
+def test_a_forecast_names_what_is_missing(timed, path, fix):
     (timed / path).unlink()
-    with pytest.raises(UserError, match=f"{path}: no such file: run python -m stages.{mend}"):
+    with pytest.raises(UserError, match=f"{path}: no such file: run python -m stages.{fix}"):
         forecast.main(Parameters())
 
 
@@ -110,7 +110,7 @@ def test_operations_codecs_and_memory_of_real_ranks_are_measured(tmp_path, monke
 
 def test_memory_is_for_what_slides():
     asked = [{"engine": "fsdp2"}, {"engine": "slide"}, {"engine": "slide", "moments": "disk"}]
-    assert [len(memory_operations(parse_strategy(each).normal())) for each in asked] == [0, 2, 4]
+    assert [len(memory_operations(parse_strategy(each).canonical())) for each in asked] == [0, 2, 4]
 
 
 def test_codecs_are_named_once_as_strategies_use_them():
@@ -121,7 +121,7 @@ def test_codecs_are_named_once_as_strategies_use_them():
         {"engine": "fsdp2", "gradients": {"codec": "int8:group=128", "error_feedback": True}},
         {"engine": "fsdp2", "gradients": {"codec": "powersgd:rank=2"}},
     ]
-    found = codecs_of(parse_strategy(each).normal() for each in strategies)
+    found = codecs_of(parse_strategy(each).canonical() for each in strategies)
     assert [codec.partition(":")[0] + "+" * feedback for codec, feedback in found] == [
         "int8",
         "fp8",

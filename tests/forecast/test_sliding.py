@@ -17,8 +17,8 @@ from shardlab.forecast.work import Compute, Overhead, Work
 from shardlab.measurements.timing import NO_COMMUNICATION
 from shardlab.strategy.strategy import parse_strategy
 from tests.engines.slide.sliding import MODES, batch_of, engine_of
-from tests.forecast.made_costs import Timed
-from tests.forecast.made_timings import INT8, MACHINE, MODEL, made_run
+from tests.forecast.cost_factory import Timed
+from tests.forecast.timing_factory import INT8, MACHINE, MODEL, made_run
 from tests.ranks import run_ranks
 
 ROOT, UNIT, COUNT = 1000, 2000, 6
@@ -31,7 +31,7 @@ LANES = {"bring": "in", "land": "out", "update": "update"}
 
 
 def work_of(units=UNITS, compute=Compute(0.0, 0.0, 0.0), micro=1, holding=True, **settings) -> Work:  # noqa: B008
-    full = parse_strategy({"engine": "slide", **settings}).normal()
+    full = parse_strategy({"engine": "slide", **settings}).canonical()
     coded = codings(full, MACHINE)
     return Work(full, units, micro, compute, Overhead(0.0, 0.0), *coded, holding=holding)
 
@@ -321,7 +321,7 @@ def test_nodes_of_a_cluster_average_what_their_ranks_have_summed():
 
 def test_what_was_not_calibrated_is_told():
     bare = MACHINE._replace(memory={})
-    slide, disk = (parse_strategy({"engine": "slide", **more}).normal() for more in DISKS)
+    slide, disk = (parse_strategy({"engine": "slide", **more}).canonical() for more in DISKS)
     told = "the memory that it moves was not calibrated"
     assert cannot_learn(slide, bare) == cannot_learn(disk, bare) == told
     diskless = {name: MACHINE.memory[name] for name in ("copy", "update")}

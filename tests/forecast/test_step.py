@@ -14,8 +14,8 @@ from shardlab.forecast.work import Compute, Overhead, Work
 from shardlab.measurements.calibration import wire_bytes
 from shardlab.models.build import build_model
 from shardlab.strategy.strategy import parse_strategy
-from tests.forecast.made_costs import Timed
-from tests.forecast.made_timings import MACHINE, MODEL, STRATEGIES, made_run
+from tests.forecast.cost_factory import Timed
+from tests.forecast.timing_factory import MACHINE, MODEL, STRATEGIES, made_run
 from tests.ranks import run_ranks
 
 _CPU = torch.device("cpu")
@@ -49,7 +49,7 @@ def moved(work: Work, world_size: int = 2) -> dict[str, list[float]]:
 def test_a_step_moves_what_the_engine_moves(name):
     """The ledger of real ranks, less the norm that clipping needs, which it does not count."""
     model_of = validate(Model, {"preset": "tiny"}, "model")
-    strategy = parse_strategy(STRATEGIES[name]).normal()
+    strategy = parse_strategy(STRATEGIES[name]).canonical()
     meta = build_model(model_of, 256, 32, 0, seed=1).whole()
     units = tuple(unit.elements for unit in unit_sizes(meta, strategy, _CPU))
 
@@ -195,4 +195,4 @@ def test_micro_batches_are_reduced_once(name):
     ],
 )
 def test_what_the_model_does_not_know_is_told(settings, told):
-    assert obstacle(parse_strategy({"engine": "fsdp2", **settings}).normal()) == told
+    assert obstacle(parse_strategy({"engine": "fsdp2", **settings}).canonical()) == told

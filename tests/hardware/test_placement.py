@@ -11,13 +11,13 @@ from shardlab.core.cpu_sets import format_cpus
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.experiment.affinity import CpuAffinity
-from shardlab.hardware.placement import Placement, Resident, place_here
-from tests.hardware.made_machine import TWO_SOCKETS, Machine, machines
+from shardlab.hardware.placement import Placement, RankLocation, place_here
+from tests.hardware.machine_factory import TWO_SOCKETS, Machine, machines
 
 RANKS = st.integers(1, 9)
 
 
-def place(machine: Machine, ranks: list[Resident]) -> list[Placement]:
+def place(machine: Machine, ranks: list[RankLocation]) -> list[Placement]:
     with TemporaryDirectory() as folder:
         machine.write(Path(folder))
         return place_here(ranks, Path(folder))
@@ -36,7 +36,7 @@ def test_every_rank_gets_some_of_what_it_may_use_with_room_for_control_and_worke
     machine: Machine, data: st.DataObject
 ) -> None:
     nodes = st.none() | st.sampled_from([*machine.nodes, 99])
-    residents = st.builds(Resident, masks(machine), nodes)
+    residents = st.builds(RankLocation, masks(machine), nodes)
     ranks = data.draw(st.lists(residents, min_size=1, max_size=9))
     placed = place(machine, ranks)
     assert len(placed) == len(ranks)
@@ -58,7 +58,7 @@ def test_ranks_of_one_mask_share_no_cpu_while_there_is_one_for_each(
     machine: Machine, count: int, data: st.DataObject
 ) -> None:
     mask = data.draw(masks(machine))
-    placed = place(machine, [Resident(mask)] * count)
+    placed = place(machine, [RankLocation(mask)] * count)
     cpus = [cpu for got in placed for cpu in got.cpus]
     nodes = {node_of(machine, cpu) for cpu in mask}
     if len(mask) >= count:
@@ -75,7 +75,7 @@ def test_ranks_of_one_mask_share_no_cpu_while_there_is_one_for_each(
 def test_a_core_is_split_only_where_cores_are_fewer_than_ranks(
     machine: Machine, count: int
 ) -> None:
-    placed = place(machine, [Resident(machine.cpus)] * count)
+    placed = place(machine, [RankLocation(machine.cpus)] * count)
     for node in machine.nodes:
         here = [got for got in placed if {node_of(machine, cpu) for cpu in got.cpus} == {node}]
         cores = machine.cores(node)
@@ -95,15 +95,15 @@ def test_ranks_that_are_bound_already_keep_what_they_have(
     owner = {cpu: data.draw(st.integers(0, count - 1)) for cpu in machine.cpus}
     own = [sorted(cpu for cpu in owner if owner[cpu] == rank) for rank in range(count)]
     assume(all(own))
-    placed = place(machine, [Resident(cpus) for cpus in own])
+    placed = place(machine, [RankLocation(cpus) for cpus in own])
     assert [list(got.cpus) for got in placed] == own
 
 
 @given(machines(), RANKS)
 def test_to_place_the_placed_changes_nothing(machine: Machine, count: int) -> None:
     assume(len(machine.cpus) >= count)
-    once = place(machine, [Resident(machine.cpus)] * count)
-    assert place(machine, [Resident(got.cpus) for got in once]) == once
+    once = place(machine, [RankLocation(machine.cpus)] * count)
+    assert place(machine, [RankLocation(got.cpus) for got in once]) == once
 
 
 def described(placed: list[Placement]) -> list[str]:
@@ -134,14 +134,14 @@ UNEVEN = Machine({0: [[0], [1], [2], [3], [4]], 2: [[6]], 5: []})
     ],
 )
 def test_machines_of_a_server_room(machine: Machine, ranks: int, expected: list[str]) -> None:
-    assert described(place(machine, [Resident(machine.cpus)] * ranks)) == expected
+    assert described(place(machine, [RankLocation(machine.cpus)] * ranks)) == expected
 
 
 def test_gpus_decide_over_turns_and_over_room() -> None:
     gpus = [1, 1, 0, None]
-    placed = place(TWO_SOCKETS, [Resident(TWO_SOCKETS.cpus, node) for node in gpus])
+    placed = place(TWO_SOCKETS, [RankLocation(TWO_SOCKETS.cpus, node) for node in gpus])
     assert [got.memory_node for got in placed] == [1, 1, 0, 0]
-    crowded = place(Machine({0: [[0]], 1: [[1], [2]]}), [Resident([0, 1, 2], 0)] * 2)
+    crowded = place(Machine({0: [[0]], 1: [[1], [2]]}), [RankLocation([0, 1, 2], 0)] * 2)
     assert [got.cpus for got in crowded] == [(0,), (0,)]
 
 

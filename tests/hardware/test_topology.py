@@ -18,7 +18,7 @@ from shardlab.hardware.topology import (
     node_of_pci,
     read_topology,
 )
-from tests.hardware.made_machine import TWO_SOCKETS, Machine, machines
+from tests.hardware.machine_factory import TWO_SOCKETS, Machine, machines
 
 
 def read(machine: Machine, allowed: set[int] | None = None) -> Topology:

@@ -67,7 +67,7 @@ def test_a_link_that_is_mended_in_time_is_no_failure(links):
         total = torch.ones(1000)
         if dist.get_rank(group) == 1:
             links.cut(1)
-            Timer(0.5, links.mend, [1]).start()
+            Timer(0.5, links.fix, [1]).start()
         dist.all_reduce(total, group=group)
         assert total.eq(3).all()
 

@@ -2,8 +2,8 @@
 
 from shardlab.measurements.timing import scaling_efficiency
 from shardlab.strategy.strategy import parse_strategy
-from tests.made_records import STRATEGIES
-from tests.made_timed import make_timed
+from tests.record_factory import STRATEGIES
+from tests.timed_run_factory import make_timed
 
 DDP = parse_strategy(STRATEGIES["ddp"]).hash()
 ALONE = make_timed("one-rank", "ddp", 1, step_ms=[10.0, 20.0])

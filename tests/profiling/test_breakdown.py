@@ -5,7 +5,7 @@ import pytest
 from shardlab.core.errors import UserError
 from shardlab.profiling.analysis.breakdown import analyse, read_steps
 from shardlab.profiling.capture.merge import merge_traces
-from tests.made_traces import WORKER, WORKER_2, event, label, step, write_rank
+from tests.trace_factory import WORKER, WORKER_2, event, label, step, write_rank
 
 
 def merged(tmp_path, *ranks):

@@ -9,8 +9,8 @@ from torch.profiler import record_function
 
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Unit
+from shardlab.comm.all_to_all import AllToAllCollective
 from shardlab.comm.collective import Native
-from shardlab.comm.exchange import Exchange
 from shardlab.comm.ledger import Ledger
 from shardlab.kernels import int8
 from shardlab.launch import launch
@@ -73,7 +73,7 @@ def collectives(group):
     """Two routes, which are there before the trace begins."""
     return [
         kind(group, Ledger(), "gradients", *rest)
-        for kind, *rest in ((Native,), (Exchange, make_codec("int8")))
+        for kind, *rest in ((Native,), (AllToAllCollective, make_codec("int8")))
     ]
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from shardlab.core.errors import UserError
 from shardlab.profiling.capture.merge import merge_traces
-from tests.made_traces import event, step, write_rank
+from tests.trace_factory import event, step, write_rank
 
 
 def load(path):

@@ -4,7 +4,7 @@ import pytest
 
 from shardlab.profiling.analysis.breakdown import OTHER, analyse, read_steps
 from shardlab.profiling.capture.merge import merge_traces
-from tests.profiling.made_nccl import AUTOGRAD, MadeTrace
+from tests.profiling.nccl_trace_factory import AUTOGRAD, MadeTrace
 
 
 def fsdp_step(launches=True, rank=0, late=0):

@@ -7,7 +7,7 @@ from shardlab.experiment.parameters import Parameters
 from shardlab.profiling.capture.merge import merge_traces
 from shardlab.records.run import Breakdown
 from stages.profile import main
-from tests.made_traces import WORKER, event, label, step, write_rank
+from tests.trace_factory import WORKER, event, label, step, write_rank
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shardlab.core.errors import UserError
 from shardlab.profiling.traces import trace_file
 from shardlab.profiling.traces.trace_file import read_events, read_header, write_trace
-from tests.made_traces import event
+from tests.trace_factory import event
 
 NAMES = ["aten::mm", 'a "quoted" }, {\n  },\n  { name', "\\", "ü", "}"]
 HEADER = {"schemaVersion": 1, "distributedInfo": {"rank": 3, "pg_config": [{"ranks": [0, 1]}]}}

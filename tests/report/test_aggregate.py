@@ -15,7 +15,7 @@ from shardlab.report.aggregate import (
     select,
     verdict,
 )
-from tests.made_records import BASELINE, STRATEGIES, make_losses, make_record, make_records
+from tests.record_factory import BASELINE, STRATEGIES, make_losses, make_record, make_records
 
 positive = st.floats(0.01, 1e6)
 

@@ -21,8 +21,8 @@ from shardlab.report.numbers import ABSENT
 from shardlab.report.timing_plots import draw_timings
 from shardlab.report.timings import timing_table
 from shardlab.strategy.strategy import parse_strategy
-from tests.made_records import BASELINE, STRATEGIES, make_losses
-from tests.made_timed import make_timed, make_timings
+from tests.record_factory import BASELINE, STRATEGIES, make_losses
+from tests.timed_run_factory import make_timed, make_timings
 
 QUALITY = Quality(train_loss=(7.0, 1.0), time_s=(2.0,))
 
@@ -83,7 +83,7 @@ def test_a_codec_is_held_against_the_same_strategy_without():
 def test_a_run_of_other_sharding_is_no_reference():
     odd = parse_strategy({**STRATEGIES["fsdp2-int8"], "reshard_after_forward": False})
     runs = timed(1e8, exchange=[50.0], int8=[25.0])
-    runs[1] = runs[1].model_copy(update={"strategy": odd.normal().model_dump(mode="json")})
+    runs[1] = runs[1].model_copy(update={"strategy": odd.canonical().model_dump(mode="json")})
     group = crossovers(runs)[0]
     assert references(group) == {}
     assert codec_table(group).rows == []

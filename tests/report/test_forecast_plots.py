@@ -1,8 +1,8 @@
 """The plot of the forecast."""
 
 from shardlab.report.forecast_plots import draw_forecast
-from tests.made_evidence import make_foretold
-from tests.made_records import BASELINE, STRATEGIES
+from tests.evidence_factory import make_foretold
+from tests.record_factory import BASELINE, STRATEGIES
 
 
 def test_an_interval_that_begins_at_no_time_reaches_the_top_of_its_panel():

@@ -12,8 +12,8 @@ from shardlab.core.files import read_json, read_json_lines
 from shardlab.report.plots import BASELINE_COLOUR, colours
 from shardlab.report.write import write_report
 from shardlab.strategy.strategy import parse_strategy
-from tests.made_evidence import make_evidence
-from tests.made_records import STRATEGIES, make_history, make_record, make_records
+from tests.evidence_factory import make_evidence
+from tests.record_factory import STRATEGIES, make_history, make_record, make_records
 
 EVIL = "<script>alert('$1$')</script>"
 FILES = {
@@ -139,7 +139,7 @@ def test_same_evidence_gives_the_same_bytes(report, tmp_path):
     """Another process with another hash seed, so that no order of a set or clock can hide."""
     code = (
         "import sys; from pathlib import Path; "
-        "from tests.made_evidence import *; from tests.made_records import *; "
+        "from tests.evidence_factory import *; from tests.record_factory import *; "
         "from shardlab.report.write import write_report; "
         "write_report(make_evidence(make_records()), Path(sys.argv[1]))"
     )

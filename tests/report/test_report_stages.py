@@ -10,9 +10,9 @@ from shardlab.measurements.quality import smoothed
 from shardlab.measurements.timing import NO_COMMUNICATION, write_timings
 from shardlab.records.run import Breakdown, Joined, Record, Validation, read_records
 from stages import collect, report
-from tests.made_evidence import make_foretold
-from tests.made_records import make_history, make_losses, make_record, make_records
-from tests.made_timed import make_timed
+from tests.evidence_factory import make_foretold
+from tests.record_factory import make_history, make_losses, make_record, make_records
+from tests.timed_run_factory import make_timed
 
 RUNS, SEEDS = ["ddp", "fsdp2"], [0, 3]
 PARAMS = {
@@ -154,7 +154,7 @@ def test_report_shows_the_runs_of_the_parameters_alone(collected):
 
 
 @pytest.mark.parametrize(
-    ("path", "mend"),
+    ("path", "fix"),
     [
         ("results/results.jsonl", "collect"),
         ("results/rounds/1/history.json", "decide 1"),
@@ -165,9 +165,9 @@ def test_report_shows_the_runs_of_the_parameters_alone(collected):
         ("results/forecast/forecast.json", "forecast"),
     ],
 )
-def test_report_names_what_is_missing(collected, path, mend):
+def test_report_names_what_is_missing(collected, path, fix):
     (collected / path).unlink()
-    with pytest.raises(UserError, match=f"{path}: no such file: run python -m stages.{mend}"):
+    with pytest.raises(UserError, match=f"{path}: no such file: run python -m stages.{fix}"):
         report.main(Parameters())
     assert not (collected / "results/report").exists()
 
@@ -197,6 +197,6 @@ def test_report_refuses_foreign_timings(collected, content, said):
 @pytest.mark.parametrize("content", ["{", "{}", "[]"])
 def test_report_refuses_what_is_no_forecast(collected, content):
     (collected / "results/forecast/forecast.json").write_text(content)
-    mend = "run python -m stages.forecast"
-    with pytest.raises(UserError, match=f"forecast.json: not a forecast .*: {mend}"):
+    fix = "run python -m stages.forecast"
+    with pytest.raises(UserError, match=f"forecast.json: not a forecast .*: {fix}"):
         report.main(Parameters())

@@ -14,8 +14,8 @@ from shardlab.report.tables import (
     seed_warning,
     setting_line,
 )
-from tests.made_evidence import make_evidence
-from tests.made_records import BASELINE, STRATEGIES, make_record, make_records
+from tests.evidence_factory import make_evidence
+from tests.record_factory import BASELINE, STRATEGIES, make_record, make_records
 
 
 def _tables(records, runs=None):

@@ -10,9 +10,9 @@ from shardlab.report.scaling import bottleneck, bottleneck_of, scaling_table, sh
 from shardlab.report.timing_room import timing_room
 from shardlab.report.timings import timing_table
 from shardlab.report.write import write_report
-from tests.made_evidence import make_evidence
-from tests.made_records import BASELINE, make_record, make_records
-from tests.made_timed import make_timed, make_timings
+from tests.evidence_factory import make_evidence
+from tests.record_factory import BASELINE, make_record, make_records
+from tests.timed_run_factory import make_timed, make_timings
 
 DRIFT = [20.0, 40.0, 25.0, 90.0]
 

@@ -7,7 +7,7 @@ from shardlab.report.aggregate import comparison
 from shardlab.report.tables import run_tables
 from shardlab.report.traffic import traffic, travel, uncompressed
 from shardlab.strategy.strategy import parse_strategy
-from tests.made_records import STRATEGIES, make_record, make_records
+from tests.record_factory import STRATEGIES, make_record, make_records
 
 
 def with_account(record, kind, **changes):

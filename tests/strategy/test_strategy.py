@@ -1,4 +1,4 @@
-"""What a strategy means: its normal form, its hash and what it is called."""
+"""What a strategy means: its canonical form, its hash and what it is called."""
 
 import json
 from pathlib import Path
@@ -21,15 +21,15 @@ def reverse(value: Any) -> Any:
 
 @given(documents())
 def test_the_normal_form_is_its_own_normal_form(document: dict[str, Any]) -> None:
-    normal = parse_strategy(document).normal()
-    assert normal.normal() == normal
+    normal = parse_strategy(document).canonical()
+    assert normal.canonical() == normal
 
 
 @given(documents())
 def test_the_normal_form_is_a_valid_strategy_of_the_same_hash(document: dict[str, Any]) -> None:
     strategy = parse_strategy(document)
-    written = json.loads(json.dumps(strategy.normal().model_dump(mode="json")))
-    assert parse_strategy(written).normal() == strategy.normal()
+    written = json.loads(json.dumps(strategy.canonical().model_dump(mode="json")))
+    assert parse_strategy(written).canonical() == strategy.canonical()
     assert parse_strategy(written).hash() == strategy.hash()
 
 
@@ -38,7 +38,7 @@ def test_hashes_are_equal_just_when_meanings_are(
     one: dict[str, Any], other: dict[str, Any]
 ) -> None:
     a, b = parse_strategy(one), parse_strategy(other)
-    assert (a.hash() == b.hash()) == (a.normal() == b.normal())
+    assert (a.hash() == b.hash()) == (a.canonical() == b.canonical())
 
 
 @given(documents())
@@ -105,8 +105,8 @@ def test_briefs_are_equal_just_when_meanings_are(
     one: dict[str, Any], other: dict[str, Any]
 ) -> None:
     a, b = parse_strategy(one), parse_strategy(other)
-    assert (a.brief() == b.brief()) == (a.hash() == b.hash())
-    assert a.brief() == a.normal().brief()
+    assert (a.label() == b.label()) == (a.hash() == b.hash())
+    assert a.label() == a.canonical().label()
 
 
 def test_the_brief_names_what_is_not_the_default() -> None:
@@ -119,12 +119,12 @@ def test_the_brief_names_what_is_not_the_default() -> None:
         "warmup_steps": 20,
     }
     weights = {"codec": "int8", "minimum_size": 4096}
-    assert parse_strategy({"gradients": gradients, "weights": weights}).brief() == (
+    assert parse_strategy({"gradients": gradients, "weights": weights}).label() == (
         "fsdp2, int4:group=64,levels=nf4 from 0 elements, error feedback in bf16, "
         "without *.bias *norm*, after 20 steps, weights int8:group=128 from 4096 elements"
     )
     nodes = {"codec": "int8", "between_nodes": "int4", "ranks_per_node": 4}
-    assert parse_strategy({"gradients": nodes}).brief() == (
+    assert parse_strategy({"gradients": nodes}).label() == (
         "fsdp2, int8:group=128, int4:group=128 between nodes of 4 ranks"
     )
 

@@ -28,7 +28,7 @@ ROUNDS = 4
 
 
 def plan(data: Path, **timing: object) -> TimingPlan:
-    values = Timing(**{"runs": tuple(STRATEGIES), "rounds": ROUNDS, **timing})
+    values = Timing(**{"runs": tuple(STRATEGIES), "repetitions": ROUNDS, **timing})
     train = Train(steps=6, batch_size=2, sequence_length=16, untimed_steps=2, profiled_steps=1)
     return TimingPlan("a-timing", values, STRATEGIES, train, Model(preset="tiny"), data)
 
@@ -52,7 +52,7 @@ def test_every_run_has_a_step_of_every_round(runs):
 def test_runs_are_told_by_their_strategies(runs):
     for name, strategy in STRATEGIES.items():
         assert runs[name].strategy_hash == strategy.hash()
-        assert parse_strategy(runs[name].strategy) == strategy.normal()
+        assert parse_strategy(runs[name].strategy) == strategy.canonical()
     assert runs[NO_COMMUNICATION].strategy is None
 
 
@@ -91,12 +91,12 @@ def test_units_are_all_of_the_model(runs):
 
 
 def test_one_rank_is_timed_too(data, tmp_path):
-    runs = timed(data, tmp_path, world_size=1, runs=("fsdp2",), rounds=1)
+    runs = timed(data, tmp_path, world_size=1, runs=("fsdp2",), repetitions=1)
     assert runs["fsdp2"].bytes_wire == 0
 
 
 def test_on_a_link_the_interface_counts_what_the_ledger_counts(permitted, data, tmp_path):
-    runs = timed(data, tmp_path, link=Link(rate="1gbit"), rounds=2)
+    runs = timed(data, tmp_path, link=Link(rate="1gbit"), repetitions=2)
     assert {run.link for run in runs.values()} == {"1gbit"}
     assert {run.bits_per_second for run in runs.values()} == {10**9}
     for name in STRATEGIES:

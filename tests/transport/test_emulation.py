@@ -14,8 +14,8 @@ from shardlab.comm.collective import Native
 from shardlab.comm.ledger import Ledger
 from shardlab.experiment.link import Link
 from shardlab.transport.emulation import emulated
+from shardlab.transport.link_throttle import LinkThrottle
 from shardlab.transport.links import Links, interface_bytes, interface_frames
-from shardlab.transport.pace import Pace
 from shardlab.transport.traffic import Traffic
 from tests.ranks import run_ranks
 
@@ -38,7 +38,7 @@ def test_operations_take_as_long_as_their_link(route):
 
     def on_rank(group):
         ledger = Ledger()
-        ledger.traffic.pace = Pace(delay_ms=10, bits_per_second=10_000_000)
+        ledger.traffic.pace = LinkThrottle(delay_ms=10, bits_per_second=10_000_000)
         collective = make_collective(group, ledger, "gradients", ROUTES[route])
         size, start = collective.world_size, time.perf_counter()
         shard, vector = torch.randn(SIZE // size), torch.randn(SIZE)
@@ -58,7 +58,7 @@ def test_operations_take_as_long_as_their_link(route):
 def test_the_delay_alone_comes_after_the_bytes():
     def on_rank(group):
         traffic = Traffic()
-        traffic.pace = Pace(delay_ms=100)
+        traffic.pace = LinkThrottle(delay_ms=100)
         start = time.perf_counter()
         with traffic.operation(1):
             if dist.get_rank(group) == 0:
@@ -72,7 +72,7 @@ def test_the_delay_alone_comes_after_the_bytes():
 
 def test_operations_of_several_threads_share_one_link():
     traffic = Traffic()
-    traffic.pace = Pace(delay_ms=0, bits_per_second=8_000_000)
+    traffic.pace = LinkThrottle(delay_ms=0, bits_per_second=8_000_000)
 
     def operate(_):
         with traffic.operation(100_000):
@@ -111,7 +111,7 @@ def test_nobody_waits_for_what_goes_on_beside_computation():
 
     def on_rank(group):
         ledger = Ledger()
-        ledger.traffic.pace = Pace(delay_ms=2000, bits_per_second=100_000_000)
+        ledger.traffic.pace = LinkThrottle(delay_ms=2000, bits_per_second=100_000_000)
         collective = Native(group, ledger, "gradients")
         vectors = [torch.ones(1000) * dist.get_rank(group) for _ in range(2)]
         start = time.perf_counter()
@@ -132,7 +132,7 @@ def test_nobody_waits_for_what_goes_on_beside_computation():
     run_ranks(2, on_rank)
 
 
-@pytest.mark.parametrize("pace", [None, Pace(delay_ms=1)])
+@pytest.mark.parametrize("pace", [None, LinkThrottle(delay_ms=1)])
 def test_an_error_of_an_operation_beside_computation_arrives(pace):
     def on_rank(group):
         if dist.get_rank(group) == 0:
@@ -150,7 +150,7 @@ def test_an_error_of_an_operation_beside_computation_arrives(pace):
 def test_a_rank_alone_has_no_link():
     def on_rank(group):
         ledger = Ledger()
-        ledger.traffic.pace = Pace(delay_ms=60_000, bits_per_second=1)
+        ledger.traffic.pace = LinkThrottle(delay_ms=60_000, bits_per_second=1)
         collective = Native(group, ledger, "gradients")
         collective.all_reduce(torch.ones(10), 1.0, UNIT)
         collective.start_mean(torch.ones(10), UNIT).wait()

@@ -128,7 +128,7 @@ def _round(
             outcome=trial.outcome,
             detail=trial.detail,
             hash=proposal.chosen_hash,
-            brief=proposal.chosen.brief() if proposal.chosen else None,
+            label=proposal.chosen.label() if proposal.chosen else None,
             measurements=measurements,
         ),
         decision=decision.decision,

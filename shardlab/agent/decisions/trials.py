@@ -175,7 +175,7 @@ def _measure_all(
     return Trial(
         outcome=outcome,
         detail=detail,
-        strategy=strategy.normal(),
+        strategy=strategy.canonical(),
         hash=strategy.hash(),
         key=key,
         limit_s=limit_s,

@@ -93,7 +93,7 @@ class Endpoint:
         """The text of the answer, or None when the server's reply has not the agreed shape.
 
         Raises:
-            UserError: no reply after all attempts, or one that asking again cannot mend.
+            UserError: no reply after all attempts, or one that asking again cannot fix.
         """
         trouble = ""
         for attempt in range(self._attempts):

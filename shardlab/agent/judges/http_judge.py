@@ -165,7 +165,7 @@ def _messages(question: Question, candidates: list[Candidate]) -> Messages:
 def _settings(question: Question, candidate: Candidate) -> str:
     """The same template for all; not where a candidate came from, which would carry authority."""
     found = changes(question.history.incumbent.strategy, candidate.strategy)
-    return f"{candidate.brief} ({in_words(found)})"
+    return f"{candidate.label} ({in_words(found)})"
 
 
 def _schema(ids: list[str]) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def actions(strategy: Strategy) -> list[Draft]:
     (a bucket size under `ddp`, the codec of gathered weights under `fsdp2`, the prefetch of the old
     units, the route of the old codec) go back to their defaults.
     """
-    form = strategy.normal().model_dump(mode="json", exclude_none=True)
+    form = strategy.canonical().model_dump(mode="json", exclude_none=True)
     kinds = [
         _wraps(form),
         _ahead(strategy, form),
@@ -190,4 +190,4 @@ def _neighbours(history: History) -> list[list[Draft]]:
 
 
 def _draft(strategy: Strategy, why: str) -> Draft:
-    return Draft(document=strategy.normal().model_dump(mode="json", exclude_none=True), why=why)
+    return Draft(document=strategy.canonical().model_dump(mode="json", exclude_none=True), why=why)

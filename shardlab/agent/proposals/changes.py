@@ -11,7 +11,7 @@ SHARDING = set(Strategy.model_fields) - {"gradients", "weights"}
 
 
 class Change(NamedTuple):
-    """One setting of the normal form; codecs are given as `name:key=value`."""
+    """One setting of the canonical form; codecs are given as `name:key=value`."""
 
     key: str
     before: Any
@@ -30,8 +30,8 @@ def in_words(found: tuple[Change, ...]) -> str:
 
 
 def _settings(strategy: Strategy) -> dict[str, Any]:
-    """The normal form in one level; a codec and its options are one setting."""
-    normal = strategy.normal()
+    """The canonical form in one level; a codec and its options are one setting."""
+    normal = strategy.canonical()
     form = normal.model_dump(mode="json", exclude={"gradients", "weights", "overrides"})
     gradients, weights = normal.gradients, normal.weights
     between = gradients.between_nodes

@@ -19,10 +19,10 @@ def describe(history: History, agent: Agent, memory_limit_bytes: int) -> str:
             "Times are per step; each figure is the mean over seeds, and +- is the standard "
             "deviation over seeds.",
             *(_strategy(entry) for entry in tried),
-            f"Incumbent: {history.incumbent.strategy.brief()} [{history.incumbent.source}].",
+            f"Incumbent: {history.incumbent.strategy.label()} [{history.incumbent.source}].",
             *_rounds(history),
             f"Limits: validation perplexity at most {1 + agent.quality_tolerance:.3f} times that "
-            f"of {history.measured[history.start].strategy.brief()}; peak memory at most "
+            f"of {history.measured[history.start].strategy.label()}; peak memory at most "
             f"{memory_limit_bytes / 1e6:.0f} MB per rank.",
             f"Trials left: {max(0, agent.budget - trials(history))} of {agent.budget}.",
         ]
@@ -43,7 +43,7 @@ def _workload(load: Workload) -> str:
 
 
 def _strategy(entry: Measured) -> str:
-    head = f"Strategy {entry.strategy.brief()} [{entry.source}]: "
+    head = f"Strategy {entry.strategy.label()} [{entry.source}]: "
     if entry.outcome != "ok":
         return f"{head}no figures, the trial ended with outcome {entry.outcome}."
     mean = entry.mean
@@ -72,6 +72,6 @@ def _spread(entry: Measured, field: str) -> str:
 
 def _rounds(history: History) -> list[str]:
     return [
-        f"Round {each.round}: tried {each.trial.brief or 'nothing'}; decision {each.decision}."
+        f"Round {each.round}: tried {each.trial.label or 'nothing'}; decision {each.decision}."
         for each in history.rounds
     ]

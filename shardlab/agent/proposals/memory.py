@@ -19,7 +19,7 @@ _FLOAT = 4
 
 def certain_bytes(strategy: Strategy, parameters: int, world_size: int) -> int:
     """Bytes per rank that the formula above accounts for."""
-    full = strategy.normal()
+    full = strategy.canonical()
     whole = _FLOAT * parameters
     total = sum(state_bytes(full, parameters, world_size).values())
     if full.engine == "ddp":

@@ -52,14 +52,14 @@ def admit(
         try:
             strategy = parse_strategy(draft.document)
         except UserError as error:
-            refused.append(Refused(brief=_shown(draft), reason=str(error)))
+            refused.append(Refused(label=_shown(draft), reason=str(error)))
             continue
         key = strategy.hash()
         if key in admitted:
             continue  # two drafts of one meaning
         reason = _objection(strategy, history, memory_limit_bytes)
         if reason:
-            refused.append(Refused(brief=strategy.brief(), reason=reason))
+            refused.append(Refused(label=strategy.label(), reason=reason))
         else:
             admitted[key] = _candidate(strategy, draft.why)
     return sorted(admitted.values(), key=lambda candidate: candidate.id), _once(refused)
@@ -82,8 +82,8 @@ def _objection(strategy: Strategy, history: History, memory_limit_bytes: int) ->
 def _candidate(strategy: Strategy, why: str) -> Candidate:
     return Candidate(
         id=strategy.hash()[:_ID_DIGITS],
-        strategy=strategy.normal(),
-        brief=strategy.brief(),
+        strategy=strategy.canonical(),
+        label=strategy.label(),
         why=why,
     )
 
@@ -94,4 +94,4 @@ def _shown(draft: Draft) -> str:
 
 def _once(refused: list[Refused]) -> list[Refused]:
     """Without the repetitions that several sources of drafts bring."""
-    return list({(each.brief, each.reason): each for each in refused}.values())
+    return list({(each.label, each.reason): each for each in refused}.values())

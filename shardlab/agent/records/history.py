@@ -26,7 +26,7 @@ class Measured(Document):
     """A strategy that was tried, and what came of it."""
 
     strategy: Strategy
-    """in its normal form"""
+    """in its canonical form"""
     hash: str
     source: str
     """`run NAME` of the matrix, or `round K`"""
@@ -118,7 +118,7 @@ def known_before(after: str, results: str, records: list[Record], start_run: str
 def _of_run(run: str, records: list[Record]) -> Measured:
     strategy = parse_strategy(records[0].strategy, f"strategy of run {run}")
     return Measured(
-        strategy=strategy.normal(),
+        strategy=strategy.canonical(),
         hash=strategy.hash(),
         source=f"run {run}",
         measurements=[Measurement.of(each) for each in sorted(records, key=lambda r: r.seed)],

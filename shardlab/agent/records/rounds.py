@@ -16,7 +16,7 @@ class Candidate(Document):
     id: str
     """the first digits of the strategy's hash: says nothing about its place in a list"""
     strategy: Strategy
-    brief: str
+    label: str
     why: str
     """where it came from"""
 
@@ -24,7 +24,7 @@ class Candidate(Document):
 class Refused(Document):
     """A strategy that was not offered."""
 
-    brief: str
+    label: str
     reason: str
 
 
@@ -79,7 +79,7 @@ class TrialSummary(Document):
     detail: str
     """the error's text when it failed"""
     hash: str | None
-    brief: str | None
+    label: str | None
     measurements: list[Measurement]
 
 

@@ -45,7 +45,7 @@ class Tally:
         """
         if self._policy == "refuse":
             raise UserError(
-                f"{self._where}: {position}: {kind}; mend it, or set data.bad_records to skip"
+                f"{self._where}: {position}: {kind}; fix it, or set data.bad_records to skip"
             )
         self._kinds[kind] += 1
         if len(self._named) < _NAMED:

@@ -60,7 +60,7 @@ def _syntax_error(path: Path, start: int, number: int, error: Exception) -> User
     else:
         reason = str(error).removeprefix("b'").replace("\\n", "\n").partition("\n")[0]
     return UserError(
-        f"{path}: byte {offset}, record {number}: {reason}; mend the file or fetch it again"
+        f"{path}: byte {offset}, record {number}: {reason}; fix the file or fetch it again"
     )
 
 

@@ -158,6 +158,6 @@ def _configured_end(tokenizer: Path) -> str:
     try:
         end = json.loads(path.read_text(encoding="utf-8")).get("eos_token")
     except (ValueError, AttributeError):
-        raise UserError(f"{path}: not a JSON object; mend or remove it") from None
+        raise UserError(f"{path}: not a JSON object; fix or remove it") from None
     end = end.get("content") if isinstance(end, dict) else end
     return end if isinstance(end, str) and end else END_OF_TEXT

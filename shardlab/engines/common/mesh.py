@@ -21,7 +21,7 @@ def make_mesh(group: dist.ProcessGroup, replicas: int, device: torch.device) -> 
 
 
 def copies(strategy: Strategy, group: dist.ProcessGroup) -> int:
-    """Copies of the model by a strategy's normal form; with `no_shard` one per rank."""
+    """Copies of the model by a strategy's canonical form; with `no_shard` one per rank."""
     if strategy.sharding == "no_shard":
         return dist.get_world_size(group)
     return strategy.replicas or 1

@@ -19,7 +19,7 @@ class Setup:
     """How an engine trains a model."""
 
     strategy: Strategy
-    """in its normal form"""
+    """in its canonical form"""
     optimization: Optimization
     group: dist.ProcessGroup
     """of all ranks"""

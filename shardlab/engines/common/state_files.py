@@ -9,7 +9,7 @@ from torch import Tensor
 from shardlab.engines.common.base import State
 
 
-def in_main_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def in_host_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies that later changes of the tensors do not reach."""
     return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
 

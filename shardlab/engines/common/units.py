@@ -30,7 +30,7 @@ class UnitPlan(NamedTuple):
 
 
 def plan_units(model: nn.Module, strategy: Strategy, device: torch.device) -> list[UnitPlan]:
-    """The units of a model by a strategy's normal form, in the order of their use.
+    """The units of a model by a strategy's canonical form, in the order of their use.
 
     What belongs to none of them makes up the root, which is not in the list.
 
@@ -67,7 +67,7 @@ def owned_parameters(
 
 
 def unit_sizes(model: nn.Module, strategy: Strategy, device: torch.device) -> list[UnitSize]:
-    """What is gathered or reduced together by a strategy's normal form, in the order of its use.
+    """What is gathered or reduced together by a strategy's canonical form, in the order of its use.
 
     Of `ddp` the buckets as it fills them during backward; else the root, then the units.
 
@@ -101,7 +101,7 @@ def _elements(parameters: Iterable[torch.Tensor]) -> int:
 
 
 def layer_settings(strategy: Strategy, layers: int) -> dict[int, dict[str, Any]]:
-    """What the overrides of a normal form set, by the number of the layer.
+    """What the overrides of a canonical form set, by the number of the layer.
 
     Raises:
         UserError: a layer that the model does not have.
@@ -117,7 +117,7 @@ def layer_settings(strategy: Strategy, layers: int) -> dict[int, dict[str, Any]]
 
 
 def checkpointing_modes(model: nn.Module, strategy: Strategy) -> dict[nn.Module, str]:
-    """What backward computes again of each block, by a strategy's normal form.
+    """What backward computes again of each block, by a strategy's canonical form.
 
     Raises:
         UserError: see `layer_settings`; or the model has no blocks, and they are asked for.

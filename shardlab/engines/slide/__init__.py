@@ -1,1 +1,1 @@
-"""Layer sliding: main memory owns parameters and optimizer states, the device sees a window."""
+"""Layer sliding: host memory owns parameters and optimizer states, the device sees a window."""

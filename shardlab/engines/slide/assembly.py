@@ -86,7 +86,7 @@ def precision_of(setup: Setup, ranks: Ranks) -> Precision:
 
 
 def keeping_of(setup: Setup) -> Keeping:
-    """Which gradients stay in main memory."""
+    """Which gradients stay in host memory."""
     return keeping(setup.strategy, setup.optimization.accumulation, holding(setup))
 
 
@@ -110,7 +110,7 @@ class Parts(NamedTuple):
 def make_updates(
     parts: Parts, module: Sliding, moments: MomentStore, order: Sequence[SlidUnit]
 ) -> Updates:
-    """What applies gradients in main memory.
+    """What applies gradients in host memory.
 
     Args:
         module: whose collectives are attached.

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from shardlab.core.process import is_stopped
-from shardlab.kernels.words import BYTES, Words
+from shardlab.kernels.shared_counters import BYTES, SharedCounters
 
 _SLICE_S = 0.02
 """how long a rank sleeps before it looks whether the others live"""
@@ -66,7 +66,7 @@ class Control:
         self._kinds = {kind: number for number, kind in enumerate(kinds)}
         self._units, self._timeout_s = units, timeout_s
         self._stride = _stride(len(kinds), units)
-        self._words = Words(memory, offset, len(pids) * self._stride)
+        self._words = SharedCounters(memory, offset, len(pids) * self._stride)
         texts = offset + len(pids) * self._stride * BYTES
         self._texts = memoryview(memory)[texts : texts + len(pids) * _TEXT]
         self._failing = threading.Lock()

@@ -1,4 +1,4 @@
-"""Copies between main memory and the device, beside what both compute."""
+"""Copies between host memory and the device, beside what both compute."""
 
 import time
 from abc import ABC, abstractmethod
@@ -38,7 +38,7 @@ class Copies(ABC):
         drain_all(self._inward, self._outward)
 
     def pin(self, tensor: Tensor) -> None:  # noqa: B027  (memory of a CPU is always within reach)
-        """Prepares main memory that will be copied from or to; no page of it twice."""
+        """Prepares host memory that will be copied from or to; no page of it twice."""
 
     def unpin(self) -> None:  # noqa: B027
         """Undoes every `pin`, when nothing is copied any more."""

@@ -34,7 +34,7 @@ class _Leaving:
 
 
 class Departures:
-    """Moves the gradients of units to main memory, one unit after another.
+    """Moves the gradients of units to host memory, one unit after another.
 
     Args:
         reduce: ranks reduce on the device, when all gradients of a unit are there, and each copies

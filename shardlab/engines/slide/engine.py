@@ -1,4 +1,4 @@
-"""`slide`: main memory owns parameters and optimizer states, the device sees a window of layers."""
+"""`slide`: host memory owns parameters and optimizer states, the device sees a window of layers."""
 
 import math
 import weakref
@@ -29,7 +29,7 @@ from shardlab.engines.slide.assembly import (
 )
 from shardlab.engines.slide.copies import Copies, copies_for
 from shardlab.engines.slide.faults import Faults
-from shardlab.engines.slide.leaving import leave, when_gone
+from shardlab.engines.slide.leaving import add_finalizer, leave
 from shardlab.engines.slide.model import Sliding
 from shardlab.engines.slide.moments import KINDS
 from shardlab.engines.slide.ranks import ranks_for
@@ -41,7 +41,7 @@ from shardlab.engines.slide.storing import (
 )
 from shardlab.engines.slide.unit import FROZEN
 from shardlab.kernels.adam import Hyper
-from shardlab.transport.together import together
+from shardlab.transport.together import run_or_fail_together
 
 Result = TypeVar("Result")
 
@@ -49,7 +49,7 @@ _STATES = ("parameter", *KINDS)
 
 
 class SlideEngine(ModuleEngine):
-    """The ranks of a node share one optimizer in main memory; rank r updates chunk r of each unit.
+    """The ranks of a node share one optimizer in host memory; rank r updates chunk r of each unit.
 
     Several nodes hold copies of it; the ranks at one place of theirs average their gradients.
 
@@ -67,14 +67,14 @@ class SlideEngine(ModuleEngine):
     ) -> None:
         strategy, device = setup.strategy, setup.device
         lent = ranks_for(strategy, setup.group, ranks_per_node)
-        when_gone(self, lent.give_back)  # after `_leave`: what is told last, is done first
+        add_finalizer(self, lent.give_back)  # after `_leave`: what is told last, is done first
         self.ranks = ranks = lent.value
         plans = plan_units(model, strategy, device)
         self.units = make_units(model, plans, setup, ranks)
         """the root, then the others in the order of their use"""
         self._trained = trained = [unit for unit in self.units if unit.count]
         self._copies = copies_for(device) if copies is None else copies
-        when_gone(self, self._copies.unpin)  # after `_leave`: what is told last goes first
+        add_finalizer(self, self._copies.unpin)  # after `_leave`: what is told last goes first
         landings = make_landings(self.units, setup, ranks)
         self._memory = share_memory(self.units, landings, setup, ranks.here)
         self._moments = (
@@ -83,7 +83,9 @@ class SlideEngine(ModuleEngine):
             else moments_in_memory(trained, self._memory)
         )
         given = model, plans, self.units, landings, setup, self._copies
-        together(ranks.here, "slide: main memory cannot take the model", lambda: store(*given))
+        run_or_fail_together(
+            ranks.here, "slide: host memory cannot take the model", lambda: store(*given)
+        )
         again = {b for b, mode in checkpointing_modes(model, strategy).items() if mode != "none"}
         module = Sliding(model, plans, self.units, again, ranks)
         super().__init__(module, setup)
@@ -97,7 +99,7 @@ class SlideEngine(ModuleEngine):
         module.schedule, module.owner = self._schedule, weakref.ref(self)
         self._touched = True
         ending = self._updates, self._copies, self._moments, self._memory
-        when_gone(self, leave, lent, self._faults, *ending)
+        add_finalizer(self, leave, lent, self._faults, *ending)
 
     def step(self, micro_batches: Sequence[Tensor], learning_rate: float) -> StepOutcome:  # noqa: D102
         count, losses = len(micro_batches), []
@@ -119,7 +121,7 @@ class SlideEngine(ModuleEngine):
         """
         if count > 1 and self._optimization.accumulation == 1:
             raise UserError(
-                f"slide: a step of {count} micro-batches, and main memory is laid out for 1: set "
+                f"slide: a step of {count} micro-batches, and host memory is laid out for 1: set "
                 f"Optimization.accumulation to {count}"
             )
         for unit in self.units:
@@ -180,7 +182,7 @@ class SlideEngine(ModuleEngine):
     def shards(self) -> State:
         """See `Engine.shards`, of what is trained; moments in their own type.
 
-        Those on disk are mapped: main memory holds what is looked at, as long as it has room.
+        Those on disk are mapped: host memory holds what is looked at, as long as it has room.
 
         Raises:
             UserError: (on all ranks of the node) the disk does not give them.
@@ -196,7 +198,7 @@ class SlideEngine(ModuleEngine):
         }
         return kinds | {"step": {unit.name: unit.step for unit in self._trained}}
 
-    def in_main_memory(self) -> State:
+    def in_host_memory(self) -> State:
         """Whole parameters and moments by their names, in what all ranks update, and `frozen` ones.
 
         Moments on disk are mapped, see `shards`.
@@ -220,7 +222,9 @@ class SlideEngine(ModuleEngine):
         """Where they are, those of all ranks."""
         self.synchronize()
         with self._faults.surfacing():
-            together(self.ranks.here, "slide: moments cannot be read", self._moments.look)
+            run_or_fail_together(
+                self.ranks.here, "slide: moments cannot be read", self._moments.look
+            )
 
     def _begin(self, learning_rate: float) -> None:
         if self._touched:
@@ -233,7 +237,7 @@ class SlideEngine(ModuleEngine):
         self._updates.scale = 1 / (summed * self._loss_scale.value)
 
     def take_in(self) -> None:
-        """What was written to `in_main_memory` or `shards` counts; by all ranks together.
+        """What was written to `in_host_memory` or `shards` counts; by all ranks together.
 
         A step does so, too, when it begins after `shards`.
         """
@@ -246,7 +250,7 @@ class SlideEngine(ModuleEngine):
         dist.barrier(self.ranks.here)
 
     def _norm(self) -> float:
-        """Of the whole gradient, when all of it is in main memory."""
+        """Of the whole gradient, when all of it is in host memory."""
         squares = torch.tensor(self._updates.squares(), dtype=torch.float64)
         dist.all_reduce(squares, group=self.ranks.here)
         return norm_of(squares)

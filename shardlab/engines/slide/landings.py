@@ -1,4 +1,4 @@
-"""Where gradients arrive in main memory."""
+"""Where gradients arrive in host memory."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -80,7 +80,7 @@ class Landings:
         self._control: Control | None = None
 
     def layout(self) -> dict[str, int]:
-        """Bytes of the regions of main memory."""
+        """Bytes of the regions of host memory."""
         return {
             _region(slot, place): size * self._dtype.itemsize
             for slot, size in enumerate(self._sizes)

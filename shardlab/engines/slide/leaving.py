@@ -16,7 +16,9 @@ from shardlab.engines.slide.updates import Updates
 P = ParamSpec("P")
 
 
-def when_gone(engine: object, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+def add_finalizer(
+    engine: object, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs
+) -> None:
     """Calls when the engine is collected, or with the process; what is told last goes first.
 
     Not in a fork of the process, which has none of the threads that there are to wait for.

@@ -1,4 +1,4 @@
-"""The moments of AdamW, in main memory or in a file between updates."""
+"""The moments of AdamW, in host memory or in a file between updates."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -68,7 +68,7 @@ class MomentStore(ABC):
 
 
 class MemoryMoments(MomentStore):
-    """In main memory all the time, which somebody else gives."""
+    """In host memory all the time, which somebody else gives."""
 
     def __init__(self, moments: Mapping[str, Moments]) -> None:
         self._moments = moments

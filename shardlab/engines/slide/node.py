@@ -16,7 +16,7 @@ from shardlab.engines.slide.control import Control, control_bytes
 from shardlab.engines.slide.regions import Regions, places_of
 from shardlab.records.host import free_memory_bytes
 from shardlab.transport.gather import gather_values
-from shardlab.transport.together import together
+from shardlab.transport.together import run_or_fail_together
 
 _PAGE = mmap.PAGESIZE
 _GIB = 1 << 30
@@ -25,11 +25,11 @@ _VERSION = 1
 """of what `Control` and `_places` make of the memory"""
 _CONTROL = ""
 """the place of `Control`"""
-_FAILED = "slide: the ranks of a node cannot share main memory"
+_FAILED = "slide: the ranks of a node cannot share host memory"
 
 
 class NodeMemory(Regions):
-    """Regions of main memory that all ranks of a node see, and their `control`.
+    """Regions of host memory that all ranks of a node see, and their `control`.
 
     It has no name: the kernel frees it with the last process, however that ends, and with the last
     tensor after `close`.
@@ -74,12 +74,12 @@ class NodeMemory(Regions):
         with ExitStack() as files:
             file = _share(group, total, beside, purpose, files)
             parts = [_part(place, rank, world_size) for place in places.values()]
-            mapped = together(group, _FAILED, lambda: _map(file, total, parts))
+            mapped = run_or_fail_together(group, _FAILED, lambda: _map(file, total, parts))
         first, pids = places.pop(_CONTROL).start, gather_values(os.getpid(), group)
         names = dist.get_process_group_ranks(group)
         given = mapped, first, rank, pids, names, steps, units, timeout_s
         # all are alive while `control` takes hold of them
-        control = together(group, _FAILED, lambda: Control(*given))
+        control = run_or_fail_together(group, _FAILED, lambda: Control(*given))
         return cls(mapped, places, control)
 
     def close(self) -> None:
@@ -110,12 +110,14 @@ def _share(
 ) -> int:
     """A descriptor of one new file on all ranks, for `files` to close."""
     leads = dist.get_rank(group) == 0
-    made = together(group, _FAILED, lambda: _new_file(total, beside, files) if leads else -1)
+    made = run_or_fail_together(
+        group, _FAILED, lambda: _new_file(total, beside, files) if leads else -1
+    )
     session = secrets.token_hex(16)
     pid, number, session = gather_values([os.getpid(), made, session], group)[0]
     header = hashlib.blake2b(f"{session} {_VERSION} {purpose}".encode()).digest()
-    together(group, _FAILED, lambda: os.pwrite(made, header, 0) if leads else None)
-    return together(
+    run_or_fail_together(group, _FAILED, lambda: os.pwrite(made, header, 0) if leads else None)
+    return run_or_fail_together(
         group, _FAILED, lambda: made if leads else _open_file(pid, number, header, files)
     )
 
@@ -176,6 +178,6 @@ def _told(total: int) -> Iterator[None]:
 
 def _too_little(total: int, why: str) -> UserError:
     return UserError(
-        f"slide: the ranks of a node share {total / _GIB:.2f} GiB of main memory, and {why}: "
+        f"slide: the ranks of a node share {total / _GIB:.2f} GiB of host memory, and {why}: "
         "take a smaller model, states of fewer bits or more nodes"
     )

@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardlab.activations.media import BLOCK, blocks, whole_blocks
-from shardlab.activations.nameless import NamelessFile
+from shardlab.activations.anonymous_file import NamelessFile
+from shardlab.activations.storage import BLOCK, blocks, whole_blocks
 from shardlab.core.errors import UserError
 from shardlab.engines.slide.regions import Regions, places_of
 from shardlab.transport.gather import gather_values
-from shardlab.transport.together import together
+from shardlab.transport.together import run_or_fail_together
 
 _CPU = torch.device("cpu")
 _AT_ONCE = 1 << 20
@@ -27,7 +27,7 @@ class NodeFile(Regions):
     """Regions of a file that all ranks of a node see; the kernel frees it with the last process.
 
     A rank reads and writes its own `part` of a region past the page cache. Whole regions are seen
-    as tensors, of which main memory holds no more than it has room for. Both by turns: parts see
+    as tensors, of which host memory holds no more than it has room for. Both by turns: parts see
     what was written to tensors after `flush`, tensors what was written to parts when the call has
     returned.
     """
@@ -57,14 +57,14 @@ class NodeFile(Regions):
         """
         places = places_of(layout, whole_blocks)
         leads, failed = dist.get_rank(group) == 0, f"{folder}: its files cannot be shared"
-        made = together(group, failed, lambda: _new(folder, places) if leads else None)
+        made = run_or_fail_together(group, failed, lambda: _new(folder, places) if leads else None)
         mine = None if made is None else _as_told(made)
         path, flags, told = gather_values(mine, group)[0]
 
         def opened(flags: int) -> NamelessFile:
             return NamelessFile(Path(told), os.open(path, os.O_RDWR | os.O_CLOEXEC | flags))
 
-        file = together(group, failed, lambda: cls(opened(flags), opened(0), places))
+        file = run_or_fail_together(group, failed, lambda: cls(opened(flags), opened(0), places))
         if made is not None:
             made.close()  # all have opened it
         return file
@@ -75,7 +75,7 @@ class NodeFile(Regions):
         return FilePart(self._direct, self._cached, first, size)
 
     def flush(self) -> None:
-        """What was written to tensors is in the file, and leaves main memory.
+        """What was written to tensors is in the file, and leaves host memory.
 
         Raises:
             OSError: it could not be written.
@@ -107,7 +107,7 @@ class FilePart:
         self._lead = start % BLOCK
 
     def buffer(self) -> Tensor:
-        """uint8 of main memory for `read` and `write`, in whole blocks."""
+        """uint8 of host memory for `read` and `write`, in whole blocks."""
         return blocks(self._lead + self._size, _CPU)
 
     def fits(self, buffer: Tensor) -> bool:

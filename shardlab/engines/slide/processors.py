@@ -5,7 +5,7 @@ from dataclasses import asdict
 import torch
 import torch.distributed as dist
 
-from shardlab.hardware.placement import Resident, place_here
+from shardlab.hardware.placement import RankLocation, place_here
 from shardlab.kernels.workers import Workers
 from shardlab.transport.gather import gather_values
 
@@ -20,7 +20,9 @@ def update_workers(here: dist.ProcessGroup, device: torch.device) -> Workers | N
     Args:
         here: the ranks of the node, which all call it.
     """
-    everyone = [Resident(**each) for each in gather_values(asdict(Resident.here(None)), here)]
+    everyone = [
+        RankLocation(**each) for each in gather_values(asdict(RankLocation.here(None)), here)
+    ]
     placement = place_here(everyone)[dist.get_rank(here)]
     on_gpu = device.type == "cuda"
     processors = placement.workers if on_gpu else placement.cpus

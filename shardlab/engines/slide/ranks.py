@@ -17,7 +17,7 @@ from shardlab.strategy.strategy import Strategy
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks that share main memory with this one, and what they communicate over."""
+    """The ranks that share host memory with this one, and what they communicate over."""
 
     here: dist.ProcessGroup
     """the ranks of the node"""
@@ -26,9 +26,9 @@ class Ranks:
     gathers: dist.ProcessGroup | None
     """of the node, for parameters on the device; None: every rank loads whole units"""
     reductions: dist.ProcessGroup | None
-    """of the node, for gradients on the device or in main memory; None: sums of slots"""
+    """of the node, for gradients on the device or in host memory; None: sums of slots"""
     mesh: DeviceMesh
-    """[ranks] or [nodes, ranks], of main memory"""
+    """[ranks] or [nodes, ranks], of host memory"""
 
     @property
     def rank(self) -> int:
@@ -60,7 +60,7 @@ class Needs(NamedTuple):
 
     @classmethod
     def of(cls, strategy: Strategy, ranks_per_node: int | None) -> "Needs":
-        """Those of a strategy in its normal form."""
+        """Those of a strategy in its canonical form."""
         summed = strategy.gradients.route == "native" and strategy.gradients.plain()
         reductions: Literal["device", "memory"] | None = None if summed else "memory"
         if strategy.grad_sync == "gpu_reduce":
@@ -74,7 +74,7 @@ def ranks_for(
     """Called by all ranks of the group together.
 
     Args:
-        strategy: in its normal form.
+        strategy: in its canonical form.
         ranks_per_node: see `node_groups`.
 
     Raises:

@@ -65,9 +65,9 @@ class Schedule(Uses):
         self._step = 0
         self._served: int | None = 0
         """the step that units come for; None for an evaluation, and for what comes again after it
-        or as main memory has changed"""
+        or as host memory has changed"""
         self._stale = vector
-        """the part of the root that is not on the device as it is in main memory"""
+        """the part of the root that is not on the device as it is in host memory"""
         self._ahead: set[int] = set()
         """units with frozen parameters that backward has yet to pass, by their index"""
         self._again = False
@@ -110,7 +110,7 @@ class Schedule(Uses):
         self._start_all(first)
 
     def forget(self) -> None:
-        """Main memory has changed: nothing that is on the device counts any more."""
+        """Host memory has changed: nothing that is on the device counts any more."""
         self._settle()
         for unit in self.window.alive():
             self._release(unit)

@@ -1,4 +1,4 @@
-"""Brings a model to main memory."""
+"""Brings a model to host memory."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ from shardlab.memory.slide import leaving_bytes, window_bytes
 def share_memory(
     units: Sequence[SlidUnit], landings: Landings, setup: Setup, here: dist.ProcessGroup
 ) -> NodeMemory:
-    """Main memory for the units and what arrives, by all ranks of a node together.
+    """Host memory for the units and what arrives, by all ranks of a node together.
 
     Raises:
         UserError: there is too little.
@@ -46,7 +46,7 @@ def share_memory(
 
 
 def _on_device(units: Sequence[SlidUnit], setup: Setup, world_size: int) -> int:
-    """Bytes of main memory that a rank will take as its device, at least: without activations."""
+    """Bytes of host memory that a rank will take as its device, at least: without activations."""
     if setup.device.type != "cpu":
         return 0
     full, itemsize = setup.strategy, units[0].precision.computed.itemsize
@@ -99,7 +99,7 @@ def store(
     setup: Setup,
     copies: Copies,
 ) -> None:
-    """Main memory takes the weights, which are whole for one unit at a time; then none is shown.
+    """Host memory takes the weights, which are whole for one unit at a time; then none is shown.
 
     Args:
         units: the root, then those of `plans`.

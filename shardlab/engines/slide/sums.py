@@ -27,7 +27,7 @@ class Sums:
         reduce_scatter: of this rank's vector with the others', by messages; None where they do, or
             where what arrives is the mean already.
         average: between nodes, of what is there then.
-        ledger: counts what ranks leave for each other in main memory.
+        ledger: counts what ranks leave for each other in host memory.
     """
 
     def __init__(

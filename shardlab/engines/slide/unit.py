@@ -1,4 +1,4 @@
-"""Parameters that slide together: in main memory all the time, on the device for their use."""
+"""Parameters that slide together: in host memory all the time, on the device for their use."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -25,7 +25,7 @@ class Precision(NamedTuple):
     computed: torch.dtype
     """of the parameters on the device"""
     landed: torch.dtype
-    """of gradients that arrive in main memory"""
+    """of gradients that arrive in host memory"""
     kept: torch.dtype
     """of gradients that stay there"""
     moments: torch.dtype
@@ -34,7 +34,7 @@ class Precision(NamedTuple):
 class SlidUnit:
     """Some parameters as one vector: what is trained, 1/W by each rank of a node, then what is not.
 
-    In each part the parameters lie one after another, then zeros up to W equal chunks. Main memory,
+    In each part the parameters lie one after another, then zeros up to W equal chunks. Host memory,
     which the ranks share, holds the trained part in float32, a mirror of it in the type that
     computes where that is narrower, and gradients that stay until they are applied. It holds the
     frozen part once, in the type that computes, behind that of the trained one which goes to the
@@ -104,7 +104,7 @@ class SlidUnit:
         return self.precision.computed is not torch.float32
 
     def layout(self) -> dict[str, int]:
-        """Bytes of the regions of main memory, without moments."""
+        """Bytes of the regions of host memory, without moments."""
         itemsize = self.precision.computed.itemsize
         kinds = {"parameter": self.size * _FLOAT}
         if self.narrow:

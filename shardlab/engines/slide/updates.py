@@ -1,4 +1,4 @@
-"""What is done to gradients in main memory: they are measured and applied."""
+"""What is done to gradients in host memory: they are measured and applied."""
 
 import hashlib
 import math

@@ -91,7 +91,7 @@ class FSDP1Engine(FlatEngine):
 def wrap_model(
     model: nn.Module, strategy: Strategy, mesh: DeviceMesh, device: torch.device, fill: Fill
 ) -> FullyShardedDataParallel:
-    """A model that was sharded by a strategy's normal form."""
+    """A model that was sharded by a strategy's canonical form."""
     with warnings.catch_warnings():
         # NO_SHARD is what was asked for, and what one rank comes to
         warnings.filterwarnings("ignore", "(?s).*NO_SHARD")

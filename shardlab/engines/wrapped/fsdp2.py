@@ -78,7 +78,7 @@ def shard_model(
     device: torch.device,
     fill: Fill,
 ) -> tuple[list[FSDPModule], FSDPModule]:
-    """The units and the root of a model that was sharded by a strategy's normal form."""
+    """The units and the root of a model that was sharded by a strategy's canonical form."""
     shard = partial(
         fully_shard,
         mesh=mesh,

@@ -73,7 +73,7 @@ def engine_of(
     if copies is None and ranks_per_node is None:
         return build_engine(model, strategy, optimization, group, weights=weights)
     names = {module: name for name, module in model.named_modules()}
-    full = strategy.normal()
+    full = strategy.canonical()
     prepare(model, full)
 
     def fill(module):

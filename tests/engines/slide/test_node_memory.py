@@ -160,7 +160,7 @@ def refused(world_size, layout=LAYOUT, change=lambda rank: None):
 def test_more_than_there_is_is_refused_before_anything_is_touched(world_size):
     line = refused(world_size, {"all": 1 << 50})
     assert line.startswith(
-        "UserError: slide: the ranks of a node share 1048576.00 GiB of main memory, and only "
+        "UserError: slide: the ranks of a node share 1048576.00 GiB of host memory, and only "
     )
 
 
@@ -189,7 +189,7 @@ def limits_addresses(rank):
     [(limits_file_sizes, "file too large"), (limits_addresses, "cannot allocate memory")],
 )
 def test_memory_that_one_rank_cannot_have_is_told_to_all(change, told):
-    assert f"main memory, and {told}: take" in refused(2, {"all": 64 << 20}, change)
+    assert f"host memory, and {told}: take" in refused(2, {"all": 64 << 20}, change)
 
 
 def test_a_rank_that_cannot_watch_the_others_is_told_to_all():
@@ -204,7 +204,7 @@ def test_a_rank_that_cannot_watch_the_others_is_told_to_all():
 
     line, *others = outcomes(3, function)
     assert others == [line] * 2
-    assert line.endswith("cannot share main memory (rank 1: [Errno 24] Too many open files)")
+    assert line.endswith("cannot share host memory (rank 1: [Errno 24] Too many open files)")
 
 
 def test_ranks_with_unequal_layouts_are_refused():

@@ -5,7 +5,7 @@ from tests.engines.slide.sliding import MODES, DelayedCopies, engine_of
 
 
 class UnpinnableCopies(DelayedCopies):
-    """Main memory of one rank cannot be prepared for copies."""
+    """Host memory of one rank cannot be prepared for copies."""
 
     def pin(self, tensor):
         raise RuntimeError("cudaErrorMemoryAllocation\nof host memory")
@@ -19,6 +19,6 @@ def test_a_rank_that_cannot_take_its_model_is_told_to_all():
     line, other = outcomes(2, function)
     assert line == other
     assert line == (
-        "UserError: slide: main memory cannot take the model "
+        "UserError: slide: host memory cannot take the model "
         "(rank 1: cudaErrorMemoryAllocation of host memory)"
     )

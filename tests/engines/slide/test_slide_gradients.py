@@ -1,4 +1,4 @@
-"""Gradients in main memory: few slots serve all units, and sums lose nothing to narrow types."""
+"""Gradients in host memory: few slots serve all units, and sums lose nothing to narrow types."""
 
 from functools import partial
 
@@ -128,7 +128,7 @@ def test_micro_batches_of_bf16_are_added_up_in_float32(kind):
 
 
 def gradients(engine, summed=False):
-    """What main memory keeps of each unit for this rank's chunk, in float32.
+    """What host memory keeps of each unit for this rank's chunk, in float32.
 
     Of all ranks where each has its own, one after the other or added up.
     """
@@ -196,7 +196,7 @@ def test_memory_that_units_share_is_pinned_once():
 def test_more_micro_batches_than_the_engine_was_told_of_are_refused():
     def on_rank(group):
         engine = engine_of(group, CPU, accumulation=1)
-        with pytest.raises(UserError, match="a step of 2 micro-batches, and main memory is laid"):
+        with pytest.raises(UserError, match="a step of 2 micro-batches, and host memory is laid"):
             train(engine, 1, micro=2)
         train(engine_of(group, CPU), 1, micro=2)
         return {}

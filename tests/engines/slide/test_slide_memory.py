@@ -1,4 +1,4 @@
-"""What the slide engine takes of the device and of main memory is what the formulas say."""
+"""What the slide engine takes of the device and of host memory is what the formulas say."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ import torch
 from shardlab.activations.checkpoint import FOLDER_VARIABLE
 from shardlab.estimation.sizes import sizes_of
 from shardlab.experiment.schema import Train
-from shardlab.memory.step import closed_form, main_memory
+from shardlab.memory.step import closed_form, host_memory
 from shardlab.strategy.strategy import parse_strategy
 from shardlab.train.memory import MemoryMeter
 from tests.deep_models import deep_model, engine_of, keep_no_freed_memory
@@ -25,7 +25,7 @@ EVERY = {f"{name}-every": {**MODES[name], "reduce_every_micro_batch": True} for 
 def formulas(model, document, world_size, train=TRAIN):
     strategy = parse_strategy(document)
     given = strategy, sizes_of(model, strategy, train, CPU), world_size
-    return closed_form(*given), main_memory(*given)
+    return closed_form(*given), host_memory(*given)
 
 
 def partly_frozen():
@@ -94,7 +94,7 @@ def tensors_of(*parts):
 
 
 def allocated(layers, clip, mode):
-    """Bytes for gradients in main memory, for all ranks, and for parameters and gradients that a
+    """Bytes for gradients in host memory, for all ranks, and for parameters and gradients that a
     rank has on the device, after two steps."""
 
     def on_rank(group):

@@ -80,11 +80,11 @@ def test_what_one_rank_writes_to_whole_moments_counts_on_all(document):
     def on_rank(group):
         rank, written, expected = dist.get_rank(group), {}, engine_of(group, document)
         train(expected, 2)
-        saved = {kind: dict(named) for kind, named in expected.in_main_memory().items()}
+        saved = {kind: dict(named) for kind, named in expected.in_host_memory().items()}
         engine = engine_of(group, document, seed=2)
         train(engine, 1)
         dist.barrier(group)
-        for kind, named in engine.in_main_memory().items():
+        for kind, named in engine.in_host_memory().items():
             for number, (name, tensor) in enumerate(named.items()):
                 if kind == "step" or number % 2 == rank:
                     tensor.copy_(saved[kind][name])
@@ -152,7 +152,7 @@ def test_what_was_saved_with_narrow_moments_on_disk_is_continued_with_any_others
         for step in range(first, last):
             tokens = batch_of(step, 0)
             sliding(input_ids=tokens, labels=tokens)
-        return sliding._engine.in_main_memory()
+        return sliding._engine.in_host_memory()
 
     def save(group):
         sliding = sliding_of(0, moments="disk", moment_dtype="bf16")
@@ -195,7 +195,7 @@ def test_a_disk_that_fails_is_told_by_the_next_calls_of_all_ranks(folder):
     run_ranks(2, on_rank)
 
 
-@pytest.mark.parametrize("look", ["shards", "in_main_memory"])
+@pytest.mark.parametrize("look", ["shards", "in_host_memory"])
 def test_a_disk_that_gives_nothing_back_is_told_by_all_ranks_before_moments_are_read(folder, look):
     def on_rank(group):
         engine = engine_of(group, DISK)

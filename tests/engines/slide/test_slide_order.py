@@ -14,7 +14,7 @@ from tests.ranks import run_ranks
 
 
 class TracedCopies(DelayedCopies):
-    """Notes what is copied from or to main memory: the address of its source, and its target."""
+    """Notes what is copied from or to host memory: the address of its source, and its target."""
 
     def __init__(self, seed, events):
         super().__init__(seed)
@@ -176,7 +176,7 @@ def test_reading_between_steps_costs_the_next_step_nothing(moments, monkeypatch,
             for step in range(3):
                 train(engine, 1, first=step)
                 if reads:
-                    read = engine.in_main_memory()
+                    read = engine.in_host_memory()
                     assert all(float(part.norm()) >= 0 for part in read["exp_avg"].values())
             engine.synchronize()
             counts.append(len(events))

@@ -24,7 +24,7 @@ _c_publish = function("words_publish", POINTER, INT)
 _c_wait = function("words_wait", POINTER, INT, INT, POINTER)
 
 
-class Words:
+class SharedCounters:
     """`count` counters, on which any thread may call.
 
     Args:

@@ -32,7 +32,7 @@ class Wire(Protocol):
         """Says that what is summed now travels as it is, and why."""
 
 
-class Rounds(ABC):
+class MultiPhaseMethod(ABC):
     """Sums vectors over ranks approximately, in rounds whose messages can be summed on the wire.
 
     Laws, where rank r holds x_r and contributes sent_r, and all ranks call in the same order:

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from shardlab.codecs.envelope import HEADER, seal
 from shardlab.codecs.unit import Unit
-from shardlab.comm.coded import Coded, Sealed
+from shardlab.comm.codec_collective import CodecCollective, Sealed
 from shardlab.comm.collective import add_up, labelled
 from shardlab.comm.ledger import timed
 
 
-class Exchange(Coded):
+class AllToAllCollective(CodecCollective):
     """Moves vectors as payloads of a codec, each in an envelope.
 
     Vectors that the codec does not take, and all vectors of codec `none`, travel as they are: no

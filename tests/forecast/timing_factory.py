@@ -79,7 +79,7 @@ def made_run(
     facts: dict[str, Any] = {
         "timing": timing,
         "run": run,
-        "strategy": strategy and strategy.normal().model_dump(mode="json"),
+        "strategy": strategy and strategy.canonical().model_dump(mode="json"),
         "strategy_hash": strategy and strategy.hash(),
         "model": "tiny",
         "parameters": sum(UNITS),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shardlab.kernels import native
-from shardlab.kernels.words import BYTES, Words
+from shardlab.kernels.shared_counters import BYTES, SharedCounters
 from tests.ranks import run_ranks
 
 
@@ -24,7 +24,7 @@ def kernels(request, monkeypatch):
 def shared(count, room=0):
     """Counters in memory that forked ranks share, and that memory."""
     memory = mmap.mmap(-1, count * BYTES + room)
-    return Words(memory, 0, count), memory
+    return SharedCounters(memory, 0, count), memory
 
 
 def test_a_counter_is_zero_then_what_was_published():

@@ -26,7 +26,7 @@ from shardlab.comm.ledger import Kind, Ledger, extra_collective, timed
 from shardlab.comm.steps import Updates
 
 
-class Coded(Collective):
+class CodecCollective(Collective):
     """A collective that moves vectors as payloads of a codec.
 
     A vector that the codec cannot take travels as it is and is listed in the ledger under

@@ -1,4 +1,4 @@
-"""Where bytes stay while the device does not need them: main memory, or a file."""
+"""Where bytes stay while the device does not need them: host memory, or a file."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -54,7 +54,7 @@ class Medium(ABC):
         """Room that is there for certain.
 
         Raises:
-            Full: there is none; with the mend.
+            Full: there is none; with the fix.
         """
 
     @abstractmethod
@@ -63,7 +63,7 @@ class Medium(ABC):
 
 
 class HostMedium(Medium):
-    """Main memory, pinned where a GPU copies from it; used again, since pinning is slow."""
+    """Host memory, pinned where a GPU copies from it; used again, since pinning is slow."""
 
     def __init__(self, device: torch.device) -> None:
         self._pin = device.type == "cuda"
@@ -110,7 +110,7 @@ class Spill(Medium):
             return self._first.reserve(size)
         except Full as full:
             if not self._said:
-                say(f"{full}; main memory takes the rest")
+                say(f"{full}; host memory takes the rest")
                 self._said = True
             return self._second.reserve(size)
 

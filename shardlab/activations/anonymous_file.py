@@ -13,7 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from shardlab.activations.media import BLOCK, Full, blocks
+from shardlab.activations.storage import BLOCK, Full, blocks
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say
 
@@ -66,7 +66,7 @@ class NamelessFile:
             raise _full(self.folder, size) from error
 
     def write(self, start: int, source: Tensor) -> None:
-        """Takes uint8 of main memory: whole blocks at their places, in memory as well.
+        """Takes uint8 of host memory: whole blocks at their places, in memory as well.
 
         Raises:
             Full, OSError: bytes were not taken.
@@ -77,7 +77,7 @@ class NamelessFile:
             raise self.failed("written", error) from error
 
     def read(self, start: int, out: Tensor) -> None:
-        """Fills uint8 of main memory, as for `write`.
+        """Fills uint8 of host memory, as for `write`.
 
         Raises:
             OSError: bytes did not come.

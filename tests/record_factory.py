@@ -179,7 +179,7 @@ def _setting(run: str, seed: int, strategy: Strategy) -> dict[str, Any]:
         "codec_config": strategy.gradients.codec.model_dump(),
         "weight_codec": "none",
         "error_feedback": strategy.gradients.error_feedback,
-        "strategy": strategy.normal().model_dump(mode="json"),
+        "strategy": strategy.canonical().model_dump(mode="json"),
         "strategy_hash": strategy.hash(),
         "params_hash": "0123456789abcdef",
         "revision": "4e41bc4d1a2b",
@@ -200,19 +200,19 @@ def make_history(records: list[Record], reason: str = "ddp waits less at the end
     )
     offer = Candidate(
         id=strategy.hash()[:6],
-        strategy=strategy.normal(),
-        brief=strategy.brief(),
+        strategy=strategy.canonical(),
+        label=strategy.label(),
         why="one change: keep the gathered parameters for backward",
     )
-    refused = Refused(brief="fsdp2, none", reason="measured before: run fsdp2")
+    refused = Refused(label="fsdp2, none", reason="measured before: run fsdp2")
     tried = TrialSummary(
         outcome="timeout",
         detail="after 300 s",
         hash=strategy.hash(),
-        brief=strategy.brief(),
+        label=strategy.label(),
         measurements=[],
     )
-    nothing = TrialSummary(outcome="none", detail="", hash=None, brief=None, measurements=[])
+    nothing = TrialSummary(outcome="none", detail="", hash=None, label=None, measurements=[])
     rounds = [
         Round(
             round=1,

@@ -10,11 +10,11 @@ from shardlab.codecs.base import MessageKey
 from shardlab.codecs.envelope import message_bytes
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Unit
+from shardlab.comm.all_to_all import AllToAllCollective
 from shardlab.comm.collective import Native
-from shardlab.comm.exchange import Exchange
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
-from tests.comm.made_codecs import Positive, RandomHalf
+from tests.comm.codec_factory import Positive, RandomHalf
 from tests.comm.wire import wire
 from tests.ranks import run_ranks
 
@@ -41,7 +41,9 @@ def vector_of(rank: int, n: int, step: int = 0) -> torch.Tensor:
 
 def collective(group, spec, feedback=False, minimum_size=0, seed=0):
     residuals = ErrorFeedback() if feedback else None
-    return Exchange(group, Ledger(), "gradients", make_codec(spec), residuals, minimum_size, seed)
+    return AllToAllCollective(
+        group, Ledger(), "gradients", make_codec(spec), residuals, minimum_size, seed
+    )
 
 
 def serial_sum(codec, chunks, part, step=0, scale=1.0):

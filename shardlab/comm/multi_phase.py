@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.codecs.base import MessageKey
-from shardlab.codecs.rounds import Rounds, Wire, all_finite
+from shardlab.codecs.multi_phase import MultiPhaseMethod, Wire, all_finite
 from shardlab.codecs.unit import Unit
 from shardlab.comm.collective import Collective, Native, labelled
 from shardlab.comm.feedback import ErrorFeedback
@@ -19,7 +19,7 @@ from shardlab.comm.wire import GroupWire
 Reduce = Callable[[Tensor, Unit, Wire, MessageKey], Tensor]
 
 
-class RoundsCollective(Collective):
+class MultiPhaseCollective(Collective):
     """Reductions by a method of several rounds; gathers are the process group's own.
 
     The ledger's `encode_s` is all that the method computes, `extra_collectives` its rounds beyond
@@ -36,7 +36,7 @@ class RoundsCollective(Collective):
         group: dist.ProcessGroup,
         ledger: Ledger,
         kind: Kind,
-        method: Rounds,
+        method: MultiPhaseMethod,
         feedback: ErrorFeedback | None = None,
         minimum_size: int = 0,
         seed: int = 0,

@@ -8,7 +8,7 @@ from torch.profiler import record_function
 from shardlab.profiling.traces.labels import LINK
 
 
-class Pace:
+class LinkThrottle:
     """The end of one rank's link: a clock that all operations of the rank share.
 
     An operation that is issued at t and moves b bytes ends no earlier than

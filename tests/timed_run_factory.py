@@ -5,7 +5,7 @@ from typing import Any
 
 from shardlab.measurements.timing import NO_COMMUNICATION, TimedRun
 from shardlab.strategy.strategy import parse_strategy
-from tests.made_records import BASELINE, FIGURES, HOST, STRATEGIES, make_breakdown, make_ledger
+from tests.record_factory import BASELINE, FIGURES, HOST, STRATEGIES, make_breakdown, make_ledger
 
 # of a model of a million parameters: rates on which all traffic takes longer than anything else
 RATES: dict[str, int | None] = {"two-ranks": None, "slow": 10**8, "fast": 10**9}
@@ -40,7 +40,7 @@ def make_timed(
     facts: dict[str, Any] = {
         "timing": timing,
         "run": run,
-        "strategy": strategy and strategy.normal().model_dump(mode="json"),
+        "strategy": strategy and strategy.canonical().model_dump(mode="json"),
         "strategy_hash": strategy and strategy.hash(),
         "model": "tiny",
         "parameters": 1_312_000,

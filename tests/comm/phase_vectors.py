@@ -7,8 +7,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.codecs.base import MessageKey
+from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.codecs.registry import make_method
-from shardlab.codecs.rounds import Rounds
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.wire import GroupWire
@@ -52,7 +52,7 @@ class Call:
 
     def __init__(self, group: dist.ProcessGroup, spec: str, how: str, unit: Unit = UNIT) -> None:
         method = make_method(spec)
-        assert isinstance(method, Rounds)
+        assert isinstance(method, MultiPhaseMethod)
         self.method, self.unit = method, unit
         self.ledger = Ledger()
         self.wire = GroupWire(group, self.ledger, "gradients")

@@ -1,10 +1,10 @@
-"""The laws of `shardlab.codecs.rounds.Rounds` on real ranks, for every method."""
+"""The laws of `shardlab.codecs.multi_phase.MultiPhaseMethod` on real ranks, for every method."""
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.comm.round_vectors import LAYOUTS, Call, gradients
+from tests.comm.phase_vectors import LAYOUTS, Call, gradients
 from tests.ranks import run_ranks
 
 SPECS = [

@@ -18,7 +18,7 @@ NO_GRADIENT = "a parameter without gradient"
 _MESSAGES = "messages:"
 
 
-class Filter(Collective):
+class BypassCollective(Collective):
     """Sends through `inner` what a codec may touch and the rest as it is.
 
     Uncompressed travel, in this order: messages that are not float32; messages in which parameters

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shardlab.codecs.sketch import pack_places, unpack_places
 from shardlab.codecs.unit import Block, Unit
-from tests.comm.round_vectors import LAYOUTS, UNIT, Call, gradients, scattered, whole
+from tests.comm.phase_vectors import LAYOUTS, UNIT, Call, gradients, scattered, whole
 from tests.ranks import run_ranks
 
 both_ways = pytest.mark.parametrize("how", list(LAYOUTS))

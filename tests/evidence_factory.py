@@ -9,8 +9,8 @@ from shardlab.forecast.extrapolation import Point
 from shardlab.forecast.results import Foretold
 from shardlab.records.run import Record
 from shardlab.report.write import Evidence
-from tests.made_records import BASELINE, STRATEGIES, make_history, make_losses
-from tests.made_timed import make_timings
+from tests.record_factory import BASELINE, STRATEGIES, make_history, make_losses
+from tests.timed_run_factory import make_timings
 
 
 def make_foretold(runs: list[str] | None = None, **changes: Any) -> Foretold:

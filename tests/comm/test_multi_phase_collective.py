@@ -1,16 +1,16 @@
-"""`RoundsCollective`: the contract of a collective over methods of several rounds."""
+"""`MultiPhaseCollective`: the contract of a collective over methods of several rounds."""
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.codecs.registry import make_method
-from shardlab.codecs.rounds import Rounds
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
-from shardlab.comm.rounds import RoundsCollective
-from tests.comm.round_vectors import UNIT, gradients, scattered, whole
+from shardlab.comm.multi_phase import MultiPhaseCollective
+from tests.comm.phase_vectors import UNIT, gradients, scattered, whole
 from tests.ranks import run_ranks
 
 SPECS = [
@@ -23,9 +23,9 @@ every_method = pytest.mark.parametrize("spec", SPECS)
 
 def collective(group, spec, feedback=False, minimum_size=0):
     method = make_method(spec)
-    assert isinstance(method, Rounds)
+    assert isinstance(method, MultiPhaseMethod)
     residuals = ErrorFeedback() if feedback else None
-    return RoundsCollective(group, Ledger(), "gradients", method, residuals, minimum_size)
+    return MultiPhaseCollective(group, Ledger(), "gradients", method, residuals, minimum_size)
 
 
 def counted():
