@@ -3,7 +3,7 @@
     python -m benchmarks.slide_forecast FILE... [--rounds R] [--out FILE]
 
 The computation and the rate of the copies are those of each file, the costs of memory are measured
-now, and nothing is learnt from the steps. Ratios are forecast over measured.
+now, and nothing is fitted on the steps. Ratios are forecast over measured.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from shardlab.core.files import read_json, write_json
 from shardlab.engines.common.units import unit_sizes
 from shardlab.forecast.costs import Measured, codings
 from shardlab.forecast.fit import Line
-from shardlab.forecast.machine import Machine, learn_memory
+from shardlab.forecast.machine import Machine, fit_memory
 from shardlab.forecast.schedule import Phase, simulate
 from shardlab.forecast.sliding import Slide
 from shardlab.forecast.work import COMPUTE, Compute, Overhead, Work
@@ -70,7 +70,7 @@ def _rows(measured: dict[str, Any], rounds: int) -> list[dict[str, Any]]:
     world_size = int(options["world_size"])
     costs = on_ranks(world_size, partial(memory_times, ["copy", "update"], rounds))[0]
     norm: dict[Operation, Line] = {"all_reduce": Line(0.0, 0.0)}  # of one number
-    machine = Machine(norm, {}, learn_memory([MemoryCost(**each) for each in costs]))
+    machine = Machine(norm, {}, fit_memory([MemoryCost(**each) for each in costs]))
     row = partial(_row, options, machine, world_size, float(host["cores"]))
     return [row(each) for each in measured["rows"]]
 

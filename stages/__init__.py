@@ -1,4 +1,4 @@
-"""The stages of the pipeline: one thin command each."""
+"""Stages of the pipeline: one thin command each."""
 
 import gc
 import sys

@@ -1,4 +1,4 @@
-"""Measures what single operations cost on this machine, for the forecast."""
+"""Measure the costs of single operations on this machine, for the forecast."""
 
 from shardlab.calibration.codec_costs import codecs_of
 from shardlab.calibration.measure import Place, calibrate
@@ -12,7 +12,7 @@ _OUTPUT = "results/calibration.json"
 
 
 def main(params: Parameters) -> None:
-    """results/calibration.json, of the ranks and links that the forecast learns from."""
+    """Write results/calibration.json for the ranks and links that the forecast is fitted on."""
     forecast, strategies, timings, train = params("forecast", "strategies", "timings", "train")
     known = [timings[name] for name in forecast.timings]
     places = dict.fromkeys(Place(t.world_size, link) for t in known for link in (None, t.link))

@@ -1,4 +1,4 @@
-"""Joins what was measured and estimated of every run and seed into one record each."""
+"""Join the measurements and estimates of every run and seed into one record each."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""What every stage does alike: arguments, a log, one-line errors, and dying with the tool."""
+"""Common parts of all stages: arguments, log, one-line errors, and termination with the parent."""
 
 import argparse
 import gc
@@ -19,7 +19,7 @@ from shardlab.experiment.parameters import Parameters
 
 
 def run(main: Callable[..., None], log: Sequence[str] | None = None) -> None:
-    """Runs `main(params, ...)` as the command `python -m stages.NAME ARGUMENTS`.
+    """Run `main(params, ...)` as the command `python -m stages.NAME ARGUMENTS`.
 
     The arguments after `params` are those of `main`, by their names: positional ones are text,
     keyword-only ones are options `--like-this`, whose annotation is `Annotated[type, help]`. Errors
@@ -30,7 +30,7 @@ def run(main: Callable[..., None], log: Sequence[str] | None = None) -> None:
         log: the arguments whose values name the log `logs/NAME/VALUE/VALUE.log`; when not given,
             the positional ones.
     """
-    # what was imported stays: neither this process nor ranks forked from it look for garbage there
+    # imported objects stay alive: neither this process nor forked ranks should scan them again
     gc.freeze()
     gc.enable()
     die_with_parent(os.getppid(), signal.SIGTERM)
@@ -56,13 +56,13 @@ def run(main: Callable[..., None], log: Sequence[str] | None = None) -> None:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> typing.NoReturn:
-        """One line, without the usage."""
+        """Print one line, without the usage."""
         say(f"{self.prog.rpartition('.')[2]}: error: {message}; see {self.prog} --help")
         sys.exit(2)
 
 
 def _parser(name: str, main: Callable[..., None]) -> tuple[_Parser, list[str]]:
-    """Of a stage's arguments, and the names of the positional ones."""
+    """Return the argument parser of a stage and the names of its positional arguments."""
     parser = _Parser(f"python -m stages.{name}", description=inspect.getmodule(main).__doc__)
     positional = []
     for key, parameter in list(inspect.signature(main).parameters.items())[1:]:
@@ -106,7 +106,7 @@ def _stop(number: int, frame: object) -> None:
 
 
 def _log(name: str, values: list[str], message: str) -> None:
-    # what the user mistook for a name may be a path
+    # an invalid name given by the user may be a path
     path = Path("logs", name, *(value.replace("/", "_") for value in values)).with_suffix(".log")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as log:
@@ -114,7 +114,7 @@ def _log(name: str, values: list[str], message: str) -> None:
 
 
 def integer(name: str, text: str) -> int:
-    """An argument of a stage as a whole number.
+    """Parse an argument of a stage as a whole number.
 
     Raises:
         UserError: it is none.

@@ -1,4 +1,4 @@
-"""Accepts a trial's strategy or goes back, and adds the round to the history."""
+"""Accept the strategy of a trial or roll back, and add the round to the history."""
 
 from shardlab.agent.decisions.decision import conclude
 from shardlab.agent.decisions.trials import read_trial
@@ -14,7 +14,7 @@ RESULTS = "results/results.jsonl"
 
 
 def main(params: Parameters, number: str) -> None:
-    """Writes history.json of the round: everything that the next round has to know."""
+    """Write history.json of the round: all that the next round needs."""
     plan, agent = params(f"rounds.{number}", "agent")
     folder = f"results/rounds/{number}"
     before = known_before(plan.after, RESULTS, read_records(RESULTS), agent.start)

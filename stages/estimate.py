@@ -1,4 +1,4 @@
-"""Estimates the memory of every run before it: traced without data, and in closed form."""
+"""Estimate the memory of every run before it: traced without data, and in closed form."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ _CPU = torch.device("cpu")
 
 
 def main(params: Parameters) -> None:
-    """Writes results/memory.json."""
+    """Write results/memory.json."""
     model, runs, strategies, train = params("model", "runs", "strategies", "train")
     tokens = read_manifest(Path("data/tokens"))
     sizes = tokens.vocabulary, train.sequence_length, tokens.end_of_text
@@ -29,7 +29,7 @@ def main(params: Parameters) -> None:
     def traced(name: str, strategy: Strategy) -> Categories | None:
         try:
             return traced_memory(module.config, strategy, train, group)
-        except Exception as error:  # a model may hold what has no shapes without data
+        except Exception as error:  # some models have operators without fake tensor support
             say(f"estimate: {name}: not traced: {' '.join(str(error).split())[:200]}")
             return None
 
@@ -37,7 +37,7 @@ def main(params: Parameters) -> None:
         for name in runs:
             strategy = strategies[name]
             given = strategy, sizes_of(module, strategy, train, _CPU), train.world_size
-            # the device is the CPU
+            # the device is the CPU, so host memory counts
             formula = {**closed_form(*given), **host_memory(*given)}
             estimate = Estimate(traced=traced(name, strategy), closed_form=formula)
             estimates[name] = estimate.model_dump()

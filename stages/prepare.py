@@ -1,4 +1,4 @@
-"""Brings the text of any source into one JSON array of documents."""
+"""Convert the text of any source into one JSON array of documents."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from stages.common import run
 
 
 def main(params: Parameters) -> None:
-    """data/corpus.json and data/source.json, which names source, licence and counts."""
+    """Write data/corpus.json, and data/source.json with source, licence and counts."""
     source = prepare(params("data"), Path("data/corpus.json"), Path(".work"))
     write_json("data/source.json", source)
     say(

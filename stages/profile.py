@@ -1,4 +1,4 @@
-"""Where the time of one run's profiled steps went: compute, communication, copies, idle."""
+"""Break the profiled steps of one run down into compute, communication, copies and idle time."""
 
 import csv
 import json
@@ -14,7 +14,7 @@ from stages.common import integer, run
 
 
 def main(params: Parameters, run: str, seed: str) -> None:
-    """results/profile/RUN/seedS.csv, a row per step and rank, and their means in seedS.json."""
+    """Write results/profile/RUN/seedS.csv, a row per step and rank, and their means in seedS.json."""
     folder = Path("results/train", run, f"seed{integer('seed', seed)}")
     steps = read_steps(folder / "trace.json.gz")
     mean = summarize(steps)
@@ -28,7 +28,7 @@ def main(params: Parameters, run: str, seed: str) -> None:
 
 
 def write_rows(path: Path, steps: Sequence[StepTimes]) -> None:
-    """One row per step and rank; times by operation and by unit as JSON texts."""
+    """Return one row per step and rank; times by operation and by unit as JSON text."""
     with atomic(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         names = [field.name for field in fields(StepTimes)]
         writer = csv.DictWriter(file, names, lineterminator="\n")

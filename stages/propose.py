@@ -1,4 +1,4 @@
-"""Proposes the strategy that a round of the search tries."""
+"""Propose the strategy that a round of the search tries."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ ANSWERS = Path("results/judge")
 
 
 def main(params: Parameters, number: str) -> None:
-    """Writes proposal.json of the round; a language model's answers are kept beside the rounds."""
+    """Write proposal.json of the round; answers of a language model are stored next to the rounds."""
     plan, agent = params(f"rounds.{number}", "agent")
     strategies, runs = params("strategies", "runs")
     history = known_before(plan.after, RESULTS, read_records(RESULTS), agent.start)
@@ -31,7 +31,7 @@ def main(params: Parameters, number: str) -> None:
 
 
 def judge_of(agent: Agent) -> Judge:
-    """The judge that the parameters name."""
+    """Return the judge that the parameters name."""
     if agent.judge == "rules":
         return RuleJudge()
     assert agent.endpoint and agent.model, "the parameters demand both with judge: http"

@@ -1,4 +1,4 @@
-"""Puts the headline table into the README."""
+"""Write the headline table into the README."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ END = "<!-- headline:end -->"
 
 
 def main(params: Parameters) -> None:
-    """The block between the markers of README.md, and the same in results/report/readme.md."""
+    """Update the block between the markers of README.md, and write it to results/report/readme.md."""
     path = Path("results/report/headline.md")
     if not path.is_file():
         raise UserError(f"{path}: no such file: run python -m stages.report")
@@ -24,7 +24,7 @@ def main(params: Parameters) -> None:
 
 
 def block(headline: str) -> str:
-    """The headline between its markers.
+    """Return the headline between its markers.
 
     Raises:
         UserError: the headline holds a marker itself.
@@ -35,7 +35,7 @@ def block(headline: str) -> str:
 
 
 def replace_block(path: Path, headline: str) -> None:
-    """Puts the headline between the markers of a text file; the rest stays byte for byte.
+    """Replace the block between the markers of a text file; the rest stays byte for byte.
 
     A file that already holds it is not written.
 
@@ -44,7 +44,7 @@ def replace_block(path: Path, headline: str) -> None:
     """
     new = block(headline)
     try:
-        # bytes, because reading as text would change the ends of lines
+        # bytes, because reading as text would change the line endings
         text = path.read_bytes().decode()
     except FileNotFoundError:
         raise UserError(f"{path}: no such file: add it, with {BEGIN} and {END} in it") from None

@@ -1,4 +1,4 @@
-"""Writes the comparison: tables, plots and one HTML page."""
+"""Write the comparison: tables, plots and one HTML page."""
 
 from pathlib import Path
 
@@ -18,14 +18,14 @@ _FOLDER, _TIMINGS = Path("results/report"), Path("results/timings")
 
 
 def main(params: Parameters) -> None:
-    """Everything in results/report except readme.md."""
+    """Write everything in results/report except readme.md."""
     runs, seeds, baseline, last = params("runs", "seeds", "baseline", "last_round")
     timings, quality = params("timings", "quality")
     results, history = "results/results.jsonl", f"results/rounds/{last}/history.json"
-    foretold = "results/forecast/forecast.json"
+    predicted = "results/forecast/forecast.json"
     _require(results, "collect")
     _require(history, f"decide {last}")
-    _require(foretold, "forecast")
+    _require(predicted, "forecast")
     _require("data/source.json", "prepare")
     _require("data/statistics.json", "tokenize")
     evidence = Evidence(
@@ -39,7 +39,7 @@ def main(params: Parameters) -> None:
             run for name, timing in timings.items() for run in read_timing(_TIMINGS, name, timing)
         ],
         quality=quality,
-        foretold=read_forecast(foretold),
+        predicted=read_forecast(predicted),
     )
     write_report(evidence, _FOLDER)
     say(f"report: {_FOLDER / 'report.html'}")

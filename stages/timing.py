@@ -1,4 +1,4 @@
-"""Times the strategies of one timing by turns, on ranks of its own."""
+"""Time interleaved steps of the strategies of one timing, on ranks of its own."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from stages.common import run as run_stage
 
 
 def main(params: Parameters, name: str) -> None:
-    """results/timings/NAME.jsonl, a line for every run and one for steps without communication."""
+    """Write results/timings/NAME.jsonl: a line per run, and one for steps without communication."""
     timing, strategies, train, model = params(f"timings.{name}", "strategies", "train", "model")
     plan = TimingPlan(name, timing, strategies, train, model)
     time_strategies(plan, Path("results/timings", f"{name}.jsonl"))

@@ -1,4 +1,4 @@
-"""Makes the tokenizer, the token shards and their statistics from the corpus."""
+"""Build the tokenizer, the token shards and their statistics from the corpus."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from stages.common import run
 
 
 def main(params: Parameters) -> None:
-    """data/tokenizer.json, data/tokens/ and data/statistics.json."""
+    """Write data/tokenizer.json, data/tokens/ and data/statistics.json."""
     data, options = params("data", "tokenize")
     out = Path("data")
     build_tokens(out / "corpus.json", data.validation_share, options, Path(".work"), out)

@@ -1,4 +1,4 @@
-"""Trains one run of the matrix with one seed, on ranks of its own or those of several nodes."""
+"""Train one run of the matrix with one seed, on local ranks or on several nodes."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +24,7 @@ def main(
     max_restarts: Annotated[int, "how often to begin again after a rank has failed"] = 0,
     show_placement: Annotated[bool, "say which CPUs and memory each rank gets, and end"] = False,
 ) -> None:
-    """Writes metrics.json, events.jsonl, trace.json.gz and final_model/ of the run."""
+    """Write metrics.json, events.jsonl, trace.json.gz and final_model/ of the run."""
     strategy, train, model = params(f"strategies.{run}", "train", "model")
     start = Start(nnodes, node_rank, master, max_restarts)
     if show_placement:

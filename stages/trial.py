@@ -1,4 +1,4 @@
-"""Measures the proposed strategy of a round, once for each seed."""
+"""Measure the proposed strategy of a round, once for each seed."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ STORE = Path(".trials")
 
 
 def main(params: Parameters, number: str) -> None:
-    """Writes trial.json of the round; a trial that failed is a result like any other."""
+    """Write trial.json of the round; a failed trial is a result like any other."""
     folder = Path("results/rounds", str(integer("round", number)))
     proposal = read_proposal(folder / "proposal.json")
     if proposal.chosen is None:
@@ -47,7 +47,7 @@ def _trial(params: Parameters, strategy: Strategy) -> Trial:
             return measure(plan, folder, left_s)
         except RunFailed as failure:
             raise TrialFailed(failure.kind, failure.detail) from failure
-        except UserError as error:  # no user chose this strategy: an engine that refuses it is data
+        except UserError as error:  # not chosen by a user, so a refusal is data
             raise TrialFailed("crash", str(error)) from error
 
     key = trial_key(strategy, train, model, seeds, DATA / "tokens/manifest.json")

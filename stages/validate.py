@@ -1,4 +1,4 @@
-"""Perplexity and bits per byte of one trained model on the validation split."""
+"""Measure perplexity and bits per byte of one trained model on the validation split."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from stages.common import integer, run
 
 
 def main(params: Parameters, run: str, seed: str) -> None:
-    """Writes results/validate/RUN/seedS.json."""
+    """Write results/validate/RUN/seedS.json."""
     train, model = params("train", "model")
     folder = Path("results/train", run, f"seed{seed}", "final_model")
     output = Path("results/validate", run, f"seed{seed}.json")

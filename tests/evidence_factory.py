@@ -6,14 +6,14 @@ from shardlab.experiment.schema import Quality
 from shardlab.forecast.breakeven import BreakEven
 from shardlab.forecast.check import Check, summarize
 from shardlab.forecast.extrapolation import Point
-from shardlab.forecast.results import Foretold
+from shardlab.forecast.results import ForecastDocument
 from shardlab.records.run import Record
 from shardlab.report.write import Evidence
 from tests.record_factory import BASELINE, STRATEGIES, make_history, make_losses
 from tests.timed_run_factory import make_timings
 
 
-def make_foretold(runs: list[str] | None = None, **changes: Any) -> Foretold:
+def make_forecast(runs: list[str] | None = None, **changes: Any) -> ForecastDocument:
     """A forecast of made timings; `changes` replace fields. Errors alternate around nothing."""
     named = [*(runs or STRATEGIES)]
     checks = [
@@ -47,7 +47,7 @@ def make_foretold(runs: list[str] | None = None, **changes: Any) -> Foretold:
         for n in (8, 1024)
     ]
     facts: dict[str, Any] = {
-        "learnt_from": ["two-ranks/fsdp2"],
+        "fitted_on": ["two-ranks/fsdp2"],
         "summary": summarize(checks),
         "checks": checks,
         "left_out": {"fsdp2-sketch": "the model does not know codec sketch"},
@@ -77,7 +77,7 @@ def make_foretold(runs: list[str] | None = None, **changes: Any) -> Foretold:
         ],
         "assumptions": ["Every rank computes as here."],
     }
-    return Foretold(**{**facts, **changes})
+    return ForecastDocument(**{**facts, **changes})
 
 
 def make_evidence(records: list[Record], baseline: str = BASELINE, **changes: Any) -> Evidence:
@@ -108,7 +108,7 @@ def make_evidence(records: list[Record], baseline: str = BASELINE, **changes: An
         },
         "timed": make_timings(),
         "quality": Quality(train_loss=(7.0, 5.5), time_s=(1.0, 4.0)),
-        "foretold": make_foretold(),
+        "predicted": make_forecast(),
         **changes,
     }
     return Evidence(**facts)

@@ -1,4 +1,4 @@
-"""An emulated network link: its rate and delay."""
+"""Emulated network links: rate and delay."""
 
 import re
 from typing import Annotated
@@ -9,9 +9,9 @@ from shardlab.core.document import Document
 from shardlab.core.errors import UserError
 
 LOOPBACK = "loopback"
-"""how records name the ranks of one machine without an emulated link"""
+"""link name in records for ranks of one machine without an emulated link"""
 FRAME_HEADERS = 66
-"""bytes of a frame that carry no payload: Ethernet 14, IP 20, TCP with its time stamps 32"""
+"""bytes of a frame that carry no payload: Ethernet 14, IP 20, TCP with time stamps 32"""
 _UNITS = {"k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
 
 
@@ -31,7 +31,7 @@ def bits_per_second(rate: str) -> int:
 
 
 def bucket_bytes(bits: int) -> int:
-    """What passes an idle link of so many bits per second at once, before its rate holds.
+    """Return the burst bytes that an idle link passes at once before its rate holds.
 
     A small bucket leaves a busy machine no time to refill it.
     """
@@ -44,19 +44,19 @@ def _checked(rate: str) -> str:
 
 
 class Link(Document):
-    """One full-duplex link for every rank, all tied to one switch."""
+    """One full-duplex link per rank, all connected to one switch."""
 
     rate: Annotated[str, AfterValidator(_checked)]
-    """of either direction, such as 100mbit or 1gbit"""
+    """rate per direction, such as 100mbit or 1gbit"""
     delay_ms: float = Field(0, ge=0)
-    """that a message takes beside its bytes"""
+    """latency of a message"""
 
     @property
     def name(self) -> str:
-        """As records call it."""
+        """Name of the link in records."""
         return self.rate if self.delay_ms == 0 else f"{self.rate} + {self.delay_ms:g} ms"
 
     @property
     def bits_per_second(self) -> int:
-        """Of either direction."""
+        """Bits per second per direction."""
         return bits_per_second(self.rate)

@@ -173,12 +173,12 @@ class Timing(Document):
 
 
 class Forecast(Document):
-    """What the performance model learns from, and what it foretells."""
+    """What the performance model learns from, and what it predicts."""
 
     timings: Annotated[tuple[Name, ...], AS_TUPLE] = Field(min_length=1)
-    """those that it learns from; it is checked on all others"""
+    """timings that the model is fitted on; it is validated on all others"""
     runs: Annotated[tuple[Name, ...], AS_TUPLE] = Field(min_length=1)
-    """of these timings; it is checked on their other runs"""
+    """runs of these timings to fit on; it is validated on their other runs"""
     ranks: Annotated[tuple[Annotated[int, Field(ge=2)], ...], AS_TUPLE] = Field(min_length=1)
     """numbers of ranks to extrapolate to"""
     links: Annotated[tuple[Name, ...], AS_TUPLE] = Field(min_length=1)

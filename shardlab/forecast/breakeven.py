@@ -1,4 +1,4 @@
-"""The rate of a link up to which a codec pays."""
+"""Break-even link rates: the rate up to which a codec shortens the step."""
 
 from collections.abc import Callable, Iterable
 
@@ -13,31 +13,32 @@ from shardlab.strategy.codec_spec import codec_text
 from shardlab.strategy.strategy import Strategy, parse_strategy
 
 SLOWEST, FASTEST = 1e6, 1e12
-"""bits per second between which a rate is looked for"""
+"""bounds of the searched link rates, bits per second"""
 _MESSAGE = 1 << 18
-"""elements of a rank's part of a message, for which codecs are compared"""
+"""elements of a rank's part of the message for which codecs are compared"""
 _HALVINGS = 40
 
 
 class BreakEven(Document):
-    """Of one run with a codec; rates in bits per second."""
+    """Break-even rates of one run with a codec, in bits per second."""
 
     run: str
     codec: str
-    """of gradients and of weights"""
+    """codecs of gradients and of weights"""
     ratio: float
-    """payload bytes over raw bytes, of gradients"""
+    """payload bytes over raw bytes of gradients"""
     exposed: float
-    """for a reduction of gradients that nothing hides, by `exposed_rate`"""
+    """for a fully exposed reduction of gradients, by `exposed_rate`"""
     step: float | None
-    """for the whole step of the run, by simulation, against the same strategy without codecs; None:
-    it pays at every rate or at none"""
+    """for the whole step, by simulation, against the same strategy without codecs; None: the codec
+    pays at every rate or at none"""
     always: bool
-    """where `step` is None: at every rate"""
+    """whether the codec pays at every rate, where `step` is None"""
 
 
 def exposed_rate(codec: CodecLines, elements: float, ranks: int) -> float:
-    """Bits per second at which a reduce-scatter of n elements takes as long with as without it.
+    """Return the bits per second at which a reduce-scatter of n elements takes equally long with
+    and without the codec.
 
     (1 - r) (W - 1)/W 4 n / rate = encoding n + decoding n, with r payload bytes per raw byte: what
     fewer bytes save is what the codec costs.
@@ -49,7 +50,7 @@ def exposed_rate(codec: CodecLines, elements: float, ranks: int) -> float:
 
 
 def break_even(runs: Iterable[TimedRun], model: Model, ranks: int = 2) -> list[BreakEven]:
-    """Every run that compresses, with so many ranks that have cores of their own."""
+    """Return the break-even rates of every compressing run, for ranks with cores of their own."""
     found = (_break_even(run, model, ranks) for run in runs)
     return [each for each in found if each is not None]
 
@@ -74,7 +75,7 @@ def _break_even(run: TimedRun, model: Model, ranks: int) -> BreakEven | None:
 
 
 def _without_codecs(run: TimedRun, strategy: Strategy) -> TimedRun:
-    """The same exchange of what is not compressed."""
+    """Return the same all-to-all route without a codec."""
     plain = {"gradients": {"codec": "none", "route": "exchange"}, "weights": None}
     given = strategy.model_dump(mode="json") | plain
     normal = parse_strategy(given, run.run).canonical()
@@ -82,14 +83,14 @@ def _without_codecs(run: TimedRun, strategy: Strategy) -> TimedRun:
 
 
 def _gain(run: TimedRun, bare: TimedRun, model: Model, ranks: int, rate: float) -> float:
-    """Seconds that the codecs save on links of a rate."""
+    """Return the seconds per step that the codecs save on a link of a given rate."""
     costs = Measured(model.machine, ranks, cores=ranks, bits_per_second=round(rate))
     with_codecs, without = (step_seconds(by_itself(each, model), costs) for each in (run, bare))
     return without - with_codecs
 
 
 def _crossing(gain: Callable[[float], float]) -> tuple[float | None, bool]:
-    """The rate at which the gain changes its sign, or whether it is positive everywhere."""
+    """Return the rate at which the gain changes sign, or whether it is positive everywhere."""
     low, high = SLOWEST, FASTEST
     if gain(low) <= 0 or gain(high) >= 0:
         return None, gain(high) >= 0

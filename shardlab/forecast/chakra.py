@@ -13,7 +13,7 @@ from shardlab.forecast.schedule import Phase, Task
 from shardlab.measurements.calibration import Operation
 
 VERSION = "0.0.4"
-"""of the schema, as Chakra's own generator writes it"""
+"""schema version, as written by Chakra's own generator"""
 COMP_NODE, COMM_COLL_NODE = 4, 7
 COLLECTIVES: dict[Operation, int] = {
     "all_reduce": 0,
@@ -21,11 +21,11 @@ COLLECTIVES: dict[Operation, int] = {
     "exchange": 6,
     "reduce_scatter": 7,
 }
-"""CollectiveCommType: ALL_REDUCE, ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER"""
+"""values of CollectiveCommType: ALL_REDUCE, ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER"""
 
 
 def execution_trace(tasks: Sequence[Task]) -> bytes:
-    """The content of a `.et` file: a node for every phase that computes or communicates.
+    """Return the content of a `.et` file: one node per phase that computes or communicates.
 
     Computation and copies have their duration in microseconds, collectives the bytes of the whole
     vector: how long those take is for the simulator to say. Nodes of one lane follow one another.
@@ -46,7 +46,7 @@ def execution_trace(tasks: Sequence[Task]) -> bytes:
 
 
 def _shown(task: Task) -> Iterator[Phase]:
-    """Every task keeps a node, for others to wait for."""
+    """Keep one node per task, so that later tasks can depend on it."""
     shown = [phase for phase in task.phases if phase.operation or phase.cpu or phase.wait]
     yield from shown or [Phase()]
 
@@ -54,7 +54,7 @@ def _shown(task: Task) -> Iterator[Phase]:
 def _node(
     number: int, name: str, phase: Phase, after: Sequence[int], follows: Sequence[int]
 ) -> bytes:
-    """Node: id, name, type, ctrl_deps, data_deps, duration_micros, attr."""
+    """Encode one Node: id, name, type, ctrl_deps, data_deps, duration_micros, attr."""
     collective = phase.operation is not None
     node = _number(1, number) + _text(2, f"{name} ({phase.operation})" if collective else name)
     node += _number(3, COMM_COLL_NODE if collective else COMP_NODE)

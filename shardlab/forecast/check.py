@@ -1,17 +1,17 @@
-"""The model against runs that it has not seen."""
+"""Validation of the model against runs that it was not fitted on."""
 
 from collections.abc import Iterable, Sequence
 from statistics import mean, median
 
 from shardlab.core.document import Document
 from shardlab.experiment.schema import Forecast
-from shardlab.forecast.model import Model, learnt_compute, step_s
+from shardlab.forecast.model import Model, fit_compute, step_s
 from shardlab.forecast.uncertainty import estimate
 from shardlab.measurements.timing import NO_COMMUNICATION, TimedRun
 
 
 class Check(Document):
-    """One run; times in milliseconds."""
+    """Predicted and measured step of one run; times in milliseconds."""
 
     timing: str
     run: str
@@ -21,17 +21,18 @@ class Check(Document):
     predicted_ms: float
     low_ms: float
     high_ms: float
-    """95 % interval of a measurement: covariances of the fits, and what they leave unexplained"""
+    """95 % prediction interval of a measurement: covariances of the fits plus unexplained variance
+    """
     measured_ms: float
     error: float
     """predicted / measured - 1"""
     error_of_communication: float
-    """the same with the speed of computation of that timing's own steps without communication: what
-    is left is not the drift of the machine from one timing to the other"""
+    """the same with the compute times of that timing's own run without communication, which removes
+    the drift of the machine between timings"""
 
 
 class Summary(Document):
-    """Absolute errors over the runs that are held out, and how many their intervals hold."""
+    """Absolute errors over held-out runs, and the coverage of their intervals."""
 
     runs: int
     median: float
@@ -39,17 +40,17 @@ class Summary(Document):
     median_of_communication: float
     worst_of_communication: float
     within: float
-    """share of the measurements that the interval of their forecast holds"""
+    """fraction of measurements inside their 95 % prediction interval"""
 
 
-def known_runs(timings: Iterable[TimedRun], forecast: Forecast) -> list[TimedRun]:
-    """The runs that the model learns from."""
+def fitted_runs(timings: Iterable[TimedRun], forecast: Forecast) -> list[TimedRun]:
+    """Return the runs that the model is fitted on."""
     names = {*forecast.runs, NO_COMMUNICATION}
     return [run for run in timings if run.timing in forecast.timings and run.run in names]
 
 
 def unknown(timings: Iterable[TimedRun], model: Model) -> dict[str, str]:
-    """Runs that the model has nothing to say of, and why."""
+    """Return runs that the model cannot predict, with the reason."""
     reasons = {}
     for run in timings:
         if run.run != NO_COMMUNICATION and (why := model.obstacle(run)):
@@ -58,7 +59,7 @@ def unknown(timings: Iterable[TimedRun], model: Model) -> dict[str, str]:
 
 
 def check(timings: Sequence[TimedRun], known: Sequence[TimedRun], model: Model) -> list[Check]:
-    """Every run that the model knows something of, in the order of the timings."""
+    """Validate every run that the model can predict, in the order of the timings."""
     left_out = unknown(timings, model)
     alone = {run.timing: run for run in timings if run.run == NO_COMMUNICATION}
     seen = {(run.timing, run.run) for run in known}
@@ -72,7 +73,7 @@ def check(timings: Sequence[TimedRun], known: Sequence[TimedRun], model: Model) 
 def _check(run: TimedRun, model: Model, alone: TimedRun | None, held_out: bool) -> Check:
     own = model
     if alone is not None:
-        compute = learnt_compute(alone, model.cores)
+        compute = fit_compute(alone, model.cores)
         own = model._replace(compute=dict.fromkeys(model.compute, compute))
     found = estimate(lambda other: other.predict(run), model, model.engines.noise)
     measured = step_s(run)
@@ -92,7 +93,7 @@ def _check(run: TimedRun, model: Model, alone: TimedRun | None, held_out: bool) 
 
 
 def summarize(checks: Iterable[Check]) -> Summary | None:
-    """None where nothing is held out."""
+    """Return the errors over held-out runs; None where there are none."""
     held_out = [each for each in checks if each.held_out]
     if not held_out:
         return None

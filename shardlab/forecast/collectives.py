@@ -1,4 +1,4 @@
-"""How long collectives take on a cluster, by published formulas.
+"""Durations of collectives on a cluster, by published formulas.
 
 S is the whole vector in bytes, n the ranks, g those of a node, m the nodes. Every formula is
 latency + bytes / rate (Thakur, Rabenseifner and Gropp 2005, Optimization of Collective
@@ -13,7 +13,8 @@ from shardlab.forecast.presets import Cluster
 
 
 def ring(nbytes: float, ranks: int, cluster: Cluster, passes: int = 1) -> float:
-    """All-gather or reduce-scatter in one pass, all-reduce in two: (n - 1) steps of S/n each.
+    """Return the seconds of ring all-gather or reduce-scatter (one pass) or all-reduce (two
+    passes): (n - 1) steps of S/n per pass.
 
     t = start + (steps - k) inside + k between + S (n - 1)/n / rate per pass, with k = m - 1 steps
     per pass that leave a node; torch/_inductor/comm_analysis.py (`_nccl_algo_time`), after NCCL
@@ -30,8 +31,8 @@ def ring(nbytes: float, ranks: int, cluster: Cluster, passes: int = 1) -> float:
 
 
 def tree_all_reduce(nbytes: float, ranks: int, cluster: Cluster) -> float:
-    """All-reduce up and down two trees at once: t = start + 2 ((g - 1) inside + log2(m) between)
-    + 2 S / rate.
+    """Return the seconds of an all-reduce over two trees: t = start + 2 ((g - 1) inside + log2(m)
+    between) + 2 S / rate.
 
     torch/_inductor/comm_analysis.py (`_nccl_algo_time`, tree), after NCCL (src/graph/tuning.cc);
     without the correction that both make for messages of middle size.
@@ -45,7 +46,8 @@ def tree_all_reduce(nbytes: float, ranks: int, cluster: Cluster) -> float:
 
 
 def two_levels(nbytes: float, ranks: int, cluster: Cluster) -> float:
-    """All-gather or reduce-scatter of S/g between nodes by every rank at once, and of S inside.
+    """Return the seconds of an all-gather or reduce-scatter over two levels: S/g between nodes by
+    every rank at once, S inside a node.
 
     The usual decomposition of a collective over two levels; each level is a ring.
     """
@@ -56,7 +58,8 @@ def two_levels(nbytes: float, ranks: int, cluster: Cluster) -> float:
 
 
 def two_level_all_reduce(nbytes: float, ranks: int, cluster: Cluster) -> float:
-    """Reduce-scatter inside, all-reduce of S/g between nodes, all-gather inside."""
+    """Return the seconds of reduce-scatter inside, all-reduce of S/g between nodes, all-gather
+    inside."""
     nodes = cluster.nodes(ranks)
     inside = ranks // nodes
     between = cluster._replace(ranks_per_node=1, inside=cluster.between)
@@ -68,7 +71,8 @@ def two_level_all_reduce(nbytes: float, ranks: int, cluster: Cluster) -> float:
 
 
 def all_to_all(nbytes: float, ranks: int, cluster: Cluster) -> float:
-    """Every rank sends S/n to every other one: n - 1 messages (Thakur et al. 2005, pairwise).
+    """Return the seconds of an all-to-all of S/n to every other rank: n - 1 messages (Thakur et al.
+    2005, pairwise).
 
     What goes to other nodes passes the rank's own share of the interfaces, (n - g)/n of S: with 8
     ranks per node nearly 8 times as many bytes as a ring sends there.
@@ -78,18 +82,19 @@ def all_to_all(nbytes: float, ranks: int, cluster: Cluster) -> float:
     inside = min(cluster.ranks_per_node, ranks)
     away = ranks - inside
     latency = (inside - 1) * cluster.step_inside_s + away * cluster.step_between_s
-    # NVLink and network work side by side
+    # NVLink and the network work concurrently
     moving = max((inside - 1) / cluster.inside, away / cluster.between)
     return cluster.start_s + latency + nbytes / ranks * moving
 
 
 def gather_or_scatter(nbytes: float, ranks: int, cluster: Cluster) -> float:
-    """All-gather or reduce-scatter by the faster algorithm, as libraries choose."""
+    """Return the seconds of all-gather or reduce-scatter by the faster algorithm, as libraries
+    choose."""
     return min(ring(nbytes, ranks, cluster), two_levels(nbytes, ranks, cluster))
 
 
 def all_reduce(nbytes: float, ranks: int, cluster: Cluster) -> float:
-    """All-reduce by the fastest algorithm."""
+    """Return the seconds of all-reduce by the fastest algorithm."""
     return min(
         ring(nbytes, ranks, cluster, passes=2),
         tree_all_reduce(nbytes, ranks, cluster),

@@ -1,4 +1,4 @@
-"""What collectives, copies and updates cost a rank: on a measured machine, and on a cluster."""
+"""Costs of collectives, copies and updates for a rank: on a measured machine, and on a cluster."""
 
 from abc import ABC, abstractmethod
 from copy import copy
@@ -14,26 +14,26 @@ from shardlab.strategy.strategy import Strategy
 
 
 class Coding(NamedTuple):
-    """How the messages of one kind travel."""
+    """Encoding and route of one kind of message."""
 
     codec: CodecLines | None
-    """None: as they are"""
+    """None: uncompressed"""
     native: bool
-    """by the group's own collectives"""
+    """whether the process group's own collectives carry it"""
     minimum_size: int
     element_bytes: int
-    """of what travels as it is"""
+    """of an uncompressed element"""
 
 
 class Costs(ABC):
-    """Phases of the collectives on vectors of so many elements, and of what moves host memory.
+    """Phases of collectives on vectors of given size, and of operations in host memory.
 
     An exchange moves a payload from every rank to every other one; the codec runs before and after
     (the scheme of `shardlab.comm.all_to_all`).
     """
 
     ranks_per_core = 1.0
-    """that take turns on a core; 1 where every rank has one"""
+    """ranks that share a core; 1 where every rank has one"""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -41,32 +41,32 @@ class Costs(ABC):
     @property
     @abstractmethod
     def rank(self) -> Rank:
-        """What carries the phases out."""
+        """Resources of a rank that run the phases."""
 
     @abstractmethod
     def transfer(self, operation: Operation, nbytes: float) -> Phase:
-        """One operation of a vector of so many bytes."""
+        """Return one operation on a vector of so many bytes."""
 
     @abstractmethod
     def move(self, operation: MemoryOperation, nbytes: float) -> Phase:
-        """What moves so many bytes of host memory."""
+        """Return an operation that moves so many bytes of host memory."""
 
     @abstractmethod
     def collect(self, nbytes: float) -> Phase:
-        """A copy from one place on the device to another."""
+        """Return a copy within the device."""
 
     @property
     @abstractmethod
     def inside(self) -> "Costs":
-        """Between ranks that share host memory."""
+        """Costs between ranks that share host memory."""
 
     @property
     @abstractmethod
     def across(self) -> "Costs":
-        """Between ranks at the same place of every node."""
+        """Costs between ranks of equal local rank on all nodes."""
 
     def gather(self, elements: int, coding: Coding) -> tuple[Phase, ...]:
-        """All ranks get the whole vector."""
+        """Return the phases of an all-gather."""
         if self.world_size == 1:
             return ()
         codec = self._codec(elements, coding)
@@ -80,7 +80,7 @@ class Costs(ABC):
         )
 
     def reduce_scatter(self, elements: int, coding: Coding) -> tuple[Phase, ...]:
-        """Every rank gets its part of the sum."""
+        """Return the phases of a reduce-scatter."""
         if self.world_size == 1:
             return ()
         codec = self._codec(elements, coding)
@@ -95,7 +95,7 @@ class Costs(ABC):
         )
 
     def all_reduce(self, elements: int, coding: Coding) -> tuple[Phase, ...]:
-        """All ranks get the whole sum."""
+        """Return the phases of an all-reduce."""
         if self.world_size == 1:
             return ()
         if coding.native:
@@ -112,9 +112,9 @@ class Measured(Costs):
     Args:
         cores: of the machine.
         bits_per_second: of the link; None: loopback.
-        delay_s: of each operation, beside its bytes.
+        delay_s: latency of each operation.
         bucket: bytes that pass the link at once after a pause.
-        framed: whether bytes travel in Ethernet frames; then every rank is a node of its own.
+        framed: whether bytes are sent in Ethernet frames; then every rank is a node.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Measured(Costs):
 
 
 class OnCluster(Costs):
-    """A cluster by formulas: two operations side by side take as long as one after the other."""
+    """Costs on a cluster by formulas: concurrent operations take as long as consecutive ones."""
 
     def __init__(self, cluster: Cluster, world_size: int) -> None:
         super().__init__(world_size)
@@ -177,7 +177,7 @@ class OnCluster(Costs):
 
     @property
     def rank(self) -> Rank:  # noqa: D102
-        # what passes the link are seconds: those that an operation takes alone
+        # the unit of "bytes" on this link is seconds: the time that an operation takes alone
         return Rank(bytes_per_second=1.0)
 
     def transfer(self, operation: Operation, nbytes: float) -> Phase:  # noqa: D102
@@ -193,11 +193,11 @@ class OnCluster(Costs):
     def move(self, operation: MemoryOperation, nbytes: float) -> Phase:  # noqa: D102
         cluster = self._cluster
         rates = {"copy": cluster.copies, "update": cluster.memory}
-        # no processor that trains does this
+        # the update uses no core that trains
         return Phase(wait=nbytes / rates.get(operation, cluster.disk))
 
     def collect(self, nbytes: float) -> Phase:  # noqa: D102
-        return Phase()  # at a rate beside which that of copies is nothing
+        return Phase()  # negligible at device memory bandwidth
 
     @property
     def inside(self) -> Costs:  # noqa: D102
@@ -210,7 +210,7 @@ class OnCluster(Costs):
 
 
 def codings(strategy: Strategy, machine: Machine) -> tuple[Coding, Coding]:
-    """How gradients and weights of a strategy in its canonical form travel.
+    """Return the codings of gradients and weights of a canonical strategy.
 
     Raises:
         KeyError: a codec that was not calibrated.

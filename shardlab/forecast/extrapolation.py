@@ -1,4 +1,4 @@
-"""Every strategy on clusters of thousands of ranks: a forecast, with what it assumes."""
+"""Predicted steps of every strategy on clusters of thousands of ranks, with their assumptions."""
 
 from collections.abc import Iterable, Sequence
 
@@ -29,7 +29,7 @@ ASSUMPTIONS = (
 
 
 class Point(Document):
-    """One strategy on one cluster; times in milliseconds."""
+    """Prediction for one strategy on one cluster; times in milliseconds."""
 
     run: str
     link: str
@@ -42,14 +42,14 @@ class Point(Document):
 
     @property
     def efficiency(self) -> float:
-        """Throughput of a rank against one that does not communicate."""
+        """Return the throughput of a rank relative to one that does not communicate."""
         return self.compute_ms / self.step_ms
 
 
 def extrapolate(
     runs: Iterable[TimedRun], model: Model, links: Sequence[str], ranks: Sequence[int]
 ) -> list[Point]:
-    """Every run on every preset with every number of ranks.
+    """Predict every run on every cluster preset with every number of ranks.
 
     Raises:
         UserError: an unknown preset.
@@ -72,14 +72,14 @@ def _point(run: TimedRun, model: Model, link: str, ranks: int) -> Point:
 
 
 def by_itself(run: TimedRun, model: Model) -> Work:
-    """The step of a run whose ranks have cores of their own."""
+    """Return the work of a step of a run whose ranks have cores of their own."""
     work = model.work(run, strategy_of(run))
     compute = model.compute[min(model.compute)]
     return work._replace(compute=compute, overhead=work.overhead._replace(wait=0.0))
 
 
 def first_of_each(timings: Iterable[TimedRun], left_out: Iterable[str]) -> list[TimedRun]:
-    """One timed run of each strategy that the model knows."""
+    """Return one timed run of each strategy that the model can predict."""
     found: dict[str, TimedRun] = {}
     for run in timings:
         if run.run != NO_COMMUNICATION and run.run not in left_out:

@@ -1,4 +1,4 @@
-"""Straight lines of seconds over sizes, fitted to measured operations (the alpha-beta model).
+"""Alpha-beta models: straight lines of seconds over sizes, fitted to measured operations.
 
 Hockney 1994, The communication challenge for MPP: t = alpha + beta x. Points are weighted by
 1/t^2: small and large operations count alike.
@@ -15,7 +15,7 @@ from shardlab.measurements.statistics import interval_factor
 
 
 class Line(NamedTuple):
-    """alpha + beta x, with the covariance of both."""
+    """Line alpha + beta x with the covariance of both parameters."""
 
     alpha: float
     beta: float
@@ -23,11 +23,11 @@ class Line(NamedTuple):
     points: int = 0
 
     def at(self, x: float) -> float:
-        """Seconds for size x."""
+        """Return the seconds for size x."""
         return self.alpha + self.beta * x
 
     def intervals(self) -> tuple[float, float]:
-        """Half the width of the 95 % intervals of alpha and beta, by Student's t."""
+        """Return half the width of the 95 % intervals of alpha and beta, by Student's t."""
         freedom = self.points - 2
         # the factor is of a mean: without its root it is the quantile
         quantile = interval_factor(freedom + 1) * (freedom + 1) ** 0.5
@@ -36,13 +36,13 @@ class Line(NamedTuple):
 
 
 def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> Line:
-    """Least squares of relative errors; alpha and beta are not negative.
+    """Fit a line by least squares of relative errors; alpha and beta are not negative.
 
     Args:
         sizes, seconds: three points or more, of two sizes or more.
     """
     x, t = np.asarray(sizes, float), np.asarray(seconds, float)
-    # sizes and their number 1 alike, for the solver
+    # sizes are scaled to the order of 1, which the solver needs
     scale = x.max()
     weighted = np.column_stack([1 / t, x / scale / t])
     found = lsq_linear(weighted, np.ones_like(t), bounds=(0, np.inf))

@@ -1,4 +1,5 @@
-"""The machine that was measured: transport and codecs by a calibration, links by their rules."""
+"""The measured machine: transport and codecs fitted on a calibration, emulated links by their
+rules."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, get_args
@@ -19,18 +20,18 @@ from shardlab.measurements.calibration import (
 
 _OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 _PAYLOAD = 1448
-"""bytes in a full frame of 1500, less the headers of IP and TCP with its time stamps"""
+"""payload bytes of a full Ethernet frame: 1500 less IP and TCP headers with time stamps"""
 _PACKET = 64 << 10
-"""bytes that TCP hands to the kernel at once, and that stay whole where a link lets them"""
+"""bytes of one TCP segment handed to the kernel, which a link may leave whole"""
 
 
 def quickly(seconds: Sequence[float]) -> float:
-    """The lower quartile: what else runs on a machine only ever makes an operation longer."""
+    """Return the lower quartile: other load on a machine only ever lengthens an operation."""
     return float(np.quantile(seconds, 0.25))
 
 
 def framing(bits_per_second: float) -> float:
-    """Bytes through an emulated link per byte sent, where both directions carry as much.
+    """Return the bytes on an emulated link per byte sent, with equal load in both directions.
 
     The link counts the headers of every frame. If its bucket is too small for a whole packet, the
     kernel cuts it up, and the receiver answers every second frame (RFC 1122, 4.2.3.2); it answers a
@@ -42,29 +43,29 @@ def framing(bits_per_second: float) -> float:
 
 
 class CodecLines(NamedTuple):
-    """Costs of one codec."""
+    """Fitted costs of one codec."""
 
     encode: Line
-    """over elements"""
+    """encode seconds over elements"""
     decode: Line
-    """over elements of one payload"""
+    """decode seconds over elements of one payload"""
     payload: Line
-    """bytes over elements"""
+    """payload bytes over elements"""
 
 
 class Machine(NamedTuple):
-    """The fits; operations of W ranks have W - 1 steps or rounds."""
+    """Fitted operations of a machine; a collective of W ranks has W - 1 steps."""
 
     transport: dict[Operation, Line]
-    """CPU seconds of a rank for each of its W - 1 peers, over the bytes for one peer"""
+    """CPU seconds of a rank for each of its W - 1 peers, over the bytes per peer"""
     codecs: dict[tuple[str, bool], CodecLines]
-    """by text and error feedback"""
+    """by codec text and error feedback"""
     memory: dict[MemoryOperation, Line]
-    """seconds over bytes, of what was calibrated"""
+    """seconds over bytes, of the calibrated memory operations"""
 
 
-def learn(calibration: Calibration) -> Machine:
-    """The machine of a calibration.
+def fit_machine(calibration: Calibration) -> Machine:
+    """Fit the machine on a calibration.
 
     Raises:
         UserError: it lacks an operation.
@@ -72,11 +73,11 @@ def learn(calibration: Calibration) -> Machine:
     transport = {name: _transport(calibration.transfers, name) for name in _OPERATIONS}
     kinds = {(each.codec, each.error_feedback) for each in calibration.codecs}
     codecs = {kind: _codec(calibration.codecs, kind) for kind in kinds}
-    return Machine(transport, codecs, learn_memory(calibration.memory))
+    return Machine(transport, codecs, fit_memory(calibration.memory))
 
 
-def learn_memory(costs: Sequence[MemoryCost]) -> dict[MemoryOperation, Line]:
-    """Of all operations that were measured."""
+def fit_memory(costs: Sequence[MemoryCost]) -> dict[MemoryOperation, Line]:
+    """Fit every memory operation that was measured."""
     found: dict[MemoryOperation, list[MemoryCost]] = {}
     for each in costs:
         found.setdefault(each.operation, []).append(each)
@@ -87,7 +88,7 @@ def learn_memory(costs: Sequence[MemoryCost]) -> dict[MemoryOperation, Line]:
 
 
 def _transport(transfers: Iterable[Transfer], name: Operation) -> Line:
-    """Without an emulated link."""
+    """Return the transfers that were measured without an emulated link."""
     mine = [t for t in transfers if t.operation == name and t.bits_per_second is None]
     if len({t.nbytes for t in mine}) < 3:
         raise UserError(f"calibration: fewer than 3 sizes of {name}: repeat stages.calibrate")

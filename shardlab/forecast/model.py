@@ -1,4 +1,4 @@
-"""The model of a set of training runs: what it learns from some, what it says of others."""
+"""Performance model of training steps: fitted on some timed runs, then predicting others."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -18,35 +18,35 @@ from shardlab.measurements.timing import NO_COMMUNICATION, TimedRun
 from shardlab.strategy.strategy import Strategy, parse_strategy
 
 _LONGEST_S = 0.1
-"""of the engine's own work for one collective"""
+"""upper bound of the engine overhead of one collective, seconds"""
 
 
 class Engines(NamedTuple):
-    """What engines take for each collective, beside the operation itself; learnt together."""
+    """Overhead of an engine per collective, on top of the operation itself; fitted jointly."""
 
     work: dict[str, float]
-    """seconds of the processor, by engine"""
+    """CPU seconds per collective, by engine"""
     wait: float
-    """seconds until the threads of all ranks have a core: a matter of the machine"""
+    """seconds until the threads of all ranks have a core; a property of the machine"""
     covariance: tuple[tuple[float, ...], ...] = ()
-    """of the work in the order of the engines, then of the wait"""
+    """of `work` in the order of the engines, then of `wait`"""
     noise: float = 0.0
-    """seconds that measured steps differ from the model: their standard deviation"""
+    """standard deviation of measured minus modelled step time, seconds"""
 
 
 class Model(NamedTuple):
-    """Everything that was learnt."""
+    """All fitted parameters of the performance model."""
 
     machine: Machine
     cores: float
     compute: dict[int, Compute]
-    """of one rank that has its cores for itself, by the number of cores that are busy"""
+    """of one rank that has its cores to itself, by the number of busy cores"""
     compute_error: float
     """relative standard error of `compute`"""
     engines: Engines
 
     def work(self, run: TimedRun, strategy: Strategy) -> Work:
-        """The step of a run to which nothing stands in the way (`Model.obstacle`)."""
+        """Return the work of one step of a run that `Model.obstacle` accepts."""
         return Work(
             strategy,
             tuple(unit.elements for unit in run.units),
@@ -58,27 +58,27 @@ class Model(NamedTuple):
         )
 
     def _update_s(self, run: TimedRun) -> float:
-        """What AdamW takes for a whole model."""
+        """Return the seconds that AdamW takes to update the whole model."""
         return self.machine.memory["update"].at(UPDATE_BYTES * run.parameters)
 
     def obstacle(self, run: TimedRun) -> str | None:
-        """Why the model has nothing to say of a run; None if it has."""
+        """Return why the model cannot predict a run, or None if it can."""
         strategy = strategy_of(run)
         if strategy.engine not in self.engines.work:
-            return f"the model has learnt from no run of {strategy.engine}"
-        return cannot_learn(strategy, self.machine)
+            return f"the model was fitted on no run of {strategy.engine}"
+        return unpredictable(strategy, self.machine)
 
     def predict(self, run: TimedRun) -> float:
-        """Seconds of a step of a run, of which nothing but its setting is read."""
+        """Predict the seconds of a step of a run; reads the configuration of the run only."""
         return step_seconds(self.work(run, strategy_of(run)), self.costs(run))
 
     def computing(self, run: TimedRun) -> Compute:
-        """What was learnt of the nearest number of busy cores: they share caches and memory."""
+        """Return the compute times fitted at the nearest number of busy cores."""
         busy = _busy(run, self.cores)
         return self.compute[min(self.compute, key=lambda known: abs(known - busy))]
 
     def costs(self, run: TimedRun) -> Costs:
-        """Of the run's ranks and link."""
+        """Return the communication and memory costs for the ranks and the link of a run."""
         kernel = run.link_emulation == "namespaces"
         bits = run.bits_per_second
         return Measured(
@@ -93,12 +93,12 @@ class Model(NamedTuple):
 
 
 def strategy_of(run: TimedRun) -> Strategy:
-    """In its canonical form."""
+    """Return the canonical form of a run's strategy."""
     return parse_strategy(run.strategy, f"strategy of {run.run}").canonical()
 
 
-def cannot_learn(strategy: Strategy, machine: Machine) -> str | None:
-    """Why a strategy in its canonical form cannot be simulated; None if it can."""
+def unpredictable(strategy: Strategy, machine: Machine) -> str | None:
+    """Return why a canonical strategy cannot be simulated, or None if it can."""
     if missing := obstacle(strategy):
         return f"the model does not know {missing}"
     try:
@@ -111,15 +111,15 @@ def cannot_learn(strategy: Strategy, machine: Machine) -> str | None:
 
 
 def step_s(run: TimedRun) -> float:
-    """Measured: the median of the rounds."""
+    """Return the measured step time in seconds: the median of the repetitions."""
     return median(run.step_ms) / 1e3
 
 
-def learn_model(machine: Machine, known: Sequence[TimedRun]) -> Model:
-    """The model of known runs, among them those without communication.
+def fit_model(machine: Machine, known: Sequence[TimedRun]) -> Model:
+    """Fit the model on known runs, among them runs without communication.
 
     Raises:
-        UserError: there is no run without communication, or one that nothing can be learnt from.
+        UserError: there is no run without communication, or one that cannot be simulated.
     """
     alone = [run for run in known if run.run == NO_COMMUNICATION]
     if not alone:
@@ -127,16 +127,16 @@ def learn_model(machine: Machine, known: Sequence[TimedRun]) -> Model:
     cores = float(known[0].host["cores"])
     computes: dict[int, list[Compute]] = {}
     for run in alone:
-        computes.setdefault(_busy(run, cores), []).append(learnt_compute(run, cores))
+        computes.setdefault(_busy(run, cores), []).append(fit_compute(run, cores))
     error = float(np.mean([_standard_error(run.step_ms) for run in alone]))
     means = {busy: _mean(each) for busy, each in computes.items()}
-    teachers = [run for run in known if run.run != NO_COMMUNICATION]
-    for run in teachers:
-        if why := cannot_learn(strategy_of(run), machine):
+    fitted = [run for run in known if run.run != NO_COMMUNICATION]
+    for run in fitted:
+        if why := unpredictable(strategy_of(run), machine):
             raise UserError(f"forecast.runs: {run.run}: {why}: name another run")
-    names = dict.fromkeys(strategy_of(run).engine for run in teachers)
+    names = dict.fromkeys(strategy_of(run).engine for run in fitted)
     model = Model(machine, cores, means, error, Engines(dict.fromkeys(names, 0.0), 0.0))
-    return model._replace(engines=_engines(model, teachers)) if teachers else model
+    return model._replace(engines=_engines(model, fitted)) if fitted else model
 
 
 def _busy(run: TimedRun, cores: float) -> int:
@@ -147,8 +147,9 @@ def _mean(computes: Sequence[Compute]) -> Compute:
     return Compute(*(sum(each) / len(computes) for each in zip(*computes, strict=True)))
 
 
-def learnt_compute(run: TimedRun, cores: float) -> Compute:
-    """Of one rank that has its cores for itself, from ranks that share them.
+def fit_compute(run: TimedRun, cores: float) -> Compute:
+    """Return the compute times of one rank that has its cores to itself, from ranks that share
+    them.
 
     Traced steps say how a step is divided, the others how long it is.
     """
@@ -159,14 +160,14 @@ def learnt_compute(run: TimedRun, cores: float) -> Compute:
 
 
 def _standard_error(values: Sequence[float]) -> float:
-    """Of the median, relative to it: for normal values 1.25 of that of the mean."""
+    """Return the standard error of the median relative to it: 1.25 times that of a normal mean."""
     if len(values) < 2:
         return 0.0
     return float(1.25 * np.std(values, ddof=1) / len(values) ** 0.5 / np.median(values))
 
 
 def _engines(model: Model, runs: Sequence[TimedRun]) -> Engines:
-    """Seconds per collective that explain the runs best, by least squares.
+    """Fit the overhead per collective by least squares of absolute errors.
 
     Not of relative errors: a wait of some milliseconds comes or does not come in a short step as in
     a long one.
@@ -185,7 +186,7 @@ def _engines(model: Model, runs: Sequence[TimedRun]) -> Engines:
     start = [1e-4] * (len(names) + 1)
     found = least_squares(misfit, start, bounds=(0.0, _LONGEST_S), x_scale=1e-3)
     unexplained = 2 * found.cost / max(len(cases) - len(start), 1)
-    # as few runs as unknowns explain themselves, but are no surer than their rounds
+    # as few runs as unknowns fit perfectly, yet are no more certain than their repetitions
     chance = np.mean([(_standard_error(run.step_ms) * step_s(run)) ** 2 for run in runs])
     variance = max(unexplained, float(chance))
     covariance = variance * np.linalg.pinv(found.jac.T @ found.jac)

@@ -1,4 +1,4 @@
-"""How well the fits describe the operations that were measured, by size and number of ranks."""
+"""Residuals of the fits, by operation, size and number of ranks."""
 
 from shardlab.core.document import Document
 from shardlab.experiment.link import bucket_bytes
@@ -9,23 +9,24 @@ from shardlab.measurements.calibration import Calibration, Operation
 
 
 class OperationFit(Document):
-    """One operation at one size."""
+    """Measured and fitted time of one operation at one size."""
 
     operation: Operation
     world_size: int
     link: str
     nbytes: int
-    """of the whole vector"""
+    """bytes of the whole vector"""
     measured_ms: float
     fitted_ms: float
     error: float
     """fitted / measured - 1"""
     efficiency: float
-    """of the rate that the fit gives to an endless vector: what is left of it at this size"""
+    """fraction of asymptotic bandwidth, the rate of the fit for infinite size, reached at this size
+    """
 
 
 def operation_fits(calibration: Calibration, machine: Machine) -> list[OperationFit]:
-    """Every operation that was measured, against the fit."""
+    """Compare every measured operation with the fit."""
     fits = []
     for each in calibration.transfers:
         bits = each.bits_per_second

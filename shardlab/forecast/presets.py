@@ -1,4 +1,4 @@
-"""Clusters that forecasts are made for: rates and latencies, each with its source."""
+"""Presets of clusters: rates and latencies, each with its source."""
 
 from typing import NamedTuple
 
@@ -6,9 +6,9 @@ from shardlab.core.errors import UserError, nearest
 
 _GIGABIT = 1e9 / 8
 _TCP_LATENCY_S = 25e-6
-"""one message between two processes over Ethernet and the kernel's TCP: our assumption"""
+"""latency of one message between two processes over Ethernet and kernel TCP: our assumption"""
 _DISK = 3e9
-"""bytes per second of a rank: one NVMe drive, our assumption"""
+"""disk bytes per second of a rank, one NVMe drive: our assumption"""
 _START_S = 6.6e-6
 _NVLINK_S, _NETWORK_S = 0.6e-6, 2.7e-6
 """start of a collective, a step over NVLink and a step over the network, protocol LL: NCCL
@@ -17,33 +17,33 @@ torch/distributed/tensor/_collective_utils.py"""
 
 
 class Cluster(NamedTuple):
-    """Equal nodes of equal ranks; all rates are bytes per second of one rank and one direction."""
+    """A cluster of equal nodes; all rates are bytes per second of one rank in one direction."""
 
     ranks_per_node: int
     inside: float
-    """inside of a node"""
+    """rate inside a node"""
     between: float
     """a rank's share of the network interfaces of its node"""
     start_s: float
-    """of any collective"""
+    """start latency of any collective"""
     step_inside_s: float
     step_between_s: float
     busy: float
-    """share of a processor that communication takes from computation while both run"""
+    """fraction of the compute throughput that communication takes while both run"""
     copies: float
-    """between host memory and a rank's device"""
+    """rate between host memory and a rank's device"""
     memory: float
-    """a rank's share of host memory, reads and writes together"""
+    """a rank's share of host memory bandwidth, reads plus writes"""
     disk: float
     source: str
 
     def nodes(self, ranks: int) -> int:
-        """That so many ranks fill."""
+        """Return the number of nodes that this many ranks fill."""
         return -(-ranks // self.ranks_per_node)
 
 
 def _ethernet(gigabits: float) -> Cluster:
-    """One rank per node, so nothing is inside of one."""
+    """Return a cluster with one rank per node."""
     rate = gigabits * _GIGABIT * 1448 / 1514
     return Cluster(
         ranks_per_node=1,
@@ -103,7 +103,7 @@ PRESETS = {
 
 
 def preset(name: str) -> Cluster:
-    """A cluster by its name.
+    """Look up a cluster by name.
 
     Raises:
         UserError: there is none of that name.

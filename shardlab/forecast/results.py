@@ -1,4 +1,4 @@
-"""All that a forecast says, as one document and as tables."""
+"""The forecast as one document and as tables."""
 
 import csv
 import io
@@ -12,7 +12,7 @@ from shardlab.core.files import atomic, read_json, write_json, write_text
 from shardlab.experiment.schema import Forecast
 from shardlab.forecast.breakeven import BreakEven, break_even
 from shardlab.forecast.chakra import execution_trace
-from shardlab.forecast.check import Check, Summary, check, known_runs, summarize, unknown
+from shardlab.forecast.check import Check, Summary, check, fitted_runs, summarize, unknown
 from shardlab.forecast.costs import OnCluster
 from shardlab.forecast.extrapolation import (
     ASSUMPTIONS,
@@ -21,8 +21,8 @@ from shardlab.forecast.extrapolation import (
     extrapolate,
     first_of_each,
 )
-from shardlab.forecast.machine import learn
-from shardlab.forecast.model import learn_model
+from shardlab.forecast.machine import fit_machine
+from shardlab.forecast.model import fit_model
 from shardlab.forecast.operations import OperationFit, operation_fits
 from shardlab.forecast.presets import PRESETS, preset
 from shardlab.forecast.step import step_tasks
@@ -31,29 +31,29 @@ from shardlab.measurements.timing import TimedRun
 
 
 class EngineFit(Document):
-    """What an engine takes for each collective."""
+    """Fitted overhead of an engine per collective."""
 
     engine: str
     work_ms: float
-    """of the processor"""
+    """CPU milliseconds"""
 
 
-class Foretold(Document):
-    """results/forecast/forecast.json."""
+class ForecastDocument(Document):
+    """Document of results/forecast/forecast.json."""
 
-    learnt_from: list[str]
+    fitted_on: list[str]
     """timing/run"""
     summary: Summary | None
-    """of the checks that are held out; None without any"""
+    """over the held-out runs; None where there are none"""
     checks: list[Check]
     left_out: dict[str, str]
-    """runs of which the model says nothing, and why"""
+    """runs that the model cannot predict, with the reason"""
     operations: list[OperationFit]
     engines: list[EngineFit]
     wait_ms: float
-    """for each collective, until the threads of all ranks have a core"""
+    """per collective, until the threads of all ranks have a core"""
     noise_ms: float
-    """standard deviation of a measured step that the model has learnt from"""
+    """standard deviation of a measured step that the model was fitted on"""
     points: list[Point]
     links: dict[str, str]
     """presets and their sources"""
@@ -61,22 +61,22 @@ class Foretold(Document):
     assumptions: list[str]
 
 
-def foretell(
+def predict(
     calibration: Calibration, timings: Sequence[TimedRun], forecast: Forecast
-) -> tuple[Foretold, dict[str, bytes]]:
-    """The forecast, and a Chakra execution trace of one step of each run.
+) -> tuple[ForecastDocument, dict[str, bytes]]:
+    """Fit the model and predict; also return a Chakra execution trace of one step of each run.
 
     Raises:
         UserError: the timings lack steps without communication, or a preset is unknown.
     """
-    machine = learn(calibration)
-    known = known_runs(timings, forecast)
-    model = learn_model(machine, known)
+    machine = fit_machine(calibration)
+    known = fitted_runs(timings, forecast)
+    model = fit_model(machine, known)
     left_out = unknown(timings, model)
     runs = first_of_each(timings, left_out)
     checks = check(timings, known, model)
-    foretold = Foretold(
-        learnt_from=[f"{run.timing}/{run.run}" for run in known],
+    predicted = ForecastDocument(
+        fitted_on=[f"{run.timing}/{run.run}" for run in known],
         summary=summarize(checks),
         checks=checks,
         left_out=left_out,
@@ -93,17 +93,17 @@ def foretell(
     )
     costs = OnCluster(PRESETS[forecast.links[0]], forecast.ranks[0])
     traces = {run.run: execution_trace(step_tasks(by_itself(run, model), costs)) for run in runs}
-    return foretold, traces
+    return predicted, traces
 
 
-def write_forecast(folder: Path, foretold: Foretold, traces: Mapping[str, bytes]) -> None:
-    """forecast.json, its tables as CSV, and chakra.zip with a RUN.0.et for every run."""
-    write_json(folder / "forecast.json", foretold.model_dump(mode="json"))
+def write_forecast(folder: Path, predicted: ForecastDocument, traces: Mapping[str, bytes]) -> None:
+    """Write forecast.json, its tables as CSV, and chakra.zip with a RUN.0.et for every run."""
+    write_json(folder / "forecast.json", predicted.model_dump(mode="json"))
     tables: dict[str, tuple[type[Document], Iterable[Document]]] = {
-        "checks": (Check, foretold.checks),
-        "scaling": (Point, foretold.points),
-        "operations": (OperationFit, foretold.operations),
-        "break_even": (BreakEven, foretold.break_even),
+        "checks": (Check, predicted.checks),
+        "scaling": (Point, predicted.points),
+        "operations": (OperationFit, predicted.operations),
+        "break_even": (BreakEven, predicted.break_even),
     }
     for name, (kind, rows) in tables.items():
         text = io.StringIO()
@@ -113,19 +113,19 @@ def write_forecast(folder: Path, foretold: Foretold, traces: Mapping[str, bytes]
         write_text(folder / f"{name}.csv", text.getvalue())
     with atomic(folder / "chakra.zip") as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for run, trace in traces.items():
-            # without the time of day: equal forecasts make equal files
+            # no time stamps, so that equal forecasts make equal files
             archive.writestr(zipfile.ZipInfo(f"{run}.0.et"), trace)
 
 
-def read_forecast(path: str | Path) -> Foretold:
-    """What `write_forecast` wrote.
+def read_forecast(path: str | Path) -> ForecastDocument:
+    """Read what `write_forecast` wrote.
 
     Raises:
         UserError: the file holds something else.
     """
     try:
-        foretold: Foretold = validate(Foretold, read_json(path), "")
+        predicted: ForecastDocument = validate(ForecastDocument, read_json(path), "")
     except ValueError as error:
         fix = "run python -m stages.forecast"
         raise UserError(f"{path}: not a forecast ({error}): {fix}") from None
-    return foretold
+    return predicted

@@ -1,4 +1,4 @@
-"""A discrete-event simulation of one step on one rank: tasks in lanes, over a CPU and a link.
+"""Discrete-event simulation of one step on one rank: tasks in lanes that share a CPU and a link.
 
 All ranks do the same in the same order, so one stands for all. A lane is a thread or a stream: it
 carries out its tasks one after another, in the order of the list. What runs at the same time in
@@ -11,55 +11,56 @@ from typing import NamedTuple
 from shardlab.measurements.calibration import Operation
 
 _DONE = 1e-12
-"""seconds or bytes that rounding leaves"""
+"""seconds or bytes that are rounding error"""
 
 
 class Phase(NamedTuple):
-    """Something that computes and sends side by side, then waits."""
+    """Part of a task that computes and sends concurrently, then waits."""
 
     cpu: float = 0.0
-    """seconds of one processor"""
+    """CPU seconds"""
     nbytes: float = 0.0
-    """through the link"""
+    """bytes through the link"""
     wait: float = 0.0
-    """seconds that nothing shortens, from then on: the delay of a link, threads of other ranks"""
+    """seconds of fixed latency afterwards: the delay of a link, threads of other ranks"""
     operation: Operation | None = None
-    """of communication: what it is"""
+    """the operation, for communication"""
     vector_bytes: float = 0.0
-    """of what is communicated: the whole vector of all ranks"""
+    """bytes of the whole vector of all ranks, for communication"""
 
 
 class Task(NamedTuple):
-    """Phases one after another."""
+    """Phases that run one after another in a lane."""
 
     name: str
-    """unique"""
+    """unique name"""
     lane: str
     phases: tuple[Phase, ...]
     after: tuple[str, ...] = ()
-    """names of earlier tasks of the list that have to be done"""
+    """names of earlier tasks that this one waits for"""
 
 
 class Rank(NamedTuple):
-    """What one rank computes and sends with."""
+    """Resources of one rank."""
 
     processors: float = 1.0
-    """processors for this rank, also parts of one; no phase uses more than one"""
+    """cores of this rank, possibly fractional; no phase uses more than one"""
     bytes_per_second: float = float("inf")
-    """of the link"""
+    """rate of the link"""
     bucket_bytes: float = 0.0
-    """that pass at once after a pause, as through a token bucket (tc-tbf(8)); full at first"""
+    """burst bytes that pass at once after a pause, as in a token bucket (tc-tbf(8)); full at first
+    """
 
 
 class Span(NamedTuple):
-    """When a task ran, in seconds from the beginning of the step."""
+    """Start and end of a task, in seconds from the beginning of the step."""
 
     start: float
     end: float
 
 
 def simulate(tasks: Sequence[Task], rank: Rank) -> dict[str, Span]:
-    """Start and end of every task, by name in the order of their ends.
+    """Simulate the tasks; return start and end of each by name, in the order of their ends.
 
     Between two events, the end of a need or of a phase, every rate is constant, so the simulation
     is exact up to rounding.
@@ -87,32 +88,32 @@ def simulate(tasks: Sequence[Task], rank: Rank) -> dict[str, Span]:
 
 
 def duration(spans: dict[str, Span]) -> float:
-    """Seconds of the whole step."""
+    """Return the seconds of the whole step."""
     return max((span.end for span in spans.values()), default=0.0)
 
 
 class _Link:
-    """The bytes that may pass at once."""
+    """Token bucket: bytes that may pass at once."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
         self._tokens = rank.bucket_bytes
 
     def pass_at_once(self, nbytes: float) -> float:
-        """Takes as many bytes as the bucket has; returns the rest."""
+        """Take as many bytes as the bucket has; return the rest."""
         passed = min(self._tokens, nbytes)
         self._tokens -= passed
         return nbytes - passed
 
     def rest(self, seconds: float) -> None:
-        """Nothing was sent for so long."""
+        """Refill the bucket after so many idle seconds."""
         if self._rank.bucket_bytes:
             gained = seconds * self._rank.bytes_per_second
             self._tokens = min(self._rank.bucket_bytes, self._tokens + gained)
 
 
 class _Running:
-    """A task under way, and what its present phase still needs."""
+    """A running task and what its present phase still needs."""
 
     def __init__(self, task: Task, start: float) -> None:
         self.task, self.start = task, start
@@ -121,7 +122,7 @@ class _Running:
         self._wait_then = 0.0
 
     def ended(self, link: _Link) -> bool:
-        """Goes on to the next need; whether there is none."""
+        """Advance to the next need; return whether none is left."""
         while max(self.cpu, self.nbytes, self.wait) <= _DONE:
             if self._wait_then > _DONE:
                 self.wait, self._wait_then = self._wait_then, 0.0
@@ -135,7 +136,7 @@ class _Running:
 
 
 def _advance(running: Iterable[_Running], rank: Rank, link: _Link) -> float:
-    """Goes to the next end of a need of any task; returns the seconds until then."""
+    """Advance to the next end of a need of any task; return the seconds until then."""
     computing = [each for each in running if each.cpu > _DONE]
     sending = [each for each in running if each.nbytes > _DONE]
     pausing = [each for each in running if each.wait > _DONE]

@@ -1,4 +1,4 @@
-"""A step of `slide` as tasks: units come, compute, leave and are updated, in lanes of their own.
+"""Tasks of a step of `slide`: prefetch, compute, gradient off-load and updates, each in its lane.
 
 Source: `shardlab.engines.slide`; what runs in which lane and what waits for what is that of its
 schedule, arrivals, departures, landings, updates and moments.
@@ -15,25 +15,25 @@ from shardlab.memory.slide import landing_sizes, window_slots
 
 IN, OUT = "in", "out"
 _LEAVING = 2
-"""vectors of gradients under way (`shardlab.engines.common.outgoing`)"""
+"""gradient vectors in flight (`shardlab.engines.common.outgoing`)"""
 
 
 class Slide(Step):
-    """The root is unit 0; it has memory of its own on the device."""
+    """Schedule of `slide` as tasks; the root is unit 0 and stays resident on the device."""
 
     def __init__(self, work: Work, costs: Costs) -> None:
         super().__init__(work, costs)
         self._moves = Movements(work, costs)
         self._units = range(1, len(work.units))
         self._stay = self._units[: window_slots(work.strategy, len(self._units))]
-        """what the next forward pass begins with: as many as the device has memory for"""
-        self._there = {*self._stay}  # they have come during the step before
+        """units resident at the start of forward: as many as the window holds"""
+        self._there = {*self._stay}  # they were prefetched during the previous step
         self._coming: dict[int, str] = {}
         self._leaving: deque[str] = deque()
         self._landed: dict[int, str] = {}
         self._updated: dict[int, str] = {}
         self._last_in: dict[int, int] = {}
-        """the unit that had landed last, by slots of host memory"""
+        """unit whose gradients arrived last, by slot of host memory"""
         every = range(len(work.units))
         order = every if work.holding else every[::-1]
         on_disk = work.strategy.moments == "disk"
@@ -72,7 +72,7 @@ class Slide(Step):
         self._land(0, self._leave(0), first, last)
 
     def _pass_unit_backward(self, unit: int) -> str:
-        """Its gradients leave in parts as they come; returns the last departure."""
+        """Off-load the gradients of a unit in parts as they are computed; return the last copy."""
         parts, left = self._moves.parts(unit), ""
         for part in range(parts):
             self._use("backward", unit, self._backward * self._share[unit] / parts)
@@ -80,7 +80,7 @@ class Slide(Step):
         return left
 
     def _end(self) -> None:
-        """The norm, of which all ranks have a part, and what follows it."""
+        """Add the gradient norm, of which every rank has a part, and what depends on it."""
         norm = self.costs.inside.all_reduce(1, Coding(None, True, 0, 4))
         self.compute("landed", 0.0, [self._landed[0]])
         self.launch("norm", COMPUTE, norm)
@@ -98,7 +98,7 @@ class Slide(Step):
         self._start_all(self._stay)
 
     def _start_all(self, units: Sequence[int]) -> None:
-        """As many as there is room for."""
+        """Prefetch as many units as the window has free slots."""
         for unit in units:
             if unit not in self._there:
                 if len(self._there) == len(self._stay):
@@ -127,7 +127,7 @@ class Slide(Step):
         return left
 
     def _land(self, unit: int, left: str, first: bool, last: bool) -> None:
-        """When the last part has left."""
+        """Add what follows the last part of an off-loaded gradient."""
         self._leaving.append(left)
         landing = self.awaited(self._moves.landing(unit, first, last))
         self._landed[unit] = self.add(f"land {unit}", UPDATE, landing, [left])
@@ -135,11 +135,11 @@ class Slide(Step):
             self._update(unit)
             for stays in reversed(self._stay):
                 if stays < unit:
-                    break  # backward needs it first
+                    break  # backward needs this unit first
                 self._start_all([stays])
 
     def _turn(self, unit: int) -> list[str]:
-        """What has to be done with what was there before, where the gradients of a unit land."""
+        """Add the work on what a host memory slot holds before new gradients arrive in it."""
         slots = len(landing_sizes(0, self._units)) - 1
         alone = self._moves.keeping == "arrived" or unit == 0
         slot = unit if alone else 1 + unit % slots

@@ -1,4 +1,4 @@
-"""What `slide` moves for a unit: its copies, sums and updates, in bytes of host memory.
+"""Bytes of host memory that `slide` moves for a unit: copies, sums and updates.
 
 Sources: `shardlab.engines.slide` (arrivals, departures, sums, updates, moments). The closed forms
 of a step follow: with P parameters, N units of G elements of which K stay, W ranks of a node, b
@@ -13,7 +13,7 @@ from shardlab.forecast.work import Work
 from shardlab.memory.slide import DTYPE_BYTES, copied_whole, keeping, landed_bytes
 
 PARTS = 4
-"""of a unit, about (`shardlab.engines.slide.departures`)"""
+"""parts per unit, about (`shardlab.engines.slide.departures`)"""
 _FLOAT = DTYPE_BYTES["fp32"]
 _MOMENTS = 2
 
@@ -21,7 +21,7 @@ Phases = tuple[Phase, ...]
 
 
 class Movements:
-    """Phases for a unit, by its number; the root is 0."""
+    """Phases of a unit by its number; the root is 0."""
 
     def __init__(self, work: Work, costs: Costs) -> None:
         full, self._work = work.strategy, work
@@ -33,11 +33,11 @@ class Movements:
         plain = full.gradients.plain() and full.gradients.route == "native"
         self._vectors = copied_whole(full, ranks)
         self._summed = self._vectors if plain else 1
-        """vectors that an update adds up; else messages have"""
+        """whether an update sums vectors in shared memory instead of exchanging messages"""
         self._moment = DTYPE_BYTES[full.moment_dtype]
 
     def arrival(self, unit: int) -> Phases:
-        """To the device."""
+        """Copy the parameters to the device."""
         nbytes = self._elements(unit) * self._arriving
         if self._work.strategy.param_transfer == "full" or self._ranks == 1:
             return (self._costs.move("copy", nbytes),)
@@ -45,15 +45,16 @@ class Movements:
         return own, *self._inside.gather(self._elements(unit), self._work.weights)
 
     def parts(self, unit: int) -> int:
-        """In how many equal ones its gradients leave, where ranks do not reduce them before."""
+        """Return the number of equal parts in which gradients leave when ranks do not reduce them
+        first."""
         return 1 if unit == 0 or self._reduces else PARTS
 
     def collection(self, unit: int) -> Phases:
-        """Of a part of the gradients, on the device, to the vector that leaves."""
+        """Copy a part of the gradients on the device into the outgoing vector."""
         return (self._costs.collect(self._elements(unit) * self._landed / self.parts(unit)),)
 
     def departure(self, unit: int) -> Phases:
-        """Of a part, from the device."""
+        """Copy a part from the device."""
         nbytes = self._elements(unit) * self._landed
         if not self._reduces:
             return (self._costs.move("copy", nbytes / self.parts(unit)),)
@@ -61,7 +62,7 @@ class Movements:
         return *reduced, self._costs.move("copy", nbytes / self._ranks)
 
     def landing(self, unit: int, first: bool, last: bool) -> Phases:
-        """What is done to gradients that have arrived, of the first, of the last micro-batch."""
+        """Process gradients that have arrived, of the first or the last micro-batch."""
         chunk, phases = self._chunk(unit), []
         adding = _FLOAT * (1 if first else 2)
         if self.keeping == "sums":
@@ -73,21 +74,21 @@ class Movements:
         if last:
             average = self._work.gradients._replace(element_bytes=_FLOAT)
             phases += self._across.all_reduce(round(chunk), average)
-            phases.append(self._pass(chunk * self._gradients))  # for the norm
+            phases.append(self._pass(chunk * self._gradients))  # read once for the norm
         return tuple(phases)
 
     def update(self, unit: int) -> Phases:
-        """Of this rank's part."""
+        """Update this rank's part."""
         mirror = 0 if self._arriving == _FLOAT else self._arriving
         moved = 2 * (_FLOAT + _MOMENTS * self._moment) + self._gradients + mirror
         return (self._pass(self._chunk(unit) * moved),)
 
     def load(self, unit: int) -> Phases:
-        """Of moments that are on a disk."""
+        """Load moments from disk."""
         return (self._costs.move("load", self._chunk(unit) * _MOMENTS * self._moment),)
 
     def store(self, unit: int) -> Phases:
-        """Of moments that are on a disk."""
+        """Store moments to disk."""
         return (self._costs.move("store", self._chunk(unit) * _MOMENTS * self._moment),)
 
     @property
@@ -97,13 +98,13 @@ class Movements:
 
     @property
     def _gradients(self) -> int:
-        """Bytes of what adds up to an element of the gradient, in the end."""
+        """Return the bytes moved per element of the summed gradient."""
         if self.keeping == "totals" or self._across.world_size > 1:
             return _FLOAT
         return self._summed * (_FLOAT if self.keeping == "sums" else self._landed)
 
     def _over_ranks(self, unit: int) -> Phases:
-        """Messages, where gradients are not summed where they are."""
+        """Exchange gradients as messages, where they are not summed in shared memory."""
         if self._summed == self._vectors:
             return ()
         return self._inside.reduce_scatter(self._elements(unit), self._work.gradients)

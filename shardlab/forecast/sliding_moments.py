@@ -1,4 +1,4 @@
-"""Moments on a disk: they come one unit ahead of their update and leave after it."""
+"""Moments on disk: loaded one unit ahead of their update and stored after it."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ UPDATE, LOAD, STORE = "update", "load", "store"
 
 
 class MomentsOnDisk:
-    """The tasks of updates whose moments are on a disk (`shardlab.engines.slide.moments`).
+    """Tasks of updates whose moments are on disk (`shardlab.engines.slide.moments`).
 
     Args:
         order: of updates in every step.
@@ -20,17 +20,17 @@ class MomentsOnDisk:
         self._following = dict(zip(order, [*order[1:], order[0]], strict=True))
         self._loads: dict[int, str] = {}
         self._stores: dict[int, str] = {}
-        """the last one"""
+        """name of the last update"""
 
     def update(self, unit: int) -> str:
-        """Adds an update; returns the name of the task after which the unit may be used."""
+        """Add an update; return the name of the task after which the unit may be used."""
         add, following = self._step.add, self._following[unit]
         load = self._loads.pop(unit) if unit in self._loads else self._load(unit, [])
         loaded = add(f"loaded {unit}", UPDATE, (), [load])
         own = [self._stores[following]] if following in self._stores else []
         self._loads[following] = self._load(following, [loaded, *own])
         updated = add(f"update {unit}", UPDATE, self._moves.update(unit))
-        # memory is for one that leaves
+        # the buffer is free once its unit has been stored
         stored = add(f"stored before {unit}", UPDATE, (), [*self._stores.values()])
         self._stores = {unit: add(f"store {unit}", STORE, self._moves.store(unit), [stored])}
         return updated

@@ -1,4 +1,4 @@
-"""One step of a strategy as a list of tasks: what its engine computes and moves, and when.
+"""Tasks of one step of a strategy: what its engine computes and communicates, and when.
 
 Sources: `shardlab.engines` and, for what torch decides, torch 2.13
 (distributed/fsdp/_fully_shard/_fsdp_state.py and _fsdp_param_group.py; fsdp/_runtime_utils.py;
@@ -19,13 +19,14 @@ from shardlab.strategy.strategy import Strategy
 
 _GATHER, _REDUCE = "gather", "reduce"
 _REDUCTIONS = 2
-"""that wait while backward of `manual` goes on (`shardlab.engines.manual.schedule`)"""
+"""reductions that may wait while backward of `manual` continues
+(`shardlab.engines.manual.schedule`)"""
 _STEPS = 4
-"""after which those of `slide` are alike"""
+"""number of steps after which those of `slide` repeat"""
 
 
 def obstacle(strategy: Strategy) -> str | None:
-    """What of a strategy in its canonical form the model does not know; None if it knows all."""
+    """Return the setting of a canonical strategy that the model does not cover, or None."""
     known = {
         "offload": not strategy.offload,
         f"activations {strategy.activations}": strategy.activations == "device",
@@ -43,12 +44,12 @@ def obstacle(strategy: Strategy) -> str | None:
 
 
 def step_tasks(work: Work, costs: Costs) -> list[Task]:
-    """The tasks of one step, in the order in which the ranks start them."""
+    """Return the tasks of one step in the order in which the ranks start them."""
     return _step(work, costs).tasks()
 
 
 def step_seconds(work: Work, costs: Costs) -> float:
-    """Of one step among others, as those of `slide` reach into each other."""
+    """Return the seconds of one step in steady state, since steps of `slide` overlap."""
     step = _step(work, costs)
     spans = simulate(step.tasks(_STEPS if work.strategy.engine == "slide" else 1), costs.rank)
     before, end = [0.0, *(spans[name].end for name in step.ends)][-2:]
@@ -62,7 +63,8 @@ def _step(work: Work, costs: Costs) -> Step:
 
 
 class _Ddp(Step):
-    """Buckets are averaged while backward goes on; a codec's own steps hold it up."""
+    """Add the buckets of DDP, reduced concurrently with backward; a codec runs on the training
+    thread."""
 
     def add_step(self) -> None:
         work, micro = self.work, self.work.accumulation
@@ -81,19 +83,19 @@ class _Ddp(Step):
 
 
 class _Sharded(Step):
-    """fsdp1, fsdp2 and manual: units are gathered for use and their gradients scattered."""
+    """Add fsdp1, fsdp2 or manual: units are gathered for use, their gradients reduce-scattered."""
 
     def __init__(self, work: Work, costs: Costs) -> None:
         super().__init__(work, costs)
         strategy = work.strategy
         self._manual = strategy.engine == "manual"
         self._ahead, self._ahead_backward = strategy.depths()
-        # torch's own streams are empty on a CPU: all is done at once where it is called
-        self._beside = self._manual
+        # torch's streams are no-ops on a CPU: every call is synchronous
+        self._asynchronous = self._manual
         if strategy.engine == "fsdp2":
             asked = any(strategy.depths())
-            self._beside = asked if strategy.async_unshard is None else strategy.async_unshard
-            # torch gathers one unit ahead in backward where nothing is said
+            self._asynchronous = asked if strategy.async_unshard is None else strategy.async_unshard
+            # torch gathers one unit ahead in backward by default
             self._ahead_backward = max(self._ahead_backward, 1)
         self._last = len(work.units) - 1
         self._there: set[int] = set()
@@ -117,7 +119,7 @@ class _Sharded(Step):
             self._start(unit)
             self._start_all(units[unit : unit + self._ahead])
             self._wait_and_compute(unit, self._forward * self._share[unit], "forward")
-            # what backward begins with stays
+            # gathered parameters that backward starts with stay
             if not (self._manual and unit == self._last) and self._freed:
                 self._there.discard(unit)
         self._wait_and_compute(0, self._forward * self._share[0], "forward")
@@ -140,7 +142,7 @@ class _Sharded(Step):
         return self.work.strategy.reshard_after_forward is not False
 
     def _start_all(self, units: Sequence[int]) -> None:
-        if self._beside:
+        if self._asynchronous:
             for unit in units:
                 self._start(unit)
 
@@ -149,7 +151,7 @@ class _Sharded(Step):
             return
         self._there.add(unit)
         phases = self.costs.gather(self.work.units[unit], self.work.weights)
-        lane = _GATHER if self._beside else COMPUTE
+        lane = _GATHER if self._asynchronous else COMPUTE
         name = self.launch(f"gather {unit}", lane, phases)
         if name:
             self._gathering[unit] = name
@@ -161,7 +163,7 @@ class _Sharded(Step):
     def _reduce(self, unit: int) -> None:
         elements, coding = self.work.units[unit], self.work.gradients
         phases = self.costs.reduce_scatter(elements, coding)
-        lane = _REDUCE if self._beside else COMPUTE
+        lane = _REDUCE if self._asynchronous else COMPUTE
         if self._manual and len(self._reducing) >= _REDUCTIONS:
             self.compute("settle", 0.0, [self._reducing[-_REDUCTIONS]])
         name = self.launch(f"reduce {unit}", lane, phases)
@@ -172,5 +174,5 @@ class _Sharded(Step):
         self.compute("drain", 0.0, self._reducing)
         norm = Coding(None, True, 0, 4)
         self.launch("norm", COMPUTE, self.costs.all_reduce(1, norm))
-        # the optimizer has a part of the parameters
+        # the optimizer updates one shard of the parameters
         self.compute("update", self.work.compute.rest / self.costs.world_size)

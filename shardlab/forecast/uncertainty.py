@@ -1,4 +1,4 @@
-"""How far a forecast is known: the covariances of the fits, carried through the simulation.
+"""Prediction intervals: covariances of the fits, propagated through the simulation.
 
 First order: the variance is the sum over the independent directions of the fits of the squared
 change of the forecast for one standard deviation (JCGM 100:2008, section 5.1).
@@ -14,7 +14,7 @@ from shardlab.forecast.model import Model
 from shardlab.forecast.work import Compute
 
 _NORMAL = 1.959964
-"""standard deviations of a normal distribution that 95 % lie within"""
+"""standard deviations of a normal distribution around 95 %"""
 
 
 class Estimate(NamedTuple):
@@ -26,7 +26,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(forecast: Callable[[Model], float], model: Model, noise: float = 0.0) -> Estimate:
-    """The forecast of a model with what the fits leave open; what it does not ask costs nothing.
+    """Predict with the interval that follows from the fits; unused parameters cost nothing.
 
     Args:
         noise: standard deviation of a measurement that the interval is to hold.
@@ -38,7 +38,7 @@ def estimate(forecast: Callable[[Model], float], model: Model, noise: float = 0.
 
 
 def directions(model: Model) -> Iterator[Model]:
-    """The model, each time one standard deviation away in another independent direction."""
+    """Yield the model shifted by one standard deviation along each independent direction."""
     machine = model.machine
     for operation, line in machine.transport.items():
         for other in _moved(line):
@@ -55,8 +55,8 @@ def directions(model: Model) -> Iterator[Model]:
             yield model._replace(machine=machine._replace(memory=memory))
     engines = model.engines
     for change in _columns(engines.covariance):
-        learnt = zip((*engines.work.values(), engines.wait), change, strict=True)
-        *works, wait = (max(value + more, 0.0) for value, more in learnt)
+        shifted = zip((*engines.work.values(), engines.wait), change, strict=True)
+        *works, wait = (max(value + more, 0.0) for value, more in shifted)
         work = dict(zip(engines.work, works, strict=True))
         yield model._replace(engines=engines._replace(work=work, wait=wait))
     compute = {
@@ -71,7 +71,7 @@ def _moved(line: Line) -> Iterator[Line]:
 
 
 def _columns(covariance: Sequence[Sequence[float]]) -> list[list[float]]:
-    """The eigenvectors of a covariance, as long as the standard deviation along each."""
+    """Return the eigenvectors of a covariance, scaled to the standard deviation along each."""
     if not covariance:
         return []
     # seconds and seconds per byte differ by ten orders of magnitude

@@ -1,4 +1,4 @@
-"""What a step has to do, and the list of tasks that engines make of it."""
+"""The work of a step, and the list of tasks that an engine makes of it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -9,39 +9,39 @@ from shardlab.forecast.schedule import Phase, Task
 from shardlab.strategy.strategy import Strategy
 
 COMPUTE = "compute"
-"""the lane of the thread that trains"""
+"""lane of the training thread"""
 
 
 class Compute(NamedTuple):
-    """Seconds of a rank that trains the whole model by itself."""
+    """Compute seconds of a rank that trains the whole model without communication."""
 
     forward: float
-    """all micro-batches together, as `backward`"""
+    """of all micro-batches, as `backward`"""
     backward: float
     rest: float
     """optimizer, clipping, batches"""
 
     def scaled(self, factor: float) -> "Compute":
-        """The same on a faster or slower processor."""
+        """Return the times on a CPU that is faster or slower by a factor."""
         return Compute(*(factor * each for each in self))
 
 
 class Overhead(NamedTuple):
-    """Seconds that an engine takes for each collective, beside the operation itself."""
+    """Overhead of an engine per collective in seconds, on top of the operation itself."""
 
     work: float
-    """of the processor, where the engine computes; for each copy of `slide`, too"""
+    """CPU seconds on the training thread; for `slide` also per copy"""
     wait: float
     """until the threads of all ranks have a core, where each rank has one"""
 
 
 class Work(NamedTuple):
-    """What a step has to do."""
+    """Everything that a step has to compute, communicate and update."""
 
     strategy: Strategy
-    """in its canonical form"""
+    """in canonical form"""
     units: tuple[int, ...]
-    """elements; of ddp its buckets in the order of backward, else the root and the units"""
+    """elements: for ddp its buckets in the order of backward, else the root and the units"""
     accumulation: int
     """micro-batches"""
     compute: Compute
@@ -49,19 +49,19 @@ class Work(NamedTuple):
     gradients: Coding
     weights: Coding
     update_s: float = 0.0
-    """of `compute.rest`: AdamW of the whole model"""
+    """seconds of `compute.rest` in which AdamW updates the whole model"""
     holding: bool = True
-    """gradients are applied when the norm of all is known; where they are not clipped, `slide`
+    """whether gradients are applied only once the norm of all is known; without clipping `slide`
     applies them earlier"""
 
 
 class Step(ABC):
-    """What all engines have in common: the list, and computation in its order."""
+    """Tasks of all engines: the list, with computation in order."""
 
     def __init__(self, work: Work, costs: Costs) -> None:
         self.work, self.costs = work, costs
         self.ends: list[str] = []
-        """the task that is the end of each step"""
+        """task that ends each step"""
         self._tasks: list[Task] = []
         total = sum(work.units)
         self._share = [elements / total for elements in work.units]
@@ -71,7 +71,7 @@ class Step(ABC):
         self._backward = (work.compute.backward + again * work.compute.forward) / micro
 
     def tasks(self, steps: int = 1) -> list[Task]:
-        """Of so many steps, in the order in which the ranks start them."""
+        """Return the tasks of so many steps in the order in which the ranks start them."""
         for _ in range(steps):
             self.add_step()
             self.ends.append(self.compute("end", 0.0))
@@ -79,16 +79,16 @@ class Step(ABC):
 
     @abstractmethod
     def add_step(self) -> None:
-        """Adds the tasks of one more step."""
+        """Add the tasks of one more step."""
 
     def compute(self, name: str, seconds: float, after: Sequence[str] = ()) -> str:
-        """Adds computation; returns its name."""
+        """Add computation; return its name."""
         return self.add(name, COMPUTE, (Phase(seconds),), after)
 
     def launch(
         self, name: str, lane: str, phases: tuple[Phase, ...], after: Sequence[str] = ()
     ) -> str | None:
-        """Adds what starts when all computation so far is done; None if there is nothing.
+        """Add a task that starts when all computation so far is done; None if there is nothing.
 
         The engine's own work for it is computation, also where one rank has nobody to talk to.
         """
@@ -98,7 +98,7 @@ class Step(ABC):
         return self.add(name, lane, self.awaited(phases), [before, *after])
 
     def awaited(self, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
-        """With the wait for the other ranks, where these communicate."""
+        """Return the phases with the wait for other ranks, where they communicate."""
         if not any(phase.operation for phase in phases):
             return phases
         return Phase(wait=self.work.overhead.wait * self.costs.ranks_per_core), *phases
@@ -106,7 +106,7 @@ class Step(ABC):
     def add(
         self, name: str, lane: str, phases: tuple[Phase, ...], after: Sequence[str] = ()
     ) -> str:
-        """Adds a task to a lane; returns its name."""
+        """Add a task to a lane; return its name."""
         name = f"{len(self._tasks)} {name}"
         self._tasks.append(Task(name, lane, phases, tuple(after)))
         return name

@@ -1,4 +1,4 @@
-"""How soon a run was how good, told by its training loss.
+"""Time to quality and quality at a time, by training loss.
 
 Runs of one seed see the same batches in the same steps, so their losses compare step by step. One
 batch is more difficult than another; a mean over the last twentieth of the run's steps takes most
@@ -13,7 +13,7 @@ _SHARE = 20
 
 
 def smoothed(losses: Sequence[float]) -> list[float]:
-    """Mean over the last steps of each step: a twentieth of all, fewer at the beginning."""
+    """Return the running mean over the last twentieth of the steps, over fewer at the beginning."""
     width = max(1, len(losses) // _SHARE)
     return [
         statistics.fmean(losses[max(0, end - width) : end]) for end in range(1, len(losses) + 1)
@@ -21,7 +21,7 @@ def smoothed(losses: Sequence[float]) -> list[float]:
 
 
 def steps_to_quality(losses: Sequence[float], threshold: float) -> float | None:
-    """Steps until the smoothed loss is at most `threshold`, interpolated between two steps.
+    """Return the steps until the smoothed loss reaches `threshold`, interpolated between two steps.
 
     Args:
         losses: nats per token, one for every step.
@@ -40,7 +40,7 @@ def steps_to_quality(losses: Sequence[float], threshold: float) -> float | None:
 def time_to_quality(
     losses: Sequence[float], times: Sequence[float], threshold: float
 ) -> float | None:
-    """When `steps_to_quality` steps had ended, in the unit of `times`.
+    """Return the time at which `steps_to_quality` steps had ended, in the unit of `times`.
 
     Args:
         times: when each step ended, ascending.
@@ -54,7 +54,7 @@ def time_to_quality(
 
 
 def quality_at_time(losses: Sequence[float], times: Sequence[float], moment: float) -> float | None:
-    """The smoothed loss of the last step that had ended; a run that is over keeps its last one.
+    """Return the smoothed loss of the last step that had ended; a finished run keeps its last loss.
 
     Args:
         losses: nats per token, one for every step.

@@ -1,4 +1,4 @@
-"""The one interval that every comparison states."""
+"""The confidence interval that all comparisons state."""
 
 import math
 
@@ -9,7 +9,7 @@ CONFIDENCE = 0.95
 
 
 def interval_factor(count: int) -> float:
-    """Half the width of the interval of a mean, in sample standard deviations of the values.
+    """Return half the width of the interval of a mean, in sample standard deviations of the values.
 
     Student's t with `count - 1` degrees of freedom over sqrt(count); NaN for a single value.
     """

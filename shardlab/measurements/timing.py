@@ -1,4 +1,4 @@
-"""What the timing of one strategy beside others found."""
+"""Records of interleaved timings: steps of several strategies on one link and number of ranks."""
 
 import statistics
 from collections.abc import Iterable
@@ -14,29 +14,29 @@ from shardlab.experiment.schema import Timing
 from shardlab.records.run import Breakdown, LinkEmulation
 
 NO_COMMUNICATION = "no communication"
-"""run of a timing that shows the limit: every rank trains the whole model by itself"""
+"""run of a timing that gives the no-communication bound: every rank trains the whole model alone"""
 
 
 class UnitSize(Document):
-    """What a strategy gathers or reduces in one collective."""
+    """Elements that a strategy gathers or reduces in one collective."""
 
     name: str
     elements: int
 
 
 class TimedRun(Document):
-    """One strategy of a timing; bytes are those that a rank sends, means over ranks and steps."""
+    """Timing of one strategy; bytes are those sent by a rank, means over ranks and steps."""
 
     timing: str
     run: str
     """name of the strategy, or `NO_COMMUNICATION`"""
     strategy: dict[str, Any] | None
-    """in its canonical form"""
+    """in canonical form"""
     strategy_hash: str | None
     model: str
     parameters: int
     units: list[UnitSize]
-    """in the order of their use; what belongs to none of them comes first, as `root`"""
+    """in the order of their use; parameters outside of all units come first, as `root`"""
     world_size: int
     threads: int
     batch_size: int
@@ -45,27 +45,28 @@ class TimedRun(Document):
     link: str
     link_emulation: LinkEmulation
     bits_per_second: int | None
-    """of the emulated link"""
+    """rate of the emulated link"""
     delay_ms: float
     step_ms: list[float] = Field(min_length=1)
-    """one for every round, of the slowest rank; the same rounds for all runs of the timing"""
+    """one per repetition, of the slowest rank; repetitions are the same for all runs of the timing
+    """
     bytes_raw: float
     bytes_wire: float
     interface_bytes: float | None
-    """what the network interface counted, where every rank has one of its own"""
+    """bytes counted by the network interface, where every rank has its own"""
     interface_frames: float | None
-    """in how many frames"""
+    """frames counted there"""
     ledger: dict[str, Any]
     """as in a record"""
     breakdown: Breakdown
-    """of steps that were traced after the rounds"""
+    """of steps that were traced after the repetitions"""
     revision: str
     torch: str
     host: dict[str, Any]
 
 
 def read_timings(path: str | Path) -> list[TimedRun]:
-    """The runs of one timing.
+    """Read the runs of one timing.
 
     Raises:
         UserError: a line that is none.
@@ -75,7 +76,7 @@ def read_timings(path: str | Path) -> list[TimedRun]:
 
 
 def read_timing(folder: Path, name: str, timing: Timing) -> list[TimedRun]:
-    """The runs of a timing of the parameters, in their order.
+    """Read the runs of a timing of the parameters, in their order.
 
     Args:
         folder: that the timing stage writes to.
@@ -96,14 +97,14 @@ def read_timing(folder: Path, name: str, timing: Timing) -> list[TimedRun]:
 
 
 def write_timings(path: str | Path, runs: list[TimedRun]) -> None:
-    """JSON lines that `read_timings` reads."""
+    """Write JSON lines that `read_timings` reads."""
     write_json_lines(path, [run.model_dump(mode="json") for run in runs])
 
 
 def scaling_efficiency(
     timed: Iterable[TimedRun], strategy_hash: str, world_size: int, link: str
 ) -> float | None:
-    """Tokens per second and rank against those of one rank, on the same machine.
+    """Return the tokens per second and rank relative to those of one rank, on the same machine.
 
     The batch of a rank is the same in all timings, so it is the ratio of mean step times.
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 
 def describe_host() -> dict[str, Any]:
-    """Processor, usable cores, memory and Python; the same keys on every machine."""
+    """Return processor, usable cores, memory and Python version; the same keys on every machine."""
     return {
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
@@ -21,13 +21,13 @@ def describe_host() -> dict[str, Any]:
 
 
 def memory_bytes() -> int:
-    """Host memory of the machine, or the lowest limit of a control group when that is lower."""
+    """Return the host memory of the machine, or the lowest control group limit below it, in bytes."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([physical, *(limit for limit, _ in _memory_of_groups())])
 
 
 def free_memory_bytes() -> int:
-    """What this process and its children can still take: of the machine or of a control group.
+    """Return the bytes that this process and its children can still allocate.
 
     Files that the kernel keeps in memory only to save time count as free.
     """
@@ -38,7 +38,7 @@ def free_memory_bytes() -> int:
 
 
 def _memory_of_groups() -> Iterator[tuple[int, int]]:
-    """Limit and use of the control groups that have a limit, of either version (cgroups(7))."""
+    """Return limit and usage of the control groups that have a limit, version 1 or 2 (cgroups(7))."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, name = line.split(":", 2)
         if controllers not in ("", "memory"):
@@ -46,7 +46,7 @@ def _memory_of_groups() -> Iterator[tuple[int, int]]:
         root = Path("/sys/fs/cgroup", controllers)
         limit, usage, prefix = _GROUP_FILES[controllers]
         inner = root / name.removeprefix("/")
-        # a container sees its own group as the root, whatever it is called outside
+        # a container sees its own group as the root, whatever its name outside
         for group in [root, *(each for each in (inner, *inner.parents) if root in each.parents)]:
             with suppress(OSError, ValueError):  # no such group here, or "max"
                 most = int((group / limit).read_text())
@@ -60,21 +60,21 @@ _GROUP_FILES = {
     "": ("memory.max", "memory.current", ""),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 }
-"""limit, usage and what the fields of memory.stat begin with, by the controllers of a line"""
+"""Yield limit file, usage file and prefix of memory.stat fields, by the controllers of a line."""
 
 
 class ResidentMemory(NamedTuple):
-    """The resident set of this process, in bytes."""
+    """Resident set of this process, in bytes."""
 
     now: int
     highest: int
-    """so far"""
+    """peak so far"""
     of_files: int
-    """now: of libraries and other files that are mapped"""
+    """of libraries and other mapped files, now"""
 
 
 def resident_memory() -> ResidentMemory:
-    """From /proc (proc_pid_status(5))."""
+    """Read /proc/self/status (proc_pid_status(5))."""
     lines = Path("/proc/self/status").read_text().splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     return ResidentMemory(
@@ -86,7 +86,7 @@ _MADE_BY_THE_PIPELINE = (":!results", ":!README.md", ":!dvc.lock")
 
 
 def git_revision() -> str:
-    """Commit of the working tree; `unknown` outside of git.
+    """Return the commit of the working tree; `unknown` outside of git.
 
     With `+` when a tracked file has changes, other than what the pipeline itself writes.
     """
@@ -96,7 +96,7 @@ def git_revision() -> str:
 
 
 def _git(*arguments: str) -> str:
-    """What git prints; nothing where there is no git or no repository."""
+    """Return the output of git; empty without git or a repository."""
     try:
         run = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

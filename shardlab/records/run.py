@@ -1,4 +1,4 @@
-"""The record of one run: everything that reports, forecasts and the agent may know of it.
+"""Record of one run: all that reports, forecasts and the agent may know of it.
 
 One record per (run, seed). Times are in milliseconds and leave out the untimed steps; bytes are
 those that one rank sent, averaged over ranks and steps; shares are between 0 and 1.
@@ -18,12 +18,12 @@ SCHEMA_VERSION = 2
 
 
 LinkEmulation = Literal["none", "namespaces", "in-process"]
-"""none: the link is real; namespaces: the kernel holds sockets back; in-process: collectives end as
-late as by the formula issue + delay + bytes / rate"""
+"""none: the link is real; namespaces: the kernel delays packets; in-process: collectives end when
+the formula issue + delay + bytes / rate says"""
 
 
 class Setting(Document):
-    """What ran, and on what."""
+    """Configuration of a run and the machine that it ran on."""
 
     run: str
     seed: int
@@ -36,25 +36,25 @@ class Setting(Document):
     batch_size: int
     accumulation: int
     link: str
-    """how the ranks were joined: loopback, or an emulated rate and delay"""
+    """how the ranks were connected: loopback, or an emulated rate and delay"""
     link_emulation: LinkEmulation = "none"
     codec: str
     codec_config: dict[str, Any]
     weight_codec: str
     error_feedback: bool
     strategy: dict[str, Any]
-    """the strategy in its canonical form"""
+    """the strategy in canonical form"""
     strategy_hash: str
     params_hash: str
     revision: str
     torch: str
     host: dict[str, Any]
     placement: list[str] = []
-    """a line for each rank: its CPUs, and the NUMA node that its memory came from"""
+    """one line per rank: its CPUs, and the NUMA node of its memory"""
 
 
 class Training(Document):
-    """What the training loop measured."""
+    """Measurements of the training loop."""
 
     steps: int
     step_ms_mean: float
@@ -68,58 +68,58 @@ class Training(Document):
     bytes_raw: float
     """bytes per step that the engine asked to move"""
     bytes_wire: float
-    """bytes per step that moved, metadata included"""
+    """bytes per step that were sent, metadata included"""
     compression_ratio: float
     collective_ms: float | None
-    """of a step, with one collective or more under way, waits for other ranks included; None on
-    devices, which the CPU does not wait for"""
+    """milliseconds per step with at least one collective running, waits for other ranks included;
+    None on devices, whose collectives are asynchronous to the CPU"""
     effective_bandwidth_raw: float | None
     """bytes_raw over collective_ms, bytes per second; None where nothing was sent"""
     effective_bandwidth_wire: float | None
     """bytes_wire over collective_ms, bytes per second"""
     interface_bytes: float | None = None
-    """bytes per step that the network interface counted, with the headers of Ethernet, IP, TCP and
+    """bytes per step counted by the network interface, with the headers of Ethernet, IP, TCP and
     gloo; only an emulated link in namespaces gives every rank an interface of its own"""
     ledger: dict[str, Any]
-    """per kind of message, per rank and step: collectives, bytes, encode and decode time, and the
-    messages that travelled uncompressed by their reason"""
+    """by kind of message, per rank and step: collectives, bytes, encode and decode time, and the
+    messages that were sent uncompressed by their reason"""
     encode_ms: float
     decode_ms: float
     index_bytes: float
     metadata_bytes: float
     density: float | None
-    """share of the elements that were sent, for sparse codecs"""
+    """fraction of the elements that was sent, for sparse codecs"""
     extra_collectives: float
-    """that an uncompressed run would not need"""
+    """collectives that an uncompressed run would not need"""
     extra_collective_ms: float
-    """in them, waits for other ranks included"""
+    """time in them, waits for other ranks included"""
     residual_norm: float | None
     grad_rel_error: float | None
     """|compressed mean gradient - exact mean gradient| / |exact|, on the audited steps"""
     grad_cosine: float | None
     memory_peak_bytes: int
-    """largest resident set of a rank until the end of the steps"""
+    """largest peak resident set of a rank until the end of the steps"""
     memory_growth_bytes: int
-    """of the largest rank: what the device that computes held at most more than before the model
-    was built; on a CPU the resident set without files that are mapped, on a GPU that of tensors"""
+    """of the largest rank: peak device memory minus that before the model was built; on a CPU
+    resident set without mapped files, on a GPU memory of tensors"""
     memory_reserved_bytes: int | None
-    """most that torch reserved on a GPU; None on a CPU"""
+    """peak memory reserved by torch on a GPU; None on a CPU"""
     flops_per_token: float
     """of the model, forward and backward: 6 N + 12 L H Q T (Chowdhery et al. 2022, appendix B)"""
     product_flops_per_s: float
-    """of a rank's best square matrix product in the type that computes, all ranks at once"""
+    """of a rank's fastest square matrix product in the compute dtype, all ranks at once"""
     flops_share: float
     """flops_per_token * tokens_per_s over product_flops_per_s of all ranks"""
     clipped_steps: int
     skipped_steps: int
-    """steps left out because a gradient was not finite"""
+    """steps skipped because a gradient was not finite"""
     invalid_steps: int
-    """of the skipped steps: those that the search for the loss scale of fp16 does not explain,
-    since there is no scale or the loss was not finite either"""
+    """skipped steps that the search for the fp16 loss scale does not explain: there is no scale, or
+    the loss was not finite either"""
 
 
 class Breakdown(Document):
-    """Where the time of the profiled steps went (mean over steps and ranks)."""
+    """Breakdown of the profiled steps, means over steps and ranks."""
 
     profiled_step_ms: float
     compute_ms: float
@@ -127,18 +127,18 @@ class Breakdown(Document):
     comm_share: float
     comm_ms_by_op: dict[str, float]
     comm_ms_by_unit: dict[str, float]
-    """by the unit whose values moved; `other` belong to none"""
+    """by the unit whose values moved; `other` for none"""
     comm_skew_ms: float
-    """waiting until the last rank has begun the same collective"""
+    """time until the last rank has started the same collective"""
     comm_transfer_ms: float
     """the rest of the communication that could be matched across ranks"""
     exposed_comm_ms: float
     overlap: float
-    """hidden part of all communication"""
+    """fraction of communication that is overlapped with compute"""
     copy_ms: float
-    """to, from and on devices; on the CPU copies are compute and this is 0"""
+    """copies to, from and on devices; on the CPU copies count as compute and this is 0"""
     exposed_copy_ms: float
-    """copies beside neither compute nor communication"""
+    """copies not overlapped with compute or communication"""
     idle_ms: float
     """compute + exposed communication + exposed copies + idle = step"""
     forward_ms: float
@@ -167,20 +167,20 @@ class Validation(Document):
 
 
 class Joined(Document):
-    """What other stages say of the run; absent from the record of a trial."""
+    """Fields that other stages add; absent from the record of a trial."""
 
     memory_estimate_bytes: int | None = None
-    """of a rank at the peak of a step, traced before the run; None where that is not possible"""
+    """peak of a step per rank, traced before the run; None where that is not possible"""
     memory_closed_form_bytes: int | None = None
-    """the same by formula (`shardlab.memory.step`)"""
+    """the same in closed form (`shardlab.memory.step`)"""
     steps_to_quality: dict[str, float | None] = {}
     """by training loss in nats per token: steps until it was reached; None: it was not"""
     time_to_quality_s: dict[str, float | None] = {}
     """the same in seconds of training"""
     quality_at_time: dict[str, float | None] = {}
-    """by seconds of training: the loss of the last step that had ended"""
+    """by seconds of training: loss of the last step that had ended"""
     scaling_efficiency: float | None = None
-    """tokens per second and rank against those of one rank; None where that was not timed"""
+    """tokens per second and rank relative to one rank; None where that was not timed"""
 
 
 class Record(Setting, Training, Breakdown, Validation, Joined):
@@ -190,7 +190,7 @@ class Record(Setting, Training, Breakdown, Validation, Joined):
 
 
 def read_records(path: str | Path) -> list[Record]:
-    """Records of a file of JSON lines.
+    """Read the records of a file of JSON lines.
 
     Raises:
         UserError: a line that is no record of this schema version.
@@ -207,12 +207,12 @@ def read_records(path: str | Path) -> list[Record]:
 
 
 def write_records(path: str | Path, records: list[Record]) -> None:
-    """JSON lines that `read_records` reads."""
+    """Write JSON lines that `read_records` reads."""
     write_json_lines(path, [record.model_dump(mode="json") for record in records])
 
 
 def table_row(record: Record) -> dict[str, Any]:
-    """One flat row: nested values become JSON text. The columns are those of every record."""
+    """Return one flat row: nested values become JSON text; the columns are those of every record."""
     return {
         key: json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
         for key, value in record.model_dump(mode="json").items()

@@ -22,7 +22,7 @@ CHECKS = [
         "forecast",
         "ms",
         _predicted,
-        "step time that the model foretells, with the 95 % interval for a measurement: by the "
+        "step time that the model predicts, with the 95 % interval for a measurement: by the "
         "covariances of its fits and what they leave unexplained",
     ),
     Column(

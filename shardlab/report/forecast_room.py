@@ -1,11 +1,11 @@
-"""What the report says of the forecast: how well it foretells, and what it foretells."""
+"""What the report says of the forecast: how well it predicts, and what it predicts."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shardlab.core.document import Document
 from shardlab.forecast.extrapolation import Point
-from shardlab.forecast.results import Foretold
+from shardlab.forecast.results import ForecastDocument
 from shardlab.report.cells import RUN, Column
 from shardlab.report.forecast_columns import BREAK_EVEN, CHECKS
 from shardlab.report.numbers import percent
@@ -32,13 +32,13 @@ class ForecastRoom:
         return [self.checks, self.break_even, self.scaling]
 
 
-def forecast_room(foretold: Foretold) -> ForecastRoom:
+def forecast_room(predicted: ForecastDocument) -> ForecastRoom:
     """From all that a forecast says; the checks with the largest errors come first."""
-    held_out = [each for each in foretold.checks if each.held_out]
-    links = [f"{name}: {source}." for name, source in foretold.links.items()]
+    held_out = [each for each in predicted.checks if each.held_out]
+    links = [f"{name}: {source}." for name, source in predicted.links.items()]
     return ForecastRoom(
-        verdict=_verdict(foretold),
-        left_out=[f"{run}: {why}." for run, why in foretold.left_out.items()],
+        verdict=_verdict(predicted),
+        left_out=[f"{run}: {why}." for run, why in predicted.left_out.items()],
         checks=_table(
             "Forecast against timings that it has not seen",
             CHECKS,
@@ -47,24 +47,24 @@ def forecast_room(foretold: Foretold) -> ForecastRoom:
         break_even=_table(
             "Up to which rate a codec pays, with two ranks that have cores of their own",
             BREAK_EVEN,
-            foretold.break_even,
+            predicted.break_even,
         ),
-        scaling=_scaling(foretold.points),
-        assumptions=[*foretold.assumptions, *links],
-        points=foretold.points,
+        scaling=_scaling(predicted.points),
+        assumptions=[*predicted.assumptions, *links],
+        points=predicted.points,
     )
 
 
-def _verdict(foretold: Foretold) -> str:
+def _verdict(predicted: ForecastDocument) -> str:
     """The errors on what the model has not seen, against the goals."""
-    learnt = f"The model has learnt from {len(foretold.learnt_from)} timed runs"
-    found = foretold.summary
+    learnt = f"The model has learnt from {len(predicted.fitted_on)} timed runs"
+    found = predicted.summary
     if found is None:
-        return f"{learnt}; no other was timed, so nothing says how well it foretells."
+        return f"{learnt}; no other was timed, so nothing says how well it predicts."
     met = found.median <= _MEDIAN_GOAL and found.worst <= _WORST_GOAL
     goal = f"{percent(_MEDIAN_GOAL, 0)} and {percent(_WORST_GOAL, 0)}"
     return (
-        f"{learnt} and foretells the step time of {found.runs} others with an error of "
+        f"{learnt} and predicts the step time of {found.runs} others with an error of "
         f"{percent(found.median)} (median) and {percent(found.worst)} (worst); the goals of {goal} "
         f"are {'met' if met else 'missed'}. The 95 % intervals hold {percent(found.within, 0)} of "
         "the measurements. With the speed of computation of the very timing, "

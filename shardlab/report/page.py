@@ -51,7 +51,7 @@ def render(
     tables: dict[str, Table],
     figures: dict[str, Figure],
     room: TimingRoom,
-    foretold: ForecastRoom,
+    predicted: ForecastRoom,
     records: list[Record],
     history: History,
     baseline: str,
@@ -80,7 +80,7 @@ def render(
             for name, figure in figures.items()
         },
         room=room,
-        foretold=foretold,
+        predicted=predicted,
         note=NOTE,
         outcome=outcome(history),
         rounds=stories(history),

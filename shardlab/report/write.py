@@ -9,7 +9,7 @@ import pandas as pd
 from shardlab.agent.records.history import History
 from shardlab.core.files import atomic, write_json, write_json_lines, write_text
 from shardlab.experiment.schema import Quality
-from shardlab.forecast.results import Foretold
+from shardlab.forecast.results import ForecastDocument
 from shardlab.measurements.timing import TimedRun
 from shardlab.records.run import Record
 from shardlab.report.aggregate import comparison, loss_curves
@@ -51,7 +51,7 @@ class Evidence:
     timed: list[TimedRun]
     """of every timing"""
     quality: Quality
-    foretold: Foretold
+    predicted: ForecastDocument
 
 
 def write_report(evidence: Evidence, folder: Path) -> None:
@@ -68,8 +68,8 @@ def write_report(evidence: Evidence, folder: Path) -> None:
     room = timing_room(evidence.timed, evidence.losses, evidence.quality, ranks, baseline)
     figures = draw_all(compared, losses, baseline)
     figures |= draw_timings(room.timed, room.groups, runs, baseline)
-    foretold = forecast_room(evidence.foretold)
-    figures |= draw_forecast(foretold.points, runs, baseline)
+    predicted = forecast_room(evidence.predicted)
+    figures |= draw_forecast(predicted.points, runs, baseline)
     for name, figure in figures.items():
         for kind in ("svg", "png"):
             with atomic(folder / "plots" / f"{name}.{kind}") as temporary:
@@ -80,13 +80,13 @@ def write_report(evidence: Evidence, folder: Path) -> None:
     write_json_lines(folder / "comparison.jsonl", comparison_rows(compared))
     write_json(folder / "summary.json", summary(compared, evidence.history))
     write_text(folder / "headline.md", headline_markdown(tables["headline"], records))
-    write_text(folder / "tables.md", _all_tables(tables, room, foretold, evidence))
+    write_text(folder / "tables.md", _all_tables(tables, room, predicted, evidence))
     page = render(
         compared,
         tables,
         figures,
         room,
-        foretold,
+        predicted,
         records,
         evidence.history,
         baseline,
@@ -102,14 +102,14 @@ def _write_csv(table: pd.DataFrame, path: Path) -> None:
 
 
 def _all_tables(
-    tables: dict[str, Table], room: TimingRoom, foretold: ForecastRoom, evidence: Evidence
+    tables: dict[str, Table], room: TimingRoom, predicted: ForecastRoom, evidence: Evidence
 ) -> str:
     """Every table of the page in Markdown."""
     titles = {table.title for table in tables.values()}
     named = [
         *tables.values(),
         *room.tables,
-        *foretold.tables,
+        *predicted.tables,
         rounds_table(evidence.history),
         _fact_table("Data", facts(evidence.source)),
         _fact_table("Statistics of the data", facts(evidence.statistics)),
@@ -123,7 +123,7 @@ def _all_tables(
         f"## {table.title}\n\n{table.markdown()}{few if table.title in titles else ''}"
         for table in named
     ]
-    said = [*room.bottleneck, foretold.verdict, outcome(evidence.history)]
+    said = [*room.bottleneck, predicted.verdict, outcome(evidence.history)]
     sentences = setting_line(evidence.records), *said
     lines = map(escape, sentences)
     return "\n".join(["# Tables\n", *(f"{line}\n" for line in lines), *parts])

@@ -6,11 +6,11 @@ import pytest
 from shardlab.core.errors import UserError
 from shardlab.experiment.schema import Forecast
 from shardlab.forecast.breakeven import break_even, exposed_rate
-from shardlab.forecast.check import check, known_runs, summarize, unknown
+from shardlab.forecast.check import check, fitted_runs, summarize, unknown
 from shardlab.forecast.costs import Measured
 from shardlab.forecast.extrapolation import by_itself, extrapolate, first_of_each
-from shardlab.forecast.machine import framing, learn
-from shardlab.forecast.model import Engines, learn_model
+from shardlab.forecast.machine import fit_machine, framing
+from shardlab.forecast.model import Engines, fit_model
 from shardlab.forecast.operations import operation_fits
 from shardlab.forecast.step import step_seconds
 from shardlab.forecast.uncertainty import estimate
@@ -35,11 +35,11 @@ TIMINGS = made_timings()
 
 @pytest.fixture(scope="module")
 def model():
-    return learn_model(learn(made_calibration()), known_runs(TIMINGS, FORECAST))
+    return fit_model(fit_machine(made_calibration()), fitted_runs(TIMINGS, FORECAST))
 
 
 def test_a_machine_is_found_again():
-    machine = learn(made_calibration())
+    machine = fit_machine(made_calibration())
     for name in OPERATIONS:
         assert machine.transport[name].alpha == pytest.approx(
             MACHINE.transport[name].alpha, rel=1e-3
@@ -52,7 +52,7 @@ def test_a_machine_is_found_again():
 
 def test_every_operation_that_was_measured_is_held_against_its_fit():
     calibration = made_calibration()
-    fits = operation_fits(calibration, learn(calibration))
+    fits = operation_fits(calibration, fit_machine(calibration))
     assert len(fits) == len(calibration.transfers)
     assert max(abs(fit.error) for fit in fits) < 0.02
     large = [fit for fit in fits if fit.nbytes == 1 << 22 and fit.link == "loopback"]
@@ -71,7 +71,7 @@ def test_too_few_sizes_are_told():
     calibration = made_calibration()
     few = [t for t in calibration.transfers if t.nbytes == 4096]
     with pytest.raises(UserError, match="fewer than 3 sizes of exchange"):
-        learn(calibration.model_copy(update={"transfers": few}))
+        fit_machine(calibration.model_copy(update={"transfers": few}))
 
 
 def test_a_model_that_made_the_timings_is_found_again(model):
@@ -83,7 +83,7 @@ def test_a_model_that_made_the_timings_is_found_again(model):
 
 
 def test_it_foretells_other_links_ranks_and_codecs(model):
-    checks = check(TIMINGS, known_runs(TIMINGS, FORECAST), model)
+    checks = check(TIMINGS, fitted_runs(TIMINGS, FORECAST), model)
     held_out = {(each.timing, each.run) for each in checks if each.held_out}
     assert ("fast", "manual-int8") in held_out and ("four-ranks", "ddp") in held_out
     assert ("slow", "ddp") not in held_out
@@ -92,9 +92,9 @@ def test_it_foretells_other_links_ranks_and_codecs(model):
     assert found.worst < 0.01
 
 
-def test_one_run_is_enough_to_learn_from():
+def test_one_run_is_enough_to_fit():
     runs = [made_run("two-ranks", name) for name in ("fsdp2", NO_COMMUNICATION)]
-    model = learn_model(MACHINE, runs)
+    model = fit_model(MACHINE, runs)
     assert model.predict(runs[0]) == pytest.approx(MODEL.predict(runs[0]), rel=1e-3)
     (found,) = check(runs, runs, model)
     assert not found.held_out
@@ -124,15 +124,15 @@ def test_drift_of_the_machine_is_told_apart(model):
 
 
 def test_steps_without_communication_are_asked_for():
-    some = [run for run in known_runs(TIMINGS, FORECAST) if run.run != NO_COMMUNICATION]
+    some = [run for run in fitted_runs(TIMINGS, FORECAST) if run.run != NO_COMMUNICATION]
     with pytest.raises(UserError, match="none of them has steps without communication"):
-        learn_model(MACHINE, some)
+        fit_model(MACHINE, some)
 
 
-def test_an_engine_that_nothing_was_learnt_of_is_left_out(model):
+def test_an_engine_without_fitted_runs_is_left_out(model):
     odd = made_run("fast", "fsdp1")
     reasons = unknown([*TIMINGS, odd], model)
-    assert reasons == {"fsdp1": "the model has learnt from no run of fsdp1"}
+    assert reasons == {"fsdp1": "the model was fitted on no run of fsdp1"}
     assert all(each.run != "fsdp1" for each in check([*TIMINGS, odd], [], model))
 
 
@@ -142,7 +142,7 @@ def test_what_cannot_be_simulated_is_no_teacher_and_is_left_out(model):
     loaded = run.model_copy(update={"run": "off", "strategy": off})
     assert model.obstacle(loaded) == "the model does not know offload"
     with pytest.raises(UserError, match=r"forecast\.runs: off: the model does not know offload"):
-        learn_model(MACHINE, [loaded, made_run("two-ranks", NO_COMMUNICATION)])
+        fit_model(MACHINE, [loaded, made_run("two-ranks", NO_COMMUNICATION)])
     bare = MODEL._replace(machine=MACHINE._replace(codecs={}))
     assert bare.obstacle(made_run("x", "fsdp2-int8")) == "its codec was not calibrated"
 
@@ -177,8 +177,8 @@ def test_intervals_hold_what_is_measured_about_as_often_as_they_say():
             else run
             for run in TIMINGS
         ]
-        known = known_runs(noisy, FORECAST)
-        found = summarize(check(noisy, known, learn_model(MACHINE, known)))
+        known = fitted_runs(noisy, FORECAST)
+        found = summarize(check(noisy, known, fit_model(MACHINE, known)))
         assert found is not None
         held.append(found.within)
     # nine runs leave five degrees of freedom: 95 % of a normal distribution are 89 % of Student's

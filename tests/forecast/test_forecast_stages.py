@@ -9,7 +9,7 @@ from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
 from shardlab.experiment.link import Link
 from shardlab.experiment.parameters import Parameters
-from shardlab.forecast.machine import learn
+from shardlab.forecast.machine import fit_machine
 from shardlab.forecast.results import read_forecast
 from shardlab.measurements.calibration import memory_operations, read_calibration, write_calibration
 from shardlab.measurements.timing import write_timings
@@ -103,7 +103,7 @@ def test_operations_codecs_and_memory_of_real_ranks_are_measured(tmp_path, monke
     assert int8.payload_bytes == (1 << 20) * (1 + 2 / 128)
     sizes = {(each.operation, each.nbytes) for each in found.memory}
     assert ("update", 28 << 20) in sizes and ("load", 4 << 20) in sizes
-    machine = learn(found)
+    machine = fit_machine(found)
     assert machine.transport["gather"].beta >= 0
     assert list(machine.memory) == memory and machine.memory["copy"].at(1e6) > 0
 

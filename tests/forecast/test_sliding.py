@@ -7,7 +7,7 @@ import torch
 from shardlab.engines.slide.arrivals import UPDATED
 from shardlab.engines.slide.copies import ThrottledCopies
 from shardlab.forecast.costs import Measured, OnCluster, codings
-from shardlab.forecast.model import cannot_learn, learn_model
+from shardlab.forecast.model import fit_model, unpredictable
 from shardlab.forecast.presets import PRESETS
 from shardlab.forecast.schedule import simulate
 from shardlab.forecast.sliding import Slide
@@ -323,11 +323,11 @@ def test_what_was_not_calibrated_is_told():
     bare = MACHINE._replace(memory={})
     slide, disk = (parse_strategy({"engine": "slide", **more}).canonical() for more in DISKS)
     told = "the memory that it moves was not calibrated"
-    assert cannot_learn(slide, bare) == cannot_learn(disk, bare) == told
+    assert unpredictable(slide, bare) == unpredictable(disk, bare) == told
     diskless = {name: MACHINE.memory[name] for name in ("copy", "update")}
-    assert cannot_learn(slide, MACHINE._replace(memory=diskless)) is None
-    assert cannot_learn(disk, MACHINE._replace(memory=diskless)) == told
-    assert cannot_learn(disk, MACHINE) is None
+    assert unpredictable(slide, MACHINE._replace(memory=diskless)) is None
+    assert unpredictable(disk, MACHINE._replace(memory=diskless)) == told
+    assert unpredictable(disk, MACHINE) is None
 
 
 def test_the_work_of_the_engine_is_found_again():
@@ -337,7 +337,7 @@ def test_the_work_of_the_engine_is_found_again():
         for timing, ranks, rate in places
         for run in ("ddp", "fsdp2", "slide", NO_COMMUNICATION)
     ]
-    model = learn_model(MACHINE, runs)
+    model = fit_model(MACHINE, runs)
     assert model.engines.work["slide"] == pytest.approx(MODEL.engines.work["slide"], abs=1e-5)
     other = made_run("four-ranks", "slide", 4)
     assert model.predict(other) == pytest.approx(MODEL.predict(other), rel=0.01)

@@ -66,13 +66,13 @@ def test_a_step_moves_what_the_engine_moves(name):
 
     wire, collectives = run_ranks(2, steps)[0]["counts"].tolist()
     work = Work(strategy, units, 1, COMPUTE, NOTHING, *codings(strategy, MACHINE))
-    foretold = moved(work)
+    predicted = moved(work)
     if strategy.engine != "ddp":
-        foretold["all_reduce"].remove(4.0)
+        predicted["all_reduce"].remove(4.0)
     # envelopes, scales of groups and zeros at the end of vectors
     coded = "int8" in name
-    assert sum(map(sum, foretold.values())) == pytest.approx(wire, rel=0.02 if coded else 1e-3)
-    assert sum(map(len, foretold.values())) == collectives
+    assert sum(map(sum, predicted.values())) == pytest.approx(wire, rel=0.02 if coded else 1e-3)
+    assert sum(map(len, predicted.values())) == collectives
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -1,12 +1,12 @@
 """The plot of the forecast."""
 
 from shardlab.report.forecast_plots import draw_forecast
-from tests.evidence_factory import make_foretold
+from tests.evidence_factory import make_forecast
 from tests.record_factory import BASELINE, STRATEGIES
 
 
 def test_an_interval_that_begins_at_no_time_reaches_the_top_of_its_panel():
-    points = [p.model_copy(update={"low_ms": 0.0}) for p in make_foretold().points]
+    points = [p.model_copy(update={"low_ms": 0.0}) for p in make_forecast().points]
     figure = draw_forecast(points, [*STRATEGIES], BASELINE)["forecast"]
     for axes in figure.axes:
         _, top = axes.get_ylim()

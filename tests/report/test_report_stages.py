@@ -10,7 +10,7 @@ from shardlab.measurements.quality import smoothed
 from shardlab.measurements.timing import NO_COMMUNICATION, write_timings
 from shardlab.records.run import Breakdown, Joined, Record, Validation, read_records
 from stages import collect, report
-from tests.evidence_factory import make_foretold
+from tests.evidence_factory import make_forecast
 from tests.record_factory import make_history, make_losses, make_record, make_records
 from tests.timed_run_factory import make_timed
 
@@ -131,7 +131,7 @@ def test_collect_refuses_the_metrics_of_another_run(measured):
 def collected(measured):
     """A project that has everything a report needs."""
     collect.main(Parameters())
-    write_json("results/forecast/forecast.json", make_foretold(RUNS).model_dump(mode="json"))
+    write_json("results/forecast/forecast.json", make_forecast(RUNS).model_dump(mode="json"))
     history = make_history(make_records(RUNS))
     write_json("results/rounds/1/history.json", history.model_dump(mode="json"))
     write_json("data/source.json", {"name": "wikipedia", "licence": "CC BY-SA 4.0"})
