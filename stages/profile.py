@@ -14,7 +14,7 @@ from stages.common import integer, run
 
 
 def main(params: Parameters, run: str, seed: str) -> None:
-    """Write results/profile/RUN/seedS.csv, a row per step and rank, and their means in seedS.json."""
+    """Write results/profile/RUN/seedS.csv, a row per step and rank, and the means in seedS.json."""
     folder = Path("results/train", run, f"seed{integer('seed', seed)}")
     steps = read_steps(folder / "trace.json.gz")
     mean = summarize(steps)

@@ -13,7 +13,7 @@ END = "<!-- headline:end -->"
 
 
 def main(params: Parameters) -> None:
-    """Update the block between the markers of README.md, and write it to results/report/readme.md."""
+    """Update the block between the markers of README.md; write it to results/report/readme.md."""
     path = Path("results/report/headline.md")
     if not path.is_file():
         raise UserError(f"{path}: no such file: run python -m stages.report")

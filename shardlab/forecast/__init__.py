@@ -1,1 +1,1 @@
-"""The performance model: fitted on a few timings, validated on others, extrapolated to more ranks."""
+"""The performance model: fitted on a few timings, validated on others, extrapolated."""

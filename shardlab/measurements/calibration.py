@@ -1,4 +1,4 @@
-"""Records of a calibration: costs of single operations on a machine, apart from any training run."""
+"""Records of a calibration: costs of single operations on a machine."""
 
 from pathlib import Path
 from typing import Any, Literal

@@ -21,7 +21,7 @@ def describe_host() -> dict[str, Any]:
 
 
 def memory_bytes() -> int:
-    """Return the host memory of the machine, or the lowest control group limit below it, in bytes."""
+    """Return the host memory in bytes: of the machine, or the lowest control group limit."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([physical, *(limit for limit, _ in _memory_of_groups())])
 
@@ -38,7 +38,7 @@ def free_memory_bytes() -> int:
 
 
 def _memory_of_groups() -> Iterator[tuple[int, int]]:
-    """Return limit and usage of the control groups that have a limit, version 1 or 2 (cgroups(7))."""
+    """Yield limit and usage of the control groups that have a limit (cgroups(7), v1 and v2)."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, name = line.split(":", 2)
         if controllers not in ("", "memory"):

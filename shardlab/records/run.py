@@ -212,7 +212,7 @@ def write_records(path: str | Path, records: list[Record]) -> None:
 
 
 def table_row(record: Record) -> dict[str, Any]:
-    """Return one flat row: nested values become JSON text; the columns are those of every record."""
+    """Return one flat row with the columns of every record; nested values become JSON text."""
     return {
         key: json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
         for key, value in record.model_dump(mode="json").items()
