@@ -36,7 +36,7 @@ from shardlab.records.host import describe_host, git_revision
 from shardlab.report.numbers import figure
 from shardlab.report.tables import text_table
 from shardlab.strategy.strategy import Strategy, parse_strategy
-from shardlab.transport.link_throttle import LinkThrottle
+from shardlab.transport.traffic import LinkThrottle
 
 EXCHANGE = {"route": "exchange"}
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -132,8 +132,8 @@ def _run(case: Case, group: dist.ProcessGroup) -> dict[str, Any]:
     whole = sum(p.numel() for p in model.parameters())
     strategy = _strategy(case)
     optimization = Optimization(weight_decay=0.1, clip=1.0)
-    pace = LinkThrottle(case.delay_ms) if case.delay_ms else None
-    engine = build_engine(model, strategy, optimization, group, pace=pace)
+    throttle = LinkThrottle(case.delay_ms) if case.delay_ms else None
+    engine = build_engine(model, strategy, optimization, group, throttle=throttle)
     losses, times = [], []
     for step in range(case.steps):
         if step == min(_UNTIMED, case.steps - 1):

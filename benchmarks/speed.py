@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from shardlab.codecs.base import Codec, MessageKey
-from shardlab.codecs.buffers import Buffers
-from shardlab.codecs.envelope import HEADER, message_bytes
 from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.codecs.unit import Unit
+from shardlab.codecs.wire import HEADER, Buffers, message_bytes
 from shardlab.core.progress import stopwatch
 
 PAYLOADS = (2, 4, 8)

@@ -21,13 +21,12 @@ import torch
 import torch.distributed as dist
 
 from shardlab.codecs.base import MessageKey
-from shardlab.codecs.buffers import Buffers
-from shardlab.codecs.envelope import HEADER, Contents, describe, message_bytes, seal, unseal
 from shardlab.codecs.registry import make_codec
+from shardlab.codecs.wire import HEADER, Buffers, Contents, describe, message_bytes, seal, unseal
 from shardlab.experiment.link import Link
 from shardlab.launch import launch
 from shardlab.transport import transport
-from shardlab.transport.links import Links
+from shardlab.transport.link_emulation import Links
 from shardlab.transport.transport import Transport
 
 SIZES = [1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24]

@@ -34,7 +34,7 @@ from shardlab.report.numbers import figure
 from shardlab.report.tables import text_table
 from shardlab.strategy.codec_options import SPECS
 from shardlab.strategy.strategy import parse_strategy
-from shardlab.transport.links import Links, interface_bytes, interface_frames
+from shardlab.transport.link_emulation import Links, interface_bytes, interface_frames
 
 _OPTIONS = {"threshold": ":threshold=1e-3"}
 """of a codec that is nothing without"""

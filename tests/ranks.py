@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from shardlab.launch import launch
-from shardlab.transport.links import Links
+from shardlab.transport.link_emulation import Links
 
 OnRank = Callable[[dist.ProcessGroup], dict[str, Tensor]]
 

@@ -9,9 +9,8 @@ import torch
 import torch.distributed as dist
 
 from shardlab.codecs.base import MessageKey
-from shardlab.codecs.buffers import Buffers
-from shardlab.codecs.envelope import HEADER, Contents, describe, message_bytes, seal, unseal
 from shardlab.codecs.registry import make_codec
+from shardlab.codecs.wire import HEADER, Buffers, Contents, describe, message_bytes, seal, unseal
 from shardlab.strategy.codec_options import MULTI_PHASE
 from shardlab.strategy.codec_spec import codec_text
 from shardlab.strategy.strategy import Strategy

@@ -30,8 +30,8 @@ from shardlab.measurements.calibration import (
     wire_bytes,
 )
 from shardlab.records.host import describe_host, git_revision
-from shardlab.transport.emulation import emulated
-from shardlab.transport.gather import gather_values
+from shardlab.transport.link_emulation import emulated
+from shardlab.transport.object_collectives import gather_values
 from shardlab.transport.transport import Transport
 
 SIZES = [1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22]

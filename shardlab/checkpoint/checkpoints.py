@@ -23,7 +23,7 @@ from shardlab.experiment.schema import Checkpoint
 from shardlab.loop.loop import Loop, StepEvent
 from shardlab.loop.plan import RunPlan
 from shardlab.transport.background import Background
-from shardlab.transport.gather import gather_values
+from shardlab.transport.object_collectives import gather_values
 
 
 class Checkpoints:

@@ -7,8 +7,8 @@ One quantization per value and float32 sums, so the error does not grow with the
 import torch
 from torch import Tensor
 
-from shardlab.codecs.envelope import HEADER, seal
 from shardlab.codecs.unit import Unit
+from shardlab.codecs.wire import HEADER, seal
 from shardlab.comm.codec_collective import CodecCollective, Sealed
 from shardlab.comm.collective import add_up, labelled
 from shardlab.comm.ledger import timed

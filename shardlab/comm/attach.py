@@ -12,9 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from shardlab.codecs.base import Codec
 from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.codecs.registry import make_codec, make_method
-from shardlab.comm.attachable import Attachable
 from shardlab.comm.build import Route, between_replicas, make_collective
-from shardlab.comm.collective import Collective
+from shardlab.comm.collective import Attachable, Collective
 from shardlab.comm.ddp_hooks import attach_ddp
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.fsdp1_hooks import attach_fsdp1, unit_names
@@ -23,7 +22,7 @@ from shardlab.comm.handle import Handle, PerGroup, Stateful
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.names import matching, parameter_names, whole_units
 from shardlab.comm.residuals import Residual
-from shardlab.comm.steps import Told, Updates, tell_steps
+from shardlab.comm.steps import StepListener, Updates, register_step_hook
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.strategy.codec_options import MULTI_PHASE, SPECS
@@ -215,19 +214,20 @@ def _wire(
         PerGroup("weights", for_weights),
         PerGroup("replicas", for_replicas),
     )
-    undo, stateful, told = [wrapped.attach(*kinds, lanes)], list[Stateful](kinds), list[Told]()
+    undo, stateful = [wrapped.attach(*kinds, lanes)], list[Stateful](kinds)
+    listeners: list[StepListener] = []
     if feedback is not None:
-        told.append(feedback)
+        listeners.append(feedback)
     if not weights.untouched:
-        told.append(updates)
+        listeners.append(updates)
         stateful.append(updates)
-    undo += [tell_steps(model, each) for each in told]
+    undo += [register_step_hook(model, each) for each in listeners]
 
     def detach() -> None:
         for each in undo:
             each()
 
-    return Handle(ledger, feedback, stateful, detach, lanes, told)
+    return Handle(ledger, feedback, stateful, detach, lanes, listeners)
 
 
 def _checkable(spec: Spec | MultiPhaseMethod) -> Any:

@@ -8,9 +8,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.codecs.base import Codec, MessageKey
-from shardlab.codecs.buffers import Buffers
-from shardlab.codecs.envelope import (
+from shardlab.codecs.identity import Identity
+from shardlab.codecs.unit import Unit
+from shardlab.codecs.wire import (
     HEADER,
+    Buffers,
     Contents,
     PayloadError,
     describe,
@@ -18,8 +20,6 @@ from shardlab.codecs.envelope import (
     seal,
     unseal,
 )
-from shardlab.codecs.identity import Identity
-from shardlab.codecs.unit import Unit
 from shardlab.comm.collective import Collective
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Kind, Ledger, extra_collective, timed

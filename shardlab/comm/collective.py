@@ -1,10 +1,11 @@
-"""The contract of a collective, and its trivial implementation: the process group's own."""
+"""The contract of a collective, its trivial implementation, and the contract of its users."""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import partial, wraps
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -18,10 +19,11 @@ from shardlab.transport.traffic import Traffic
 from shardlab.transport.transport import Transport
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
+_Future = torch.futures.Future[list[Tensor]]
 
 
 def labelled(method: _Method) -> _Method:
-    """In profiles, what the method moves carries the name of its unit, its last argument."""
+    """Label what the method moves in profiles by the name of its unit, its last argument."""
 
     @wraps(method)
     def call(*args: Any) -> Any:
@@ -31,6 +33,36 @@ def labelled(method: _Method) -> _Method:
     return cast(_Method, call)
 
 
+class FutureWork(dist.Work):
+    """Work that ends with a future, whose value is the list of results as in torch."""
+
+    def __init__(self, future: _Future) -> None:
+        super().__init__()
+        self._future = future
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for the end; raise the error of the operation. The group's own timeout applies."""
+        self._future.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether the operation has ended."""
+        return self._future.done()
+
+    def get_future(self) -> _Future:
+        """Return the future."""
+        return self._future
+
+
+class CompletedWork(FutureWork):
+    """Work of an operation that was carried out (on a GPU: issued) before it is returned."""
+
+    def __init__(self, result: Tensor) -> None:
+        future: _Future = torch.futures.Future()
+        future.set_result([result])
+        super().__init__(future)
+
+
 class Collective(ABC):
     """reduce-scatter, all-reduce and all-gather of float vectors over one process group.
 
@@ -38,8 +70,15 @@ class Collective(ABC):
     - every rank ends with the same bytes wherever the mathematics says "the same vector";
     - what moves is in the ledger, under `kind`, in bytes that this rank sends to others;
     - a message belongs to a `unit`, which is the same on all ranks and in all steps;
+    - `start_*` followed by `wait()` gives the bits of the blocking form, and its counts;
     - profiles show whose unit's values move, where a method is `labelled`.
+
+    Between `start_*` and the end of `wait()` the tensors belong to the collective. All ranks start
+    the collectives of one group in the same order.
     """
+
+    elementwise: ClassVar[bool] = False
+    """whether all_reduce treats elements independently: the grouping into messages may change"""
 
     def __init__(self, group: dist.ProcessGroup, ledger: Ledger, kind: Kind) -> None:
         self.group = group
@@ -51,30 +90,47 @@ class Collective(ABC):
 
     @property
     def account(self) -> Account:
-        """Where the messages of this collective are counted."""
+        """The account that counts the messages of this collective."""
         return self.ledger.accounts[self.kind]
 
     @abstractmethod
     def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:
-        """output[n] = scale * sum over ranks of chunk `rank` of vector[world_size * n]."""
+        """Set output[n] to scale * sum over ranks of chunk `rank` of vector[world_size * n]."""
 
     @abstractmethod
     def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:
-        """vector[n] = scale * sum over ranks of vector, in place."""
+        """Set vector[n] to scale * sum over ranks of vector, in place."""
 
     @abstractmethod
     def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:
-        """output[world_size * n] = the shards[n] of all ranks, one after the other.
+        """Set output[world_size * n] to the concatenated shards[n] of all ranks.
 
         `shard` may be this rank's part of `output`.
         """
 
+    def start_reduce_scatter(
+        self, output: Tensor, vector: Tensor, scale: float, unit: Unit
+    ) -> dist.Work:
+        """Start `reduce_scatter`; by default it is completed on return."""
+        self.reduce_scatter(output, vector, scale, unit)
+        return CompletedWork(output)
+
+    def start_all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> dist.Work:
+        """Start `all_reduce`; by default it is completed on return."""
+        self.all_reduce(vector, scale, unit)
+        return CompletedWork(vector)
+
+    def start_all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> dist.Work:
+        """Start `all_gather`; by default it is completed on return."""
+        self.all_gather(output, shard, unit)
+        return CompletedWork(output)
+
     def state_dict(self) -> dict[str, Tensor]:
-        """What the next messages depend on beside their vectors, the same on all ranks."""
+        """Return what later messages depend on besides their vectors, the same on all ranks."""
         return {}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:  # noqa: B027
-        """Continues from `state_dict()`."""
+        """Continue from `state_dict()`."""
 
     def _count(self, raw: float, wire: float, collectives: int = 1) -> None:
         account = self.account
@@ -83,25 +139,25 @@ class Collective(ABC):
         account.bytes_wire += wire
 
     def _share_of_others(self, nbytes: int) -> float:
-        """(W-1)/W of a full vector: what a reduce-scatter or all-gather has to send per rank."""
+        """Return (W-1)/W of a full vector: what a reduce-scatter or all-gather sends per rank."""
         return nbytes * (self.world_size - 1) / self.world_size
 
     def _chunks(self, vector: Tensor) -> list[Tensor]:
-        """The W equal parts of a vector."""
+        """Return the W equal parts of a vector."""
         return list(vector.view(self.world_size, vector.numel() // self.world_size).unbind())
 
     def _check_finite(self, reduced: Tensor) -> None:
-        """Counts a result with a NaN or an infinity."""
+        """Count a result with a NaN or an infinity."""
         # every such element shows in the sum, which may also overflow by itself
         if not math.isfinite(float(reduced.sum())) and not bool(reduced.isfinite().all()):
             self.account.not_finite += 1
 
     def _audit(self, reduced: Tensor, vector: Tensor, scale: float) -> None:
-        """While auditing: compares a reduction with the exact one, which is counted nowhere.
+        """While auditing, compare a reduction with the exact one, whose bytes are not counted.
 
         Args:
             reduced: this rank's shard of the sum.
-            vector: what this rank gave, [world_size * n].
+            vector: input of this rank, [world_size * n].
         """
         if self.ledger.audit is None:
             return
@@ -121,6 +177,8 @@ class Native(Collective):
     uses half of a link, so `Transport` does it there, with the same bytes.
     """
 
+    elementwise = True
+
     @labelled
     def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
         wire = sum_scatter(output, vector, self.group, self.ledger.traffic)
@@ -138,18 +196,19 @@ class Native(Collective):
         self._check_finite(vector)
 
     @labelled
-    def start_mean(self, vector: Tensor, unit: Unit) -> torch.futures.Future[Tensor]:
-        """Starts the mean over ranks, in place, and returns at once."""
-        vector.mul_(1 / self.world_size)
+    def start_all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> dist.Work:
+        """Start the all-reduce and return at once; it ends by itself, concurrently."""
+        if scale != 1:
+            vector.mul_(scale)
         nbytes = self._count_all_reduce(vector)
         start = partial(dist.all_reduce, vector, group=self.group, async_op=True)
 
-        def done(ended: torch.futures.Future[object]) -> Tensor:
-            ended.value()  # raises what went wrong
+        def done(ended: torch.futures.Future[object]) -> list[Tensor]:
+            ended.value()  # raises the error of the operation
             self._check_finite(vector)
-            return vector
+            return [vector]
 
-        return self.ledger.traffic.ending(start, nbytes).then(done)
+        return FutureWork(self.ledger.traffic.ending(start, nbytes).then(done))
 
     @labelled
     def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
@@ -160,19 +219,19 @@ class Native(Collective):
 
     @labelled
     def start_all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> dist.Work:
-        """Starts the gathering and returns at once."""
+        """Start the all-gather and return at once; on gloo `wait()` moves most of it."""
         if self._gathers_in_pieces(output):
             return self.transport.start_gather(shard, self._chunks(output))
         return dist.all_gather_single(output, shard, group=self.group, async_op=True)
 
     def _gathers_in_pieces(self, output: Tensor) -> bool:
-        """Counts a gathering, and says who is to do it."""
+        """Count an all-gather; return whether `Transport` carries it out."""
         needed = self._share_of_others(output.nbytes)
         self._count(raw=needed, wire=needed)
         return dist.get_backend(self.group) == "gloo"
 
     def _count_all_reduce(self, vector: Tensor) -> float:
-        """Returns the bytes that it sends."""
+        """Count an all-reduce; return the bytes that it sends."""
         needed = 2 * self._share_of_others(vector.nbytes)
         self._count(raw=needed, wire=needed)
         return needed
@@ -181,7 +240,7 @@ class Native(Collective):
 def sum_scatter(
     output: Tensor, vector: Tensor, group: dist.ProcessGroup, traffic: Traffic
 ) -> float:
-    """The group's own reduce-scatter by sum; returns the bytes that this rank sent."""
+    """Reduce-scatter a sum by the group's own collective; return the bytes that this rank sent."""
     world_size = dist.get_world_size(group)
     times = 2 if dist.get_backend(group) == "gloo" else 1
     wire = times * vector.nbytes * (world_size - 1) / world_size
@@ -191,7 +250,10 @@ def sum_scatter(
 
 
 def add_up(parts: Sequence[Tensor], out: Tensor, scale: float) -> None:
-    """out = scale * (part 0 + part 1 + ...), in this order and in float32 whatever the dtype."""
+    """Write scale * (part 0 + part 1 + ...) to `out`, summed in this order in float32.
+
+    The order is fixed since float32 sums depend on it and all ranks need the same bits.
+    """
     if out.dtype != torch.float32:
         total = torch.empty_like(out, dtype=torch.float32)
         add_up([part.float() for part in parts], total, scale)
@@ -206,3 +268,24 @@ def add_up(parts: Sequence[Tensor], out: Tensor, scale: float) -> None:
         out.add_(part)
     if scale != 1:
         out.mul_(scale)
+
+
+MakeCollective = Callable[[dist.ProcessGroup], Collective]
+
+
+class Attachable(ABC):
+    """A module that takes collectives from `attach` without `attach` importing its class."""
+
+    @abstractmethod
+    def attach_collectives(
+        self, gradients: MakeCollective, weights: MakeCollective, replicas: MakeCollective
+    ) -> Callable[[], None]:
+        """Use these collectives for the module's process groups; return a function that undoes it.
+
+        Args:
+            replicas: of gradients, between copies of the model.
+        """
+
+    @abstractmethod
+    def unit_names(self) -> dict[str, list[str]]:
+        """Return the names of the parameters of each unit, which is sent as one flat vector."""

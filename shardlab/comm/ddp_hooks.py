@@ -33,7 +33,7 @@ def attach_ddp(
         UserError: the model has a communication hook already, or leaves out buckets.
     """
     collective = gradients(model.process_group)
-    if model.skip_all_reduce_unused_params and not isinstance(collective, Native):
+    if model.skip_all_reduce_unused_params and not collective.elementwise:
         raise UserError(
             "ddp: skip_all_reduce_unused_params leaves out gradients that messages are made of: "
             "wrap the model without it"
@@ -84,8 +84,11 @@ class _BucketHook:
     def average(self, state: object, bucket: dist.GradBucket) -> _Future:
         """What DDP calls for every bucket that is ready."""
         buffer = bucket.buffer()
-        if isinstance(self._collective, Native):
-            return self._native.start_mean(buffer, Unit(f"bucket{bucket.index()}"))
+        if self._collective.elementwise:
+            # DDP's own buckets will do, so nothing waits for the rest of a message
+            unit, scale = Unit(f"bucket{bucket.index()}"), 1 / self._collective.world_size
+            work = self._collective.start_all_reduce(buffer, scale, unit)
+            return work.get_future().then(_first)
         if bucket.index() == 0:
             self._begin()
         given = bucket.parameters()
@@ -135,6 +138,11 @@ class _BucketHook:
                 bucket.averaged.set_result(bucket.buffer)
             else:
                 self._waiting.append(bucket)
+
+
+def _first(done: torch.futures.Future[list[Tensor]]) -> Tensor:
+    """Return the reduced buffer; raise the error of the all-reduce."""
+    return done.value()[0]
 
 
 def _limits(model: DistributedDataParallel) -> list[int]:

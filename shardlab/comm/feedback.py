@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from shardlab.codecs.base import Codec, MessageKey
-from shardlab.codecs.buffers import Buffers
+from shardlab.codecs.wire import Buffers
 from shardlab.comm.layout import PREFIX, Layout
 from shardlab.comm.residuals import Residual, blank, elements, narrow, widen
 from shardlab.core.errors import UserError

@@ -21,8 +21,7 @@ from torch.distributed.fsdp._common_utils import HandleTrainingState
 from torch.distributed.fsdp._flat_param import FlatParamHandle
 
 from shardlab.codecs.unit import Block, Unit
-from shardlab.comm.attachable import MakeCollective
-from shardlab.comm.collective import Collective
+from shardlab.comm.collective import Collective, MakeCollective
 from shardlab.comm.layout import REPLICAS
 from shardlab.comm.names import plain
 from shardlab.core.errors import UserError

@@ -25,8 +25,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from shardlab.codecs.unit import Unit
-from shardlab.comm.attachable import MakeCollective
-from shardlab.comm.collective import Collective, Native
+from shardlab.comm.collective import Collective, MakeCollective
 from shardlab.comm.fsdp2_units import block_of, replicated, units_of
 from shardlab.comm.hierarchy import subgroup
 from shardlab.comm.names import plain
@@ -170,21 +169,15 @@ class _AllGatherHook(_Allocate, AllGather):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> dist.Work | None:
-        collective = self._make(group)
+        collective, arguments = self._make(group), (output_tensor, input_tensor, self._unit)
+        work: dist.Work
         if self._lanes is not None:
-            work: dist.Work = self._lanes.gathers.start(
-                collective.all_gather, output_tensor, input_tensor, self._unit
-            )
-            if async_op:
-                return work
-            work.wait()
-        elif isinstance(collective, Native):
-            work = collective.start_all_gather(output_tensor, input_tensor, self._unit)
-            if async_op:
-                return work
-            work.wait()
+            work = self._lanes.gathers.start(collective.all_gather, *arguments)
         else:
-            collective.all_gather(output_tensor, input_tensor, self._unit)
+            work = collective.start_all_gather(*arguments)
+        if async_op:
+            return work
+        work.wait()
         return None
 
 

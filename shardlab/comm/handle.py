@@ -9,8 +9,8 @@ from torch import Tensor
 from shardlab.comm.collective import Collective
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
-from shardlab.comm.merge import merge_residuals
-from shardlab.comm.steps import Told
+from shardlab.comm.reshard import merge_residuals
+from shardlab.comm.steps import StepListener
 from shardlab.core.errors import UserError
 from shardlab.transport.background import Lanes
 
@@ -74,14 +74,14 @@ class Handle:
         stateful: Sequence[Stateful],
         detach: Callable[[], None],
         lanes: Lanes | None = None,
-        told: Sequence[Told] = (),
+        listeners: Sequence[StepListener] = (),
     ) -> None:
         self.ledger = ledger
         self.feedback = feedback
         self._stateful = stateful
         self._detach = detach
         self._lanes = lanes
-        self._told = told
+        self._listeners = listeners
 
     def drain(self) -> None:
         """With `overlap`: returns when all gradients are there; raises what went wrong."""
@@ -90,7 +90,7 @@ class Handle:
 
     def step_ended(self) -> None:
         """The parameters are updated; to be called where no optimizer of torch does that."""
-        for each in self._told:
+        for each in self._listeners:
             each.step_ended()
 
     def rollback(self) -> None:
@@ -140,7 +140,7 @@ def merge_states(
 ) -> _State:
     """The state for `rank` of `world_size`, from `Handle.state_dict()` of all old ranks in order.
 
-    Residuals are put together (`shardlab.comm.merge`), counters are the same everywhere. What a
+    Residuals are put together (`shardlab.comm.reshard`), counters are the same everywhere. What a
     method learned about vectors of the old layout begins anew.
 
     Args:

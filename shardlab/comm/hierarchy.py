@@ -14,14 +14,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.codecs.base import Codec
-from shardlab.codecs.buffers import Buffers
 from shardlab.codecs.unit import Unit
+from shardlab.codecs.wire import Buffers
 from shardlab.comm.all_to_all import AllToAllCollective
 from shardlab.comm.collective import Collective
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Kind, Ledger, extra_collective
 from shardlab.core.errors import UserError
-from shardlab.transport.device import device_of
+from shardlab.transport.object_collectives import device_of
 
 ACROSS = "@nodes"
 """ends the names under which the second level keeps residuals and steps"""

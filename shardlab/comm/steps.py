@@ -1,8 +1,9 @@
-"""When a step ends: an optimizer of torch updates parameters of the model.
+"""Notification of optimizer steps: who has to know that the parameters were updated.
 
-Error feedback has to know, so that a step without an update can be taken back as a whole, however
-many messages it took; so do random codecs of weights, since forward and backward are to see the
-same ones. The hook that torch offers is called for every optimizer of the process.
+Error feedback listens, so that it can roll back a whole step without an update, however many
+messages the step took. Random codecs of weights listen, since forward and backward pass must see
+the same decoded weights. torch calls its hook for every optimizer of the process, so each call is
+matched with the parameters of the model.
 """
 
 import weakref
@@ -16,51 +17,51 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 _COUNT = "weights.updates"
 
 
-class Told(Protocol):
-    """Whoever has to know."""
+class StepListener(Protocol):
+    """Object that is notified of optimizer steps."""
 
     def step_ended(self) -> None:
-        """The parameters are updated."""
+        """Note that the parameters are updated."""
 
 
 class Updates:
-    """How often the parameters were updated: what is gathered in between are the same ones."""
+    """Counter of parameter updates: gathers between two updates send the same parameters."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def step_ended(self) -> None:
-        """The parameters are updated."""
+        """Count an update."""
         self.count += 1
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The count, the same on all ranks."""
+        """Return the count, the same on all ranks."""
         return {_COUNT: torch.tensor(self.count)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continues from a saved count, where there is one."""
+        """Continue from a saved count, or from 0."""
         self.count = int(state.get(_COUNT, 0))
 
 
-def tell_steps(model: nn.Module, told: Told) -> Callable[[], None]:
-    """Calls `told.step_ended()` after each update of `model`; returns how to stop that.
+def register_step_hook(model: nn.Module, listener: StepListener) -> Callable[[], None]:
+    """Call `listener.step_ended()` after each update of `model`; return a function that stops that.
 
-    Neither of the two is kept alive by it.
+    The hook keeps neither of the two alive.
     """
-    of_model = weakref.ref(model)
-    of_told = weakref.ref(told)
+    model_ref = weakref.ref(model)
+    listener_ref = weakref.ref(listener)
 
     def updated(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        module, listener = of_model(), of_told()
-        if module is not None and listener is not None and _updates(optimizer, module):
-            listener.step_ended()
+        module, alive = model_ref(), listener_ref()
+        if module is not None and alive is not None and _updates(optimizer, module):
+            alive.step_ended()
 
     hook = register_optimizer_step_post_hook(updated)
-    # nobody has to detach a model before throwing it away
-    weakref.finalize(told, hook.remove)
+    # models are thrown away without `detach`, and the registry of torch is global
+    weakref.finalize(listener, hook.remove)
     return hook.remove
 
 
 def _updates(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
-    mine = {id(parameter) for parameter in model.parameters()}
-    return any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
+    own = {id(parameter) for parameter in model.parameters()}
+    return any(id(p) in own for group in optimizer.param_groups for p in group["params"])

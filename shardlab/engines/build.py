@@ -19,7 +19,7 @@ from shardlab.engines.wrapped.fsdp2 import FSDP2Engine
 from shardlab.models.weights import Weights
 from shardlab.strategy.strategy import Strategy
 from shardlab.strategy.validation import check_fits
-from shardlab.transport.link_throttle import LinkThrottle
+from shardlab.transport.traffic import LinkThrottle
 
 _CPU = torch.device("cpu")
 _ENGINES: dict[str, Callable[..., Engine]] = {
@@ -39,7 +39,7 @@ def build_engine(
     seed: int = 0,
     weights: Weights | None = None,
     device: torch.device = _CPU,
-    pace: LinkThrottle | None = None,
+    throttle: LinkThrottle | None = None,
 ) -> Engine:
     """Wraps `model` by `strategy`.
 
@@ -49,7 +49,7 @@ def build_engine(
         weights: those that the model begins with; a rank that keeps parts of the units of a model
             never holds more than one unit whole.
         device: that computes.
-        pace: of an emulated link; engines that take turns share one.
+        throttle: of an emulated link; interleaved engines share one.
 
     Raises:
         UserError: the strategy does not fit the model, the ranks or the device.
@@ -60,7 +60,7 @@ def build_engine(
     prepare(model, full)
     fill = _filling(model, weights, device)
     engine = _ENGINES[full.engine](model, Setup(full, optimization, group, seed, device, fill))
-    engine.ledger.traffic.pace = pace
+    engine.ledger.traffic.throttle = throttle
     return engine
 
 

@@ -32,7 +32,7 @@ Worker = Callable[[dist.ProcessGroup], None]
 
 
 class Interfaces(Protocol):
-    """Where ranks open their sockets: `shardlab.transport.links.Links`, for one."""
+    """Where ranks open their sockets: `shardlab.transport.link_emulation.Links`, for one."""
 
     def enter(self, rank: int) -> str:
         """Called by the process of the rank; returns the name of its network interface."""

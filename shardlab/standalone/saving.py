@@ -23,8 +23,7 @@ from shardlab.core.files import atomic, checksums, damage, read_json, write_json
 from shardlab.engines.common.base import State
 from shardlab.engines.common.state_files import load_state, save_state
 from shardlab.engines.slide.unit import FROZEN
-from shardlab.transport.gather import gather_values
-from shardlab.transport.together import run_or_fail_together
+from shardlab.transport.object_collectives import gather_values, run_or_fail_together
 
 _ABOUT, _FILE, _OF_RANKS = "slide.json", "slide.safetensors", "rank-*.safetensors"
 _EXTRA = "extra"

@@ -26,8 +26,7 @@ from shardlab.standalone.config import SlideConfig, check_learning_rate
 from shardlab.standalone.model_checks import check_model, computing_device
 from shardlab.standalone.outputs import drop_graph, loss_of
 from shardlab.standalone.state_dicts import refuse_state_dicts
-from shardlab.transport.device import device_of
-from shardlab.transport.together import run_or_fail_together
+from shardlab.transport.object_collectives import device_of, run_or_fail_together
 
 
 class SlideFSDP:

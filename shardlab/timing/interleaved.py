@@ -37,11 +37,9 @@ from shardlab.profiling.analysis.breakdown import analyse
 from shardlab.records.host import describe_host, git_revision
 from shardlab.records.run import Breakdown, LinkEmulation
 from shardlab.strategy.strategy import Strategy
-from shardlab.transport.device import device_of
-from shardlab.transport.emulation import Emulation, emulated
-from shardlab.transport.gather import gather_bytes, gather_values
-from shardlab.transport.link_throttle import LinkThrottle
-from shardlab.transport.links import interface_bytes, interface_frames
+from shardlab.transport.link_emulation import Emulation, emulated, interface_bytes, interface_frames
+from shardlab.transport.object_collectives import device_of, gather_bytes, gather_values
+from shardlab.transport.traffic import LinkThrottle
 
 _SEED = 0
 _UNTIMED_REPETITIONS = 2
@@ -93,7 +91,7 @@ def order(number: int, count: int) -> list[int]:
 
 def _work(plan: TimingPlan, link: Emulation, output: Path, group: dist.ProcessGroup) -> None:
     split = open_split(plan.data / "tokens", "train")
-    runners = [_Runner(plan, run, split, link.pace, group) for run in plan.runs]
+    runners = [_Runner(plan, run, split, link.throttle, group) for run in plan.runs]
     for _ in range(_UNTIMED_REPETITIONS):
         for runner in runners:
             runner.step()
@@ -125,7 +123,7 @@ class _Runner:
         plan: TimingPlan,
         run: str,
         split: TokenSplit,
-        pace: LinkThrottle | None,
+        throttle: LinkThrottle | None,
         group: dist.ProcessGroup,
     ) -> None:
         self.run, self._group, self._train = run, group, plan.train
@@ -147,7 +145,7 @@ class _Runner:
             _SEED,
             weights,
             self._device,
-            pace,
+            throttle,
         )
         batches = Batches(split, plan.train.sequence_length, _SEED)
         self._loop = Loop(self._engine, batches, plan.train, group, self.strategy.accumulation)

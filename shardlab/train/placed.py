@@ -11,7 +11,7 @@ from shardlab.hardware.memory_policy import policy_nodes
 from shardlab.hardware.placement import RankLocation, place_here
 from shardlab.launch import Start, launch
 from shardlab.launch.devices import gpu_node
-from shardlab.transport.gather import gather_values
+from shardlab.transport.object_collectives import gather_values
 
 
 def placements(group: dist.ProcessGroup) -> list[str]:

@@ -33,9 +33,8 @@ from shardlab.train.memory import MemoryMeter
 from shardlab.train.placed import placements
 from shardlab.train.telemetry import Telemetry, write_traces
 from shardlab.train.trained import gather_trained
-from shardlab.transport.device import device_of
-from shardlab.transport.emulation import Emulation, emulated
-from shardlab.transport.gather import gather_bytes, gather_values
+from shardlab.transport.link_emulation import Emulation, emulated
+from shardlab.transport.object_collectives import device_of, gather_bytes, gather_values
 
 
 def train_run(
@@ -137,7 +136,7 @@ def _prepared(
     accumulation = plan.strategy.accumulation or train.accumulation
     optimization = Optimization(train.weight_decay, train.clip, accumulation=accumulation)
     build = partial(build_engine, model, plan.strategy, optimization, group, plan.seed)
-    engine = build(weights, device, link.pace)
+    engine = build(weights, device, link.throttle)
     batches = Batches(split, train.sequence_length, plan.seed)
     loop = Loop(engine, batches, train, group, plan.strategy.accumulation)
     return _Prepared(model, engine, loop, parameters, flops)

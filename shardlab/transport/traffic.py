@@ -1,4 +1,4 @@
-"""The operations of one rank on the wire: how long any lasts, and how long a link makes it last."""
+"""Timing of the communication operations of one rank, and the throttle of an emulated link."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -9,40 +9,77 @@ from threading import Lock
 
 import torch
 import torch.distributed as dist
+from torch.profiler import record_function
 
+from shardlab.profiling.traces.labels import LINK
 from shardlab.transport.background import Background
-from shardlab.transport.link_throttle import LinkThrottle
 
 _Future = torch.futures.Future[object]
 
 
-class Traffic:
-    """Every operation of the collectives that one ledger counts passes here, from issue to end.
+class LinkThrottle:
+    """Emulated link of one rank: delays the end of its operations as the link would.
 
-    Bytes of an operation are those that this rank sends to others, or those that it takes from them
-    if these are more; without any it is none.
+    An operation that is issued at t and moves b bytes ends no earlier than
+    max(t, when the link is free) + 8 b / rate + delay; the link is free again `delay` before that.
+    Both directions of the link are alike, so b is the larger one of bytes sent and received.
+
+    Args:
+        bits_per_second: None where network namespaces limit the rate.
+    """
+
+    def __init__(self, delay_ms: float, bits_per_second: int | None = None) -> None:
+        self._delay_s = delay_ms / 1e3
+        self._bits_per_second = bits_per_second
+        self._free = 0.0
+        # the main thread and `Background` threads share the link
+        self._lock = Lock()
+
+    def carry(self, nbytes: float) -> float:
+        """Reserve the link for an operation issued now; return when its last byte is sent.
+
+        Times are those of `time.perf_counter`.
+        """
+        seconds = 8 * nbytes / self._bits_per_second if self._bits_per_second else 0.0
+        with self._lock:
+            self._free = max(time.perf_counter(), self._free) + seconds
+            return self._free
+
+    def end(self, carried: float) -> None:
+        """Sleep until the end of an operation whose last byte is sent at `carried`."""
+        left = carried + self._delay_s - time.perf_counter()
+        if left > 0:
+            with record_function(LINK):
+                time.sleep(left)
+
+
+class Traffic:
+    """Timer of all operations of the collectives that share one ledger, from issue to end.
+
+    The bytes of an operation are those that this rank sends to others, or those that it receives if
+    these are more. Operations without bytes are ignored.
     """
 
     def __init__(self) -> None:
-        self.pace: LinkThrottle | None = None
+        self.throttle: LinkThrottle | None = None
         """emulates a link: operations end later"""
+        # operations end in the threads of the backend, too
         self._lock = Lock()
         self._under_way = 0
         self._since = self._before = 0.0
 
     @property
     def seconds(self) -> float:
-        """Wall time so far with one operation or more under way.
+        """Wall time so far with at least one operation under way.
 
-        Devices carry out their operations later than the CPU asks for them: of those this says
-        nothing.
+        On GPUs it covers issuing operations, not carrying them out.
         """
         with self._lock:
             return self._before + (time.perf_counter() - self._since if self._under_way else 0.0)
 
     @contextmanager
     def operation(self, nbytes: float) -> Iterator[None]:
-        """Around one that ends with the block; at its end this thread waits for the link."""
+        """Time a blocking operation; at the end of the block this thread waits for the link."""
         if nbytes == 0:
             yield
             return
@@ -54,9 +91,9 @@ class Traffic:
             self._end()
 
     def awaited(self, start: Callable[[], dist.Work], nbytes: float) -> dist.Work:
-        """Starts one that ends when somebody waits for it.
+        """Start an operation that ends in `wait()`.
 
-        A link that has carried it by then makes nobody wait longer.
+        `wait()` does not wait for an emulated link that has carried the bytes by then.
         """
         if nbytes == 0:
             return start()
@@ -64,12 +101,15 @@ class Traffic:
         return _Awaited(self, start(), carried)
 
     def ending(self, start: Callable[[], dist.Work], nbytes: float) -> _Future:
-        """Starts one that ends by itself, beside computation; the future of its end."""
+        """Start an operation that ends by itself, concurrently with computation; return its future.
+
+        The value of the future is that of `Work.get_future()`.
+        """
         if nbytes == 0:
             return start().get_future()
         carried = self._begin(nbytes)
         done: _Future = start().get_future()
-        if self.pace is None:
+        if self.throttle is None:
             return done.then(self._ended)
         later: _Future = torch.futures.Future()
 
@@ -81,7 +121,7 @@ class Traffic:
 
     @cached_property
     def _waiting(self) -> Background:
-        """Waits for the link in the place of gloo's threads, which others need."""
+        """Thread that waits for the link: gloo's own threads are needed for other operations."""
         return Background("link")
 
     def _end_late(self, done: _Future, later: _Future, carried: float) -> None:
@@ -96,16 +136,16 @@ class Traffic:
         return done.value()
 
     def _begin(self, nbytes: float) -> float:
-        """Returns when an emulated link has carried the bytes."""
+        """Note the start of an operation; return when an emulated link has carried its bytes."""
         with self._lock:
             if self._under_way == 0:
                 self._since = time.perf_counter()
             self._under_way += 1
-        return 0.0 if self.pace is None else self.pace.carry(nbytes)
+        return 0.0 if self.throttle is None else self.throttle.carry(nbytes)
 
     def _wait(self, carried: float) -> None:
-        if self.pace is not None:
-            self.pace.end(carried)
+        if self.throttle is not None:
+            self.throttle.end(carried)
 
     def _end(self) -> None:
         with self._lock:
@@ -122,10 +162,11 @@ class _Awaited(dist.Work):
         self._carried = carried
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Returns when the operation has ended; its group's own timeout holds."""
+        """Wait for the end of the operation, up to the timeout of its process group."""
         try:
             self._work.wait()
             self._traffic._wait(self._carried)
         finally:
+            # an operation that failed is over, too
             self._traffic._end()
         return True

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import wire
 from shardlab.experiment.link import Link
-from shardlab.transport.links import Links
+from shardlab.transport.link_emulation import Links
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlab.codecs.envelope import (
+from shardlab.codecs.registry import make_codec
+from shardlab.codecs.wire import (
     Contents,
     PayloadError,
     describe,
@@ -15,7 +16,6 @@ from shardlab.codecs.envelope import (
     seal,
     unseal,
 )
-from shardlab.codecs.registry import make_codec
 
 CONTENTS = Contents("int8:group=64", 100, "layer>1", 3)
 

@@ -11,7 +11,7 @@ from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.codecs.registry import make_method
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.ledger import Ledger
-from shardlab.comm.wire import GroupWire
+from shardlab.comm.multi_phase import GroupCommunicator
 
 UNIT = Unit(
     "layer",
@@ -55,7 +55,7 @@ class Call:
         assert isinstance(method, MultiPhaseMethod)
         self.method, self.unit = method, unit
         self.ledger = Ledger()
-        self.wire = GroupWire(group, self.ledger, "gradients")
+        self.wire = GroupCommunicator(group, self.ledger, "gradients")
         self._reduce = {"sum": method.sum, "sum_scatter": method.sum_scatter}[how]
         self._lay_out = LAYOUTS[how]
 

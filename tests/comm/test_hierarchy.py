@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardlab.codecs.envelope import message_bytes
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Unit
+from shardlab.codecs.wire import message_bytes
 from shardlab.comm.all_to_all import AllToAllCollective
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.hierarchy import HierarchicalCollective

@@ -12,7 +12,7 @@ from shardlab.comm.build import Route, make_collective
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.layout import Layout
 from shardlab.comm.ledger import Ledger
-from shardlab.comm.merge import merge_residuals
+from shardlab.comm.reshard import merge_residuals
 from shardlab.core.errors import UserError
 from tests.ranks import run_ranks
 

@@ -13,8 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from shardlab.core.errors import UserError
 from shardlab.launch import RunFailed, Start, launch
-from shardlab.transport.device import device_of
-from shardlab.transport.gather import gather_bytes, gather_values
+from shardlab.transport.object_collectives import device_of, gather_bytes, gather_values
 from tests.commands import launching, wait_for
 from tests.launch.workers import (
     adds_up,

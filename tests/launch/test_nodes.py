@@ -10,7 +10,7 @@ import pytest
 from shardlab.core.errors import UserError
 from shardlab.experiment.link import Link
 from shardlab.launch import Start, launch
-from shardlab.transport.links import Links
+from shardlab.transport.link_emulation import Links
 from tests.commands import Command, free_port, launching, nodes, wait_for
 from tests.launch.workers import (
     adds_up,

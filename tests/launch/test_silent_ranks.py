@@ -12,7 +12,7 @@ import torch.distributed as dist
 from shardlab.core.errors import UserError
 from shardlab.experiment.link import Link
 from shardlab.launch import RunFailed, launch
-from shardlab.transport.links import Links
+from shardlab.transport.link_emulation import Links
 from tests.commands import nodes
 from tests.launch.workers import one_dies
 

@@ -80,7 +80,10 @@ def collectives(group):
 def of_two_units(weight, group):
     native, coded = collectives(group)
     vector, part = torch.ones(1 << 14), torch.ones(1 << 13)
-    work = native.start_mean(vector, A), native.start_mean(vector.clone(), B)
+    work = (
+        native.start_all_reduce(vector, 0.5, A),
+        native.start_all_reduce(vector.clone(), 0.5, B),
+    )
     native.reduce_scatter(part, vector, 1.0, B)
     native.all_gather(vector.clone(), part, A)
     coded.all_reduce(vector.clone(), 1.0, B)

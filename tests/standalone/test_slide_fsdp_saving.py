@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import shardlab
 from shardlab.core.errors import UserError
-from shardlab.transport.gather import gather_values
+from shardlab.transport.object_collectives import gather_values
 from tests.ranks import run_ranks
 from tests.standalone.test_slide_fsdp import model_of, trained
 

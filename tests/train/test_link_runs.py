@@ -22,7 +22,7 @@ from shardlab.loop.loop import Loop
 from shardlab.profiling.analysis.breakdown import analyse
 from shardlab.train import run
 from shardlab.train.run import train_run
-from shardlab.transport.emulation import emulated
+from shardlab.transport.link_emulation import emulated
 from tests.checkpoint.checkpointed import INT4, plan_of, strategy_of
 from tests.commands import Command, wait_for
 from tests.namespaces import held, opened_by
@@ -70,7 +70,7 @@ def test_a_link_in_the_ranks_changes_times_and_nothing_else(
     train_run(on_link, tmp_path / "link")
     said = [line for line in capfd.readouterr().err.splitlines() if RATE in line]
     assert said == [
-        f"link of {RATE}: the ranks themselves hold their bytes back "
+        f"link of {RATE}: the ranks emulate it in-process "
         "(emulated links need `ip`: install iproute2)"
     ]
     assert Outcome.read(tmp_path / "link") == Outcome.read(tmp_path / "loopback")

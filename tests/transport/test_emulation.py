@@ -13,10 +13,8 @@ from shardlab.comm.build import Route, make_collective
 from shardlab.comm.collective import Native
 from shardlab.comm.ledger import Ledger
 from shardlab.experiment.link import Link
-from shardlab.transport.emulation import emulated
-from shardlab.transport.link_throttle import LinkThrottle
-from shardlab.transport.links import Links, interface_bytes, interface_frames
-from shardlab.transport.traffic import Traffic
+from shardlab.transport.link_emulation import Links, emulated, interface_bytes, interface_frames
+from shardlab.transport.traffic import LinkThrottle, Traffic
 from tests.ranks import run_ranks
 
 SIZE = 1 << 14
@@ -38,7 +36,7 @@ def test_operations_take_as_long_as_their_link(route):
 
     def on_rank(group):
         ledger = Ledger()
-        ledger.traffic.pace = LinkThrottle(delay_ms=10, bits_per_second=10_000_000)
+        ledger.traffic.throttle = LinkThrottle(delay_ms=10, bits_per_second=10_000_000)
         collective = make_collective(group, ledger, "gradients", ROUTES[route])
         size, start = collective.world_size, time.perf_counter()
         shard, vector = torch.randn(SIZE // size), torch.randn(SIZE)
@@ -58,7 +56,7 @@ def test_operations_take_as_long_as_their_link(route):
 def test_the_delay_alone_comes_after_the_bytes():
     def on_rank(group):
         traffic = Traffic()
-        traffic.pace = LinkThrottle(delay_ms=100)
+        traffic.throttle = LinkThrottle(delay_ms=100)
         start = time.perf_counter()
         with traffic.operation(1):
             if dist.get_rank(group) == 0:
@@ -72,7 +70,7 @@ def test_the_delay_alone_comes_after_the_bytes():
 
 def test_operations_of_several_threads_share_one_link():
     traffic = Traffic()
-    traffic.pace = LinkThrottle(delay_ms=0, bits_per_second=8_000_000)
+    traffic.throttle = LinkThrottle(delay_ms=0, bits_per_second=8_000_000)
 
     def operate(_):
         with traffic.operation(100_000):
@@ -111,14 +109,15 @@ def test_nobody_waits_for_what_goes_on_beside_computation():
 
     def on_rank(group):
         ledger = Ledger()
-        ledger.traffic.pace = LinkThrottle(delay_ms=2000, bits_per_second=100_000_000)
+        ledger.traffic.throttle = LinkThrottle(delay_ms=2000, bits_per_second=100_000_000)
         collective = Native(group, ledger, "gradients")
         vectors = [torch.ones(1000) * dist.get_rank(group) for _ in range(2)]
         start = time.perf_counter()
-        means = [collective.start_mean(vector, UNIT) for vector in vectors]
-        assert not any(mean.done() for mean in means)
-        for mean in means:
-            assert mean.wait().eq(0.5).all()
+        means = [collective.start_all_reduce(vector, 0.5, UNIT) for vector in vectors]
+        assert not any(mean.is_completed() for mean in means)
+        for mean, vector in zip(means, vectors, strict=True):
+            mean.wait()
+            assert vector.eq(0.5).all()
         assert time.perf_counter() - start >= 2
         shards = torch.ones(500), torch.empty(1000)
         work = collective.start_all_gather(shards[1], shards[0], UNIT)
@@ -132,14 +131,15 @@ def test_nobody_waits_for_what_goes_on_beside_computation():
     run_ranks(2, on_rank)
 
 
-@pytest.mark.parametrize("pace", [None, LinkThrottle(delay_ms=1)])
-def test_an_error_of_an_operation_beside_computation_arrives(pace):
+@pytest.mark.parametrize("throttle", [None, LinkThrottle(delay_ms=1)])
+def test_an_error_of_an_operation_beside_computation_arrives(throttle):
     def on_rank(group):
         if dist.get_rank(group) == 0:
             return {}  # and leaves
         ledger = Ledger()
-        ledger.traffic.pace = pace
-        mean = Native(group, ledger, "gradients").start_mean(torch.ones(1000), UNIT)
+        ledger.traffic.throttle = throttle
+        native = Native(group, ledger, "gradients")
+        mean = native.start_all_reduce(torch.ones(1000), 0.5, UNIT)
         with pytest.raises(RuntimeError, match=r"Connection (closed|reset) by peer"):
             mean.wait()
         return {}
@@ -150,10 +150,10 @@ def test_an_error_of_an_operation_beside_computation_arrives(pace):
 def test_a_rank_alone_has_no_link():
     def on_rank(group):
         ledger = Ledger()
-        ledger.traffic.pace = LinkThrottle(delay_ms=60_000, bits_per_second=1)
+        ledger.traffic.throttle = LinkThrottle(delay_ms=60_000, bits_per_second=1)
         collective = Native(group, ledger, "gradients")
         collective.all_reduce(torch.ones(10), 1.0, UNIT)
-        collective.start_mean(torch.ones(10), UNIT).wait()
+        collective.start_all_reduce(torch.ones(10), 1.0, UNIT).wait()
         collective.start_all_gather(torch.ones(10), torch.ones(10), UNIT).wait()
         assert ledger.traffic.seconds == 0
         return {}
@@ -168,16 +168,16 @@ def test_without_a_link_nothing_is_emulated():
 
 def test_the_kernel_holds_bytes_back_where_it_may(permitted):
     with emulated(Link(rate="1gbit"), 2) as emulation:
-        assert isinstance(emulation.links, Links) and emulation.pace is None
+        assert isinstance(emulation.links, Links) and emulation.throttle is None
         assert emulation.kind == "namespaces"
     with emulated(Link(rate="1gbit", delay_ms=1), 2) as emulation:
-        assert isinstance(emulation.links, Links) and emulation.pace is not None
+        assert isinstance(emulation.links, Links) and emulation.throttle is not None
 
 
 def test_elsewhere_the_ranks_do(monkeypatch, capsys):
     monkeypatch.setenv("PATH", "")  # no iproute2
     with emulated(Link(rate="1gbit", delay_ms=1), 2) as emulation:
-        assert emulation.kind == "in-process" and emulation.pace is not None
+        assert emulation.kind == "in-process" and emulation.throttle is not None
         assert emulation.links.enter(0) == "lo"
     assert capsys.readouterr().err.count("\n") == 1
 

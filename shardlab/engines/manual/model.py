@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_map
 
-from shardlab.comm.attachable import Attachable, MakeCollective
+from shardlab.comm.collective import Attachable, MakeCollective
 from shardlab.comm.hierarchy import subgroup
 from shardlab.engines.common.mesh import SHARD, replica_group
 from shardlab.engines.common.setup import Fill

@@ -41,7 +41,7 @@ from shardlab.engines.slide.storing import (
 )
 from shardlab.engines.slide.unit import FROZEN
 from shardlab.kernels.adam import Hyper
-from shardlab.transport.together import run_or_fail_together
+from shardlab.transport.object_collectives import run_or_fail_together
 
 Result = TypeVar("Result")
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from shardlab.comm.hierarchy import subgroup, timeout_of
 from shardlab.core.errors import UserError
-from shardlab.transport.gather import gather_values
+from shardlab.transport.object_collectives import gather_values
 
 
 class NodeGroups(NamedTuple):

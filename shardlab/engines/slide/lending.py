@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from shardlab.engines.slide.groups import twin
-from shardlab.transport.gather import gather_values
+from shardlab.transport.object_collectives import gather_values
 
 Value = TypeVar("Value")
 

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from torch.utils import checkpoint
 
-from shardlab.comm.attachable import Attachable, MakeCollective
-from shardlab.comm.collective import Collective
+from shardlab.comm.collective import Attachable, Collective, MakeCollective
 from shardlab.core.errors import UserError
 from shardlab.engines.common.units import UnitPlan
 from shardlab.engines.common.watch import watch, watch_gradients, with_gradient

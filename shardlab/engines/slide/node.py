@@ -15,8 +15,7 @@ from shardlab.core.errors import UserError
 from shardlab.engines.slide.control import Control, control_bytes
 from shardlab.engines.slide.regions import Regions, places_of
 from shardlab.records.host import free_memory_bytes
-from shardlab.transport.gather import gather_values
-from shardlab.transport.together import run_or_fail_together
+from shardlab.transport.object_collectives import gather_values, run_or_fail_together
 
 _PAGE = mmap.PAGESIZE
 _GIB = 1 << 30

@@ -15,8 +15,7 @@ from shardlab.activations.anonymous_file import NamelessFile
 from shardlab.activations.storage import BLOCK, blocks, whole_blocks
 from shardlab.core.errors import UserError
 from shardlab.engines.slide.regions import Regions, places_of
-from shardlab.transport.gather import gather_values
-from shardlab.transport.together import run_or_fail_together
+from shardlab.transport.object_collectives import gather_values, run_or_fail_together
 
 _CPU = torch.device("cpu")
 _AT_ONCE = 1 << 20

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from shardlab.hardware.placement import RankLocation, place_here
 from shardlab.kernels.workers import Workers
-from shardlab.transport.gather import gather_values
+from shardlab.transport.object_collectives import gather_values
 
 
 def update_workers(here: dist.ProcessGroup, device: torch.device) -> Workers | None:

@@ -10,7 +10,7 @@ from shardlab.core.errors import UserError
 from shardlab.engines.slide.groups import node_groups
 from shardlab.engines.slide.node import NodeMemory
 from shardlab.experiment.link import Link
-from shardlab.transport.links import Links
+from shardlab.transport.link_emulation import Links
 from tests.engines.slide.lone_ranks import outcomes
 from tests.ranks import run_ranks
 

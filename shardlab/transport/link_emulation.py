@@ -1,17 +1,17 @@
-"""Emulated network links between the ranks of one machine (Linux).
+"""Emulation of a network link between the ranks of one machine (Linux).
 
-Every rank sits in a network namespace of its own, tied by a veth pair to a bridge in one more
+Every rank runs in a separate network namespace, connected by a veth pair to a bridge in one more
 namespace; a token bucket (tc-tbf(8)) on both ends of the pair limits what the rank sends and what
 it receives, full duplex. The bucket counts Ethernet frames of 1514 bytes that carry 1448 bytes of
 payload, so a program can reach 95.6 % of the rate.
 
-The delay of a link is not the namespaces': netem, which could hold packets back, is missing from
-many kernels. Collectives add it to each of their operations (`shardlab.transport.link_throttle`);
-what torch sends by itself, such as the norm of clipped gradients, goes without.
+The namespaces do not emulate the delay: netem, which could hold packets back, is missing from many
+kernels. Collectives add it to each of their operations (`shardlab.transport.traffic.LinkThrottle`);
+what torch sends by itself, such as the norm of clipped gradients, has no delay.
 
-The namespaces have no names: they last as long as an open file or a process refers to them. The
-kernel removes them with the last process, however it ends, and those of other runs and of the
-machine are never touched.
+The namespaces are anonymous: they last as long as an open file or a process refers to them. The
+kernel removes them with the last process, however it ends, and no namespace of another run or of
+the machine is touched.
 """
 
 import ctypes
@@ -20,33 +20,38 @@ import os
 import socket
 import struct
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from shardlab.core.errors import UserError
+from shardlab.core.progress import say
 from shardlab.experiment.link import Link, bucket_bytes
+from shardlab.records.run import LinkEmulation
+from shardlab.transport.traffic import LinkThrottle
 
 _CLONE_NEWNET = 0x40000000
 _SIOCGIFFLAGS, _IFF_RUNNING = 0x8913, 0x40
 _INTERFACE = "link0"
-"""name of a rank's end of its link, in its own namespace"""
+"""name of a rank's end of its link, inside the namespace of the rank"""
 
 
 class Links:
-    """A link of one rate for every rank, from `with` to the end of the ranks that entered.
+    """Network namespaces that limit every rank to one rate.
+
+    They exist from `with` to the end of the last rank that entered one.
 
     with Links(2, Link(rate="100mbit")) as links:
         launch(worker, 2, threads=1, timeout_s=60, links=links)
 
     Args:
-        link: whose delay is for others to add.
+        link: its rate is used here; `LinkThrottle` adds its delay.
 
     Raises:
-        UserError: (on entry) this process may not or cannot make links.
+        UserError: (on entry) this process may not or cannot create namespaces.
     """
 
     def __init__(self, world_size: int, link: Link) -> None:
@@ -54,12 +59,12 @@ class Links:
         self.link = link
         self._open = ExitStack()
         self._namespaces: list[int] = []
-        """file descriptors, one per rank; then that of the switch"""
+        """file descriptors, one per rank; then that of the bridge"""
 
     def __enter__(self) -> Self:
         with ExitStack() as on_failure, ThreadPoolExecutor(1) as thread:
             on_failure.callback(self._open.close)
-            # a thread has its own namespace, which its children inherit: this process stays in its
+            # namespaces belong to threads: the rest of this process keeps its own
             thread.submit(self._build).result()
             on_failure.pop_all()
         return self
@@ -74,9 +79,9 @@ class Links:
         self._open.close()
 
     def enter(self, rank: int) -> str:
-        """Moves this thread, and those it starts from then on, to the rank's end of its link.
+        """Move this thread, and those that it starts later, into the namespace of the rank.
 
-        To be called by the process of the rank before it opens a socket or starts a thread.
+        Call it in the process of the rank before it opens a socket or starts a thread.
 
         Returns:
             The name of its network interface, for GLOO_SOCKET_IFNAME.
@@ -85,7 +90,7 @@ class Links:
         return _INTERFACE
 
     def is_cut(self) -> bool:
-        """Whether the rank in whose process this is called is unplugged."""
+        """Return whether the rank of this process is disconnected."""
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             request = struct.pack("16sH14x", _INTERFACE.encode(), 0)
             answer = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request)
@@ -93,23 +98,24 @@ class Links:
         return not flags & _IFF_RUNNING
 
     def cut(self, rank: int) -> None:
-        """Unplugs a rank at the switch: nothing reaches it, and nothing that it sends the others.
+        """Disconnect a rank at the bridge, in both directions.
 
-        To be called by the process that made the links, or by a rank.
+        Call it in the process that created the links, or in a rank.
         """
         self._set_port(rank, "down")
 
     def fix(self, rank: int) -> None:
-        """Plugs it in again."""
+        """Connect the rank again."""
         self._set_port(rank, "up")
 
     def _set_port(self, rank: int, state: str) -> None:
-        def at_the_switch() -> None:
+        def set_port() -> None:
             _enter(self._namespaces[-1])
             _run("ip", "link", "set", "dev", _port(rank), state)
 
         with ThreadPoolExecutor(1) as thread:
-            thread.submit(at_the_switch).result()
+            # a thread of its own, since it stays in the namespace of the bridge
+            thread.submit(set_port).result()
 
     def _build(self) -> None:
         self._namespaces = [self._new_namespace() for _ in range(self.world_size + 1)]
@@ -124,15 +130,15 @@ class Links:
             self._limit(port)
         for rank, namespace in enumerate(ends):
             _enter(namespace)
-            # addresses set apart for tests of networks (RFC 2544)
+            # addresses reserved for network tests (RFC 2544)
             _run("ip", "address", "add", f"198.18.0.{rank + 1}", "dev", _INTERFACE)
             _run("ip", "link", "set", "dev", _INTERFACE, "up")
-            # the machine's own choice would decide the figures; this one every kernel has
+            # the machine's default congestion control would change results; every kernel has reno
             _run("ip", "route", "add", "198.18.0.0/24", "dev", _INTERFACE, "congctl", "reno")
             self._limit(_INTERFACE)
 
     def _new_namespace(self) -> int:
-        """Moves this thread to a new one."""
+        """Move this thread into a new namespace; return its file descriptor."""
         _call("unshare", _CLONE_NEWNET)
         namespace = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         self._open.callback(os.close, namespace)
@@ -145,17 +151,17 @@ class Links:
 
 
 def interface_bytes() -> int | None:
-    """What this rank has sent over its link, Ethernet headers included; None without a link."""
+    """Return the bytes that this rank sent, Ethernet headers included; None without a link."""
     return _counter(8)
 
 
 def interface_frames() -> int | None:
-    """How many Ethernet frames those bytes are."""
+    """Return the number of Ethernet frames sent by this rank; None without a link."""
     return _counter(9)
 
 
 def _counter(column: int) -> int | None:
-    # /sys would show the interfaces of the namespace that it was mounted in
+    # not /sys: it shows the interfaces of the namespace in which it was mounted
     for line in Path("/proc/self/net/dev").read_text().splitlines():
         name, _, counters = line.partition(":")
         if name.strip() == _INTERFACE:
@@ -164,7 +170,7 @@ def _counter(column: int) -> int | None:
 
 
 def _port(rank: int) -> str:
-    """Name of the switch's end of a link."""
+    """Return the name of the bridge's end of a link."""
     return f"port{rank}"
 
 
@@ -188,8 +194,57 @@ def _run(*command: str, files: Sequence[int] = ()) -> None:
     except FileNotFoundError as error:
         raise UserError(f"emulated links need `{command[0]}`: install iproute2") from error
     if done.returncode != 0:
-        told = " ".join(done.stderr.split())
+        reason = " ".join(done.stderr.split())
         raise UserError(
-            f"emulated links: `{' '.join(command)}`: {told}: does the kernel have veth, "
+            f"emulated links: `{' '.join(command)}`: {reason}: does the kernel have veth, "
             "bridge and sch_tbf?"
         )
+
+
+class Loopback:
+    """Plain loopback, for ranks that emulate their link in-process."""
+
+    def enter(self, rank: int) -> str:
+        """Return the name of the network interface; the rank keeps its namespace."""
+        return "lo"
+
+    def is_cut(self) -> bool:
+        """Return False: loopback cannot be disconnected."""
+        return False
+
+
+class Emulation(NamedTuple):
+    """Settings of link emulation for the launcher and for the collectives of each rank."""
+
+    links: Links | Loopback | None
+    """for `shardlab.launch.launch`"""
+    throttle: LinkThrottle | None
+    """for `shardlab.engines.build.build_engine`, in the process of each rank"""
+    kind: LinkEmulation
+
+
+@contextmanager
+def emulated(link: Link | None, world_size: int) -> Iterator[Emulation]:
+    """Emulate `link` between `world_size` ranks while the block runs; do nothing without a link.
+
+    Network namespaces limit the rate where this process may create them; elsewhere the collectives
+    of each rank do, with one line on stderr. The collectives add the delay in both cases.
+
+        with emulated(link, 2) as emulation:
+            launch(partial(worker, emulation.throttle), 2, threads=1, timeout_s=60,
+                   links=emulation.links)
+    """
+    if link is None:
+        yield Emulation(None, None, "none")
+        return
+    with ExitStack() as stack:
+        try:
+            links = stack.enter_context(Links(world_size, link))
+        except UserError as error:
+            say(f"link of {link.name}: the ranks emulate it in-process ({error})")
+            throttle = LinkThrottle(link.delay_ms, link.bits_per_second)
+            emulation = Emulation(Loopback(), throttle, "in-process")
+        else:
+            delay = LinkThrottle(link.delay_ms) if link.delay_ms else None
+            emulation = Emulation(links, delay, "namespaces")
+        yield emulation

@@ -1,0 +1,64 @@
+"""Collectives of plain values: JSON and bytes from all ranks, without pickling."""
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from shardlab.core.errors import UserError
+
+Value = TypeVar("Value")
+
+
+def device_of(group: dist.ProcessGroup) -> torch.device:
+    """Return the current GPU if the group has the NCCL backend, else the CPU."""
+    return torch.device("cuda" if "nccl" in dist.get_backend(group) else "cpu")
+
+
+def gather_bytes(content: bytes, group: dist.ProcessGroup) -> list[bytes]:
+    """Return the contents of all ranks of a gloo group, in rank order, on every rank."""
+    world_size = dist.get_world_size(group)
+    sizes = torch.zeros(world_size, dtype=torch.int64)
+    dist.all_gather_single(sizes, torch.tensor([len(content)]), group=group)
+    longest = int(sizes.max())
+    own = torch.zeros(longest, dtype=torch.uint8)
+    own[: len(content)] = torch.from_numpy(np.frombuffer(content, np.uint8).copy())
+    gathered = torch.empty(longest * world_size, dtype=torch.uint8)
+    dist.all_gather_single(gathered, own, group=group)
+    rows = gathered.view(world_size, longest)
+    return [row[:size].numpy().tobytes() for row, size in zip(rows, sizes.tolist(), strict=True)]
+
+
+def gather_values(value: Any, group: dist.ProcessGroup) -> list[Any]:
+    """Return the JSON values of all ranks of a gloo group, in rank order, on every rank."""
+    return [json.loads(content) for content in gather_bytes(json.dumps(value).encode(), group)]
+
+
+def run_or_fail_together(group: dist.ProcessGroup, failed: str, call: Callable[[], Value]) -> Value:
+    """Run `call` on all ranks; return its result once it has succeeded on all of them.
+
+    Without it a rank that fails leaves the others waiting in their next collective.
+
+    Args:
+        group: of gloo.
+        failed: beginning of the message of errors other than `UserError`.
+
+    Raises:
+        UserError: on all ranks if the call failed on any rank: in one line, the first rank's error.
+    """
+    values, cause, message = [], None, None
+    try:
+        values.append(call())
+    except UserError as error:
+        message = str(error)
+    except Exception as error:
+        cause, text = error, " ".join(str(error).split())
+        message = f"{failed} (rank {dist.get_rank(group)}: {text or type(error).__name__})"
+    for reported in gather_values(message, group):
+        if reported is not None:
+            values.clear()  # the traceback refers to this frame and would keep the result alive
+            raise UserError(reported) from cause
+    return values[0]

@@ -1,0 +1,91 @@
+"""Law of the asynchronous forms: start and wait equal the blocking collective, bit for bit."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from shardlab.codecs.registry import make_method
+from shardlab.codecs.unit import Block, Unit
+from shardlab.comm.build import Route, make_collective
+from shardlab.comm.collective import CompletedWork, Native
+from shardlab.comm.feedback import ErrorFeedback
+from shardlab.comm.ledger import Account, Ledger
+from tests.ranks import run_ranks
+
+SIZE = 1 << 12
+UNIT = Unit("unit", (Block("matrix", 64, 60), Block("bias", 256, 1)))
+ROUTES = {
+    "native": Route(make_method("none"), native=True),
+    "all-to-all": Route(make_method("none")),
+    "int8": Route(make_method("int8")),
+    "stochastic": Route(make_method("qsgd"), seed=3),
+    "variable size": Route(make_method("threshold:threshold=1.0")),
+    "native linear": Route(make_method("randomk"), native=True),
+    "multi-phase": Route(make_method("powersgd")),
+    "hierarchical": Route(make_method("int8"), between_nodes=make_method("int4"), ranks_per_node=2),
+    "bypass": Route(make_method("int8"), excluded=frozenset({"bias"}), warmup=1),
+}
+TIMES = {"extra_collective_s", "encode_s", "decode_s"}
+
+
+def counts(account: Account):
+    return {name: value for name, value in vars(account).items() if name not in TIMES}
+
+
+def reduced(collective, rank, started):
+    """The results of two steps of each collective."""
+    size, results = collective.world_size, []
+    generator = torch.Generator().manual_seed(rank)
+
+    def run(name, *arguments, unit=UNIT):
+        if started:
+            assert getattr(collective, f"start_{name}")(*arguments, unit).wait()
+        else:
+            getattr(collective, name)(*arguments, unit)
+
+    for _ in range(2):
+        vector, shard = torch.randn(SIZE, generator=generator), torch.empty(SIZE // size)
+        run("reduce_scatter", shard, vector, 1 / size)
+        gathered = torch.empty(SIZE)
+        run("all_gather", gathered, shard)
+        run("all_reduce", vector, 1 / size, unit=UNIT._replace(name="whole"))
+        results += [shard, gathered, vector]
+    return results
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_start_and_wait_equal_the_blocking_form(route):
+    def on_rank(group):
+        ledgers = Ledger(), Ledger()
+        blocking, started = (
+            reduced(
+                make_collective(group, ledger, "gradients", ROUTES[route], ErrorFeedback()),
+                dist.get_rank(group),
+                asynchronous,
+            )
+            for ledger, asynchronous in zip(ledgers, (False, True), strict=True)
+        )
+        assert all(torch.equal(a, b) for a, b in zip(blocking, started, strict=True))
+        first, second = (counts(ledger.accounts["gradients"]) for ledger in ledgers)
+        assert first == second
+        return {}
+
+    run_ranks(4, on_rank)
+
+
+def test_completed_work_has_its_result():
+    result = torch.ones(3)
+    work = CompletedWork(result)
+    assert work.is_completed() and work.wait()
+    assert work.get_future().value()[0] is result
+
+
+def test_the_future_of_an_all_reduce_holds_the_vector():
+    def on_rank(group):
+        vector = torch.full((4,), float(dist.get_rank(group)))
+        work = Native(group, Ledger(), "gradients").start_all_reduce(vector, 0.5, UNIT)
+        (result,) = work.get_future().wait()
+        assert result is vector and work.is_completed() and vector.eq(0.5).all()
+        return {}
+
+    run_ranks(2, on_rank)
