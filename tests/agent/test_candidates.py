@@ -55,7 +55,7 @@ def test_changes_are_empty_for_equal_meanings_alone(strategy: Strategy):
         {"engine": "fsdp1", "use_orig_params": False, "compile": True},
     ],
 )
-def test_every_action_on_an_unusual_strategy_is_legal(document):
+def test_every_action_on_an_unusual_strategy_is_valid(document):
     for draft in actions(parse_strategy(document)):
         parse_strategy(draft.document)
 
@@ -77,7 +77,7 @@ def test_drafts_are_a_function_of_the_history(mode):
 def test_config_mode_offers_every_source():
     named = {"mine": parse_strategy({"wrap": "root"})}
     whys = " | ".join(each.why for each in draft_candidates("config", begin(), named, LIMIT))
-    for source in ("strategies.mine", "the default", "rules of thumb", "at random", "beside run"):
+    for source in ("strategies.mine", "the default", "rules of thumb", "at random", "near run"):
         assert source in whys
 
 

@@ -41,7 +41,7 @@ def test_every_setting_and_codec_of_the_schema_is_explained(tmp_path):
     with serving(lambda request, n: (200, says(WANTED))) as server:
         judge(server, tmp_path).choose(question())
     lines = server.requests[0]["messages"][0]["content"].splitlines()
-    told = {line.partition(":")[0] for line in lines}
+    described = {line.partition(":")[0] for line in lines}
     for document, path in (
         (Strategy, ""),
         (Compression, "gradients."),
@@ -49,8 +49,8 @@ def test_every_setting_and_codec_of_the_schema_is_explained(tmp_path):
         (Override, "overrides[]."),
     ):
         nested = {"gradients", "weights", "overrides"} if document is Strategy else set()
-        assert {f"{path}{name}" for name in set(document.model_fields) - nested} <= told
-    assert set(SPECS) <= told
+        assert {f"{path}{name}" for name in set(document.model_fields) - nested} <= described
+    assert set(SPECS) <= described
     assert (
         "gradients.residual: fp32, bf16, int8. how error feedback stores what was not sent" in lines
     )

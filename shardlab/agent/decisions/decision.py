@@ -22,7 +22,7 @@ def decide(
     quality_tolerance: float,
     memory_limit_bytes: int,
 ) -> Decision:
-    """The decision on a trial that ended well.
+    """Decide on a trial that succeeded.
 
     Accepted only when the upper end of the interval of the step ratio is below 1, the mean
     perplexity is at most `1 + quality_tolerance` times that of the strategy that the search
@@ -43,7 +43,7 @@ def decide(
 
 
 def compare(history: History, measurements: list[Measurement]) -> Comparison | None:
-    """A trial against the incumbent, seed by seed, or None when they have no seed in common."""
+    """Compare a trial with the incumbent seed by seed; None when they have no seed in common."""
     incumbent = {each.seed: each.step_ms_p50 for each in history.incumbent.measurements}
     logs = [
         math.log(each.step_ms_p50 / incumbent[each.seed])
@@ -67,7 +67,7 @@ def compare(history: History, measurements: list[Measurement]) -> Comparison | N
 def conclude(
     history: History, proposal: Proposal, trial: Trial, quality_tolerance: float
 ) -> History:
-    """The history after a round: with its strategy as measured and perhaps accepted.
+    """Return the history after a round: the strategy as measured, and as incumbent if accepted.
 
     Raises:
         UserError: the trial is not of the strategy that was proposed.
@@ -138,7 +138,7 @@ def _round(
 
 
 def _interval(logs: list[float], mean: float) -> list[float] | None:
-    """Low and high end of the ratio's interval."""
+    """Return the low and the high end of the ratio's 95 % interval."""
     count = len(logs)
     if count < 2:
         return None
@@ -150,7 +150,7 @@ def _interval(logs: list[float], mean: float) -> list[float] | None:
 def _objections(
     comparison: Comparison, quality_tolerance: float, memory_limit_bytes: int
 ) -> list[str]:
-    """Every reason against; written so that figures that are no numbers count against."""
+    """Return every reason against acceptance; comparisons are written so that NaN counts against."""
     found = []
     if comparison.interval is None:
         found.append("one seed gives no interval: add seeds")

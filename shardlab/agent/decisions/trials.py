@@ -1,4 +1,4 @@
-"""Trials, and the store that keeps a strategy from ever being measured twice.
+"""Trials, and the store that keeps a strategy from being measured twice.
 
 The store is a folder of `<key>.json`. The key covers all that a result depends on: the strategy's
 hash, the training parameters, the model, the seeds, the tokens and the code. What is kept:
@@ -38,7 +38,7 @@ _LONGEST_DETAIL = 4000
 
 
 class TrialFailed(Exception):
-    """A measurement that ended without figures; becomes data."""
+    """A measurement that ended without figures; becomes data of the trial."""
 
     def __init__(self, kind: Literal["timeout", "crash", "memory"], detail: str) -> None:
         super().__init__(kind, detail)
@@ -47,33 +47,33 @@ class TrialFailed(Exception):
 
 
 class Trial(Document):
-    """What came of a trial."""
+    """Outcome of a trial."""
 
     outcome: Outcome
     detail: str = ""
-    """the error's text, when it failed"""
+    """text of the error, for a failed trial"""
     strategy: Strategy | None = None
     hash: str | None = None
     key: str | None = None
-    """of the store"""
+    """key in the store"""
     limit_s: float | None = None
     records: list[Record] = []
     """one per seed; empty unless the outcome is ok"""
 
 
 Measure = Callable[[int, Path, float], Record]
-"""measures one seed: (seed, folder for its files, seconds that are left); may raise TrialFailed"""
+"""measures one seed: (seed, folder for its files, seconds left); may raise TrialFailed"""
 
 
 def no_trial(reason: str) -> Trial:
-    """The trial of a round in which nothing was chosen."""
+    """Return the trial of a round in which nothing was chosen."""
     return Trial(outcome="none", detail=reason)
 
 
 def run_trial(
     strategy: Strategy, key: str, seeds: list[int], limit_s: float, store: Path, measure: Measure
 ) -> Trial:
-    """The trial of a strategy: from the store when it is there, else measured seed by seed.
+    """Return the trial of a strategy: from the store, or measured seed by seed.
 
     Args:
         key: of `trial_key`.
@@ -89,7 +89,7 @@ def run_trial(
     if kept is not None:
         return kept
     work = store / f"{key}.work"
-    shutil.rmtree(work, ignore_errors=True)  # a killed trial leaves one behind
+    shutil.rmtree(work, ignore_errors=True)  # a killed trial leaves its folder behind
     try:
         trial = _measure_all(strategy, key, seeds, limit_s, work, measure)
     finally:
@@ -102,7 +102,7 @@ def run_trial(
 def trial_key(
     strategy: Strategy, train: Train, model: Model, seeds: list[int], tokens: Path
 ) -> str:
-    """Hash of everything that a trial's figures depend on.
+    """Hash everything that a trial's figures depend on.
 
     Args:
         tokens: the manifest of the token shards, which holds their checksums.
@@ -120,7 +120,7 @@ def trial_key(
 
 
 def code_digest(library: Path) -> str:
-    """Hash of the code that a trial runs: modules of the library, and the kernels' sources beside.
+    """Hash the code that a trial runs: modules of the library and sources of the kernels.
 
     Args:
         library: the folder of the package `shardlab`.
@@ -135,7 +135,7 @@ def code_digest(library: Path) -> str:
 
 
 def read_trial(path: str | Path) -> Trial:
-    """The trial in a file.
+    """Read the trial in a file.
 
     Raises:
         UserError: the file is not a trial.

@@ -1,4 +1,4 @@
-"""A client of OpenAI-compatible `/chat/completions`, for servers that differ in what they take.
+"""Client of OpenAI-compatible `/chat/completions`, for servers with different capabilities.
 
 Servers disagree about constrained output: some follow `json_schema`, some answer it with 400, 422
 or 500, some ignore it with 200. So the dialects are tried from the strictest to plain text, and
@@ -28,14 +28,14 @@ _AWAY = (
     requests.exceptions.ChunkedEncodingError,
     TimeoutError,
 )
-"""troubles that may be over at the next attempt"""
+"""errors that may be transient"""
 
 Messages = list[dict[str, str]]
 DIALECTS = ("json_schema", "json_object", "text")
 
 
 class Endpoint:
-    """Asks one model at one endpoint.
+    """Client for one model at one endpoint.
 
     The key is sent in the Authorization header and goes nowhere else: no text of an error holds
     it, an answer that repeats it has it cut out, and redirects are not followed.
@@ -81,16 +81,16 @@ class Endpoint:
 
     @classmethod
     def from_environment(cls, url: str, model: str) -> "Endpoint":
-        """With the key of `SHARDLAB_API_KEY`, where that is set."""
+        """Return a client with the key of `SHARDLAB_API_KEY`, where that is set."""
         return cls(url, model, os.environ.get(KEY_VARIABLE, "").strip() or None)
 
     @property
     def dialect(self) -> str:
-        """The dialect that the last answer came in."""
+        """Dialect of the last answer."""
         return DIALECTS[self._dialect]
 
     def complete(self, messages: Messages, schema: dict[str, Any]) -> str | None:
-        """The text of the answer, or None when the server's reply has not the agreed shape.
+        """Return the text of the answer, or None when the reply is not a chat completion.
 
         Raises:
             UserError: no reply after all attempts, or one that asking again cannot fix.
@@ -117,7 +117,7 @@ class Endpoint:
     def _ask(
         self, messages: Messages, schema: dict[str, Any]
     ) -> tuple[int, float | None, bytes | None]:
-        """Status, the wait that the server asks for, body; in the first dialect that it takes."""
+        """Return status, requested wait and body, in the first dialect that the server accepts."""
         while True:
             answer = self._post(_payload(self.dialect, self.model, messages, schema))
             last = self._dialect + 1 == len(DIALECTS)
@@ -141,7 +141,7 @@ class Endpoint:
             return 200, wait, _body(response, deadline)
 
     def _authorize(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        # being an `auth`, this also keeps requests from sending a password of ~/.netrc
+        # as an `auth` it also keeps requests from sending a password of ~/.netrc
         if self._key is not None:
             request.headers["Authorization"] = f"Bearer {self._key}"
         return request
@@ -155,7 +155,7 @@ class Endpoint:
             return None
         if self._key:
             content = content.replace(self._key, "[key]")
-        # half of a surrogate pair is legal in JSON, but no file can hold it
+        # JSON permits half of a surrogate pair, which no file can hold
         return content.encode(errors="replace").decode()[:_LARGEST_ANSWER]
 
     def _failure(self, trouble: str) -> UserError:
@@ -169,7 +169,7 @@ class Endpoint:
 def _payload(
     dialect: str, model: str, messages: Messages, schema: dict[str, Any]
 ) -> dict[str, Any]:
-    """The request; in the plain dialect only what every server knows."""
+    """Return the request body; the plain dialect holds only what every server knows."""
     plain: dict[str, Any] = {"model": model, "messages": messages}
     if dialect == "text":
         return plain
@@ -187,9 +187,9 @@ def _payload(
 
 
 def _body(response: requests.Response, deadline: float) -> bytes | None:
-    """What was sent, or None when that is too long; never waits far beyond the deadline."""
+    """Read the reply, or return None when it is too long; stops shortly after the deadline."""
     body = bytearray()
-    # byte by byte, because a longer read would wait for each byte as long as for the first
+    # byte by byte, because a longer read would apply the timeout to each byte
     for part in response.iter_content(1):
         body += part
         if len(body) > _LARGEST_BODY:
@@ -200,5 +200,5 @@ def _body(response: requests.Response, deadline: float) -> bytes | None:
 
 
 def _seconds(header: str | None) -> float | None:
-    """A Retry-After of seconds; dates are not followed."""
+    """Return the seconds of a Retry-After header; dates are ignored."""
     return float(header) if header and header.isascii() and header.isdigit() else None

@@ -1,4 +1,4 @@
-"""A language model as judge: it may only pick one of the offered ids, and is asked twice.
+"""A language model as judge: it picks one of the offered ids, and is asked in both orders.
 
 Models favour places in a list. So each question is asked with the candidates in one order and in
 the reverse of it; only a choice that both answers agree on counts (Zheng et al. 2023, "Judging
@@ -34,24 +34,25 @@ _INSTRUCTIONS = (
 
 
 class Stored(Document):
-    """One answer as it is kept."""
+    """One stored answer."""
 
     model: str
     dialect: str
-    """how the endpoint was asked: json_schema, json_object or text"""
+    """dialect of the request: json_schema, json_object or text"""
     order: list[str]
-    """ids as they were listed"""
+    """ids in the order of the list"""
     messages: list[dict[str, str]]
     answer: str | None
-    """the model's text; null when the server's reply was no chat completion"""
+    """text of the model; null when the server's reply was no chat completion"""
 
 
 class InvalidAnswerError(ValueError):
-    """An answer that is no choice among those offered; the message holds none of its text."""
+    """Answer without a valid choice; the message holds none of its text."""
 
 
 class HttpJudge(Judge):
-    """Asks `endpoint`; a disagreement between the orders or an invalid answer is an abstention.
+    """Judge that asks `endpoint`; disagreement between orders or an invalid answer is an
+    abstention.
 
     Args:
         endpoint: the model.
@@ -64,7 +65,7 @@ class HttpJudge(Judge):
         self._store = store
 
     def choose(self, question: Question) -> Verdict:
-        """The verdict; `UserError` when the server gives no answer, so that a rerun asks again."""
+        """Return the verdict; raise `UserError` without an answer, so that a rerun asks again."""
         forward = sorted(question.candidates, key=lambda candidate: candidate.id)
         try:
             choice, reason = self._answer(question, forward)
@@ -107,7 +108,7 @@ class HttpJudge(Judge):
 
 
 def read_choice(answer: str | None, offered: list[str]) -> tuple[str, str]:
-    """Choice and reason of an answer, which may wrap its JSON object in other text.
+    """Parse choice and reason of an answer, which may wrap its JSON object in other text.
 
     Raises:
         InvalidAnswerError: no choice, several that differ, or an id that was not offered.
@@ -125,7 +126,7 @@ def read_choice(answer: str | None, offered: list[str]) -> tuple[str, str]:
 
 
 def _objects(text: str) -> list[dict[str, Any]]:
-    """The outermost JSON objects in a text."""
+    """Yield the outermost JSON objects in a text."""
     decoder, found, start = json.JSONDecoder(), [], text.find("{")
     while start >= 0:
         try:
@@ -139,7 +140,7 @@ def _objects(text: str) -> list[dict[str, Any]]:
 
 
 def _tame(reason: Any) -> str:
-    """One printable line of bounded length."""
+    """Return one printable line of bounded length."""
     if not isinstance(reason, str):
         return "gave no reason"
     line = " ".join("".join(c if c.isprintable() else " " for c in reason).split())
@@ -163,13 +164,14 @@ def _messages(question: Question, candidates: list[Candidate]) -> Messages:
 
 
 def _settings(question: Question, candidate: Candidate) -> str:
-    """The same template for all; not where a candidate came from, which would carry authority."""
+    """Return the candidates by one template; their origin is left out, since it would carry
+    authority."""
     found = changes(question.history.incumbent.strategy, candidate.strategy)
     return f"{candidate.label} ({in_words(found)})"
 
 
 def _schema(ids: list[str]) -> dict[str, Any]:
-    """The reason stands before the choice, so that a model reasons before it decides."""
+    """Return the JSON schema: the reason precedes the choice, so that a model reasons first."""
     return {
         "type": "object",
         "properties": {

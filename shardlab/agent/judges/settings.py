@@ -1,4 +1,4 @@
-"""The settings of a strategy in words, read from its schema: what a judge is told of them."""
+"""Settings of a strategy in words, from its schema, for the prompt of a judge."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ _TYPES = {"null": "unset", "boolean": "true, false", "array": "list"}
 
 
 def settings_in_words() -> str:
-    """One line per setting with its values and meaning, then one per codec with its options.
+    """Return one line per setting with its values and meaning, then one per codec with its options.
 
     `gradients.residual: fp32, bf16, int8. how error feedback stores what was not sent`
     """
@@ -44,13 +44,13 @@ def _codec(name: str, schema: Schema) -> str:
 def _kinds(field: Schema) -> list[Schema]:
     found: list[Schema] = field.get("anyOf", [field])
     found = [kind for each in found for kind in each.get("anyOf", [each])]
-    # a codec may also be written as text; that is no other value
+    # a codec may also be written as text, which is not another value
     coded = any("oneOf" in kind for kind in found)
     return [kind for kind in found if not (coded and kind.get("type") == "string")]
 
 
 def _values(field: Schema) -> str:
-    """`block, root, unset`."""
+    """Return the values as `block, root, unset`."""
     return ", ".join(_value(kind) for kind in _kinds(field))
 
 

@@ -1,4 +1,4 @@
-"""What could be tried next: small changes of the incumbent (actions), or whole strategies.
+"""Candidates: single-setting changes of the incumbent (actions), or whole strategies.
 
 These are drafts: plain documents that the validator still has to accept. Both lists are pure
 functions of the history, so that a repeated proposal offers the same.
@@ -25,18 +25,18 @@ from shardlab.strategy.strategy import Strategy
 from shardlab.strategy.validation import foreign, takes
 
 _NEIGHBOURHOODS = 3
-"""how many of the fastest strategies config mode looks around"""
+"""number of fastest strategies whose neighbours config mode considers"""
 _DRAWS = 16
 _KEPT = ("minimum_size", "exclude", "warmup_steps", "between_nodes", "ranks_per_node")
-"""settings of the gradients that outlive a change of their codec"""
+"""settings of gradients that survive a change of their codec"""
 
 _AHEAD = ("prefetch", "prefetch_backward", "async_unshard")
 _OF_UNITS = ("wrap_size", "reshard_after_forward", "overrides", *_AHEAD)
-"""settings that have their meaning by how units are cut"""
+"""settings whose meaning depends on how units are wrapped"""
 
 
 class Draft(Document):
-    """A strategy as plain data, perhaps an illegal one, and where it came from."""
+    """A strategy as plain data, possibly invalid, and its origin."""
 
     document: dict[str, Any]
     why: str
@@ -48,7 +48,7 @@ def draft_candidates(
     named: dict[str, Strategy],
     memory_limit_bytes: int,
 ) -> list[Draft]:
-    """Drafts in the order in which they should be considered.
+    """Return drafts in the order in which they should be considered.
 
     Args:
         mode: `action`: one setting of the incumbent changed; `config`: whole strategies.
@@ -61,9 +61,10 @@ def draft_candidates(
 
 
 def actions(strategy: Strategy) -> list[Draft]:
-    """Every change of one setting; kinds of change take turns, so that a cap leaves some of each.
+    """Return every change of one setting; kinds of change alternate, so that a cap keeps some of
+    each.
 
-    Each can be undone by another action. Settings that only had a meaning beside the old value
+    Each can be undone by another action. Settings that only had a meaning with the old value
     (a bucket size under `ddp`, the codec of gathered weights under `fsdp2`, the prefetch of the old
     units, the route of the old codec) go back to their defaults.
     """
@@ -94,7 +95,7 @@ def _wraps(form: dict[str, Any]) -> Iterator[Draft]:
 
 
 def _ahead(strategy: Strategy, form: dict[str, Any]) -> Iterator[Draft]:
-    """Communication beside computation, where there are several units to gather."""
+    """Return changes of prefetch, where there are several units to gather."""
     if form["engine"] in ("fsdp2", "manual") and form.get("reshard_after_forward") is not None:
         units = strategy.depths()[0]
         if form["wrap"] != "root":
@@ -167,7 +168,7 @@ def _whole_strategies(
     first = [_draft(strategy, f"strategies.{name}") for name, strategy in named.items()]
     first.append(_draft(default(), "the default strategy"))
     first.append(_draft(heuristic(history, memory_limit_bytes), "rules of thumb"))
-    # a new round draws anew; a repeated round draws the same
+    # a new round draws new random strategies; a repeated round draws the same
     seed = len(history.rounds)
     drawn = [
         _draft(strategy, f"drawn at random, seed {seed}")
@@ -178,11 +179,11 @@ def _whole_strategies(
 
 
 def _neighbours(history: History) -> list[list[Draft]]:
-    """Actions on each of the fastest strategies."""
+    """Return the actions on each of the fastest strategies."""
     fastest = sorted(history.succeeded(), key=lambda entry: (entry.mean("step_ms_p50"), entry.hash))
     return [
         [
-            Draft(document=draft.document, why=f"beside {entry.source}: {draft.why}")
+            Draft(document=draft.document, why=f"near {entry.source}: {draft.why}")
             for draft in actions(entry.strategy)
         ]
         for entry in fastest[:_NEIGHBOURHOODS]

@@ -1,4 +1,4 @@
-"""The settings in which two strategies differ, as data and in words."""
+"""Differences between two strategies, as data and in words."""
 
 from typing import Any, NamedTuple
 
@@ -7,11 +7,11 @@ from shardlab.strategy.label import override_words
 from shardlab.strategy.strategy import Strategy
 
 SHARDING = set(Strategy.model_fields) - {"gradients", "weights"}
-"""settings of the model's distribution; all others say how messages travel"""
+"""settings of how the model is sharded; all others are about messages"""
 
 
 class Change(NamedTuple):
-    """One setting of the canonical form; codecs are given as `name:key=value`."""
+    """One setting of the canonical form; codecs are written as `name:key=value`."""
 
     key: str
     before: Any
@@ -19,18 +19,18 @@ class Change(NamedTuple):
 
 
 def changes(before: Strategy, after: Strategy) -> tuple[Change, ...]:
-    """The differing settings, in the order of their keys; empty for equal meanings."""
+    """Return the settings that differ, in the order of their keys; empty for equal meanings."""
     old, new = _settings(before), _settings(after)
     return tuple(Change(key, old[key], new[key]) for key in sorted(old) if old[key] != new[key])
 
 
 def in_words(found: tuple[Change, ...]) -> str:
-    """`engine: fsdp2 to ddp; wrap: block to unset`."""
+    """Return `engine: fsdp2 to ddp; wrap: block to unset`."""
     return "; ".join(f"{key}: {_word(old)} to {_word(new)}" for key, old, new in found)
 
 
 def _settings(strategy: Strategy) -> dict[str, Any]:
-    """The canonical form in one level; a codec and its options are one setting."""
+    """Flatten the canonical form to one level; a codec with its options is one setting."""
     normal = strategy.canonical()
     form = normal.model_dump(mode="json", exclude={"gradients", "weights", "overrides"})
     gradients, weights = normal.gradients, normal.weights

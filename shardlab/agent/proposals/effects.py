@@ -1,4 +1,4 @@
-"""What a change did where it was the only difference between two measured strategies.
+"""Measured effects of a change that was the only difference between two strategies.
 
 A difference has three aspects, sharding, gradients and gathered weights, which are looked up on
 their own. Codecs of different names are compared by these names: what int8 did with groups of 128
@@ -13,25 +13,25 @@ from shardlab.agent.records.history import History
 
 
 class Effect(NamedTuple):
-    """What a change did: logarithms of the ratios, after over before."""
+    """Effect of a change: logarithms of the ratios, after over before."""
 
     log_step: float
     log_perplexity: float
 
     def is_gain(self, tolerance: float) -> bool:
-        """Faster, and within the tolerated relative rise of perplexity."""
+        """Whether it is faster and within the tolerated relative rise of perplexity."""
         return self.log_step < 0 and self.log_perplexity <= math.log1p(tolerance)
 
 
 Aspects = tuple[tuple[Change, ...], ...]
-"""a difference, split into its aspects; one without a change is left out"""
+"""a difference split into its aspects; one without a change is left out"""
 
 _BESIDE_CODEC = ("error_feedback", "between_nodes")
 _WEIGHTS = ("weights", "weights_minimum_size")
 
 
 def measured_effects(history: History) -> dict[tuple[Change, ...], Effect]:
-    """The mean effect of each change that is the only one between two measured strategies."""
+    """Return the mean effect of each change that alone separates two measured strategies."""
     seen: dict[tuple[Change, ...], list[Effect]] = {}
     entries = history.succeeded()
     for before in entries:
@@ -52,7 +52,7 @@ def measured_effects(history: History) -> dict[tuple[Change, ...], Effect]:
 def expected_effect(
     found: tuple[Change, ...], effects: dict[tuple[Change, ...], Effect]
 ) -> Effect | None:
-    """The sum over those aspects of a difference that were measured, or None when none was."""
+    """Sum the effects of the measured aspects of a difference; None when none was measured."""
     known = [effects[aspect] for aspect in _aspects(found) if aspect in effects]
     if not known:
         return None
@@ -72,13 +72,13 @@ def _aspects(found: tuple[Change, ...]) -> Aspects:
 
 
 def _by_codec_names(
-    found: tuple[Change, ...], key: str, beside: tuple[str, ...]
+    found: tuple[Change, ...], key: str, with_keys: tuple[str, ...]
 ) -> tuple[Change, ...]:
-    """Where the codec's name changes, that change and those of `beside` alone."""
+    """Where the codec's name changes, return that change and those of the given keys alone."""
     codec = next((change for change in found if change.key == key), None)
     if codec is None:
         return found
     before, after = (text.partition(":")[0] for text in codec[1:])
     if before == after:
         return found
-    return (Change(key, before, after), *(each for each in found if each.key in beside))
+    return (Change(key, before, after), *(each for each in found if each.key in with_keys))

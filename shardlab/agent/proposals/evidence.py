@@ -1,4 +1,4 @@
-"""Facts in words for a judge: one template for every strategy, fixed units, nothing else.
+"""Evidence for a judge: facts in words, by one template with fixed units.
 
 Judges favour what is longer, praised or listed first. So there is no adjective, no advice and no
 ranking here, and strategies come in the order of their hashes.
@@ -11,7 +11,7 @@ from shardlab.experiment.schema import Agent
 
 
 def describe(history: History, agent: Agent, memory_limit_bytes: int) -> str:
-    """The evidence of all trials so far, one fact per line."""
+    """Return the evidence of all trials so far, one fact per line."""
     tried = [history.measured[key] for key in sorted(history.measured)]
     return "\n".join(
         [
@@ -30,7 +30,7 @@ def describe(history: History, agent: Agent, memory_limit_bytes: int) -> str:
 
 
 def trials(history: History) -> int:
-    """How many rounds ran something."""
+    """Return the number of rounds that ran a trial."""
     return sum(each.trial.outcome != "none" for each in history.rounds)
 
 

@@ -1,4 +1,4 @@
-"""The contract of a judge, and the deterministic one that needs no server."""
+"""The contract of a judge, and the deterministic judge that needs no server."""
 
 import math
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ from shardlab.strategy.strategy import Strategy
 
 @dataclass(frozen=True)
 class Question:
-    """What a judge is asked: which of the candidates should be measured next?"""
+    """Question to a judge: which of the candidates should be measured next?"""
 
     evidence: str
     """the facts, in words"""
@@ -35,7 +35,7 @@ class Judge(ABC):
 
     @abstractmethod
     def choose(self, question: Question) -> Verdict:
-        """The verdict.
+        """Return the verdict.
 
         Raises:
             UserError: the judge cannot be asked (only judges that are somewhere else).
@@ -43,7 +43,7 @@ class Judge(ABC):
 
 
 _CODECS = {"codec": "gradients", "weights": "weights"}
-"""the codec's setting, and the kind of message that it encodes"""
+"""the setting of the codec, and the kind of message that it encodes"""
 _EXPOSED = "exposed communication"
 _ENCODING = "encoding and decoding"
 _REMEDIES = {
@@ -51,16 +51,16 @@ _REMEDIES = {
     "idle time": ("wrap", "bucket_mb", "reshard_after_forward", "engine", "route"),
     _ENCODING: (*_CODECS, "minimum_size", "error_feedback", "route"),
 }
-"""which settings act on a term of the step time, the most direct first"""
+"""settings that act on a term of the step time, the most direct first"""
 _INDIRECT = 100
-"""place of a change that acts on none of them"""
+"""rank of a change that acts on none of them"""
 
 
 class RuleJudge(Judge):
-    """Follows one rule, from the evidence alone.
+    """Judge that follows one rule, from the evidence alone.
 
-    1. A candidate differs from the incumbent in its sharding, in how gradients travel, in how
-       weights travel, or in several of them. A difference that also lies between two measured
+    1. A candidate differs from the incumbent in its sharding, in its gradient codec, in its
+       weight codec, or in several of them. A difference that also lies between two measured
        strategies is judged by what it did there (codecs by their names, whatever their options);
        such differences are added up. The fastest comes first; a candidate that this makes slower,
        or worse in perplexity than is tolerated, is left out.
@@ -78,7 +78,7 @@ class RuleJudge(Judge):
     name = "rules"
 
     def choose(self, question: Question) -> Verdict:
-        """The verdict by the rule; its reason cites the figures."""
+        """Return the verdict of the rule; its reason cites the figures."""
         incumbent = question.history.incumbent
         term, share = _largest_term(incumbent)
         effects = measured_effects(question.history)
@@ -119,7 +119,7 @@ class RuleJudge(Judge):
 
 
 def _largest_term(incumbent: Measured) -> tuple[str, float]:
-    """The name of the largest term that a strategy can change, and its share of a traced step."""
+    """Return the largest term of a traced step that a strategy can change, and its share."""
     mean = incumbent.mean
     terms = {
         _EXPOSED: mean("exposed_comm_ms"),
@@ -132,10 +132,10 @@ def _largest_term(incumbent: Measured) -> tuple[str, float]:
 
 def _directness(found: tuple[Change, ...], term: str, incumbent: Measured) -> int:
     keys = {change.key for change in found}
-    if "engine" in keys:  # brings its own settings along
+    if "engine" in keys:  # settings that follow from the new codec
         keys -= {*SHARDING, "weights"} - {"engine"}
     for key, before, after in found:
-        # a codec that goes moves no fewer bytes, one that comes encodes no faster
+        # removing a codec sends no fewer bytes, and adding one encodes no faster
         if key in _CODECS and (before if term == _ENCODING else after) == "none":
             keys -= {key}
     remedies = _remedies(term, incumbent)
@@ -143,7 +143,7 @@ def _directness(found: tuple[Change, ...], term: str, incumbent: Measured) -> in
 
 
 def _remedies(term: str, incumbent: Measured) -> list[str]:
-    """The settings of `_REMEDIES`, first the codec of the kind that moves more bytes."""
+    """Return the settings of `_REMEDIES`, first the codec of the kind that sends more bytes."""
     settings = _REMEDIES[term]
     codecs = [key for key in settings if key in _CODECS]
     codecs.sort(key=lambda key: -_moved(incumbent, _CODECS[key]))
@@ -151,12 +151,12 @@ def _remedies(term: str, incumbent: Measured) -> list[str]:
 
 
 def _moved(measured: Measured, kind: str) -> float:
-    """Bytes of a kind of message on the wire, per rank and step."""
+    """Return the bytes of a kind of message on the wire, per rank and step."""
     return measured.mean(f"{kind}_bytes_wire")
 
 
 def _bytes(term: str, incumbent: Measured) -> str:
-    """What a term of messages consists of, in words."""
+    """Describe the composition of a term of communication."""
     if term != _EXPOSED:
         return ""
     moved = (_moved(incumbent, kind) / 1e6 for kind in _CODECS.values())
@@ -168,7 +168,7 @@ def _words(incumbent: Measured, candidate: Candidate) -> str:
 
 
 def _without_consequences(before: Strategy, after: Strategy) -> tuple[Change, ...]:
-    """Leaves out what merely follows from a new codec, engine or wrapping."""
+    """Leave out settings that merely follow from a new codec, engine or wrapping."""
     found = changes(before, after)
     keys = {change.key for change in found}
     implied = {"weights_minimum_size"} if "weights" in keys else set()

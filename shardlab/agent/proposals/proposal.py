@@ -1,4 +1,4 @@
-"""The proposal of a round: evidence, offer, verdict, and the strategy that goes on trial."""
+"""Proposal of a round: evidence, candidates, verdict, and the strategy to try."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from shardlab.strategy.strategy import Strategy
 
 
 class Proposal(Document):
-    """What one round offered, and what was chosen."""
+    """Candidates of one round and the choice among them."""
 
     round: int
     incumbent_hash: str
@@ -31,7 +31,7 @@ class Proposal(Document):
 def propose(
     number: int, history: History, agent: Agent, named: dict[str, Strategy], judge: Judge
 ) -> Proposal:
-    """The proposal of round `number`.
+    """Make the proposal of round `number`.
 
     Nothing is chosen when the search has to stop, when no candidate is left or when the judge
     abstains; the verdict's reason says which.
@@ -50,7 +50,7 @@ def propose(
     if stop is None:
         drafts = draft_candidates(agent.candidates, history, named, limit)
         candidates, refused = admit(drafts, history, limit, agent.max_candidates)
-        stop = None if candidates else "no candidate is legal, new and within the memory limit"
+        stop = None if candidates else "no candidate is valid, new and within the memory limit"
     if stop is None:
         verdict = judge.choose(Question(evidence, history, candidates, agent.quality_tolerance))
     else:
@@ -71,7 +71,7 @@ def propose(
 
 
 def read_proposal(path: str | Path) -> Proposal:
-    """The proposal in a file.
+    """Read the proposal in a file.
 
     Raises:
         UserError: the file is not a proposal.

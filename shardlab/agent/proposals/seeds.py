@@ -1,4 +1,4 @@
-"""Whole strategies to begin with: the default, one by rules of thumb, and random ones."""
+"""Initial strategies: the default, one by rules of thumb, and random ones."""
 
 import random
 from typing import Any
@@ -19,23 +19,25 @@ CODECS: tuple[tuple[str, bool], ...] = (
     ("onebit:group=512", True),
     ("topk:density=0.01", True),
 )
-"""codec and whether its errors are fed back: coarse ones lose most of a gradient without that"""
+"""codec and whether it takes error feedback, without which coarse ones lose most of a gradient"""
 WEIGHT_CODECS = ("none", "int8:group=128")
-"""codecs of the gathered parameters"""
+"""codecs of gathered parameters"""
 BUCKETS_MB = (1.0, 5.0, 25.0, 100.0)
 MINIMUM_SIZES = (0, 1024, 16384)
 
 EXPOSED_WORTH = 0.05
-"""share of a step from which exposed communication is worth an action (TraceLens flags it there)"""
+"""exposed communication as a share of the step that is worth an action (TraceLens flags it there)
+"""
 
 
 def default() -> Strategy:
-    """What somebody gets who sets nothing."""
+    """Return the strategy with every setting at its default."""
     return Strategy()
 
 
 def heuristic(history: History, memory_limit_bytes: int) -> Strategy:
-    """Rules of thumb: shard only as far as memory asks for it, compress only what is waited for.
+    """Return a strategy by rules of thumb: shard as far as memory requires, compress only exposed
+    communication.
 
     The first of `ddp`, `fsdp2` that keeps parameters after forward, and `fsdp2` whose estimated
     peak is within the limit; bf16 when the incumbent waits for communication.
@@ -56,7 +58,7 @@ def heuristic(history: History, memory_limit_bytes: int) -> Strategy:
 
 
 def random_strategies(seed: int, count: int) -> list[Strategy]:
-    """`count` independent draws; the same ones for the same seed."""
+    """Draw `count` independent strategies, the same ones for the same seed."""
     generator = random.Random(seed)
     return [_draw(generator) for _ in range(count)]
 

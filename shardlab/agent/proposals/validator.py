@@ -1,4 +1,4 @@
-"""What may be tried: refuses, with a reason, before a trial costs anything."""
+"""Validation of candidates: refusals, with a reason, before a trial costs anything."""
 
 import json
 
@@ -17,14 +17,15 @@ _SHOWN = 200
 
 
 def memory_limit(agent: Agent, world_size: int) -> int:
-    """Bytes that one rank may use: as given (1 GB = 10^9 B), or its part of the machine's."""
+    """Return the bytes that one rank may use: as given (1 GB = 10^9 B), or its part of the
+    machine's."""
     if agent.memory_limit_gb is not None:
         return int(agent.memory_limit_gb * 1e9)
     return memory_bytes() // world_size
 
 
 def reason_to_stop(history: History, agent: Agent) -> str | None:
-    """Why nothing more may be tried, or None."""
+    """Return why no more trials run, or None."""
     if trials(history) >= agent.budget:
         return f"the budget of {agent.budget} trials is spent"
     rejections = 0
@@ -40,7 +41,8 @@ def reason_to_stop(history: History, agent: Agent) -> str | None:
 def admit(
     drafts: list[Draft], history: History, memory_limit_bytes: int, at_most: int
 ) -> tuple[list[Candidate], list[Refused]]:
-    """The first `at_most` drafts that are legal, new and small enough, and those refused before.
+    """Return the first `at_most` drafts that are valid, new and fit in memory, and the refused
+    ones.
 
     Candidates come in the order of their ids, which says nothing about them.
     """
@@ -93,5 +95,5 @@ def _shown(draft: Draft) -> str:
 
 
 def _once(refused: list[Refused]) -> list[Refused]:
-    """Without the repetitions that several sources of drafts bring."""
+    """Remove duplicates that several sources of drafts bring."""
     return list({(each.label, each.reason): each for each in refused}.values())

@@ -1,4 +1,4 @@
-"""The state of the search: the incumbent, everything measured so far, and the rounds."""
+"""State of the search: the incumbent, everything measured so far, and the rounds."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from shardlab.strategy.strategy import Strategy, parse_strategy
 
 
 class Workload(Document):
-    """What every strategy of one search trains."""
+    """Workload that every strategy of one search trains."""
 
     model: str
     parameters: int
@@ -23,10 +23,10 @@ class Workload(Document):
 
 
 class Measured(Document):
-    """A strategy that was tried, and what came of it."""
+    """A strategy that was tried, and its outcome."""
 
     strategy: Strategy
-    """in its canonical form"""
+    """in canonical form"""
     hash: str
     source: str
     """`run NAME` of the matrix, or `round K`"""
@@ -36,29 +36,29 @@ class Measured(Document):
     """by seed; empty when the trial failed"""
 
     def mean(self, field: str) -> float:
-        """Mean of a measurement's field over the seeds; only of a strategy that succeeded."""
+        """Return the mean of a measurement's field over the seeds of a strategy that succeeded."""
         values = [getattr(each, field) for each in self.measurements]
         return sum(values) / len(values)
 
 
 class History(Document):
-    """All that the search knows between two rounds."""
+    """Everything that the search knows between two rounds."""
 
     workload: Workload
     start: str
-    """hash of the strategy that the search began with: the reference for quality"""
+    """hash of the strategy that the search started from: the reference for quality"""
     incumbent: Measured
     measured: dict[str, Measured]
-    """by the strategy's hash"""
+    """by hash of the strategy"""
     rounds: list[Round] = []
 
     def succeeded(self) -> list[Measured]:
-        """The strategies with measurements, in the order of their hashes."""
+        """Return the strategies with measurements, in the order of their hashes."""
         return [entry for _, entry in sorted(self.measured.items()) if entry.outcome == "ok"]
 
 
 def initial_history(records: list[Record], start_run: str) -> History:
-    """The state before the first round: every strategy of the matrix counts as measured.
+    """Return the state before the first round: every strategy of the matrix counts as measured.
 
     Args:
         records: of the matrix.
@@ -73,7 +73,7 @@ def initial_history(records: list[Record], start_run: str) -> History:
         runs.setdefault(record.run, []).append(record)
     if start_run not in runs:
         raise UserError(f"agent.start: no record of run {start_run!r}; {nearest(start_run, runs)}")
-    # two names of one meaning are one strategy: the start's own name and figures win
+    # two names of one meaning are one strategy: name and figures of the start take precedence
     order = [start_run, *(run for run in runs if run != start_run)]
     measured: dict[str, Measured] = {}
     for run in order:
@@ -89,7 +89,7 @@ def initial_history(records: list[Record], start_run: str) -> History:
 
 
 def read_history(path: str | Path) -> History:
-    """The history that a round left behind.
+    """Read the history that a round wrote.
 
     Raises:
         UserError: the file is not a history.
@@ -98,7 +98,7 @@ def read_history(path: str | Path) -> History:
 
 
 def known_before(after: str, results: str, records: list[Record], start_run: str) -> History:
-    """What a round starts from: the matrix alone (`after` is `results`), or an earlier history.
+    """Return the state that a round starts from: the matrix (`after` is `results`), or a history.
 
     Raises:
         UserError: the earlier history lacks a strategy of the matrix, so it is out of date.

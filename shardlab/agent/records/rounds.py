@@ -1,4 +1,4 @@
-"""What is kept of one round of the search: who was offered, who was chosen, what came of it."""
+"""Documents of one round of the search: candidates, verdict, trial, decision."""
 
 from typing import Literal
 
@@ -7,18 +7,18 @@ from shardlab.records.run import Record
 from shardlab.strategy.strategy import Strategy
 
 Outcome = Literal["ok", "timeout", "crash", "memory", "none"]
-"""how a trial ended; none: nothing was chosen, so nothing ran"""
+"""outcome of a trial; none: nothing was chosen, so nothing ran"""
 
 
 class Candidate(Document):
     """A strategy that the judge may choose."""
 
     id: str
-    """the first digits of the strategy's hash: says nothing about its place in a list"""
+    """first digits of the strategy's hash, independent of its place in the list"""
     strategy: Strategy
     label: str
     why: str
-    """where it came from"""
+    """origin"""
 
 
 class Refused(Document):
@@ -29,7 +29,7 @@ class Refused(Document):
 
 
 class Verdict(Document):
-    """What a judge answered."""
+    """Answer of a judge."""
 
     choice: str | None
     """id of a candidate, or null for an abstention"""
@@ -38,7 +38,7 @@ class Verdict(Document):
 
 
 class Measurement(Document):
-    """The figures of one seed that the search works with; fields as in `core.records`.
+    """Figures of one seed that the search uses; fields as in `shardlab.records.run`.
 
     Bytes are those of the record's ledger by kind of message.
     """
@@ -62,7 +62,7 @@ class Measurement(Document):
 
     @classmethod
     def of(cls, record: Record) -> "Measurement":
-        """The part of a record that the search keeps."""
+        """Extract the part of a record that the search keeps."""
         ledger = {
             f"{kind}_{what}": record.ledger[kind][what]
             for kind in ("gradients", "weights")
@@ -77,19 +77,19 @@ class TrialSummary(Document):
 
     outcome: Outcome
     detail: str
-    """the error's text when it failed"""
+    """text of the error, for a failed trial"""
     hash: str | None
     label: str | None
     measurements: list[Measurement]
 
 
 class Comparison(Document):
-    """A trial against the incumbent and the limits."""
+    """A trial compared with the incumbent and the limits."""
 
     seeds: int
     """seeds that both were measured with"""
     step_ratio: float
-    """step_ms_p50 of the trial over the incumbent's, geometric mean over these seeds"""
+    """step_ms_p50 of the trial over that of the incumbent, geometric mean over these seeds"""
     interval: list[float] | None
     """95 % Student interval of the ratio, low and high; null with fewer than two seeds"""
     perplexity_ratio: float
@@ -99,7 +99,7 @@ class Comparison(Document):
 
 
 class Decision(Document):
-    """Whether the trial's strategy replaces the incumbent."""
+    """Whether the strategy of the trial replaces the incumbent."""
 
     decision: Literal["accept", "reject", "none"]
     reason: str
@@ -107,7 +107,7 @@ class Decision(Document):
 
 
 class Round(Decision):
-    """One round, from the offer to the decision."""
+    """One round, from the candidates to the decision."""
 
     round: int
     verdict: Verdict
