@@ -19,7 +19,7 @@ ANSWERS = Path("results/judge")
 
 
 def main(params: Parameters, number: str) -> None:
-    """Write proposal.json of the round; a language model's answers are stored next to the rounds."""
+    """Write proposal.json of the round; a language model's answers are kept next to the rounds."""
     plan, agent = params(f"rounds.{number}", "agent")
     strategies, runs = params("strategies", "runs")
     history = known_before(plan.after, RESULTS, read_records(RESULTS), agent.start)

@@ -1,1 +1,1 @@
-"""What everything else rests on: parameters, strategies, records, files, processes, errors."""
+"""Base layer: errors, validated documents, atomic files, processes, progress."""

@@ -9,7 +9,7 @@ _RANGE = re.compile("([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:
-    """`0-2,8` -> (0, 1, 2, 8), ascending.
+    """Parse `0-2,8` to (0, 1, 2, 8), ascending.
 
     Raises:
         UserError: anything else, also an empty list or a range that falls.
@@ -25,7 +25,7 @@ def parse_cpus(text: str) -> tuple[int, ...]:
 
 
 def format_cpus(cpus: Iterable[int]) -> str:
-    """What `parse_cpus` reads; empty for none."""
+    """Format CPUs as `parse_cpus` reads them; empty for none."""
     ranges: list[list[int]] = []
     for cpu in sorted(cpus):
         if ranges and cpu == ranges[-1][-1] + 1:

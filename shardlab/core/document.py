@@ -1,4 +1,4 @@
-"""The base of everything that a user writes: strict, frozen documents with helpful refusals."""
+"""Base class of everything that a user writes: strict, frozen documents."""
 
 from typing import Any, ClassVar
 
@@ -43,7 +43,7 @@ class Document(BaseModel):
 
 
 def validate(annotation: Any, value: Any, where: str) -> Any:
-    """`value` as an instance of `annotation`.
+    """Validate `value` as an instance of `annotation`.
 
     Raises:
         UserError: one line with the key's path, what was expected and what was found.
@@ -55,7 +55,7 @@ def validate(annotation: Any, value: Any, where: str) -> Any:
 
 
 def _one_line(error: pydantic.ValidationError, where: str) -> str:
-    """The first complaint, addressed by the path that the user wrote (tags of unions left out)."""
+    """Return the first error, addressed by the path that the user wrote (without union tags)."""
     first = error.errors()[0]
     parts = [str(part) for part in first["loc"] if not _is_tag(part)]
     unknown = first.get("ctx", {}).get("key") if first["type"] == "unknown_key" else None
@@ -69,5 +69,5 @@ def _one_line(error: pydantic.ValidationError, where: str) -> str:
 
 
 def _is_tag(part: str | int) -> bool:
-    """Discriminators and validators put names into the location that no user ever wrote."""
+    """Whether a location is a discriminator or validator, which no user wrote."""
     return isinstance(part, str) and (part.startswith("codec:") or "[" in part)

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written under a temporary name, flushed to disk, renamed."""
+"""Atomic files: written under a temporary name, flushed to disk, renamed."""
 
 import ctypes
 import errno
@@ -19,7 +19,7 @@ _HERE, _RENAME_EXCHANGE = -100, 2
 
 @contextmanager
 def atomic(path: str | Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its name when the block ends without an error.
+    """Yield a temporary path next to `path` that is renamed to it when the block succeeds.
 
     The block may write a file or make a folder there; nothing is left behind when it fails.
 
@@ -42,7 +42,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
 
 
 def _exchange(new: Path, old: Path, aside: Path) -> None:
-    """Gives a folder the name of an old one, which is then `new` or `aside`."""
+    """Rename a folder over an existing one, which is then `new` or `aside`."""
     if not _exchanged(new, old):
         old.rename(aside)
         try:
@@ -53,19 +53,19 @@ def _exchange(new: Path, old: Path, aside: Path) -> None:
 
 
 def _exchanged(one: Path, other: Path) -> bool:
-    """Whether two folders have got each other's names, at once: Linux alone can do so."""
+    """Swap the names of two folders atomically; return whether that was possible (Linux only)."""
     names = os.fsencode(one.absolute()), os.fsencode(other.absolute())
     call = ctypes.CDLL(None, use_errno=True).renameat2
     if call(_HERE, names[0], _HERE, names[1], _RENAME_EXCHANGE) == 0:
         return True
     error = ctypes.get_errno()
-    if error in (errno.EINVAL, errno.ENOSYS):  # the file system, or the kernel, cannot
+    if error in (errno.EINVAL, errno.ENOSYS):  # not supported by the file system or the kernel
         return False
     raise OSError(error, os.strerror(error), str(other))
 
 
 def flush(path: Path) -> None:
-    """Returns when a file, or a folder with all that is in it, is on disk."""
+    """Flush a file, or a folder with all that is in it, to disk."""
     for inside in path.rglob("*"):
         _sync(inside)
     _sync(path)
@@ -80,40 +80,40 @@ def _sync(path: Path) -> None:
 
 
 def rename(path: Path, target: Path) -> None:
-    """Gives a file or folder another name in the same folder; returns when that is on disk."""
+    """Rename a file or folder within its folder, and flush that to disk."""
     path.rename(target)
     _sync(target.parent)
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Writes UTF-8."""
+    """Write UTF-8 text atomically."""
     with atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Sorted keys and one newline at the end, so that equal values make equal files."""
+    """Write JSON with sorted keys and a final newline, so that equal values make equal files."""
     write_text(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
 
 
 def read_json(path: str | Path) -> Any:
-    """The value of a whole JSON file."""
+    """Read a whole JSON file."""
     return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
 def write_json_lines(path: str | Path, values: list[Any]) -> None:
-    """One value per line, keys sorted."""
+    """Write one JSON value per line, keys sorted."""
     write_text(path, "".join(json.dumps(v, sort_keys=True) + "\n" for v in values))
 
 
 def read_json_lines(path: str | Path) -> list[Any]:
-    """The values of a file written by `write_json_lines`."""
+    """Read the values that `write_json_lines` wrote."""
     with Path(path).open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines if line.strip()]
 
 
 def sha256_of_file(path: str | Path) -> str:
-    """Hexadecimal digest of the contents, read in pieces."""
+    """Return the hexadecimal SHA-256 of a file, read in pieces."""
     digest = hashlib.sha256()
     with Path(path).open("rb") as handle:
         while chunk := handle.read(_CHUNK):
@@ -122,7 +122,7 @@ def sha256_of_file(path: str | Path) -> str:
 
 
 def checksums(folder: Path, share: slice = slice(None)) -> dict[str, str]:
-    """SHA-256 of the files in a folder, by their paths in it.
+    """Return the SHA-256 of the files in a folder, by their relative paths.
 
     Args:
         share: which of them in the order of their paths, so that ranks can do it together.
@@ -134,7 +134,7 @@ def checksums(folder: Path, share: slice = slice(None)) -> dict[str, str]:
 def damage(
     folder: Path, expected: Mapping[str, str], share: slice = slice(None)
 ) -> Iterator[tuple[str, str]]:
-    """The files that are not what `checksums` said, and whether each is missing or damaged."""
+    """Return the files that differ from `checksums`, each as missing or damaged."""
     for name in sorted(expected)[share]:
         if not (folder / name).is_file():
             yield name, "missing"
@@ -143,7 +143,7 @@ def damage(
 
 
 def sha256_of_value(value: Any) -> str:
-    """The hash of a JSON value; the order of keys does not matter."""
+    """Hash a JSON value; the order of keys does not matter."""
     return hashlib.sha256(
         json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
     ).hexdigest()

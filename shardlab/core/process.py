@@ -1,4 +1,4 @@
-"""Child processes that never outlive their parent, and the state of processes (Linux)."""
+"""Child processes that end with their parent, and the state of processes (Linux)."""
 
 import ctypes
 import os
@@ -9,7 +9,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int, sig: int = signal.SIGKILL) -> None:
-    """Asks the kernel to send `sig` to this process when the thread that started it ends.
+    """Ask the kernel to send `sig` to this process when the thread that started it ends.
 
     Args:
         parent: process id of the expected parent; if it is already gone, this process ends now.
@@ -22,7 +22,7 @@ def die_with_parent(parent: int, sig: int = signal.SIGKILL) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal holds the process up, such as SIGSTOP; not so when there is none."""
+    """Whether a signal such as SIGSTOP has stopped the process; False when there is none."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a person sees while something works: a bar on a terminal, a line now and then elsewhere."""
+"""Progress for a person: a bar on a terminal, an occasional line elsewhere."""
 
 import sys
 import time
@@ -13,7 +13,7 @@ T = TypeVar("T")
 def track(
     items: Iterable[T], description: str, total: int | None = None, unit: str = "it"
 ) -> Iterator[T]:
-    """Passes `items` on behind a bar with rate and time left; silent when stderr is a pipe."""
+    """Iterate over `items` with a bar of rate and time left; silent when stderr is a pipe."""
     return iter(
         tqdm(
             items,
@@ -28,12 +28,12 @@ def track(
 
 
 def say(message: str) -> None:
-    """One line on stderr, above any bar."""
+    """Print one line on stderr, above any bar."""
     tqdm.write(message, file=sys.stderr)
     sys.stderr.flush()
 
 
 def stopwatch() -> Callable[[], float]:
-    """A function that returns the seconds since it was made."""
+    """Return a function that returns the seconds since this call."""
     start = time.perf_counter()
     return lambda: time.perf_counter() - start

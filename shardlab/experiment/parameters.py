@@ -1,4 +1,4 @@
-"""How a stage reads the parameters that it declared, and what one of them says of another."""
+"""Parameters of an experiment: reading, overrides, validation and cross-references."""
 
 import json
 from collections.abc import Iterable
@@ -14,11 +14,11 @@ from shardlab.strategy.strategy import Strategy
 from shardlab.strategy.validation import check_fits
 
 _ONE_OF = {"rounds": RoundPlan, "strategies": Strategy, "timings": Timing}
-"""sections that hold values of one kind by name"""
+"""sections that map names to values of one type"""
 
 
 class Parameters:
-    """The parameters of a file, as far as it holds them, with overrides from the command line.
+    """The parameters in a file, possibly a part of them, with overrides from the command line.
 
     Args:
         path: YAML, or JSON in a file named so. A file may hold a part of the parameters: what is
@@ -38,7 +38,7 @@ class Parameters:
         _check_tree(self._tree)
 
     def __call__(self, *keys: str) -> Any:
-        """The validated values of dotted keys, one or a list of them.
+        """Return the validated values of dotted keys: one value, or a list of them.
 
         A stage names here just the keys that the pipeline files declare for it.
 
@@ -63,7 +63,7 @@ class Parameters:
 def _load(path: str | Path) -> dict[str, Any]:
     try:
         text = Path(path).read_text(encoding="utf-8")
-        # JSON is no part of PyYAML's YAML: tabs, and 1e-3 for a number
+        # YAML 1.1 differs from JSON: no tabs, and 1e-3 is text
         tree = json.loads(text) if Path(path).suffix == ".json" else yaml.safe_load(text)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; run from the folder that holds it") from None
@@ -110,7 +110,7 @@ def _check_tree(tree: dict[str, Any]) -> None:
 
 
 def _check_references(values: dict[str, Any]) -> None:
-    """What one key says of another, where both are there."""
+    """Check references from one key to another, where both are present."""
 
     def refuse(key: str, name: str, valid: list[str], kind: str) -> None:
         if name not in valid:

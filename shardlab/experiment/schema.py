@@ -1,4 +1,4 @@
-"""The experiment: the schema of `params.yaml`."""
+"""Schema of `params.yaml`."""
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -10,27 +10,28 @@ from shardlab.experiment.link import Link
 from shardlab.strategy.strategy import Strategy
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=40)]
-"""Names become parts of file names: lower-case letters, digits and hyphens."""
+"""Name that becomes part of file names: lower-case letters, digits and hyphens."""
 Round = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*$")]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Positive = Annotated[float, Field(gt=0)]
 
 
 class Data(Document):
-    """Where the text comes from."""
+    """Source of the text."""
 
     source: Literal["wikipedia", "json", "jsonl", "mediawiki", "huggingface", "synthetic"] = (
         "wikipedia"
     )
-    """wikipedia: the default corpus, fetched by pip; synthetic: generated words, for quick tries"""
+    """wikipedia: the default corpus, fetched by pip; synthetic: generated text, for quick
+    experiments"""
     path: str | None = None
     """file to read (json, jsonl, mediawiki: .xml or .xml.bz2), or name of a Hugging Face dataset"""
     documents: int | None = Field(None, ge=1)
-    """keep only this many documents"""
+    """number of documents to keep"""
     bad_records: Literal["refuse", "skip"] = "refuse"
-    """what happens to a record without a title or text: an error, or counted and left out"""
+    """policy for a record without a title or text: an error, or counted and skipped"""
     validation_share: float = Field(0.02, gt=0, lt=1)
-    """share of the documents kept for validation, chosen by a hash of the title"""
+    """fraction of the documents in the validation split, chosen by a hash of the title"""
 
     @model_validator(mode="after")
     def _path_fits_source(self) -> Self:
@@ -43,15 +44,15 @@ class Data(Document):
 
 
 class Tokenize(Document):
-    """How text becomes token shards."""
+    """Tokenizer and token shards."""
 
     tokenizer: str = "train"
     """train: a byte-level BPE trained on the training split; gpt2: GPT-2's own; or a path to a
     tokenizer.json or a folder that holds one"""
     vocabulary: int | None = Field(2048, ge=257, le=2**31)
-    """tokens in a trained vocabulary; null with a given tokenizer"""
+    """vocabulary size of a trained tokenizer; null with a given tokenizer"""
     shards: int = Field(2, ge=1, le=64)
-    """files that the training split is built in, side by side"""
+    """files of the training split, built in parallel"""
 
     @model_validator(mode="after")
     def _vocabulary_is_for_training(self) -> Self:
@@ -64,18 +65,18 @@ class Tokenize(Document):
 
 
 class Model(Document):
-    """What is trained: a preset, or any causal language model of Hugging Face; without dropout."""
+    """Model to train: a preset, or any causal language model of Hugging Face; without dropout."""
 
     preset: Literal["tiny", "small", "10m", "18m", "62m", "90m", "300m"] | None = None
     """a GPT-2 with random weights"""
     pretrained: str | None = None
     """folder or name on the Hugging Face hub with config.json and safetensors files"""
     config: str | None = None
-    """folder, config.json or name on the Hugging Face hub: that architecture with random weights"""
+    """folder, config.json or name on the Hugging Face hub: its architecture with random weights"""
 
     @property
     def name(self) -> str:
-        """As records call it."""
+        """Name of the model in records."""
         return self.preset or self.pretrained or self.config or ""
 
     @model_validator(mode="after")
@@ -87,20 +88,20 @@ class Model(Document):
 
 
 class Checkpoint(Document):
-    """What is kept of a run while it goes on, so that it continues after it was killed."""
+    """Checkpoints of a run, from which it resumes after it was killed."""
 
     every: int = Field(ge=1)
-    """steps from one checkpoint to the next"""
+    """steps between checkpoints"""
     keep: int = Field(2, ge=1)
-    """how many are kept, the last ones; none once the run has ended well"""
+    """number of checkpoints to keep, the most recent ones; none once the run has succeeded"""
     format: Literal["full", "sharded"] = "full"
     """full: whole tensors, written by rank 0, for every engine and number of ranks; sharded: every
     rank writes its part, for other numbers of ranks and meshes of the same units"""
     asynchronous: bool = False
-    """sharded: training goes on while the files are written"""
+    """sharded: training continues while the files are written"""
     elastic: bool = False
-    """continue also what other `train` and `strategies` values made, as far as the format allows:
-    no longer bit for bit, and the metrics are those of both; model, seed and data are the same"""
+    """resume also with other `train` and `strategies` values, as far as the format allows: no
+    longer bit for bit, and the metrics cover both parts; model, seed and data must be the same"""
 
     @model_validator(mode="after")
     def _full_takes_all_ranks(self) -> Self:
@@ -110,16 +111,16 @@ class Checkpoint(Document):
 
 
 class Train(Document):
-    """The training run that every strategy goes through."""
+    """Training run of every strategy."""
 
     world_size: int = Field(2, ge=1)
     threads: int = Field(1, ge=1)
     """CPU threads per rank; part of the result, because sums depend on it"""
     placement: CpuAffinity = "auto"
-    """which CPUs the ranks run on, and the NUMA node that their memory comes from. auto: where
-    there are several nodes each gets CPUs of its own on the node of its GPU, or of the nodes by
-    turns; on other machines nothing changes. cores: CPUs of its own on every machine. none: nothing
-    changes. Or the CPUs of each rank of a machine, such as ['0-3,8', '4-7']"""
+    """CPU affinity of the ranks and NUMA node of their memory. auto: with several NUMA nodes each
+    rank gets CPUs of its own on the node of its GPU, or on the nodes round-robin; otherwise nothing
+    changes. cores: CPUs of its own on every machine. none: nothing changes. Or the CPUs of each
+    rank of a machine, such as ['0-3,8', '4-7']"""
     steps: int = Field(120, ge=2)
     batch_size: int = Field(8, ge=1)
     """sequences per rank and micro-batch"""
@@ -128,24 +129,25 @@ class Train(Document):
     sequence_length: int = Field(64, ge=2)
     learning_rate: float = Field(3e-3, gt=0)
     warmup_steps: int = Field(10, ge=0)
-    """steps of linear learning-rate growth"""
+    """steps of linear learning-rate warm-up"""
     decay: Literal["cosine", "constant"] = "cosine"
-    """of the learning rate after warm-up: cosine to a tenth, or none"""
+    """learning rate after warm-up: cosine decay to a tenth, or constant"""
     weight_decay: float = Field(0.1, ge=0)
     clip: float | None = Field(1.0, gt=0)
-    """largest global gradient norm, or null"""
+    """maximum global gradient norm, or null"""
     untimed_steps: int = Field(5, ge=0)
-    """first steps that no timing counts"""
+    """first steps, left out of all timings"""
     audit_steps: int = Field(1, ge=0)
-    """extra steps after the run, whose gradients are also summed exactly to measure the codec"""
+    """extra steps after the run whose gradients are also summed uncompressed, to measure the error
+    of the codec"""
     profiled_steps: int = Field(3, ge=1)
     """extra steps after the run that are traced"""
     timeout_s: float = Field(60, gt=0)
-    """longest wait for another rank"""
+    """maximum wait for another rank, seconds"""
     link: Link | None = None
-    """emulated, between ranks of this machine; null: as they are"""
+    """emulated link between ranks of this machine; null: none"""
     checkpoint: Checkpoint | None = None
-    """how to continue after an interruption; null: from the start"""
+    """checkpoints to resume from after an interruption; null: start over"""
 
     @model_validator(mode="after")
     def _steps_remain(self) -> Self:
@@ -154,7 +156,8 @@ class Train(Document):
         return self
 
     def meaning(self) -> dict[str, Any]:
-        """What the results depend on, as plain data: checkpoints change nothing."""
+        """Return the parameters that the results depend on, as plain data; checkpoints are left
+        out."""
         return self.model_dump(mode="json", exclude={"checkpoint"})
 
 
@@ -167,7 +170,7 @@ class Timing(Document):
     """names of strategies"""
     world_size: int = Field(2, ge=1)
     link: Link | None = None
-    """emulated, between ranks of this machine; null: as they are"""
+    """emulated link between ranks of this machine; null: none"""
     repetitions: int = Field(10, ge=1)
     """timed steps of every strategy"""
 
@@ -186,16 +189,16 @@ class Forecast(Document):
 
 
 class Quality(Document):
-    """Where training curves are compared, beside the end of the run."""
+    """Points at which training curves are compared, apart from the end of the run."""
 
     train_loss: Annotated[tuple[Positive, ...], AS_TUPLE] = ()
-    """nats per token, smoothed: steps and time are told that a run takes to reach each"""
+    """smoothed training losses, nats per token: steps and seconds to reach each are reported"""
     time_s: Annotated[tuple[Positive, ...], AS_TUPLE] = ()
-    """seconds of training: the loss is told that a run has after each"""
+    """seconds of training: the loss after each is reported"""
 
 
 class Agent(Document):
-    """How the search for a better strategy works."""
+    """Search for a better strategy."""
 
     start: Name = "fsdp2"
     """run whose strategy the first round tries to improve"""
@@ -209,14 +212,14 @@ class Agent(Document):
     """action: one reversible change of the incumbent; config: whole strategies"""
     max_candidates: int = Field(6, ge=2, le=16)
     quality_tolerance: float = Field(0.03, ge=0)
-    """largest relative rise of validation perplexity that a faster strategy may cost"""
+    """largest accepted relative rise of validation perplexity"""
     memory_limit_gb: float | None = Field(None, gt=0)
-    """largest peak memory of one rank; null: that of the machine shared by the ranks"""
+    """maximum peak memory of one rank; null: the machine's memory divided by the ranks"""
     trial_timeout_s: float = Field(300, gt=0)
     budget: int = Field(8, ge=1)
-    """trials in all rounds together"""
+    """maximum number of trials in all rounds together"""
     stop_loss: int = Field(4, ge=1)
-    """rejections in a row after which no more is tried"""
+    """consecutive rejections after which no more trials run"""
 
     @model_validator(mode="after")
     def _endpoint_for_http(self) -> Self:
@@ -229,11 +232,11 @@ class RoundPlan(Document):
     """One round of the search."""
 
     after: str
-    """what is known before it: results/results.jsonl, or the history of the round before"""
+    """input of the round: results/results.jsonl, or the history of the previous round"""
 
 
 class Params(Document):
-    """The whole of `params.yaml`."""
+    """Top level of `params.yaml`."""
 
     data: Data
     tokenize: Tokenize
@@ -247,7 +250,7 @@ class Params(Document):
     baseline: Name
     """run that the others are compared with"""
     timings: dict[Name, Timing] = Field(min_length=1)
-    """by name: what is timed on other links and with other numbers of ranks than the matrix"""
+    """by name: interleaved timings on other links and numbers of ranks than the matrix"""
     forecast: Forecast
     quality: Quality
     agent: Agent

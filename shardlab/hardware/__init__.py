@@ -1,1 +1,1 @@
-"""The machine: CPUs, NUMA nodes, and which of them each rank gets."""
+"""The machine's CPUs and NUMA nodes, and their assignment to ranks."""

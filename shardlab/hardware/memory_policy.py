@@ -1,4 +1,4 @@
-"""Which NUMA nodes the kernel takes memory from for a thread, and for threads that it makes later.
+"""NUMA memory policy of a thread and of the threads that it creates.
 
 The kernel is asked directly: neither libnuma nor `numactl` has to be installed. A container may
 forbid the calls, and then memory comes from the node of the CPU that touches it first.
@@ -17,11 +17,11 @@ _SET, _GET = {
 _PREFERRED = 1
 _WORD = 64
 _NODES = 1 << 12
-"""more than a kernel can be built for"""
+"""more nodes than a kernel can be built for"""
 
 
 def prefer_node(node: int) -> bool:
-    """Memory comes from this node while it has any, for this thread (set_mempolicy(2)).
+    """Prefer this NUMA node for memory of this thread (set_mempolicy(2)).
 
     Returns:
         Whether the kernel does so.
@@ -30,12 +30,12 @@ def prefer_node(node: int) -> bool:
         return False
     nodes = (ctypes.c_ulong * (_NODES // _WORD))()
     nodes[node // _WORD] = 1 << node % _WORD
-    # the kernel reads one bit less than it is told
+    # the kernel reads one bit less than maxnode says
     return ctypes.CDLL(None).syscall(_SET, _PREFERRED, nodes, ctypes.c_ulong(_NODES + 1)) == 0
 
 
 def policy_nodes() -> tuple[int, ...]:
-    """Nodes that the policy of this thread names (get_mempolicy(2)); none if it has no policy."""
+    """Return the nodes in the policy of this thread (get_mempolicy(2)); none without a policy."""
     nodes = (ctypes.c_ulong * (_NODES // _WORD))()
     none, flags = ctypes.c_void_p(), ctypes.c_ulong(0)
     size = ctypes.c_ulong(_NODES + 1)

@@ -1,4 +1,4 @@
-"""Which CPUs and which memory each rank of a machine gets: a function of what they may use.
+"""Assignment of CPUs and NUMA memory nodes to the ranks of a machine.
 
 The ranks of a machine are dealt to its NUMA nodes, by their GPU where they have one. Those that may
 use the same CPUs share them out by whole physical cores, neighbours together, and by single CPUs
@@ -19,21 +19,21 @@ from shardlab.hardware.topology import SYSFS, Core, Topology, read_topology
 
 @dataclass(frozen=True)
 class Placement:
-    """What one rank gets."""
+    """CPUs and memory node of one rank."""
 
     cores: tuple[Core, ...]
     """one or more; the first is for control"""
     memory_node: int | None
-    """NUMA node that memory comes from first; None where there is nothing to choose"""
+    """preferred NUMA node of its memory; None where there is no choice"""
 
     @property
     def cpus(self) -> tuple[int, ...]:
-        """All of them, ascending."""
+        """All CPUs, ascending."""
         return tuple(sorted(cpu for core in self.cores for cpu in core.cpus))
 
     @property
     def control(self) -> tuple[int, ...]:
-        """For the thread that trains, and for copies and messages: the first core.
+        """CPUs of the first core, for the training thread, copies and messages.
 
         Of a rank with one core: its first CPU.
         """
@@ -42,7 +42,7 @@ class Placement:
 
     @property
     def workers(self) -> tuple[int, ...]:
-        """For a pool of threads that memory limits: one CPU of each core that is not for control.
+        """One CPU of each core that is not for control, for threads limited by memory bandwidth.
 
         Of a rank with one core: its other CPUs; with one CPU: that one.
         """
@@ -53,21 +53,21 @@ class Placement:
 
 @dataclass(frozen=True)
 class RankLocation:
-    """What a rank may use; plain values, so that it travels as JSON."""
+    """CPUs that a rank may use, and the NUMA node of its GPU; serialises as JSON."""
 
     cpus: Sequence[int]
-    """its affinity mask, one or more, ascending"""
+    """affinity mask, one or more CPUs, ascending"""
     gpu_node: int | None = None
-    """NUMA node of its GPU; None without one, or where the machine does not say"""
+    """NUMA node of its GPU; None without a GPU, or where the machine does not report it"""
 
     @classmethod
     def here(cls, gpu_node: int | None) -> Self:
-        """What the thread that asks may use."""
+        """Return the location of the calling thread."""
         return cls(sorted(os.sched_getaffinity(0)), gpu_node)
 
 
 def place_ranks(topology: Topology, ranks: Sequence[RankLocation]) -> list[Placement]:
-    """The same on every rank of the machine that knows of all.
+    """Assign CPUs and memory nodes to all ranks of a machine; a pure function of its arguments.
 
     Ranks with one affinity mask get CPUs of their own if it has one for each, unless their GPUs
     call more of them to a node than it has CPUs.
@@ -91,12 +91,12 @@ def place_ranks(topology: Topology, ranks: Sequence[RankLocation]) -> list[Place
 
 
 def place_here(ranks: Sequence[RankLocation], root: Path = SYSFS) -> list[Placement]:
-    """`place_ranks` on this machine, or the one whose sysfs is at `root`."""
+    """Return `place_ranks` for this machine, or the one whose sysfs is at `root`."""
     return place_ranks(read_topology({cpu for each in ranks for cpu in each.cpus}, root), ranks)
 
 
 def placement_on(topology: Topology, cpus: Collection[int], turn: int = 0) -> Placement:
-    """Of a rank that gets these CPUs, one or more of `topology`.
+    """Return the placement of a rank that gets these CPUs, one or more of `topology`.
 
     Args:
         turn: how many ranks before it have got the same; each takes another core for control.
@@ -109,7 +109,7 @@ def placement_on(topology: Topology, cpus: Collection[int], turn: int = 0) -> Pl
 
 
 def _nodes(topology: Topology, ranks: Sequence[RankLocation]) -> list[set[int]]:
-    """Those that each rank gets CPUs of."""
+    """Return the NUMA nodes from which each rank gets CPUs."""
     nodes: list[set[int]] = []
     masks = [frozenset(each.cpus) for each in ranks]
     counts: dict[frozenset[int], Counter[int]] = {mask: Counter() for mask in masks}
@@ -121,7 +121,7 @@ def _nodes(topology: Topology, ranks: Sequence[RankLocation]) -> list[set[int]]:
         elif alike < len(size):
             nodes.append(set(sorted(size)[masks[:rank].count(mask) :: alike]))
         else:
-            # the highest average: round-robin over nodes of one size, more ranks on larger ones
+            # highest averages: round-robin over nodes of equal size, more ranks on larger ones
             count = counts[mask]
             best = max(size, key=lambda node: (size[node] / (count[node] + 1), -node))
             count[best] += 1
@@ -130,7 +130,7 @@ def _nodes(topology: Topology, ranks: Sequence[RankLocation]) -> list[set[int]]:
 
 
 def _parts(cores: Sequence[Core], count: int) -> list[set[int]]:
-    """For `count` ranks: equal numbers of cores or else of CPUs, or else all of them for each."""
+    """Split cores between `count` ranks equally, else CPUs, else give all CPUs to each."""
     for units in ([core.cpus for core in cores], [(cpu,) for core in cores for cpu in core.cpus]):
         if (size := len(units)) >= count:
             bounds = [size * i // count for i in range(count + 1)]

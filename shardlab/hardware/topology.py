@@ -1,4 +1,4 @@
-"""The processors of a machine as Linux shows them: CPUs, physical cores and NUMA nodes.
+"""CPU topology as Linux shows it: CPUs, physical cores and NUMA nodes.
 
 A CPU is what a thread runs on; several are one physical core where it has SMT. A NUMA node is a
 part of the memory with the CPUs that are close to it.
@@ -16,7 +16,7 @@ SYSFS = Path("/sys")
 
 @dataclass(frozen=True)
 class Core:
-    """A physical core, as far as it may be used."""
+    """The usable CPUs of a physical core."""
 
     cpus: tuple[int, ...]
     """one or more, ascending"""
@@ -26,7 +26,7 @@ class Core:
 
 @dataclass(frozen=True)
 class Topology:
-    """The CPUs that may be used, and where they are."""
+    """The usable CPUs, and the NUMA nodes."""
 
     cores: tuple[Core, ...]
     """by node and first CPU"""
@@ -34,18 +34,18 @@ class Topology:
     """NUMA nodes with memory, also those without a usable CPU"""
 
     def cores_of(self, cpus: Collection[int]) -> tuple[Core, ...]:
-        """The cores as far as they consist of `cpus`."""
+        """Return the cores, restricted to `cpus`."""
         parts = ((tuple(cpu for cpu in core.cpus if cpu in cpus), core) for core in self.cores)
         return tuple(Core(part, core.node) for part, core in parts if part)
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """Those with usable CPUs, ascending."""
+        """NUMA nodes with usable CPUs, ascending."""
         return tuple(sorted({core.node for core in self.cores}))
 
 
 def read_topology(allowed: Collection[int] | None = None, root: Path = SYSFS) -> Topology:
-    """From sysfs (the kernel's Documentation/ABI/stable/sysfs-devices-node, -system-cpu).
+    """Read the topology from sysfs (Documentation/ABI/stable/sysfs-devices-node, -system-cpu).
 
     Args:
         allowed: CPUs that may be used, all of them online, as those of an affinity mask are; None:
@@ -60,7 +60,7 @@ def read_topology(allowed: Collection[int] | None = None, root: Path = SYSFS) ->
         for path in (folder / "node").glob("node[0-9]*")
         for cpu in _cpus_in(path / "cpulist")
     }
-    # a kernel without NUMA has no nodes; what the machine has then is one
+    # a kernel without NUMA lists no nodes; the machine then counts as one
     elsewhere = min(node_of.values(), default=0)
     cores: dict[tuple[int, ...], list[int]] = {}
     for cpu in sorted(allowed):
@@ -71,7 +71,7 @@ def read_topology(allowed: Collection[int] | None = None, root: Path = SYSFS) ->
 
 
 def node_of_pci(address: str, root: Path = SYSFS) -> int | None:
-    """The NUMA node that a device is close to; None where the machine does not say.
+    """Return the NUMA node of a device; None where the machine does not report it.
 
     Args:
         address: on the PCI bus, such as 0000:3b:00.0.
@@ -84,7 +84,7 @@ def node_of_pci(address: str, root: Path = SYSFS) -> int | None:
 
 
 def _siblings(folder: Path, cpu: int) -> tuple[int, ...]:
-    """The CPUs of the same physical core."""
+    """Return the CPUs of the same physical core."""
     # kernels before 5.3 know the second name only
     return (
         _cpus_in(folder / "core_cpus_list") or _cpus_in(folder / "thread_siblings_list") or (cpu,)
@@ -92,7 +92,7 @@ def _siblings(folder: Path, cpu: int) -> tuple[int, ...]:
 
 
 def _cpus_in(path: Path) -> tuple[int, ...]:
-    """Numbers in a file of the kernel; none where there is no such file."""
+    """Read a CPU list of the kernel; empty where there is no such file."""
     try:
         text = path.read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""The model of an experiment: its architecture, and where its weights come from."""
+"""The model of an experiment: architecture and source of its weights."""
 
 from typing import NamedTuple
 
@@ -14,15 +14,15 @@ from shardlab.models.weights import RandomWeights, Weights
 
 
 class BuiltModel(NamedTuple):
-    """A model that takes no memory yet."""
+    """A model on the meta device, with the source of its weights."""
 
     module: PreTrainedModel
     """on the meta device"""
     weights: Weights
-    """its first ones, the same on every rank"""
+    """first weights, the same on every rank"""
 
     def whole(self) -> PreTrainedModel:
-        """The module with all of its weights, float32 on the CPU."""
+        """Return the module with all of its weights, float32 on the CPU."""
         self.weights.materialize(self.module)
         return self.module
 
@@ -30,7 +30,7 @@ class BuiltModel(NamedTuple):
 def build_model(
     model: Model, vocabulary: int, positions: int, end_of_text: int, seed: int
 ) -> BuiltModel:
-    """A causal language model whose forward pass has nothing random in it.
+    """Build a causal language model whose forward pass has no randomness.
 
     Args:
         vocabulary: tokens of the tokenizer; other people's models must have at least as many.
@@ -59,7 +59,7 @@ def build_model(
             f"{' '.join(str(error).split())[:300]}"
         ) from None
     if model.config is not None:
-        # what its own tokenizer pads with is a word of this one, and has to be learned
+        # the padding id of its own tokenizer is an ordinary token here, so it must be trained
         module.get_input_embeddings().padding_idx = None
     if model.pretrained is not None:
         return BuiltModel(module, CheckpointWeights(model.pretrained, module))

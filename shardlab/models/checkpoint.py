@@ -1,4 +1,4 @@
-"""The weights of a checkpoint, read tensor by tensor."""
+"""Weights of a Hugging Face checkpoint, read tensor by tensor."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -29,18 +29,18 @@ _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 class _Stored(NamedTuple):
-    """What a tensor of the model is made of."""
+    """Tensors of a checkpoint that one tensor of the model is converted from."""
 
     target: str
-    """the first of the tensors that these become"""
+    """the first of the tensors that result"""
     converter: WeightConverter | None
     """None where one tensor becomes one"""
     tensors: list[tuple[str, str]]
-    """names in the checkpoint, each behind the converter's pattern that it matches"""
+    """names in the checkpoint, by the pattern of the converter that they match"""
 
 
 class CheckpointWeights(Weights):
-    """Read from the safetensors files of a folder, or of a name on the Hugging Face hub.
+    """Weights from the safetensors files of a folder, or of a name on the Hugging Face hub.
 
     Names and shapes are fitted to the model by the rules of its family, as `from_pretrained` does
     (transformers/core_model_loading.py). Buffers that no checkpoint holds are computed by the
@@ -81,11 +81,11 @@ class CheckpointWeights(Weights):
         }
 
     def _places(self, name: str) -> list[str]:
-        """The names of a tensor under which the checkpoint holds it."""
+        """Return the names of a tensor under which the checkpoint stores it."""
         return [alias for alias in self._names[name] if alias in self._stored]
 
     def _one(self, name: str, read: dict[str, Tensor]) -> Tensor:
-        """The value of a tensor; a checkpoint may hold tied ones several times."""
+        """Return the value of a tensor; a checkpoint may store tied ones several times."""
         first, *others = self._places(name)
         for other in others:
             if not torch.equal(read[first], read[other]):
@@ -115,7 +115,7 @@ class CheckpointWeights(Weights):
 
     def _load(self, name: str) -> Tensor:
         file = self._files[name]
-        if file not in self._paths:  # looked up once, for a hub may be asked
+        if file not in self._paths:  # looked up once, since the lookup may ask a hub
             self._paths[file] = _path(self._source, file)
         path = self._paths[file]
         if path is None:
@@ -125,14 +125,15 @@ class CheckpointWeights(Weights):
             )
         with _opened(path) as tensors:
             tensor: Tensor = tensors.get_tensor(name)
-            # a copy: what is read is a view of the file, and changes with it
+            # a copy, since the value read is a view of the mapped file
             return tensor.to(
                 torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True
             )
 
 
 def _stored(names: Iterable[str], model: PreTrainedModel) -> dict[str, _Stored]:
-    """By tensor of the model, as in `convert_and_load_state_dict_in_model` of transformers."""
+    """Return converters by tensor of the model, as in `convert_and_load_state_dict_in_model` of
+    transformers."""
     rules = get_model_conversion_mapping(model)
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
@@ -155,7 +156,7 @@ def _stored(names: Iterable[str], model: PreTrainedModel) -> dict[str, _Stored]:
 
 
 def _files(source: str) -> dict[str, str]:
-    """The file that holds each tensor."""
+    """Return the file that stores each tensor."""
     whole = _path(source, _WHOLE)
     if whole is not None:
         with _opened(whole) as tensors:
@@ -175,7 +176,7 @@ def _files(source: str) -> dict[str, str]:
 
 
 def _path(source: str, name: str) -> Path | None:
-    """A file of a folder, or of a name on the hub (fetched when it is not there yet)."""
+    """Return a file of a folder, or of a name on the hub (fetched when it is not cached)."""
     try:
         found = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Configurations of Hugging Face models, made fit for training here."""
+"""Configurations of Hugging Face models, with all randomness of the forward pass removed."""
 
 import re
 from pathlib import Path
@@ -9,13 +9,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from shardlab.core.errors import UserError
 
 _RANDOM = re.compile("drop|jitter")
-"""what configurations call the noise of training, as in resid_pdrop or router_jitter_noise"""
+"""names of noise settings in configurations, as in resid_pdrop or router_jitter_noise"""
 
 
 def foreign_config(
     key: str, source: str, vocabulary: int, positions: int, end_of_text: int
 ) -> PretrainedConfig:
-    """The configuration of other people's model, without anything random in its forward pass.
+    """Return the configuration of a Hugging Face model without randomness in its forward pass.
 
     Dropout is off, so that equal seeds give equal losses on any number of ranks, and nothing is
     cached. Documents end as the tokens say.
@@ -66,7 +66,7 @@ def _check_fit(
 
 
 def _silence(config: PretrainedConfig) -> None:
-    """Sets everything random to 0, in the configurations inside, too."""
+    """Set every noise setting to 0, also in nested configurations."""
     for name, value in vars(config).items():
         if _RANDOM.search(name) and type(value) in (int, float):
             setattr(config, name, type(value)(0))

@@ -1,4 +1,4 @@
-"""What a transformer consists of, found without naming its class."""
+"""Parts of a transformer, found without naming its class."""
 
 from typing import NamedTuple
 
@@ -9,22 +9,22 @@ from shardlab.core.errors import UserError
 
 
 class Parts(NamedTuple):
-    """The parts of a language model, on whatever device."""
+    """Parts of a language model, on any device."""
 
     blocks: list[nn.Module]
-    """the repeated blocks, in the order of their use"""
+    """repeated blocks, in the order of their use"""
     paths: list[str]
-    """the name of each block in the model"""
+    """name of each block in the model"""
     embedding: nn.Module | None
-    """of the tokens; None for a model that is not of Hugging Face"""
+    """token embedding; None for a model that is not from Hugging Face"""
     head: nn.Module | None
-    """gives the logits; None when there is none, or for a model that is not of Hugging Face"""
+    """output head; None where there is none, or for a model that is not from Hugging Face"""
     tied: bool
     """whether embedding and head share their weight"""
 
 
 def model_parts(model: nn.Module) -> Parts:
-    """The parts of `model`, which is not yet wrapped.
+    """Find the parts of `model`, which is not yet wrapped.
 
     Raises:
         UserError: the model has no list of blocks.
@@ -40,7 +40,7 @@ def model_parts(model: nn.Module) -> Parts:
 
 
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a transformer: the list of modules with most of the parameters.
+    """Find the repeated blocks of a transformer: the list of modules with most of the parameters.
 
     A list is a `ModuleList`, or a `Sequential` of one class. Lists inside of blocks (experts) hold
     less than the list of blocks, however long they are.

@@ -28,12 +28,12 @@ PRESETS = {
 
 
 def preset_config(name: str, vocabulary: int, positions: int, end_of_text: int) -> GPT2Config:
-    """The configuration of preset `name`."""
+    """Return the configuration of preset `name`."""
     return shape_config(PRESETS[name], vocabulary, positions, end_of_text)
 
 
 def shape_config(shape: Shape, vocabulary: int, positions: int, end_of_text: int) -> GPT2Config:
-    """The configuration of a GPT-2 of any shape.
+    """Return the configuration of a GPT-2 of any shape.
 
     Without dropout, so that equal seeds give equal losses on any number of ranks. Weights start
     with deviation 1/sqrt(width), which keeps activations at their scale (Glorot and Bengio

@@ -1,4 +1,4 @@
-"""The first weights of a model, part by part: nobody has to hold all of them."""
+"""First weights of a model, part by part, so that no process has to hold all of them."""
 
 import hashlib
 import math
@@ -17,7 +17,7 @@ from shardlab.core.errors import UserError
 
 
 class Weights(ABC):
-    """Knows the first value of every parameter and buffer of one model.
+    """Source of the first value of every parameter and buffer of one model.
 
     Laws:
     - a value depends on the source, the seed and its name alone: not on what else is asked for, nor
@@ -38,7 +38,7 @@ class Weights(ABC):
 
     @abstractmethod
     def values(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """The full values of parameters and buffers: on the CPU, for the caller to keep.
+        """Return full values of parameters and buffers on the CPU, for the caller to keep.
 
         Returns:
             float32, but for buffers of another type, by the names that were given.
@@ -48,7 +48,7 @@ class Weights(ABC):
         """
 
     def materialize(self, module: nn.Module, prefix: str = "") -> None:
-        """Gives all below `module` that is on the meta device its memory and its value.
+        """Allocate and fill everything below `module` that is on the meta device.
 
         The tensors keep their identity, so that tied parameters stay tied, also with those outside
         of `module`. What has memory already is left alone.
@@ -72,7 +72,7 @@ class Weights(ABC):
 
 
 class RandomWeights(Weights):
-    """Drawn as the family of the model draws them, by its `_init_weights` (transformers).
+    """Random weights as the family of the model draws them, by its `_init_weights` (transformers).
 
     What lies in a module itself is drawn alone, from a random stream seeded by (seed, name of the
     module), while the rest of the model has no memory. Those around the module follow, as they do
@@ -96,7 +96,7 @@ class RandomWeights(Weights):
         return values
 
     def _draw(self, path: str) -> dict[str, Tensor]:
-        """What lies in the module itself, parameters and buffers, by the last part of its name."""
+        """Return parameters and buffers directly in the module, by the last part of their names."""
         with _memory(self._model.get_submodule(path)) as drawn, self._stream(path):
             for module, family in self._outwards(path):
                 family._init_weights(module)
@@ -117,7 +117,7 @@ class RandomWeights(Weights):
             yield
 
     def _outwards(self, path: str) -> Iterator[tuple[nn.Module, PreTrainedModel]]:
-        """The module and those around it, each with the (sub)model that initialises it."""
+        """Return the module and those around it, each with the (sub)model that initialises it."""
         parts = path.split(".") if path else []
         around = [
             self._model.get_submodule(".".join(parts[:count]))
@@ -128,7 +128,7 @@ class RandomWeights(Weights):
 
 
 def _all_names(model: nn.Module) -> dict[str, list[str]]:
-    """Every name of a parameter or buffer, with all names of the same tensor in their order."""
+    """Map every name of a parameter or buffer to all names of the same tensor, in order."""
     known: dict[int, list[str]] = {}
     names: dict[str, list[str]] = {}
     for tensors in (
@@ -143,7 +143,7 @@ def _all_names(model: nn.Module) -> dict[str, list[str]]:
 
 @contextmanager
 def _memory(module: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Memory for what lies in the module itself, while the block runs."""
+    """Allocate what lies directly in the module while the block runs."""
     kept = module._parameters, module._buffers
     parameters = {n: p if p is None else nn.Parameter(_blank(p)) for n, p in kept[0].items()}
     buffers = {n: b if b is None else _blank(b) for n, b in kept[1].items()}
@@ -155,7 +155,7 @@ def _memory(module: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 def _blank(tensor: Tensor) -> Tensor:
-    """Filled with what no initialisation writes; what has a value already keeps it."""
+    """Fill with a value that no initialisation writes; tensors with a value keep it."""
     if not tensor.is_meta:
         return tensor.detach().clone()
     return torch.full(tensor.shape, _nothing(tensor.dtype), dtype=tensor.dtype, device="cpu")

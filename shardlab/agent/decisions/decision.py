@@ -150,7 +150,7 @@ def _interval(logs: list[float], mean: float) -> list[float] | None:
 def _objections(
     comparison: Comparison, quality_tolerance: float, memory_limit_bytes: int
 ) -> list[str]:
-    """Return every reason against acceptance; comparisons are written so that NaN counts against."""
+    """Return every reason against acceptance; the comparisons are written so that NaN counts."""
     found = []
     if comparison.interval is None:
         found.append("one seed gives no interval: add seeds")

@@ -1,4 +1,4 @@
-"""The corpus file: a JSON array with one document per line, so that a line can be sought."""
+"""The corpus file: a JSON array with one document per line, so that lines can be sought."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,7 @@ from shardlab.data.corpus.document import Document
 
 
 class CorpusSize(NamedTuple):
-    """What a corpus holds."""
+    """Size of a corpus."""
 
     documents: int
     bytes: int
@@ -27,7 +27,7 @@ class Line(NamedTuple):
 
 
 def write_corpus(path: Path, documents: Iterable[Document]) -> CorpusSize:
-    """Writes all documents or leaves `path` as it is.
+    """Write all documents, or leave `path` as it is.
 
     Raises:
         UserError: there is no document.
@@ -47,7 +47,8 @@ def write_corpus(path: Path, documents: Iterable[Document]) -> CorpusSize:
 
 
 def read_corpus(path: Path, start: int = 0, stop: int | None = None) -> Iterator[Line]:
-    """The documents whose lines begin in the bytes from `start` (a line's start, or 0) to `stop`.
+    """Yield the documents whose lines begin between bytes `start` (start of a line, or 0) and
+    `stop`.
 
     Raises:
         UserError: the file is absent, damaged or not written by `write_corpus`.

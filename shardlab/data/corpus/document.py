@@ -1,4 +1,4 @@
-"""One text with its title, how a raw record becomes one, and what happens to those that cannot."""
+"""Documents, their conversion from raw records, and the policy for bad records."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -18,12 +18,12 @@ class Document(NamedTuple):
 
     @property
     def content(self) -> str:
-        """What a model reads: title, newline, text."""
+        """Text for the model: title, newline, text."""
         return f"{self.title}\n{self.text}"
 
 
 class Tally:
-    """Counts the records that are no documents, or refuses the first of them.
+    """Counter of records that are no documents; refuses the first of them if asked to.
 
     Args:
         policy: `refuse` or `skip` (`data.bad_records`).
@@ -38,7 +38,7 @@ class Tally:
         self._named: list[str] = []
 
     def bad(self, position: str, kind: str) -> None:
-        """Notes a bad record, for example at `record 7` of kind `no title`.
+        """Record a bad record, for example at `record 7` of kind `no title`.
 
         Raises:
             UserError: when bad records are refused.
@@ -52,11 +52,12 @@ class Tally:
             self._named.append(f"{position}: {kind}")
 
     def leave_out(self, kind: str) -> None:
-        """Notes a good record that the source leaves out on purpose."""
+        """Count a good record that the source leaves out on purpose."""
         self._left_out[kind] += 1
 
     def as_json(self) -> dict[str, Any]:
-        """`bad_records` and `left_out`: counts by kind; the first 100 bad ones by position."""
+        """Return `bad_records` and `left_out`: counts by kind, and the first 100 bad ones by
+        position."""
         return {
             "bad_records": {
                 "count": self._kinds.total(),
@@ -68,7 +69,7 @@ class Tally:
 
 
 def to_documents(records: Iterable[tuple[str, int, Any]], tally: Tally) -> Iterator[Document]:
-    """The documents of raw records.
+    """Yield the documents of raw records.
 
     Args:
         records: position for messages, number from 1, and a value that should be a mapping with

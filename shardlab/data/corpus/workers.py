@@ -16,13 +16,13 @@ B = TypeVar("B")
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 @contextmanager
 def worker_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
-    """Freshly started workers (a fork would copy the locks of the tokenizer's threads).
+    """Start workers by spawn (a fork would copy the locks of the tokenizer's threads).
 
     They are killed at once when the block is left by an error, and by the kernel when the parent
     is killed. To be entered in the main thread: the kernel watches the thread that starts them.
@@ -46,14 +46,15 @@ def worker_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
 
 def _begin(parent: int) -> None:
     die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends us
+    # Ctrl-C reaches the parent as well, which then ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core each
 
 
 def map_in_order(
     pool: ProcessPoolExecutor, function: Callable[[A], B], items: Iterable[A], window: int
 ) -> Iterator[B]:
-    """`function` of each item, in order, with at most `window` items on their way."""
+    """Map `function` over items in order, with at most `window` items in flight."""
     pending: deque[Future[B]] = deque()
     for item in items:
         pending.append(pool.submit(function, item))

@@ -1,4 +1,4 @@
-"""Every source under one contract: documents in order, and a tally of what was no document."""
+"""All sources under one contract: documents in order, and a tally of bad records."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -22,7 +22,7 @@ _SYNTHETIC_DOCUMENTS = 2000
 
 
 class Source(NamedTuple):
-    """A source as a report names it."""
+    """Name, licence and origin of a source."""
 
     name: str
     licence: str
@@ -31,7 +31,7 @@ class Source(NamedTuple):
 
 
 def prepare(data: Data, corpus: Path, work: Path) -> dict[str, Any]:
-    """Writes the corpus file and returns what is to be said about it.
+    """Write the corpus file and return its description: source, licence, counts.
 
     Args:
         work: folder for downloads.
@@ -49,12 +49,12 @@ def prepare(data: Data, corpus: Path, work: Path) -> dict[str, Any]:
 
 
 def read_documents(data: Data, work: Path, tally: Tally) -> Iterator[Document]:
-    """The documents of a source, in its order, in constant memory."""
+    """Yield the documents of a source in order, in constant memory."""
     if data.source == "wikipedia":
         return wikipedia.read_wikipedia(work, tally)
     if data.source == "synthetic":
         return generate(data.documents or _SYNTHETIC_DOCUMENTS)
-    assert data.path is not None  # the schema sees to it
+    assert data.path is not None  # ensured by the schema
     if data.source == "huggingface":
         return to_documents(read_huggingface(data.path), tally)
     path = Path(data.path)
@@ -68,7 +68,7 @@ def read_documents(data: Data, work: Path, tally: Tally) -> Iterator[Document]:
 
 
 def describe(data: Data) -> Source:
-    """Name, licence and origin; a file says nothing of its licence, so neither do we."""
+    """Return name, licence and origin; the licence of a file is unknown."""
     if data.source == "wikipedia":
         return Source("wikipedia", wikipedia.LICENCE, wikipedia.ATTRIBUTION, wikipedia.URL)
     if data.source == "synthetic":

@@ -11,7 +11,7 @@ _FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}
 
 
 def read_huggingface(path: str) -> Iterator[tuple[str, int, Any]]:
-    """Position, number from 1 and row of the training split.
+    """Yield position, number from 1 and row of the training split.
 
     Args:
         path: a .parquet, .json or .jsonl file; a folder of such files or one that `save_to_disk`
@@ -22,7 +22,7 @@ def read_huggingface(path: str) -> Iterator[tuple[str, int, Any]]:
         UserError: the `datasets` package is missing, or cannot load or read the dataset.
     """
     if Path(path).exists():
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a local read never asks the network
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a local read must not ask the network
     try:
         import datasets
     except ImportError:
@@ -36,7 +36,7 @@ def read_huggingface(path: str) -> Iterator[tuple[str, int, Any]]:
             yield f"record {number}", number, row
     except UserError:
         raise
-    except Exception as error:  # every reader below has errors of its own
+    except Exception as error:  # each of the readers below raises errors of its own
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise UserError(
             f"data.path {path!r}: cannot read it as a Hugging Face dataset ({reason}); "

@@ -1,4 +1,4 @@
-"""Records of a JSON array of any size, in constant memory, with exact places of errors."""
+"""Records of a JSON array of any size, in constant memory, with exact error positions."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ _CHUNK = 1 << 16
 
 
 def read_json_array(path: Path) -> Iterator[tuple[str, int, Any]]:
-    """Position, number from 1 and value of each record.
+    """Yield position, number from 1 and value of each record.
 
     The parser replaces half a surrogate pair (`\\ud800` alone) by `?`.
 
@@ -65,7 +65,7 @@ def _syntax_error(path: Path, start: int, number: int, error: Exception) -> User
 
 
 def _offset(path: Path, start: int) -> int:
-    """Byte at which parsing fails; the parser does not tell, so the last chunk is fed bytewise."""
+    """Find the byte at which parsing fails by feeding the last chunk bytewise."""
     parser = _PARSER.basic_parse_coro(ijson.sendable_list(), use_float=True)
     with path.open("rb") as file:
         for _ in range(start // _CHUNK):

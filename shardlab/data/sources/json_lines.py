@@ -9,7 +9,7 @@ from shardlab.data.corpus.document import Tally
 
 
 def read_json_lines(path: Path, tally: Tally) -> Iterator[tuple[str, int, Any]]:
-    """Position, line number from 1 and value; empty lines are passed over.
+    """Yield position, line number from 1 and value; empty lines are skipped.
 
     A line that is not JSON is a bad record, named with the byte offset of the error.
     """

@@ -1,4 +1,4 @@
-"""Articles of a MediaWiki XML dump, parsed side by side on all cores, in the order of the dump."""
+"""Articles of a MediaWiki XML dump, parsed in parallel, in the order of the dump."""
 
 import bz2
 from collections.abc import Iterator
@@ -23,13 +23,13 @@ class _Page(NamedTuple):
 
 
 def read_mediawiki(path: Path, tally: Tally) -> Iterator[Document]:
-    """Articles of an `.xml` or `.xml.bz2` file."""
+    """Yield the articles of an `.xml` or `.xml.bz2` file."""
     with bz2.open(path) if path.suffix == ".bz2" else path.open("rb") as file:
         yield from read_dump(file, str(path), tally)
 
 
 def read_dump(file: BinaryIO, name: str, tally: Tally) -> Iterator[Document]:
-    """Articles of an uncompressed dump; redirects and other namespaces are left out.
+    """Yield the articles of an uncompressed dump, without redirects and other namespaces.
 
     Only the last revision of a page counts. Memory: some pages per core.
 

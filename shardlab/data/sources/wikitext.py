@@ -1,4 +1,4 @@
-"""Plain prose from MediaWiki markup."""
+"""Conversion of MediaWiki markup to plain prose."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -27,20 +27,21 @@ _MEDIA = {"category", "file", "image", "media"}
 
 
 def plain_text(markup: str) -> str:
-    """Headings and paragraphs; no templates, tables, references, pictures or appendices.
+    """Return headings and paragraphs, without templates, tables, references, pictures and
+    appendices.
 
     Raises:
         mwparserfromhell.parser.ParserError: markup that the parser cannot read.
     """
     nodes = _without_appendices(mwparserfromhell.parse(markup).nodes)
     text = Wikicode(_without_furniture(nodes)).strip_code()
-    text = re.sub(r" ?\([\s,;:]*\)", "", text)  # what a dropped pronunciation leaves behind
+    text = re.sub(r" ?\([\s,;:]*\)", "", text)  # left behind by a dropped pronunciation
     lines = (line.strip() for line in text.splitlines())
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 
 def _without_appendices(nodes: list[Node]) -> Iterator[Node]:
-    skipped_level = 0  # of the appendix that we are in
+    skipped_level = 0  # level of the current appendix
     for node in nodes:
         if isinstance(node, Heading) and (not skipped_level or node.level <= skipped_level):
             appendix = str(node.title.strip_code()).strip().lower() in _APPENDICES

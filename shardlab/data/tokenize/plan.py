@@ -1,4 +1,4 @@
-"""Which part of the corpus file each shard of the training split takes."""
+"""Partition of the corpus file into shards of the training split."""
 
 from array import array
 from itertools import pairwise
@@ -12,7 +12,7 @@ from shardlab.data.tokenize.split import is_validation
 
 
 def plan_shards(corpus: Path, validation_share: float, shards: int) -> list[tuple[int, int]]:
-    """Byte ranges of the corpus file that hold equal amounts of training text.
+    """Return byte ranges of the corpus file that hold equal amounts of training text.
 
     A range starts at a document's line; it covers the validation documents between, too. A shard
     is empty where a single document outweighs several shards.
@@ -20,8 +20,8 @@ def plan_shards(corpus: Path, validation_share: float, shards: int) -> list[tupl
     Raises:
         UserError: one of the splits has no documents.
     """
-    starts = array("q")  # of the lines of training documents
-    before = array("q")  # bytes of training text in front of each
+    starts = array("q")  # lines of training documents
+    before = array("q")  # bytes of training text before each
     total = validation = 0
     for document, start, _ in read_corpus(corpus):
         if is_validation(document.title, validation_share):

@@ -1,4 +1,4 @@
-"""One shard: the documents of a split in a range of the corpus file, as tokens in a file."""
+"""One token shard: the documents of a split in a range of the corpus file."""
 
 import hashlib
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ _BATCH_BYTES = 1 << 20
 
 
 class Job(NamedTuple):
-    """What all shards of a run share."""
+    """Inputs common to all shards of a run."""
 
     corpus: Path
     validation_share: float
@@ -31,7 +31,7 @@ class Job(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """One shard's part: the byte range of its documents' lines, and which split it takes."""
+    """Input of one shard: the byte range of its documents' lines, and its split."""
 
     name: str
     start: int
@@ -40,7 +40,7 @@ class Piece(NamedTuple):
 
 
 def build_shard(job: Job, piece: Piece) -> Shard:
-    """Writes `NAME.bin`, then its receipt `NAME.json`; a shard whose receipt holds is kept.
+    """Write `NAME.bin`, then its receipt `NAME.json`; a shard with a valid receipt is kept.
 
     The bytes depend on the corpus, the tokenizer and the piece alone.
     """
@@ -57,7 +57,7 @@ def _kept(path: Path, receipt: Path) -> Shard | None:
     try:
         shard = validate(Shard, read_json(receipt), str(receipt))
         return shard if sha256_of_file(path) == shard.sha256 else None
-    except (OSError, ValueError):  # absent or torn: it is made again
+    except (OSError, ValueError):  # absent or torn: build it again
         return None
 
 
@@ -94,7 +94,7 @@ def _batches(job: Job, piece: Piece) -> Iterator[list[Document]]:
 
 
 def _encode(tokenizer: TextTokenizer, batch: list[Document]) -> np.ndarray:
-    """Tokens of the documents, each with its end."""
+    """Yield the tokens of the documents, each with its end token."""
     parts = []
     for document, ids in zip(
         batch, tokenizer.encode([document.content for document in batch]), strict=True

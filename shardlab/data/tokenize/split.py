@@ -1,10 +1,10 @@
-"""Which documents are for validation."""
+"""Split of the documents into training and validation."""
 
 import hashlib
 
 
 def is_validation(title: str, share: float) -> bool:
-    """Decided by a hash of the title alone.
+    """Decide by a hash of the title alone.
 
     The same on every machine and in every order; two documents about one subject, told by their
     title, never stand on both sides.

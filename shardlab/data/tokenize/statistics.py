@@ -1,4 +1,4 @@
-"""What the tokens are like: lengths of documents, padding, entropy."""
+"""Statistics of the tokens: document lengths, padding, entropy."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ _PADDED_BATCH = 8
 
 
 def describe_tokens(train: TokenSplit, validation: TokenSplit) -> dict[str, Any]:
-    """Counts of both splits, and the shape of the training split.
+    """Return counts of both splits, and the shape of the training split.
 
     - `length`: tokens of a training document, its end included: mean, p50, p90, p99, max.
     - `pad_ratio`: padding in what is trained on; 0, because documents are packed into blocks.

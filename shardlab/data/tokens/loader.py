@@ -1,4 +1,4 @@
-"""Blocks of tokens in an order that depends on the seed and the sample's number alone."""
+"""Blocks of tokens in an order that depends on seed and sample index alone."""
 
 from collections.abc import Iterator
 
@@ -40,7 +40,7 @@ class Batches:
         self._order = np.empty(0, np.int64)
 
     def batch(self, first_sample: int, count: int) -> torch.Tensor:
-        """Samples `first_sample` to `first_sample + count - 1` of the endless sequence.
+        """Return samples `first_sample` to `first_sample + count - 1` of the infinite sequence.
 
         Returns:
             int64, shape `[count, sequence_length + 1]`; inputs are `[:, :-1]`, targets `[:, 1:]`.
@@ -53,7 +53,7 @@ class Batches:
     def micro_batches(
         self, first_sample: int, rank: int, world_size: int, accumulation: int, batch_size: int
     ) -> list[torch.Tensor]:
-        """What a rank takes in a step, one batch for each micro-batch.
+        """Return the batches of a rank in a step, one per micro-batch.
 
         All ranks together take the next accumulation * world_size * batch_size samples, micro-batch
         by micro-batch, and in these rank by rank.
@@ -70,13 +70,14 @@ class Batches:
         return int(self._order[index])
 
     def _permutation(self, epoch: int) -> np.ndarray:
-        """Sorts raw Philox numbers: NumPy keeps those equal in all versions, not its shuffles."""
+        """Permute by sorting raw Philox numbers, which NumPy keeps stable over versions, unlike
+        shuffles."""
         numbers = np.random.Philox(key=[self._seed, epoch]).random_raw(self.samples_per_epoch)
         return np.argsort(numbers, kind="stable")
 
 
 def blocks(split: TokenSplit, sequence_length: int, batch: int) -> Iterator[torch.Tensor]:
-    """The whole split in plain order, for evaluation: every token but the first is a target once.
+    """Yield the whole split in order, for evaluation: every token but the first is a target once.
 
     Yields:
         int64 `[rows, sequence_length + 1]` with `rows <= batch`, neighbours sharing one token as

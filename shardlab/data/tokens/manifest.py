@@ -1,4 +1,4 @@
-"""What a folder of token shards holds; written last, so a folder with a manifest is whole."""
+"""Manifest of a folder of token shards; written last, so that a folder with one is complete."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -25,30 +25,30 @@ class Shard(Document):
 
 
 class Manifest(Document):
-    """The shards of both splits, in the order of the corpus."""
+    """Shards of both splits, in the order of the corpus."""
 
     format: Literal[1] = 1
     dtype: Literal["uint16", "uint32"]
     vocabulary: int = Field(ge=1)
-    """rows that an embedding needs"""
+    """embedding rows needed"""
     end_of_text: int = Field(ge=0)
     """id of the token after each document"""
     end_of_text_token: str
     corpus_sha256: Sha256
     tokenizer_sha256: Sha256
     recipe_sha256: Sha256
-    """of the corpus and every option that the tokens follow from"""
+    """hash of the corpus and of every option that the tokens depend on"""
     train: list[Shard]
     validation: list[Shard]
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Marks the folder as whole; to be called when all shards are in place."""
+    """Write the manifest; to be called when all shards are in place."""
     write_json(folder / MANIFEST, manifest.model_dump())
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a folder of shards.
+    """Read the manifest of a folder of shards.
 
     Raises:
         UserError: there is none, or it is damaged.

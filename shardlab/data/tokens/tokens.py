@@ -1,4 +1,4 @@
-"""Tokens of a split, read from memory-mapped shards as if they were one long array."""
+"""Tokens of a split, read from memory-mapped shards as one long array."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +12,13 @@ from shardlab.data.tokens.manifest import Shard, read_manifest
 
 
 class TokenSplit:
-    """The tokens of `train` or `validation`; shards follow each other in the corpus's order."""
+    """Tokens of `train` or `validation`; shards follow each other in the order of the corpus."""
 
     def __init__(self, folder: Path, split: Literal["train", "validation"]) -> None:
         manifest = read_manifest(folder)
         self.name = split
         self.vocabulary = manifest.vocabulary
-        """rows that an embedding needs"""
+        """embedding rows needed"""
         self.end_of_text = manifest.end_of_text
         """id of the token after each document"""
         self._folder = folder
@@ -31,11 +31,11 @@ class TokenSplit:
         self._starts = np.cumsum([0, *(shard.tokens for shard in self._shards)])
 
     def __len__(self) -> int:
-        """Tokens, ends of documents included."""
+        """Number of tokens, end tokens included."""
         return int(self._starts[-1])
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """Tokens `start` to `start + count - 1`, shape `[count]`, int64.
+        """Return tokens `start` to `start + count - 1`, shape `[count]`, int64.
 
         Raises:
             IndexError: the range is not inside the split.
@@ -54,11 +54,11 @@ class TokenSplit:
         return out
 
     def arrays(self) -> Iterator[np.ndarray]:
-        """The shards as they lie in their files, little-endian uint16 or uint32."""
+        """Return the shards as stored, little-endian uint16 or uint32."""
         yield from self._arrays
 
     def verify(self) -> None:
-        """Reads every shard and compares its checksum.
+        """Read every shard and compare its checksum.
 
         Raises:
             UserError: a shard whose bytes are not those that were written.
@@ -87,7 +87,7 @@ class TokenSplit:
 
 
 def open_split(folder: str | Path, split: Literal["train", "validation"]) -> TokenSplit:
-    """The split of a folder that `build_tokens` wrote; sizes are checked, checksums by `verify`.
+    """Open a split of a folder that `build_tokens` wrote; checks sizes, and `verify` checksums.
 
     Raises:
         UserError: no manifest, or a shard that is missing or has another size.

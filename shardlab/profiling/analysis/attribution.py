@@ -1,4 +1,4 @@
-"""Which unit's values a collective moves.
+"""Attribution of collectives to the unit whose values they move.
 
 Labels stand around the call that starts a collective, on the thread that makes it. NCCL's kernels
 are traced back to that call by the correlation of their launch, messages to one other rank happen
@@ -15,7 +15,7 @@ from shardlab.profiling.analysis.operators import RESOLUTION_US
 
 
 class Label(NamedTuple):
-    """A range in one thread that says whose values move in it."""
+    """A labelled range in one thread that names the unit whose values move in it."""
 
     start: float
     end: float
@@ -36,7 +36,7 @@ Labels = Mapping[int, Sequence[Label]]
 CARRIED_OUT_AS = {
     "c10d::allreduce_": "gloo:all_reduce",
     "c10d::allreduce_coalesced_": "gloo:all_reduce",
-    # gloo has none of its own
+    # gloo has no operation of its own for these
     "c10d::_reduce_scatter_base_": "gloo:all_reduce",
     "c10d::reduce_scatter_": "gloo:all_reduce",
     "c10d::_allgather_base_": "gloo:all_gather",
@@ -48,11 +48,11 @@ CARRIED_OUT_AS = {
     "c10d::gather_": "gloo:gather",
     "c10d::scatter_": "gloo:scatter",
 }
-"""by the operator that calls for it"""
+"""by the operator that starts it"""
 
 
 def units_of_calls(labels: Labels, calls: Sequence[tuple[float, int]]) -> list[str]:
-    """The unit of each call by its time and thread: that of the innermost label around it.
+    """Return the unit of each call by time and thread: that of the innermost label around it.
 
     Returns:
         empty where there is no label.
@@ -70,7 +70,7 @@ def units_of_calls(labels: Labels, calls: Sequence[tuple[float, int]]) -> list[s
 
 
 def units_of_worker(labels: Labels, calls: Sequence[Call], operations: Sequence[str]) -> list[str]:
-    """The unit of what gloo's workers carried out, in the order of its start.
+    """Return the unit of what gloo's workers ran, in the order of its start.
 
     Returns:
         empty where the calls are not as many, so that nobody knows which belongs to which.
@@ -87,7 +87,7 @@ def units_of_worker(labels: Labels, calls: Sequence[Call], operations: Sequence[
 
 
 def _innermost(labels: Sequence[Label], times: Sequence[float]) -> Iterator[str]:
-    """Labels of one thread lie in each other or apart; both arguments in order of time."""
+    """Match labels of one thread, which are nested or disjoint; both arguments in order of time."""
     open_: list[Label] = []
     waiting = iter(labels)
     following = next(waiting, None)

@@ -1,4 +1,4 @@
-"""Where the time of each profiled step went: compute, communication, copies, idle.
+"""Breakdown of each profiled step: compute, communication, copies, idle.
 
 Per rank and step, with intervals of time as sets:
 
@@ -47,7 +47,7 @@ from shardlab.profiling.traces.labels import BACKWARD
 from shardlab.records.run import Breakdown
 
 OTHER = "other"
-"""collectives that belong to no unit, as that of the norm of the gradient"""
+"""collectives that belong to no unit, such as that of the gradient norm"""
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class StepTimes:
     compute_ms: float
     comm_ms: float
     comm_ms_by_op: dict[str, float]
-    """by collective; those that run side by side count twice in the sum"""
+    """by collective; concurrent ones count twice in the sum"""
     comm_ms_by_unit: dict[str, float]
     """by the unit whose values moved, likewise"""
     comm_skew_ms: float
-    """waiting for the last of the ranks that the trace has"""
+    """time waiting for the last of the ranks in the trace"""
     comm_transfer_ms: float
     exposed_comm_ms: float
     copy_ms: float
@@ -88,7 +88,7 @@ _EVER = np.array([[-np.inf, np.inf]])
 
 
 def analyse(path: str | Path) -> Breakdown:
-    """The mean over the steps and ranks of a merged trace.
+    """Return the mean over the steps and ranks of a merged trace.
 
     Raises:
         UserError: the trace holds no step or no backward pass, or is not whole.
@@ -97,7 +97,7 @@ def analyse(path: str | Path) -> Breakdown:
 
 
 def read_steps(path: str | Path) -> list[StepTimes]:
-    """Every profiled step of every rank of a merged trace, or of one rank's own.
+    """Return every profiled step of every rank of a merged trace, or of one rank's own.
 
     Raises:
         UserError: the trace holds no step or no backward pass, or is not whole.
@@ -110,7 +110,7 @@ def read_steps(path: str | Path) -> list[StepTimes]:
 
 
 def step_times(ranks: Mapping[int, Trace]) -> list[StepTimes]:
-    """Every profiled step of every rank, in order.
+    """Return every profiled step of every rank, in order.
 
     Raises:
         UserError: a rank without a step, or a step without a labelled backward pass.
@@ -127,7 +127,7 @@ def step_times(ranks: Mapping[int, Trace]) -> list[StepTimes]:
 
 
 def summarize(times: Sequence[StepTimes]) -> Breakdown:
-    """Means over steps and ranks; shares are shares of the summed times."""
+    """Return means over steps and ranks; shares are shares of the summed times."""
 
     def mean(name: str) -> float:
         return statistics.fmean(getattr(t, name) for t in times)
@@ -161,7 +161,7 @@ def summarize(times: Sequence[StepTimes]) -> Breakdown:
 
 
 def _within(rank: int, number: int, trace: Trace, waits: Phases) -> StepTimes:
-    """The times inside of one step."""
+    """Return the times inside one step."""
     step = trace.steps[number]
     if len(intersection(trace.backward, step)) == 0:
         raise UserError(
@@ -194,7 +194,7 @@ def _within(rank: int, number: int, trace: Trace, waits: Phases) -> StepTimes:
 
 
 def _passes(trace: Trace, step: Intervals) -> dict[str, float]:
-    """Forward, backward and update: the time of each, and what was done for it."""
+    """Return the time of forward, backward and update, and of the work launched by each."""
     forward, backward = (intersection(each, step) for each in (trace.forward, trace.backward))
     if trace.on_device:
         first = _lasting(trace, forward)
@@ -216,7 +216,8 @@ def _passes(trace: Trace, step: Intervals) -> dict[str, float]:
 
 
 def _lasting(trace: Trace, labelled: Intervals) -> Intervals:
-    """On a device: from the first to the last of what each labelled range launched."""
+    """Return the span on a device from the first to the last kernel that each labelled range
+    launched."""
     spans = [EMPTY]
     for start, end in labelled:
         window = np.array([[start, end]])
@@ -227,7 +228,7 @@ def _lasting(trace: Trace, labelled: Intervals) -> Intervals:
 
 
 def _by(kinds: NDArray[np.str_], trace: Trace, step: Intervals) -> dict[str, float]:
-    """Communication by a property of the collectives."""
+    """Sum communication by a property of the collectives."""
     times = {
         str(kind) or OTHER: intersection(merge(trace.collectives.times[kinds == kind]), step)
         for kind in np.unique(kinds)

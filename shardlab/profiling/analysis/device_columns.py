@@ -1,4 +1,4 @@
-"""What ran on devices and when it was launched, in growing columns."""
+"""Events on devices and the times of their launches, in growing columns."""
 
 from array import array
 
@@ -10,7 +10,7 @@ from shardlab.profiling.traces.trace_file import Event
 
 
 class Device:
-    """Growing columns of what ran on devices."""
+    """Growing columns of events on devices."""
 
     def __init__(self) -> None:
         self.start = array("d")
@@ -18,19 +18,19 @@ class Device:
         self.correlation = array("q")
 
     def add(self, event: Event, start: float, end: float) -> None:
-        """Takes in what ran; times as the reader counts them."""
+        """Append an event; times in the unit of the reader."""
         self.start.append(start)
         self.end.append(end)
         self.correlation.append(event.get("args", {}).get("correlation", -1))
 
     @property
     def times(self) -> Intervals:
-        """[n, 2]: from and to."""
+        """Starts and ends, [n, 2]."""
         return np.column_stack([np.array(self.start), np.array(self.end)])
 
 
 class Launches:
-    """When and in which thread the CPU launched what runs on devices."""
+    """Times and threads in which the CPU launched kernels."""
 
     def __init__(self) -> None:
         self._correlation = array("q")
@@ -38,7 +38,7 @@ class Launches:
         self._thread = array("q")
 
     def add(self, event: Event, start: float) -> None:
-        """Takes in what the CPU did."""
+        """Append a launch."""
         correlation = event.get("args", {}).get("correlation")
         if correlation is not None:
             self._correlation.append(correlation)
@@ -46,7 +46,7 @@ class Launches:
             self._thread.append(event["tid"])
 
     def of(self, found: Device) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Time and thread of the launch of each; its own start and -1 where nothing tells."""
+        """Return time and thread of the launch of each event; its start and -1 where unknown."""
         known = np.array(self._correlation)
         order = np.argsort(known)
         wanted = np.array(found.correlation)

@@ -16,7 +16,7 @@ EMPTY: Intervals = np.empty((0, 2))
 
 
 def merge(raw: Intervals) -> Intervals:
-    """Any intervals [n, 2], overlapping and in any order, as a set."""
+    """Return any intervals [n, 2], overlapping and in any order, as a set."""
     raw = raw[raw[:, 1] > raw[:, 0]]
     if len(raw) == 0:
         return EMPTY
@@ -28,34 +28,34 @@ def merge(raw: Intervals) -> Intervals:
 
 
 def union(a: Intervals, b: Intervals) -> Intervals:
-    """Time in `a`, in `b` or in both."""
+    """Return the union of `a` and `b`."""
     return merge(np.concatenate([a, b]))
 
 
 def intersection(a: Intervals, b: Intervals) -> Intervals:
-    """Time in both."""
+    """Return the intersection of `a` and `b`."""
     return _combine(a, b, lambda in_a, in_b: in_a & in_b)
 
 
 def difference(a: Intervals, b: Intervals) -> Intervals:
-    """Time in `a` and not in `b`."""
+    """Return the time in `a` that is not in `b`."""
     return _combine(a, b, lambda in_a, in_b: in_a & ~in_b)
 
 
 def length(a: Intervals) -> float:
-    """All of its time, in the unit of its bounds."""
+    """Return the total length, in the unit of the bounds."""
     return float((a[:, 1] - a[:, 0]).sum())
 
 
 def covers(a: Intervals, times: NDArray[np.float64]) -> _Mask:
-    """Whether `a` holds the time just after each of `times`."""
+    """Return whether `a` contains the time just after each of `times`."""
     begun = np.searchsorted(a[:, 0], times, side="right")
     ended = np.searchsorted(a[:, 1], times, side="right")
     return begun > ended
 
 
 def _combine(a: Intervals, b: Intervals, keep: Callable[[_Mask, _Mask], _Mask]) -> Intervals:
-    """Between two neighbouring bounds, membership does not change: decide once for each piece."""
+    """membership does not change between two neighbouring bounds: decide once for each piece"""
     bounds = np.unique(np.concatenate([a.ravel(), b.ravel()]))
     kept = np.concatenate([[False], keep(covers(a, bounds), covers(b, bounds)), [False]])
     starts, ends = kept[1:] & ~kept[:-1], kept[:-1] & ~kept[1:]

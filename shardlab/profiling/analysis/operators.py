@@ -1,4 +1,4 @@
-"""The operators of one thread, reduced while they are read to the time in which they compute.
+"""Operators of one thread, reduced while reading to the time in which they compute.
 
 An operator computes unless it holds one that launches or awaits a collective, a node of the
 autograd engine or a labelled range: such a wrapper lasts as long as what it waits for.
@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 from shardlab.profiling.analysis.intervals import EMPTY, Intervals, intersection, merge
 
 RESOLUTION_US = 2e-3
-"""times are rounded to nanoseconds and lose some more as large floating-point numbers"""
+"""times are rounded to nanoseconds, and large floating-point numbers lose some more"""
 _EVENTS = 1 << 12
-"""held before they are reduced"""
+"""number of events held before they are reduced"""
 
 
 class OutOfOrder(Exception):
-    """An event began before others that are reduced already."""
+    """An event began before others that are already reduced."""
 
 
 class Operators:
-    """Takes the operators and labelled ranges of one thread in the order of their start.
+    """Reader of operators and labelled ranges of one thread, in the order of their start.
 
     Kineto writes each thread in this order. What is kept of them are the intervals of the outermost
     operators that compute, 16 bytes each.
@@ -38,10 +38,10 @@ class Operators:
         self._limit = float("inf") if patient else _EVENTS
         self._reduced_to = -float("inf")
         self._compute: list[Intervals] = []
-        """disjoint, one after the other"""
+        """disjoint, in order"""
 
     def add(self, start: float, end: float, computes: bool) -> None:
-        """Takes one event.
+        """Read one event.
 
         Raises:
             OutOfOrder: it is too late for that.
@@ -53,11 +53,11 @@ class Operators:
             self._reduce(whole=False)
 
     def finish(self) -> None:
-        """No event comes any more."""
+        """Finish: no more events follow."""
         self._reduce(whole=True)
 
     def compute(self, window: Intervals) -> Intervals:
-        """The time within `window` in which operators computed."""
+        """Return the time within `window` in which operators computed."""
         if len(window) == 0:
             return EMPTY
         first, last = window[0, 0], window[-1, 1]
@@ -85,7 +85,7 @@ class Operators:
         if cut:
             self._reduced_to = done[-1, 0]
         if cut < len(times) // 2:
-            # one operator lasts longer than all that is held
+            # one operator lasts longer than all held events
             self._limit *= 2
         self._start = array("d", times[cut:, 0].tobytes())
         self._end = array("d", times[cut:, 1].tobytes())
@@ -93,7 +93,7 @@ class Operators:
 
 
 def _last_pause(times: Intervals, computes: NDArray[np.bool_]) -> int:
-    """Before which event, the last one possible, no operator runs; 0 if one always does."""
+    """Return the last held event before which no operator runs; 0 if one always does."""
     ends = np.maximum.accumulate(np.where(computes, times[:, 1], -np.inf))
     start = times[:, 0]
     pauses = (start[1:] > start[:-1] + RESOLUTION_US) & (ends[:-1] <= start[1:])
@@ -102,7 +102,7 @@ def _last_pause(times: Intervals, computes: NDArray[np.bool_]) -> int:
 
 
 def _holding(outer: Intervals, inner: Intervals) -> NDArray[np.bool_]:
-    """Which of the `outer` events hold one of the `inner` ones, which begin one after another."""
+    """Return which of the `outer` events contain one of the `inner` ones, sorted by start."""
     # the first end among all that start at this one or later
     first_end = np.append(np.minimum.accumulate(inner[::-1, 1])[::-1], np.inf)
     later = np.searchsorted(inner[:, 0], outer[:, 0] - RESOLUTION_US)

@@ -1,4 +1,4 @@
-"""Waiting for the last rank, told apart from transfer.
+"""Skew of collectives: waiting for the last rank, separated from transfer.
 
 The i-th collective of an operation and a unit in a step is the same one on all ranks. Until the
 last rank has begun it the others wait; from then on bytes move. On one machine all ranks read one
@@ -22,7 +22,7 @@ _Key = tuple[_Kind, int]
 
 
 class Phases(NamedTuple):
-    """The time of the matched collectives of one rank."""
+    """Times of the matched collectives of one rank."""
 
     waiting: Intervals
     """some collective waits for a rank and none transfers"""
@@ -30,7 +30,7 @@ class Phases(NamedTuple):
 
 
 def phases(ranks: Mapping[int, Trace]) -> dict[int, Phases]:
-    """What the collectives of each rank did.
+    """Return waiting and transfer time of the collectives of each rank.
 
     Those of a kind that the ranks have not equally often in a step are matched with none, nor is
     what began outside of the steps.
@@ -56,7 +56,7 @@ def phases(ranks: Mapping[int, Trace]) -> dict[int, Phases]:
 
 
 def _keys(trace: Trace) -> Iterator[_Key]:
-    """Of each collective, in order: its kind and which one of that kind it is."""
+    """Return kind and ordinal within its kind of each collective, in order."""
     step_of = np.full(len(trace.collectives.times), -1)
     for number, step in trace.steps.items():
         step_of[covers(step, trace.collectives.times[:, 0])] = number

@@ -1,4 +1,4 @@
-"""What is known of one rank's trace when it has been read."""
+"""Contents of one rank's trace after reading."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,27 +12,27 @@ from shardlab.profiling.analysis.operators import Operators
 
 
 class Launched(NamedTuple):
-    """What ran on devices."""
+    """Events on devices."""
 
     times: Intervals
-    """[n, 2]; not merged"""
+    """start and end, [n, 2]; not merged"""
     launched: NDArray[np.float64]
-    """when the CPU launched each [n]; its own start where the trace does not say"""
+    """time of the launch by the CPU, [n]; the event's own start where the trace does not say"""
 
     def during(self, window: Intervals) -> Intervals:
-        """The time of what was launched within `window`."""
+        """Return the time of events that were launched within `window`."""
         return merge(self.times[covers(window, self.launched)])
 
     def only(self, wanted: NDArray[np.bool_]) -> "Launched":
-        """Some of it."""
+        """Select events."""
         return Launched(self.times[wanted], self.launched[wanted])
 
 
 class Collectives(NamedTuple):
-    """What moved between ranks, in the order of its start."""
+    """Communication between ranks, in the order of its start."""
 
     times: Intervals
-    """[n, 2]; not merged"""
+    """start and end, [n, 2]; not merged"""
     launched: NDArray[np.float64]
     """as in `Launched`; on the CPU the start"""
     operations: NDArray[np.str_]
@@ -40,11 +40,11 @@ class Collectives(NamedTuple):
     """empty where the trace does not say"""
 
     def during(self, window: Intervals) -> Intervals:
-        """The time of those that were launched within `window`."""
+        """Return the time of the collectives that were launched within `window`."""
         return merge(self.times[covers(window, self.launched)])
 
     def only(self, wanted: NDArray[np.bool_]) -> "Collectives":
-        """Some of them."""
+        """Select collectives."""
         return Collectives(
             self.times[wanted], self.launched[wanted], self.operations[wanted], self.units[wanted]
         )
@@ -52,23 +52,23 @@ class Collectives(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """One rank. All times are microseconds since the same moment on all ranks of a trace."""
+    """Trace of one rank; times are microseconds from the same origin on all ranks of a trace."""
 
     steps: dict[int, Intervals]
     forward: Intervals
     """of all steps, on the CPU"""
     backward: Intervals
     kernels: Launched
-    """those of NCCL excepted"""
+    """kernels except NCCL's"""
     copies: Launched
-    """to, from and on devices; fills are among them"""
+    """copies to, from and on devices, fills included"""
     collectives: Collectives
     operators: Sequence[Operators]
     on_device: bool
-    """whether kernels compute; operators on the CPU only launch them then"""
+    """whether kernels compute; CPU operators then only launch them"""
 
     def near(self, window: Intervals) -> "Trace":
-        """With only those kernels, copies and collectives that reach into `window`."""
+        """Return the trace with only the kernels, copies and collectives that overlap `window`."""
         first, last = window[0, 0], window[-1, 1]
 
         def reach(times: Intervals) -> NDArray[np.bool_]:
@@ -83,19 +83,19 @@ class Trace:
 
     @property
     def work(self) -> tuple[Launched, Launched, Collectives]:
-        """What was launched."""
+        """All events on devices."""
         return self.kernels, self.copies, self.collectives
 
     def compute(self, window: Intervals) -> Intervals:
-        """The time within `window` in which anything computed."""
+        """Return the time within `window` in which anything computed."""
         if self.on_device:
             return intersection(merge(self.kernels.times), window)
         return merge(np.concatenate([EMPTY, *(each.compute(window) for each in self.operators)]))
 
     def communication(self, window: Intervals) -> Intervals:
-        """The time within `window` in which a collective ran."""
+        """Return the time within `window` in which a collective ran."""
         return intersection(merge(self.collectives.times), window)
 
     def copied(self, window: Intervals) -> Intervals:
-        """The time within `window` in which a device copied."""
+        """Return the time within `window` in which a device copied."""
         return intersection(merge(self.copies.times), window)

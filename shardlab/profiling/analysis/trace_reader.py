@@ -1,4 +1,4 @@
-"""Reads traces as a stream, of any size.
+"""Reader of traces of any size, as a stream.
 
 Of operators on the CPU only the time is kept in which they compute; collectives, labels and what
 devices did are kept one by one.
@@ -38,18 +38,18 @@ _KINDS = {
     "cuda_driver": _LAUNCH,
 }
 _OTHER, _COMPUTE, _CALL, _STEP, _LABEL, _COLLECTIVE = range(6)
-"""what an operator or range is to us"""
+"""class of an operator or range"""
 
 _STEP_NAME = re.compile(r"ProfilerStep#(\d+)")
 _NCCL = re.compile(r"nccl(?:Dev)?Kernel_([A-Za-z]+)")
 _WORKER = "pt_gloo_runloop"
-"""name of the threads on which gloo carries collectives out"""
+"""name of the threads that run gloo's collectives"""
 # operators that launch or await collectives, or run hooks that do
 _NOT_COMPUTE = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::")
 
 
 def read_trace(path: str | Path) -> dict[int, Trace]:
-    """The events of every rank of a merged trace, or of the rank that wrote a trace by itself.
+    """Read every rank of a merged trace, or the rank that wrote a trace by itself.
 
     Raises:
         UserError: not a whole trace, or without events.
@@ -57,7 +57,7 @@ def read_trace(path: str | Path) -> dict[int, Trace]:
     try:
         return _read(path, patient=False)
     except OutOfOrder:
-        # nobody but us and Kineto promises an order
+        # only Kineto and `write_trace` guarantee the order
         return _read(path, patient=True)
 
 
@@ -70,7 +70,7 @@ def _read(path: str | Path, patient: bool) -> dict[int, Trace]:
     origin: float | None = None
     for event in read_events(path):
         if origin is None and event["ph"] == "X":
-            # large numbers have no digits left for nanoseconds
+            # large floating-point numbers have no digits left for nanoseconds
             origin = event["ts"]
         add = readers.get(event.get("pid", -1)) if of_process else ranks[alone].add
         if add is not None:
@@ -82,7 +82,7 @@ def _read(path: str | Path, patient: bool) -> dict[int, Trace]:
 
 
 class _Rank:
-    """One rank while its events come in."""
+    """One rank while its events are read."""
 
     def __init__(self, patient: bool) -> None:
         self.empty = True
@@ -101,7 +101,7 @@ class _Rank:
         self._launches = Launches()
 
     def add(self, event: Event, origin: float) -> None:
-        """Takes an event in."""
+        """Read one event."""
         kind = _KINDS.get(event.get("cat", ""))
         if kind is None or event["ph"] != "X":
             if event["ph"] == "M" and event["name"] == "thread_name":
@@ -149,7 +149,7 @@ class _Rank:
             self._kernels.add(event, start, end)
 
     def finish(self) -> Trace:
-        """The whole."""
+        """Return the complete trace."""
         for operators in self._threads.values():
             operators.finish()
         return Trace(
@@ -203,11 +203,11 @@ def _role(kind: int, name: str) -> int:
 
 
 def _nccl_operation(event: Event) -> str:
-    """The collective that a kernel carries out; empty if it is none."""
+    """Return the collective that a kernel runs; empty if it is none."""
     match = _NCCL.match(event["name"])
     if match is None:
         return ""
-    # one kernel for all operations: torch notes which one it launched
+    # one NCCL kernel serves all operations; torch records which one it launched
     told = event.get("args", {}).get("Collective name", "") if match[1] == "Generic" else ""
     return f"nccl:{told or match[1]}"
 

@@ -1,4 +1,4 @@
-"""One rank's trace of a few training steps, by torch.profiler."""
+"""Capture of one rank's trace of a few training steps, by torch.profiler."""
 
 import os
 from pathlib import Path
@@ -9,14 +9,14 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, schedule
 
-# the tracing library reports its stages on stderr, above all that a rank has to say
+# the tracing library prints its stages on stderr, over the rank's own output
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 _WARM_UP_STEPS = 1
 
 
 class Capture:
-    """Traces training steps, one `ProfilerStep#N` annotation around each.
+    """Trace of training steps, with one `ProfilerStep#N` annotation around each.
 
         with Capture(steps=3) as capture:
             for _ in range(capture.calls):
@@ -29,7 +29,7 @@ class Capture:
 
     def __init__(self, steps: int) -> None:
         self.calls = _WARM_UP_STEPS + steps
-        """steps to run inside of the block, each followed by `step()`"""
+        """steps to run inside the block, each followed by `step()`"""
         self._done = 0
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
@@ -37,7 +37,7 @@ class Capture:
         self._profile = profile(
             activities=activities,
             schedule=schedule(wait=0, warmup=_WARM_UP_STEPS, active=steps, repeat=1),
-            # communication beside computation has threads of its own
+            # overlapped communication runs in threads of its own
             experimental_config=_ExperimentalConfig(profile_all_threads=True),
         )
 
@@ -46,9 +46,9 @@ class Capture:
         return self
 
     def step(self) -> None:
-        """Ends a step; the next one begins at once."""
+        """End a step; the next one begins at once."""
         if torch.cuda.is_available():
-            # kernels that are still queued belong to the step that launched them
+            # queued kernels belong to the step that launched them
             torch.cuda.synchronize()
         self._done += 1
         self._profile.step()
@@ -64,5 +64,5 @@ class Capture:
             raise RuntimeError(f"step() was called {self._done} times, not {self.calls}")
 
     def export(self, path: str | Path) -> None:
-        """Writes the trace as Chrome JSON; compressed when the name ends in `.gz`."""
+        """Write the trace as Chrome JSON; compressed when the name ends in `.gz`."""
         self._profile.export_chrome_trace(str(path))

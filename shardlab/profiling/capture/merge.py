@@ -1,4 +1,4 @@
-"""The traces of all ranks as one Chrome trace that Perfetto and chrome://tracing open.
+"""Merge of all ranks' traces into one Chrome trace for Perfetto and chrome://tracing.
 
 Every rank becomes one process named `rank R` (and one more for each of its devices); clocks that
 the profiler counted from different base times are brought together. The header keeps what the
@@ -16,7 +16,7 @@ _FLOWS = ("s", "t", "f")
 
 
 def merge_traces(paths: Sequence[str | Path], output: str | Path) -> None:
-    """Writes the trace of all ranks.
+    """Merge the traces of all ranks into one file.
 
     Args:
         paths: one trace of torch.profiler per rank, in rank order.
@@ -44,7 +44,8 @@ def merge_traces(paths: Sequence[str | Path], output: str | Path) -> None:
 
 
 def _processes(paths: Sequence[str | Path]) -> list[dict[int, int]]:
-    """Per rank: a new process id, unique in the job, for every process (or device) of its trace."""
+    """Assign a new process id, unique in the job, to every process (or device) of each rank's
+    trace."""
     processes, first = [], 0
     for path in paths:
         found = {event["pid"] for event in read_events(path) if _is_of_process(event)}
@@ -70,12 +71,12 @@ def _events(
 
 
 def _moved(event: Event, rank: int, ranks: int, pids: dict[int, int], later: float) -> Event:
-    """`event` in the merged trace: its process renumbered, its time shifted by `later` us."""
+    """Return `event` with its process renumbered and its time shifted by `later` us."""
     event["pid"] = pids[event["pid"]]
     if "ts" in event:
         event["ts"] += later
     if event["ph"] in _FLOWS:
-        # arrows are matched by number over the whole file
+        # flow arrows are matched by number over the whole file
         event["id"] = event["id"] * ranks + rank
     if event["ph"] == "M" and event["name"] == "process_name":
         event["args"] = {"name": f"rank {rank}"}

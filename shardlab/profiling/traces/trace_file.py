@@ -1,4 +1,4 @@
-"""Chrome traces on disk: read and written as a stream, compressed or not.
+"""Chrome traces on disk, read and written as a stream, compressed or not.
 
 A trace in which every event begins on a line of its own, as Kineto and `write_trace` lay them out,
 is cut into blocks of whole events that orjson decodes. A block that was cut elsewhere is no JSON:
@@ -22,14 +22,14 @@ from shardlab.core.errors import UserError
 Event = dict[str, Any]
 
 _BLOCK = 1 << 16
-"""bytes; larger ones hold more decoded events at once and are not faster"""
+"""bytes of a block; larger ones hold more decoded events at once and are not faster"""
 _BEGIN = re.compile(rb'"traceEvents"\s*:\s*\[')
 _FIRST = re.compile(rb"\s*(\n[ \t]*)\{")
-"""the first event, and what stands before each event"""
+"""beginning of the first event, and the separator before each event"""
 
 
 def read_events(path: str | Path) -> Iterator[Event]:
-    """The events of a trace, in the order of the file, in constant memory.
+    """Yield the events of a trace in the order of the file, in constant memory.
 
     Raises:
         UserError: the file is missing, truncated or no JSON.
@@ -48,7 +48,7 @@ def read_events(path: str | Path) -> Iterator[Event]:
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
-    """The top-level values that stand before the events.
+    """Return the top-level values before the events.
 
     Raises:
         UserError: the file is missing, truncated or no JSON.
@@ -60,7 +60,7 @@ def read_header(path: str | Path) -> dict[str, Any]:
 
 
 def write_trace(path: Path, header: Mapping[str, Any], events: Iterable[Event]) -> None:
-    """One compressed JSON object: the header first, then one line per event."""
+    """Write one compressed JSON object: the header first, then one line per event."""
     with path.open("wb") as raw, _compressor(raw) as file:
         head = orjson.dumps(header, option=orjson.OPT_NON_STR_KEYS)
         file.write(head[:-1] + b', "traceEvents": [')
@@ -72,7 +72,7 @@ def write_trace(path: Path, header: Mapping[str, Any], events: Iterable[Event]) 
 
 
 def _blocks(file: IO[bytes]) -> Generator[list[Event], None, None]:
-    """The events, some at a time.
+    """Yield the events in lists.
 
     Raises:
         orjson.JSONDecodeError: the trace has another layout, or is damaged.
@@ -87,21 +87,21 @@ def _blocks(file: IO[bytes]) -> Generator[list[Event], None, None]:
             yield orjson.loads(b"[" + rest[: cut + 1] + b"]")
             rest = rest[cut + 2 :]
         elif not first:
-            # laid out otherwise: one decoding of everything would take all memory
+            # another layout: decoding everything at once would take all memory
             raise orjson.JSONDecodeError("no event on a line of its own", "", 0)
-    # the end of the file ends the object that the header began
+    # the end of the file closes the object that the header opened
     yield orjson.loads(b'{"traceEvents":[' + rest)["traceEvents"]
 
 
 def _split_head(file: IO[bytes]) -> tuple[bytes, bytes]:
-    """What stands before the events, and as much of them as was read with it."""
+    """Read the header before the events, and the beginning of the events read with it."""
     text = b""
     while True:
         new = file.read(_BLOCK)
         text += new
         begin = _BEGIN.search(text)
         if begin is not None:
-            # enough to see how the first event is laid out
+            # enough to recognise the layout of the first event
             return text[: begin.start()], text[begin.end() :] + file.read(_BLOCK)
         if not new:
             raise orjson.JSONDecodeError("no traceEvents", "", 0)
@@ -109,7 +109,7 @@ def _split_head(file: IO[bytes]) -> tuple[bytes, bytes]:
 
 @contextmanager
 def _refusing(path: str | Path) -> Iterator[None]:
-    """Says in one line what is wrong with the file."""
+    """Return one line that says what is wrong with the file."""
     try:
         yield
     except FileNotFoundError:
@@ -126,7 +126,7 @@ def _refusing(path: str | Path) -> Iterator[None]:
 
 
 def _compressor(raw: IO[bytes]) -> gzip.GzipFile:
-    # neither name nor time inside: equal traces are equal files
+    # no name and time in the gzip header, so that equal traces are equal files
     return gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=raw, mtime=0)
 
 
