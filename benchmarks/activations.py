@@ -29,9 +29,9 @@ from shardlab.core.document import validate
 from shardlab.core.files import write_json
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Engine, Optimization
+from shardlab.environment.host import describe_host, git_revision
 from shardlab.experiment.schema import Model
 from shardlab.models.build import build_model
-from shardlab.records.host import describe_host, git_revision
 from shardlab.report.numbers import figure
 from shardlab.report.tables import text_table
 from shardlab.strategy.strategy import parse_strategy

@@ -32,11 +32,11 @@ from torch import Tensor, nn
 
 from benchmarks.speed import best_times
 from shardlab.core.files import write_json
+from shardlab.environment.host import describe_host, git_revision
 from shardlab.kernels import native
 from shardlab.kernels.adam import Hyper, adam_, sum_of_squares
 from shardlab.kernels.native import INT, POINTER, function
 from shardlab.kernels.workers import Workers
-from shardlab.records.host import describe_host, git_revision
 from shardlab.report.tables import text_table
 
 RANKS = (2, 4)

@@ -28,7 +28,7 @@ from shardlab.codecs.base import Codec
 from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.core.files import write_json
 from shardlab.core.progress import say, stopwatch
-from shardlab.records.host import describe_host, git_revision
+from shardlab.environment.host import describe_host, git_revision
 from shardlab.report.numbers import ABSENT, figure, fixed, scientific
 from shardlab.report.tables import text_table
 

@@ -17,11 +17,11 @@ from tempfile import TemporaryDirectory
 
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say, stopwatch
+from shardlab.environment.host import git_revision
 from shardlab.experiment.parameters import Parameters
 from shardlab.experiment.schema import Train
 from shardlab.launch import RunFailed
 from shardlab.loop.plan import RunPlan
-from shardlab.records.host import git_revision
 from shardlab.records.run import Record, read_records, write_records
 from shardlab.report.aggregate import comparison, select
 from shardlab.report.columns import PPL, PPL_CHANGE

@@ -28,11 +28,11 @@ from shardlab.core.files import write_json
 from shardlab.core.progress import say
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Optimization
+from shardlab.environment.host import describe_host, git_revision
 from shardlab.experiment.schema import Model
 from shardlab.models.build import build_model
 from shardlab.models.parts import transformer_blocks
 from shardlab.models.presets import PRESETS
-from shardlab.records.host import describe_host, git_revision
 from shardlab.report.numbers import figure
 from shardlab.report.tables import text_table
 from shardlab.strategy.strategy import Strategy, parse_strategy

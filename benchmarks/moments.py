@@ -23,9 +23,9 @@ from shardlab.activations.storage import blocks
 from shardlab.core.files import write_json
 from shardlab.engines.slide.moments import FileMoments, MemoryMoments, Moments, MomentStore
 from shardlab.engines.slide.node_file import NodeFile
+from shardlab.environment.host import describe_host, git_revision
 from shardlab.kernels.adam import Hyper, adam_
 from shardlab.kernels.workers import Workers
-from shardlab.records.host import describe_host, git_revision
 from shardlab.report.numbers import figure
 from shardlab.report.tables import text_table
 

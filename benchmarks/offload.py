@@ -31,12 +31,12 @@ from shardlab.core.files import write_json
 from shardlab.core.progress import say
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Engine, Optimization
+from shardlab.environment.host import describe_host, git_revision
 from shardlab.estimation.sizes import sizes_of
 from shardlab.experiment.schema import Train
 from shardlab.memory.step import closed_form, host_memory
 from shardlab.models.presets import Shape, shape_config
 from shardlab.models.weights import RandomWeights
-from shardlab.records.host import describe_host, git_revision
 from shardlab.report.numbers import figure
 from shardlab.report.tables import text_table
 from shardlab.strategy.strategy import Strategy, parse_strategy

@@ -26,8 +26,8 @@ from benchmarks.traced import Trainee
 from shardlab.comm import all_to_all, codec_collective, collective, linear
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
+from shardlab.environment.host import describe_host, git_revision
 from shardlab.profiling.capture.capture import Capture
-from shardlab.records.host import describe_host, git_revision
 from shardlab.report.numbers import figure
 from shardlab.report.tables import text_table
 from shardlab.strategy.strategy import parse_strategy

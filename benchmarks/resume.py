@@ -29,11 +29,11 @@ from shardlab.checkpoint.folder import Folder
 from shardlab.checkpoint.manifest import read_manifest
 from shardlab.core.files import read_json_lines, write_json
 from shardlab.core.progress import say
+from shardlab.environment.host import describe_host, git_revision
 from shardlab.experiment.schema import Checkpoint, Model, Train
 from shardlab.launch import RunFailed
 from shardlab.loop.loop import Loop
 from shardlab.loop.plan import RunPlan
-from shardlab.records.host import describe_host, git_revision
 from shardlab.report.tables import text_table
 from shardlab.strategy.strategy import parse_strategy
 from shardlab.train.run import train_run

@@ -32,7 +32,7 @@ from shardlab.codecs.unit import Block, Unit
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
 from shardlab.core.progress import say
-from shardlab.records.host import describe_host, git_revision
+from shardlab.environment.host import describe_host, git_revision
 from shardlab.report.numbers import ABSENT, figure
 from shardlab.report.tables import text_table
 

@@ -38,9 +38,9 @@ from shardlab.engines.common.computation import prepare
 from shardlab.engines.common.setup import Setup
 from shardlab.engines.slide.copies import ThrottledCopies
 from shardlab.engines.slide.engine import SlideEngine
+from shardlab.environment.host import describe_host, git_revision
 from shardlab.models.presets import Shape, shape_config
 from shardlab.models.weights import RandomWeights
-from shardlab.records.host import describe_host, git_revision
 from shardlab.report.numbers import figure
 from shardlab.report.tables import text_table
 from shardlab.strategy.strategy import parse_strategy

@@ -73,7 +73,7 @@ def main(way: str, path: str) -> None:
     seconds = time.perf_counter() - start
     used = resource.getrusage(resource.RUSAGE_SELF)
     figures = {"found": found, "seconds": seconds, "cpu_s": used.ru_utime + used.ru_stime}
-    from shardlab.records.host import resident_memory
+    from shardlab.environment.host import resident_memory
 
     print(json.dumps({**figures, "peak_mb": resident_memory().highest / 1e6}))
 

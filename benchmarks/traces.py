@@ -25,8 +25,8 @@ from benchmarks.engines import STRATEGIES
 from benchmarks.trace_readers import WAYS
 from benchmarks.traced import trace
 from shardlab.core.files import write_json
+from shardlab.environment.host import describe_host, git_revision
 from shardlab.profiling.capture.merge import merge_traces
-from shardlab.records.host import describe_host, git_revision
 from shardlab.report.numbers import figure
 from shardlab.report.tables import text_table
 from shardlab.strategy.strategy import parse_strategy

@@ -26,10 +26,10 @@ from shardlab.core.files import write_json
 from shardlab.core.progress import say
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Engine, Optimization
+from shardlab.environment.host import describe_host, git_revision
 from shardlab.experiment.link import FRAME_HEADERS, Link
 from shardlab.experiment.schema import Model
 from shardlab.models.build import build_model
-from shardlab.records.host import describe_host, git_revision
 from shardlab.report.numbers import figure
 from shardlab.report.tables import text_table
 from shardlab.strategy.codec_options import SPECS

@@ -7,7 +7,7 @@ from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
 from shardlab.forecast.results import predict, write_forecast
 from shardlab.measurements.calibration import read_calibration
-from shardlab.measurements.timing import read_timing
+from shardlab.records.timing import read_timing
 from stages.common import run
 
 _FOLDER, _TIMINGS = Path("results/forecast"), Path("results/timings")

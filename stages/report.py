@@ -8,8 +8,8 @@ from shardlab.core.files import read_json, read_json_lines
 from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
 from shardlab.forecast.results import read_forecast
-from shardlab.measurements.timing import read_timing
 from shardlab.records.run import read_records
+from shardlab.records.timing import read_timing
 from shardlab.report.aggregate import select
 from shardlab.report.write import Evidence, write_report
 from stages.common import run

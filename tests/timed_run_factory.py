@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from shardlab.measurements.timing import NO_COMMUNICATION, TimedRun
+from shardlab.records.timing import NO_COMMUNICATION, TimedRun
 from shardlab.strategy.strategy import parse_strategy
 from tests.record_factory import BASELINE, FIGURES, HOST, STRATEGIES, make_breakdown, make_ledger
 

@@ -9,9 +9,9 @@ import torch
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import damage, read_json, sha256_of_file, write_json
+from shardlab.environment.host import git_revision
 from shardlab.experiment.schema import Model, Train
 from shardlab.loop.plan import RunPlan
-from shardlab.records.host import git_revision
 from shardlab.strategy.strategy import Strategy
 
 _FILE = "checkpoint.json"

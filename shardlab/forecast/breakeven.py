@@ -8,7 +8,7 @@ from shardlab.forecast.extrapolation import by_itself
 from shardlab.forecast.machine import CodecLines
 from shardlab.forecast.model import Model, strategy_of
 from shardlab.forecast.step import step_seconds
-from shardlab.measurements.timing import TimedRun
+from shardlab.records.timing import TimedRun
 from shardlab.strategy.codec_spec import codec_text
 from shardlab.strategy.strategy import Strategy, parse_strategy
 

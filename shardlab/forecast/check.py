@@ -7,7 +7,7 @@ from shardlab.core.document import Document
 from shardlab.experiment.schema import Forecast
 from shardlab.forecast.model import Model, fit_compute, step_s
 from shardlab.forecast.uncertainty import estimate
-from shardlab.measurements.timing import NO_COMMUNICATION, TimedRun
+from shardlab.records.timing import NO_COMMUNICATION, TimedRun
 
 
 class Check(Document):

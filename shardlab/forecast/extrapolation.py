@@ -9,7 +9,7 @@ from shardlab.forecast.presets import preset
 from shardlab.forecast.step import step_seconds
 from shardlab.forecast.uncertainty import estimate
 from shardlab.forecast.work import Work
-from shardlab.measurements.timing import NO_COMMUNICATION, TimedRun
+from shardlab.records.timing import NO_COMMUNICATION, TimedRun
 
 ASSUMPTIONS = (
     "Weak scaling: every rank computes as many samples per step as here, and as fast as one rank "

@@ -14,7 +14,7 @@ from shardlab.forecast.machine import Machine
 from shardlab.forecast.step import obstacle, step_seconds
 from shardlab.forecast.work import Compute, Overhead, Work
 from shardlab.measurements.calibration import UPDATE_BYTES, memory_operations
-from shardlab.measurements.timing import NO_COMMUNICATION, TimedRun
+from shardlab.records.timing import NO_COMMUNICATION, TimedRun
 from shardlab.strategy.strategy import Strategy, parse_strategy
 
 _LONGEST_S = 0.1

@@ -27,7 +27,7 @@ from shardlab.forecast.operations import OperationFit, operation_fits
 from shardlab.forecast.presets import PRESETS, preset
 from shardlab.forecast.step import step_tasks
 from shardlab.measurements.calibration import Calibration
-from shardlab.measurements.timing import TimedRun
+from shardlab.records.timing import TimedRun
 
 
 class EngineFit(Document):

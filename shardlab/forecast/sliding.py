@@ -7,11 +7,11 @@ schedule, arrivals, departures, landings, updates and moments.
 from collections import deque
 from collections.abc import Sequence
 
+from shardlab.buffers.slide import landing_sizes, window_slots
 from shardlab.forecast.costs import Coding, Costs
 from shardlab.forecast.sliding_costs import Movements
 from shardlab.forecast.sliding_moments import UPDATE, MomentsOnDisk
 from shardlab.forecast.work import COMPUTE, Step, Work
-from shardlab.memory.slide import landing_sizes, window_slots
 
 IN, OUT = "in", "out"
 _LEAVING = 2

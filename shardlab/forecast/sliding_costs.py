@@ -7,10 +7,10 @@ out, a W-th of either where ranks gather or reduce on the device. An update move
 element in float32 (parameter and two moments read and written, gradient read).
 """
 
+from shardlab.buffers.slide import DTYPE_BYTES, copied_whole, keeping, landed_bytes
 from shardlab.forecast.costs import Costs
 from shardlab.forecast.schedule import Phase
 from shardlab.forecast.work import Work
-from shardlab.memory.slide import DTYPE_BYTES, copied_whole, keeping, landed_bytes
 
 PARTS = 4
 """parts per unit, about (`shardlab.engines.slide.departures`)"""

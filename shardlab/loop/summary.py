@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from shardlab.core.files import read_json
+from shardlab.environment.host import describe_host, git_revision
 from shardlab.experiment.link import LOOPBACK
 from shardlab.loop.plan import RunPlan
-from shardlab.records.host import describe_host, git_revision
 from shardlab.records.run import LinkEmulation, Setting, Training
 
 Event = dict[str, Any]

@@ -1,1 +1,1 @@
-"""Timings and calibrations as documents, and statistics of them."""
+"""Calibrations: costs of single operations, as documents."""

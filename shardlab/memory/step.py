@@ -24,15 +24,14 @@ float32 and 2 for bf16 and fp16; k units are gathered ahead:
 
 What is frozen has no gradients, moments and error feedback; activations are counted as if backward
 needed them all. What `slide` has instead of states and gathered parameters is in
-`shardlab.memory.slide`. Payloads of codecs are left out: at most what the vector of a unit
+`shardlab.buffers.slide`. Payloads of codecs are left out: at most what the vector of a unit
 takes, and back.
 """
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from shardlab.core.document import Document
-from shardlab.memory.slide import (
+from shardlab.buffers.slide import (
     DTYPE_BYTES,
     in_host_memory,
     leaving_bytes,
@@ -46,14 +45,6 @@ _INPUTS_LEFT = 3
 
 Categories = dict[str, int]
 """bytes by what they are for"""
-
-
-class Estimate(Document):
-    """Of one run, before it: what is alive on a rank at the peak of a step."""
-
-    traced: Categories | None
-    """with tensors that have shapes and no data; None where that is not possible"""
-    closed_form: Categories
 
 
 class UnitShape(NamedTuple):

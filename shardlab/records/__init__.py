@@ -1,1 +1,1 @@
-"""Records of runs and the machine that they were measured on."""
+"""Records of runs, timings and estimates, and how to read them."""

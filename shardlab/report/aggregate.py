@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 
 from shardlab.core.errors import UserError
-from shardlab.measurements.statistics import interval_factor
 from shardlab.records.run import Record
 from shardlab.report.traffic import TRAFFIC_MEASURES, means_by_name, traffic, travel, uncompressed
+from shardlab.statistics.interval import interval_factor
 from shardlab.strategy.strategy import parse_strategy
 
 ENOUGH_SEEDS = 3

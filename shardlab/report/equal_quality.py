@@ -10,10 +10,10 @@ import statistics
 import pandas as pd
 
 from shardlab.experiment.schema import Quality
-from shardlab.measurements.quality import quality_at_time, steps_to_quality
 from shardlab.report.cells import RUN, Column, where_known
 from shardlab.report.link_timings import Crossover
 from shardlab.report.tables import Table, run_table
+from shardlab.statistics.quality import quality_at_time, steps_to_quality
 
 Losses = dict[str, dict[int, dict[int, float]]]
 """run -> seed -> step -> training loss"""

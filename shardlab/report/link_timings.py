@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from shardlab.measurements.timing import NO_COMMUNICATION, TimedRun
+from shardlab.records.timing import NO_COMMUNICATION, TimedRun
 from shardlab.report.timings import link_name, step_ratios
 from shardlab.strategy.strategy import Strategy, parse_strategy
 

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from shardlab.measurements.timing import NO_COMMUNICATION
+from shardlab.records.timing import NO_COMMUNICATION
 from shardlab.report.crossover import speed_up
 from shardlab.report.link_timings import Crossover
 from shardlab.report.numbers import figure as number

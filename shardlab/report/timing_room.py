@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from shardlab.experiment.schema import Quality
-from shardlab.measurements.timing import TimedRun
+from shardlab.records.timing import TimedRun
 from shardlab.report.crossover import codec_table, fastest, step_table
 from shardlab.report.equal_quality import Losses, quality_tables
 from shardlab.report.link_timings import Crossover, crossovers

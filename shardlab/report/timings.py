@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from shardlab.experiment.link import FRAME_HEADERS
-from shardlab.measurements.timing import NO_COMMUNICATION, TimedRun
 from shardlab.records.run import Breakdown
+from shardlab.records.timing import NO_COMMUNICATION, TimedRun
 from shardlab.report.aggregate import paired_ratio
 
 _TRACED = ["profiled_step_ms", "comm_share", "exposed_comm_ms", "overlap", "backward_comm_share"]

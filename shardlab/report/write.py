@@ -10,8 +10,8 @@ from shardlab.agent.records.history import History
 from shardlab.core.files import atomic, write_json, write_json_lines, write_text
 from shardlab.experiment.schema import Quality
 from shardlab.forecast.results import ForecastDocument
-from shardlab.measurements.timing import TimedRun
 from shardlab.records.run import Record
+from shardlab.records.timing import TimedRun
 from shardlab.report.aggregate import comparison, loss_curves
 from shardlab.report.forecast_plots import draw_forecast
 from shardlab.report.forecast_room import ForecastRoom, forecast_room

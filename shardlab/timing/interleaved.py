@@ -24,6 +24,7 @@ from shardlab.data.tokens.tokens import TokenSplit, open_split
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Optimization
 from shardlab.engines.common.units import unit_sizes
+from shardlab.environment.host import describe_host, git_revision
 from shardlab.evaluation.untrained import build_for
 from shardlab.experiment.link import LOOPBACK
 from shardlab.experiment.schema import Model, Timing, Train
@@ -32,10 +33,9 @@ from shardlab.launch import launch
 from shardlab.loop.loop import Loop
 from shardlab.loop.summary import mean_ledger
 from shardlab.loop.traced import traced_steps, write_trace_of
-from shardlab.measurements.timing import NO_COMMUNICATION, TimedRun, write_timings
 from shardlab.profiling.analysis.breakdown import analyse
-from shardlab.records.host import describe_host, git_revision
 from shardlab.records.run import Breakdown, LinkEmulation
+from shardlab.records.timing import NO_COMMUNICATION, TimedRun, write_timings
 from shardlab.strategy.strategy import Strategy
 from shardlab.transport.link_emulation import Emulation, emulated, interface_bytes, interface_frames
 from shardlab.transport.object_collectives import device_of, gather_bytes, gather_values

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shardlab.records.host import resident_memory
+from shardlab.environment.host import resident_memory
 
 
 @dataclass(frozen=True)

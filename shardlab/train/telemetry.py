@@ -8,8 +8,8 @@ from pathlib import Path
 from torch.utils.tensorboard import SummaryWriter
 
 from shardlab.core.files import atomic
+from shardlab.environment.host import resident_memory
 from shardlab.loop.loop import StepEvent
-from shardlab.records.host import resident_memory
 
 
 class Telemetry:

@@ -6,8 +6,8 @@ from shardlab.agent.proposals.candidates import Draft
 from shardlab.agent.proposals.memory import certain_bytes, estimate_peak
 from shardlab.agent.proposals.seeds import random_strategies
 from shardlab.agent.proposals.validator import admit, memory_limit, reason_to_stop
+from shardlab.environment.host import memory_bytes
 from shardlab.experiment.schema import Agent
-from shardlab.records.host import memory_bytes
 from shardlab.strategy.strategy import parse_strategy
 from tests.agent.searches import AGENT, LIMIT, begin, past_round, proposal_of
 

@@ -14,7 +14,7 @@ from shardlab.forecast.model import Engines, fit_model
 from shardlab.forecast.operations import operation_fits
 from shardlab.forecast.step import step_seconds
 from shardlab.forecast.uncertainty import estimate
-from shardlab.measurements.timing import NO_COMMUNICATION
+from shardlab.records.timing import NO_COMMUNICATION
 from tests.forecast.timing_factory import (
     MACHINE,
     MODEL,

@@ -12,7 +12,7 @@ from shardlab.experiment.parameters import Parameters
 from shardlab.forecast.machine import fit_machine
 from shardlab.forecast.results import read_forecast
 from shardlab.measurements.calibration import memory_operations, read_calibration, write_calibration
-from shardlab.measurements.timing import write_timings
+from shardlab.records.timing import write_timings
 from shardlab.strategy.strategy import parse_strategy
 from stages import calibrate as calibrate_stage
 from stages import forecast

@@ -14,7 +14,7 @@ from shardlab.forecast.sliding import Slide
 from shardlab.forecast.sliding_costs import PARTS
 from shardlab.forecast.step import step_seconds, step_tasks
 from shardlab.forecast.work import Compute, Overhead, Work
-from shardlab.measurements.timing import NO_COMMUNICATION
+from shardlab.records.timing import NO_COMMUNICATION
 from shardlab.strategy.strategy import parse_strategy
 from tests.engines.slide.sliding import MODES, batch_of, engine_of
 from tests.forecast.cost_factory import Timed

@@ -18,8 +18,8 @@ from shardlab.measurements.calibration import (
     Transfer,
     wire_bytes,
 )
-from shardlab.measurements.timing import NO_COMMUNICATION, TimedRun, UnitSize
 from shardlab.records.run import Breakdown
+from shardlab.records.timing import NO_COMMUNICATION, TimedRun, UnitSize
 from shardlab.strategy.strategy import parse_strategy
 
 INT8 = "int8:group=128"

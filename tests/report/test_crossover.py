@@ -5,7 +5,7 @@ import math
 import pytest
 
 from shardlab.experiment.schema import Quality
-from shardlab.measurements.timing import NO_COMMUNICATION
+from shardlab.records.timing import NO_COMMUNICATION
 from shardlab.report.crossover import (
     codec_table,
     crossing,

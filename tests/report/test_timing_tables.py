@@ -5,7 +5,7 @@ import math
 import pytest
 
 from shardlab.experiment.schema import Quality
-from shardlab.measurements.timing import NO_COMMUNICATION
+from shardlab.records.timing import NO_COMMUNICATION
 from shardlab.report.scaling import bottleneck, bottleneck_of, scaling_table, sharing
 from shardlab.report.timing_room import timing_room
 from shardlab.report.timings import timing_table

@@ -9,7 +9,7 @@ import pytest
 from shardlab.core.errors import UserError
 from shardlab.experiment.link import FRAME_HEADERS, Link
 from shardlab.experiment.schema import Model, Timing, Train
-from shardlab.measurements.timing import NO_COMMUNICATION, TimedRun, read_timings
+from shardlab.records.timing import NO_COMMUNICATION, TimedRun, read_timings
 from shardlab.strategy.strategy import parse_strategy
 from shardlab.timing.interleaved import TimingPlan, order, time_strategies
 

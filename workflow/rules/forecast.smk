@@ -7,6 +7,7 @@ rule calibrate:
             "shardlab/calibration",
             "shardlab/codecs",
             "shardlab/core",
+            "shardlab/environment",
             "shardlab/experiment",
             "shardlab/hardware",
             "shardlab/kernels",
@@ -37,12 +38,13 @@ rule forecast:
     input:
         code(
             "forecast",
+            "shardlab/buffers",
             "shardlab/core",
             "shardlab/experiment",
             "shardlab/forecast",
             "shardlab/measurements",
-            "shardlab/memory",
             "shardlab/records",
+            "shardlab/statistics",
             "shardlab/strategy",
         ),
         "results/calibration.json",

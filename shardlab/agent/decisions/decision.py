@@ -13,7 +13,7 @@ from shardlab.agent.proposals.proposal import Proposal
 from shardlab.agent.records.history import History, Measured
 from shardlab.agent.records.rounds import Comparison, Decision, Measurement, Round, TrialSummary
 from shardlab.core.errors import UserError
-from shardlab.measurements.statistics import interval_factor
+from shardlab.statistics.interval import interval_factor
 
 
 def decide(

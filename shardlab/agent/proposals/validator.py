@@ -8,8 +8,8 @@ from shardlab.agent.proposals.memory import estimate_peak
 from shardlab.agent.records.history import History
 from shardlab.agent.records.rounds import Candidate, Refused
 from shardlab.core.errors import UserError
+from shardlab.environment.host import memory_bytes
 from shardlab.experiment.schema import Agent
-from shardlab.records.host import memory_bytes
 from shardlab.strategy.strategy import Strategy, parse_strategy
 
 _ID_DIGITS = 8

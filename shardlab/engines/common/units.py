@@ -10,8 +10,8 @@ from torch import nn
 from shardlab.comm.names import plain
 from shardlab.core.errors import UserError
 from shardlab.engines.common.precision import dtype_of
-from shardlab.measurements.timing import UnitSize
 from shardlab.models.parts import model_parts, transformer_blocks
+from shardlab.records.timing import UnitSize
 from shardlab.strategy.strategy import Strategy
 
 

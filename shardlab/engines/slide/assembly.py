@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from shardlab.buffers.slide import Keeping, copied_whole, keeping, window_slots
 from shardlab.comm.ledger import Ledger
 from shardlab.core.errors import UserError
 from shardlab.engines.common.precision import dtype_of, uses_fp16
@@ -26,7 +27,6 @@ from shardlab.engines.slide.sums import Sums
 from shardlab.engines.slide.unit import Precision, SlidUnit
 from shardlab.engines.slide.updates import Updates
 from shardlab.engines.slide.window import Window
-from shardlab.memory.slide import Keeping, copied_whole, keeping, window_slots
 
 
 def make_units(

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from shardlab.buffers.slide import Keeping, landing_sizes
 from shardlab.engines.slide.arrivals import UPDATED
 from shardlab.engines.slide.control import Control
 from shardlab.engines.slide.node import NodeMemory
 from shardlab.engines.slide.unit import SlidUnit, own_of
-from shardlab.memory.slide import Keeping, landing_sizes
 
 TAKEN = "taken"
 """published by each rank of a node when it has added up what arrived of a unit"""

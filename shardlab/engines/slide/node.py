@@ -14,7 +14,7 @@ import torch.distributed as dist
 from shardlab.core.errors import UserError
 from shardlab.engines.slide.control import Control, control_bytes
 from shardlab.engines.slide.regions import Regions, places_of
-from shardlab.records.host import free_memory_bytes
+from shardlab.environment.host import free_memory_bytes
 from shardlab.transport.object_collectives import gather_values, run_or_fail_together
 
 _PAGE = mmap.PAGESIZE

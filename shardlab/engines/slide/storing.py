@@ -6,6 +6,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch import nn
 
+from shardlab.buffers.slide import leaving_bytes, window_bytes
 from shardlab.comm.hierarchy import timeout_of
 from shardlab.engines.common.setup import Setup
 from shardlab.engines.common.units import UnitPlan
@@ -18,7 +19,6 @@ from shardlab.engines.slide.node_file import NodeFile
 from shardlab.engines.slide.sums import LANDED
 from shardlab.engines.slide.turns import ENDED, GATHERS, TURNS
 from shardlab.engines.slide.unit import SlidUnit
-from shardlab.memory.slide import leaving_bytes, window_bytes
 
 
 def share_memory(

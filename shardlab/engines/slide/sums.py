@@ -6,6 +6,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from shardlab.buffers.slide import Keeping
 from shardlab.comm.collective import Collective
 from shardlab.comm.ledger import Ledger
 from shardlab.engines.slide.arrivals import UPDATED, share_in_memory
@@ -13,7 +14,6 @@ from shardlab.engines.slide.control import Control
 from shardlab.engines.slide.landings import TAKEN, Turn
 from shardlab.engines.slide.ranks import Ranks
 from shardlab.engines.slide.unit import SlidUnit, own_of
-from shardlab.memory.slide import Keeping
 
 LANDED = "landed"
 """published by each rank of a node when others may add up what it has of a unit"""

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from shardlab.measurements.quality import (
+from shardlab.statistics.quality import (
     quality_at_time,
     smoothed,
     steps_to_quality,

@@ -1,6 +1,6 @@
 """Timings on one rank and on several tell how well a strategy scales."""
 
-from shardlab.measurements.timing import scaling_efficiency
+from shardlab.records.timing import scaling_efficiency
 from shardlab.strategy.strategy import parse_strategy
 from tests.record_factory import STRATEGIES
 from tests.timed_run_factory import make_timed

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shardlab.records.host import (
+from shardlab.environment.host import (
     describe_host,
     free_memory_bytes,
     git_revision,

@@ -1,0 +1,1 @@
+"""Sizes of the buffers that an engine allocates."""

@@ -1,0 +1,1 @@
+"""Collection of what every stage measured of a run into one record."""

@@ -1,0 +1,1 @@
+"""The host that a figure was measured on, and its memory."""

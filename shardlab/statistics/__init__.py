@@ -1,0 +1,1 @@
+"""Confidence intervals, and time to quality from a loss curve."""
