@@ -1,9 +1,9 @@
 """Accept the strategy of a trial or roll back, and add the round to the history."""
 
 from shardlab.agent.decisions.decision import conclude
-from shardlab.agent.decisions.trials import read_trial
-from shardlab.agent.proposals.proposal import read_proposal
 from shardlab.agent.records.history import known_before
+from shardlab.agent.records.proposal import read_proposal
+from shardlab.agent.records.trial import read_trial
 from shardlab.core.files import write_json
 from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from shardlab.agent.decisions.trials import Trial, TrialFailed, no_trial, run_trial, trial_key
-from shardlab.agent.proposals.proposal import read_proposal
+from shardlab.agent.records.proposal import read_proposal
+from shardlab.agent.records.trial import Trial, no_trial
+from shardlab.agent.trials.trials import TrialFailed, run_trial, trial_key
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
 from shardlab.core.progress import say

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from shardlab.agent.decisions.trials import no_trial
-from shardlab.agent.proposals.proposal import read_proposal
 from shardlab.agent.records.history import read_history
+from shardlab.agent.records.proposal import read_proposal
+from shardlab.agent.records.trial import no_trial
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, write_json
 from shardlab.experiment.parameters import Parameters

@@ -1,8 +1,8 @@
 import re
 
 from shardlab.agent.decisions.decision import conclude
-from shardlab.agent.decisions.trials import Trial
 from shardlab.agent.proposals.evidence import describe
+from shardlab.agent.records.trial import Trial
 from tests.agent.searches import AGENT, LIMIT, begin, proposal_of
 
 

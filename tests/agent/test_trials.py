@@ -1,9 +1,9 @@
 import pytest
 
-from shardlab.agent.decisions.trials import (
+from shardlab.agent.records.trial import read_trial
+from shardlab.agent.trials.trials import (
     TrialFailed,
     code_digest,
-    read_trial,
     run_trial,
     trial_key,
 )

@@ -1,1 +1,1 @@
-"""Trials, and the decision to accept or to roll back."""
+"""The decision on a trial: accept or roll back."""

@@ -8,10 +8,10 @@ One seed has no interval, so it cannot show a gain: the trial is rejected and th
 
 import math
 
-from shardlab.agent.decisions.trials import Trial
-from shardlab.agent.proposals.proposal import Proposal
 from shardlab.agent.records.history import History, Measured
+from shardlab.agent.records.proposal import Proposal
 from shardlab.agent.records.rounds import Comparison, Decision, Measurement, Round, TrialSummary
+from shardlab.agent.records.trial import Trial
 from shardlab.core.errors import UserError
 from shardlab.statistics.interval import interval_factor
 

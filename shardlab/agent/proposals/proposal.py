@@ -1,31 +1,14 @@
-"""Proposal of a round: evidence, candidates, verdict, and the strategy to try."""
-
-from pathlib import Path
+"""Making the proposal of a round: evidence, candidates, verdict."""
 
 from shardlab.agent.proposals.candidates import draft_candidates
 from shardlab.agent.proposals.evidence import describe
 from shardlab.agent.proposals.judge import Judge, Question
 from shardlab.agent.proposals.validator import admit, memory_limit, reason_to_stop
 from shardlab.agent.records.history import History
+from shardlab.agent.records.proposal import Proposal
 from shardlab.agent.records.rounds import Candidate, Refused, Verdict
-from shardlab.core.document import Document, validate
-from shardlab.core.files import read_json
 from shardlab.experiment.schema import Agent
 from shardlab.strategy.strategy import Strategy
-
-
-class Proposal(Document):
-    """Candidates of one round and the choice among them."""
-
-    round: int
-    incumbent_hash: str
-    evidence: str
-    memory_limit_bytes: int
-    candidates: list[Candidate]
-    refused: list[Refused]
-    verdict: Verdict
-    chosen: Strategy | None
-    chosen_hash: str | None
 
 
 def propose(
@@ -68,12 +51,3 @@ def propose(
         chosen=chosen,
         chosen_hash=chosen.hash() if chosen else None,
     )
-
-
-def read_proposal(path: str | Path) -> Proposal:
-    """Read the proposal in a file.
-
-    Raises:
-        UserError: the file is not a proposal.
-    """
-    return validate(Proposal, read_json(path), str(path))

@@ -15,25 +15,16 @@ from pathlib import Path
 from typing import Literal
 
 from shardlab.agent.records.rounds import Outcome
-from shardlab.core.document import Document, validate
+from shardlab.agent.records.trial import Trial, read_trial
 from shardlab.core.errors import UserError
-from shardlab.core.files import read_json, sha256_of_file, sha256_of_value, write_json
+from shardlab.core.files import sha256_of_file, sha256_of_value, write_json
 from shardlab.core.progress import stopwatch
 from shardlab.experiment.schema import Model, Train
 from shardlab.records.run import Record
 from shardlab.strategy.strategy import Strategy
 
-_PACKAGES = (
-    "core",
-    "kernels",
-    "models",
-    "data",
-    "profiling",
-    "codecs",
-    "comm",
-    "engines",
-    "train",
-)
+_NOT_RUN = ("agent", "forecast", "report")
+"""packages of the library that no trial runs; all others count, so that none is forgotten"""
 _LONGEST_DETAIL = 4000
 
 
@@ -46,28 +37,8 @@ class TrialFailed(Exception):
         self.detail = detail
 
 
-class Trial(Document):
-    """Outcome of a trial."""
-
-    outcome: Outcome
-    detail: str = ""
-    """text of the error, for a failed trial"""
-    strategy: Strategy | None = None
-    hash: str | None = None
-    key: str | None = None
-    """key in the store"""
-    limit_s: float | None = None
-    records: list[Record] = []
-    """one per seed; empty unless the outcome is ok"""
-
-
 Measure = Callable[[int, Path, float], Record]
 """measures one seed: (seed, folder for its files, seconds left); may raise TrialFailed"""
-
-
-def no_trial(reason: str) -> Trial:
-    """Return the trial of a round in which nothing was chosen."""
-    return Trial(outcome="none", detail=reason)
 
 
 def run_trial(
@@ -114,7 +85,7 @@ def trial_key(
             "model": model.model_dump(mode="json"),
             "seeds": seeds,
             "tokens": sha256_of_file(tokens),
-            "code": code_digest(Path(__file__).parents[1]),
+            "code": code_digest(Path(__file__).parents[2]),
         }
     )
 
@@ -125,22 +96,15 @@ def code_digest(library: Path) -> str:
     Args:
         library: the folder of the package `shardlab`.
     """
-    files = [file for package in _PACKAGES for file in (library / package).rglob("*.py")]
+    files = [
+        file for file in library.rglob("*.py") if file.relative_to(library).parts[0] not in _NOT_RUN
+    ]
     kernels = library.parent / "csrc"
     sources = ("*.cpp", "*.h", "CMakeLists.txt")
     files += [file for pattern in sources for file in kernels.rglob(pattern)]
     return sha256_of_value(
         {str(file.relative_to(library.parent)): sha256_of_file(file) for file in files}
     )
-
-
-def read_trial(path: str | Path) -> Trial:
-    """Read the trial in a file.
-
-    Raises:
-        UserError: the file is not a trial.
-    """
-    return validate(Trial, read_json(path), str(path))
 
 
 def _kept(path: Path, limit_s: float) -> Trial | None:
