@@ -1,6 +1,7 @@
-"""Everything that the documents tell a reader to type works as it stands there."""
+"""Commands, examples and links of the documents work as they stand there."""
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,9 +18,10 @@ from shardlab.experiment.schema import Params
 from tests.pipeline.workspace import ROOT, Marked, run, wait_for
 from tests.ranks import run_ranks
 
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-TRIED_ELSEWHERE = ["make run", "make test"]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TESTED_ELSEWHERE = ["make run", "make test", "make lint", "make test-long"]
 """by the pipeline that these tests begin with, and by CI"""
+TREE = re.compile(r"^## What is where\n+```\n(.*?)^```$", re.DOTALL | re.M)
 
 
 def fenced(language: str) -> list[str]:
@@ -34,9 +36,53 @@ def commands() -> list[str]:
     return list(dict.fromkeys(line for line in typed if line))
 
 
-def test_commands_tried_elsewhere_are_documented_ones() -> None:
-    assert set(TRIED_ELSEWHERE) <= set(commands())
-    assert "make test" in (ROOT / ".ci/run").read_text()
+def headings(text: str) -> list[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    outside = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.M)
+    found: list[str] = []
+    for title in re.findall(r"^#+ (.+)$", outside, re.M):
+        anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        repeated = sum(
+            re.fullmatch(rf"{re.escape(anchor)}(-\d+)?", each) is not None for each in found
+        )
+        found.append(f"{anchor}-{repeated}" if repeated else anchor)
+    return found
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_relative_links_and_anchors_resolve(path: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.DOTALL | re.M)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if link.startswith(("https://", "http://")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (path.parent / name).resolve() if name else path
+        assert target.exists(), f"{path}: no such file: {link}"
+        if anchor:
+            assert anchor in headings(target.read_text()), f"{path}: no such heading: {link}"
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs/README.md").read_text()
+    pages = (path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md"))
+    assert [str(page) for page in pages if f"({page})" not in index] == ["README.md"]
+
+
+def test_the_tree_of_the_readme_is_that_of_the_repository() -> None:
+    tree = TREE.findall((ROOT / "README.md").read_text())[0]
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.split("\n")
+    folders = {path.split("/")[0] + "/" for path in tracked if "/" in path and path[0] != "."}
+    packages = {f"{path.parent.name}/" for path in (ROOT / "shardlab").glob("*/__init__.py")}
+    assert set(re.findall(r"^(\w+/)", tree, re.M)) == folders
+    assert set(re.findall(r"^  (\w+/)", tree, re.M)) == packages
+
+
+def test_commands_tested_elsewhere_are_documented_ones() -> None:
+    assert set(TESTED_ELSEWHERE) <= set(commands())
+    ci = (ROOT / ".ci/run").read_text()
+    assert all(command in ci for command in TESTED_ELSEWHERE if command != "make run")
 
 
 @pytest.mark.long
@@ -44,7 +90,7 @@ def test_commands_tried_elsewhere_are_documented_ones() -> None:
 def test_every_command_works(workspace: Path) -> None:
     (workspace / ".venv").symlink_to(sys.prefix)
     for command in commands():
-        if command in TRIED_ELSEWHERE:
+        if command in TESTED_ELSEWHERE:
             continue
         if command.startswith("tensorboard"):
             serve(workspace, *command.split(), "--port", "0")
@@ -54,7 +100,7 @@ def test_every_command_works(workspace: Path) -> None:
 
 
 def serve(root: Path, *command: str) -> None:
-    """Starts a server, and ends it once it has said where it can be reached."""
+    """Start a server, and end it once it has printed its address."""
     server = Marked(root, *command)
     try:
         wait_for(lambda: "http://" in (root / "marked.log").read_text(), 120, "an address")
@@ -66,7 +112,7 @@ def serve(root: Path, *command: str) -> None:
 def test_every_excerpt_of_params_is_valid(block: str, tmp_path: Path) -> None:
     tree = yaml.safe_load((ROOT / "params.yaml").read_text())
     for section, values in yaml.safe_load(block).items():
-        tree[section] |= values
+        tree[section] = values if isinstance(values, list) else tree[section] | values
     path = tmp_path / "params.yaml"
     path.write_text(yaml.safe_dump(tree))
     Parameters(path)(*Params.model_fields)
@@ -77,7 +123,7 @@ def test_every_excerpt_of_python_runs(block: str) -> None:
     def on_rank(group: dist.ProcessGroup) -> dict[str, torch.Tensor]:
         world_size, rank = dist.get_world_size(group), dist.get_rank(group)
         model, batch = fully_shard(nn.Linear(60, 60)), torch.ones(1, 60)
-        # what the reader's script has made before
+        # names that the reader's script has defined before
         names = {
             "torch": torch,
             "model": model,

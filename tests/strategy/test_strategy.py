@@ -1,6 +1,7 @@
 """What a strategy means: its canonical form, its hash and what it is called."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from hypothesis import given
 
 from shardlab.strategy.overrides import Override
 from shardlab.strategy.strategy import Strategy, parse_strategy
+from shardlab.strategy.validation import foreign
 from tests.strategy.drawn_strategies import documents
 
 
@@ -129,7 +131,15 @@ def test_the_brief_names_what_is_not_the_default() -> None:
     )
 
 
-def test_every_setting_is_in_the_document_of_strategies() -> None:
+@pytest.mark.parametrize("engine", ["ddp", "fsdp1", "fsdp2", "manual", "slide"])
+def test_the_page_of_an_engine_lists_its_settings_and_no_others(engine: str) -> None:
+    text = (Path(__file__).parents[2] / f"docs/engines/{engine}.md").read_text()
+    listed = re.findall(r"^\| `(\w+)` \|.*\|.*\|.*\|$", text, re.M)
+    refused = {"compile"} if engine == "slide" else set()
+    assert set(listed) == {*Strategy.model_fields} - foreign(engine) - refused - {"engine"}
+    assert len(listed) == len(set(listed))
+
+
+def test_the_page_of_strategies_has_every_override() -> None:
     text = (Path(__file__).parents[2] / "docs/strategies.md").read_text()
-    fields = {*Strategy.model_fields, *Override.model_fields} - {"engine"}
-    assert [field for field in sorted(fields) if f"`{field}`" not in text] == []
+    assert [field for field in Override.model_fields if f"`{field}`" not in text] == []
