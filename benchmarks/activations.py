@@ -22,9 +22,9 @@ from torch import Tensor
 
 from benchmarks.children import on_ranks
 from benchmarks.speed import best_times
+from shardlab.activations.anonymous_file import aligned_blocks
 from shardlab.activations.checkpoint import FOLDER_VARIABLE
-from shardlab.activations.storage import blocks
-from shardlab.activations.stores import FileStore, Ticket
+from shardlab.activations.stores import FileStore, StoredTensor
 from shardlab.core.document import validate
 from shardlab.core.files import write_json
 from shardlab.engines.build import build_engine
@@ -65,9 +65,9 @@ def main() -> None:
 
 def _rates(folder: Path, rounds: int) -> dict[str, float]:
     # caches hold none of it: everything moves from and to host memory
-    whole, copy = (blocks(_TENSORS * _TENSOR, _CPU).random_() for _ in range(2))
+    whole, copy = (aligned_blocks(_TENSORS * _TENSOR, _CPU).random_() for _ in range(2))
     tensors = whole.split(_TENSOR)
-    store, tickets = FileStore(folder), list[Ticket]()
+    store, tickets = FileStore(folder), list[StoredTensor]()
     plain = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT, 0o600)
     os.posix_fallocate(plain, 0, _TENSORS * _TENSOR)
 

@@ -18,11 +18,10 @@ import torch.distributed as dist
 
 from benchmarks.children import on_ranks
 from benchmarks.speed import best_times
-from shardlab.activations.anonymous_file import NamelessFile
-from shardlab.activations.storage import blocks
+from shardlab.activations.anonymous_file import AnonymousFile, aligned_blocks
 from shardlab.core.files import write_json
 from shardlab.engines.slide.moments import FileMoments, MemoryMoments, Moments, MomentStore
-from shardlab.engines.slide.node_file import NodeFile
+from shardlab.engines.slide.shared_file import NodeFile
 from shardlab.environment.host import describe_host, git_revision
 from shardlab.kernels.adam import Hyper, adam_
 from shardlab.kernels.workers import Workers
@@ -81,10 +80,10 @@ def _seconds(folder: Path, size: int, rounds: int, group: dist.ProcessGroup) -> 
     return best_times(calls, rounds)
 
 
-def _plain(folder: Path, size: int) -> tuple[NamelessFile, torch.Tensor]:
-    file = NamelessFile.make(folder)
+def _plain(folder: Path, size: int) -> tuple[AnonymousFile, torch.Tensor]:
+    file = AnonymousFile.create(folder)
     file.reserve(0, len(UNITS) * size)
-    room = blocks(size, torch.device("cpu")).random_()
+    room = aligned_blocks(size, torch.device("cpu")).random_()
     _each(file.write, room)
     return file, room
 

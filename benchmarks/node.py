@@ -15,32 +15,32 @@ from itertools import count
 
 import torch.distributed as dist
 
-from shardlab.engines.slide.control import Control
 from shardlab.engines.slide.groups import node_groups
-from shardlab.engines.slide.node import NodeMemory
+from shardlab.engines.slide.shared_memory import NodeMemory
+from shardlab.engines.slide.sync import RankProgress
 from shardlab.launch import launch
 
 _CALLS = 200
 
 
-def ways(group: dist.ProcessGroup, control: Control) -> dict[str, Callable[[], object]]:
+def ways(group: dist.ProcessGroup, progress: RankProgress) -> dict[str, Callable[[], object]]:
     """What ranks can do to know of each other."""
     everyone, there_and_back = count(1), count(1)
     rank = dist.get_rank(group)
 
     def publish_and_wait() -> None:
         step = next(everyone)
-        control.publish("all", 0, step)
-        control.wait("all", 0, step)
+        progress.publish("all", 0, step)
+        progress.wait("all", 0, step)
 
     def round_trip() -> None:
         step = next(there_and_back)
         if rank == 1:
-            control.wait("trip", 0, step, ranks=[0])
+            progress.wait("trip", 0, step, ranks=[0])
         if rank < 2:
-            control.publish("trip", 0, step)
+            progress.publish("trip", 0, step)
         if rank == 0:
-            control.wait("trip", 0, step, ranks=[1])
+            progress.wait("trip", 0, step, ranks=[1])
 
     return {
         "all": publish_and_wait,
@@ -53,7 +53,7 @@ def show(group: dist.ProcessGroup, turns: int) -> None:
     """Prints the table on rank 0."""
     here = node_groups(group).here
     memory = NodeMemory.create(here, {}, ["all", "trip"], 1, timeout_s=60.0)
-    calls = ways(here, memory.control)
+    calls = ways(here, memory.progress)
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(turns + 1):
         for name, call in calls.items():

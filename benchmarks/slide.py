@@ -114,7 +114,7 @@ def _measure(options: argparse.Namespace, share: float, group: dist.ProcessGroup
         engine.step([_batch(options)], 1e-4)
     engine.synchronize()
     waits, updating = _exposed(engine), Waits()
-    updating.around(engine._updates, "_update", "update")
+    updating.around(engine._optimizer, "_update", "update")
     forwards, backwards, steps = [], [], []
     for _ in range(options.rounds):
         for _ in range(_IN_A_ROW):
@@ -178,8 +178,8 @@ def _bytes(options: argparse.Namespace, group: dist.ProcessGroup) -> tuple[int, 
 def _exposed(engine: SlideEngine) -> Waits:
     waits, schedule = Waits(), engine._schedule
     waits.around(schedule, "_wait", "in")
-    waits.around(schedule._departures._outgoing, "_settle", "out")
-    waits.around(engine._updates, "squares", "landing")
+    waits.around(schedule._offload._outgoing, "_settle", "out")
+    waits.around(engine._optimizer, "squares", "landing")
     return waits
 
 

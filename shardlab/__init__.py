@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from shardlab.comm.attach import attach as attach
     from shardlab.comm.handle import merge_states as merge_states
     from shardlab.standalone.adam import LayerAdam as LayerAdam
-    from shardlab.standalone.config import SlideConfig as SlideConfig
-    from shardlab.standalone.wrapper import SlideFSDP as SlideFSDP
+    from shardlab.standalone.slide_config import SlideConfig as SlideConfig
+    from shardlab.standalone.slide_fsdp import SlideFSDP as SlideFSDP
 
 __all__ = [
     "LayerAdam",
@@ -27,8 +27,8 @@ __all__ = [
 
 _PLACES = {
     "LayerAdam": "shardlab.standalone.adam",
-    "SlideConfig": "shardlab.standalone.config",
-    "SlideFSDP": "shardlab.standalone.wrapper",
+    "SlideConfig": "shardlab.standalone.slide_config",
+    "SlideFSDP": "shardlab.standalone.slide_fsdp",
     "SlidingCheckpoint": "shardlab.activations.checkpoint",
     "attach": "shardlab.comm.attach",
     "merge_states": "shardlab.comm.handle",

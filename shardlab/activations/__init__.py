@@ -1,1 +1,1 @@
-"""Inputs of checkpointed blocks outside of the device, in host memory or in a file."""
+"""Inputs of checkpointed blocks, off-loaded to host memory or to a file."""

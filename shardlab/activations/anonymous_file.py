@@ -1,4 +1,4 @@
-"""A file without a name, read and written past the page cache where the file system lets it."""
+"""Unlinked temporary files, and the aligned buffers that direct I/O on them needs."""
 
 import errno
 import os
@@ -13,22 +13,40 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from shardlab.activations.storage import BLOCK, Full, blocks
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say
 
+BLOCK = 4096
+"""bytes: what direct I/O wants addresses, offsets and lengths to be multiples of"""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _REFUSED = {errno.EINVAL, errno.EOPNOTSUPP}
 _CPU = torch.device("cpu")
 _BUFFERED: set[Path] = set()
-"""folders of which was said that they are written through the page cache"""
+"""folders reported to go through the page cache"""
 
 
-class NamelessFile:
+class StorageFull(UserError):
+    """A storage has no space left."""
+
+
+def whole_blocks(size: int) -> int:
+    """Return the bytes of as many blocks as `size` bytes need, at least one."""
+    return max(1, -(-size // BLOCK)) * BLOCK
+
+
+def aligned_blocks(size: int, device: torch.device, pin: bool = False) -> Tensor:
+    """Return uint8 [size rounded up to whole blocks] that begins at a multiple of `BLOCK`."""
+    whole = whole_blocks(size)
+    buffer = torch.empty(whole + BLOCK, dtype=torch.uint8, device=device, pin_memory=pin)
+    begin = -buffer.data_ptr() % BLOCK
+    return buffer[begin : begin + whole]
+
+
+class AnonymousFile:
     """A file in `folder` that no directory lists, so that it is gone with the last process.
 
-    I/O is direct; where the file system refuses that, it goes through the page cache, which is said
-    once.
+    I/O is direct; where the file system refuses that, it goes through the page cache, and a message
+    says so once.
     """
 
     def __init__(self, folder: Path, descriptor: int) -> None:
@@ -36,8 +54,8 @@ class NamelessFile:
         self._closed = weakref.finalize(self, os.close, descriptor)
 
     @classmethod
-    def make(cls, folder: Path) -> Self:
-        """A new file, empty; the folder is made if it is not there.
+    def create(cls, folder: Path) -> Self:
+        """Create an empty file, and the folder if it is not there.
 
         Raises:
             UserError: nothing can be written in it.
@@ -53,10 +71,10 @@ class NamelessFile:
             ) from error
 
     def reserve(self, start: int, size: int) -> None:
-        """Makes sure that bytes can be written; new ones are zero.
+        """Allocate disk space; new bytes are zero.
 
         Raises:
-            Full: they cannot.
+            StorageFull: there is too little.
         """
         try:
             os.posix_fallocate(self.descriptor, start, size)
@@ -66,34 +84,34 @@ class NamelessFile:
             raise _full(self.folder, size) from error
 
     def write(self, start: int, source: Tensor) -> None:
-        """Takes uint8 of host memory: whole blocks at their places, in memory as well.
+        """Write uint8 of host memory: whole blocks, aligned in the file and in memory.
 
         Raises:
-            Full, OSError: bytes were not taken.
+            StorageFull, OSError: bytes could not be written.
         """
         try:
-            _move(os.pwrite, self.descriptor, source, start)
+            _transfer(os.pwrite, self.descriptor, source, start)
         except OSError as error:
             raise self.failed("written", error) from error
 
     def read(self, start: int, out: Tensor) -> None:
-        """Fills uint8 of host memory, as for `write`.
+        """Fill uint8 of host memory, aligned as for `write`.
 
         Raises:
-            OSError: bytes did not come.
+            OSError: bytes could not be read.
         """
         try:
-            _move(_pread, self.descriptor, out, start)
+            _transfer(_pread, self.descriptor, out, start)
         except OSError as error:
             raise self.failed("read", error) from error
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file, which frees it when no other process has it open."""
         self._closed()
 
     def failed(self, what: str, error: OSError) -> Exception:
-        """The error for the user."""
-        if error.errno in _FULL:  # a file system may promise room that it does not have
+        """Return the error for the user."""
+        if error.errno in _FULL:  # a file system may promise space that it does not have
             return _full(self.folder, BLOCK)
         return OSError(
             error.errno, f"a file in {self.folder} could not be {what}: {error.strerror}"
@@ -101,12 +119,12 @@ class NamelessFile:
 
 
 def _open(folder: Path) -> int:
-    """For direct I/O, if a block can be reserved and written so; else buffered."""
+    """Open a file for direct I/O, if a block can be reserved and written so; else buffered."""
     try:
-        file = _nameless(folder, os.O_DIRECT)
-        try:
+        file = _open_unlinked(folder, os.O_DIRECT)
+        try:  # some file systems accept the flag and refuse the first write
             os.posix_fallocate(file, 0, BLOCK)
-            _move(os.pwrite, file, blocks(BLOCK, _CPU).zero_(), 0)
+            _transfer(os.pwrite, file, aligned_blocks(BLOCK, _CPU).zero_(), 0)
         except OSError:
             os.close(file)
             raise
@@ -116,24 +134,26 @@ def _open(folder: Path) -> int:
         if folder not in _BUFFERED:
             _BUFFERED.add(folder)
             say(f"{folder}: its file system refuses direct I/O: the page cache takes part")
-        return _nameless(folder, 0)
+        return _open_unlinked(folder, 0)
     return file
 
 
-def _nameless(folder: Path, flags: int) -> int:
+def _open_unlinked(folder: Path, flags: int) -> int:
     with suppress(OSError):
         return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
-    # not every file system has files that never had a name
+    # not every file system has O_TMPFILE
     plain, name = tempfile.mkstemp(dir=folder)
     try:
         return os.open(name, os.O_RDWR | os.O_CLOEXEC | flags)
-    finally:
+    finally:  # also when the flags are refused: no name may stay
         os.close(plain)
         Path(name).unlink()
 
 
-def _move(call: Callable[[int, memoryview, int], int], file: int, data: Tensor, start: int) -> None:
-    """All of the bytes, however many one call takes or gives."""
+def _transfer(
+    call: Callable[[int, memoryview, int], int], file: int, data: Tensor, start: int
+) -> None:
+    """Read or write all of the bytes, in as many calls as it takes."""
     left = data.numpy().data
     while left:
         moved = call(file, left, start)
@@ -146,9 +166,9 @@ def _pread(file: int, data: memoryview, start: int) -> int:
     return os.preadv(file, [data], start)
 
 
-def _full(folder: Path, size: int) -> Full:
+def _full(folder: Path, size: int) -> StorageFull:
     free = shutil.disk_usage(folder).free
-    return Full(
+    return StorageFull(
         f"{folder}: {size:,} more bytes do not fit, {free:,} are free: make room, "
         "name another folder, or keep this in memory"
     )

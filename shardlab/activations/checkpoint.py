@@ -1,4 +1,4 @@
-"""Inputs of checkpointed blocks leave the device in forward and return just ahead of backward."""
+"""Activation checkpointing whose inputs are off-loaded in forward and return before backward."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint
 
-from shardlab.activations.saved import Input, Region, Stays, Use
+from shardlab.activations.saved import Input, KeptTensor, Region, Use
 from shardlab.activations.stores import (
     ActivationStore,
     FileStore,
@@ -32,24 +32,24 @@ _SAVE_INPUTS = checkpoint._CheckpointFrame.save_inputs.__code__
 
 
 class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
-    """While the block runs, inputs of checkpointed regions are kept in a store.
+    """Context in which inputs of checkpointed regions are off-loaded to a store.
 
     Works with `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)`, which saves the inputs
     of a region through hooks like these (torch/utils/checkpoint.py, `_CheckpointFrame`); what other
     operations save, and what a policy of selective checkpointing keeps, stays where it is.
 
-    An input leaves when the next region begins, so that the last one, which backward needs first,
-    never does. When backward takes the inputs of a region, those of the region before it are
-    fetched. Several forward passes may come before their backward passes, and backward may run
-    inside or outside of the block, again with `retain_graph`. Input changed in place after it was
-    saved is refused when it is seen, as without hooks.
+    An input is off-loaded when the next region begins, so the last one, which backward needs first,
+    never is. When backward takes the inputs of a region, those of the region before it are
+    prefetched. Several forward passes may come before their backward passes, and backward may run
+    inside or outside of the block, again with `retain_graph`. An input that was changed in place
+    after it was saved is refused, as without hooks.
 
-    `on_disk` and `in_memory` make it with a store of its own, whose room is free when nobody has
-    it any more.
+    `on_disk` and `in_memory` create it with a store, whose space is free when nobody refers to
+    the context any more.
 
     Args:
-        store: of the device of the inputs; somebody else closes it.
-        minimum_bytes: smaller tensors stay.
+        store: of the device of the inputs; the caller closes it.
+        minimum_bytes: smaller tensors stay on the device.
     """
 
     def __init__(self, store: ActivationStore, minimum_bytes: int = 4096) -> None:
@@ -67,7 +67,7 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
         device: torch.device | str | None = None,
         when_full: WhenFull = "error",
     ) -> Self:
-        """Inputs leave for a file without a name, which is gone with the process.
+        """Off-load to an unlinked temporary file, which is gone with the process.
 
         Args:
             folder: that holds the file; made if it is not there.
@@ -81,7 +81,7 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
 
     @classmethod
     def in_memory(cls, device: torch.device | str | None = None) -> Self:
-        """Inputs leave for pinned host memory.
+        """Off-load to page-locked host memory.
 
         Args:
             device: that computes; by default the current GPU.
@@ -110,7 +110,7 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Leaves the block.
+        """Leave the block.
 
         Raises:
             UserError: it saved tensors for backward, but checkpointed nothing that could leave.
@@ -120,24 +120,25 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
         self._hooks = None
         if error is None and self._saved and not self._checkpointed:
             raise UserError(
-                "SlidingCheckpoint: nothing was checkpointed, so no activation can leave: use "
+                "SlidingCheckpoint: nothing was checkpointed, so nothing can be off-loaded: use "
                 "torch.utils.checkpoint.checkpoint with use_reentrant=False, outside of "
                 "torch.compile"
             )
 
-    def _pack(self, tensor: Tensor) -> Use | Stays:
+    def _pack(self, tensor: Tensor) -> Use | KeptTensor:
         frame = _saving_frame()
         self._saved = True
         self._checkpointed = self._checkpointed or frame is not None
-        if frame is None or not self._leaves(tensor):
-            return Stays.made_of(tensor)
+        if frame is None or not self._offloadable(tensor):
+            return KeptTensor.of(tensor)
         if tensor.device != self._store.device:
             raise UserError(
-                f"SlidingCheckpoint: an input is on {tensor.device}, but what leaves is on "
+                f"SlidingCheckpoint: an input is on {tensor.device}, but the store is for "
                 f"{self._store.device}: name the device that computes"
             )
         if self._last.frame() is not frame:
             self._begin_region(frame)
+        # several regions may save one tensor, which is then off-loaded once
         key = (
             tensor.untyped_storage()._cdata,
             *(tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype),
@@ -150,7 +151,7 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
         self._last.inputs.append(weakref.ref(found))
         return Use(found, self._last)
 
-    def _leaves(self, tensor: Tensor) -> bool:
+    def _offloadable(self, tensor: Tensor) -> bool:
         return (
             type(tensor) is Tensor
             and tensor.requires_grad  # a mask is the same for all regions
@@ -162,21 +163,24 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
 
     def _begin_region(self, frame: object) -> None:
         for each in self._last.alive():
-            each.leave()
+            each.offload()
         self._last = Region(self._last.number + 1, weakref.ref(frame))
         self._regions[self._last.number] = self._last
 
-    def _unpack(self, packed: Use | Stays) -> Tensor:
-        if isinstance(packed, Stays):
+    def _unpack(self, packed: Use | KeptTensor) -> Tensor:
+        if isinstance(packed, KeptTensor):
             return unchanged(packed.tensor, packed.version)
         for region in (packed.region, self._regions.get(packed.region.number - 1)):
             for each in () if region is None else region.alive():
-                each.fetch()
+                each.prefetch()
         return packed.input.take()
 
 
 def _saving_frame() -> object | None:
-    """The frame of `checkpoint` that saves its inputs through the hook that asks, if one does."""
+    """Return the `_CheckpointFrame` that saves its inputs through the calling hook, if one does.
+
+    Hooks are not told what they are called for, so this looks at the caller's code.
+    """
     caller = sys._getframe(2)
     for _ in range(2):  # before Python 3.12 a comprehension is a call
         if caller.f_code is _SAVE_INPUTS:
@@ -193,8 +197,8 @@ def _device(given: torch.device | str | None) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def sliding(strategy: Strategy, device: torch.device) -> AbstractContextManager[Any]:
-    """What a strategy's forward passes run in, so that its `activations` are where it says.
+def activation_offload(strategy: Strategy, device: torch.device) -> AbstractContextManager[Any]:
+    """Return the context of forward passes that puts activations where a strategy says.
 
     Raises:
         UserError: nothing can be written in the folder of `activations: disk`.
@@ -207,5 +211,5 @@ def sliding(strategy: Strategy, device: torch.device) -> AbstractContextManager[
 
 
 def scratch_folder() -> Path:
-    """Where `activations: disk` and `moments: disk` are."""
+    """Return the folder of `activations: disk` and `moments: disk`."""
     return Path(os.environ.get(FOLDER_VARIABLE, ".work/activations"))

@@ -1,92 +1,97 @@
-"""Where bytes stay while the device does not need them: host memory, or a file."""
+"""Storage for bytes that the device does not need for a while: host memory, or a file."""
 
 from abc import ABC, abstractmethod
+from bisect import insort
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from shardlab.core.errors import UserError
+from shardlab.activations.anonymous_file import (
+    AnonymousFile,
+    StorageFull,
+    aligned_blocks,
+    whole_blocks,
+)
 from shardlab.core.progress import say
 
-BLOCK = 4096
-"""bytes: what direct I/O wants addresses, offsets and lengths to be multiples of"""
+_CHUNK = 8 << 20
+"""bytes of one read or write of a file: larger ones are no faster"""
+_CPU = torch.device("cpu")
 
 
-class Full(UserError):
-    """A medium has no room left."""
+class Allocation(ABC):
+    """Space for a number of bytes, which can be read as often as wanted.
 
-
-class Place(ABC):
-    """Room for a number of bytes; the same ones are read as often as wanted.
-
-    What reads and writes may only be launched when the calls return, on the current stream. Who
-    calls orders them: a read begins after the write that it wants to see.
+    Reads and writes may only be launched, on the current stream, when the calls return. The caller
+    orders them: a read begins after the write that it is to see.
     """
 
     @abstractmethod
     def write(self, source: Tensor) -> None:
-        """Takes uint8 [size] of any device.
+        """Store uint8 [size] of any device.
 
         Raises:
-            OSError, UserError: bytes were not taken.
+            OSError, UserError: bytes could not be written.
         """
 
     @abstractmethod
     def read(self, out: Tensor) -> None:
-        """Fills uint8 [size rounded up to whole blocks], made by `blocks`, beyond `size` with
-        anything.
+        """Fill uint8 [size rounded up to whole blocks] from `aligned_blocks`.
+
+        What is beyond `size` is undefined.
 
         Raises:
-            OSError: bytes did not come back.
+            OSError: bytes could not be read.
         """
 
     @abstractmethod
     def free(self) -> None:
-        """Gives the room back; nothing is under way."""
+        """Return the space; nothing is being read or written."""
 
 
-class Medium(ABC):
-    """Room without names: it is gone with the process, however that ends."""
+class Storage(ABC):
+    """Space that is gone with the process, however that ends."""
 
     @abstractmethod
-    def reserve(self, size: int) -> Place:
-        """Room that is there for certain.
+    def allocate(self, size: int) -> Allocation:
+        """Return space that is certain to be there.
 
         Raises:
-            Full: there is none; with the fix.
+            StorageFull: there is none; with the fix.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Gives all room back; no place is used again."""
+        """Free all space; no allocation is used again."""
 
 
-class HostMedium(Medium):
-    """Host memory, pinned where a GPU copies from it; used again, since pinning is slow."""
+class HostStorage(Storage):
+    """Host memory, page-locked where a GPU copies from it; reused, since page-locking is slow."""
 
     def __init__(self, device: torch.device) -> None:
         self._pin = device.type == "cuda"
         self._spare: list[Tensor] = []
 
-    def reserve(self, size: int) -> Place:  # noqa: D102
+    def allocate(self, size: int) -> Allocation:  # noqa: D102
         fitting = [each for each in self._spare if size <= each.numel() <= 2 * size]
         if fitting:
             buffer = min(fitting, key=Tensor.numel)
             self._spare = [each for each in self._spare if each is not buffer]
         else:
-            # other sizes are wanted now: keeping the old ones would add up
+            # sizes have changed: keeping buffers of the old ones would add up
             self._spare.clear()
             buffer = torch.empty(size, dtype=torch.uint8, pin_memory=self._pin)
-        return _HostPlace(buffer, size, self._spare.append)
+        return _HostAllocation(buffer, size, self._spare.append)
 
     def close(self) -> None:  # noqa: D102
         self._spare.clear()
 
 
-class _HostPlace(Place):
-    def __init__(self, buffer: Tensor, size: int, give_back: Callable[[Tensor], None]) -> None:
-        self._buffer, self._size, self._give_back = buffer, size, give_back
+class _HostAllocation(Allocation):
+    def __init__(self, buffer: Tensor, size: int, reuse: Callable[[Tensor], None]) -> None:
+        self._buffer, self._size, self._reuse = buffer, size, reuse
 
     def write(self, source: Tensor) -> None:
         self._buffer[: self._size].copy_(source, non_blocking=True)
@@ -95,38 +100,140 @@ class _HostPlace(Place):
         out[: self._size].copy_(self._buffer[: self._size], non_blocking=True)
 
     def free(self) -> None:
-        self._give_back(self._buffer)
+        self._reuse(self._buffer)
 
 
-class Spill(Medium):
-    """A medium and, from when it is full, another one; says so once."""
+class FallbackStorage(Storage):
+    """A storage and, from when it is full, another one; a message says so once."""
 
-    def __init__(self, first: Medium, second: Medium) -> None:
+    def __init__(self, first: Storage, second: Storage) -> None:
         self._first, self._second = first, second
         self._said = False
 
-    def reserve(self, size: int) -> Place:  # noqa: D102
+    def allocate(self, size: int) -> Allocation:  # noqa: D102
         try:
-            return self._first.reserve(size)
-        except Full as full:
+            return self._first.allocate(size)
+        except StorageFull as full:
             if not self._said:
                 say(f"{full}; host memory takes the rest")
                 self._said = True
-            return self._second.reserve(size)
+            return self._second.allocate(size)
 
     def close(self) -> None:  # noqa: D102
         self._first.close()
         self._second.close()
 
 
-def whole_blocks(size: int) -> int:
-    """The bytes of as many blocks as `size` bytes need, at least one."""
-    return max(1, -(-size // BLOCK)) * BLOCK
+class FreeList:
+    """First-fit allocator of a growing range; neighbouring free parts merge.
+
+    Steps that keep the same amount, in whatever pieces, so reuse the space of the step before.
+    """
+
+    def __init__(self) -> None:
+        self.end = 0
+        """of the range"""
+        self._free: list[tuple[int, int]] = []
+
+    def allocate(self, size: int) -> int | None:
+        """Return the start of the first free part of `size` bytes; None when there is none."""
+        for index, (start, free) in enumerate(self._free):
+            if free >= size:
+                rest = [(start + size, free - size)] if free > size else []
+                self._free[index : index + 1] = rest
+                return start
+        return None
+
+    def lacking(self, size: int) -> int:
+        """Return the bytes to `grow` by until `size` of them are free at the end."""
+        start, free = self._free[-1] if self._free else (self.end, 0)
+        return size - (free if start + free == self.end else 0)
+
+    def grow(self, size: int) -> None:
+        """Add free bytes at the end."""
+        self.end += size
+        self.free(self.end - size, size)
+
+    def free(self, start: int, size: int) -> None:
+        """Free what `allocate` returned."""
+        insort(self._free, (start, size))
+        merged: list[tuple[int, int]] = []
+        for part in self._free:
+            if merged and sum(merged[-1]) == part[0]:
+                part = merged[-1][0], merged.pop()[1] + part[1]
+            merged.append(part)
+        self._free = merged
 
 
-def blocks(size: int, device: torch.device, pin: bool = False) -> Tensor:
-    """uint8 [size rounded up to whole blocks] that begins at a multiple of `BLOCK`."""
-    whole = whole_blocks(size)
-    buffer = torch.empty(whole + BLOCK, dtype=torch.uint8, device=device, pin_memory=pin)
-    begin = -buffer.data_ptr() % BLOCK
-    return buffer[begin : begin + whole]
+class FileStorage(Storage):
+    """Space in an `AnonymousFile`, reserved (fallocate) before it is used.
+
+    One thread at a time writes, and one reads.
+
+    Raises:
+        UserError: nothing can be written in `folder`.
+    """
+
+    def __init__(self, folder: Path, device: torch.device = _CPU) -> None:
+        self._file = AnonymousFile.create(folder)
+        self._space = FreeList()
+        pin = device.type == "cuda"
+        # writing and reading have a thread each; page-locked here, as that takes long in a step
+        self._outgoing = aligned_blocks(_CHUNK, _CPU, pin)
+        self._incoming = aligned_blocks(_CHUNK, _CPU, pin) if pin else None
+
+    def allocate(self, size: int) -> Allocation:  # noqa: D102
+        size, space = whole_blocks(size), self._space
+        start = space.allocate(size)
+        if start is None:
+            more = space.lacking(size)
+            self._file.reserve(space.end, more)
+            space.grow(more)
+            start = space.allocate(size)
+        assert start is not None, "the end of the range is free"
+        return _FileAllocation(self, start, size)
+
+    def close(self) -> None:  # noqa: D102
+        self._file.close()
+
+    def free(self, start: int, size: int) -> None:
+        """See `Allocation.free`."""
+        self._space.free(start, size)
+
+    def write(self, start: int, source: Tensor) -> None:
+        """See `Allocation.write`."""
+        for begin in range(0, source.numel(), _CHUNK):
+            part = source[begin : begin + _CHUNK]
+            self._outgoing[: part.numel()].copy_(part, non_blocking=True)
+            _synchronize(source.device)  # the CPU writes the bytes
+            self._file.write(start + begin, self._outgoing[: whole_blocks(part.numel())])
+
+    def read(self, start: int, out: Tensor) -> None:
+        """See `Allocation.read`."""
+        for begin in range(0, out.numel(), _CHUNK):
+            part = out[begin : begin + _CHUNK]
+            target = part if self._incoming is None else self._incoming[: part.numel()]
+            self._file.read(start + begin, target)
+            if target is not part:
+                part.copy_(target, non_blocking=True)
+                _synchronize(out.device)  # the next read overwrites the buffer
+
+
+class _FileAllocation(Allocation):
+    def __init__(self, storage: FileStorage, start: int, size: int) -> None:
+        self._storage, self._start, self._size = storage, start, size
+
+    def write(self, source: Tensor) -> None:
+        self._storage.write(self._start, source)
+
+    def read(self, out: Tensor) -> None:
+        self._storage.read(self._start, out)
+
+    def free(self) -> None:
+        self._storage.free(self._start, self._size)
+
+
+def _synchronize(device: torch.device) -> None:
+    """Return when the current stream has done its copies."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()

@@ -1,4 +1,4 @@
-"""Stores that tensors leave to and come back from, beside computation."""
+"""Stores to which tensors are off-loaded, and from which they return, during computation."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -9,42 +9,48 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from shardlab.activations.files import FileMedium
-from shardlab.activations.storage import HostMedium, Medium, Place, Spill, blocks
+from shardlab.activations.anonymous_file import aligned_blocks
+from shardlab.activations.storage import (
+    Allocation,
+    FallbackStorage,
+    FileStorage,
+    HostStorage,
+    Storage,
+)
 from shardlab.transport.background import Background, Running, drain_all
 
 WhenFull = Literal["error", "memory"]
 
 _CPU = torch.device("cpu")
-_LEAVING = 2
-"""tensors on their way out at once: what a step has more of waits, so that memory stays bounded"""
+_MOST_OFFLOADS = 2
+"""at once: `put` waits before it starts more, so that memory stays bounded"""
 
 
 @dataclass(eq=False)
-class Ticket:
-    """Of one tensor in a store."""
+class StoredTensor:
+    """One tensor in a store."""
 
-    place: Place
+    allocation: Allocation
     size: int
     """bytes"""
     dtype: torch.dtype
     shape: Sequence[int]
     stride: Sequence[int]
     source: Tensor | None
-    """until it has left"""
+    """until it has been written"""
     version: int
-    left: Running
-    arriving: tuple[Tensor, Running] | None = None
+    written: Running
+    loading: tuple[Tensor, Running] | None = None
 
 
 class ActivationStore:
-    """Tensors of one device that are kept in a medium until they are needed again.
+    """Off-loaded tensors of one device, in a storage until they are needed again.
 
     Laws:
-    - `take` gives the bits, shape, strides and type that `put` was given, on the same device;
-    - the device's memory of a tensor is free after at most so many more `put` as may be under way,
-      and not before all of it was read;
-    - no call blocks but `take` when the bytes are not there yet, and `put` when the medium is
+    - `take` returns the bits, shape, strides and type that `put` was given, on the same device;
+    - the device's memory of a tensor is free after at most so many more `put` as off-loads may run
+      at once, and not before all of it was read;
+    - no call blocks but `take` when the bytes are not there yet, and `put` when the storage is
       slower than the computation;
     - an error of a thread is raised by the next call, and by all that follow.
 
@@ -52,107 +58,106 @@ class ActivationStore:
     One thread at a time calls `put`, `prefetch`, `take` and `close`.
 
     Args:
-        medium: that `close` closes, too.
+        storage: that `close` closes, too.
         device: of the tensors.
     """
 
-    def __init__(self, medium: Medium, device: torch.device = _CPU) -> None:
-        # tensors say which GPU they are on, and nobody else has to
+    def __init__(self, storage: Storage, device: torch.device = _CPU) -> None:
+        # with the index of the GPU, as tensors have it; "cuda" has none
         self.device = torch.empty(0, device=device).device
-        self._medium = medium
-        self._out, self._in = Background("leave", device), Background("return", device)
-        self._leaving: deque[Ticket] = deque()
-        self._dropped: deque[Ticket] = deque()
+        self._storage = storage
+        self._out, self._in = Background("offload", device), Background("reload", device)
+        self._offloads: deque[StoredTensor] = deque()
+        self._dropped: deque[StoredTensor] = deque()
 
-    def put(self, tensor: Tensor) -> Ticket:
-        """Lets a tensor leave. Nobody writes to it before it has left.
+    def put(self, tensor: Tensor) -> StoredTensor:
+        """Start the off-load of a tensor. Nobody may write to it before it is done.
 
         Args:
-            tensor: of the store's device, with its elements side by side in memory.
+            tensor: of the store's device, non-overlapping and dense in memory.
 
         Raises:
-            Full: the medium has no room left.
-            RuntimeError: a tensor was written to before it had left.
+            StorageFull: the storage has no space left.
+            RuntimeError: a tensor was written to before its off-load was done.
         """
         self._tidy()
-        while len(self._leaving) >= _LEAVING:
-            _leave(self._leaving.popleft())
+        while len(self._offloads) >= _MOST_OFFLOADS:
+            _finish(self._offloads.popleft())
         elements = tensor.detach().as_strided((tensor.numel(),), (1,))
-        place = self._medium.reserve(tensor.nbytes)
-        left = self._out.start(place.write, elements.view(torch.uint8))
-        ticket = Ticket(
-            place,
+        allocation = self._storage.allocate(tensor.nbytes)
+        stored = StoredTensor(
+            allocation,
             tensor.nbytes,
             tensor.dtype,
             tensor.shape,
             tensor.stride(),
-            tensor.detach(),
-            tensor._version,
-            left,
+            source=tensor.detach(),
+            version=tensor._version,
+            written=self._out.start(allocation.write, elements.view(torch.uint8)),
         )
-        self._leaving.append(ticket)
-        return ticket
+        self._offloads.append(stored)
+        return stored
 
-    def prefetch(self, ticket: Ticket) -> None:
-        """Lets a tensor come back ahead of `take`; once, however often it is called."""
+    def prefetch(self, stored: StoredTensor) -> None:
+        """Start to load a tensor ahead of `take`; once, however often it is called."""
         self._tidy()
-        if ticket.source is None and ticket.arriving is None:
-            # of the stream that computes: its memory is used again in the order of that stream
-            room = blocks(ticket.size, self.device)
-            ticket.arriving = room, self._in.start(ticket.place.read, room)
+        if stored.source is None and stored.loading is None:
+            # allocated by the stream that computes, and so reused in the order of that stream
+            buffer = aligned_blocks(stored.size, self.device)
+            stored.loading = buffer, self._in.start(stored.allocation.read, buffer)
 
-    def take(self, ticket: Ticket) -> Tensor:
-        """The tensor, as often as it is wanted.
+    def take(self, stored: StoredTensor) -> Tensor:
+        """Return the tensor, as often as it is wanted.
 
         Raises:
-            RuntimeError: it was written to before it had left.
+            RuntimeError: it was written to before its off-load was done.
         """
-        self.prefetch(ticket)
-        if ticket.source is not None:
-            return unchanged(ticket.source, ticket.version)
-        assert ticket.arriving is not None, "it was prefetched"
-        room, arrived = ticket.arriving
-        arrived.wait()
-        ticket.arriving = None
-        elements = room[: ticket.size].view(ticket.dtype)
-        return elements.as_strided(ticket.shape, ticket.stride)
+        self.prefetch(stored)
+        if stored.source is not None:
+            return unchanged(stored.source, stored.version)
+        assert stored.loading is not None, "it was prefetched"
+        buffer, loaded = stored.loading
+        loaded.wait()
+        stored.loading = None
+        elements = buffer[: stored.size].view(stored.dtype)
+        return elements.as_strided(stored.shape, stored.stride)
 
-    def drop(self, ticket: Ticket) -> None:
-        """Nobody takes it any more; its room is free by the next call. For any thread."""
-        self._dropped.append(ticket)
+    def drop(self, stored: StoredTensor) -> None:
+        """Free a tensor that nobody takes any more, by the next call. Any thread may call."""
+        self._dropped.append(stored)
 
     def close(self) -> None:
-        """Gives the room of all tensors back."""
+        """Free the space of all tensors."""
         try:
             drain_all(self._out, self._in)
         finally:
-            self._medium.close()
+            self._storage.close()  # also after an error, but never while threads use it
 
     def _tidy(self) -> None:
-        """Raises errors of threads; frees what was dropped and is no longer on its way."""
+        """Raise errors of threads; free what was dropped and is no longer in progress."""
         self._out.check()
         self._in.check()
         for _ in range(len(self._dropped)):
-            ticket = self._dropped.popleft()
-            arriving = () if ticket.arriving is None else (ticket.arriving[1],)
-            if all(each.went_well for each in (ticket.left, *arriving)):
-                for each in (ticket.left, *arriving):
+            stored = self._dropped.popleft()
+            loading = () if stored.loading is None else (stored.loading[1],)
+            if all(each.went_well for each in (stored.written, *loading)):
+                for each in (stored.written, *loading):
                     each.wait()  # what is launched from now on comes after it
-                ticket.source = ticket.arriving = None
-                ticket.place.free()
+                stored.source = stored.loading = None
+                stored.allocation.free()
             else:
-                self._dropped.append(ticket)
+                self._dropped.append(stored)
 
 
 class HostStore(ActivationStore):
-    """In host memory, which is pinned for a GPU and used again."""
+    """Store in host memory, which is page-locked for a GPU and reused."""
 
     def __init__(self, device: torch.device = _CPU) -> None:
-        super().__init__(HostMedium(device), device)
+        super().__init__(HostStorage(device), device)
 
 
 class FileStore(ActivationStore):
-    """In a file without a name, past the page cache where the file system allows it.
+    """Store in an unlinked temporary file, by direct I/O where the file system allows it.
 
     Args:
         folder: that holds it; made if it is not there.
@@ -168,14 +173,14 @@ class FileStore(ActivationStore):
         device: torch.device = _CPU,
         when_full: WhenFull = "error",
     ) -> None:
-        medium: Medium = FileMedium(folder, device)
+        storage: Storage = FileStorage(folder, device)
         if when_full == "memory":
-            medium = Spill(medium, HostMedium(device))
-        super().__init__(medium, device)
+            storage = FallbackStorage(storage, HostStorage(device))
+        super().__init__(storage, device)
 
 
 def unchanged(tensor: Tensor, version: int) -> Tensor:
-    """The tensor, which nobody has written to since it had this version.
+    """Return a tensor, after a check that nobody has written to it since it had this version.
 
     Raises:
         RuntimeError: somebody has, as autograd would say without hooks.
@@ -188,9 +193,9 @@ def unchanged(tensor: Tensor, version: int) -> Tensor:
     return tensor
 
 
-def _leave(ticket: Ticket) -> None:
-    """Returns when a tensor has left; frees its memory."""
-    ticket.left.wait()
-    if ticket.source is not None:
-        unchanged(ticket.source, ticket.version)
-        ticket.source = None
+def _finish(stored: StoredTensor) -> None:
+    """Return when a tensor has been written; free its memory."""
+    stored.written.wait()
+    if stored.source is not None:
+        unchanged(stored.source, stored.version)
+        stored.source = None

@@ -6,9 +6,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardlab.activations.anonymous_file import NamelessFile
+from shardlab.activations.anonymous_file import AnonymousFile, aligned_blocks
 from shardlab.activations.checkpoint import scratch_folder
-from shardlab.activations.storage import blocks
 from shardlab.calibration.codec_costs import interleave
 from shardlab.kernels.adam import Hyper, adam_
 from shardlab.kernels.workers import Workers
@@ -49,6 +48,6 @@ def _in_memory(n: int) -> Mapping[str, Callable[[], object]]:
 
 
 def _on_disk(n: int) -> Mapping[str, Callable[[], object]]:
-    file, room = NamelessFile.make(scratch_folder()), blocks(4 * n, torch.device("cpu"))
+    file, room = AnonymousFile.create(scratch_folder()), aligned_blocks(4 * n, torch.device("cpu"))
     file.reserve(0, room.numel())
     return {"load": lambda: file.read(0, room), "store": lambda: file.write(0, room)}

@@ -13,7 +13,7 @@ from shardlab.forecast.schedule import Phase
 from shardlab.forecast.work import Work
 
 PARTS = 4
-"""parts per unit, about (`shardlab.engines.slide.departures`)"""
+"""parts per unit, about (`shardlab.engines.slide.grad_offload`)"""
 _FLOAT = DTYPE_BYTES["fp32"]
 _MOMENTS = 2
 

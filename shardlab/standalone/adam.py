@@ -1,4 +1,4 @@
-"""Adam and AdamW on the processor, for a whole model or layer by layer."""
+"""`LayerAdam`: Adam and AdamW on the CPU, for a whole model or layer by layer."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, overload
@@ -12,12 +12,12 @@ from torch.optim import Optimizer
 from shardlab.core.errors import UserError, nearest
 from shardlab.kernels.adam import Hyper, adam_
 from shardlab.kernels.workers import Workers
-from shardlab.standalone.adam_checks import (
+from shardlab.standalone.adam_validation import (
     check_gradient,
     check_moments,
     check_options,
     check_parameter,
-    check_place,
+    check_position,
     check_settings,
     check_state,
     check_threads,
@@ -29,15 +29,15 @@ _WORTH_THREADS = 1 << 15
 
 
 class LayerAdam(Optimizer):
-    """Adam or AdamW in one pass over each parameter, on threads of its own.
+    """Adam or AdamW in one pass over each parameter, on a pool of threads.
 
     With float32 everywhere it computes the bits of `torch.optim.AdamW(fused=True)` (the last
     n mod 16 elements of a tensor may differ in the last place). Settings, `state_dict`, learning
     rate schedulers and hooks are those of torch.optim.AdamW, whose state it loads and which loads
     its state. Moments are float32 whatever the parameters are; in bfloat16 they take half the
-    memory. A second moment of bfloat16, and parameters of 16 bits, are rounded by chance, a
-    function of seed, step and element: `shardlab.kernels.adam`. Elements are numbered in the order
-    of the groups, those of a DTensor by their place in the whole; before the first step,
+    memory. A second moment of bfloat16, and parameters of 16 bits, are rounded stochastically, by
+    a function of seed, step and element: `shardlab.kernels.adam`. Elements are numbered in the
+    order of the groups, those of a DTensor by their position in the whole; before the first step,
     parameters may be replaced by their shards.
 
     A layer is a parameter group; its name is the group's `name`, or its number:
@@ -49,9 +49,9 @@ class LayerAdam(Optimizer):
         params, lr, betas, eps, weight_decay, maximize: as of torch.optim.AdamW.
         decoupled_weight_decay: AdamW; otherwise Adam, where the decay is part of the gradient.
         exp_avg_dtype, exp_avg_sq_dtype: of the moments, float32 or bfloat16.
-        seed: of the rounding by chance; saved with the state and loaded.
+        seed: of stochastic rounding; saved with the state and loaded.
         threads: by default as many as torch uses. With one, and no `cpus`, the caller computes.
-        cpus: the processors that the threads are pinned to, in turn; by default none are.
+        cpus: that the threads are pinned to, in turn; by default none are.
 
     Raises:
         UserError: a setting or a parameter that it cannot take, then or when the group is added.
@@ -91,11 +91,11 @@ class LayerAdam(Optimizer):
         self._threads = torch.get_num_threads() if threads is None else threads
         self._cpus = list(cpus) if isinstance(cpus, Iterable) else cpus
         check_threads(self._threads, self._cpus)
-        self._begin()
+        self._start_threads()
         super().__init__(params, defaults)
 
-    def _begin(self) -> None:
-        """What copies do not share: the threads, and the numbers of elements, made when needed."""
+    def _start_threads(self) -> None:
+        """Make what copies do not share: the threads, and the numbers of elements, found later."""
         self._first_numbers: dict[Tensor, int] = {}
         self._workers: Workers | None = None
         if self._threads != 1 or self._cpus is not None:
@@ -112,10 +112,10 @@ class LayerAdam(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "_threads" in state:  # not from load_state_dict, which calls this too
-            self._begin()
+            self._start_threads()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a layer. Parameters on the device `meta` are checked when they are updated.
+        """Add a layer. Parameters on the device `meta` are checked when they are updated.
 
         Raises:
             UserError: it has a setting or a parameter that cannot be taken.
@@ -139,7 +139,7 @@ class LayerAdam(Optimizer):
     def step(
         self, closure: Callable[[], float] | None = None, *, layer: str | int | None = None
     ) -> float | None:
-        """Updates the parameters that have gradients, of all layers or of one.
+        """Update the parameters that have gradients, of all layers or of one.
 
         Several threads may update layers that have no parameter in common.
 
@@ -165,10 +165,10 @@ class LayerAdam(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the state of a LayerAdam, or of torch.optim's Adam or AdamW.
+        """Load the state of a LayerAdam, or of torch.optim's Adam or AdamW.
 
         Moments keep the types given at construction (torch gives them those of the parameters).
-        What the groups of the state do not say, as the names of layers in torch's, stays as it is.
+        Settings that the groups of the state lack, as torch's lack the names of layers, stay.
 
         Raises:
             UserError: the state is of another optimizer, or of other groups or parameters;
@@ -186,7 +186,7 @@ class LayerAdam(Optimizer):
                 group.update(own | group)
             self._take_moments(given)
 
-        # what hooks of the user make of the state counts, and theirs find it loaded
+        # between the user's hooks: pre-hooks may change the state, post-hooks find it loaded
         hooks = (
             self.register_load_state_dict_pre_hook(check),
             self.register_load_state_dict_post_hook(restore, prepend=True),
@@ -220,13 +220,13 @@ class LayerAdam(Optimizer):
         return self.param_groups[names.index(layer)]
 
     def _first_number(self, parameter: Tensor) -> int:
-        """The number of its first element, or of the first that this rank holds."""
+        """Return the number of its first element, or of the first that this rank holds."""
         if parameter not in self._first_numbers:
-            # several threads may do this at once: they find the same
+            # no lock: threads that do this at once find the same
             numbers, count = {}, 0
             for each in (p for group in self.param_groups for p in group["params"]):
-                first, run = _place(each)
-                check_place(each, run, self._dtypes)
+                first, run = _position(each)
+                check_position(each, run, self._dtypes)
                 numbers[each] = count + first
                 count += each.numel()
             self._first_numbers = numbers
@@ -266,12 +266,14 @@ def _hyper(group: dict[str, Any]) -> Hyper:
     )
 
 
-def _place(tensor: Tensor) -> tuple[int, bool]:
-    """Where the part that this rank holds begins in the whole, and whether it is one run of it."""
+def _position(tensor: Tensor) -> tuple[int, bool]:
+    """Return where this rank's part begins in the whole, and whether it is contiguous there."""
     if not isinstance(tensor, DTensor):
         return 0, True
-    place = (tensor.shape, tensor.device_mesh, tensor.placements)
-    sizes, offset = compute_local_shape_and_global_offset(*place)
+    # private: DTensor has no public way to ask where its local part lies
+    sizes, offset = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
     first = sum(start * stride for start, stride in zip(offset, tensor.stride(), strict=True))
     cut = [dim for dim, size in enumerate(sizes) if size != tensor.shape[dim]]
     return first, not cut or all(size == 1 for size in sizes[: cut[-1]])

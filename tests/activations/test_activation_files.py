@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardlab.activations.files import FileMedium
+from shardlab.activations.storage import FileStorage
 from shardlab.activations.stores import FileStore
 from shardlab.core.errors import UserError
 
@@ -26,8 +26,8 @@ from shardlab.activations.stores import FileStore
 folder = Path(sys.argv[1])
 tensors = [torch.full((64, 1024), float(n)) for n in range(16)]
 def keep(store):
-    tickets = [store.put(tensor) for tensor in tensors]
-    return all(torch.equal(store.take(a), b) for a, b in zip(tickets, tensors))
+    storeds = [store.put(tensor) for tensor in tensors]
+    return all(torch.equal(store.take(a), b) for a, b in zip(storeds, tensors))
 """
 
 
@@ -79,14 +79,14 @@ def test_bytes_pass_by_the_page_cache_where_they_can(tmp_path):
         os.close(os.open(tmp_path, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT))
     except OSError:
         pytest.skip("the file system has no direct I/O")
-    medium = FileMedium(tmp_path)
-    assert fcntl.fcntl(medium._file.descriptor, fcntl.F_GETFL) & os.O_DIRECT
+    storage = FileStorage(tmp_path)
+    assert fcntl.fcntl(storage._file.descriptor, fcntl.F_GETFL) & os.O_DIRECT
 
 
 def test_memory_as_a_disk_works_like_any_other():
     store = FileStore(Path("/dev/shm"))
-    tickets = [store.put(torch.full((3000,), float(number))) for number in range(5)]
-    assert [store.take(ticket).mean() for ticket in tickets] == [0, 1, 2, 3, 4]
+    storeds = [store.put(torch.full((3000,), float(number))) for number in range(5)]
+    assert [store.take(stored).mean() for stored in storeds] == [0, 1, 2, 3, 4]
     store.close()
 
 
@@ -111,20 +111,20 @@ def test_nothing_has_a_name_and_nothing_is_left_by_a_killed_process(tmp_path):
 def left(tmp_path):
     """A store that has a tensor in its file, and room there for another."""
     store = FileStore(tmp_path)
-    tickets = [store.put(torch.ones(3000)) for _ in range(4)]
+    storeds = [store.put(torch.ones(3000)) for _ in range(4)]
     store._out.drain()
-    store.drop(tickets[1])
-    yield store, tickets[0]
+    store.drop(storeds[1])
+    yield store, storeds[0]
     with suppress(OSError, UserError):
         store.close()
 
 
 def test_a_file_that_ends_too_early_is_told_now_and_later(left):
-    store, ticket = left
-    os.ftruncate(store._medium._file.descriptor, 8192)
+    store, stored = left
+    os.ftruncate(store._storage._file.descriptor, 8192)
     for call in (store.take, store.prefetch, lambda _: store.put(torch.ones(1))):
         with pytest.raises(OSError, match="could not be read: it ends too early") as told:
-            call(ticket)
+            call(stored)
         assert told.value.errno == errno.EIO
 
 
@@ -138,11 +138,11 @@ def test_a_file_that_ends_too_early_is_told_now_and_later(left):
 def test_an_error_of_the_writing_thread_is_raised_by_every_call_after_it(
     left, broken, flags, message
 ):
-    store, ticket = left
+    store, stored = left
     instead = os.open(broken, flags)
-    os.dup2(instead, store._medium._file.descriptor)
+    os.dup2(instead, store._storage._file.descriptor)
     os.close(instead)
-    store.put(torch.ones(3000)).left.settle()
+    store.put(torch.ones(3000)).written.settle()
     for call in (store.take, store.prefetch, lambda _: store.put(torch.ones(1))):
         with pytest.raises((OSError, UserError), match=message):
-            call(ticket)
+            call(stored)

@@ -51,7 +51,7 @@ def assert_same(found, expected):
 
 def left(sliding) -> int:
     """Bytes that the file of the store has room for."""
-    return sliding._store._medium._extents.end
+    return sliding._store._storage._space.end
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -88,7 +88,7 @@ def test_a_model_whose_inputs_cannot_leave_is_refused(tmp_path, checkpointing):
 
 def test_inputs_on_another_device_are_refused(tmp_path):
     sliding = shardlab.SlidingCheckpoint.on_disk(tmp_path, "meta")
-    with pytest.raises(UserError, match="on cpu, but what leaves is on meta"):
+    with pytest.raises(UserError, match="on cpu, but the store is for meta"):
         train(model_of("gpt2-tied"), sliding)
 
 

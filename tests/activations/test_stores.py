@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardlab.activations.storage import HostMedium, Place
+from shardlab.activations.storage import Allocation, HostStorage
 from shardlab.activations.stores import ActivationStore, FileStore, HostStore
 from tests.activations.storages import alive, watch
 
@@ -39,50 +39,50 @@ def same(a, b):
     return (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype) and torch.equal(*flat)
 
 
-class Rough(HostMedium):
+class Rough(HostStorage):
     """Host memory whose every access takes another time, up to some milliseconds."""
 
     def __init__(self, seed):
         super().__init__(CPU)
         self.seed = seed
 
-    def reserve(self, size):
-        return RoughPlace(super().reserve(size), random.Random(self.seed))
+    def allocate(self, size):
+        return RoughAllocation(super().allocate(size), random.Random(self.seed))
 
 
-class RoughPlace(Place):
-    def __init__(self, place, delays):
-        self.place, self.delays = place, delays
+class RoughAllocation(Allocation):
+    def __init__(self, allocation, delays):
+        self.allocation, self.delays = allocation, delays
 
     def write(self, source):
         time.sleep(self.delays.random() / 200)
-        self.place.write(source)
+        self.allocation.write(source)
 
     def read(self, out):
         time.sleep(self.delays.random() / 200)
-        self.place.read(out)
+        self.allocation.read(out)
 
     def free(self):
-        self.place.free()
+        self.allocation.free()
 
 
-class Gated(HostMedium):
+class Gated(HostStorage):
     """Host memory that takes nothing before the gate opens."""
 
     def __init__(self):
         super().__init__(CPU)
         self.gate = threading.Event()
 
-    def reserve(self, size):
-        place, write = super().reserve(size), None
-        write = place.write
+    def allocate(self, size):
+        allocation, write = super().allocate(size), None
+        write = allocation.write
 
         def wait_and_write(source):
             self.gate.wait(20)
             write(source)
 
-        place.write = wait_and_write
-        return place
+        allocation.write = wait_and_write
+        return allocation
 
 
 @settings(deadline=None)
@@ -94,10 +94,10 @@ class Gated(HostMedium):
 def test_every_shape_type_and_order_of_elements_comes_back(store, shape, dtype, turned):
     tensor = random_bits(shape, dtype)
     tensor = tensor.transpose(0, -1) if turned else tensor
-    tickets = [store.put(tensor) for _ in range(4)]
-    for ticket in tickets:
-        assert same(store.take(ticket), tensor)
-        store.drop(ticket)
+    storeds = [store.put(tensor) for _ in range(4)]
+    for stored in storeds:
+        assert same(store.take(stored), tensor)
+        store.drop(stored)
 
 
 def test_more_than_one_piece_of_a_file_comes_back(store):
@@ -111,38 +111,38 @@ def test_no_order_of_threads_changes_a_bit(seed):
     store, choose, held = ActivationStore(Rough(seed)), random.Random(seed), []
     for number in range(60):
         held.append((number, store.put(torch.full((1000 + number,), float(number)))))
-        for _, ticket in choose.sample(held, min(2, len(held))):
-            store.prefetch(ticket)
+        for _, stored in choose.sample(held, min(2, len(held))):
+            store.prefetch(stored)
         while len(held) > 5:
-            number, ticket = held.pop(choose.randrange(len(held)))
+            number, stored = held.pop(choose.randrange(len(held)))
             if choose.random() < 0.7:
-                assert store.take(ticket).unique().tolist() == [number]
-            store.drop(ticket)
+                assert store.take(stored).unique().tolist() == [number]
+            store.drop(stored)
     store.close()
 
 
 def test_a_tensor_is_held_until_it_has_left_and_no_longer():
-    medium = Gated()
-    store, tensors = ActivationStore(medium), [torch.ones(1000) for _ in range(2)]
+    storage = Gated()
+    store, tensors = ActivationStore(storage), [torch.ones(1000) for _ in range(2)]
     storages = [*map(watch, tensors)]
-    tickets = [store.put(tensors.pop()) for _ in range(2)]
+    storeds = [store.put(tensors.pop()) for _ in range(2)]
     assert alive(storages, [True] * 2) == [True] * 2
-    medium.gate.set()
-    tickets += [store.put(torch.zeros(1000)) for _ in range(2)]
+    storage.gate.set()
+    storeds += [store.put(torch.zeros(1000)) for _ in range(2)]
     assert alive(storages, [False] * 2) == [False] * 2
-    assert [store.take(ticket).sum() for ticket in tickets] == [1000, 1000, 0, 0]
+    assert [store.take(stored).sum() for stored in storeds] == [1000, 1000, 0, 0]
 
 
-def test_a_slow_medium_makes_the_computation_wait_and_holds_no_more_memory():
-    medium = Gated()
-    store = ActivationStore(medium)
+def test_a_slow_storage_makes_the_computation_wait_and_holds_no_more_memory():
+    storage = Gated()
+    store = ActivationStore(storage)
     for _ in range(2):
         store.put(torch.ones(10))
     third = threading.Thread(target=store.put, args=(torch.ones(10),))
     third.start()
     third.join(0.2)
     assert third.is_alive()
-    medium.gate.set()
+    storage.gate.set()
     third.join()
 
 
@@ -151,16 +151,16 @@ def test_what_has_not_left_yet_comes_back_at_once():
     tensor = torch.arange(9.0)
     taken = store.take(store.put(tensor))
     assert taken.data_ptr() == tensor.data_ptr()
-    store._medium.gate.set()
+    store._storage.gate.set()
 
 
 def test_what_is_written_to_on_its_way_is_refused(store):
     tensor = torch.ones(10)
-    ticket = store.put(tensor)
+    stored = store.put(tensor)
     tensor.add_(1)
-    with pytest.raises(RuntimeError, match="changed in place"):
-        store.take(ticket)
-    with pytest.raises(RuntimeError, match="changed in place"):
+    with pytest.raises(RuntimeError, match="changed in allocation"):
+        store.take(stored)
+    with pytest.raises(RuntimeError, match="changed in allocation"):
         for _ in range(2):
             store.put(torch.ones(10))
 
@@ -169,9 +169,9 @@ def test_room_is_used_again_by_tensors_of_any_size(tmp_path):
     store, largest = FileStore(tmp_path), 0
     for step in range(5):
         sizes = [5000 * (1 + (step + layer) % 3) for layer in range(8)]
-        for ticket in [store.put(torch.ones(size)) for size in sizes]:
-            store.take(ticket)
-            store.drop(ticket)
+        for stored in [store.put(torch.ones(size)) for size in sizes]:
+            store.take(stored)
+            store.drop(stored)
         store._out.drain()
         largest = max(largest, sum(-(-4 * size // 4096) * 4096 for size in sizes))
-    assert store._medium._extents.end <= largest
+    assert store._storage._space.end <= largest

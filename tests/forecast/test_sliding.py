@@ -4,8 +4,8 @@ from itertools import pairwise, product
 import pytest
 import torch
 
-from shardlab.engines.slide.arrivals import UPDATED
 from shardlab.engines.slide.copies import ThrottledCopies
+from shardlab.engines.slide.sync import UPDATED
 from shardlab.forecast.costs import Measured, OnCluster, codings
 from shardlab.forecast.model import fit_model, unpredictable
 from shardlab.forecast.presets import PRESETS
@@ -16,7 +16,7 @@ from shardlab.forecast.step import step_seconds, step_tasks
 from shardlab.forecast.work import Compute, Overhead, Work
 from shardlab.records.timing import NO_COMMUNICATION
 from shardlab.strategy.strategy import parse_strategy
-from tests.engines.slide.sliding import MODES, batch_of, engine_of
+from tests.engines.slide.small_engine import MODES, batch_of, engine_of
 from tests.forecast.cost_factory import Timed
 from tests.forecast.timing_factory import INT8, MACHINE, MODEL, made_run
 from tests.ranks import run_ranks
@@ -80,21 +80,22 @@ def noted(group, document, clip, micro):
     """The order of one step by lane, and the bytes that it copies."""
     copies = Noting()
     engine = engine_of(group, document, clip, copies, accumulation=micro)
-    publish = engine._memory.control.publish
+    publish = engine._memory.progress.publish
 
     def note(kind, unit, step):
         if kind == UPDATED:
             copies.order["update"].append(unit)
         publish(kind, unit, step)
 
-    landed = engine._updates.landed
+    offload = engine._schedule._offload
+    receive = offload._receive
 
-    def note_landing(unit, *given):
+    def note_offload(unit, *given):
         copies.order["out"].append(unit.index)
-        landed(unit, *given)
+        receive(unit, *given)
 
-    engine._memory.control.publish = note
-    engine._updates.landed = note_landing
+    engine._memory.progress.publish = note
+    offload._receive = note_offload
     for _ in range(2):
         engine.synchronize()
         for lane in copies.order.values():

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import shardlab
 from shardlab.core.errors import UserError
-from tests.engines.slide.sliding import differing
+from tests.engines.slide.small_engine import differing
 from tests.ranks import run_ranks
 from tests.standalone.test_slide_fsdp import model_of, tokens_of
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from shardlab.activations.checkpoint import sliding
+from shardlab.activations.checkpoint import activation_offload
 from shardlab.comm.attach import attach
 from shardlab.comm.handle import Handle
 from shardlab.comm.ledger import Audit
@@ -37,13 +37,13 @@ class ModuleEngine(Engine):
         self.ledger = self._handle.ledger
         self._optimization = setup.optimization
         self._loss_scale = LossScale(uses_fp16(strategy, device))
-        self.sliding = sliding(strategy, device)
+        self.activation_offload = activation_offload(strategy, device)
         """around forward: where the inputs of checkpointed blocks go"""
 
     def _accumulate(self, batch: Tensor, count: int) -> float:
         """Forward and backward of one of `count` micro-batches; returns its loss."""
         batch = batch.to(self.device)
-        with record_function(FORWARD), self.sliding:
+        with record_function(FORWARD), self.activation_offload:
             logits = self._logits(batch[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
         with record_function(BACKWARD):

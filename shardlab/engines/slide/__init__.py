@@ -1,1 +1,1 @@
-"""Layer sliding: host memory owns parameters and optimizer states, the device sees a window."""
+"""The slide engine: layers streamed from host memory through a window of device memory."""

@@ -1,4 +1,4 @@
-"""Copies between host memory and the device, beside what both compute."""
+"""Copies between host memory and the device, concurrent with computation on both."""
 
 import time
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ P = ParamSpec("P")
 
 
 class Copies(ABC):
-    """Two lanes, `inward` and `outward`, each with a thread and an order of its own.
+    """Two lanes, to and from the device, each with a thread and an order of its own.
 
     What is started in a lane may wait, communicate and `copy`. It begins after what its caller had
     launched on the device before; what is launched after `Running.wait` begins after it, and
@@ -26,30 +26,30 @@ class Copies(ABC):
         self._outward = Background("out", device)
 
     def start_in(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> Running:
-        """Queues a call in the lane to the device."""
+        """Queue a call in the lane to the device."""
         return self._inward.start(call, *args, **kwargs)
 
     def start_out(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> Running:
-        """Queues a call in the lane from the device."""
+        """Queue a call in the lane from the device."""
         return self._outward.start(call, *args, **kwargs)
 
     def drain(self) -> None:
-        """Returns when all calls have ended; raises one of their errors."""
+        """Return when all calls have ended; raise one of their errors."""
         drain_all(self._inward, self._outward)
 
-    def pin(self, tensor: Tensor) -> None:  # noqa: B027  (memory of a CPU is always within reach)
-        """Prepares host memory that will be copied from or to; no page of it twice."""
+    def pin(self, tensor: Tensor) -> None:  # noqa: B027  (a CPU reaches all memory)
+        """Page-lock host memory that will be copied from or to; no page of it twice."""
 
     def unpin(self) -> None:  # noqa: B027
-        """Undoes every `pin`, when nothing is copied any more."""
+        """Undo every `pin`, when nothing is copied any more."""
 
     @abstractmethod
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Copies a vector, within a call in a lane."""
+        """Copy a vector, within a call in a lane."""
 
 
 class ThrottledCopies(Copies):
-    """The device is the CPU: copies of a rate and a latency, so that overlap can be seen.
+    """Copies for a CPU as the device, with a rate and a latency that make overlap visible.
 
     Args:
         gigabytes_per_s: of each lane; None for as fast as memory is.
@@ -70,7 +70,7 @@ class ThrottledCopies(Copies):
 
 
 class CudaCopies(Copies):
-    """The device is a GPU, whose copy engines work on a stream for each lane.
+    """Copies by the copy engines of a GPU, on a stream for each lane.
 
     No test has run this on a GPU.
     """
@@ -79,16 +79,16 @@ class CudaCopies(Copies):
         super().__init__(device)
         self._device = device
         self._pinned: list[Tensor] = []
-        """which keep their memory until it is unpinned"""
+        """keep their memory until it is unpinned"""
 
     def copy(self, target: Tensor, source: Tensor) -> None:  # noqa: D102
         target.copy_(source, non_blocking=True)
 
     def pin(self, tensor: Tensor) -> None:
-        """In place: `Tensor.pin_memory` would copy, and take a power of two of bytes."""
+        """Page-lock in place: `Tensor.pin_memory` would copy, and allocate a power of two."""
         if not tensor.nbytes:
             return
-        with torch.cuda.device(self._device):  # another one would get a context for nothing
+        with torch.cuda.device(self._device):  # else the current GPU would get a context
             result = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
         torch.cuda.check_error(int(result))
         self._pinned.append(tensor)
@@ -102,5 +102,5 @@ class CudaCopies(Copies):
 
 
 def copies_for(device: torch.device) -> Copies:
-    """Those of a device, unthrottled."""
+    """Return those of a device, unthrottled."""
     return CudaCopies(device) if device.type == "cuda" else ThrottledCopies()

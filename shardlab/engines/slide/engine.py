@@ -1,8 +1,10 @@
-"""`slide`: host memory owns parameters and optimizer states, the device sees a window of layers."""
+"""The `slide` engine: layers are streamed from host memory through a window of device memory."""
 
 import math
+import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import TypeVar
 
@@ -18,27 +20,21 @@ from shardlab.engines.common.module import ModuleEngine
 from shardlab.engines.common.norm import clip_coefficient, norm_of
 from shardlab.engines.common.setup import Setup
 from shardlab.engines.common.units import checkpointing_modes, plan_units
-from shardlab.engines.slide.arrivals import UPDATED
-from shardlab.engines.slide.assembly import (
+from shardlab.engines.slide.build import (
     Parts,
-    holding,
-    make_landings,
-    make_schedule,
+    holds_updates,
+    make_buffers,
     make_units,
-    make_updates,
-)
-from shardlab.engines.slide.copies import Copies, copies_for
-from shardlab.engines.slide.faults import Faults
-from shardlab.engines.slide.leaving import add_finalizer, leave
-from shardlab.engines.slide.model import Sliding
-from shardlab.engines.slide.moments import KINDS
-from shardlab.engines.slide.ranks import ranks_for
-from shardlab.engines.slide.storing import (
     moments_in_memory,
     moments_on_disk,
     share_memory,
-    store,
+    store_model,
 )
+from shardlab.engines.slide.copies import Copies, copies_for
+from shardlab.engines.slide.groups import PooledGroups, RankGroups, acquire_groups
+from shardlab.engines.slide.model import SlideModule
+from shardlab.engines.slide.moments import KINDS
+from shardlab.engines.slide.sync import UPDATED, ErrorRelay
 from shardlab.engines.slide.unit import FROZEN
 from shardlab.kernels.adam import Hyper
 from shardlab.transport.object_collectives import run_or_fail_together
@@ -49,13 +45,14 @@ _STATES = ("parameter", *KINDS)
 
 
 class SlideEngine(ModuleEngine):
-    """The ranks of a node share one optimizer in host memory; rank r updates chunk r of each unit.
+    """Engine with parameters and optimizer states in host memory, which a node's ranks share.
 
-    Several nodes hold copies of it; the ranks at one place of theirs average their gradients.
+    Rank r of a node updates chunk r of each unit. Several nodes hold copies of the whole; the ranks
+    at one position of them average their gradients.
 
-    Updates begin when the gradients of a unit are there, and the next use of the unit waits for
-    them alone. With a limit of the gradient norm, or fp16, they begin when all gradients are there,
-    and run beside the next forward pass.
+    Updates begin when the gradients of a unit are in host memory, and the next use of the unit
+    waits for them alone. With a limit of the gradient norm, or fp16, they begin when all gradients
+    are there, and overlap with the next forward pass.
     """
 
     def __init__(
@@ -66,40 +63,56 @@ class SlideEngine(ModuleEngine):
         ranks_per_node: int | None = None,
     ) -> None:
         strategy, device = setup.strategy, setup.device
-        lent = ranks_for(strategy, setup.group, ranks_per_node)
-        add_finalizer(self, lent.give_back)  # after `_leave`: what is told last, is done first
-        self.ranks = ranks = lent.value
-        plans = plan_units(model, strategy, device)
-        self.units = make_units(model, plans, setup, ranks)
-        """the root, then the others in the order of their use"""
-        self._trained = trained = [unit for unit in self.units if unit.count]
-        self._copies = copies_for(device) if copies is None else copies
-        add_finalizer(self, self._copies.unpin)  # after `_leave`: what is told last goes first
-        landings = make_landings(self.units, setup, ranks)
-        self._memory = share_memory(self.units, landings, setup, ranks.here)
-        self._moments = (
-            moments_on_disk(trained, ranks.here, scratch_folder())
-            if strategy.moments == "disk"
-            else moments_in_memory(trained, self._memory)
-        )
-        given = model, plans, self.units, landings, setup, self._copies
-        run_or_fail_together(
-            ranks.here, "slide: host memory cannot take the model", lambda: store(*given)
-        )
-        again = {b for b, mode in checkpointing_modes(model, strategy).items() if mode != "none"}
-        module = Sliding(model, plans, self.units, again, ranks)
-        super().__init__(module, setup)
-        self._holding = holding(setup)
-        control = self._memory.control
-        self._faults = Faults(control)
-        parts = Parts(setup, ranks, self._copies, landings, control, self._faults, self.ledger)
-        order = trained if self._holding else [*reversed(trained)]
-        self._updates = make_updates(parts, module, self._moments, order)
-        self._schedule = make_schedule(parts, module, self.units, self._updates)
-        module.schedule, module.owner = self._schedule, weakref.ref(self)
-        self._touched = True
-        ending = self._updates, self._copies, self._moments, self._memory
-        add_finalizer(self, leave, lent, self._faults, *ending)
+        with ExitStack() as resources:  # closes in reverse order, also when construction fails
+            pooled = acquire_groups(strategy, setup.group, ranks_per_node)
+            # closed last: all lanes communicate over these groups
+            resources.callback(pooled.release)
+            self.groups = groups = pooled.value
+            plans = plan_units(model, strategy, device)
+            self.units = units = make_units(model, plans, setup, groups)
+            """the root, then the others in the order of their use"""
+            self._trained = trained = [unit for unit in units if unit.count]
+            self._copies = copies = copies_for(device) if copies is None else copies
+            # after the lanes: memory that a GPU copies from or to must stay page-locked
+            resources.callback(copies.unpin)
+            buffers = make_buffers(units, setup, groups)
+            self._memory = share_memory(units, buffers, setup, groups.here)
+            # after all threads: who leaves publishes nothing more, and others rely on it
+            resources.callback(self._memory.close)
+            self._moments = (
+                moments_on_disk(trained, groups.here, scratch_folder())
+                if strategy.moments == "disk"
+                else moments_in_memory(trained, self._memory)
+            )
+            # after the optimizer, which loads and stores moments
+            resources.callback(self._moments.close)
+            # before memory closes: lanes wait for counters in it
+            resources.callback(copies.drain)
+            run_or_fail_together(
+                groups.here,
+                "slide: host memory cannot take the model",
+                lambda: store_model(model, plans, units, buffers, setup, copies),
+            )
+            modes = checkpointing_modes(model, strategy)
+            recomputed = {block for block, mode in modes.items() if mode != "none"}
+            module = SlideModule(model, plans, units, recomputed, groups)
+            super().__init__(module, setup)  # attaches collectives to the module
+            self._holding = holds_updates(setup)
+            progress = self._memory.progress
+            self._errors = ErrorRelay(progress)
+            parts = Parts(
+                setup, groups, copies, buffers, progress, self._errors, self.ledger, module
+            )
+            order = trained if self._holding else [*reversed(trained)]
+            self._optimizer = parts.optimizer(self._moments, order)
+            # first: it waits for the copies of gradients, and takes longest
+            resources.callback(self._optimizer.drain)
+            self._schedule = parts.schedule(units, self._optimizer)
+            # weak: the model may outlive the engine, and must not keep it
+            module.schedule, module.owner = self._schedule, weakref.ref(self)
+            self._touched = True
+            owned = resources.pop_all()
+        weakref.finalize(self, _close, os.getpid(), owned, pooled, self._errors)
 
     def step(self, micro_batches: Sequence[Tensor], learning_rate: float) -> StepOutcome:  # noqa: D102
         count, losses = len(micro_batches), []
@@ -110,7 +123,7 @@ class SlideEngine(ModuleEngine):
         return StepOutcome(sum(losses) / count, norm, applied)
 
     def begin(self, number: int, count: int, learning_rate: float) -> None:
-        """Before micro-batch `number` of the `count` of a step, which `compute` and `end` follow.
+        """Begin micro-batch `number` of the `count` of a step; `compute` and `end` follow.
 
         Args:
             learning_rate: of the updates of this step.
@@ -126,22 +139,22 @@ class SlideEngine(ModuleEngine):
             )
         for unit in self.units:
             unit.check()
-        with self._faults.surfacing():
+        with self._errors.raising():
             if number == 0:
                 self._begin(learning_rate)
             self._schedule.first, self._schedule.last = number == 0, number == count - 1
 
     def compute(self, call: Callable[[], Result]) -> Result:
-        """Forward and backward of one micro-batch, which the call does; its gradients leave.
+        """Run forward and backward of one micro-batch by a call; off-load its gradients.
 
         A call that fails before its backward pass has changed nothing and may be made again, but
         not with `param_transfer: shard` on several ranks: the others gather parameters with this
         one, and all end with its error.
         """
-        alone = self.ranks.gathers is None
+        alone = self.groups.gathers is None
         self._schedule.in_step = True
         try:
-            with self._faults.surfacing(lambda: alone and not self._schedule.in_backward):
+            with self._errors.raising(lambda: alone and not self._schedule.in_backward):
                 result = call()
                 self._schedule.finish()
         finally:
@@ -149,12 +162,12 @@ class SlideEngine(ModuleEngine):
         return result
 
     def end(self) -> tuple[float, bool]:
-        """After the last micro-batch of a step: its updates have begun.
+        """Start the updates of a step, after its last micro-batch.
 
         Returns:
             as in `StepOutcome`: the norm of the gradient, and whether it is applied.
         """
-        with self._faults.surfacing():
+        with self._errors.raising():
             norm = self._norm()
             applied = math.isfinite(norm)
             self._end(norm, applied)
@@ -163,16 +176,16 @@ class SlideEngine(ModuleEngine):
 
     @property
     def loss_scale(self) -> float:
-        """What a loss is multiplied by before backward."""
+        """The factor of a loss before backward."""
         return self._loss_scale.value
 
     def synchronize(self) -> None:
-        """Returns when all updates are done, on all ranks."""
-        with self._faults.surfacing():
-            self._updates.drain()
+        """Return when all updates are done, on all ranks."""
+        with self._errors.raising():
+            self._optimizer.drain()
             self._copies.drain()
             for unit in self.units:
-                self._memory.control.wait(UPDATED, unit.index, unit.updates)
+                self._memory.progress.wait(UPDATED, unit.index, unit.updates)
 
     def whole_parameters(self) -> Iterator[dict[str, Tensor]]:  # noqa: D102
         self.synchronize()
@@ -180,18 +193,18 @@ class SlideEngine(ModuleEngine):
             yield unit.named("parameter") | unit.named(FROZEN)
 
     def shards(self) -> State:
-        """See `Engine.shards`, of what is trained; moments in their own type.
+        """See `Engine.shards`, for trained parameters; moments in their own type.
 
-        Those on disk are mapped: host memory holds what is looked at, as long as it has room.
+        Those on disk are mapped: the page cache holds as much as fits of what is read.
 
         Raises:
-            UserError: (on all ranks of the node) the disk does not give them.
+            UserError: (on all ranks of the node) they cannot be read from disk.
         """
-        self._show_moments()
+        self._populate_moments()
         self._touched = True
         kinds: State = {
             kind: {
-                unit.name: laid_out(unit.vectors[kind][unit.own], unit.count, self.ranks.mesh)
+                unit.name: laid_out(unit.vectors[kind][unit.own], unit.count, self.groups.mesh)
                 for unit in self._trained
             }
             for kind in _STATES
@@ -199,15 +212,13 @@ class SlideEngine(ModuleEngine):
         return kinds | {"step": {unit.name: unit.step for unit in self._trained}}
 
     def in_host_memory(self) -> State:
-        """Whole parameters and moments by their names, in what all ranks update, and `frozen` ones.
+        """Return whole parameters, moments and `frozen` parameters by name, in shared memory.
 
-        Moments on disk are mapped, see `shards`.
-
-        To be called by all ranks together. Reading it costs the next step nothing; what is written
-        to it, on any rank, counts after `take_in`. `step` is each rank's own, by the names of
-        units.
+        Moments on disk are mapped, see `shards`. All ranks call together. Reading costs the next
+        step nothing; what is written, on any rank, counts after `take_in`. `step` is each rank's
+        own, by the names of units.
         """
-        self._show_moments()
+        self._populate_moments()
         kinds: State = {
             kind: {name: part for unit in self.units for name, part in unit.named(kind).items()}
             for kind in (*_STATES, FROZEN)
@@ -218,45 +229,46 @@ class SlideEngine(ModuleEngine):
         [shapes] = [unit.shapes for unit in self.units if unit.name == name]
         return split_vector(whole, shapes)
 
-    def _show_moments(self) -> None:
-        """Where they are, those of all ranks."""
+    def _populate_moments(self) -> None:
+        """Make the moments of all ranks readable where they are."""
         self.synchronize()
-        with self._faults.surfacing():
+        with self._errors.raising():
             run_or_fail_together(
-                self.ranks.here, "slide: moments cannot be read", self._moments.look
+                self.groups.here, "slide: moments cannot be read", self._moments.populate
             )
 
     def _begin(self, learning_rate: float) -> None:
         if self._touched:
             self.take_in()
-        self._updates.begin()
-        given, ranks = self._optimization, self.ranks
+        self._optimizer.begin_step()
+        given, groups = self._optimization, self.groups
         hyper = Hyper(learning_rate, given.betas, given.eps, given.weight_decay)
-        self._updates.hyper = hyper
-        summed = ranks.nodes * (ranks.world_size if ranks.sums else 1)
-        self._updates.scale = 1 / (summed * self._loss_scale.value)
+        self._optimizer.hyper = hyper
+        summed = groups.nodes * (groups.world_size if groups.sums else 1)
+        self._optimizer.scale = 1 / (summed * self._loss_scale.value)
 
     def take_in(self) -> None:
-        """What was written to `in_host_memory` or `shards` counts; by all ranks together.
+        """Continue from what was written to `in_host_memory` or `shards`; all ranks call together.
 
-        A step does so, too, when it begins after `shards`.
+        A step does so itself when it begins after `shards`.
         """
         self._touched = False
         self._schedule.forget()
-        dist.barrier(self.ranks.here)  # all have written
+        dist.barrier(self.groups.here)  # any rank may write to any chunk: wait for all
         for unit in self.units:
             unit.refresh()
         self._moments.refresh()
-        dist.barrier(self.ranks.here)
+        # no rank may update before all have read what was written
+        dist.barrier(self.groups.here)
 
     def _norm(self) -> float:
-        """Of the whole gradient, when all of it is in host memory."""
-        squares = torch.tensor(self._updates.squares(), dtype=torch.float64)
-        dist.all_reduce(squares, group=self.ranks.here)
+        """Return the norm of the whole gradient, when all of it is in host memory."""
+        squares = torch.tensor(self._optimizer.sum_of_squares(), dtype=torch.float64)
+        dist.all_reduce(squares, group=self.groups.here)
         return norm_of(squares)
 
     def _end(self, norm: float, applied: bool) -> None:
-        """After the last gradient of a step."""
+        """Apply the gradient, or leave the step out."""
         if not applied and not self._holding:
             raise UserError(
                 f"slide: the gradient norm is {norm} and updates have begun: continue from a "
@@ -266,9 +278,33 @@ class SlideEngine(ModuleEngine):
         if self._holding and applied:
             coefficient = clip_coefficient(norm, self._optimization.clip)
             for unit in self._trained:
-                self._updates.start(unit, coefficient)
+                self._optimizer.update(unit, coefficient)
         if applied:
             self._handle.step_ended()
         else:
             self._handle.rollback()
         self._loss_scale.update(applied)
+
+
+def _close(
+    pid: int, resources: ExitStack, pooled: PooledGroups[RankGroups], errors: ErrorRelay
+) -> None:
+    """Close what an engine has opened, when it is collected or its process ends.
+
+    All of it, whatever goes wrong, and in an order that no rank takes this one for lost.
+
+    Raises:
+        Exception: the first error of the engine, unless the training thread has raised it.
+    """
+    if os.getpid() != pid:
+        return  # a fork: it has none of the threads that would be waited for
+    raised = errors.raised  # before `check`, which sets it
+    try:
+        resources.close()
+        errors.check()
+    except Exception:
+        # messages that were broken off would reach the next engine
+        pooled.discard()
+        if not raised:
+            errors.check()  # the cause, if it is known, in place of what it led to
+            raise

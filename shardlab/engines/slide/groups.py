@@ -1,25 +1,23 @@
-"""Which ranks share a machine's memory."""
+"""Process groups of a node's ranks, and a pool from which the engines of a process take them."""
 
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from shardlab.comm.hierarchy import subgroup, timeout_of
 from shardlab.core.errors import UserError
+from shardlab.engines.common.mesh import REPLICATE, SHARD
+from shardlab.strategy.strategy import Strategy
 from shardlab.transport.object_collectives import gather_values
 
-
-class NodeGroups(NamedTuple):
-    """Two process groups that this rank is in, of gloo; training threads use `here` alone."""
-
-    here: dist.ProcessGroup
-    """the ranks of its node"""
-    across: dist.ProcessGroup | None
-    """the ranks at the same place of every node, in order; None where there is one node"""
-
+Value = TypeVar("Value")
 
 _TWINS: WeakKeyDictionary[dist.ProcessGroup, dict[timedelta, dist.ProcessGroup]] = (
     WeakKeyDictionary()
@@ -27,9 +25,9 @@ _TWINS: WeakKeyDictionary[dist.ProcessGroup, dict[timedelta, dist.ProcessGroup]]
 
 
 def twin(group: dist.ProcessGroup, timeout: timedelta | None = None) -> dist.ProcessGroup:
-    """A group of gloo with the same ranks, made once: for training threads, which agree in order.
+    """Return a gloo group of the same ranks, for training threads, which agree in order.
 
-    Called by all ranks of the group together the first time.
+    It is created once. All ranks of the group call together the first time.
 
     Args:
         timeout: how long a rank waits for others; by default as in the group.
@@ -42,12 +40,170 @@ def twin(group: dist.ProcessGroup, timeout: timedelta | None = None) -> dist.Pro
     return twins[timeout]
 
 
+class PooledGroups(Generic[Value]):
+    """Process groups that one engine uses at a time."""
+
+    def __init__(self, value: Value, purpose: Hashable) -> None:
+        self.value, self.purpose = value, purpose
+        self.free = self._discarded = False
+
+    def release(self) -> None:
+        """Return the groups to the pool: nobody uses them any more."""
+        self.free = not self._discarded
+
+    def discard(self) -> None:
+        """Take the groups out of the pool: messages that were broken off may still arrive."""
+        self.free, self._discarded = False, True
+
+
+class GroupPool:
+    """Process groups that engines of one process use one after another.
+
+    What torch opens for a group stays open until all of its ranks destroy it at one time, and an
+    engine is collected at any time. Engines that are alive share none: their threads communicate
+    each in an order of its own.
+    """
+
+    def __init__(self) -> None:
+        # in the same order on all ranks of a group, so that a position names an entry everywhere
+        self._entries: WeakKeyDictionary[dist.ProcessGroup, list[PooledGroups[Any]]] = (
+            WeakKeyDictionary()
+        )
+
+    def acquire(
+        self, group: dist.ProcessGroup, purpose: Hashable, create: Callable[[], Value]
+    ) -> PooledGroups[Value]:
+        """Return an entry for the purpose that is free on all ranks of the group, or a new one.
+
+        All ranks of the group call together, with equal purposes.
+        """
+        entries = self._entries.setdefault(group, [])
+        free = [n for n, entry in enumerate(entries) if entry.free and entry.purpose == purpose]
+        everywhere = set(free).intersection(*gather_values(free, twin(group)))
+        if everywhere:
+            entry = entries[min(everywhere)]
+            entry.free = False
+        else:
+            entry = PooledGroups(create(), purpose)
+            entries.append(entry)
+        return entry
+
+
+_POOL = GroupPool()
+
+
+@dataclass(frozen=True)
+class RankGroups:
+    """The process groups of a `slide` engine."""
+
+    here: dist.ProcessGroup
+    """the ranks of the node"""
+    across: dist.ProcessGroup | None
+    """those that update the same chunk on other nodes, where there are any"""
+    gathers: dist.ProcessGroup | None
+    """of the node, for parameters on the device; None: every rank loads whole units"""
+    reductions: dist.ProcessGroup | None
+    """of the node, for gradients on the device or in host memory; None: ranks sum slots"""
+    mesh: DeviceMesh
+    """[ranks] or [nodes, ranks], of host memory"""
+
+    @property
+    def rank(self) -> int:
+        """This rank, among those of its node."""
+        return dist.get_rank(self.here)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the node."""
+        return dist.get_world_size(self.here)
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return 1 if self.across is None else dist.get_world_size(self.across)
+
+    @property
+    def sums(self) -> bool:
+        """Whether an update adds up the slots of all ranks of the node."""
+        return self.world_size > 1 and self.reductions is None
+
+
+class _Purpose(NamedTuple):
+    """Settings that the process groups of a strategy depend on."""
+
+    gathers: bool
+    reductions: Literal["device", "memory"] | None
+    ranks_per_node: int | None
+
+    @classmethod
+    def of(cls, strategy: Strategy, ranks_per_node: int | None) -> "_Purpose":
+        """Return those of a strategy in its canonical form."""
+        summed = strategy.gradients.route == "native" and strategy.gradients.plain()
+        reductions: Literal["device", "memory"] | None = None if summed else "memory"
+        if strategy.grad_sync == "gpu_reduce":
+            reductions = "device"
+        return cls(strategy.param_transfer == "shard", reductions, ranks_per_node)
+
+
+def acquire_groups(
+    strategy: Strategy, group: dist.ProcessGroup, ranks_per_node: int | None = None
+) -> PooledGroups[RankGroups]:
+    """Return the groups that a strategy needs, from the pool; all ranks of the group call together.
+
+    Args:
+        strategy: in its canonical form.
+        ranks_per_node: see `node_groups`.
+
+    Raises:
+        UserError: see `node_groups`; or the ranks of a node are not consecutive.
+    """
+    purpose = _Purpose.of(strategy, ranks_per_node)
+    return _POOL.acquire(group, purpose, lambda: _create(group, purpose))
+
+
+def _create(group: dist.ProcessGroup, purpose: _Purpose) -> RankGroups:
+    here, across = node_groups(group, purpose.ranks_per_node)
+    mesh = _mesh(group, here, across)
+    gathers = reductions = None
+    if dist.get_world_size(here) > 1:
+        members = dist.get_process_group_ranks(here)
+        if purpose.gathers:
+            gathers = subgroup(group, members)
+        if purpose.reductions is not None:
+            backend = "gloo" if purpose.reductions == "memory" else None
+            reductions = subgroup(group, members, backend)
+    return RankGroups(here, across, gathers, reductions, mesh)
+
+
+def _mesh(
+    group: dist.ProcessGroup, here: dist.ProcessGroup, across: dist.ProcessGroup | None
+) -> DeviceMesh:
+    ranks, size = dist.get_process_group_ranks(group), dist.get_world_size(here)
+    node = dist.get_rank(group) // size
+    if dist.get_process_group_ranks(here) != ranks[node * size : (node + 1) * size]:
+        raise UserError("slide: ranks of one node must follow each other: number them by node")
+    if across is None:
+        return DeviceMesh.from_group(here, "cpu", mesh_dim_names=(SHARD,))
+    nodes = torch.tensor(ranks).view(-1, size)
+    names = REPLICATE, SHARD
+    return DeviceMesh.from_group([across, here], "cpu", mesh=nodes, mesh_dim_names=names)
+
+
+class NodeGroups(NamedTuple):
+    """Two gloo groups of this rank; training threads use `here` alone."""
+
+    here: dist.ProcessGroup
+    """the ranks of its node"""
+    across: dist.ProcessGroup | None
+    """the ranks at the same position of every node, in order; None where there is one node"""
+
+
 def node_groups(group: dist.ProcessGroup, ranks_per_node: int | None = None) -> NodeGroups:
-    """Called by all ranks of the group together.
+    """Return this rank's groups; all ranks of the group call together.
 
     Args:
         ranks_per_node: so many consecutive ranks are a node. By default the ranks of one machine
-            are, but for those that containers or emulated links set apart from each other.
+            are, but for those that containers or emulated links separate.
 
     Raises:
         UserError: nodes have different numbers of ranks, or those of one are not on one machine.
@@ -58,38 +214,38 @@ def node_groups(group: dist.ProcessGroup, ranks_per_node: int | None = None) -> 
     if ranks_per_node is None:
         keys = [f"{machine} {net}" for machine, net in zip(machines, networks, strict=True)]
     else:
-        keys = [str(place // ranks_per_node) for place in range(len(ranks))]
+        keys = [str(position // ranks_per_node) for position in range(len(ranks))]
     nodes: dict[str, list[int]] = {}
-    for place, key in enumerate(keys):
-        nodes.setdefault(key, []).append(place)
-    _check([*nodes.values()], machines)
+    for position, key in enumerate(keys):
+        nodes.setdefault(key, []).append(position)
+    _check_nodes([*nodes.values()], machines)
     if len(nodes) == 1:
         return NodeGroups(everyone, None)
     mine = nodes[keys[dist.get_rank(group)]]
     here = mine.index(dist.get_rank(group))
     return NodeGroups(
-        subgroup(group, [ranks[place] for place in mine], "gloo"),
+        subgroup(group, [ranks[position] for position in mine], "gloo"),
         subgroup(group, [ranks[node[here]] for node in nodes.values()], "gloo"),
     )
 
 
 def _machine() -> str:
-    """Within it processes can map each other's files and see each other end."""
+    """Return a key of processes that can map each other's files and see each other end."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {Path('/proc/self/ns/pid').stat().st_ino}"
 
 
 def _network() -> int:
-    """That of this thread: emulated links move threads."""
+    """Return the network namespace of this thread: emulated links move threads."""
     return Path("/proc/thread-self/ns/net").stat().st_ino
 
 
-def _check(nodes: list[list[int]], machines: tuple[str, ...]) -> None:
+def _check_nodes(nodes: list[list[int]], machines: tuple[str, ...]) -> None:
     sizes = [len(node) for node in nodes]
     if len(set(sizes)) > 1:
-        told = ", ".join(map(str, sizes))
-        raise UserError(f"slide: nodes of {told} ranks: start equally many on each")
-    if any(len({machines[place] for place in node}) > 1 for node in nodes):
+        listed = ", ".join(map(str, sizes))
+        raise UserError(f"slide: nodes of {listed} ranks: start equally many on each")
+    if any(len({machines[position] for position in node}) > 1 for node in nodes):
         raise UserError(
             f"slide: ranks_per_node {sizes[0]}: ranks of one node are on different machines or "
             "in different containers: give the number that each of them has"

@@ -1,4 +1,4 @@
-"""A model of whose parameters a window slides over the device."""
+"""A module whose units are streamed through a window of device memory."""
 
 from collections.abc import Callable, Container, Sequence
 from functools import partial, wraps
@@ -12,23 +12,23 @@ from shardlab.comm.collective import Attachable, Collective, MakeCollective
 from shardlab.core.errors import UserError
 from shardlab.engines.common.units import UnitPlan
 from shardlab.engines.common.watch import watch, watch_gradients, with_gradient
-from shardlab.engines.slide.ranks import Ranks
+from shardlab.engines.slide.groups import RankGroups
 from shardlab.engines.slide.schedule import Schedule
-from shardlab.engines.slide.unit import SlidUnit
+from shardlab.engines.slide.unit import SlideUnit
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
 
-class Sliding(nn.Module, Attachable):
-    """`model`, whose units come to the device for their use.
+class SlideModule(nn.Module, Attachable):
+    """Wrapper of `model` whose units are on the device while they are used.
 
     `schedule` and `owner` are set after `attach`.
 
     Args:
         plans: its units, in the order of their use; what is left makes up the root.
-        units: the root, then those of `plans`, hidden.
-        checkpointed: blocks that backward computes again: what autograd saves then is used at once.
+        units: the root, then those of `plans`, unbound.
+        checkpointed: blocks that backward recomputes: what autograd saves then is used at once.
     """
 
     schedule: Schedule
@@ -39,19 +39,19 @@ class Sliding(nn.Module, Attachable):
         self,
         model: nn.Module,
         plans: Sequence[UnitPlan],
-        units: Sequence[SlidUnit],
+        units: Sequence[SlideUnit],
         checkpointed: Container[nn.Module],
-        ranks: Ranks,
+        groups: RankGroups,
     ) -> None:
         super().__init__()
-        # not a submodule: its parameters show what is on the device for a moment
+        # not a submodule: its parameters are on the device for a moment only
         self._model = [model]
         self._units = units
-        self._ranks = ranks
+        self._groups = groups
         self.gather: Collective | None = None
         self.reduce: Collective | None = None
         self.average: Collective | None = None
-        # not in `forward`: others call the model, too, as its `generate` does
+        # hooks, not `forward`: others call the model, too, as its `generate` does
         model.register_forward_pre_hook(lambda *_: self._begin())
         model.register_forward_hook(lambda *_: self.schedule.computed())
         for index, (plan, unit) in enumerate(zip(plans, units[1:], strict=True)):
@@ -60,14 +60,14 @@ class Sliding(nn.Module, Attachable):
                 if unit.frozen_shapes:
                     module.register_forward_hook(partial(self._returned, index))
                 if module not in checkpointed:
-                    module.forward = self._saving_places(module.forward)
+                    module.forward = self._saving_positions(module.forward)
         watch_gradients(units, self)
 
     def attach_collectives(  # noqa: D102
         self, gradients: MakeCollective, weights: MakeCollective, replicas: MakeCollective
     ) -> Callable[[], None]:
         before = self.gather, self.reduce, self.average
-        groups = self._ranks
+        groups = self._groups
         self.gather = None if groups.gathers is None else weights(groups.gathers)
         self.reduce = None if groups.reductions is None else gradients(groups.reductions)
         self.average = None if groups.across is None else replicas(groups.across)
@@ -78,15 +78,15 @@ class Sliding(nn.Module, Attachable):
         return detach
 
     def unit_names(self) -> dict[str, list[str]]:
-        """The names of the parameters of each unit, as far as they are trained."""
+        """Return the names of the trained parameters of each unit."""
         return {unit.name: list(unit.shapes) for unit in self._units}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the model."""
+        """Call the model."""
         return self._model[0](*args, **kwargs)
 
-    def train(self, mode: bool = True) -> "Sliding":
-        """Of the model, too, which is no submodule."""
+    def train(self, mode: bool = True) -> "SlideModule":
+        """Set the mode of the model, too, which is no submodule."""
         self._model[0].train(mode)
         return super().train(mode)
 
@@ -107,18 +107,22 @@ class Sliding(nn.Module, Attachable):
             )
         self.schedule.begin()
 
-    def _saving_places(self, forward: Callable[P, Result]) -> Callable[P, Result]:
+    def _saving_positions(self, forward: Callable[P, Result]) -> Callable[P, Result]:
         @wraps(forward)
         def saving(*args: P.args, **kwargs: P.kwargs) -> Result:
             _refuse_checkpoint()
-            with self.schedule.window.saving_places():
+            with self.schedule.window.saving_positions():
                 return forward(*args, **kwargs)
 
         return saving
 
 
 def _refuse_checkpoint() -> None:
-    """Hooks of a region would not hear of what a block within it saves, and all would stay."""
+    """Refuse a block within a checkpointed region.
+
+    Our hooks would take what the block saves before those of the region, so nothing would be
+    recomputed. torch has no public way to ask for the hooks that are active.
+    """
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     if hooks is not None and hooks[0].__module__ == checkpoint.__name__:
         raise UserError(

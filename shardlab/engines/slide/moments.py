@@ -1,4 +1,4 @@
-"""The moments of AdamW, in host memory or in a file between updates."""
+"""Stores of AdamW's moments between updates: host memory, or a file."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -9,66 +9,69 @@ import torch
 from torch import Tensor
 
 from shardlab.core.errors import UserError
-from shardlab.engines.slide.node_file import FilePart, NodeFile
+from shardlab.engines.slide.shared_file import FilePart, NodeFile
 from shardlab.transport.background import Background, Running, drain_all
 
 KINDS = ("exp_avg", "exp_avg_sq")
 
 
 class Moments(NamedTuple):
-    """Of this rank's chunk of one unit: vectors, which an update writes to."""
+    """Moments of this rank's chunk of one unit, which an update writes to."""
 
     exp_avg: Tensor
     exp_avg_sq: Tensor
 
 
 class MomentStore(ABC):
-    """The moments of units, zeros at first.
+    """Moments of units, zeros at first.
 
-    Whoever updates a unit loads its moments, writes to them and stores them; what was loaded is not
-    touched after that. One thread at a time calls, but for `check`.
+    An update loads a unit's moments, writes to them and stores them; what was loaded is not touched
+    after that. One thread at a time calls, but for `check`.
     """
 
     def prefetch(self, unit: str) -> None:  # noqa: B027  (memory has no need)
-        """Lets the moments come while others are updated."""
+        """Load moments while others are updated."""
 
     @abstractmethod
     def load(self, unit: str) -> Moments:
-        """As they were last stored.
+        """Return moments as they were last stored.
 
         Raises:
-            OSError: they did not come, or others did not leave.
+            OSError: they could not be read, or others not be written.
         """
 
     def store(self, unit: str) -> None:  # noqa: B027
-        """Keeps what was loaded, with all that was written to it.
+        """Keep what was loaded, with all that was written to it.
 
         Raises:
-            OSError, UserError: moments that were stored before did not leave.
+            OSError, UserError: moments that were stored before could not be written.
         """
 
     def check(self) -> None:  # noqa: B027
-        """Raises what went wrong with moments on their way."""
+        """Raise the error of reads and writes in the background."""
 
     def drain(self) -> None:  # noqa: B027
-        """Returns when nothing is on its way; raises what went wrong."""
+        """Return when nothing is read or written any more; raise errors."""
 
     def refresh(self) -> None:  # noqa: B027
-        """Somebody has written to the moments where they are; nothing is on its way."""
+        """Discard what was prefetched: the shared tensors of moments were written to.
 
-    def look(self) -> None:  # noqa: B027
-        """Before somebody reads the moments where they are; nothing is on its way.
+        Nothing is being read or written.
+        """
+
+    def populate(self) -> None:  # noqa: B027
+        """Prepare the shared tensors of moments for being read; nothing is being read or written.
 
         Raises:
             UserError: they cannot be read.
         """
 
     def close(self) -> None:  # noqa: B027
-        """Returns when nothing is on its way; nobody calls again."""
+        """Return when nothing is read or written any more; nobody calls again."""
 
 
 class MemoryMoments(MomentStore):
-    """In host memory all the time, which somebody else gives."""
+    """Moments that are in host memory all the time."""
 
     def __init__(self, moments: Mapping[str, Moments]) -> None:
         self._moments = moments
@@ -78,7 +81,7 @@ class MemoryMoments(MomentStore):
 
 
 class FileMoments(MomentStore):
-    """In a file; memory holds those of three units: one is updated, one comes and one leaves.
+    """Moments in a file, with those of three units in memory: updated, being read, being written.
 
     Args:
         file: that `close` closes, too.
@@ -91,29 +94,29 @@ class FileMoments(MomentStore):
         self._file, self._parts, self._dtype = file, parts, dtype
         self._out, self._in = Background("store moments"), Background("load moments")
         self._loaded: dict[str, tuple[list[Tensor], Running]] = {}
-        self._leaving: _Leaving | None = None
+        self._storing: _Storing | None = None
         self._spare: list[Tensor] = []
 
     def prefetch(self, unit: str) -> None:  # noqa: D102
         self.check()
         if unit not in self._loaded:
-            buffers, leaving = self._buffers(unit), self._leaving
-            after = leaving.left if leaving is not None and leaving.unit == unit else None
+            buffers, storing = self._buffers(unit), self._storing
+            after = storing.written if storing is not None and storing.unit == unit else None
             self._loaded[unit] = buffers, self._in.start(self._read, unit, buffers, after)
 
     def load(self, unit: str) -> Moments:  # noqa: D102
         self.prefetch(unit)
-        buffers, arrived = self._loaded[unit]
-        arrived.wait()
+        buffers, loaded = self._loaded[unit]
+        loaded.wait()
         parts = zip(self._parts[unit], buffers, strict=True)
         return Moments(*(part.inside(buffer).view(self._dtype) for part, buffer in parts))
 
     def store(self, unit: str) -> None:  # noqa: D102
-        if self._leaving is not None:
-            self._leaving.left.wait()  # memory stays bounded
-            self._spare = self._leaving.buffers
+        if self._storing is not None:
+            self._storing.written.wait()  # one unit at a time, so that memory stays bounded
+            self._spare = self._storing.buffers
         buffers, _ = self._loaded.pop(unit)
-        self._leaving = _Leaving(unit, buffers, self._out.start(self._write, unit, buffers))
+        self._storing = _Storing(unit, buffers, self._out.start(self._write, unit, buffers))
 
     def check(self) -> None:  # noqa: D102
         self._out.check()
@@ -126,10 +129,10 @@ class FileMoments(MomentStore):
         self._loaded.clear()
         self._file.flush()
 
-    def look(self) -> None:  # noqa: D102
+    def populate(self) -> None:  # noqa: D102
         try:
             for part in chain.from_iterable(self._parts.values()):
-                part.look()
+                part.populate_cache()
         except OSError as error:
             raise UserError(
                 f"slide: {error.strerror}: its moments are lost: continue from a checkpoint, on "
@@ -140,10 +143,10 @@ class FileMoments(MomentStore):
         try:
             self.drain()
         finally:
-            self._file.close()
+            self._file.close()  # also after an error: a lost disk must not keep descriptors
 
     def _buffers(self, unit: str) -> list[Tensor]:
-        """New memory costs as much as reading it: what has left gives its own."""
+        """Return buffers for a unit, used again where they fit: new pages cost as much as I/O."""
         parts, spare = self._parts[unit], self._spare
         self._spare = []
         if spare and all(part.fits(buffer) for part, buffer in zip(parts, spare, strict=True)):
@@ -152,7 +155,7 @@ class FileMoments(MomentStore):
 
     def _read(self, unit: str, buffers: Sequence[Tensor], after: Running | None) -> None:
         if after is not None:
-            after.wait()
+            after.wait()  # writes have another thread: what was stored last must be in the file
         for part, buffer in zip(self._parts[unit], buffers, strict=True):
             part.read(buffer)
 
@@ -161,7 +164,9 @@ class FileMoments(MomentStore):
             part.write(buffer)
 
 
-class _Leaving(NamedTuple):
+class _Storing(NamedTuple):
+    """Moments that are being written."""
+
     unit: str
     buffers: list[Tensor]
-    left: Running
+    written: Running

@@ -1,4 +1,4 @@
-"""Parameters that slide together: in host memory all the time, on the device for their use."""
+"""Parameters that move together: always in host memory, on the device while they are used."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -11,8 +11,8 @@ from shardlab.comm.layout import REPLICAS
 from shardlab.core.errors import UserError
 from shardlab.engines.common.flat import named_parts
 from shardlab.engines.slide.moments import KINDS
-from shardlab.engines.slide.node import NodeMemory
-from shardlab.engines.slide.node_file import NodeFile
+from shardlab.engines.slide.shared_file import NodeFile
+from shardlab.engines.slide.shared_memory import NodeMemory
 
 FROZEN = "frozen"
 """the vector of parameters that are not trained"""
@@ -20,29 +20,29 @@ _FLOAT = torch.float32.itemsize
 
 
 class Precision(NamedTuple):
-    """The types of one unit's vectors beside float32 parameters."""
+    """Types of a unit's vectors other than the float32 parameters."""
 
-    computed: torch.dtype
+    compute: torch.dtype
     """of the parameters on the device"""
-    landed: torch.dtype
-    """of gradients that arrive in host memory"""
-    kept: torch.dtype
-    """of gradients that stay there"""
+    offload: torch.dtype
+    """of gradients that are copied to host memory"""
+    stored: torch.dtype
+    """of gradients that stay there until they are applied"""
     moments: torch.dtype
 
 
-class SlidUnit:
-    """Some parameters as one vector: what is trained, 1/W by each rank of a node, then what is not.
+class SlideUnit:
+    """Some parameters as one vector: the trained ones, 1/W by each rank of a node, then the frozen.
 
     In each part the parameters lie one after another, then zeros up to W equal chunks. Host memory,
-    which the ranks share, holds the trained part in float32, a mirror of it in the type that
-    computes where that is narrower, and gradients that stay until they are applied. It holds the
-    frozen part once, in the type that computes, behind that of the trained one which goes to the
+    which the ranks share, holds the trained part in float32, a mirror of it in the compute type
+    where that is narrower, and gradients that stay until they are applied. It holds the frozen part
+    once, in the compute type, right behind that version of the trained part which goes to the
     device: one copy takes both. `map` gives the unit that memory, `map_moments` that of the moments
-    of what is trained.
+    of the trained part.
 
     Outside of its use a parameter has no memory on the device: every element of it is NaN, so that
-    whoever uses it then finds out.
+    a use at the wrong time shows.
 
     Args:
         index: in the order of use; the root comes first.
@@ -65,85 +65,85 @@ class SlidUnit:
     ) -> None:
         self.index, self.name = index, name
         self.shapes = {n: p.shape for n, p in parameters.items() if p.requires_grad}
-        """of what is trained"""
+        """of trained parameters"""
         self.frozen_shapes = {n: p.shape for n, p in parameters.items() if not p.requires_grad}
         self.parameters = {n: parameters[n] for n in (*self.shapes, *self.frozen_shapes)}
         self.count = _elements(self.shapes)
-        """elements that are trained, without the zeros at the end"""
+        """trained elements, without the zeros at the end"""
         self.chunk = -(-self.count // world_size)
         self.size = world_size * self.chunk
         """elements of the trained part"""
         self.whole = self.size + world_size * -(-_elements(self.frozen_shapes) // world_size)
         """elements of both parts"""
         self.own = slice(rank * self.chunk, (rank + 1) * self.chunk)
-        """what this rank updates"""
+        """the chunk that this rank updates"""
         self.first = rank * self.chunk
         self.precision = precision
         self.message = Unit(name, (Block(name, self.count, 1),))
-        """what is trained"""
+        """the trained part"""
         self.message_of_both = Unit(name, (Block(name, self.whole, 1),))
         self.between_nodes = Unit(name + REPLICAS, (Block(name, self.chunk, 1),))
         self.step = torch.zeros(())
-        """updates so far"""
+        """updates so far, continued from a checkpoint"""
         self.updates = 0
         """that this process has begun"""
         self._rank, self._world_size, self._slots = rank, world_size, slots
-        self._places: dict[int, list[Tensor]] = {}
+        self._views: dict[int, list[Tensor]] = {}
         """the parameters in vectors on the device, by their addresses"""
-        self._nothing: list[Tensor] = []
-        """what they are without memory"""
+        self._nan: list[Tensor] = []
+        """the parameters outside of their use"""
         self.vectors: dict[str, Tensor] = {}
         """whole: `parameter`, `exp_avg`, `exp_avg_sq`, perhaps `mirror`; and `frozen`"""
         self.source = torch.empty(0)
-        """what goes to the device, both parts of it"""
+        """both parts of what goes to the device"""
         self.slots: list[Tensor] = []
 
     @property
     def narrow(self) -> bool:
         """Whether the device computes with a mirror."""
-        return self.precision.computed is not torch.float32
+        return self.precision.compute is not torch.float32
 
     def layout(self) -> dict[str, int]:
-        """Bytes of the regions of host memory, without moments."""
-        itemsize = self.precision.computed.itemsize
+        """Return the bytes of each region of host memory, without moments."""
+        itemsize = self.precision.compute.itemsize
         kinds = {"parameter": self.size * _FLOAT}
         if self.narrow:
             kinds["mirror"] = self.size * itemsize
-        kinds[self._shown] += (self.whole - self.size) * itemsize
+        kinds[self._source_kind] += (self.whole - self.size) * itemsize
         for slot in range(self._slots):
-            kinds[f"gradient{slot}"] = self.size * self.precision.kept.itemsize
+            kinds[f"gradient{slot}"] = self.size * self.precision.stored.itemsize
         return {self.region(kind): size for kind, size in kinds.items()}
 
     def moments_layout(self) -> dict[str, int]:
-        """Bytes of the regions of moments."""
+        """Return the bytes of each region of moments."""
         size = self.size * self.precision.moments.itemsize
         return {self.region(kind): size for kind in KINDS}
 
     def map(self, memory: NodeMemory) -> None:
-        """Takes its regions."""
+        """Take the unit's regions."""
         dtypes = {"parameter": torch.float32}
         if self.narrow:
-            dtypes["mirror"] = self.precision.computed
+            dtypes["mirror"] = self.precision.compute
         self.vectors = {
             kind: memory.tensor(self.region(kind), dtype, (self.size,))
             for kind, dtype in dtypes.items()
         }
-        shown, dtype = self.region(self._shown), self.precision.computed
-        self.source = memory.tensor(shown, dtype, (self.whole,))
+        source, dtype = self.region(self._source_kind), self.precision.compute
+        self.source = memory.tensor(source, dtype, (self.whole,))
         self.vectors[FROZEN] = self.source[self.size :]
         self.slots = [
-            memory.tensor(self.region(f"gradient{slot}"), self.precision.kept, (self.size,))
+            memory.tensor(self.region(f"gradient{slot}"), self.precision.stored, (self.size,))
             for slot in range(self._slots)
         ]
 
     def map_moments(self, where: NodeMemory | NodeFile) -> None:
-        """Takes their regions."""
+        """Take the regions of the unit's moments."""
         for kind in KINDS:
             dtype = self.precision.moments
             self.vectors[kind] = where.tensor(self.region(kind), dtype, (self.size,))
 
     def store(self) -> None:
-        """This rank's chunks take the values of the parameters, the same on all ranks."""
+        """Copy the parameters, the same on all ranks, to this rank's chunks of host memory."""
         for kind in ("parameter", FROZEN):
             vector = self.vectors[kind]
             whole = torch.zeros_like(vector)
@@ -153,21 +153,21 @@ class SlidUnit:
             own.copy_(chunk_of(whole, self._rank, self._world_size))
 
     def check(self) -> None:
-        """Looks whether the parameters that are trained are still those of the beginning.
+        """Check that the trained parameters are still those of the beginning.
 
         Raises:
-            UserError: somebody has frozen one, or the reverse.
+            UserError: `requires_grad` of one was changed.
         """
         for name, parameter in self.parameters.items():
             if parameter.requires_grad is not (name in self.shapes):
                 raise UserError(
                     f"slide: requires_grad of {name} has been set to {parameter.requires_grad}: "
-                    "set it back, or build the engine anew from a model that begins so"
+                    "set it back, or build a new engine from a model with this choice"
                 )
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """The mirror of this rank's chunk follows parameters that somebody has written to."""
+        """Update the mirror of this rank's chunk after a write to the parameters."""
         if self.narrow:
             self.vectors["mirror"][self.own].copy_(self.vectors["parameter"][self.own])
 
@@ -179,31 +179,31 @@ class SlidUnit:
 
     @property
     def slot(self) -> Tensor:
-        """Where this rank's gradients stay."""
-        return own_of(self.slots, self._rank)
+        """The vector in which this rank's gradients stay."""
+        return own_vector(self.slots, self._rank)
 
-    def show(self, vector: Tensor) -> None:
-        """The parameters become views of a vector on the device, used again and again."""
-        for parameter, view in zip(self.parameters.values(), self._kept(vector), strict=True):
+    def bind(self, vector: Tensor) -> None:
+        """Make the parameters views of a vector on the device, which is used again and again."""
+        for parameter, view in zip(self.parameters.values(), self._views_of(vector), strict=True):
             parameter.data = view
 
-    def hide(self, device: torch.device) -> None:
-        """The parameters lose their memory."""
-        if not self._nothing:
-            one = torch.full((), torch.nan, dtype=self.precision.computed, device=device)
-            self._nothing = [one.expand(p.shape) for p in self.parameters.values()]
-        for parameter, nothing in zip(self.parameters.values(), self._nothing, strict=True):
-            parameter.data = nothing
+    def unbind(self, device: torch.device) -> None:
+        """Make the parameters NaN, without memory."""
+        if not self._nan:
+            one = torch.full((), torch.nan, dtype=self.precision.compute, device=device)
+            self._nan = [one.expand(p.shape) for p in self.parameters.values()]
+        for parameter, nan in zip(self.parameters.values(), self._nan, strict=True):
+            parameter.data = nan
 
     def collect(self, vector: Tensor) -> list[slice]:
-        """Moves gradients that are there to a vector on the device, used again and again.
+        """Move gradients that are there to a vector on the device, which is used again and again.
 
         Returns:
             the parts of the vector that they fill.
         """
         parts: list[slice] = []
         end = 0
-        for name, view in zip(self.shapes, self._kept(vector), strict=True):
+        for name, view in zip(self.shapes, self._views_of(vector), strict=True):
             parameter = self.parameters[name]
             begin, end = end, end + view.numel()
             if parameter.grad is None:
@@ -216,41 +216,40 @@ class SlidUnit:
         return parts
 
     def named(self, kind: str) -> dict[str, Tensor]:
-        """The parts of one of its vectors by the names of the parameters, if it has any there."""
+        """Return the parts of one of its vectors by parameter, if it has any of that kind."""
         shapes = self._shapes_in(kind)
         return named_parts(self.vectors[kind], shapes) if shapes else {}
 
     def region(self, kind: str) -> str:
-        """The name of the memory of one of its vectors."""
+        """Return the name of the region of one of its vectors."""
         return f"{self.name}/{kind}"
 
     @property
-    def _shown(self) -> str:
-        """The kind of vector that goes to the device."""
+    def _source_kind(self) -> str:
         return "mirror" if self.narrow else "parameter"
 
     def _shapes_in(self, kind: str) -> dict[str, torch.Size]:
         return self.frozen_shapes if kind == FROZEN else self.shapes
 
-    def _kept(self, vector: Tensor) -> list[Tensor]:
-        """Its views, made once: the training thread would spend more on them than on the rest."""
+    def _views_of(self, vector: Tensor) -> list[Tensor]:
+        """Return cached views: the training thread would spend more on them than on the rest."""
         address = vector.data_ptr()  # of no other vector, as the views keep the memory
-        if address not in self._places:
+        if address not in self._views:
             parts = [named_parts(vector, self.shapes)]
-            if vector.numel() > self.size:  # not gradients
+            if vector.numel() > self.size:  # parameters; gradients have no frozen part
                 parts.append(named_parts(vector[self.size :], self.frozen_shapes))
-            self._places[address] = [view for part in parts for view in part.values()]
-        return self._places[address]
+            self._views[address] = [view for part in parts for view in part.values()]
+        return self._views[address]
 
 
 def chunk_of(vector: Tensor, rank: int, world_size: int) -> Tensor:
-    """One of W equal parts."""
+    """Return one of W equal parts."""
     size = vector.numel() // world_size
     return vector[rank * size : (rank + 1) * size]
 
 
-def own_of(vectors: Sequence[Tensor], rank: int) -> Tensor:
-    """Where one rank writes: one vector may be for all, of which each has its chunk."""
+def own_vector(vectors: Sequence[Tensor], rank: int) -> Tensor:
+    """Return the vector that a rank writes to: its own, or the one that all ranks share."""
     return vectors[rank if len(vectors) > 1 else 0]
 
 

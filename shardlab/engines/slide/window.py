@@ -1,4 +1,4 @@
-"""The window of a model that the device sees."""
+"""The window of device memory through which units are streamed."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from shardlab.activations.saved import Stays
+from shardlab.activations.saved import KeptTensor
 from shardlab.activations.stores import unchanged
-from shardlab.engines.slide.unit import SlidUnit
+from shardlab.engines.slide.unit import SlideUnit
 
 
-class _Saved(NamedTuple):
+class _SavedView(NamedTuple):
     """A view of a parameter that backward needs, without memory."""
 
     unit: int
@@ -22,8 +22,8 @@ class _Saved(NamedTuple):
     stride: tuple[int, ...]
 
 
-class _Place(NamedTuple):
-    """Where a unit is."""
+class _Occupied(NamedTuple):
+    """A slot with a unit in it."""
 
     slot: Tensor
     updates: int
@@ -33,10 +33,10 @@ class _Place(NamedTuple):
 class Window:
     """K slots on the device, each for one unit at a time.
 
-    What a unit was before its last update is not it any more: who asks does not find it.
+    A unit whose next update has begun does not count as contained: its slot holds old parameters.
 
-    What autograd would keep of a slot while others use it is kept as a place in the unit, and found
-    again in the slot that the unit has in backward.
+    Where autograd would save a slot that other units use before backward, it saves the unit and the
+    position in it, which is looked up in the slot that the unit has in backward.
 
     Args:
         slots: K.
@@ -46,9 +46,9 @@ class Window:
     def __init__(self, slots: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
         self.slots = slots
         self._free = [torch.empty(size, dtype=dtype, device=device) for _ in range(slots)]
-        self._units: dict[int, SlidUnit] = {}
+        self._units: dict[int, SlideUnit] = {}
         """by the address of the slot"""
-        self._places: dict[int, _Place] = {}
+        self._occupied: dict[int, _Occupied] = {}
         """by the index of the unit"""
         self._addresses = {slot.untyped_storage().data_ptr() for slot in self._free}
         self._device = device
@@ -56,57 +56,57 @@ class Window:
         """fill what is freed with NaN: what uses it later shows"""
         self.most_alive = 0
 
-    def has_room(self, unit: SlidUnit) -> bool:
-        """Whether a unit can be taken in: there is a free slot, or its own with what it was."""
-        return bool(self._free) or unit.index in self._places
+    def has_room(self, unit: SlideUnit) -> bool:
+        """Return whether a slot is free, or occupied by old parameters of this unit."""
+        return bool(self._free) or unit.index in self._occupied
 
-    def __contains__(self, unit: SlidUnit) -> bool:
-        place = self._places.get(unit.index)
-        return place is not None and place.updates == unit.updates
+    def __contains__(self, unit: SlideUnit) -> bool:
+        occupied = self._occupied.get(unit.index)
+        return occupied is not None and occupied.updates == unit.updates
 
-    def alive(self) -> Sequence[SlidUnit]:
-        """The units that have a slot, whatever is in it."""
+    def alive(self) -> Sequence[SlideUnit]:
+        """Return the units that have a slot, whatever is in it."""
         return [*self._units.values()]
 
-    def admit(self, unit: SlidUnit) -> Tensor:
-        """A slot for the unit: its vector, whatever is in it, which its parameters show."""
+    def admit(self, unit: SlideUnit) -> Tensor:
+        """Give a unit a slot; returns its vector, not yet filled, as whose views it is bound."""
         assert unit not in self, f"{unit.name} is there"
-        before = self._places.get(unit.index)
+        before = self._occupied.get(unit.index)
         slot = self._free.pop() if before is None else before.slot
-        self._places[unit.index] = _Place(slot, unit.updates)
+        self._occupied[unit.index] = _Occupied(slot, unit.updates)
         self._units[slot.untyped_storage().data_ptr()] = unit
         self.most_alive = max(self.most_alive, len(self._units))
         vector = slot[: unit.whole]
-        unit.show(vector)
+        unit.bind(vector)
         return vector
 
-    def release(self, unit: SlidUnit) -> None:
-        """The slot of the unit is free."""
-        slot = self._places.pop(unit.index).slot
+    def release(self, unit: SlideUnit) -> None:
+        """Free the slot of a unit."""
+        slot = self._occupied.pop(unit.index).slot
         del self._units[slot.untyped_storage().data_ptr()]
-        unit.hide(self._device)
+        unit.unbind(self._device)
         if self.poison:
             slot.fill_(torch.nan)
         self._free.append(slot)
 
     @contextmanager
-    def saving_places(self) -> Iterator[None]:
-        """While the block computes, autograd saves places instead of what is in slots."""
+    def saving_positions(self) -> Iterator[None]:
+        """Let autograd save positions in units instead of slots, while the block computes."""
         with saved_tensors_hooks(self._pack, self._unpack):
             yield
 
-    def _pack(self, tensor: Tensor) -> Stays | _Saved:
+    def _pack(self, tensor: Tensor) -> KeptTensor | _SavedView:
         address = tensor.untyped_storage().data_ptr()
         if address not in self._addresses:
-            return Stays.made_of(tensor)
+            return KeptTensor.of(tensor)
         unit = self._units[address]
-        assert tensor.dtype is unit.precision.computed, "a view of a parameter in another type"
+        assert tensor.dtype is unit.precision.compute, "a view of a parameter in another type"
         offset = int(tensor.storage_offset())
-        return _Saved(unit.index, offset, tensor.shape, tensor.stride())
+        return _SavedView(unit.index, offset, tensor.shape, tensor.stride())
 
-    def _unpack(self, saved: Stays | _Saved) -> Tensor:
-        if isinstance(saved, Stays):
+    def _unpack(self, saved: KeptTensor | _SavedView) -> Tensor:
+        if isinstance(saved, KeptTensor):
             return unchanged(saved.tensor, saved.version)
-        assert saved.unit in self._places, "backward uses a unit that is not on the device"
-        slot = self._places[saved.unit].slot
+        assert saved.unit in self._occupied, "backward uses a unit that is not on the device"
+        slot = self._occupied[saved.unit].slot
         return slot.as_strided(saved.shape, saved.stride, saved.offset)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shardlab.engines.slide.moments import FileMoments, MemoryMoments, Moments
-from shardlab.engines.slide.node_file import NodeFile
+from shardlab.engines.slide.shared_file import NodeFile
 from tests.activations.storages import alive, watch
 from tests.ranks import run_ranks
 

@@ -8,10 +8,10 @@ import torch.distributed as dist
 
 from shardlab.core.errors import UserError
 from shardlab.engines.slide.groups import node_groups
-from shardlab.engines.slide.node import NodeMemory
+from shardlab.engines.slide.shared_memory import NodeMemory
 from shardlab.experiment.link import Link
 from shardlab.transport.link_emulation import Links
-from tests.engines.slide.lone_ranks import outcomes
+from tests.engines.slide.unwatched_ranks import outcomes
 from tests.ranks import run_ranks
 
 
@@ -62,11 +62,11 @@ def test_emulated_links_lead_from_node_to_node(links):
 def test_ranks_share_memory_though_emulated_links_lie_between_them(links):
     def on_rank(group):
         here = node_groups(group, ranks_per_node=2).here
-        memory = NodeMemory.create(here, {"all": 8}, ["landed"], 1, 30.0)
+        memory = NodeMemory.create(here, {"all": 8}, ["offloaded"], 1, 30.0)
         shared = memory.tensor("all", torch.int32, (2,))
         shared[dist.get_rank(here)] = dist.get_rank(group) + 1
-        memory.control.publish("landed", 0, 1)
-        memory.control.wait("landed", 0, 1)
+        memory.progress.publish("offloaded", 0, 1)
+        memory.progress.wait("offloaded", 0, 1)
         memory.close()
         return {"shared": shared}
 

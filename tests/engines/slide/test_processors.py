@@ -4,8 +4,8 @@ import os
 
 import torch
 
-from shardlab.engines.slide.processors import update_workers
-from tests.engines.slide.sliding import engine_of, train
+from shardlab.engines.slide.optimizer import update_workers
+from tests.engines.slide.small_engine import engine_of, train
 from tests.ranks import run_ranks
 
 

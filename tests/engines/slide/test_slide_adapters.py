@@ -10,7 +10,7 @@ from torch import nn
 import shardlab
 from shardlab.activations.checkpoint import FOLDER_VARIABLE
 from shardlab.core.errors import UserError
-from tests.engines.slide.sliding import differing
+from tests.engines.slide.small_engine import differing
 from tests.ranks import run_ranks
 from tests.standalone.test_slide_fsdp import model_of, tokens_of, trained
 
@@ -163,7 +163,7 @@ def test_what_was_saved_with_another_choice_is_refused_in_one_line(tmp_path):
         before = sliding.state_dict()
         with pytest.raises(UserError, match=f"{name} was trained|norm.weight was frozen") as told:
             sliding.load(tmp_path / "adapters")
-        assert "\n" not in str(told.value) and "begin anew with what state_dict() gave" in str(
+        assert "\n" not in str(told.value) and "start from what state_dict() gave" in str(
             told.value
         )
         assert not differing(sliding.state_dict(), before)

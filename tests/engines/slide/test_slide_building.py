@@ -1,7 +1,7 @@
 """What goes wrong on one rank while a slide engine is built."""
 
-from tests.engines.slide.lone_ranks import outcomes
-from tests.engines.slide.sliding import MODES, DelayedCopies, engine_of
+from tests.engines.slide.small_engine import MODES, DelayedCopies, engine_of
+from tests.engines.slide.unwatched_ranks import outcomes
 
 
 class UnpinnableCopies(DelayedCopies):

@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 
 from shardlab.core.errors import UserError
-from shardlab.engines.slide import updates
+from shardlab.engines.slide import optimizer
 from shardlab.engines.slide.copies import ThrottledCopies
 from shardlab.launch import RunFailed, launch
 from tests.descriptors import SHARED, opened
-from tests.engines.slide.sliding import MODES, batch_of, engine_of, train
+from tests.engines.slide.small_engine import MODES, batch_of, engine_of, train
 from tests.ranks import run_ranks
 
 
@@ -75,7 +75,7 @@ def test_a_unit_is_not_updated_when_a_part_of_its_gradients_is_lost():
         with pytest.raises(OSError, match="the link is down"):
             train(engine, 2)
         with suppress(OSError):
-            engine._updates.drain()
+            engine._optimizer.drain()
         assert torch.equal(last, before)
         return {}
 
@@ -111,7 +111,7 @@ def test_an_error_that_nobody_has_heard_of_is_told_when_the_engine_goes(monkeypa
 
     def on_rank(group):
         engine = engine_of(group, MODES["full-cpu_reduce"])
-        monkeypatch.setattr(updates, "adam_", broken)
+        monkeypatch.setattr(optimizer, "adam_", broken)
         train(engine, 1)
         del engine
         gc.collect()
@@ -128,7 +128,7 @@ def test_an_error_of_an_update_is_raised_by_the_next_call(monkeypatch):
     def on_rank(group):
         engine = engine_of(group, MODES["full-cpu_reduce"])
         train(engine, 1)
-        monkeypatch.setattr(updates, "adam_", broken)
+        monkeypatch.setattr(optimizer, "adam_", broken)
         with pytest.raises(ValueError, match="no such optimizer"):
             train(engine, 2)
         with pytest.raises(ValueError, match="no such optimizer"):

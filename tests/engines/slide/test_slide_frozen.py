@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shardlab.core.errors import UserError
-from tests.engines.slide.sliding import (
+from tests.engines.slide.small_engine import (
     MODES,
     DelayedCopies,
     differing,

@@ -14,7 +14,7 @@ from shardlab.memory.step import closed_form, host_memory
 from shardlab.strategy.strategy import parse_strategy
 from shardlab.train.memory import MemoryMeter
 from tests.deep_models import deep_model, engine_of, keep_no_freed_memory
-from tests.engines.slide.sliding import MODES
+from tests.engines.slide.small_engine import MODES
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -103,9 +103,9 @@ def allocated(layers, clip, mode):
             engine.step([torch.randint(512, (1, 17))], 1e-3)
         engine.synchronize()
         regions = engine._memory._places.items()
-        gradients = [place for name, place in regions if "gradient" in name or "arrived" in name]
+        gradients = [place for name, place in regions if "gradient" in name]
         schedule = engine._schedule
-        outgoing, window = schedule._departures._outgoing, schedule.window
+        outgoing, window = schedule._offload._outgoing, schedule.window
         device = tensors_of(schedule._vector, vars(window), vars(outgoing))
         sizes = sum(map(len, gradients)), sum(tensor.nbytes for tensor in device)
         return {"sizes": torch.tensor(sizes)}

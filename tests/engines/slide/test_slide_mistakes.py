@@ -16,8 +16,8 @@ from torch import nn
 
 import shardlab
 from shardlab.core.errors import UserError
-from shardlab.engines.slide import node
-from tests.engines.slide.sliding import MODES, batch_of, differing, engine_of, states_of, train
+from shardlab.engines.slide import shared_memory
+from tests.engines.slide.small_engine import MODES, batch_of, differing, engine_of, states_of, train
 from tests.ranks import run_ranks
 from tests.standalone.test_slide_fsdp import model_of, tokens_of
 
@@ -82,9 +82,9 @@ def test_who_is_interrupted_in_backward_does_not_go_on_with_half_a_step(clip):
         blocks[1].register_full_backward_hook(interrupt)
         with pytest.raises(KeyboardInterrupt):
             train(engine, 1)
-        with pytest.raises(RuntimeError, match=r"broken off .KeyboardInterrupt.*begin anew"):
+        with pytest.raises(RuntimeError, match=r"broken off .KeyboardInterrupt.*from a checkpoint"):
             engine.step([batch_of(0, 0)], 1e-3)
-        with pytest.raises(RuntimeError, match="begin anew"):
+        with pytest.raises(RuntimeError, match="continue from a checkpoint"):
             states_of(engine)
         return {}
 
@@ -111,7 +111,7 @@ def test_what_each_rank_takes_beside_has_to_fit_too(monkeypatch):
         engine = engine_of(group, MODES["full-cpu_reduce"])
         shared = engine._memory._mapped.size()
         del engine
-        monkeypatch.setattr(node, "free_memory_bytes", lambda: shared + 1000)
+        monkeypatch.setattr(shared_memory, "free_memory_bytes", lambda: shared + 1000)
         with pytest.raises(UserError, match="GiB are free and each takes its own, together"):
             engine_of(group, MODES["full-cpu_reduce"])
         return {}
@@ -130,7 +130,7 @@ def test_a_step_that_is_left_out_says_so_and_a_model_slides_once():
         sliding(input_ids=tokens, labels=tokens)
         assert [*applied, sliding.applied] == [True, False]
         assert differing(sliding.state_dict(), before) == []
-        with pytest.raises(UserError, match="slides already"):
+        with pytest.raises(UserError, match="in another SlideFSDP already"):
             shardlab.SlideFSDP(model)
         return {}
 

@@ -5,7 +5,14 @@ from itertools import product
 import pytest
 import torch
 
-from tests.engines.slide.sliding import MODES, DelayedCopies, differing, engine_of, states_of, train
+from tests.engines.slide.small_engine import (
+    MODES,
+    DelayedCopies,
+    differing,
+    engine_of,
+    states_of,
+    train,
+)
 from tests.ranks import run_ranks
 
 STEPS = 50
@@ -92,7 +99,7 @@ def test_several_nodes_average_their_gradients(ranks_per_node, world_size):
             tolerance = 1e-2 if document is int8 else 0 if world_size == 2 else 1e-5
             torch.testing.assert_close(curve, expected, rtol=tolerance, atol=0)
             wire = engine.ledger.summary()["gradients"]["bytes_wire"]
-            assert engine.ranks.nodes == 2 and wire > 0
+            assert engine.groups.nodes == 2 and wire > 0
             same = [torch.zeros(()) for _ in range(world_size)]
             own = sum(state.double().sum() for state in states.values())
             torch.distributed.all_gather(same, own.float())

@@ -17,7 +17,7 @@ import shardlab
 from shardlab.activations.checkpoint import FOLDER_VARIABLE
 from shardlab.core.errors import UserError
 from shardlab.launch import RunFailed, launch
-from tests.engines.slide.sliding import batch_of, differing, engine_of, states_of, train
+from tests.engines.slide.small_engine import batch_of, differing, engine_of, states_of, train
 from tests.families import config_of
 from tests.ranks import run_ranks
 
@@ -219,7 +219,7 @@ def test_a_disk_that_gives_nothing_back_is_told_by_all_ranks_before_moments_are_
 FULL = """
 from tests.ranks import run_ranks
 from shardlab.core.errors import UserError
-from tests.engines.slide.sliding import engine_of
+from tests.engines.slide.small_engine import engine_of
 
 def on_rank(group):
     try:

@@ -8,8 +8,8 @@ from itertools import cycle
 import pytest
 
 from shardlab.activations.checkpoint import FOLDER_VARIABLE
-from shardlab.engines.slide.arrivals import UPDATED
-from tests.engines.slide.sliding import DelayedCopies, engine_of, train
+from shardlab.engines.slide.sync import UPDATED
+from tests.engines.slide.small_engine import DelayedCopies, engine_of, train
 from tests.ranks import run_ranks
 
 
@@ -27,16 +27,16 @@ class TracedCopies(DelayedCopies):
 
 def traced(engine, events, seed):
     """Also notes updates, which take a time of their own."""
-    chance, control = random.Random(seed), engine._memory.control
-    publish = control.publish
+    delays, progress = random.Random(seed), engine._memory.progress
+    publish = progress.publish
 
     def slow(kind, unit, step):
         if kind == UPDATED:
-            time.sleep(chance.random() * 4e-3)
+            time.sleep(delays.random() * 4e-3)
             events.append(("update", unit, step))
         publish(kind, unit, step)
 
-    control.publish = slow
+    progress.publish = slow
 
 
 def slot_of(part):
@@ -86,13 +86,13 @@ def test_the_training_thread_goes_on_while_updates_run():
     def on_rank(group):
         engine = engine_of(group, {"engine": "slide"}, 0.5)
         going = threading.Event()
-        update = engine._updates._update
+        update = engine._optimizer._update
 
         def held(*arguments):
             assert going.wait(20)
             update(*arguments)
 
-        engine._updates._update = held
+        engine._optimizer._update = held
         train(engine, 1)  # returns while no update can end
         assert engine.units[0].updates == 1
         going.set()
@@ -142,7 +142,7 @@ def test_gradients_of_a_unit_leave_before_all_of_them_are_there():
         engine = engine_of(group, {"engine": "slide"}, None, copies)
         train(engine, 1)
         sources = {unit.source.data_ptr() for unit in engine.units}
-        departures, behind = engine.module.schedule._departures, []
+        departures, behind = engine.module.schedule._offload, []
         start = departures.start
 
         def noting(unit, first, last):

@@ -10,7 +10,7 @@ from torch import nn
 
 import shardlab
 from shardlab.core.errors import UserError
-from tests.engines.slide.sliding import MODES, DelayedCopies, engine_of, train
+from tests.engines.slide.small_engine import MODES, DelayedCopies, engine_of, train
 from tests.ranks import run_ranks
 
 STEPS, BLOCKS, RATE = 4, 5, 1e-2

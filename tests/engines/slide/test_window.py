@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.engines.slide.sliding import (
+from tests.engines.slide.small_engine import (
     LAYERS,
     MODES,
     DelayedCopies,

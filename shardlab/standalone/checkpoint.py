@@ -1,9 +1,9 @@
-"""What `SlideFSDP` saves: a folder that all ranks write and read together.
+"""Checkpoints of `SlideFSDP`: a folder that all ranks write and read together.
 
-slide.json                 how many ranks wrote it, and the checksum of every other file
+slide.json                 the number of ranks, and the checksum of every other file
 slide.safetensors          parameters, frozen ones, optimizer states and buffers by the names of the
                            model
-rank-00000.safetensors     of each rank: its random states; residuals and counters of codecs
+rank-00000.safetensors     of each rank: random states; residuals and counters of codecs
 """
 
 import os
@@ -28,11 +28,11 @@ from shardlab.transport.object_collectives import gather_values, run_or_fail_tog
 _ABOUT, _FILE, _OF_RANKS = "slide.json", "slide.safetensors", "rank-*.safetensors"
 _EXTRA = "extra"
 _OTHER = {"parameter": FROZEN, FROZEN: "parameter"}
-_BEGIN_ANEW = f"remove {_OF_RANKS} from the folder to begin without what was held back"
+_WITHOUT_RESIDUALS = f"remove {_OF_RANKS} from the folder to begin without what was held back"
 
 
 class About(Document):
-    """slide.json, the last file that is written."""
+    """Contents of slide.json, the last file that is written."""
 
     ranks: int
     files: dict[str, str]
@@ -40,10 +40,10 @@ class About(Document):
 
 
 def folder_of(given: Any, call: str) -> Path:
-    """The folder that a user names.
+    """Return the folder that a user names.
 
     Raises:
-        UserError: it is none.
+        UserError: it is no path.
     """
     if not isinstance(given, str | os.PathLike):
         raise UserError(f"{call}: name a folder, not {given!r}")
@@ -51,7 +51,7 @@ def folder_of(given: Any, call: str) -> Path:
 
 
 def write(folder: Path, state: State, own: State, group: dist.ProcessGroup) -> None:
-    """Makes the folder, or replaces one that was made so; whole or not at all.
+    """Write the folder atomically, or replace one that was written so; all ranks call together.
 
     Args:
         state: by kind and name, written by rank 0.
@@ -60,14 +60,14 @@ def write(folder: Path, state: State, own: State, group: dist.ProcessGroup) -> N
     Raises:
         UserError: there is something else, or a rank cannot write; on all ranks.
     """
-    failed = f"{folder}: cannot be written: it needs room, and all ranks have to see it"
+    failed = f"{folder}: cannot be written: it needs space, and all ranks have to see it"
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     with ExitStack() as finishing:
 
         def begin() -> str | None:
             if rank > 0:
                 return None
-            _check_place(folder)
+            _check_replaceable(folder)
             made = finishing.enter_context(atomic(folder.resolve()))
             made.mkdir()
             return str(made)
@@ -92,7 +92,7 @@ def write(folder: Path, state: State, own: State, group: dist.ProcessGroup) -> N
         run_or_fail_together(group, failed, finish)
 
 
-def _check_place(folder: Path) -> None:
+def _check_replaceable(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: it is a file: name a folder")
     if Path.cwd().is_relative_to(folder.resolve()):
@@ -106,15 +106,14 @@ def _check_place(folder: Path) -> None:
 
 
 def check(folder: Path, state: State, rank: int, world_size: int) -> int:
-    """Looks whether the folder has all of a model; each rank compares a part of the checksums.
+    """Check that the folder has all of a model; each rank compares a part of the checksums.
 
     Returns:
-        of how many ranks it has `of_rank`.
+        the number of ranks whose files `read_rank` finds there.
 
     Raises:
         OSError, SafetensorError: it cannot be read.
-        UserError: it is not there, damaged or of another model, or other parameters of it are
-            frozen.
+        UserError: it is missing, damaged or of another model, or other parameters are frozen.
     """
     about = _about(folder)
     _check_model(folder, state)
@@ -122,19 +121,19 @@ def check(folder: Path, state: State, rank: int, world_size: int) -> int:
     if not any(folder.glob(_OF_RANKS)):
         files, ranks = {_FILE: files[_FILE]}, 0
     for name, what in damage(folder, files, slice(rank, None, world_size)):
-        fix = "" if name == _FILE else f", or {_BEGIN_ANEW}"
+        fix = "" if name == _FILE else f", or {_WITHOUT_RESIDUALS}"
         raise UserError(f"{folder / name}: {what}: load another folder{fix}")
     return ranks
 
 
-def of_rank(folder: Path, ranks: int, rank: int, world_size: int, error_feedback: bool) -> State:
-    """What this rank alone goes on with; put together where there were other ranks.
+def read_rank(folder: Path, ranks: int, rank: int, world_size: int, error_feedback: bool) -> State:
+    """Return this rank's own state, merged where the number of ranks has changed.
 
     Args:
-        ranks: of which the folder has it.
+        ranks: whose files the folder has.
 
     Raises:
-        UserError: it serves the same ranks alone, or error feedback alone.
+        UserError: it cannot be merged, or needs error feedback.
     """
     if ranks == world_size:
         state = load_state(folder / _file_of(rank))
@@ -144,17 +143,19 @@ def of_rank(folder: Path, ranks: int, rank: int, world_size: int, error_feedback
             states = [each.get("communication", {}) for each in kept]
             state = {"communication": merge_states(states, world_size, rank)}
         except UserError as error:
-            raise UserError(f"{folder}: {error}; or {_BEGIN_ANEW}") from error
+            raise UserError(f"{folder}: {error}; or {_WITHOUT_RESIDUALS}") from error
     else:
         state = {}
     communication = state.get("communication", {})
     if not error_feedback and any(name.startswith(RESIDUALS) for name in communication):
-        raise UserError(f"{folder}: it holds residuals: set error_feedback=True, or {_BEGIN_ANEW}")
+        raise UserError(
+            f"{folder}: it holds residuals: set error_feedback=True, or {_WITHOUT_RESIDUALS}"
+        )
     return state
 
 
 def fill(folder: Path, state: State) -> dict[str, Tensor]:
-    """Reads into tensors by kind and name, and returns what is `extra`."""
+    """Read into tensors by kind and name; return the `extra` ones."""
     with safe_open(folder / _FILE, "pt") as file:
         for name, tensor in _flat(state).items():
             tensor.copy_(file.get_tensor(name))
@@ -186,13 +187,13 @@ def _check_model(folder: Path, state: State) -> None:
 
 
 def _check_split(folder: Path, name: str, known: Container[str]) -> None:
-    """The moments of a parameter that was frozen do not exist, and others would be lost."""
+    """Refuse a change of what is frozen: its moments are missing, or would be lost."""
     kind, _, parameter = name.partition(".")
     if f"{_OTHER.get(kind)}.{parameter}" in known:
         trained = kind == FROZEN
         raise UserError(
             f"{folder}: {parameter} was {'trained' if trained else 'frozen'}: set its "
-            f"requires_grad to {trained} before SlideFSDP takes the model, or begin anew with what "
+            f"requires_grad to {trained} before SlideFSDP takes the model, or start from what "
             "state_dict() gave"
         )
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from shardlab.core.errors import UserError
-from shardlab.engines.slide.node_file import NodeFile
+from shardlab.engines.slide.shared_file import NodeFile
 from tests.ranks import run_ranks
 
 LAYOUT = {"first": 30_006, "second": 12, "third": 123_456}

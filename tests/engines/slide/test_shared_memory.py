@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 from shardlab.core.errors import UserError
-from shardlab.engines.slide.node import NodeMemory, _open_file
+from shardlab.engines.slide.shared_memory import NodeMemory, _open_file
 from shardlab.launch import launch
 from tests.commands import launching, wait_for
 from tests.descriptors import SHARED, opened
-from tests.engines.slide.lone_ranks import outcomes
+from tests.engines.slide.unwatched_ranks import outcomes
 from tests.ranks import run_ranks
 
 LAYOUT = {"parameters": 40_004, "moments": 8, "gradients": 1_000_000}
@@ -26,7 +26,7 @@ UNUSUAL = (40 << 20) + 12_288
 
 
 def create(group, layout=LAYOUT):
-    return NodeMemory.create(group, layout, ["landed"], 2, timeout_s=30.0)
+    return NodeMemory.create(group, layout, ["offloaded"], 2, timeout_s=30.0)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -37,8 +37,8 @@ def test_all_ranks_see_the_same_bytes(world_size):
         assert parts.eq(0).all()
         dist.barrier(group)
         parts[rank] = torch.arange(5.0) + 10 * rank
-        memory.control.publish("landed", 0, 1)
-        memory.control.wait("landed", 0, 1)
+        memory.progress.publish("offloaded", 0, 1)
+        memory.progress.wait("offloaded", 0, 1)
         memory.close()
         return {"parts": parts}
 
@@ -53,10 +53,10 @@ def test_regions_do_not_overlap():
         regions = [memory.tensor(name, torch.uint8, (size,)) for name, size in LAYOUT.items()]
         for number, region in enumerate(regions, 1):
             region.fill_(number)
-        memory.control.publish("landed", 1, 1)
+        memory.progress.publish("offloaded", 1, 1)
         for number, region in enumerate(regions, 1):
             assert region.eq(number).all()
-        memory.control.wait("landed", 1, 1)
+        memory.progress.wait("offloaded", 1, 1)
         return {}
 
     run_ranks(1, on_rank)
@@ -124,7 +124,7 @@ def test_nothing_of_it_has_a_name_before_during_and_after_a_kill(tmp_path):
         memory.tensor("all", torch.uint8, (UNUSUAL,)).fill_(1)
         dist.barrier(group)
         (tmp_path / f"{os.getpid()}.pid").touch()
-        memory.control.wait("landed", 0, 1)
+        memory.progress.wait("offloaded", 0, 1)
 
     before = named()
     command = launching(tmp_path, worker, 2)

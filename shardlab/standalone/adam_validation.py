@@ -1,4 +1,4 @@
-"""What LayerAdam refuses: each check raises a UserError that names the fix."""
+"""Validation for `LayerAdam`: each check raises a UserError that names the fix."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,12 +21,12 @@ _OF_ALL_LAYERS = ("exp_avg_dtype", "exp_avg_sq_dtype", "threads", "cpus")
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a DTensor that this rank holds; other tensors as they are."""
+    """Return the part of a DTensor that this rank holds; other tensors as they are."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def check_options(unknown: Iterable[str], settings: Iterable[str]) -> None:
-    """Refuses arguments of the constructor that are none."""
+    """Refuse unknown arguments of the constructor."""
     for name in unknown:
         if name in _OF_TORCH:
             raise UserError(
@@ -39,7 +39,7 @@ def check_options(unknown: Iterable[str], settings: Iterable[str]) -> None:
 
 
 def check_moments(dtypes: Moments) -> None:
-    """Refuses types that moments cannot have."""
+    """Refuse types that are too narrow for moments."""
     for name, dtype in dtypes.items():
         if dtype == torch.float16:
             raise UserError(
@@ -51,7 +51,7 @@ def check_moments(dtypes: Moments) -> None:
 
 
 def check_settings(group: Group) -> None:
-    """Refuses a group whose settings are out of range, or none of a group."""
+    """Refuse a group whose settings are out of range, or none of a group."""
     if group["amsgrad"]:
         raise UserError("LayerAdam: amsgrad is not computed here: use torch.optim.AdamW for it")
     for name in _OF_ALL_LAYERS:
@@ -82,7 +82,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def check_threads(threads: Any, cpus: Any) -> None:
-    """Refuses what is no number of threads, or no list of processors."""
+    """Refuse what is no number of threads, or no list of CPUs."""
     if not isinstance(threads, int):
         raise UserError(f"LayerAdam: threads is {threads!r}: give an integer")
     listed = isinstance(cpus, list) and all(isinstance(cpu, int) for cpu in cpus)
@@ -91,7 +91,7 @@ def check_threads(threads: Any, cpus: Any) -> None:
 
 
 def check_parameter(parameter: Tensor) -> None:
-    """Refuses what the kernel cannot take; shards are checked on the rank that holds them."""
+    """Refuse a parameter that the kernel cannot take; a shard, on the rank that holds it."""
     part = local(parameter.detach())
     shown = f"LayerAdam: a parameter {tuple(parameter.shape)}"
     if part.dtype not in PARAMETER_DTYPES:
@@ -100,32 +100,32 @@ def check_parameter(parameter: Tensor) -> None:
         )
     if part.device.type != "cpu":
         raise UserError(
-            f"{shown} is on {part.device}, but the update runs on the processor: keep it in "
+            f"{shown} is on {part.device}, but the update runs on the CPU: keep it in "
             "host memory, or use torch.optim.AdamW(fused=True)"
         )
     if not part.is_contiguous():
         raise UserError(f"{shown} has the strides {part.stride()}: make it .contiguous()")
 
 
-def check_place(parameter: Tensor, run: bool, moments: Moments) -> None:
-    """Refuses to round by chance what has no consecutive places in the whole parameter.
+def check_position(parameter: Tensor, contiguous: bool, moments: Moments) -> None:
+    """Refuse stochastic rounding of a shard whose elements have no consecutive numbers.
 
     Args:
-        run: whether its elements are consecutive there.
+        contiguous: whether its elements are consecutive in the whole parameter.
     """
-    by_chance = local(parameter.detach()).dtype != torch.float32 or (
+    stochastic = local(parameter.detach()).dtype != torch.float32 or (
         moments["exp_avg_sq"] != torch.float32
     )
-    if by_chance and not run:
+    if stochastic and not contiguous:
         raise UserError(
-            f"LayerAdam: a parameter {tuple(parameter.shape)} is cut across its rows, and what is "
-            "rounded by chance goes by the place in the whole: shard its first dimension, or keep "
-            "it and its moments in float32"
+            f"LayerAdam: a parameter {tuple(parameter.shape)} is cut across its rows, and "
+            "stochastic rounding goes by the position in the whole: shard its first dimension, or "
+            "keep it and its moments in float32"
         )
 
 
 def check_gradient(parameter: Tensor) -> None:
-    """Refuses a sparse gradient."""
+    """Refuse a sparse gradient."""
     gradient = parameter.grad
     assert gradient is not None
     if gradient.layout != torch.strided:
@@ -138,7 +138,7 @@ def check_gradient(parameter: Tensor) -> None:
 def check_state(
     state_dict: dict[str, Any], groups: Sequence[Group], moments: Iterable[str]
 ) -> None:
-    """Refuses the state of another kind of optimizer, or of other groups or parameters."""
+    """Refuse the state of another kind of optimizer, or of other groups or parameters."""
     saved = state_dict["param_groups"]
     sizes, own_sizes = ([len(group["params"]) for group in each] for each in (saved, groups))
     if sizes != own_sizes:

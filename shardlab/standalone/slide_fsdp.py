@@ -1,8 +1,7 @@
-"""The slide engine for anybody's training script."""
+"""`SlideFSDP`: the `slide` engine for any training script."""
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,34 +20,37 @@ from shardlab.engines.common.state_files import in_host_memory
 from shardlab.engines.slide.engine import SlideEngine
 from shardlab.engines.slide.groups import twin
 from shardlab.engines.slide.unit import FROZEN
-from shardlab.standalone import saving
-from shardlab.standalone.config import SlideConfig, check_learning_rate
-from shardlab.standalone.model_checks import check_model, computing_device
-from shardlab.standalone.outputs import drop_graph, loss_of
-from shardlab.standalone.state_dicts import refuse_state_dicts
+from shardlab.standalone import checkpoint
+from shardlab.standalone.model import (
+    check_model,
+    drop_graph,
+    loss_of,
+    refuse_state_dicts,
+    without_cache,
+)
+from shardlab.standalone.slide_config import SlideConfig, check_learning_rate
 from shardlab.transport.object_collectives import device_of, run_or_fail_together
 
 
 class SlideFSDP:
-    """Trains a model that does not fit the device: host memory holds it, the device a window of it.
+    """Training of a model that does not fit the device: layers are streamed from host memory.
 
     All ranks of the default process group call the same methods in the same order, each with its
-    own samples; those of one machine share its memory. Without a default process group it makes
-    one, by the environment that a launcher sets or of this rank alone, which stays:
-    `torch.distributed.destroy_process_group` ends it when the model has trained, before another one
-    is initialised.
+    own samples; those of one machine share its memory. If there is no default process group, it
+    initialises one, from a launcher's environment or of this rank alone. That group stays: end it
+    with `torch.distributed.destroy_process_group` after training, before another is initialised.
 
-    Its way over a GPU has not been run yet; all tests are on CPUs.
+    It has not been run on a GPU yet; all tests are on CPUs.
 
     Parameters whose `requires_grad` is False stay as they are: host memory holds them once, in
-    `param_dtype`, to which they are rounded at the start, without moments or gradients. Which ones
-    are trained is decided before; another choice needs a new `SlideFSDP` of the same model, built
-    anew with `state_dict()`.
+    `param_dtype`, to which they are rounded at the start, without moments or gradients. The choice
+    is fixed at the start; another one needs a new `SlideFSDP` of a new model with `state_dict()`.
 
     Args:
         model: a causal language model, or another with a list of blocks, that returns its loss:
-            alone, first of several, or as `loss`. In float32 on the CPU, the same on all ranks.
-            It is taken apart: from now on it computes here, and elsewhere without gradients alone.
+            alone, first of a tuple, or as `loss`. In float32 on the CPU, the same on all ranks.
+            It loses its parameters' memory: from now on it trains through this object alone, and
+            can be called itself only without gradients.
 
     Raises:
         UserError: in one line: a setting that has no meaning, a model without blocks or without
@@ -65,11 +67,11 @@ class SlideFSDP:
         self.gradient_norm: float | None = None
         """of the last step, before clipping"""
         self.applied: bool | None = None
-        """whether the last step was: a gradient that is not finite is left out, on all ranks"""
+        """whether the last gradient was; one that is not finite is left out, on all ranks"""
         if not dist.is_initialized():
             _init_process_group()
         self._group = dist.distributed_c10d._get_default_group()
-        # writing may take longer than a rank waits for another in a step
+        # checkpoints may take longer than a rank waits for another in a step
         self._patient = twin(self._group, timedelta(minutes=30))
         self._names = parameter_names(model).values()
         buffers = dict(model.named_buffers(remove_duplicate=False))
@@ -78,29 +80,31 @@ class SlideFSDP:
         self._engine = self._build(model)
         refuse_state_dicts(model)
         self.ledger = self._engine.ledger
-        """what moved between ranks, see `shardlab.attach`"""
+        """traffic between ranks, see `shardlab.attach`"""
         self.module = self._engine.module
         self._calls = 0
 
     def __call__(self, given: Mapping[str, Any] | None = None, /, **batch: Any) -> Any:
-        """Forward and backward; the call that completes a step starts its updates, too.
+        """Run forward and backward; the call that completes a step starts its updates, too.
 
-        Without gradients (`torch.no_grad`) forward alone.
+        Without gradients (`torch.no_grad`) run forward alone.
 
         Args:
-            given, batch: what the model takes by name, on any device, as a mapping or otherwise.
+            given, batch: inputs of the model by name, on any device, as a mapping or as keywords.
 
         Returns:
-            what the model returns, whose loss is that of these samples.
+            the output of the model, whose loss is that of these samples.
 
         Raises:
             UserError: a batch without names, no loss, a learning rate that is none, or a
-                `requires_grad` that is not what it was at the start.
+                `requires_grad` that has changed since the start.
         """
         if not isinstance(given, Mapping | None):
             raise UserError("SlideFSDP: give a batch by name: sliding(input_ids=..., labels=...)")
         device = self._engine.device
-        batch = {name: _moved(value, device) for name, value in {**(given or {}), **batch}.items()}
+        batch = {
+            name: _to_device(value, device) for name, value in {**(given or {}), **batch}.items()
+        }
         if not torch.is_grad_enabled():
             return self.module(**batch)
         count = self.config.accumulation
@@ -113,14 +117,14 @@ class SlideFSDP:
         return output
 
     def synchronize(self) -> None:
-        """Returns when all updates are done, on all ranks; raises what went wrong."""
+        """Return when all updates are done, on all ranks; raise their errors."""
         self._engine.synchronize()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of the parameters in float32 and of the buffers, by the names of the model.
+        """Return copies of the parameters in float32 and of the buffers, by the model's names.
 
-        All of it on rank 0, nothing on the others, as torch's `StateDictOptions` has it with
-        `full_state_dict` and `cpu_offload`; to be called by all ranks together.
+        All of it on rank 0, nothing on the others, as with torch's `StateDictOptions` with
+        `full_state_dict` and `cpu_offload`. All ranks call together.
         """
         state = self._engine.in_host_memory()
         if dist.get_rank(self._group) > 0:
@@ -131,59 +135,68 @@ class SlideFSDP:
         return {**whole, **tied, **in_host_memory(self._buffers())}
 
     def save(self, folder: str | Path) -> None:
-        """Writes all that `load` continues from, between steps; whole or not at all.
+        """Write all that `load` continues from, between steps and atomically.
 
-        Buffers are those of rank 0. It replaces a folder that it has written, and no other.
+        Buffers are those of rank 0. Replaces a folder that `save` has written, and no other.
 
         Raises:
             UserError: something else is there, or a rank cannot write; on all ranks.
         """
         self._between_steps("save")
-        engine, folder = self._engine, saving.folder_of(folder, "SlideFSDP.save")
-        state = engine.in_host_memory()  # first: threads change what ranks hold back until then
+        engine, folder = self._engine, checkpoint.folder_of(folder, "SlideFSDP.save")
+        state = engine.in_host_memory()  # first: it waits for threads that change rank_state
         own = engine.rank_state() | {"random": random_state(engine.device)}
         state |= {"buffer": in_host_memory(self._buffers()), "extra": own.pop("extra")}
-        saving.write(folder, state, own, self._patient)
+        checkpoint.write(folder, state, own, self._patient)
 
     def load(self, folder: str | Path) -> None:
-        """Continues from what `save` wrote, with any number of ranks, which all see the folder.
+        """Continue from what `save` wrote, with any number of ranks, which all see the folder.
 
-        With the same number torch's random states of each rank are continued, too. Else what codecs
-        held back goes to the new ranks, as `shardlab.merge_states` does it.
+        With the same number of ranks, torch's random states continue, too. With another, residuals
+        of codecs are merged as by `shardlab.merge_states`.
 
         Raises:
             UserError: there is none, it is damaged, of another model or of one with other frozen
                 parameters, or a rank cannot read; on all ranks.
         """
         self._between_steps("load")
-        folder, group = saving.folder_of(folder, "SlideFSDP.load"), self._patient
+        folder, group = checkpoint.folder_of(folder, "SlideFSDP.load"), self._patient
         failed = f"{folder}: cannot be loaded"
         state = self._engine.in_host_memory() | {"buffer": self._buffers()}
-        ranks = dist.get_rank(group), dist.get_world_size(group)
+        rank, world_size = dist.get_rank(group), dist.get_world_size(group)
         feedback = self.config.error_feedback
 
-        saved_by = run_or_fail_together(group, failed, lambda: saving.check(folder, state, *ranks))
-        told = run_or_fail_together(
-            group, failed, lambda: saving.of_rank(folder, saved_by, *ranks, feedback)
+        saved_ranks = run_or_fail_together(
+            group, failed, lambda: checkpoint.check(folder, state, rank, world_size)
         )
-        # nobody writes to memory before all ranks have found theirs
-        run_or_fail_together(group, failed, lambda: self._take(folder, state, told))
+        own = run_or_fail_together(
+            group,
+            failed,
+            lambda: checkpoint.read_rank(folder, saved_ranks, rank, world_size, feedback),
+        )
+        # last: nobody writes to shared memory before all ranks have found a sound checkpoint
+        run_or_fail_together(group, failed, lambda: self._take(folder, state, own))
         self._engine.take_in()
 
-    def _take(self, folder: Path, state: State, told: State) -> None:
-        extra = saving.fill(folder, self._own_share(state)) or self._engine.rank_state()["extra"]
-        communication = told.get("communication", {})
-        self._engine.load_rank_state({"communication": communication, "extra": extra})
-        if "random" in told:
-            set_random_state(told["random"], self._engine.device)
+    def _take(self, folder: Path, state: State, own: State) -> None:
+        extra = checkpoint.fill(folder, self._own_share(state))
+        communication = own.get("communication", {})
+        self._engine.load_rank_state(
+            {
+                "communication": communication,
+                "extra": extra or self._engine.rank_state()["extra"],
+            }
+        )
+        if "random" in own:
+            set_random_state(own["random"], self._engine.device)
 
     def _buffers(self) -> dict[str, Tensor]:
-        """Those that a state dict has."""
+        """Return the buffers that a state dict has."""
         return {name: self._model.get_buffer(name) for name in self._persistent}
 
     def _own_share(self, state: State) -> State:
-        """What this rank reads of what the ranks of its node share, and all that is its own."""
-        rank, world_size = self._engine.ranks.rank, self._engine.ranks.world_size
+        """Return what this rank reads: its part of what a node's ranks share, and all its own."""
+        rank, world_size = self._engine.groups.rank, self._engine.groups.world_size
         return {
             kind: {
                 name: tensor
@@ -194,7 +207,7 @@ class SlideFSDP:
         }
 
     def _forward_backward(self, batch: dict[str, Any]) -> Any:
-        with self._engine.sliding, _without_cache(self._model):
+        with self._engine.activation_offload, without_cache(self._model):
             output = self.module(**batch)
         loss = loss_of(output)
         (loss * (self._engine.loss_scale / self.config.accumulation)).backward()
@@ -211,8 +224,8 @@ class SlideFSDP:
         config = self.config
         ours = config.activation_checkpointing != "none"
         if ours and isinstance(model, PreTrainedModel) and model.is_activation_checkpointing:
-            model.activation_checkpointing_disable()  # layers would be computed three times
-        device = computing_device(config.device, device_of(self._group))
+            model.activation_checkpointing_disable()  # else layers would be computed three times
+        device = config.device_or(device_of(self._group))
         strategy, optimization = config.strategy(), config.optimization()
         engine = build_engine(
             model, strategy, optimization, self._group, config.seed, device=device
@@ -229,19 +242,5 @@ def _init_process_group() -> None:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
-@contextmanager
-def _without_cache(model: nn.Module) -> Iterator[None]:
-    """Keys and values would be kept for nothing, twice where layers are computed again."""
-    configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
-    caching = [config for config in configs if getattr(config, "use_cache", False)]
-    for config in caching:
-        config.use_cache = False
-    try:
-        yield
-    finally:
-        for config in caching:
-            config.use_cache = True
-
-
-def _moved(value: Any, device: torch.device) -> Any:
+def _to_device(value: Any, device: torch.device) -> Any:
     return value.to(device) if isinstance(value, Tensor) else value

@@ -3,37 +3,37 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlab.activations.extents import Extents
+from shardlab.activations.storage import FreeList
 
 
-def take(extents: Extents, size: int) -> tuple[int, int]:
-    start = extents.take(size)
+def allocate(space: FreeList, size: int) -> tuple[int, int]:
+    start = space.allocate(size)
     if start is None:
-        extents.grow(extents.lacking(size))
-        start = extents.take(size)
+        space.grow(space.lacking(size))
+        start = space.allocate(size)
     assert start is not None
     return start, size
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 5)), max_size=40), st.randoms())
 def test_parts_never_overlap_and_become_one_again(requests, random):
-    extents, held = Extents(), []
+    space, held = FreeList(), []
     for size, dropped in requests:
-        held.append(take(extents, size))
+        held.append(allocate(space, size))
         taken = [place for start, length in held for place in range(start, start + length)]
-        assert len(taken) == len({*taken}) and max(taken) < extents.end
+        assert len(taken) == len({*taken}) and max(taken) < space.end
         for _ in range(min(dropped, len(held))):
-            extents.give(*held.pop(random.randrange(len(held))))
+            space.free(*held.pop(random.randrange(len(held))))
     for part in held:
-        extents.give(*part)
-    if extents.end:
-        assert extents.take(extents.end) == 0
+        space.free(*part)
+    if space.end:
+        assert space.allocate(space.end) == 0
 
 
 @given(st.lists(st.lists(st.integers(1, 9), min_size=1), min_size=1, max_size=5))
 def test_the_range_is_as_large_as_the_largest_step(steps):
-    extents = Extents()
+    space = FreeList()
     for sizes in steps:
-        for part in [take(extents, size) for size in sizes]:
-            extents.give(*part)
-    assert extents.end == max(map(sum, steps))
+        for part in [allocate(space, size) for size in sizes]:
+            space.free(*part)
+    assert space.end == max(map(sum, steps))

@@ -1,16 +1,17 @@
 """Engines of one process use process groups one after another, and never at the same time."""
 
 import gc
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import shardlab
-from shardlab.engines.slide.lending import lend
+from shardlab.engines.slide.groups import GroupPool
 from tests.descriptors import opened
-from tests.engines.slide.lone_ranks import outcomes
-from tests.engines.slide.sliding import MODES, engine_of, train
+from tests.engines.slide.small_engine import MODES, engine_of, train
+from tests.engines.slide.unwatched_ranks import outcomes
 from tests.ranks import run_ranks
 from tests.standalone.test_slide_fsdp import model_of, trained
 
@@ -65,7 +66,7 @@ def test_engines_that_are_alive_share_none_and_train_as_alone():
         gc.collect()
         both = [engine_of(group, mode) for _ in range(2)]
         groups = [
-            each for engine in both for each in (engine.ranks.gathers, engine.ranks.reductions)
+            each for engine in both for each in (engine.groups.gathers, engine.groups.reductions)
         ]
         assert len({id(each) for each in groups}) == 4
         for step in range(4):
@@ -76,18 +77,19 @@ def test_engines_that_are_alive_share_none_and_train_as_alone():
     run_ranks(2, on_rank)
 
 
-def test_what_is_free_on_some_ranks_is_lent_to_none():
+def test_groups_that_are_free_on_some_ranks_alone_are_not_acquired():
     def on_rank(group):
-        first = lend(group, "a", object)
+        acquire = partial(GroupPool().acquire, group)
+        first = acquire("a", object)
         if dist.get_rank(group) == 0:
-            first.give_back()
-        assert lend(group, "a", object) is not first
-        first.give_back()
-        assert lend(group, "b", object) is not first
-        assert lend(group, "a", object) is first
-        first.spoil()
-        first.give_back()
-        assert lend(group, "a", object) is not first
+            first.release()
+        assert acquire("a", object) is not first
+        first.release()
+        assert acquire("b", object) is not first
+        assert acquire("a", object) is first
+        first.discard()
+        first.release()
+        assert acquire("a", object) is not first
         return {}
 
     run_ranks(2, on_rank)

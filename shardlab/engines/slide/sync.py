@@ -1,0 +1,304 @@
+"""Synchronisation of a node's ranks: step counters in shared memory, and propagation of errors."""
+
+import copy
+import os
+import select
+import struct
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, NoReturn, ParamSpec
+
+from shardlab.core.errors import UserError
+from shardlab.core.process import is_stopped
+from shardlab.kernels.shared_counters import BYTES, SharedCounters
+
+P = ParamSpec("P")
+
+# events that ranks publish for a unit, with a number that only grows
+UPDATED = "updated"
+"""this rank's chunk of the unit has been updated so many times"""
+OFFLOADED = "offloaded"
+"""the gradients of so many backward passes may be read by other ranks"""
+REDUCED = "reduced"
+"""this rank has added up the gradients of so many backward passes; their buffer is free for it"""
+GATHER = "gather"
+"""this rank gathers the unit next, as its gather or end number so many"""
+BACKWARD_END = "backward_end"
+"""this rank ends a backward pass next, as its gather or end number so many"""
+SEQUENCE = "sequence"
+"""how many gathers and ends of backward passes this rank has begun"""
+EVENTS = (UPDATED, OFFLOADED, REDUCED, GATHER, BACKWARD_END, SEQUENCE)
+
+_POLL_S = 0.02
+"""between two looks at whether the other ranks live"""
+_LEFT, _FAILED, _FLAGS = 0, 1, 2
+"""counters of a rank: whether it left in order, the bytes of its error, how many of these"""
+_LINE = 64
+"""bytes of a cache line: counters of two ranks share none"""
+_TEXT = 1024
+"""bytes for the error of a rank: its time, then its message"""
+_TIME = struct.Struct("=d")
+
+
+def progress_bytes(world_size: int, events: int, units: int) -> int:
+    """Return the size of the memory of a `RankProgress`; it must be zero at first."""
+    return world_size * (_stride(events, units) * BYTES + _TEXT)
+
+
+def _stride(events: int, units: int) -> int:
+    """Return the number of counters of a rank, padded to whole cache lines."""
+    return -(-(_FLAGS + events * units) * BYTES // _LINE) * _LINE // BYTES
+
+
+class RankProgress:
+    """Monotonic counters, one per rank, event and unit, and the first error of any rank.
+
+    A rank publishes a number and others wait for it: what the publishing thread wrote before is
+    then visible to the waiting one. Any thread may call.
+
+    No wait outlasts the timeout, and all waits end soon after a rank of the node has died, was
+    killed or called `fail`. Every rank raises the first reported error.
+
+    Ranks count from 0 within the node's group; errors name them as the whole run does.
+
+    Args:
+        memory: `progress_bytes` from `offset` on, the same in all ranks.
+        rank: of this process.
+        pids: process ids of the ranks, all of them alive.
+        names: the ranks' numbers in the run.
+    """
+
+    def __init__(
+        self,
+        memory: Any,
+        offset: int,
+        rank: int,
+        pids: Sequence[int],
+        names: Sequence[int],
+        events: Sequence[str],
+        units: int,
+        timeout_s: float,
+    ) -> None:
+        self._rank, self._pids, self._names = rank, pids, names
+        self._events = {event: number for number, event in enumerate(events)}
+        self._units, self._timeout_s = units, timeout_s
+        self._stride = _stride(len(events), units)
+        self._counters = SharedCounters(memory, offset, len(pids) * self._stride)
+        texts = offset + len(pids) * self._stride * BYTES
+        self._texts = memoryview(memory)[texts : texts + len(pids) * _TEXT]
+        self._reporting = threading.Lock()  # threads of one rank share its text
+        # the kernel may reuse a process id, but a descriptor stays with its process
+        self._pidfds = {os.pidfd_open(pid): r for r, pid in enumerate(pids) if r != rank}
+
+    def publish(self, event: str, unit: int, step: int) -> None:
+        """Publish that this rank has reached `step`, below 2^31, of an event of a unit."""
+        counter = self._counter(self._rank, event, unit)
+        assert step >= self._counters.read(counter), "counters only grow"
+        self._counters.publish(counter, step)
+
+    def wait(self, event: str, unit: int, step: int, ranks: Sequence[int] | None = None) -> None:
+        """Return when each of the ranks, by default all, has published `step` or a later one.
+
+        Raises:
+            RuntimeError: a rank of the node is gone or failed, or one of these ranks is silent.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        awaited = range(len(self._pids)) if ranks is None else ranks
+        for rank in awaited:
+            counter = self._counter(rank, event, unit)
+            while not self._counters.wait(counter, step, _POLL_S):
+                self.check()
+                self._check_awaited(awaited, event, unit, step, time.monotonic() > deadline)
+
+    def behind(self, event: str, unit: int, step: int) -> str:
+        """Return the names of ranks that have not published `step` or a later one yet, if any."""
+        return self._names_of(self._late(range(len(self._pids)), event, unit, step))
+
+    def check(self) -> None:
+        """Raise what a wait would raise now because of ranks that are gone or failed."""
+        gone = self._gone()
+        # after the look at processes: an error that a rank reported before its end is the cause
+        error = self._first_error()
+        if error is not None:
+            raise RuntimeError(error)
+        if gone:
+            self._abort(f"{self._names_of(gone)} gone: killed, or ended with an error of its own")
+
+    def fail(self, message: str) -> None:
+        """Report to all ranks, in one line, why this one cannot go on; the first report stays."""
+        line = message.splitlines()[0] if message else "failed"
+        self._report(f"{self._names_of([self._rank])}: {line}")
+
+    def close(self) -> None:
+        """Leave in order: the others go on with what this rank has published.
+
+        No thread of this rank may wait any more. A rank that ends without this counts as killed.
+        """
+        self._counters.publish(self._rank * self._stride + _LEFT, 1)
+        for pidfd in self._pidfds:
+            os.close(pidfd)
+        self._pidfds.clear()
+        # views of the mapping, which cannot be unmapped while they exist
+        self._texts.release()
+        del self._counters
+
+    def _counter(self, rank: int, event: str, unit: int) -> int:
+        assert 0 <= unit < self._units, f"unit {unit} of {self._units}"
+        return rank * self._stride + _FLAGS + self._events[event] * self._units + unit
+
+    def _names_of(self, ranks: Iterable[int]) -> str:
+        return ", ".join(f"rank {self._names[rank]}" for rank in ranks)
+
+    def _left(self, rank: int) -> bool:
+        return self._counters.read(rank * self._stride + _LEFT) == 1
+
+    def _gone(self) -> list[int]:
+        """Return the ranks whose processes have ended, but not in order."""
+        poll = select.poll()
+        for pidfd in self._pidfds:
+            poll.register(pidfd, select.POLLIN)
+        ended = [self._pidfds[pidfd] for pidfd, _ in poll.poll(0)]
+        return sorted(rank for rank in ended if not self._left(rank))
+
+    def _late(self, ranks: Iterable[int], event: str, unit: int, step: int) -> list[int]:
+        reached = {rank: self._counters.read(self._counter(rank, event, unit)) for rank in ranks}
+        return [rank for rank, published in reached.items() if published < step]
+
+    def _check_awaited(
+        self, ranks: Sequence[int], event: str, unit: int, step: int, timed_out: bool
+    ) -> None:
+        left = {rank for rank in ranks if self._left(rank)}
+        # after the look at who left: a rank that has left publishes nothing more
+        late = self._late(ranks, event, unit, step)
+        goal = f"{event!r} of unit {unit} in step {step}"
+        if left.intersection(late):
+            self._abort(f"{self._names_of(sorted(left.intersection(late)))} left before {goal}")
+        if late and timed_out:
+            stopped = [rank for rank, pid in enumerate(self._pids) if is_stopped(pid)]
+            why = " (stopped by a signal)" if stopped else ""
+            # the launcher recognises gloo's wording: the cause is another rank
+            waited = f"Timed out waiting {self._timeout_s:g} s for {goal}"
+            self._abort(f"{self._names_of(stopped or late)} silent{why}: {waited}")
+
+    def _abort(self, error: str) -> NoReturn:
+        """Raise this error, or the one that some rank reported before."""
+        self._report(error)
+        raise RuntimeError(self._first_error())
+
+    def _report(self, error: str) -> None:
+        counter = self._rank * self._stride + _FAILED
+        with self._reporting:
+            if self._counters.read(counter) == 0:
+                text = error.encode()[: _TEXT - _TIME.size]
+                start = self._rank * _TEXT
+                # the monotonic clock is the same in all processes of a machine
+                _TIME.pack_into(self._texts, start, time.monotonic())
+                self._texts[start + _TIME.size :][: len(text)] = text
+                # last: who reads the size finds the text
+                self._counters.publish(counter, len(text))
+
+    def _first_error(self) -> str | None:
+        """Return the earliest report of any rank."""
+        reports: list[tuple[float, str]] = []
+        for rank in range(len(self._pids)):
+            if size := self._counters.read(rank * self._stride + _FAILED):
+                text = self._texts[rank * _TEXT :][: _TIME.size + size]
+                (when,) = _TIME.unpack_from(text)
+                reports.append((when, bytes(text[_TIME.size :]).decode(errors="ignore")))
+        return min(reports)[1] if reports else None
+
+
+class ErrorRelay:
+    """First error of this rank's threads, for its training thread and the node's other ranks.
+
+    A thread that fails leaves others waiting, on this rank and elsewhere: their waits end at once
+    and raise the cause.
+
+    It keeps no traceback and leaves none to the threads: the frames of the training thread would
+    keep the engine from being collected.
+    """
+
+    def __init__(self, progress: RankProgress) -> None:
+        self._progress = progress
+        self._first: Exception | None = None
+        self.raised = False
+        """whether the training thread has raised an error"""
+
+    def guard(self, call: Callable[P, None]) -> Callable[P, None]:
+        """Wrap the call of a thread, so that its error is kept."""
+
+        @wraps(call)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+            try:
+                call(*args, **kwargs)
+            except Exception as error:
+                self._keep(error)
+                raise
+
+        return guarded
+
+    @contextmanager
+    def raising(self, harmless: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        """Let a block of the training thread end with the first error of any thread.
+
+        Args:
+            harmless: whether what the block raises has changed nothing; then it is not kept.
+        """
+        self.check()
+        try:
+            yield
+        except BaseException as error:
+            self._raise_instead_of(error)
+            if harmless():
+                raise
+            self._find_cause(error)
+            self._raise_instead_of(error)
+            self._keep(error)
+            self.raised = True
+            raise
+
+    def check(self) -> None:
+        """Raise the first error, if there is one."""
+        if self._first is not None:
+            self.raised = True
+            raise _without_frames(self._first)
+
+    def _raise_instead_of(self, error: BaseException) -> None:
+        """Raise the first error in place of one that it has led to, or of itself."""
+        if self._first is not None:
+            error.__traceback__ = None  # the future of a thread may keep it, and so the engine
+            self.raised = True
+            raise _without_frames(self._first) from None
+
+    def _find_cause(self, error: BaseException) -> None:
+        """Take the error that another rank reported: its end shows here as a lost connection."""
+        if isinstance(error, Exception) and not isinstance(error, UserError):
+            try:
+                self._progress.check()
+            except RuntimeError as cause:
+                cause.add_note(f"it shows here as {type(error).__name__}: {error}")
+                self._first = _without_frames(cause)
+
+    def _keep(self, error: BaseException) -> None:
+        if self._first is None:
+            if not isinstance(error, Exception):
+                error = RuntimeError(
+                    f"slide: a step was broken off ({type(error).__name__}) and parameters may be "
+                    "between two steps: continue from a checkpoint"
+                )
+            self._first = _without_frames(error)
+            if error.__traceback__ is not None:
+                self._first.add_note("".join(traceback.format_tb(error.__traceback__)))
+            self._progress.fail(str(error) or type(error).__name__)
+
+
+def _without_frames(error: Exception) -> Exception:
+    """Return an equal error that keeps no frames alive."""
+    try:
+        return copy.copy(error)
+    except Exception:  # its type takes other arguments than it keeps
+        return RuntimeError(f"{type(error).__name__}: {error}")
