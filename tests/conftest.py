@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,12 @@ def pytest_collection_finish():
     """Nor do the ranks that are forked from here, which would copy it to do so."""
     gc.freeze()
     gc.enable()
+
+
+def pytest_runtest_setup(item):
+    """Says whether the test needs ranks of its own, before it starts any."""
+    if ranks := sys.modules.get("tests.ranks"):
+        ranks.fresh = ranks.needs_fresh_ranks(item)
 
 
 @pytest.fixture

@@ -1,9 +1,16 @@
-"""Runs a function on real gloo ranks and brings home what each returns."""
+"""Real gloo ranks for tests: processes that are kept and reused, or fresh ones."""
 
+import atexit
+import multiprocessing
+import pickle
 import tempfile
+import threading
 from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
+import cloudpickle
+import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
@@ -12,19 +19,135 @@ from torch import Tensor
 from shardlab.launch import launch
 from shardlab.transport.link_emulation import Links
 
-OnRank = Callable[[dist.ProcessGroup], dict[str, Tensor]]
+OnRank = Callable[[dist.ProcessGroup], dict[str, Tensor] | None]
+
+_TIMEOUT_S = 60.0
+_KEPT = 2
+"""sizes of groups that are kept at a time: idle ranks take memory"""
+_FRESH = ("engines/slide", "standalone", "activations", "launch", "transport", "kernels")
+"""folders of tests that look at memory, descriptors and threads of a rank, or leave some behind"""
+
+fresh = False
+"""whether the test that runs needs ranks of its own; set by conftest.py"""
+
+
+def needs_fresh_ranks(item: pytest.Item) -> bool:
+    """Whether ranks must be forked from the test: it replaces something, or looks at processes."""
+    folder = item.path.parent.relative_to(Path(__file__).parent).as_posix()
+    return folder.startswith(_FRESH) or "monkeypatch" in getattr(item, "fixturenames", ())
 
 
 def run_ranks(
-    world_size: int, function: OnRank, timeout_s: float = 60, links: Links | None = None
+    world_size: int,
+    function: OnRank,
+    timeout_s: float = _TIMEOUT_S,
+    links: Links | None = None,
 ) -> list[dict[str, Tensor]]:
-    """The tensors that `function` returned on each rank, in rank order."""
+    """Run `function` on every rank; return the tensors of each, in rank order.
+
+    Starting ranks takes longer than most of what they are asked, so they are kept for later calls.
+    Their seed is the rank each time. `function` is copied to them: what it changes in the test's
+    own objects is lost, as with forked ranks. Ranks are started for this call alone where it has a
+    timeout or links of its own, and in tests that `needs_fresh_ranks` names.
+
+    Raises:
+        Exception: what `launch` raises for a rank that failed; kept ranks then end.
+    """
     with tempfile.TemporaryDirectory() as folder:
+        message = None
+        if not (fresh or links or timeout_s != _TIMEOUT_S):
+            message = _copy(function, folder)
+        if message is None:
 
-        def worker(group: dist.ProcessGroup) -> None:
-            torch.manual_seed(dist.get_rank(group))
-            result = {k: v.detach().clone().contiguous() for k, v in function(group).items()}
-            save_file(result, str(Path(folder, f"{dist.get_rank(group)}.safetensors")))
+            def worker(group: dist.ProcessGroup) -> None:
+                _run(function, group, folder)
 
-        launch(worker, world_size, threads=1, timeout_s=timeout_s, links=links)
+            launch(worker, world_size, threads=1, timeout_s=timeout_s, links=links)
+        else:
+            _kept_ranks(world_size).run(message)
         return [load_file(Path(folder, f"{rank}.safetensors")) for rank in range(world_size)]
+
+
+def _copy(function: OnRank, folder: str) -> bytes | None:
+    """None where the function refers to what only a forked rank has, such as a bound operator."""
+    try:
+        return cloudpickle.dumps((function, folder))
+    except (AttributeError, TypeError, pickle.PicklingError):
+        return None
+
+
+def _run(function: OnRank, group: dist.ProcessGroup, folder: str) -> None:
+    rank = dist.get_rank(group)
+    torch.manual_seed(rank)
+    found = {k: v.detach().clone().contiguous() for k, v in (function(group) or {}).items()}
+    save_file(found, str(Path(folder, f"{rank}.safetensors")))
+
+
+class _Ranks:
+    """Ranks of one launch, which run one function after another until they are closed."""
+
+    def __init__(self, world_size: int) -> None:
+        pipes = [multiprocessing.Pipe() for _ in range(world_size)]
+        self._ours = [ours for ours, _ in pipes]
+        self._error: BaseException | None = None
+        theirs = [each for _, each in pipes]
+
+        def serve(group: dist.ProcessGroup) -> None:
+            pipe = theirs[dist.get_rank(group)]
+            while message := pipe.recv_bytes():
+                function, folder = cloudpickle.loads(message)
+                _run(function, group, folder)
+                pipe.send_bytes(b"done")
+
+        def start() -> None:
+            try:
+                launch(serve, world_size, threads=1, timeout_s=_TIMEOUT_S)
+            except BaseException as error:  # raised again by `run`, in the test's own thread
+                self._error = error
+
+        # a thread, since `launch` returns when the ranks have ended; they die with this thread
+        self._thread = threading.Thread(target=start, daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def run(self, message: bytes) -> None:
+        for pipe in self._ours:
+            pipe.send_bytes(message)
+        waiting = list(self._ours)
+        while waiting and self.alive:
+            for pipe in wait(waiting, timeout=0.1):
+                assert isinstance(pipe, Connection)
+                pipe.recv_bytes()
+                waiting.remove(pipe)
+        if waiting:
+            self._thread.join()
+            assert self._error is not None, "ranks end by an error or when they are told to"
+            raise self._error
+
+    def close(self) -> None:
+        if self.alive:
+            for pipe in self._ours:
+                pipe.send_bytes(b"")
+            self._thread.join()
+
+
+_KEPT_RANKS: dict[int, _Ranks] = {}
+
+
+def _kept_ranks(world_size: int) -> _Ranks:
+    ranks = _KEPT_RANKS.pop(world_size, None)
+    if ranks is None or not ranks.alive:
+        ranks = _Ranks(world_size)
+    _KEPT_RANKS[world_size] = ranks  # the one that was used last comes last
+    while len(_KEPT_RANKS) > _KEPT:
+        _KEPT_RANKS.pop(next(iter(_KEPT_RANKS))).close()
+    return ranks
+
+
+@atexit.register
+def _close_all() -> None:
+    for ranks in _KEPT_RANKS.values():
+        ranks.close()
