@@ -109,3 +109,10 @@ def test_quality_is_held_against_the_start_and_cannot_drift():
 
 def test_memory_above_the_limit_is_rejected():
     assert "peak memory" in judged(measured([0.5] * 3, peak=LIMIT + 1)).reason
+
+
+def test_the_reason_tells_the_ratio_and_both_ends_of_its_interval():
+    decision = judged(measured([0.90, 0.91, 0.92]))
+    low, high = decision.comparison.interval
+    assert f"{decision.comparison.step_ratio:.3f} times the incumbent's" in decision.reason
+    assert f"95 % interval {low:.3f} to {high:.3f}" in decision.reason

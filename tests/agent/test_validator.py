@@ -119,3 +119,9 @@ def test_nothing_is_offered_when_the_search_has_to_stop():
     proposal = proposal_of(begin().model_copy(update={"rounds": rounds}), agent=AGENT)
     assert (proposal.candidates, proposal.chosen, proposal.verdict.choice) == ([], None, None)
     assert "budget" in proposal.verdict.reason
+
+
+def test_a_budget_that_was_lowered_below_what_is_spent_stops_the_search():
+    rounds = [past_round(number, "accept") for number in (1, 2, 3)]
+    history = begin().model_copy(update={"rounds": rounds})
+    assert reason_to_stop(history, Agent(budget=2)) == "the budget of 2 trials is spent"
