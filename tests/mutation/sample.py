@@ -1,0 +1,147 @@
+"""Mutation testing: small faults are put into the code, and its tests have to notice them.
+
+cosmic-ray 8.7.0 makes the faults (mutants) and runs the tests. It is in no lock file, since it runs
+by hand, from the root of the repository:
+
+    pip install cosmic-ray==8.7.0
+    nice -n 19 python tests/mutation/sample.py agent feedback codecs collectives checkpoints
+
+A part has hundreds of mutants, so a sample is drawn with `SEED`: some places of the code, and one
+mutant of each. All happens in a copy, `.work/mutation/PART`, where `session.sqlite` stays for
+`cosmic-ray dump`. What survives is printed with its diff: either a test is missing, or the mutant
+does the same as the original. A timeout counts as killed.
+"""
+
+import ast
+import json
+import os
+import random
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.plugins import get_operator
+from cosmic_ray.work_db import WorkDB, use_db
+from cosmic_ray.work_item import MutationSpec, TestOutcome, WorkerOutcome, WorkResult
+
+COMM = "shardlab/comm/{collective,coded,exchange,filter,hierarchy,linear,rounds}.py"
+COMM_TESTS = "tests/comm/test_{exchange,linear,filter,hierarchy,rounds_coll*,payload_errors}.py"
+FEEDBACK = "shardlab/comm/{feedback,residuals,merge,merge_levels}.py"
+AGENT = "shardlab/agent/{decision,trials,validator,history,judge,candidates}.py"
+# all engines take minutes for each survivor
+FEW = "-k 'not fsdp1 and not slide and not ddp'"
+# part: modules, tests, options of pytest, mutants; to be changed where modules move
+PARTS = {
+    "agent": (AGENT, "tests/agent/test_*.py", "", 32),
+    "feedback": (FEEDBACK, "tests/comm/test_{feedback,merge_levels,merge_residuals}.py", "", 32),
+    "codecs": ("shardlab/codecs/*.py", "tests/codecs/test_*.py", "", 32),
+    "collectives": (COMM, COMM_TESTS, "", 32),
+    "checkpoints": ("shardlab/train/checkpoint/*.py", "tests/train/test_checkpoint_*.py", FEW, 25),
+}
+SEED = 1
+# `==` for `is` and the reverse: the same for None and for short strings, or an error at once
+NOISE = re.compile(r"Operator_(Is|IsNot)_(?!Is)|Operator_(?!Is)\w+_(Is|IsNot)$")
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "benchmarks", "data", "logs", "results")
+
+
+def quiet(source: str) -> Iterator[ast.expr]:
+    """Where no test can or should notice a change: types, and the texts of errors."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.arg | ast.AnnAssign) and node.annotation:
+            yield node.annotation
+        elif isinstance(node, ast.FunctionDef):
+            yield from (each for each in node.decorator_list if "abstract" in ast.unparse(each))
+            yield from [node.returns] if node.returns else []
+        elif isinstance(node, ast.Raise) and node.exc:
+            yield node.exc
+        elif isinstance(node, ast.Module):  # aliases of types
+            values = [each.value for each in node.body if isinstance(each, ast.Assign)]
+            yield from (each for each in values if isinstance(each, ast.BinOp | ast.Subscript))
+
+
+def is_quiet(mutation: MutationSpec, source: str) -> bool:
+    """Whether the mutant lies in such a place; a decorator's begins one column early, with `@`."""
+    at = mutation.start_pos[0], mutation.start_pos[1] + 1
+    spans = [(e.lineno, e.col_offset, e.end_lineno, e.end_col_offset) for e in quiet(source)]
+    return any(span[:2] <= at < span[2:] for span in spans)
+
+
+def changes_code(mutation: MutationSpec, source: str) -> bool:
+    """Whether the mutant is Python at all, and another program than the original."""
+    operator = get_operator(mutation.operator_name)(**mutation.operator_args)
+    try:
+        tree = ast.parse(mutate_code(source, operator, mutation.occurrence))
+        compile(tree, "mutant", "exec")
+    except SyntaxError:
+        return False
+    return ast.dump(tree) != ast.dump(ast.parse(source))
+
+
+def draw(database: WorkDB, part: str) -> None:
+    """Marks all mutants as skipped but those of the sample."""
+    generator = random.Random(f"{SEED} {part}")
+    places: dict[tuple[object, ...], list[tuple[MutationSpec, str]]] = {}
+    for item in database.work_items:
+        (each,) = item.mutations
+        place = (str(each.module_path), each.start_pos, each.end_pos)
+        places.setdefault(place, []).append((each, item.job_id))
+    chosen: set[str] = set()
+    for place in generator.sample(sorted(places), len(places)):
+        source = Path(str(place[0])).read_text()
+        mutants = sorted(places[place], key=lambda m: (m[0].operator_name, m[0].occurrence))
+        if len(chosen) == PARTS[part][3] or is_quiet(mutants[0][0], source):
+            continue
+        for each, job in generator.sample(mutants, len(mutants)):
+            if not NOISE.search(each.operator_name) and changes_code(each, source):
+                chosen.add(job)
+                break
+    others = [item.job_id for item in database.work_items if item.job_id not in chosen]
+    database.set_multiple_results(others, WorkResult(WorkerOutcome.SKIPPED))
+
+
+def expand(pattern: str) -> list[str]:
+    """The files of a pattern of bash; fails where one is not there."""
+    return subprocess.check_output(["bash", "-c", f"ls {pattern}"], text=True).split()
+
+
+def examine(part: str) -> None:
+    """Runs a sample of a part's mutants, and prints how many were killed and which were not."""
+    modules, tests, options, _ = PARTS[part]
+    copy = Path(".work/mutation", part).absolute()
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(Path.cwd(), copy, ignore=LEFT_OUT)
+    pytest = f"{sys.executable} -m pytest -x -q -p no:cacheprovider -m 'not long' --timeout 60"
+    settings = {
+        "module-path": expand(modules),
+        "test-command": f"{pytest} {options} {shlex.join(expand(tests))}",
+        "timeout": 300,
+        "distributor.name": "local",
+    }
+    lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
+    Path(copy, "config.toml").write_text("\n".join(["[cosmic-ray]", *lines, ""]))
+    # under `CI` Hypothesis draws the same examples every time, and keeps none
+    environment = os.environ | {"CI": "1", "PYTHONPATH": str(copy)}
+
+    def cosmic_ray(*arguments: str) -> None:
+        subprocess.run(["cosmic-ray", *arguments], cwd=copy, env=environment, check=True)
+
+    cosmic_ray("baseline", "config.toml")
+    cosmic_ray("init", "config.toml", "session.sqlite", "--force")
+    with use_db(str(copy / "session.sqlite"), WorkDB.Mode.open) as database:
+        draw(database, part)
+        cosmic_ray("exec", "config.toml", "session.sqlite")
+        done = [r for _, r in database.completed_work_items if r.test_outcome is not None]
+    survived = [each for each in done if each.test_outcome == TestOutcome.SURVIVED]
+    timeouts = sum(each.output == "timeout" for each in done)
+    print(f"{part}: {len(done)} mutants, {len(done) - len(survived)} killed ({timeouts} timeouts)")
+    print(*(each.diff for each in survived), sep="\n", flush=True)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or PARTS:
+        examine(name)
