@@ -345,3 +345,33 @@ def test_results_that_are_not_finite_are_counted_where_they_are(spec, value):
 
     owner, other = run_ranks(2, on_rank)
     assert owner["count"].tolist() == [0, 1] and other["count"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("operation", ["reduce_scatter", "all_reduce"])
+def test_any_scale_multiplies_the_sum(operation):
+    scales = (0.5, 1.0, 2.0, -3.0)
+
+    def on_rank(group):
+        results = {}
+        for name in ("native", "none", "int8"):
+            ours = collective(group, name if name != "native" else "none")
+            if name == "native":
+                ours = Native(group, Ledger(), "gradients")
+            for scale in scales:
+                vector, out = vector_of(dist.get_rank(group), 2 * N), torch.empty(N)
+                if operation == "reduce_scatter":
+                    ours.reduce_scatter(out, vector, scale, UNIT)
+                else:
+                    ours.all_reduce(vector, scale, UNIT)
+                results[f"{name} {scale}"] = out if operation == "reduce_scatter" else vector
+        return results
+
+    for result in run_ranks(2, on_rank):
+        for name in ("native", "none", "int8"):
+            for scale in scales:
+                expected = scale * result[f"{name} 1.0"]
+                # an all-reduce encodes the scaled sums once more
+                atol = 0.2 if name == "int8" and operation == "all_reduce" else 1e-5
+                torch.testing.assert_close(
+                    result[f"{name} {scale}"], expected, rtol=1e-5, atol=atol
+                )

@@ -146,3 +146,34 @@ def test_a_pattern_matches_any_name_of_a_tied_parameter():
     assert matching([], names) == frozenset()
     with pytest.raises(UserError, match=r"matches 'haed\.weight'; did you mean 'head\.weight'"):
         matching(["haed.weight"], names)
+
+
+def test_a_message_that_lacks_a_parameter_of_its_unit_arrives_exactly():
+    def lacking(rank):
+        chunks = scattered(whole(rank), 2).view(2, -1)
+        return chunks[:, : sum(UNIT.chunk_sizes(2)[:3])].flatten()
+
+    def on_rank(group):
+        ledger, vector = Ledger(), lacking(dist.get_rank(group))
+        collective = make_collective(group, ledger, "gradients", route())
+        out = torch.empty(vector.numel() // 2)
+        collective.reduce_scatter(out, vector, 1.0, UNIT)
+        assert ledger.accounts["gradients"].uncompressed == {"a parameter without gradient": 1}
+        return {"out": out}
+
+    exact = (lacking(0) + lacking(1)).chunk(2)
+    for rank, result in enumerate(run_ranks(2, on_rank)):
+        assert torch.equal(result["out"], exact[rank])
+
+
+def test_a_unit_that_names_no_parameters_goes_through_the_codec():
+    def on_rank(group):
+        ledger, unit = Ledger(), Unit("unit")
+        collective = make_collective(group, ledger, "gradients", route(["a"]))
+        vector = scattered(whole(dist.get_rank(group)), 2)
+        collective.reduce_scatter(torch.empty(vector.numel() // 2), vector, 1.0, unit)
+        account = ledger.accounts["gradients"]
+        assert account.elements > 0 and account.uncompressed == {}
+        return {}
+
+    run_ranks(2, on_rank)
