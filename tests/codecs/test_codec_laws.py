@@ -158,3 +158,17 @@ def test_topk_keeps_the_largest_and_breaks_ties_by_index():
     assert codec.decode(codec.encode(x), 5).tolist() == [0, -3.0, 0, 2.0, 0]
     ties = torch.ones(5)
     assert codec.decode(codec.encode(ties), 5).tolist() == [1.0, 1.0, 0, 0, 0]
+
+
+@every_codec
+@pytest.mark.parametrize("value", [1.0, float("nan")])
+def test_what_is_kept_is_the_same_beside_the_residual_and_in_its_place(spec, value):
+    codec = make_codec(spec)
+    generator = torch.Generator().manual_seed(1)
+    x, residual = torch.randn(2, 700, generator=generator)
+    x[77] = value
+    before, kept, place = residual.clone(), torch.full_like(x, torch.nan), residual.clone()
+    payload = codec.encode_residual(x, residual, kept, KEY).clone()
+    assert torch.equal(residual, before)
+    assert torch.equal(codec.encode_residual(x, place, place, KEY), payload)
+    assert torch.equal(kept, place)
