@@ -1,5 +1,7 @@
 """Codecs are found by name, and mistakes are answered with what is valid."""
 
+from inspect import signature
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from shardlab.codecs.base import Content
 from shardlab.codecs.identity import Identity
 from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.core.errors import UserError
+from shardlab.strategy.codec_options import SPECS
 
 
 def test_the_three_ways_to_name_a_codec_agree():
@@ -72,3 +75,13 @@ def test_a_codec_of_ones_own(monkeypatch):
         registry.make_codec("halves:digitz=2")
     with pytest.raises(UserError, match="exists already"):
         registry.register("int8", Halves)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_method_made_by_its_class_has_the_defaults_of_its_spec(name):
+    made = {**registry._BUILT_IN, **registry._IN_ROUNDS}[name]
+    by_class = {each.name: each.default for each in signature(made).parameters.values()}
+    fields = {key: field for key, field in SPECS[name].model_fields.items() if key != "name"}
+    assert by_class.keys() == fields.keys()
+    for key, field in fields.items():
+        assert field.is_required() or by_class[key] == field.default, key
