@@ -172,3 +172,25 @@ def test_what_is_kept_is_the_same_beside_the_residual_and_in_its_place(spec, val
     assert torch.equal(residual, before)
     assert torch.equal(codec.encode_residual(x, place, place, KEY), payload)
     assert torch.equal(kept, place)
+
+
+@every_codec
+def test_what_draws_nothing_is_unbiased_only_if_it_is_exact(spec):
+    codec = make_codec(spec)
+    x = torch.randn(700, generator=torch.Generator().manual_seed(1))
+    payload = codec.encode(x, KEY).clone()
+    if torch.equal(payload, codec.encode(x, KEY._replace(step=9))):
+        assert codec.unbiased == torch.equal(codec.decode(payload, 700, KEY), x)
+
+
+@every_codec
+def test_alpha_is_one_where_none_is_given(spec):
+    codec = make_codec(spec)
+    payload = codec.encode(torch.randn(700, generator=torch.Generator().manual_seed(1)), KEY)
+    said, unsaid = torch.zeros(2, 700)
+    codec.decode_add(payload, said, 1.0, KEY)
+    codec.decode_add(payload, unsaid, key=KEY)
+    assert torch.equal(said, unsaid) and said.any()
+    codec.decode_sum([payload], said, 1.0, [KEY])
+    codec.decode_sum([payload], unsaid, keys=[KEY])
+    assert torch.equal(said, unsaid) and said.any()
