@@ -31,8 +31,11 @@ from cosmic_ray.work_item import MutationSpec, TestOutcome, WorkerOutcome, WorkR
 
 COMM = "shardlab/comm/{collective,coded,exchange,filter,hierarchy,linear,rounds}.py"
 COMM_TESTS = "tests/comm/test_{exchange,linear,filter,hierarchy,rounds_coll*,payload_errors}.py"
-# the quick ones first, and all but those for a GPU
-CODEC_TESTS = "tests/codecs/test_{golden*,registry,signs,sparse,randomk,integer*,codec_laws}.py"
+# methods of several rounds are tested where their ranks are; nothing here needs a GPU
+CODEC_TESTS = (
+    "tests/codecs/test_{golden*,registry,signs,sparse,randomk,integer*}.py "
+    "tests/comm/test_{methods_in_rounds,rounds_laws}.py tests/codecs/test_codec_laws.py"
+)
 FEEDBACK = "shardlab/comm/{feedback,residuals,merge,merge_levels}.py"
 AGENT = "shardlab/agent/{decision,trials,validator,history,judge,candidates}.py"
 # all engines take minutes for each survivor
