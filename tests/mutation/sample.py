@@ -29,15 +29,22 @@ from cosmic_ray.plugins import get_operator
 from cosmic_ray.work_db import WorkDB, use_db
 from cosmic_ray.work_item import MutationSpec, TestOutcome, WorkerOutcome, WorkResult
 
-COMM = "shardlab/comm/{collective,coded,exchange,filter,hierarchy,linear,rounds}.py"
-COMM_TESTS = "tests/comm/test_{exchange,linear,filter,hierarchy,rounds_coll*,payload_errors}.py"
-# methods of several rounds are tested where their ranks are; nothing here needs a GPU
+COMM = (
+    "shardlab/comm/{collective,codec_collective,all_to_all,bypass,hierarchy,linear,multi_phase}.py"
+)
+COMM_TESTS = (
+    "tests/comm/test_{all_to_all,linear,bypass,hierarchy,start,multi_phase_coll*,payload_errors}.py"
+)
+# multi-phase methods are tested where their ranks are; nothing here needs a GPU
 CODEC_TESTS = (
     "tests/codecs/test_{golden*,registry,signs,sparse,randomk,integer*}.py "
-    "tests/comm/test_{methods_in_rounds,rounds_laws}.py tests/codecs/test_codec_laws.py"
+    "tests/comm/test_multi_phase_{methods,laws}.py tests/codecs/test_codec_laws.py"
 )
-FEEDBACK = "shardlab/comm/{feedback,residuals,merge,merge_levels}.py"
-AGENT = "shardlab/agent/{decision,trials,validator,history,judge,candidates}.py"
+FEEDBACK = "shardlab/comm/{feedback,residuals,reshard}.py"
+AGENT = (
+    "shardlab/agent/{decisions/decision,trials/trials,records/history,proposals/{validator,judge,"
+    "candidates}}.py"
+)
 # all engines take minutes for each survivor
 FEW = "-k 'not fsdp1 and not slide and not ddp'"
 # part: modules, tests, options of pytest, mutants; to be changed where modules move
@@ -46,7 +53,7 @@ PARTS = {
     "feedback": (FEEDBACK, "tests/comm/test_{feedback,merge_levels,merge_residuals}.py", "", 32),
     "codecs": ("shardlab/codecs/*.py", CODEC_TESTS, "", 14),
     "collectives": (COMM, COMM_TESTS, "", 32),
-    "checkpoints": ("shardlab/train/checkpoint/*.py", "tests/train/test_checkpoint_*.py", FEW, 25),
+    "checkpoints": ("shardlab/checkpoint/*.py", "tests/checkpoint/test_checkpoint_*.py", FEW, 25),
 }
 SEED = 1
 # `==` for `is` and the reverse: the same for None and for short strings, or an error at once
