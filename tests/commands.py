@@ -1,4 +1,4 @@
-"""Commands that launch: real processes that are watched, killed and asked what they said."""
+"""Commands that launch ranks: real processes that tests watch, kill and read the output of."""
 
 import os
 import runpy
@@ -12,10 +12,12 @@ from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
 
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
 from shardlab.core.errors import UserError
 from shardlab.core.process import die_with_parent
 from shardlab.experiment.affinity import CpuAffinity
-from shardlab.launch import Start, Worker, launch
+from shardlab.launch import Worker, launch
 
 ROOT = Path(__file__).parents[1]
 
@@ -87,15 +89,17 @@ def launching(
     folder: Path,
     worker: Worker,
     world_size: int,
-    start: Start | None = None,
     timeout_s: float = 30,
     environment: dict[str, str] | None = None,
 ) -> Command:
-    """It ends with exit code 0, or 1 when the run failed, or 2 when the user made a mistake."""
+    """Start a command that launches ranks.
+
+    Its exit code is 0, or 1 when the run failed, or 2 when the user made a mistake.
+    """
 
     def call() -> None:
         try:
-            launch(worker, world_size, 1, timeout_s, start=start)
+            launch(worker, world_size, 1, timeout_s)
         except UserError as error:
             print("error:", error, flush=True)
             sys.exit(2)
@@ -103,15 +107,21 @@ def launching(
     return Command(folder, call, environment)
 
 
-def typed(folder: Path, project: Path, module: str, *arguments: str) -> Command:
-    """`python -m MODULE ARGUMENTS` in the folder `project`, without the time for imports."""
+def typed(
+    folder: Path,
+    project: Path,
+    module: str,
+    *arguments: str,
+    environment: dict[str, str] | None = None,
+) -> Command:
+    """Start `python -m MODULE ARGUMENTS` in the folder `project`, without the time for imports."""
 
     def call() -> None:
         os.chdir(project)
         sys.argv = [module, *arguments]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
 
-    return Command(folder, call)
+    return Command(folder, call, environment)
 
 
 _SCRIPT = """
@@ -168,22 +178,35 @@ def free_port() -> int:
         return door.getsockname()[1]
 
 
-def nodes(
+def agents(
     folder: Path,
     worker: Worker,
     world_size: int,
     count: int = 2,
     timeout_s: float = 30,
-    **options: int,
+    max_restarts: int = 0,
 ) -> list[Command]:
-    """A command for every node, all of them on this machine.
+    """Start torchrun's agent of every node, all of them on this machine.
 
-    Args:
-        options: of `Start`, the same for all.
+    The agents fork their processes, which is faster than what `torchrun` does: they need no
+    imports.
     """
-    master = f"127.0.0.1:{free_port()}"
+    config = LaunchConfig(
+        min_nodes=count,
+        max_nodes=count,
+        nproc_per_node=world_size // count,
+        run_id="test",
+        rdzv_backend="c10d",
+        rdzv_endpoint=f"127.0.0.1:{free_port()}",
+        max_restarts=max_restarts,
+        start_method="fork",
+        local_addr="127.0.0.1",
+    )
+
+    def rank() -> None:
+        launch(worker, world_size, 1, timeout_s)
+
     return [
-        launching(folder / f"node{node}", worker, world_size, start, timeout_s)
+        Command(folder / f"node{node}", lambda: elastic_launch(config, rank)())
         for node in range(count)
-        for start in [Start(count, node, master, **options)]
     ]

@@ -1,24 +1,20 @@
-"""Starts the ranks of a run, here and on other nodes, and never leaves one behind."""
+"""Start of the ranks of a run: forked here, or one rank for each process of torchrun or srun."""
 
 import os
-import time
-from contextlib import closing
+from collections.abc import Sequence
 from datetime import timedelta
 
 from shardlab.core.errors import UserError
 from shardlab.core.process import die_with_parent
 from shardlab.core.progress import say
 from shardlab.experiment.affinity import CpuAffinity
+from shardlab.launch.environment import RankEnvironment, rank_environment
 from shardlab.launch.failure import Failure, RunFailed
-from shardlab.launch.leader import Leader
-from shardlab.launch.local import LocalRanks
-from shardlab.launch.member import Member
-from shardlab.launch.peers import Alone, Peers
-from shardlab.launch.place import Place, Start, find_place
+from shardlab.launch.local import Limit, LocalRanks
 from shardlab.launch.rank import Interfaces, Job, Worker
-from shardlab.launch.torchrun import Torchrun
+from shardlab.launch.stores import Attempt, FileAttempt, TcpAttempt
 
-__all__ = ["Interfaces", "RunFailed", "Start", "Worker", "launch"]
+__all__ = ["Interfaces", "RunFailed", "Worker", "launch"]
 
 
 def launch(
@@ -28,72 +24,73 @@ def launch(
     timeout_s: float,
     limit_s: float | None = None,
     links: Interfaces | None = None,
-    start: Start | None = None,
+    max_restarts: int = 0,
     placement: CpuAffinity = "auto",
 ) -> None:
-    """Runs `worker` on every rank and returns when all are done.
+    """Run `worker` on every rank and return when all are done.
 
     The ranks are forked from this process, after its imports: starting one takes milliseconds
-    instead of seconds. Under torchrun, in a step of SLURM and with `start.nnodes` several commands
-    start an equal share each. LOCAL_RANK and LOCAL_WORLD_SIZE tell a rank its place on its machine.
+    instead of seconds. A process that torchrun or srun started is one rank, and forks that one
+    alone. LOCAL_RANK and LOCAL_WORLD_SIZE locate a rank on its machine.
 
-    Ranks of which every one has a GPU of its own use NCCL, and gloo for what lies in host memory;
+    Ranks of which every one has a GPU of its own use NCCL, and gloo for tensors in host memory;
     otherwise all use gloo.
 
     Args:
-        world_size: ranks of all commands together.
+        world_size: number of ranks, on all nodes.
         threads: CPU threads per rank.
-        timeout_s: longest wait for another rank in one collective, and for another command.
+        timeout_s: longest wait for another rank, in the rendezvous and in each collective.
         limit_s: longest duration of the whole run.
-        links: the ranks talk over these instead of the loopback interface.
+        links: emulated links that the ranks use instead of the loopback interface.
+        max_restarts: how often new ranks are started after a rank crashed or was killed.
         placement: which CPUs and memory the ranks get.
 
     Raises:
         RunFailed: a rank failed, with the error of the rank that failed first, or time ran out.
-        UserError: raised by the worker; or commands and ranks that do not fit together; or links
-            with several commands; or a placement on CPUs that are not there.
+        UserError: raised by the worker; or the environment of torchrun or srun does not fit
+            `world_size`, `links` or `max_restarts`; or `placement` names CPUs that do not exist.
+        SystemExit: this process is one rank of torchrun or srun, and another reports the failure.
     """
-    start = start or Start()
-    place = find_place(world_size, start)
-    if links is not None and place != Place():
+    if max_restarts < 0:
+        raise UserError(f"--max-restarts {max_restarts}: expected 0 or more")
+    timeout = timedelta(seconds=timeout_s)
+    job = Job(worker, world_size, threads, timeout, links, placement, parent=os.getpid())
+    limit = Limit(limit_s)
+    environment = rank_environment(world_size)
+    if environment is None:
+        _launch_local(job, limit, max_restarts)
+        return
+    if links is not None:
         raise UserError(
-            "ranks of torchrun, srun or other nodes are where they are: emulate links without them"
+            "links are emulated between the ranks of one command: start it without torchrun or srun"
         )
-    with closing(_find_peers(place, world_size, timeout_s, start.max_restarts)) as peers:
-        timeout = timedelta(seconds=timeout_s)
-        job = Job(worker, world_size, threads, timeout, links, place, peers, os.getpid(), placement)
-        _attempts(job, limit_s, start.max_restarts)
+    if max_restarts:
+        raise UserError("--max-restarts: give it to torchrun, which restarts the ranks it started")
+    _launch_one(job, environment, limit)
 
 
-def _find_peers(place: Place, world_size: int, timeout_s: float, restarts: int) -> Peers:
-    if place.called == "rank of torchrun":
-        die_with_parent(os.getppid())
-        return Torchrun(place)
-    if place.commands == 1:
-        return Alone(restarts)
-    if place.command == 0:
-        return Leader(place, world_size, timeout_s, restarts)
-    return Member(place, world_size, timeout_s, restarts)
-
-
-def _attempts(job: Job, limit_s: float | None, restarts: int) -> None:
-    deadline = None if limit_s is None else time.monotonic() + limit_s
-    restart = 0
-    while True:
-        failure, again = job.peers.settle(_attempt(job, deadline, limit_s))
+def _launch_local(job: Job, limit: Limit, max_restarts: int) -> None:
+    """Fork all ranks, again after a failure that may be transient."""
+    for restart in range(1, max_restarts + 2):
+        with FileAttempt() as attempt:
+            failure = _run(job, range(job.world_size), attempt, limit)
         if failure is None:
             return
-        if not again:
+        if not failure.transient or restart > max_restarts:
             raise failure.error()
-        restart += 1
-        say(f"restart {restart} of {restarts}: {failure.summary}")
+        say(f"restart {restart} of {max_restarts}: {failure.summary}")
 
 
-def _attempt(job: Job, deadline: float | None, limit_s: float | None) -> Failure | None:
-    job.peers.begin()
-    with LocalRanks(job.ranks, job.run) as ranks:
-        job.peers.serve()
-        try:
-            return ranks.watch(job.peers, deadline)
-        except TimeoutError:
-            return Failure("timeout", f"not done after {limit_s:g} s")
+def _launch_one(job: Job, environment: RankEnvironment, limit: Limit) -> None:
+    """Fork the one rank of this process, and agree with the others on who reports a failure."""
+    die_with_parent(os.getppid())  # torchrun's agent may be killed without ending its processes
+    with TcpAttempt(environment) as attempt:
+        failure = _run(job, [environment.rank], attempt, limit)
+        if failure is not None:
+            raise attempt.reported(failure)
+
+
+def _run(job: Job, ranks: Sequence[int], attempt: Attempt, limit: Limit) -> Failure | None:
+    with LocalRanks(ranks, lambda rank, pipe: job.run(rank, pipe, attempt)) as processes:
+        attempt.serve()  # not before the fork: the server is a thread
+        return processes.watch(limit, attempt.failed_elsewhere)

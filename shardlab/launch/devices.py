@@ -1,4 +1,4 @@
-"""Which device a rank computes on, and so which backend its process group needs."""
+"""GPU of a rank, and the backend of the process group that follows from the GPUs of all."""
 
 import os
 from collections.abc import Sequence
@@ -9,28 +9,30 @@ import torch
 from shardlab.hardware.topology import node_of_pci
 
 
-def gpu_index(visible: int, ranks_in_command: int, place_in_command: int) -> int | None:
-    """The number of the rank's own GPU among those that its process sees; None without one.
-
-    A launcher shows a process the GPUs of the machine, or only those of its own ranks.
+def gpu_index(visible: int, *, forked: bool) -> int | None:
+    """Return the index of the rank's own GPU among those that its process sees.
 
     Args:
-        visible: GPUs that the process sees.
+        visible: GPUs that the process sees: those of the machine, or what a launcher left of them.
+        forked: whether the other ranks of the machine see the same GPUs, as forks of one process.
+
+    Returns:
+        None when the ranks would have to share one.
     """
     if visible >= int(os.environ["LOCAL_WORLD_SIZE"]):
         return int(os.environ["LOCAL_RANK"])
-    return place_in_command if visible >= ranks_in_command else None
+    return 0 if visible and not forked else None
 
 
-def take_gpu(ranks_in_command: int, place_in_command: int) -> str:
-    """Makes the rank's own GPU the current one.
+def take_gpu(*, forked: bool) -> str:
+    """Make the rank's own GPU the current one, in the process of the rank.
 
-    To be called in the process of the rank: CUDA does not outlive a fork.
+    CUDA does not survive a fork.
 
     Returns:
         Its UUID; empty without a GPU of its own.
     """
-    index = gpu_index(torch.cuda.device_count(), ranks_in_command, place_in_command)
+    index = gpu_index(torch.cuda.device_count(), forked=forked)
     if index is None:
         return ""
     torch.cuda.set_device(index)
@@ -38,18 +40,18 @@ def take_gpu(ranks_in_command: int, place_in_command: int) -> str:
 
 
 def gpu_node() -> int | None:
-    """The NUMA node of the GPU that `take_gpu` took; None without, or where nobody says."""
-    if not torch.cuda.is_initialized():
+    """Return the NUMA node of the current GPU; None without one, or where sysfs has no node."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
-    of: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return node_of_pci(f"{of.pci_domain_id:04x}:{of.pci_bus_id:02x}:{of.pci_device_id:02x}.0")
+    gpu: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return node_of_pci(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0")
 
 
 def backend_of(gpus: Sequence[str]) -> str:
-    """NCCL, with gloo for what lies in host memory, if every rank has a GPU of its own; else gloo.
+    """Return NCCL, with gloo for host memory, if every rank has its own GPU; otherwise gloo.
 
     Args:
-        gpus: what `take_gpu` returned on every rank.
+        gpus: UUIDs from `take_gpu`, of every rank.
     """
     own = all(gpus) and len(set(gpus)) == len(gpus)
     return "cpu:gloo,cuda:nccl" if own else "gloo"

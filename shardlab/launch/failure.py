@@ -1,17 +1,20 @@
-"""Why a run failed, as a rank or a command tells it."""
+"""Failures of a run: as its ranks report them, and as the exception that the caller gets."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 from shardlab.core.errors import UserError
 
 UNKNOWN_ORDER = 1 << 30
-"""of a failure that nobody could put in line: after all others"""
+"""of a failure that could not get a number from the store: after all others"""
+
+TIMEOUTS_S = 5.0
+"""ranks that wait for the same one time out one after the other, as they began to wait"""
 
 
 class RunFailed(RuntimeError):
-    """A run that did not end well."""
+    """A run that a rank or its time limit ended."""
 
     def __init__(self, kind: Literal["timeout", "crash", "memory"], detail: str) -> None:
         super().__init__(f"{kind}: {detail}")
@@ -21,39 +24,40 @@ class RunFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Failure:
-    """One account of why an attempt failed; plain values, so that it travels as JSON."""
+    """One report of why an attempt failed; plain values, to be sent as JSON."""
 
     kind: Literal["user", "timeout", "crash", "memory"]
     summary: str
-    """in one line"""
+    """one line"""
     text: str = ""
     """with the traceback; empty when there is none"""
     order: int = 0
-    """a rank that says why it ends was the n-th to do so, n > 0. 0: a rank or command that was
-    ended, stopped or cut off from outside; whatever the others complain of, this is the cause"""
-    meeting: str = ""
-    """of the ranks, as far as they met"""
+    """n > 0: a rank that reports why it ends was the n-th to do so. 0: the rank was ended, stopped
+    or disconnected from outside, which is the cause, whatever the others report"""
+    attempt: str = ""
+    """name of the attempt; empty before the rendezvous"""
     waited: bool = False
-    """in vain for other ranks: one that says nothing is the cause"""
+    """timed out waiting for other ranks: one that reports nothing is the cause"""
+    disconnected: bool = False
+    """another rank closed its connections: if one reports nothing, it is the cause"""
 
     def error(self) -> UserError | RunFailed:
-        """The exception that tells it to the caller of `launch`."""
+        """Return the exception for the caller of `launch`."""
         if self.kind == "user":
             return UserError(self.summary)
         return RunFailed(self.kind, self.text or self.summary)
 
+    def without_report_of(self, ranks: str) -> Self:
+        """Return this failure with the names of the ranks that must have caused it."""
+        return replace(self, summary=f"no report from {ranks}: {self.summary}", text="")
+
     @property
-    def may_pass(self) -> bool:
-        """Whether another attempt could go better."""
+    def transient(self) -> bool:
+        """Whether another attempt could succeed."""
         return self.kind in ("crash", "memory")
 
 
 def first(failures: Iterable[Failure | None]) -> Failure | None:
-    """The one that came before the others, if there is any."""
-    told = [failure for failure in failures if failure is not None]
-    return min(told, key=lambda failure: failure.order, default=None)
-
-
-def lost(command: str) -> Failure:
-    """Of a command that no longer answers."""
-    return Failure("crash", f"{command} is gone: its command ended or cannot be reached")
+    """Return the earliest failure, None when there is none."""
+    known = [failure for failure in failures if failure is not None]
+    return min(known, key=lambda failure: failure.order, default=None)

@@ -1,6 +1,7 @@
-"""The ranks that this command started: forked, watched, ended."""
+"""Processes of local ranks: forked, watched and killed together."""
 
 import json
+import math
 import multiprocessing
 import signal
 import time
@@ -11,13 +12,26 @@ from multiprocessing.context import ForkProcess
 from typing import Self
 
 from shardlab.core.process import is_stopped
-from shardlab.launch.failure import Failure, first
-from shardlab.launch.peers import Peers
+from shardlab.launch.failure import TIMEOUTS_S, UNKNOWN_ORDER, Failure, first
 
-_LAST_WORDS_S = 0.2
-"""a rank that is killed takes others along within milliseconds"""
-_SILENCE_S = 5.0
-"""ranks that wait for the same one give up one after the other, as they began to wait"""
+_REPORTS_S = 0.2
+"""a rank that is killed breaks the connections of others within milliseconds"""
+
+
+_POLL_S = 1.0
+
+
+class Limit:
+    """Longest duration of a run, from now on; None: no limit."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds = math.inf if seconds is None else seconds
+        self._deadline = time.monotonic() + self.seconds
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the limit."""
+        return max(0.0, self._deadline - time.monotonic())
 
 
 @dataclass
@@ -25,44 +39,44 @@ class _Rank:
     name: str
     process: ForkProcess
     pipe: Connection
-    meeting: str = ""
-    said: Failure | None = None
+    attempt: str = ""
+    reported: Failure | None = None
 
-    def listen(self) -> bool:
-        """Reads one message, or that the process has ended: then False."""
+    def read(self) -> bool:
+        """Read one message; return False when the process has ended."""
         try:
             message = json.loads(self.pipe.recv_bytes())
         except (EOFError, OSError):
             self.process.join()
             return False
-        if "meeting" in message and len(message) == 1:
-            self.meeting = message["meeting"]
+        if "attempt" in message and len(message) == 1:
+            self.attempt = message["attempt"]
         else:
-            self.said = Failure(**message)
+            self.reported = Failure(**message)
         return True
 
     def failure(self) -> Failure | None:
-        """What the rank has said, or how it has ended, as far as it has."""
+        """Return what the rank has reported, or how its process ended; None when it has not."""
         code = self.process.exitcode
         if code is None or code == 0:
-            return self.said
+            return self.reported
         if code > 0:
-            told = f"{self.name} ended with exit code {code}"
-            return self.said or Failure("crash", told, meeting=self.meeting)
+            text = f"{self.name} ended with exit code {code}"
+            return self.reported or Failure("crash", text, attempt=self.attempt)
         killed = -code == signal.SIGKILL
         hint = ", out of memory?" if killed else ""
-        told = f"{self.name} was killed by signal {-code} ({signal.Signals(-code).name}{hint})"
-        return Failure("memory" if killed else "crash", told, meeting=self.meeting)
+        text = f"{self.name} was killed by signal {-code} ({signal.Signals(-code).name}{hint})"
+        return Failure("memory" if killed else "crash", text, attempt=self.attempt)
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal holds it up, such as SIGSTOP."""
+        """Whether a signal such as SIGSTOP has stopped the process."""
         assert self.process.pid is not None, "it was started"
         return is_stopped(self.process.pid)
 
 
 class LocalRanks:
-    """Processes of `work(number, pipe)`, from `with` on; none is left after it."""
+    """Context of forked processes that call `work(rank, pipe)`; none is left after it."""
 
     def __init__(self, numbers: Iterable[int], work: Callable[[int, Connection], None]) -> None:
         self._numbers = numbers
@@ -77,7 +91,7 @@ class LocalRanks:
                 name = f"rank {number}"
                 process = fork.Process(target=self._work, args=(number, theirs), name=name)
                 process.start()
-                theirs.close()  # the rank's end alone stays open, and closes when it ends
+                theirs.close()  # the rank alone holds this end: the pipe closes when the rank ends
                 self._ranks.append(_Rank(name, process, ours))
         except BaseException:
             self.__exit__()
@@ -91,59 +105,60 @@ class LocalRanks:
             rank.process.join()
             rank.pipe.close()
 
-    def watch(self, peers: Peers, deadline: float | None) -> Failure | None:
-        """Returns None when all ranks are done, or what was the first failure here.
+    def watch(self, limit: Limit, failed_elsewhere: Callable[[str], bool]) -> Failure | None:
+        """Return None when all ranks are done, or the first failure.
 
-        When the other commands say stop, either may be.
-
-        Raises:
-            TimeoutError: `deadline` of `time.monotonic` is over.
+        Args:
+            limit: of the duration; a run that exceeds it has failed.
+            failed_elsewhere: whether a rank of another process has failed, given the name of the
+                attempt; the ranks here may not notice, as long as they do not communicate.
         """
         running = {rank.pipe: rank for rank in self._ranks}
         while running:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            others = peers.connections
-            ready = wait([*running, *others], timeout=left)
-            if not ready:
-                raise TimeoutError
-            for connection in ready:
-                assert isinstance(connection, Connection)
-                if connection in running:
-                    rank = running[connection]
-                    if not rank.listen():
-                        del running[connection]
-                    stop = rank.failure() is not None
-                else:
-                    stop = others[connection]()
-                if stop:
+            ready = wait(list(running), timeout=min(limit.left_s, _POLL_S))
+            if not ready and limit.left_s == 0:
+                return Failure("timeout", f"not done after {limit.seconds:g} s")
+            if not ready and failed_elsewhere(self._ranks[0].attempt):
+                return self._first_failure(running) or Failure(
+                    "crash",
+                    f"{self._ranks[0].name}: another rank has failed",
+                    order=UNKNOWN_ORDER,
+                    attempt=self._ranks[0].attempt,
+                )
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                rank = running[pipe]
+                if not rank.read():
+                    del running[pipe]
+                if rank.failure() is not None:
                     return self._first_failure(running)
         return None
 
     def _first_failure(self, running: dict[Connection, _Rank]) -> Failure | None:
-        """Of the ranks that have failed, those that do so now included."""
-        self._listen(running, _LAST_WORDS_S)
-        failure = self._foremost()
+        """Return the first failure, after waiting for the ranks that fail at the same time."""
+        self._read(running, _REPORTS_S)
+        failure = self._earliest()
         if failure is not None and failure.waited:
             if any(not rank.stopped for rank in running.values()):
-                self._listen(running, _SILENCE_S)
-            failure = self._foremost()
+                self._read(running, TIMEOUTS_S)
+            failure = self._earliest()
         return _silence([*running.values()], failure) or failure
 
-    def _listen(self, running: dict[Connection, _Rank], seconds: float) -> None:
-        """Lets ranks say something that long, or until all of them have ended."""
+    def _read(self, running: dict[Connection, _Rank], seconds: float) -> None:
+        """Read reports for that long, or until all ranks have ended."""
         deadline = time.monotonic() + seconds
         while running and (ready := wait(list(running), max(0.0, deadline - time.monotonic()))):
             for pipe in ready:
                 assert isinstance(pipe, Connection)
-                if not running[pipe].listen():
+                if not running[pipe].read():
                     del running[pipe]
 
-    def _foremost(self) -> Failure | None:
+    def _earliest(self) -> Failure | None:
         return first(rank.failure() for rank in self._ranks)
 
 
 def _silence(ranks: Sequence[_Rank], failure: Failure | None) -> Failure | None:
-    """What those are to blame for that neither go on nor say why, where others gave up waiting."""
+    """Blame the ranks that are stopped, or that run on without a report while others timed out."""
     if failure is not None and not failure.waited:
         return None
     stopped = [rank for rank in ranks if rank.stopped]
@@ -151,5 +166,5 @@ def _silence(ranks: Sequence[_Rank], failure: Failure | None) -> Failure | None:
         return None
     names = ", ".join(rank.name for rank in stopped or ranks)
     why = "stopped by a signal" if stopped else "neither at an end nor in touch"
-    told = "" if failure is None else f": {failure.summary}"
-    return Failure("crash", f"{names}: {why}{told}", meeting=ranks[0].meeting)
+    suffix = "" if failure is None else f": {failure.summary}"
+    return Failure("crash", f"{names}: {why}{suffix}", attempt=ranks[0].attempt)

@@ -1,4 +1,4 @@
-"""Gives the process of a rank its CPUs, and the node that its memory comes from."""
+"""CPU affinity and memory policy of the process of a rank."""
 
 import json
 import os
@@ -18,18 +18,18 @@ from shardlab.launch.devices import gpu_node
 
 
 def take_placement(way: CpuAffinity, rank: int, store: dist.Store, root: Path = SYSFS) -> None:
-    """Binds this process, with all of its threads, to what `way` gives it.
+    """Bind this process, with all of its threads, to the CPUs that `way` gives it.
 
-    Called by every rank in its own process, which has LOCAL_RANK, LOCAL_WORLD_SIZE and its GPU, and
-    neither many threads nor much memory yet.
+    To be called in the process of every rank, which has LOCAL_RANK, LOCAL_WORLD_SIZE and its GPU,
+    but neither many threads nor much memory yet.
 
     Args:
         way: `train.placement`.
-        store: of the ranks of this attempt alone.
-        root: where sysfs is.
+        store: of the ranks of this attempt alone: they exchange their locations in it.
+        root: mount point of sysfs.
 
     Raises:
-        UserError: the CPUs that the user names are not there, or not named for every rank.
+        UserError: `way` names CPUs that do not exist, or none for some rank.
     """
     if way == "none" or (way == "auto" and len(read_topology(root=root).nodes) == 1):
         return
@@ -59,14 +59,14 @@ def _named(lists: tuple[str | int, ...], root: Path) -> Placement:
 
 
 def _shared(rank: int, store: dist.Store, root: Path) -> Placement:
-    """Every rank says what it may use: torchrun, srun or the user may have bound it already."""
+    """Exchange the usable CPUs: torchrun, srun or the user may have bound ranks already."""
     local_rank, count = _here()
     store.set(f"cpus/{rank}", json.dumps(asdict(RankLocation.here(gpu_node()))))
     first = rank - local_rank
-    said = [json.loads(store.get(f"cpus/{first + other}")) for other in range(count)]
-    return place_here([RankLocation(**each) for each in said], root)[local_rank]
+    locations = [json.loads(store.get(f"cpus/{first + other}")) for other in range(count)]
+    return place_here([RankLocation(**each) for each in locations], root)[local_rank]
 
 
 def _here() -> tuple[int, int]:
-    """The rank's number on this machine, and how many this machine has."""
+    """Return the local rank and the number of local ranks."""
     return int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])

@@ -1,4 +1,4 @@
-"""What the process of one rank does."""
+"""Process of one rank: rendezvous, device, placement, process group, and the report of an error."""
 
 import json
 import os
@@ -20,91 +20,87 @@ from shardlab.core.process import die_with_parent
 from shardlab.experiment.affinity import CpuAffinity
 from shardlab.launch.devices import take_gpu
 from shardlab.launch.failure import UNKNOWN_ORDER, Failure
-from shardlab.launch.meeting import Meeting, meet
-from shardlab.launch.peers import Peers
-from shardlab.launch.place import Place
 from shardlab.launch.placement import take_placement
+from shardlab.launch.rendezvous import Rendezvous, rendezvous
+from shardlab.launch.stores import Attempt
 
 _TIMED_OUT = "Timed out waiting"
-"""what gloo says of a rank that neither answers nor closes its connection"""
+"""gloo's message about a rank that neither answers nor closes its connection"""
+_DISCONNECTED = ("Connection closed by peer", "Connection reset by peer")
+"""gloo's messages about a rank whose process ended"""
 
 Worker = Callable[[dist.ProcessGroup], None]
 
 
 class Interfaces(Protocol):
-    """Where ranks open their sockets: `shardlab.transport.link_emulation.Links`, for one."""
+    """Network interfaces of the ranks: `shardlab.transport.link_emulation.Links`, for one."""
 
     def enter(self, rank: int) -> str:
-        """Called by the process of the rank; returns the name of its network interface."""
+        """Move the process of the rank to its interface; return the name of the interface."""
 
     def is_cut(self) -> bool:
-        """Whether nothing reaches the rank in whose process this is called, after `enter`."""
+        """Return whether the rank of this process is unreachable; called after `enter`."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is the same for all ranks of a command."""
+    """Settings that all ranks of a run share."""
 
     worker: Worker
     world_size: int
     threads: int
     timeout: timedelta
     links: Interfaces | None
-    place: Place
-    peers: Peers
+    placement: CpuAffinity
     parent: int
-    """process id of the command"""
-    placement: CpuAffinity = "auto"
+    """process id of the command that forks the ranks"""
 
-    @property
-    def ranks(self) -> range:
-        """Those that the command starts."""
-        count = self.world_size // self.place.commands
-        return range(self.place.command * count, (self.place.command + 1) * count)
-
-    def run(self, rank: int, pipe: Connection) -> None:
-        """Runs the worker as `rank`; says over `pipe` where the ranks met, and what went wrong."""
+    def run(self, rank: int, pipe: Connection, attempt: Attempt) -> None:
+        """Run the worker as `rank`; send the name of the attempt, then any failure, to `pipe`."""
         die_with_parent(self.parent)
         # the command's own handlers are not for ranks; Ctrl-C reaches the command as well
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        meeting = None
+        joined = None
         try:
-            meeting = self._meet(rank)
-            pipe.send_bytes(json.dumps({"meeting": meeting.name}).encode())
-            take_placement(self.placement, rank, meeting.store)
-            self._work(rank, meeting)
+            joined = self._join(rank, attempt)
+            pipe.send_bytes(json.dumps({"attempt": joined.name}).encode())
+            take_placement(self.placement, rank, joined.store)
+            self._work(rank, joined, attempt.interface)
         except BaseException as error:
-            failure = _account(error, rank, meeting, self.links)
+            failure = _report(error, rank, joined, self.links)
             pipe.send_bytes(json.dumps(asdict(failure)).encode())
             sys.stdout.flush()
             sys.stderr.flush()
             # a process group that failed may hang in its destructors
             os._exit(1)
 
-    def _meet(self, rank: int) -> Meeting:
-        place, here = self.place, len(self.ranks)
-        index = rank - self.ranks.start
-        os.environ["LOCAL_RANK"] = str(place.command_here * here + index)
-        os.environ["LOCAL_WORLD_SIZE"] = str(place.commands_here * here)
+    def _join(self, rank: int, attempt: Attempt) -> Rendezvous:
+        local_rank, local_world_size, forked = rank, self.world_size, True
+        if attempt.environment is not None:
+            local_rank = attempt.environment.local_rank
+            local_world_size = attempt.environment.local_world_size
+            forked = False
+        os.environ["LOCAL_RANK"] = str(local_rank)
+        os.environ["LOCAL_WORLD_SIZE"] = str(local_world_size)
         torch.set_num_threads(self.threads)
-        store = self.peers.connect(self.timeout)
-        gpu = take_gpu(here, index)
-        return meet(store, rank, self.world_size, gpu, self.timeout)
+        store = attempt.connect(self.timeout)
+        gpu = take_gpu(forked=forked)
+        return rendezvous(store, rank, self.world_size, gpu, self.timeout)
 
-    def _work(self, rank: int, meeting: Meeting) -> None:
+    def _work(self, rank: int, joined: Rendezvous, interface: str | None) -> None:
         if self.links is not None:
-            if meeting.backend != "gloo":
+            if joined.backend != "gloo":
                 raise UserError("emulated links are for gloo, and GPUs use NCCL: remove the link")
             os.environ["GLOO_SOCKET_IFNAME"] = self.links.enter(rank)
-        elif self.peers.interface is not None:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", self.peers.interface)
+        elif interface is not None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         # torch gives every other group half an hour, those of device meshes too
         dist.distributed_c10d.default_pg_timeout = self.timeout
         dist.distributed_c10d.default_pg_nccl_timeout = self.timeout
         dist.init_process_group(
-            meeting.backend,
-            store=meeting.store,
+            joined.backend,
+            store=joined.store,
             rank=rank,
             world_size=self.world_size,
             timeout=self.timeout,
@@ -117,20 +113,24 @@ class Job:
         dist.destroy_process_group()
 
 
-def _account(
-    error: BaseException, rank: int, meeting: Meeting | None, links: Interfaces | None
+def _report(
+    error: BaseException, rank: int, joined: Rendezvous | None, links: Interfaces | None
 ) -> Failure:
-    """With its number, while this rank's sockets are open: nobody else has failed because of it."""
+    """Return the failure of this rank, numbered in the order of failures.
+
+    The number is taken while the sockets of this rank are open: no other rank has failed because of
+    this one.
+    """
     order, name = UNKNOWN_ORDER, ""
-    if meeting is not None:
-        name = meeting.name
+    if joined is not None:
+        name = joined.name
         with suppress(RuntimeError):  # the store may have ended with its process
-            order = meeting.store.add("failures", 1)
+            order = joined.store.add("failures", 1)
     if isinstance(error, UserError):
-        return Failure("user", str(error), order=order, meeting=name)
+        return Failure("user", str(error), order=order, attempt=name)
     line = traceback.format_exception_only(error)[0].splitlines()[0]
-    if meeting is not None and links is not None and links.is_cut():
-        return Failure("crash", f"rank {rank}: its link is cut: {line}", meeting=name)
+    if joined is not None and links is not None and links.is_cut():
+        return Failure("crash", f"rank {rank}: its link is cut: {line}", attempt=name)
     return Failure(
         "memory" if isinstance(error, MemoryError) else "crash",
         f"rank {rank}: {line}",
@@ -138,4 +138,5 @@ def _account(
         order,
         name,
         waited=_TIMED_OUT in line,
+        disconnected=any(message in line for message in _DISCONNECTED),
     )

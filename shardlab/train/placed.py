@@ -9,7 +9,7 @@ from shardlab.core.cpu_sets import format_cpus
 from shardlab.experiment.schema import Train
 from shardlab.hardware.memory_policy import policy_nodes
 from shardlab.hardware.placement import RankLocation, place_here
-from shardlab.launch import Start, launch
+from shardlab.launch import launch
 from shardlab.launch.devices import gpu_node
 from shardlab.transport.object_collectives import gather_values
 
@@ -36,7 +36,7 @@ def placements(group: dist.ProcessGroup) -> list[str]:
     return gather_values(line, group)
 
 
-def show_placements(train: Train, start: Start | None = None) -> None:
+def show_placements(train: Train) -> None:
     """Starts the ranks as for a run, prints a line for each, and ends.
 
     Raises:
@@ -48,5 +48,4 @@ def show_placements(train: Train, start: Start | None = None) -> None:
         if dist.get_rank(group) == 0:
             print(*(f"rank {rank}: {line}" for rank, line in enumerate(lines)), sep="\n")
 
-    ranks = train.world_size, train.threads, train.timeout_s
-    launch(worker, *ranks, start=start, placement=train.placement)
+    launch(worker, train.world_size, train.threads, train.timeout_s, placement=train.placement)

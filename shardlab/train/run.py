@@ -22,7 +22,7 @@ from shardlab.engines.common.precision import dtype_of, uses_fp16
 from shardlab.evaluation.saved_model import save_model
 from shardlab.evaluation.untrained import build_for
 from shardlab.kernels import native
-from shardlab.launch import Start, launch
+from shardlab.launch import launch
 from shardlab.loop.loop import Loop, StepEvent
 from shardlab.loop.plan import RunPlan
 from shardlab.loop.ready import ensure_tokens
@@ -43,7 +43,7 @@ def train_run(
     telemetry: Path | None = None,
     limit_s: float | None = None,
     checkpoints: Path | None = None,
-    start: Start | None = None,
+    max_restarts: int = 0,
 ) -> None:
     """Trains by `plan` on all ranks and fills `folder`.
 
@@ -54,7 +54,7 @@ def train_run(
         limit_s: longest duration of the whole run.
         checkpoints: folder for those of this run, where `train.checkpoint` asks for any. A run
             that was interrupted continues from the last one; one that ends well leaves none.
-        start: of the ranks, when it is not by this command alone.
+        max_restarts: how often new ranks are started after one failed.
 
     With `train.link` the ranks talk over an emulated link.
 
@@ -67,8 +67,16 @@ def train_run(
     native.library()  # says once, and not once per rank, when there are no compiled kernels
     with emulated(train.link, train.world_size) as link:
         worker = partial(_work, plan, _Folders(folder, telemetry, checkpoints), link)
-        ranks = train.world_size, train.threads, train.timeout_s, limit_s
-        launch(worker, *ranks, link.links, start, train.placement)
+        launch(
+            worker,
+            train.world_size,
+            train.threads,
+            train.timeout_s,
+            limit_s,
+            links=link.links,
+            max_restarts=max_restarts,
+            placement=train.placement,
+        )
 
 
 class _Folders(NamedTuple):

@@ -1,4 +1,4 @@
-"""The ranks of one command start, fail, die and begin again together."""
+"""The ranks of one command start, fail, die and restart together."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from shardlab.core.errors import UserError
-from shardlab.launch import RunFailed, Start, launch
+from shardlab.launch import RunFailed, launch
 from shardlab.transport.object_collectives import device_of, gather_bytes, gather_values
 from tests.commands import launching, wait_for
 from tests.launch.workers import (
@@ -125,7 +125,7 @@ def test_a_killed_rank_is_named_with_its_signal(number, kind, told):
 
 def test_a_run_over_its_limit_is_ended_for_good():
     with pytest.raises(RunFailed, match=r"not done after 0\.5 s") as caught:
-        launch(lambda group: time.sleep(60), 2, 1, 60, limit_s=0.5, start=Start(max_restarts=9))
+        launch(lambda group: time.sleep(60), 2, 1, 60, limit_s=0.5, max_restarts=9)
     assert caught.value.kind == "timeout"
 
 
@@ -149,7 +149,7 @@ def test_no_rank_and_no_file_outlives_a_killed_command(tmp_path, number):
 
 
 def test_a_run_begins_again_with_fresh_ranks(tmp_path, capfd):
-    launch(dies_at_first(1, tmp_path, times=2), 3, 1, 30, start=Start(max_restarts=3))
+    launch(dies_at_first(1, tmp_path, times=2), 3, 1, 30, max_restarts=3)
     assert files(tmp_path) == [f"{attempt}.{rank}" for attempt in range(3) for rank in range(3)]
     told = [line for line in capfd.readouterr().err.splitlines() if "restart" in line]
     cause = "rank 1 was killed by signal 9 (SIGKILL, out of memory?)"
@@ -158,11 +158,11 @@ def test_a_run_begins_again_with_fresh_ranks(tmp_path, capfd):
 
 def test_it_does_so_as_often_as_it_may(tmp_path):
     with pytest.raises(RunFailed, match="rank 0 was killed"):
-        launch(dies_at_first(0, tmp_path, times=9), 2, 1, 30, start=Start(max_restarts=1))
+        launch(dies_at_first(0, tmp_path, times=9), 2, 1, 30, max_restarts=1)
     assert sorted(name.partition(".")[0] for name in files(tmp_path)) == ["0", "0", "1", "1"]
 
 
 def test_a_mistake_of_the_user_is_not_tried_again(capfd):
     with pytest.raises(UserError):
-        launch(mistaken, 2, 1, 30, start=Start(max_restarts=5))
+        launch(mistaken, 2, 1, 30, max_restarts=5)
     assert "restart 1" not in capfd.readouterr().err

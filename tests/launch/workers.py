@@ -1,4 +1,4 @@
-"""What ranks do in the tests of the launcher."""
+"""Workers of the ranks in the tests of the launcher."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from shardlab.launch import Worker
 
 
 def adds_up(folder: Path) -> Worker:
-    """Leaves a file RANK with the sum of all ranks and the place on the machine."""
+    """Leave a file RANK with the sum of all ranks and the rank on the machine."""
 
     def worker(group: dist.ProcessGroup) -> None:
         total = torch.tensor(float(dist.get_rank(group)))
@@ -27,7 +27,7 @@ def adds_up(folder: Path) -> Worker:
 
 
 def tells_affinity(folder: Path) -> Worker:
-    """Leaves a file RANK with the CPUs that each of its threads may use, old and new ones."""
+    """Leave a file RANK with the CPUs that each of its threads may use, old and new ones."""
 
     def worker(group: dist.ProcessGroup) -> None:
         done = threading.Event()
@@ -42,7 +42,7 @@ def tells_affinity(folder: Path) -> Worker:
 
 
 def sleeps(folder: Path) -> Worker:
-    """Leaves a file RANK.PID and does nothing for two minutes."""
+    """Leave a file RANK.PID and do nothing for two minutes."""
 
     def worker(group: dist.ProcessGroup) -> None:
         (folder / f"{dist.get_rank(group)}.{os.getpid()}").touch()
@@ -51,14 +51,25 @@ def sleeps(folder: Path) -> Worker:
     return worker
 
 
+def sums_for_ever(folder: Path) -> Worker:
+    """Leave a file RANK.PID and communicate without end."""
+
+    def worker(group: dist.ProcessGroup) -> None:
+        (folder / f"{dist.get_rank(group)}.{os.getpid()}").touch()
+        while True:
+            dist.all_reduce(torch.ones(1000), group=group)
+
+    return worker
+
+
 def pids(folder: Path, count: int) -> list[int] | None:
-    """Of the `count` ranks that sleep, in rank order; None when not all of them are there."""
-    found = sorted((int(p.stem), int(p.suffix[1:])) for p in folder.glob("*.*"))
+    """Return the process ids of `count` ranks, in rank order; None before all have started."""
+    found = sorted((int(p.stem), int(p.suffix[1:])) for p in folder.glob("[0-9]*.*"))
     return [pid for _, pid in found] if len(found) == count else None
 
 
 def one_raises(rank: int, error: Exception) -> Worker:
-    """The others lose their connections to it."""
+    """Fail on one rank; the others lose their connections to it."""
 
     def worker(group: dist.ProcessGroup) -> None:
         if dist.get_rank(group) == rank:
@@ -69,7 +80,7 @@ def one_raises(rank: int, error: Exception) -> Worker:
 
 
 def one_dies(rank: int, number: signal.Signals = signal.SIGKILL) -> Worker:
-    """The others lose their connections to it."""
+    """Fail on one rank; the others lose their connections to it."""
 
     def worker(group: dist.ProcessGroup) -> None:
         if dist.get_rank(group) == rank:
@@ -80,7 +91,7 @@ def one_dies(rank: int, number: signal.Signals = signal.SIGKILL) -> Worker:
 
 
 def dies_at_first(rank: int, folder: Path, times: int = 1) -> Worker:
-    """In the first attempts one rank dies between two sums; leaves a file ATTEMPT.RANK."""
+    """Kill one rank between two sums in the first attempts; leave a file ATTEMPT.RANK."""
 
     def worker(group: dist.ProcessGroup) -> None:
         me = dist.get_rank(group)

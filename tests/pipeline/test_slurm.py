@@ -1,4 +1,4 @@
-"""The rule of a run can be a step of several SLURM tasks."""
+"""The rule of a run can be a SLURM step with one task for each rank."""
 
 import shutil
 from pathlib import Path

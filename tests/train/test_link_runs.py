@@ -91,7 +91,9 @@ def test_ranks_of_others_get_no_link(data, tmp_path, monkeypatch, path):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", "1")
-    with pytest.raises(UserError, match=r"^ranks of torchrun, srun or other nodes [^\n]*$"):
+    with pytest.raises(
+        UserError, match=r"^links are emulated between the ranks of one command: [^\n]*$"
+    ):
         train_run(on_link, tmp_path)
 
 

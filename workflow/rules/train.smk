@@ -49,7 +49,7 @@ rule train:
         timing=1,
     params:
         values=values_of_run,
-        # srun, where a profile asks for several tasks: each starts its share of the ranks
+        # srun, where a profile asks for one task per rank
         start=lambda wildcards, resources: resources.get("mpi", ""),
     shell:
         "exec {params.start} python -m stages.train --run {wildcards.run} --seed {wildcards.seed}"

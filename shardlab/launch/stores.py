@@ -1,0 +1,168 @@
+"""Key-value stores of one attempt to run: a file for local ranks, TCP for torchrun and srun."""
+
+import json
+import os
+import time
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Self
+
+import torch.distributed as dist
+
+from shardlab.core.errors import UserError
+from shardlab.core.progress import say
+from shardlab.launch.environment import RankEnvironment
+from shardlab.launch.failure import TIMEOUTS_S, Failure, RunFailed, first
+
+_CONNECT_S = 10.0
+_POLL_S = 0.05
+_REPORTS_S = 0.5
+"""a rank that is killed breaks the connections of others within milliseconds"""
+_EARLIER_REPORT_S = 10.0
+"""longest wait for the report of a failure that came before"""
+_LINGER_S = 3.0
+
+
+class Attempt(ABC):
+    """Where the ranks of one attempt meet. Each attempt goes: fork the ranks, `serve`, watch."""
+
+    interface: str | None = None
+    """network interface for gloo; None: as gloo or the user chooses"""
+    environment: RankEnvironment | None = None
+    """of the one rank of this process; None when this process starts all ranks"""
+
+    def __enter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    def __exit__(self, *_: object) -> None:
+        """Close the store of this process."""
+
+    @abstractmethod
+    def serve(self) -> None:
+        """Let the ranks, which are forked by now, connect."""
+
+    def failed_elsewhere(self, attempt: str) -> bool:
+        """Return whether a rank of another process has reported a failure of this attempt."""
+        return False
+
+    @abstractmethod
+    def connect(self, timeout: timedelta) -> dist.Store:
+        """Open the store; called once in the process of each rank."""
+
+
+class FileAttempt(Attempt):
+    """Ranks that are all forked here share a memfd, which lives as long as a process opens it."""
+
+    interface = "lo"  # gloo would look the host name up, which may not resolve
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("ranks")
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._file)
+
+    def serve(self) -> None:
+        """Do nothing: the ranks have inherited the file."""
+
+    def connect(self, timeout: timedelta) -> dist.Store:  # noqa: D102
+        store = dist.FileStore(f"/proc/self/fd/{self._file}")
+        store.set_timeout(timeout)
+        return store
+
+
+class TcpAttempt(Attempt):
+    """One rank of torchrun or srun; the TCP store also carries reports of failures.
+
+    torchrun ends and restarts processes, but each of its agents names the first failure of its own
+    node only, and a rank that loses a connection may fail before the one that caused it is noticed.
+    """
+
+    def __init__(self, environment: RankEnvironment) -> None:
+        self.environment: RankEnvironment = environment
+        self._store: dist.Store | None = None
+
+    def __exit__(self, *_: object) -> None:
+        self._store = None
+
+    @property
+    def _hosts(self) -> bool:
+        return self.environment.rank == 0 and not self.environment.agent_store
+
+    def serve(self) -> None:
+        """Connect at once: a slow name server would delay the report of a failure.
+
+        Raises:
+            UserError: this process is to host the store, and the port is in use.
+        """
+        try:
+            self._store = self._open(self._hosts, timedelta(seconds=_CONNECT_S))
+        except RuntimeError:
+            if self._hosts:
+                raise UserError(
+                    f"port {self.environment.master_port} is in use: choose another in MASTER_PORT"
+                ) from None
+            # without it, every process reports its own failure
+
+    def connect(self, timeout: timedelta) -> dist.Store:  # noqa: D102
+        # the host is not the rank but its parent: the store must outlive a rank that fails
+        return self._open(False, timeout)
+
+    def failed_elsewhere(self, attempt: str) -> bool:  # noqa: D102
+        if self._store is None or not attempt:
+            return False
+        try:
+            return _reports(self._store, attempt).check(["any"])
+        except RuntimeError:  # the store has ended with its host, and so has the run
+            return not self.environment.agent_store
+
+    def _open(self, host: bool, timeout: timedelta) -> dist.Store:
+        address, port = self.environment.master_addr, self.environment.master_port
+        return dist.TCPStore(address, port, is_master=host, wait_for_workers=False, timeout=timeout)
+
+    def reported(self, failure: Failure) -> UserError | RunFailed | SystemExit:
+        """Share the failure with the other processes, and return what this one is to raise.
+
+        Launchers show the output of all processes: only the first failure is reported in full.
+        """
+        first_failure = self._first_of_all(failure)
+        # torchrun ends all its processes with the first that leaves, also the one that has to
+        # report; and the store ends with its host
+        if first_failure.order < failure.order:
+            say(f"rank {self.environment.rank} ends, too: {first_failure.summary}")
+            time.sleep(_LINGER_S)
+            return SystemExit(1)
+        if self._hosts:
+            time.sleep(_LINGER_S)
+        return first_failure.error()
+
+    def _first_of_all(self, failure: Failure) -> Failure:
+        """Return the first failure that was reported, or this one with the ranks that lack one."""
+        if self._store is None or not failure.attempt:
+            return failure
+        reports = _reports(self._store, failure.attempt)
+        missing = {str(rank) for rank in range(self.environment.world_size)}
+        # a rank that is not the first to fail knows that somebody else has to report
+        patience = _REPORTS_S if failure.order <= 1 else _EARLIER_REPORT_S
+        if failure.waited:
+            patience = TIMEOUTS_S
+        deadline = time.monotonic() + patience
+        with suppress(RuntimeError):  # the store has ended with its host
+            reports.set(str(self.environment.rank), json.dumps(asdict(failure)))
+            reports.set("any", "")
+            while time.monotonic() < deadline:
+                new = [rank for rank in missing if reports.check([rank])]
+                missing -= {*new}
+                known = first(Failure(**json.loads(reports.get(rank))) for rank in new)
+                if known is not None and known.order < failure.order:
+                    return known
+                time.sleep(_POLL_S)
+        if missing and (failure.disconnected or failure.waited):
+            return failure.without_report_of(f"rank {', '.join(sorted(missing, key=int))}")
+        return failure
+
+
+def _reports(store: dist.Store, attempt: str) -> dist.Store:
+    return dist.PrefixStore(f"{attempt}/failures", store)

@@ -1,0 +1,81 @@
+"""Ranks of one attempt find each other, whatever earlier attempts left in the store."""
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from shardlab.launch.devices import gpu_index
+from shardlab.launch.rendezvous import Rendezvous, rendezvous
+
+
+@pytest.fixture
+def stores(tmp_path):
+    """Opens one store again and again, as every rank does for itself."""
+    return lambda: dist.FileStore(str(tmp_path / "store"))
+
+
+def attempt(stores, order: list[int], gpus: list[str] | None = None, wait_s=20) -> list[Rendezvous]:
+    """All ranks meet, coming in an order; what each found, in rank order."""
+    gpus = gpus or [""] * len(order)
+    limit = timedelta(seconds=wait_s)
+    with ThreadPoolExecutor(len(order)) as threads:
+        found = {
+            rank: threads.submit(rendezvous, stores(), rank, len(order), gpus[rank], limit)
+            for rank in order
+        }
+    return [found[rank].result() for rank in sorted(order)]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 0, 2]])
+def test_an_attempt_never_joins_an_earlier_one(stores, order):
+    names = []
+    for _ in range(4):
+        joined = attempt(stores, order)
+        assert len({each.name for each in joined}) == 1
+        names.append(joined[0].name)
+        # what a rank finds under its own names is of this attempt
+        assert all(each.store.add("ranks", 1) == n for n, each in enumerate(joined, 1))
+    assert len(set(names)) == 4
+
+
+def test_an_attempt_that_never_began_is_passed_over(stores):
+    with pytest.raises(TimeoutError, match="rank 1, 2 did not join"):
+        rendezvous(stores(), 0, 3, "", timedelta(seconds=0.1))
+    assert len({each.name for each in attempt(stores, [1, 2, 0])}) == 1
+
+
+def test_a_rank_without_the_others_gives_up(stores):
+    with pytest.raises(TimeoutError, match="rank 1 found no rendezvous of rank 0"):
+        rendezvous(stores(), 1, 2, "", timedelta(seconds=0.1))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nccl"),
+    [
+        (["GPU-a", "GPU-b"], True),
+        (["GPU-a", "GPU-a"], False),  # shared
+        (["GPU-a", ""], False),
+        (["", ""], False),
+    ],
+)
+def test_all_ranks_use_nccl_or_none(stores, gpus, nccl):
+    expected = "cpu:gloo,cuda:nccl" if nccl else "gloo"
+    assert [each.backend for each in attempt(stores, [0, 1], gpus)] == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("visible", "forked", "expected"),
+    [
+        (8, True, 7),  # all GPUs of the machine
+        (8, False, 7),
+        (1, False, 0),  # the GPU of this rank alone
+        (1, True, None),  # shared by the ranks
+        (0, False, None),
+    ],
+)
+def test_every_rank_takes_a_gpu_of_its_own(monkeypatch, visible, forked, expected):
+    monkeypatch.setenv("LOCAL_RANK", "7")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert gpu_index(visible, forked=forked) == expected
