@@ -2,7 +2,7 @@
 .PHONY: run test test-long lint lock rivals clean
 .DELETE_ON_ERROR:
 
-# the stages call `python`: everything below runs with the environment's own first on the path
+# the stages call `python`: the environment comes first on the path
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -25,6 +25,7 @@ lint: .venv/.project
 	@ruff format --check
 	@snakefmt --check Snakefile workflow
 	@mypy
+	@codespell
 	@lint-imports --no-logo
 
 # exact versions of everything in pyproject.toml; torch without the suffix of one build, so that the
@@ -35,12 +36,12 @@ lock: .venv/.project
 	  pyproject.toml
 	@sed -i -E 's/^(torch==[0-9.]+)\+.*/\1/' requirements.lock
 
-# other people's packages, for benchmarks alone: beside the environment, not in it
+# packages that benchmarks compare with: outside of the environment
 rivals: .venv/.packages
 	@rm -rf .work/rivals
 	@pip install --quiet --no-deps --target .work/rivals --requirement benchmarks/requirements.txt
 
-# what the pipeline made outside of git; .venv, DVC's cache and the committed results stay
+# results of the pipeline outside of git; .venv, DVC's cache and the committed results stay
 clean:
 	@rm -rf .snakemake .trials .work build data dvc_plots logs results/report/plots \
 	  results/report/report.html
@@ -52,7 +53,7 @@ clean:
 	  || { echo "python3 is too old or absent: shardlab needs Python 3.11 or newer"; exit 1; }
 	@python3 -m venv .venv
 
-# A CUDA build of torch brings the Triton that it needs; beside a CPU build it serves the tests alone,
+# A CUDA build of torch installs the Triton that it needs; with a CPU build only the tests use it,
 # which run its kernels in an interpreter.
 .venv/.packages: requirements.lock | .venv/bin/python
 	@echo "Installing the pinned packages into .venv (some minutes the first time) ..."
@@ -62,7 +63,7 @@ clean:
 	  || echo "no Triton for this machine: the tests of its kernels are skipped"
 	@touch $@
 
-# The C++ kernels are built into shardlab/kernels; without a compiler the PyTorch reference serves.
+# The C++ kernels are built into shardlab/kernels; without a compiler the PyTorch reference is used.
 # The path file, unlike an editable installation, comes after the current folder: a copy of this tree
 # (`dvc exp run --temp` makes them) runs its own code.
 .venv/.project: .venv/.packages $(wildcard csrc/*)

@@ -1,4 +1,4 @@
-"""What a strategy means: its canonical form, its hash and what it is called."""
+"""Canonical form, hash and label of a strategy."""
 
 import json
 import re
@@ -22,13 +22,13 @@ def reverse(value: Any) -> Any:
 
 
 @given(documents())
-def test_the_normal_form_is_its_own_normal_form(document: dict[str, Any]) -> None:
-    normal = parse_strategy(document).canonical()
-    assert normal.canonical() == normal
+def test_the_canonical_form_is_its_own_canonical_form(document: dict[str, Any]) -> None:
+    canonical = parse_strategy(document).canonical()
+    assert canonical.canonical() == canonical
 
 
 @given(documents())
-def test_the_normal_form_is_a_valid_strategy_of_the_same_hash(document: dict[str, Any]) -> None:
+def test_the_canonical_form_is_a_valid_strategy_of_the_same_hash(document: dict[str, Any]) -> None:
     strategy = parse_strategy(document)
     written = json.loads(json.dumps(strategy.canonical().model_dump(mode="json")))
     assert parse_strategy(written).canonical() == strategy.canonical()
@@ -103,7 +103,7 @@ def test_the_hash_of_the_default_stays() -> None:
 
 
 @given(documents(), documents())
-def test_briefs_are_equal_just_when_meanings_are(
+def test_labels_are_equal_just_when_meanings_are(
     one: dict[str, Any], other: dict[str, Any]
 ) -> None:
     a, b = parse_strategy(one), parse_strategy(other)
@@ -111,7 +111,7 @@ def test_briefs_are_equal_just_when_meanings_are(
     assert a.label() == a.canonical().label()
 
 
-def test_the_brief_names_what_is_not_the_default() -> None:
+def test_the_label_names_what_is_not_the_default() -> None:
     gradients = {
         "codec": "int4:group=64,levels=nf4",
         "error_feedback": True,
