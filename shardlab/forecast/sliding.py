@@ -1,7 +1,7 @@
 """Tasks of a step of `slide`: prefetch, compute, gradient off-load and updates, each in its lane.
 
 Source: `shardlab.engines.slide`; what runs in which lane and what waits for what is that of its
-schedule, arrivals, departures, landings, updates and moments.
+schedule, prefetch, gradient off-load, optimizer and moments.
 """
 
 from collections import deque

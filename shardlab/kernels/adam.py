@@ -17,7 +17,7 @@ last n mod 16 elements otherwise.
 
 Vectors of 16 bits are widened when read. What is written to them is rounded:
 * `exp_avg` and `mirror` to the nearest, ties to even, as torch rounds;
-* `exp_avg_sq`, and a parameter of 16 bits, up or down by chance, so that the mean is right: a step
+* `exp_avg_sq`, and a parameter of 16 bits, stochastically, which is unbiased: a step
   changes a second moment by about 1 - beta2, less than half the distance of bfloat16 numbers, and
   rounding to the nearest would never move it. The 32 bits of `shardlab.kernels.random` for element
   e, with the key words (k0, k1 ^ (e >> 32)) from BLAKE2b of seed and step, are the chance: the
@@ -100,7 +100,7 @@ def adam_(
         step: from 1, of the update that is made.
         scale: what the sum of the gradients is multiplied by.
         mirror: bfloat16 or float16 [n], written: the parameter, rounded. For parameters of float32.
-        seed: with `step` and the number of the element, what is rounded by chance depends on.
+        seed: of stochastic rounding, with `step` and the number of the element.
         offset: the number of the first element, below 2**63 - n.
         workers: run the kernel; by default the caller does. No vectors may overlap.
 

@@ -1,4 +1,4 @@
-"""Communication beside computation gives the gradients that communication by turns gives."""
+"""Overlapped communication gives the gradients of blocking communication."""
 
 import pytest
 import torch

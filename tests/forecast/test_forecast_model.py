@@ -82,7 +82,7 @@ def test_a_model_that_made_the_timings_is_found_again(model):
     assert model.compute[2].forward == pytest.approx(MODEL.compute[2].forward)
 
 
-def test_it_foretells_other_links_ranks_and_codecs(model):
+def test_it_predicts_other_links_ranks_and_codecs(model):
     checks = check(TIMINGS, fitted_runs(TIMINGS, FORECAST), model)
     held_out = {(each.timing, each.run) for each in checks if each.held_out}
     assert ("fast", "manual-int8") in held_out and ("four-ranks", "ddp") in held_out

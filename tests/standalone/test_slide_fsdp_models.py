@@ -34,16 +34,16 @@ def slid(model, **config):
 
 
 def padded_batch(call, rank):
-    """Texts of several lengths, padded at the right, of which some tokens are not to be learnt."""
+    """Texts of several lengths, padded at the right, of which some tokens have no label."""
     generator = torch.Generator().manual_seed(100 * call + rank)
     lengths = torch.randint(3, 12 + 5 * (call % 3), (3, 1), generator=generator)
     tokens = torch.randint(VOCABULARY, (3, int(lengths.max())), generator=generator)
     mask = (torch.arange(tokens.shape[1]) < lengths).long()
-    learnt = mask.bool() & (torch.rand(tokens.shape, generator=generator) < 0.8)
+    labelled = mask.bool() & (torch.rand(tokens.shape, generator=generator) < 0.8)
     return {
         "input_ids": tokens,
         "attention_mask": mask,
-        "labels": tokens.where(learnt, torch.tensor(-100)),
+        "labels": tokens.where(labelled, torch.tensor(-100)),
     }
 
 
