@@ -1,8 +1,9 @@
-"""The envelope of a payload: 8 bytes that tell damage and payloads of somebody else.
+"""Wire format of payloads: the envelope, and the buffers that hold messages.
 
-bytes          content
-4              fingerprint of what the payload is: codec, options, elements, unit, step
-4              checksum of the payload and its padding (`shardlab.kernels.checksum`)
+bytes          content of a message
+1              version of this format
+3              fingerprint of the contents: codec, options, elements, unit, step
+4              checksum of the payload and its padding
 payload
 0 to 7         zeros, so that the payload of the next message starts at a multiple of 8 bytes
 """
@@ -12,41 +13,70 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import xxhash
 from torch import Tensor
 
 from shardlab.codecs.base import Codec
-from shardlab.kernels.checksum import checksum
 
 HEADER = 8
+VERSION = 2
+"""of the envelope; 1 had no version byte and another checksum"""
+
+_ROW = 32
+"""64-bit words that share a weight in sums on a device"""
+_LINE = 64
+"""bytes of a cache line"""
 
 
 class PayloadError(ValueError):
-    """A payload that is damaged, or that was made by other means than this rank's."""
+    """Damaged payload, or one with other contents than this rank expects."""
 
 
 class Contents(NamedTuple):
-    """What a payload is; the ranks that exchange it agree on all of it."""
+    """Description of a payload, on which the ranks that exchange it agree."""
 
     codec: str
-    """as `describe` puts it"""
+    """as returned by `describe`"""
     elements: int
     unit: str
     step: int
-    """messages of this unit that went before"""
+    """earlier messages of this unit"""
 
-    def fingerprint(self) -> int:
-        """The first 4 bytes of the BLAKE2b digest (of 4 bytes) of the parts, NUL between them."""
+    def identity(self) -> int:
+        """Return the first 4 bytes of the header, little endian: version and fingerprint.
+
+        The fingerprint is the BLAKE2b digest (of 3 bytes) of the fields, NUL between them.
+        """
         text = "\0".join(map(str, self))
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
+        fingerprint = hashlib.blake2b(text.encode(), digest_size=3).digest()
+        return VERSION | int.from_bytes(fingerprint, "little") << 8
+
+    def check(self, identity: int, sender: int) -> None:
+        """Compare with the identity that another rank sent.
+
+        Raises:
+            PayloadError: they differ in version or contents.
+        """
+        if identity % (1 << 8) != VERSION:
+            raise PayloadError(
+                f"payload of rank {sender} ({self}) has envelope version {identity % (1 << 8)}, "
+                f"this rank reads version {VERSION}: install the same shardlab on all ranks"
+            )
+        if identity != self.identity():
+            raise PayloadError(
+                f"payload of rank {sender} is not the one that this rank expects ({self}): the "
+                "ranks differ in codec, options, model or step: make them equal"
+            )
 
     def __str__(self) -> str:
         return f"codec {self.codec}, {self.elements} elements, unit {self.unit!r}, step {self.step}"
 
 
 def describe(codec: Codec) -> str:
-    """`"int8:format=int8,group=128"`: the name and the public attributes that are plain values.
+    """Return the codec's name and options, as in `"int8:format=int8,group=128"`.
 
-    In the order of their names, without those that every codec has.
+    Options are the public attributes that are plain values, in the order of their names, without
+    those that every codec has.
     """
     values = {
         key: value
@@ -60,72 +90,92 @@ def describe(codec: Codec) -> str:
 
 
 def message_bytes(payload_bytes: int) -> int:
-    """Size of a payload in its envelope."""
+    """Return the size of a payload in its envelope."""
     return HEADER + -(-payload_bytes // 8) * 8
 
 
 def seal(message: Tensor, payload_bytes: int, contents: Contents) -> Tensor:
-    """Puts the payload that begins at byte 8 of `message` into its envelope.
+    """Write the header and padding of the payload that begins at byte 8 of `message`.
 
     Args:
         message: uint8, at least `message_bytes(payload_bytes)`, starting at a multiple of 8 bytes.
 
     Returns:
-        the part of `message` that is to be sent.
+        The part of `message` that is to be sent.
     """
     sealed = message[: message_bytes(payload_bytes)]
     end = HEADER + payload_bytes
     if end < sealed.numel():
         sealed[end:].zero_()
-    header = contents.fingerprint() | checksum(sealed[HEADER:]) << 32
-    sealed[:HEADER].view(torch.int64).fill_(_signed(header))
+    header = contents.identity() | checksum(sealed[HEADER:]) << 32
+    # torch fills with signed numbers
+    signed = header - (1 << 64) if header >> 63 else header
+    sealed[:HEADER].view(torch.int64).fill_(signed)
     return sealed
 
 
 def unseal(sealed: Tensor, payload_bytes: int, contents: Contents, sender: int) -> Tensor:
-    """The payload in an envelope.
+    """Return the payload in an envelope.
 
     Raises:
-        PayloadError: it is damaged or not what `contents` says; names codec, unit and rank.
+        PayloadError: it is damaged or has other contents; names codec, unit and rank.
     """
     header = int(sealed[:HEADER].view(torch.int64)) % (1 << 64)
-    if header >> 32 != checksum(sealed[HEADER:]):
+    # the version first: the checksum of another version says nothing
+    if header % (1 << 8) == VERSION and header >> 32 != checksum(sealed[HEADER:]):
         raise PayloadError(f"payload of rank {sender} ({contents}) arrived damaged")
-    if header % (1 << 32) != contents.fingerprint():
-        raise PayloadError(
-            f"payload of rank {sender} is not what this rank awaits ({contents}): the ranks differ "
-            "in codec, options, model or step"
-        )
+    contents.check(header % (1 << 32), sender)
     return sealed[HEADER : HEADER + payload_bytes]
 
 
-def _signed(word: int) -> int:
-    return word - (1 << 64) if word >> 63 else word
+def checksum(data: Tensor) -> int:
+    """Return the lower 32 bits of XXH3 (64 bits) of contiguous bytes, a multiple of 8.
+
+    On a device the bytes that are hashed are `device_sums`, since copying a message to the host
+    takes longer than encoding it.
+    """
+    hashed = data if data.device.type == "cpu" else device_sums(data).cpu()
+    return int(xxhash.xxh3_64_intdigest(hashed.numpy())) & 0xFFFFFFFF
 
 
-_LINE = 64
-"""bytes of a cache line"""
+def device_sums(data: Tensor) -> Tensor:
+    """Return sums [2] of the 64-bit words, int64 modulo 2^64: plain, and weighted by place.
+
+    Words lie in R rows of 32, of which row r weighs R - r. Any flipped bit changes the plain sum;
+    rows that change places change the weighted one.
+    """
+    words = data.view(torch.int64)
+    whole = words.numel() // _ROW * _ROW
+    rows = words[:whole].view(-1, _ROW).sum(1)
+    if whole < words.numel():
+        rows = torch.cat([rows, words[whole:].sum().view(1)])
+    weights = torch.arange(len(rows), 0, -1, device=data.device)
+    return torch.stack([rows.sum(), (rows * weights).sum()])
 
 
 class Buffers:
-    """One growing buffer per purpose; it holds what it holds until it is asked for again."""
+    """One growing buffer per purpose, reused from message to message.
+
+    Fresh memory costs more than encoding into it. A buffer keeps its bytes until its purpose is
+    requested again.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, torch.device], Tensor] = {}
 
     def bytes(self, purpose: str, size: int, device: torch.device) -> Tensor:
-        """uint8 [size], with anything in it, starting at a cache line."""
+        """Return uninitialized uint8 [size] that starts at a cache line."""
         kept = self._kept.get((purpose, device))
         if kept is None or kept.numel() < size:
             kept = self._kept[purpose, device] = torch.empty(size, dtype=torch.uint8, device=device)
         return kept[:size]
 
     def floats(self, purpose: str, size: int, device: torch.device) -> Tensor:
-        """float32 [size], with anything in it."""
+        """Return uninitialized float32 [size]."""
         return self.bytes(purpose, 4 * size, device).view(torch.float32)
 
     def messages(self, purpose: str, sizes: Sequence[int], device: torch.device) -> list[Tensor]:
-        """Room for messages of these sizes, whose payloads (behind a header) start at a cache line.
+        """Return buffers of these sizes, whose payloads (after a header) start at a cache line.
 
         Kernels write whole lines faster than parts of two.
         """
@@ -133,5 +183,5 @@ class Buffers:
         for size in sizes:
             starts.append(end)
             end += -(-size // _LINE) * _LINE
-        room = self.bytes(purpose, end, device)
-        return [room[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+        buffer = self.bytes(purpose, end, device)
+        return [buffer[start : start + size] for start, size in zip(starts, sizes, strict=True)]

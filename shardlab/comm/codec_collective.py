@@ -110,18 +110,14 @@ class CodecCollective(Collective):
         return step
 
     def _agree(self, contents: Contents, device: torch.device) -> None:
-        own = torch.tensor([contents.fingerprint()], device=device)
+        own = torch.tensor([contents.identity()], device=device)
         others = [torch.empty_like(own) for _ in range(self.world_size)]
         others[self.rank] = own
         with extra_collective(self.account):
             self.transport.exchange([own] * self.world_size, others)
         self._count_number()
         for rank, other in enumerate(others):
-            if not torch.equal(own, other):
-                raise PayloadError(
-                    f"rank {rank} is about to send something else than this rank ({contents}): "
-                    "the ranks differ in codec, options, model or step"
-                )
+            contents.check(int(other), rank)
 
     def _encode(self, vector: Tensor, part: str, step: int, out: Tensor) -> Tensor:
         """The payload of a vector, at the beginning of `out`."""

@@ -65,7 +65,7 @@ def test_ranks_with_different_codecs_say_so(other):
         ours = exchange(group, other if dist.get_rank(group) == 2 else "int8:group=64")
         ours.reduce_scatter(torch.empty(N), torch.rand(3 * N), 1.0, UNIT)
 
-    failing(worker, "PayloadError: rank ", "codec ", "'layer'", "differ in codec")
+    failing(worker, "PayloadError: payload of rank ", "codec ", "'layer'", "differ in codec")
 
 
 def test_ranks_with_different_models_say_so():
@@ -73,7 +73,7 @@ def test_ranks_with_different_models_say_so():
         n = N + (dist.get_rank(group) == 2)
         exchange(group, "int8").reduce_scatter(torch.empty(n), torch.rand(3 * n), 1.0, UNIT)
 
-    failing(worker, "PayloadError: rank ", "codec int8", "differ in codec, options, model")
+    failing(worker, "PayloadError: payload of rank ", "codec int8", "differ in codec, options, model")
 
 
 def test_a_rank_that_is_a_step_ahead_says_so():
@@ -85,7 +85,12 @@ def test_a_rank_that_is_a_step_ahead_says_so():
             ours.load_state_dict({"layer": torch.tensor(7)})
         ours.reduce_scatter(torch.empty(N), torch.rand(3 * N), 1.0, UNIT)
 
-    failing(worker, "PayloadError: payload of rank ", "is not what this rank awaits", "codec int8")
+    failing(
+        worker,
+        "PayloadError: payload of rank ",
+        "is not the one that this rank expects",
+        "codec int8",
+    )
 
 
 def test_a_size_that_cannot_be_is_refused():

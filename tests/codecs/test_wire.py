@@ -1,9 +1,11 @@
-"""An envelope tells every flipped bit, and every payload that is not what was awaited."""
+"""Laws of the envelope: it detects every flipped bit and every payload of other contents."""
 
+import hashlib
 import re
 
 import pytest
 import torch
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +14,7 @@ from shardlab.codecs.wire import (
     Contents,
     PayloadError,
     describe,
+    device_sums,
     message_bytes,
     seal,
     unseal,
@@ -35,7 +38,7 @@ def test_a_payload_comes_out_as_it_went_in(size):
 
 
 @given(size=st.integers(1, 600), data=st.data())
-def test_one_flipped_bit_is_noticed(size, data):
+def test_one_flipped_bit_is_detected(size, data):
     message, _ = sealed(size)
     place = data.draw(st.integers(0, message.numel() - 1))
     message[place] ^= 1 << data.draw(st.integers(0, 7))
@@ -43,7 +46,7 @@ def test_one_flipped_bit_is_noticed(size, data):
         unseal(message, size, CONTENTS, 5)
 
 
-def test_bytes_that_changed_places_are_noticed():
+def test_bytes_that_changed_places_are_detected():
     message, _ = sealed(600)
     first, second = message[8:264].clone(), message[264:520].clone()
     message[8:264], message[264:520] = second, first
@@ -60,9 +63,9 @@ def test_bytes_that_changed_places_are_noticed():
         CONTENTS._replace(step=4),
     ],
 )
-def test_a_payload_of_something_else_is_foreign(other):
+def test_a_payload_of_other_contents_is_refused(other):
     message, _ = sealed(40, other)
-    with pytest.raises(PayloadError, match=r"rank 2 is not what .*" + re.escape(str(CONTENTS))):
+    with pytest.raises(PayloadError, match=r"rank 2 is not the one .*" + re.escape(str(CONTENTS))):
         unseal(message, 40, CONTENTS, 2)
 
 
@@ -74,17 +77,28 @@ def test_a_codec_is_described_by_its_options():
 
 
 def test_the_header_is_what_the_format_says():
-    """Computed as docs/wire-formats.md puts it, without the library."""
-    import hashlib
-
+    """Computed as docs/wire-formats.md states it, without the library."""
     message, payload = sealed(300)
     text = b"int8:group=64\x00100\x00layer>1\x003"
-    assert bytes(message[:4].tolist()) == hashlib.blake2b(text, digest_size=4).digest()
-    padded = bytes(payload.tolist()) + bytes(4)
-    words = [int.from_bytes(padded[i : i + 8], "little") for i in range(0, len(padded), 8)]
-    rows = -(-len(words) // 32)
-    a = sum(words)
-    b = sum((rows - j // 32) * word for j, word in enumerate(words))
-    c = (a + 2 * 0x9E3779B97F4A7C15 * b) % 2**64
-    check = (c >> 32) ^ (c % 2**32)
-    assert bytes(message[4:8].tolist()) == check.to_bytes(4, "little")
+    fingerprint = hashlib.blake2b(text, digest_size=3).digest()
+    digest = xxhash.xxh3_64_intdigest(bytes(payload.tolist()) + bytes(4)) % 2**32
+    assert bytes(message[:8].tolist()) == b"\x02" + fingerprint + digest.to_bytes(4, "little")
+
+
+def test_another_version_is_named():
+    message, _ = sealed(40)
+    message[0] = 1
+    with pytest.raises(PayloadError, match=r"rank 3 .*version 1, this rank reads version 2: inst"):
+        unseal(message, 40, CONTENTS, 3)
+
+
+@given(words=st.integers(0, 300), seed=st.integers(0, 9))
+def test_sums_on_a_device_are_what_the_format_says(words, seed):
+    generator = torch.Generator().manual_seed(seed)
+    data = torch.randint(0, 256, (8 * words,), dtype=torch.uint8, generator=generator)
+    numbers = [
+        int.from_bytes(bytes(data[8 * i : 8 * i + 8].tolist()), "little") for i in range(words)
+    ]
+    rows = -(-words // 32)
+    expected = sum(numbers), sum((rows - i // 32) * number for i, number in enumerate(numbers))
+    assert [each % 2**64 for each in device_sums(data).tolist()] == [e % 2**64 for e in expected]
