@@ -1,10 +1,11 @@
 """Activations on disk: the rate of the store beside plain direct I/O, and what a step pays.
 
-    python -m benchmarks.activations [--folder FOLDER] [--preset NAME] [--rounds R] [--work FOLDER]
+    python -m benchmarks.activations [--folder FOLDER] [--preset NAME] [--repetitions R]
+                                     [--work FOLDER]
 
-One run. Rates are of the fastest round of several in which all take their turn; plain direct I/O
-writes and reads the same bytes by calls of 8 MiB from and to aligned memory. Steps are of one
-rank, device and disk by turns; their ratio is the median of the rounds' with its quartiles.
+One run. Rates are of the fastest of several interleaved repetitions; plain direct I/O writes
+and reads the same bytes by calls of 8 MiB from and to aligned memory. Steps are of one rank, device
+and disk interleaved; the median ratio of the repetitions has its quartiles.
 """
 
 import argparse
@@ -45,12 +46,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--folder", type=Path, default=Path(".work/activations"))
     parser.add_argument("--preset", default="18m")
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--repetitions", type=int, default=8)
     parser.add_argument("--work", type=Path, default=Path(".work/benchmarks"), help="for results")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     os.environ[FOLDER_VARIABLE] = str(args.folder)
-    steps, *_ = on_ranks(1, partial(_steps, args.preset, args.rounds), threads=2)
+    steps, *_ = on_ranks(1, partial(_steps, args.preset, args.repetitions), threads=2)
     rates = _rates(args.folder, 5)
     host = {"host": describe_host(), "revision": git_revision()}
     write_json(args.work / "activations.json", {**host, "gb_per_s": rates, "step_s": steps})
@@ -63,7 +64,7 @@ def main() -> None:
     print(text_table("Steps", ["device, ms", "disk, ms", "ratio"], [[*cells, ratio]]).markdown())
 
 
-def _rates(folder: Path, rounds: int) -> dict[str, float]:
+def _rates(folder: Path, repetitions: int) -> dict[str, float]:
     # caches hold none of it: everything moves from and to host memory
     whole, copy = (aligned_blocks(_TENSORS * _TENSOR, _CPU).random_() for _ in range(2))
     tensors = whole.split(_TENSOR)
@@ -89,7 +90,7 @@ def _rates(folder: Path, rounds: int) -> dict[str, float]:
         "direct read": partial(_direct, _pread, plain, copy),
         "store: come back": come_back,
     }
-    seconds = best_times(calls, rounds)
+    seconds = best_times(calls, repetitions)
     store.close()
     os.close(plain)
     return {name: _TENSORS * _TENSOR / each / 1e9 for name, each in seconds.items()}
@@ -105,11 +106,11 @@ def _pread(file: int, data: memoryview, start: int) -> int:
     return os.preadv(file, [data], start)
 
 
-def _steps(preset: str, rounds: int, group: dist.ProcessGroup) -> dict[str, list[float]]:
+def _steps(preset: str, repetitions: int, group: dist.ProcessGroup) -> dict[str, list[float]]:
     engines = {where: _engine(preset, where, group) for where in ("device", "disk")}
     batch = torch.randint(_VOCABULARY, (_SAMPLES, _LENGTH + 1))
     seconds: dict[str, list[float]] = {where: [] for where in engines}
-    for done in range(rounds + 1):
+    for done in range(repetitions + 1):
         for where, engine in engines.items():
             start = time.perf_counter()
             engine.step([batch], 1e-3)

@@ -1,9 +1,9 @@
 """A step of Adam on the processor: our kernel beside torch's, DeepSpeed's and the memory's limit.
 
-    python -m benchmarks.adam [--elements 16 64 256] [--threads 1 2] [--rounds R]
+    python -m benchmarks.adam [--elements 16 64 256] [--threads 1 2] [--repetitions R]
                               [--work FOLDER] [--rivals FOLDER]
 
-All ways take their turn in every round; what is shown is the fastest round of each. With several
+All ways are interleaved; what is shown is the fastest repetition of each. With several
 threads a way waits in its turn until no thread of the way before spins, and runs once untimed: the
 spinning took up to a third of what followed an operation of torch. The ceiling
 touches the memory of a step in float32 (28 bytes an element) with almost no arithmetic. The mixed
@@ -147,7 +147,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--elements", type=float, nargs="+", default=[16, 64, 256], help="x 2**20")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--repetitions", type=int, default=8)
     parser.add_argument("--work", type=Path, default=Path(".work/benchmarks"), help="for results")
     parser.add_argument("--rivals", type=Path, default=Path(".work/rivals"), help="for DeepSpeed")
     args = parser.parse_args()
@@ -158,7 +158,7 @@ def main() -> None:
         vectors = Vectors(n)
         for threads in args.threads:
             workers = Workers(threads)
-            seconds = best_times(calls(vectors, workers), args.rounds, threads)
+            seconds = best_times(calls(vectors, workers), args.repetitions, threads)
             workers.close()
             rates[f"{size:g}M, {threads}"] = {way: n / best for way, best in seconds.items()}
     waits = delays(int(min(args.elements) * MILLION), max(args.threads))

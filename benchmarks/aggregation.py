@@ -1,12 +1,10 @@
 """Errors of the mean gradient when it is reduced and scattered through a method.
 
 Every rank cuts its vector into one chunk for each owner, encodes chunk by chunk, and the owner sums
-what it decodes: the exchange of `shardlab.comm`. Codecs do it in one process; methods in rounds on
-real ranks, whose messages are counted.
+what it decodes, as in `AllToAllCollective`. Codecs run in one process, multi-phase methods on real
+ranks, whose messages are counted.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +15,8 @@ from benchmarks.gradients import Gradients
 from shardlab.codecs.base import Codec, MessageKey
 from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.codecs.unit import Unit
+from shardlab.comm.ledger import Ledger
+from shardlab.comm.multi_phase import GroupCommunicator
 
 WORLD_SIZES = (1, 2, 4, 8)
 
@@ -111,57 +111,11 @@ def _cumulative(codec: Codec, gradients: Gradients, feedback: bool, magnitude: b
     return relative(applied, exact, magnitude)
 
 
-class CountingWire:
-    """Sums and gathers of a process group, with the bytes that the best algorithms would send."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
-        self.rank = dist.get_rank(group)
-        self.world_size = dist.get_world_size(group)
-        self.bytes = 0.0
-        self.collectives = 0
-
-    def sum(self, vector: Tensor) -> None:
-        """In place."""
-        self._count(2 * vector.nbytes)
-        dist.all_reduce(vector, group=self.group)
-
-    def sum_scatter(self, vector: Tensor) -> Tensor:
-        """Chunk `rank` of the sum."""
-        self._count(vector.nbytes)
-        taken = torch.empty_like(vector)
-        dist.all_to_all_single(taken, vector, group=self.group)
-        return taken.view(self.world_size, -1).sum(0)
-
-    def gather(self, shard: Tensor) -> Tensor:
-        """All shards, one after the other."""
-        self._count(shard.nbytes * self.world_size)
-        taken = shard.new_empty(shard.numel() * self.world_size)
-        dist.all_gather_single(taken, shard, group=self.group)
-        return taken
-
-    def uncompressed(self, reason: str) -> None:
-        """Its bytes are counted like all others."""
-
-    def _count(self, whole: int) -> None:
-        self.bytes += whole * (self.world_size - 1) / self.world_size
-        self.collectives += 1
-
-
-@contextmanager
-def _counted(wire: CountingWire) -> Iterator[list[float]]:
-    """Bytes and collectives of the block."""
-    counts = [0.0, 0.0]
-    before = wire.bytes, wire.collectives
-    yield counts
-    counts[:] = [wire.bytes - before[0], wire.collectives - before[1]]
-
-
-def rounds_one_shot(
+def phase_one_shot(
     method: MultiPhaseMethod, gradients: Gradients, group: dist.ProcessGroup
 ) -> float:
     """On every rank; `method` has seen other batches at the same weights before."""
-    wire = CountingWire(group)
+    wire = GroupCommunicator(group, Ledger(), "gradients")
     unit, size = gradients.unit, wire.world_size
     for step, source in enumerate((gradients.before, gradients.ranks)):
         given = scattered(source[wire.rank], unit, size)
@@ -170,28 +124,29 @@ def rounds_one_shot(
     return relative(wire.gather(shard / size), exact)
 
 
-def rounds_cumulative(
+def phase_cumulative(
     method: MultiPhaseMethod, gradients: Gradients, feedback: bool, group: dist.ProcessGroup
 ) -> tuple[float, float, float]:
     """Cumulative error, bits per element and extra collectives per reduction, on every rank."""
-    wire = CountingWire(group)
+    ledger = Ledger()
+    wire = GroupCommunicator(group, ledger, "gradients")
     unit, size, n = gradients.small_unit, wire.world_size, gradients.steps.shape[2]
     residual = torch.zeros(n)
     applied, exact = torch.zeros(n // size).double(), torch.zeros(n // size).double()
-    with _counted(wire) as counts:
-        for step, ranks in enumerate(gradients.steps):
-            given = scattered(ranks[wire.rank], unit, size) + residual
-            key = MessageKey(0, step, unit.name, wire.rank)
-            applied += method.sum_scatter(given, unit, wire, key) / size
-            exact += scattered(ranks.double().mean(0), unit, size).chunk(size)[wire.rank]
-            residual = given if feedback else residual
-    steps = len(gradients.steps)
-    sent = counts[0] / steps / (n * (size - 1) / size)
+    for step, ranks in enumerate(gradients.steps):
+        given = scattered(ranks[wire.rank], unit, size) + residual
+        key = MessageKey(0, step, unit.name, wire.rank)
+        applied += method.sum_scatter(given, unit, wire, key) / size
+        exact += scattered(ranks.double().mean(0), unit, size).chunk(size)[wire.rank]
+        residual = given if feedback else residual
+    steps, account = len(gradients.steps), ledger.accounts["gradients"]
+    bits = 8 * account.bytes_wire / steps / (n * (size - 1) / size)
+    extra = account.collectives / steps - 1
     error = relative(wire.gather(applied), wire.gather(exact))
-    return error, 8 * sent, counts[1] / steps - 1
+    return error, bits, extra
 
 
-def rounds_errors(
+def phase_errors(
     one_shot: list[float],
     plain: tuple[float, float, float],
     feedback: tuple[float, float, float],

@@ -32,12 +32,12 @@ class Case(Document):
         return self.spec.partition(":")[0]
 
     @property
-    def in_rounds(self) -> bool:
-        """Whether the method takes several rounds of messages instead of one payload."""
+    def multi_phase(self) -> bool:
+        """Whether the method takes several phases of messages instead of one payload."""
         return self.name in MULTI_PHASE
 
     def method(self) -> Codec | MultiPhaseMethod:
-        """A new codec, or a method in rounds without state."""
+        """A new codec, or a multi-phase method without state."""
         return make_method(self.spec)
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from shardlab.core.files import read_json, write_json
 from shardlab.launch import launch
-from shardlab.transport.link_emulation import Links
+from shardlab.emulation.link import Links
 
 _LONGEST_WAIT_S = 1800.0
 

@@ -1,6 +1,6 @@
 """One table of all codecs: bytes, errors on real gradients, speed, beside earlier figures.
 
-    python -m benchmarks.codecs [SPEC ...] [--data FOLDER] [--work FOLDER] [--rounds R]
+    python -m benchmarks.codecs [SPEC ...] [--data FOLDER] [--work FOLDER] [--repetitions R]
 
 Without SPEC all codecs of codecs.yaml. The tables go to stdout, all figures to codecs.json in the
 work folder. What is measured how: `aggregation.py`, `speed.py`, `gradients.py` beside this file.
@@ -16,14 +16,14 @@ from benchmarks.aggregation import (
     WORLD_SIZES,
     Errors,
     codec_errors,
-    rounds_cumulative,
-    rounds_errors,
-    rounds_one_shot,
+    phase_cumulative,
+    phase_errors,
+    phase_one_shot,
 )
 from benchmarks.cases import Case, cases
 from benchmarks.children import on_ranks
 from benchmarks.gradients import Gradients, add_arguments, prepare, statistics
-from benchmarks.speed import Speed, codec_speed, rounds_speed
+from benchmarks.speed import Speed, codec_speed, phase_speed
 from shardlab.codecs.base import Codec
 from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.core.files import write_json
@@ -39,7 +39,7 @@ _SENDERS = 4
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("specs", nargs="*", metavar="SPEC", help="default: all of codecs.yaml")
-    parser.add_argument("--rounds", type=int, default=8, help="of timing; the fastest counts")
+    parser.add_argument("--repetitions", type=int, default=8, help="of timing; the fastest counts")
     add_arguments(parser)
     args = parser.parse_args()
     chosen = cases(args.specs)
@@ -49,7 +49,7 @@ def main() -> None:
     for case in chosen:
         seconds = stopwatch()
         errors[case.spec] = _errors(case, gradients)
-        speeds[case.spec] = _speed(case, gradients, args.rounds)
+        speeds[case.spec] = _speed(case, gradients, args.repetitions)
         say(f"benchmarks: {case.spec} in {seconds():.0f} s")
         result = {
             "host": describe_host(),
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def _errors(case: Case, gradients: Gradients) -> Errors:
-    if not case.in_rounds:
+    if not case.multi_phase:
         work = partial(_codec_errors, case, gradients)
         return Errors(**on_ranks(1, lambda _: asdict(work()), threads=2)[0])
     one_shot = [on_ranks(size, partial(_one_shot, case, gradients))[0] for size in WORLD_SIZES]
@@ -74,7 +74,7 @@ def _errors(case: Case, gradients: Gradients) -> Errors:
         on_ranks(_SENDERS, partial(_cumulative, case, gradients, feedback))[0]
         for feedback in (False, True)
     )
-    return rounds_errors(one_shot, plain, feedback)
+    return phase_errors(one_shot, plain, feedback)
 
 
 def _codec_errors(case: Case, gradients: Gradients) -> Errors:
@@ -86,21 +86,21 @@ def _codec_errors(case: Case, gradients: Gradients) -> Errors:
 def _one_shot(case: Case, gradients: Gradients, group: Any) -> float:
     method = case.method()
     assert isinstance(method, MultiPhaseMethod)
-    return rounds_one_shot(method, gradients, group)
+    return phase_one_shot(method, gradients, group)
 
 
 def _cumulative(case: Case, gradients: Gradients, feedback: bool, group: Any) -> Sequence[float]:
     method = case.method()
     assert isinstance(method, MultiPhaseMethod)
-    return rounds_cumulative(method, gradients, feedback, group)
+    return phase_cumulative(method, gradients, feedback, group)
 
 
-def _speed(case: Case, gradients: Gradients, rounds: int) -> Speed:
+def _speed(case: Case, gradients: Gradients, repetitions: int) -> Speed:
     def work(_: Any) -> dict[str, Any]:
         method, x = case.method(), gradients.large
         if isinstance(method, Codec):
-            return asdict(codec_speed(method, x, rounds))
-        return asdict(rounds_speed(method, x, gradients.large_unit, rounds))
+            return asdict(codec_speed(method, x, repetitions))
+        return asdict(phase_speed(method, x, gradients.large_unit, repetitions))
 
     return Speed(**on_ranks(1, work)[0])
 

@@ -1,10 +1,10 @@
 """The engines side by side: losses, step time, memory, collectives and bytes against theory.
 
     python -m benchmarks.engines [STRATEGY ...] [--world-size W ...] [--preset NAME] [--steps S]
-                                 [--delay MS ...] [--rounds R] [--work FOLDER]
+                                 [--delay MS ...] [--repetitions R] [--work FOLDER]
 
-Every run has processes of its own, so that its peak memory is its own; runs take turns, and the
-fastest round of each counts. All see the same batches of random tokens from one seed. With a delay
+Every run has processes of its own, so that its peak memory is its own; runs are interleaved, and
+the fastest of each counts. All see the same batches of random tokens from one seed. With a delay
 every collective ends that much later, as on a link of that latency: a sleep, so ratios hold on a
 busy machine too.
 """
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--preset", default="10m")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--delay", nargs="+", type=float, default=[0.0], help="ms per collective")
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--repetitions", type=int, default=1)
     parser.add_argument("--work", type=Path, default=Path(".work/benchmarks"), help="for results")
     args = parser.parse_args()
     unknown = set(args.strategies) - set(STRATEGIES)
@@ -102,16 +102,16 @@ def main() -> None:
                 for name in chosen
                 if world_size % 4 == 0 or "replicas" not in STRATEGIES[name]
             ]
-            measured = _measured(cases, args.rounds)
+            measured = _measured(cases, args.repetitions)
             results[f"W={world_size}, {delay:g} ms"] = measured
             write_json(args.work / "engines.json", results)
             print(_table(world_size, delay, measured))
 
 
-def _measured(cases: list[Case], rounds: int) -> dict[str, dict[str, Any]]:
-    """By strategy; rank 0's figures of the fastest round, with the losses averaged over ranks."""
+def _measured(cases: list[Case], repetitions: int) -> dict[str, dict[str, Any]]:
+    """Return, by strategy, rank 0's figures of the fastest run, with losses averaged over ranks."""
     best: dict[str, dict[str, Any]] = {}
-    for _ in range(rounds):
+    for _ in range(repetitions):
         for case in cases:
             ranks = on_ranks(case.world_size, partial(_run, case))
             found = ranks[0]

@@ -111,7 +111,7 @@ def _theirs(paths: list[Path]) -> list[Figures]:
 
 
 def _adapted(trace: dict[str, Any]) -> dict[str, Any]:
-    """As if the CPU had been a GPU; times in ns, since HTA rounds them."""
+    """As if the CPU had been a GPU; times in ns, since HTA repetitions them."""
     events = [e for e in trace["traceEvents"] if e["ph"] == "X" and isinstance(e["pid"], int)]
     steps = [e for e in events if e["name"].startswith("ProfilerStep#")]
     begin = min(e["ts"] for e in steps)

@@ -2,7 +2,7 @@
 
 Touched is each byte that an ideal single pass reads or writes once: an encoding reads the vector
 and writes the payload; with error feedback it reads and writes the residual as well; a sum of W
-payloads reads them and writes the vector. Reused buffers, the best of several rounds in which
+payloads reads them and writes the vector. Reused buffers, the best of several repetitions in which
 memcpy takes its turn. A share of 1 means as fast as memory; more is possible, since reading is
 cheaper than writing.
 
@@ -10,7 +10,7 @@ With one thread time is that of the processor, so other programs count only for 
 caches and memory. The second table tells how much faster two threads are than one, by the clock on
 the wall: it needs a machine at rest.
 
-    python -m benchmarks.kernels [--only NAME ...] [--vector FILE.safetensors] [--rounds R]
+    python -m benchmarks.kernels [--only NAME ...] [--vector FILE.safetensors] [--repetitions R]
 
 `--vector` takes all float32 tensors of the file as one vector, repeated or cut to `--elements`;
 without it the vector is Gaussian noise. SHARDLAB_KERNELS=reference measures the PyTorch reference.
@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from benchmarks.speed import as_received
+from benchmarks.speed import as_received, best_times
 from shardlab.kernels import (
     casts,
     dynamic8,
@@ -87,15 +87,10 @@ class Case:
         } | {f"sum of {w}": (4 * n + w * wire, summed(w)) for w in RANKS}
         """by column: bytes touched, and the call"""
 
-    def rates(self, threads: int, rounds: int, clock: Callable[[], float]) -> dict[str, float]:
-        """Bytes per second of the fastest round; the calls take turns."""
-        best = dict.fromkeys(self.calls, float("inf"))
-        torch.set_num_threads(threads)
-        for _ in range(rounds + 1):
-            for name, (_, call) in self.calls.items():
-                start = clock()
-                call()
-                best[name] = min(best[name], clock() - start)
+    def rates(self, threads: int, repetitions: int, clock: Callable[[], float]) -> dict[str, float]:
+        """Return bytes per second of the fastest repetition of the interleaved calls."""
+        calls = {name: call for name, (_, call) in self.calls.items()}
+        best = best_times(calls, repetitions, threads, clock=clock)
         return {name: touched / best[name] for name, (touched, _) in self.calls.items()}
 
 
@@ -114,7 +109,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=KERNELS, default=list(KERNELS))
     parser.add_argument("--vector", type=Path)
     parser.add_argument("--elements", type=int, default=1 << 24)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--repetitions", type=int, default=15)
     args = parser.parse_args()
     x = vector(args.vector, args.elements)
     source = args.vector.name if args.vector else "Gaussian noise"
@@ -123,11 +118,11 @@ def main() -> None:
     two: dict[str, list[str]] = {}
     for name in args.only:
         case = Case(*KERNELS[name], x)
-        rates = case.rates(1, args.rounds, time.thread_time)
+        rates = case.rates(1, args.repetitions, time.thread_time)
         memcpy = rates.pop("memcpy")
         one[name] = [f"{case.bits:.3f}", f"{memcpy / 1e9:.1f}"]
         one[name] += [f"{rate / memcpy:.2f}" for rate in rates.values()]
-        single, double = (case.rates(n, args.rounds, time.perf_counter) for n in (1, 2))
+        single, double = (case.rates(n, args.repetitions, time.perf_counter) for n in (1, 2))
         two[name] = [f"{double[column] / single[column]:.2f}" for column in single]
     columns = list(case.calls)
     _table("share of memcpy's bytes per second, one thread", one, ["bits", "GB/s", *columns[1:]])

@@ -1,11 +1,11 @@
 """Moments on disk: updates beside those with moments in memory, and beside plain direct I/O.
 
-    python -m benchmarks.moments [--folder FOLDER] [--elements E] [--rounds R] [--work FOLDER]
+    python -m benchmarks.moments [--folder FOLDER] [--elements E] [--repetitions R] [--work FOLDER]
 
 Eight units of one rank are updated one after another, as the slide engine does: the moments of the
 next one come and those of the last one leave meanwhile. Plain direct I/O reads or writes the same
 bytes, all of a unit by one call. Parameters and gradients are one vector for all units. All ways
-take their turn in every round; what is shown is the fastest round of each.
+take their turn in every repetition; what is shown is the fastest repetition of each.
 """
 
 import argparse
@@ -38,11 +38,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--folder", type=Path, default=Path(".work/activations"))
     parser.add_argument("--elements", type=int, default=8, help="of a unit, x 2**20")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--work", type=Path, default=Path(".work/benchmarks"), help="for results")
     args = parser.parse_args()
     size = args.elements << 20
-    seconds, *_ = on_ranks(1, partial(_seconds, args.folder, size, args.rounds), threads=THREADS)
+    seconds, *_ = on_ranks(
+        1, partial(_seconds, args.folder, size, args.repetitions), threads=THREADS
+    )
     host = {"host": describe_host(), "revision": git_revision()}
     write_json(args.work / "moments.json", {**host, "elements": size, "seconds": seconds})
     rows = []
@@ -56,7 +58,9 @@ def main() -> None:
     print(text_table("Moments on disk", header, rows).markdown())
 
 
-def _seconds(folder: Path, size: int, rounds: int, group: dist.ProcessGroup) -> dict[str, float]:
+def _seconds(
+    folder: Path, size: int, repetitions: int, group: dist.ProcessGroup
+) -> dict[str, float]:
     calls: dict[str, Callable[[], object]] = {}
     parameter, gradient = torch.randn(size), torch.randn(size)
     workers = Workers(THREADS)
@@ -77,7 +81,7 @@ def _seconds(folder: Path, size: int, rounds: int, group: dist.ProcessGroup) -> 
             f"{name}: updates in memory": partial(updates, MemoryMoments(memory)),
             f"{name}: updates on disk": partial(updates, _on_disk(group, folder, size, dtype)),
         }
-    return best_times(calls, rounds)
+    return best_times(calls, repetitions)
 
 
 def _plain(folder: Path, size: int) -> tuple[AnonymousFile, torch.Tensor]:

@@ -1,11 +1,11 @@
-"""What it costs a step to be watched: by the profiler, by the ledger, by the labels of units.
+"""Cost of observing a step: the profiler, the ledger, the labels of units.
 
-    python -m benchmarks.profiling [STRATEGY ...] [--preset NAME] [--rounds R] [--work FOLDER]
+    python -m benchmarks.profiling [STRATEGY ...] [--preset NAME] [--repetitions R] [--work FOLDER]
 
-One run, real engines on gloo ranks; in every round each way of doing a step has its turn, and where
-a round begins moves on. A ratio is that of a round's step to the plain step of the same round; the
-table has the median with the quartiles. Plain is what a timed step is: with counting and labels,
-without the profiler.
+One run, real engines on gloo ranks. The ways of doing a step are interleaved in an order that
+rotates. A ratio is that of a step to the plain step of the same repetition; the table has the
+median with the quartiles. Plain is what a timed step is: with counting and labels, without the
+profiler.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("strategies", nargs="*", metavar="STRATEGY", help="of benchmarks.engines")
     parser.add_argument("--preset", default="tiny")
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--repetitions", type=int, default=40)
     parser.add_argument("--world-size", type=int, default=2)
     parser.add_argument("--work", type=Path, default=Path(".work/benchmarks"), help="for results")
     args = parser.parse_args()
@@ -52,19 +52,19 @@ def main() -> None:
         raise UserError(f"{', '.join(sorted(unknown))}: not one of {', '.join(CASES)}")
     measured = {}
     for name in args.strategies or _DEFAULT:
-        work = partial(_rounds, CASES[name], args.preset, args.rounds)
+        work = partial(_repetitions, CASES[name], args.preset, args.repetitions)
         measured[name], *_ = on_ranks(args.world_size, work)
     results = {"host": describe_host(), "revision": git_revision(), "step_s": measured}
     write_json(args.work / "profiling.json", results)
-    rows = [[name, *_cells(rounds)] for name, rounds in measured.items()]
+    rows = [[name, *_cells(repetitions)] for name, repetitions in measured.items()]
     ways = [way for way in next(iter(measured.values())) if way != "plain"]
     headings = ["strategy", "plain step, ms", *(f"{way} / plain" for way in ways)]
-    title = f"{args.preset}, {args.world_size} ranks, {args.rounds} rounds"
+    title = f"{args.preset}, {args.world_size} ranks, {args.repetitions} repetitions"
     print(f"{title}\n\n{text_table(title, headings, rows).markdown()}")
 
 
-def _rounds(
-    document: dict[str, Any], preset: str, rounds: int, group: dist.ProcessGroup
+def _repetitions(
+    document: dict[str, Any], preset: str, repetitions: int, group: dist.ProcessGroup
 ) -> dict[str, list[float]]:
     """Seconds of each step, by the way in which it was done."""
     trainee = Trainee(parse_strategy(document), preset, group)
@@ -94,7 +94,7 @@ def _rounds(
     }
     times: dict[str, list[float]] = {way: [] for way in ways}
     order = list(ways)
-    for _ in range(rounds):
+    for _ in range(repetitions):
         for way in order:
             times[way].append(ways[way]())
         order = order[1:] + order[:1]

@@ -4,7 +4,7 @@
     python -m benchmarks.rivals [SPEC ...] [--data FOLDER] [--work FOLDER] [--rivals FOLDER]
 
 One thread, the same real gradient of 16 Mi elements, buffers reused where the package lets one; the
-calls of both sides take turns and the fastest of several rounds counts. SPEC: only the rivals of
+calls of both sides are interleaved, and the fastest repetition counts. SPEC: only the rivals of
 these of our codecs. A package that does not work is in the table with its error.
 """
 
@@ -38,7 +38,7 @@ from shardlab.report.tables import text_table
 
 _FAILURE_WIDTH = 120
 _LIMIT_S = 20.0
-"""for the rounds of one rival; the slowest take seconds for a call"""
+"""for the repetitions of one rival; the slowest take seconds for a call"""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("specs", nargs="*", metavar="SPEC", help="of our codecs; default: all")
     parser.add_argument("--rivals", type=Path, default=Path(".work/rivals"), help="their packages")
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--repetitions", type=int, default=12)
     add_arguments(parser)
     args = parser.parse_args()
     if not args.rivals.is_dir():
@@ -74,14 +74,14 @@ def main() -> None:
     gradients = Gradients(prepare(args.data, args.work))
     matches = []
     for rival in chosen:
-        matches.append(_match(rival, gradients, args.rounds))
+        matches.append(_match(rival, gradients, args.repetitions))
         say(f"benchmarks: {rival.name}: {matches[-1].failure or 'measured'}")
     result = {"host": describe_host(), "revision": git_revision()}
     write_json(args.work / "rivals.json", {**result, "matches": [asdict(m) for m in matches]})
     print(_table(matches))
 
 
-def _match(rival: Rival, gradients: Gradients, rounds: int) -> Match:
+def _match(rival: Rival, gradients: Gradients, repetitions: int) -> Match:
     """In a child process: what one package does to a process does not meet the next."""
     names = {"task": rival.task, "theirs": rival.name, "ours": rival.ours}
 
@@ -92,7 +92,7 @@ def _match(rival: Rival, gradients: Gradients, rounds: int) -> Match:
         ours = _ours(rival.ours, x)
         try:
             theirs = rival.make(x)
-            return names | _compare(ours, theirs, x, rounds)
+            return names | _compare(ours, theirs, x, repetitions)
         except Exception as error:  # whatever somebody else's package raises is its result
             first = (str(error).splitlines() or [""])[0]
             told = textwrap.shorten(first, _FAILURE_WIDTH, placeholder=" ...")
@@ -101,14 +101,14 @@ def _match(rival: Rival, gradients: Gradients, rounds: int) -> Match:
     return Match(**on_ranks(1, work)[0])
 
 
-def _compare(ours: Calls, theirs: Calls, x: Tensor, rounds: int) -> dict[str, Any]:
+def _compare(ours: Calls, theirs: Calls, x: Tensor, repetitions: int) -> dict[str, Any]:
     calls = {
         "our encode": ours.encode,
         "their encode": theirs.encode,
         "our decode": ours.decode,
         "their decode": theirs.decode,
     }
-    times = best_times(calls, rounds, limit_s=_LIMIT_S)
+    times = best_times(calls, repetitions, limit_s=_LIMIT_S)
     rates = {name: 4e-9 * x.numel() / seconds for name, seconds in times.items()}
     decoded = [side.decode() for side in (ours, theirs)]
     pair: dict[str, Any] = {
@@ -124,7 +124,7 @@ def _compare(ours: Calls, theirs: Calls, x: Tensor, rounds: int) -> dict[str, An
 def _ours(spec: str, x: Tensor) -> Calls:
     codec: Codec | MultiPhaseMethod = make_method(spec)
     if isinstance(codec, MultiPhaseMethod):
-        return _ours_in_rounds(codec, x)
+        return _ours_in_phases(codec, x)
     n, out = x.numel(), torch.empty_like(x)
     buffer = torch.empty(codec.payload_bytes(n), dtype=torch.uint8)
     payload = codec.encode(x, KEY).clone()
@@ -136,7 +136,7 @@ def _ours(spec: str, x: Tensor) -> Calls:
     return Calls(lambda: codec.encode(x, KEY, buffer), decode, payload.numel())
 
 
-def _ours_in_rounds(method: MultiPhaseMethod, x: Tensor) -> Calls:
+def _ours_in_phases(method: MultiPhaseMethod, x: Tensor) -> Calls:
     """All of a reduction on one rank, on one square matrix."""
     side = int(x.numel() ** 0.5)
     unit = Unit("square", (Block("square", side, side),))

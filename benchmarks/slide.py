@@ -1,7 +1,7 @@
 """How much of what the slide engine copies and updates hides behind computation.
 
     python -m benchmarks.slide [--world-size W] [--layers L] [--width H] [--tokens T] [--window K]
-                               [--clip] [--share S ...] [--rounds R] [--out FILE]
+                               [--clip] [--share S ...] [--repetitions R] [--out FILE]
 
 The device is the CPU, whose copies take as long as on a link of a certain rate: one on which the
 parameters of a step take S times as long as the computation does. Steps take turns with the same
@@ -96,7 +96,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--window", type=int, default=2)
     parser.add_argument("--clip", action="store_true", help="updates beside the next forward pass")
     parser.add_argument("--share", type=float, nargs="+", default=[0.3, 0.6, 0.9, 1.5])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path(".work/benchmarks/slide.json"))
     return parser.parse_args()
 
@@ -105,7 +105,7 @@ def _measure(options: argparse.Namespace, share: float, group: dist.ProcessGroup
     plain = _Plain(options)
     for _ in range(_UNTIMED):
         plain.step()
-    compute_s = statistics.median(sum(plain.step()) for _ in range(options.rounds))
+    compute_s = statistics.median(sum(plain.step()) for _ in range(options.repetitions))
     root, unit, layers = _bytes(options, group)
     inward = [root + layers * unit, (layers - options.window) * unit]
     rate = sum(inward) / (share * compute_s)
@@ -116,7 +116,7 @@ def _measure(options: argparse.Namespace, share: float, group: dist.ProcessGroup
     waits, updating = _exposed(engine), Waits()
     updating.around(engine._optimizer, "_update", "update")
     forwards, backwards, steps = [], [], []
-    for _ in range(options.rounds):
+    for _ in range(options.repetitions):
         for _ in range(_IN_A_ROW):
             forward_s, backward_s = plain.step()
             forwards.append(forward_s)
@@ -127,7 +127,7 @@ def _measure(options: argparse.Namespace, share: float, group: dist.ProcessGroup
             engine.step([_batch(options)], 1e-4)
         engine.synchronize()  # what comes for another step counts for the first one here
         steps.append((time.perf_counter() - start) / _IN_A_ROW)
-    count = options.rounds * _IN_A_ROW
+    count = options.repetitions * _IN_A_ROW
     forward, backward, step = map(statistics.median, (forwards, backwards, steps))
     update, out = updating.seconds["update"] / count, (root + layers * unit) / rate
     come, again = (size / rate for size in inward)

@@ -1,6 +1,6 @@
 """What the forecast says of steps of the slide engine that `benchmarks.slide` has measured.
 
-    python -m benchmarks.slide_forecast FILE... [--rounds R] [--out FILE]
+    python -m benchmarks.slide_forecast FILE... [--repetitions R] [--out FILE]
 
 The computation and the rate of the copies are those of each file, the costs of memory are measured
 now, and nothing is fitted on the steps. Ratios are forecast over measured.
@@ -53,10 +53,10 @@ def main() -> None:
     """Prints a line for every row of the files."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("files", type=Path, nargs="+")
-    parser.add_argument("--rounds", type=int, default=12, help="of the costs of memory")
+    parser.add_argument("--repetitions", type=int, default=12, help="of the costs of memory")
     parser.add_argument("--out", type=Path, default=Path(".work/benchmarks/slide_forecast.json"))
     given = parser.parse_args()
-    rows = [row for file in given.files for row in _rows(read_json(file), given.rounds)]
+    rows = [row for file in given.files for row in _rows(read_json(file), given.repetitions)]
     body = [
         [value if isinstance(value, str) else figure(value) for value in row.values()]
         for row in rows
@@ -65,10 +65,10 @@ def main() -> None:
     write_json(given.out, rows)
 
 
-def _rows(measured: dict[str, Any], rounds: int) -> list[dict[str, Any]]:
+def _rows(measured: dict[str, Any], repetitions: int) -> list[dict[str, Any]]:
     options, host = measured["options"], measured["host"]
     world_size = int(options["world_size"])
-    costs = on_ranks(world_size, partial(memory_times, ["copy", "update"], rounds))[0]
+    costs = on_ranks(world_size, partial(memory_times, ["copy", "update"], repetitions))[0]
     norm: dict[Operation, Line] = {"all_reduce": Line(0.0, 0.0)}  # of one number
     machine = Machine(norm, {}, fit_memory([MemoryCost(**each) for each in costs]))
     row = partial(_row, options, machine, world_size, float(host["cores"]))

@@ -1,10 +1,10 @@
 """How close sparse codecs come to memcpy, with torch.topk beside them.
 
-One thread, reused buffers, everything in one run, best of several rounds that take turns. Encoding:
+One thread, reused buffers, everything in one run, the best of interleaved repetitions. Encoding:
 bytes touched (an ideal single pass: vector and residual read, residual and payload written) per
 core-second, as a share of `copy_`'s. Decoding: the time for the sum of W payloads, as a multiple of
 the time that `copy_` takes for the dense vector. Then the gain of all cores over one, by the clock
-on the wall. `python -m benchmarks.sparse [--elements N] [--density D] [--rounds R]`.
+on the wall. `python -m benchmarks.sparse [--elements N] [--density D] [--repetitions R]`.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.speed import best_times
 from shardlab.codecs.base import Codec, MessageKey
 from shardlab.codecs.registry import make_codec
 from shardlab.kernels import native
@@ -97,24 +98,11 @@ def _summing(codec: Codec, payloads: list[Tensor], out: Tensor) -> Callable[[], 
     return lambda: codec.decode_sum(payloads, out, 1 / len(payloads), keys)
 
 
-def best_times(
-    rows: list[Row], rounds: int, clock: Callable[[], float] = time.thread_time
-) -> dict[str, float]:
-    """Seconds of the fastest round; the calls take turns, so that all see the same machine."""
-    best = {row.name: float("inf") for row in rows}
-    for _ in range(rounds + 1):
-        for row in rows:
-            start = clock()
-            row.call()
-            best[row.name] = min(best[row.name], clock() - start)
-    return best
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--elements", type=int, default=1 << 24)
     parser.add_argument("--density", type=float, default=0.01)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--repetitions", type=int, default=9)
     args = parser.parse_args()
     torch.set_num_threads(1)
     print(f"compiled kernels: {native.available()}; {args.elements} float32, {args.density:.2%}")
@@ -122,14 +110,14 @@ def main() -> None:
         ("share of memcpy's bytes per core-second", encoders(args.elements, args.density)),
         ("time in memcpys of the dense vector", decoders(args.elements, args.density)),
     ):
-        _print(title, rows, args.rounds)
+        _print(title, rows, args.repetitions)
 
 
-def _print(title: str, rows: list[Row], rounds: int) -> None:
-    torch.set_num_threads(1)
-    best, alone = best_times(rows, rounds), best_times(rows, rounds, time.perf_counter)
-    torch.set_num_threads(os.cpu_count() or 1)
-    together = best_times(rows, rounds, time.perf_counter)
+def _print(title: str, rows: list[Row], repetitions: int) -> None:
+    calls = {row.name: row.call for row in rows}
+    best = best_times(calls, repetitions, clock=time.thread_time)
+    alone = best_times(calls, repetitions)
+    together = best_times(calls, repetitions, threads=os.cpu_count() or 1)
     copy = rows[0]
     print(f"{title:<42}{'ms':>8}{'ratio':>8}{'gain of all cores':>19}")
     for row in rows:

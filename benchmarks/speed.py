@@ -1,7 +1,7 @@
-"""Speed of a codec on one vector: bytes touched per second, beside memcpy's in the same rounds.
+"""Speed of a codec on one vector: bytes touched per second, compared with interleaved memcpy.
 
 Touched is every byte that an ideal single pass reads or writes once. One thread unless said
-otherwise, reused buffers, the fastest of several rounds in which all calls take their turn.
+otherwise, reused buffers, the fastest of several repetitions of interleaved calls.
 """
 
 import time
@@ -26,7 +26,7 @@ _SPINNING_S = 0.05
 
 @dataclass(frozen=True)
 class Speed:
-    """Rates of a codec; a method in rounds has `encode` alone, for its whole work on one rank."""
+    """Rates of a codec; a multi-phase method has `encode` alone, for its whole work on one rank."""
 
     encode: float
     """GB of float32 per second"""
@@ -40,30 +40,34 @@ class Speed:
 
 
 def best_times(
-    calls: dict[str, Call], rounds: int, threads: int = 1, limit_s: float = float("inf")
+    calls: dict[str, Call],
+    repetitions: int,
+    threads: int = 1,
+    limit_s: float = float("inf"),
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Seconds of the fastest round of each call; they take turns.
+    """Seconds of the fastest repetition of each call; interleaved.
 
     With several threads a turn is a pause and two calls, of which the second is timed: torch's
     threads spin for some 10 ms after an operation, on processors that the next call needs.
 
     Args:
-        limit_s: no new round starts later than this, but two there are.
+        limit_s: no new repetition starts later than this, but two there are.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     best = dict.fromkeys(calls, float("inf"))
     seconds = stopwatch()
-    for done in range(rounds + 1):
+    for done in range(repetitions + 1):
         if done >= 2 and seconds() > limit_s:
             break
         for name, call in calls.items():
             if threads > 1:
                 time.sleep(_SPINNING_S)
                 call()
-            start = time.perf_counter()
+            start = clock()
             call()
-            best[name] = min(best[name], time.perf_counter() - start)
+            best[name] = min(best[name], clock() - start)
     torch.set_num_threads(before)
     return best
 
@@ -84,7 +88,7 @@ def as_received(payloads: list[Tensor]) -> list[Tensor]:
     return places
 
 
-def codec_speed(codec: Codec, x: Tensor, rounds: int) -> Speed:
+def codec_speed(codec: Codec, x: Tensor, repetitions: int) -> Speed:
     """Of a codec on float32 [n]."""
     n = x.numel()
     residual, out = torch.zeros_like(x), torch.zeros_like(x)
@@ -104,8 +108,8 @@ def codec_speed(codec: Codec, x: Tensor, rounds: int) -> Speed:
     touched = {"memcpy": 8 * n, "encode": 4 * n + wire, "encode + residual": 12 * n + wire} | {
         f"sum of {count}": 4 * n + count * wire for count in PAYLOADS
     }
-    times = best_times(calls, rounds)
-    faster = best_times(calls, rounds, threads=2)
+    times = best_times(calls, repetitions)
+    faster = best_times(calls, repetitions, threads=2)
     memcpy = touched["memcpy"] / times["memcpy"]
     return Speed(
         encode=4e-9 * n / times["encode"],
@@ -142,8 +146,8 @@ class Alone:
         """Its bytes are counted like all others."""
 
 
-def rounds_speed(method: MultiPhaseMethod, x: Tensor, unit: Unit, rounds: int) -> Speed:
-    """Of a method in rounds, whose state was formed before; without the time on the wire."""
+def phase_speed(method: MultiPhaseMethod, x: Tensor, unit: Unit, repetitions: int) -> Speed:
+    """Of a multi-phase method, whose state was formed before; without the time on the wire."""
     given, wire, step = x.clone(), Alone(), 0
     method.sum_scatter(given, unit, wire, KEY)
 
@@ -154,6 +158,6 @@ def rounds_speed(method: MultiPhaseMethod, x: Tensor, unit: Unit, rounds: int) -
         method.sum_scatter(given, unit, wire, KEY._replace(step=step))
 
     out = torch.zeros_like(x)
-    times = best_times({"memcpy": lambda: out.copy_(x), "reduce": reduce}, max(2, rounds // 4))
+    times = best_times({"memcpy": lambda: out.copy_(x), "reduce": reduce}, max(2, repetitions // 4))
     work = times["reduce"] - times["memcpy"]
     return Speed(4e-9 * x.numel() / work, None, None, {}, {})

@@ -1,6 +1,6 @@
 """How long a large trace takes to read, and how much memory: ours beside other readers.
 
-    python -m benchmarks.traces [--mb SIZE] [--rounds R] [--work FOLDER]
+    python -m benchmarks.traces [--mb SIZE] [--repetitions R] [--work FOLDER]
 
 A real trace of two ranks is made as large as asked for by repeating rank 0's steps, each time
 later, in Kineto's own layout. Every reader has a process of its own and all take turns; the fastest
@@ -40,7 +40,7 @@ _STEP = re.compile(r"ProfilerStep#(\d+)")
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--mb", type=float, default=250, help="size of the trace in 10^6 bytes")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--work", type=Path, default=Path(".work/benchmarks"), help="for results")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="shardlab-traces-") as folder:
@@ -50,7 +50,7 @@ def main() -> None:
             file.writelines(repeated(small.read_text(), args.mb * 1e6))
         with large.open("rb") as source, gzip.open(compressed, "wb", 6) as target:
             shutil.copyfileobj(source, target)
-        measured = _measured([large, compressed], args.rounds)
+        measured = _measured([large, compressed], args.repetitions)
         start = time.perf_counter()
         merge_traces([small, *others], Path(folder, "merged.json.gz"))
         merging = time.perf_counter() - start
@@ -87,10 +87,10 @@ def _moved(event: str, by: int, steps: int) -> str:
     return _STEP.sub(lambda match: f"ProfilerStep#{int(match[1]) + steps}", later)
 
 
-def _measured(paths: list[Path], rounds: int) -> dict[str, dict[str, Any]]:
-    """By reader and file; the fastest round."""
+def _measured(paths: list[Path], repetitions: int) -> dict[str, dict[str, Any]]:
+    """By reader and file; the fastest repetition."""
     best: dict[str, dict[str, Any]] = {}
-    for _ in range(rounds):
+    for _ in range(repetitions):
         for path in paths:
             for way in WAYS:
                 command = [sys.executable, "-m", "benchmarks.trace_readers", way, str(path)]

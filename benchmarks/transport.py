@@ -1,13 +1,13 @@
 """Ways to move bytes between gloo ranks on this machine, and what an envelope costs.
 
-    python -m benchmarks.transport [--world-size W] [--rounds R] [--rate 100mbit 1gbit ...]
+    python -m benchmarks.transport [--world-size W] [--repetitions R] [--rate 100mbit 1gbit ...]
 
-One run, calls take turns, from barrier to barrier: milliseconds of the best of several rounds.
+One run, interleaved calls, from barrier to barrier: milliseconds of the best repetition.
 `pieces` is what `shardlab.transport.transport` does, also with other sizes and numbers in flight;
 the others send the same bytes to every other rank in another way, and gloo's reduce-scatter and
 all-gather do the same job. Loopback shows the cost on the CPU. With rates the table is repeated on
-emulated links, with the share of the link's rate that those bytes reach, in the best round and in
-the median: whether one large message uses both directions at once is chance.
+emulated links, with the fraction of the link's rate that those bytes reach, at best and in the
+median: whether one large message uses both directions at once is chance.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from shardlab.codecs.wire import HEADER, Buffers, Contents, describe, message_by
 from shardlab.experiment.link import Link
 from shardlab.launch import launch
 from shardlab.transport import transport
-from shardlab.transport.link_emulation import Links
+from shardlab.emulation.link import Links
 from shardlab.transport.transport import Transport
 
 SIZES = [1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24]
@@ -61,12 +61,12 @@ def ways(group: dist.ProcessGroup, size: int) -> dict[str, Callable[[], object]]
     }
 
 
-def times(
-    calls: Mapping[str, Callable[[], object]], rounds: int, barrier: Callable[[], object]
+def interleaved(
+    calls: Mapping[str, Callable[[], object]], repetitions: int, barrier: Callable[[], object]
 ) -> dict[str, list[float]]:
-    """Seconds of each call in every round but the first."""
+    """Seconds of each call in every repetition but the first."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds + 1):
+    for _ in range(repetitions + 1):
         for name, call in calls.items():
             barrier()
             start = time.perf_counter()
@@ -76,12 +76,12 @@ def times(
     return {name: seconds[1:] for name, seconds in taken.items()}
 
 
-def show_ways(group: dist.ProcessGroup, rounds: int, bits_per_second: int | None) -> None:
+def show_ways(group: dist.ProcessGroup, repetitions: int, bits_per_second: int | None) -> None:
     """Milliseconds, and the share of the rate, or how many times as long as `pieces` it takes."""
     peers = dist.get_world_size(group) - 1
     for size in SIZES:
         calls = ways(group, size)
-        taken = times(calls, rounds, lambda: dist.barrier(group))
+        taken = interleaved(calls, repetitions, lambda: dist.barrier(group))
         if dist.get_rank(group) == 0:
             if size == SIZES[0]:
                 print(f"{'bytes to each':>14}" + "".join(f"{name:>20}" for name in calls))
@@ -98,7 +98,7 @@ def show_ways(group: dist.ProcessGroup, rounds: int, bits_per_second: int | None
             print(f"{size:>14}{row}", flush=True)
 
 
-def show_link(rate: str | None, world_size: int, rounds: int) -> None:
+def show_link(rate: str | None, world_size: int, repetitions: int) -> None:
     """The table on one kind of link; without a rate on the loopback interface."""
     with ExitStack() as stack:
         links = None if rate is None else stack.enter_context(Links(world_size, Link(rate=rate)))
@@ -106,14 +106,15 @@ def show_link(rate: str | None, world_size: int, rounds: int) -> None:
         if bits is None:
             print(f"{world_size} ranks, loopback: ms (times as long as in pieces)")
         else:
-            # a round keeps the link busy for about twice as long as its bytes take
-            a_round = 2 * (len(OTHER_PIECES) + 5) * sum(SIZES) * 8 * (world_size - 1) / bits
-            rounds = min(rounds, max(2, round(_SECONDS / a_round) - 1))
-            print(f"\n{world_size} ranks, {rate}: ms (share of the rate: best, median of {rounds})")
-        launch(lambda group: show_ways(group, rounds, bits), world_size, 1, 120, links=links)
+            # a repetition keeps the link busy for about twice as long as its bytes take
+            a_repetition = 2 * (len(OTHER_PIECES) + 5) * sum(SIZES) * 8 * (world_size - 1) / bits
+            repetitions = min(repetitions, max(2, round(_SECONDS / a_repetition) - 1))
+            shares = f"share of the rate: best, median of {repetitions}"
+            print(f"\n{world_size} ranks, {rate}: ms ({shares})")
+        launch(lambda group: show_ways(group, repetitions, bits), world_size, 1, 120, links=links)
 
 
-def envelope_costs(spec: str, n: int, rounds: int) -> dict[str, float]:
+def envelope_costs(spec: str, n: int, repetitions: int) -> dict[str, float]:
     """Seconds for n elements; every sealing comes after an encoding, as in an exchange."""
     codec, key = make_codec(spec), MessageKey(0, 0, "unit", 0)
     vector, residual = torch.randn(n) * 1e-3, torch.zeros(n)
@@ -127,15 +128,18 @@ def envelope_costs(spec: str, n: int, rounds: int) -> dict[str, float]:
         "seal after it": lambda: seal(message, size, contents),
         "unseal": lambda: unseal(message, size, contents, 0),
     }
-    return {name: min(seconds) for name, seconds in times(calls, rounds, lambda: None).items()}
+    return {
+        name: min(seconds)
+        for name, seconds in interleaved(calls, repetitions, lambda: None).items()
+    }
 
 
-def show_envelopes(rounds: int) -> None:
+def show_envelopes(repetitions: int) -> None:
     """Sealing as a share of encoding, without and with a residual."""
     print(f"\n{'codec':<8}{'elements':>10}{'encode ms':>11}{'seal':>8}{'with residual':>15}")
     for spec in ("int8", "bf16"):
         for n in (1 << 12, 1 << 16, 1 << 20, 1 << 22, 1 << 24):
-            t = envelope_costs(spec, n, rounds)
+            t = envelope_costs(spec, n, repetitions)
             shares = t["seal"] / t["encode"], t["seal after it"] / t["encode_residual"]
             print(f"{spec:<8}{n:>10}{t['encode'] * 1e3:>11.3f}{shares[0]:>8.2f}{shares[1]:>15.2f}")
 
@@ -143,13 +147,13 @@ def show_envelopes(rounds: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--world-size", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument("--rate", nargs="+", default=[], help="such as 100mbit 1gbit")
     args = parser.parse_args()
     for rate in (None, *args.rate):
-        show_link(rate, args.world_size, args.rounds)
+        show_link(rate, args.world_size, args.repetitions)
     torch.set_num_threads(1)
-    show_envelopes(args.rounds)
+    show_envelopes(args.repetitions)
 
 
 if __name__ == "__main__":

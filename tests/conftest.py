@@ -44,7 +44,7 @@ def permitted():
     # not above: what is imported there comes before the variables that it reads
     from shardlab.core.errors import UserError
     from shardlab.experiment.link import Link
-    from shardlab.transport.link_emulation import Links
+    from shardlab.emulation.link import Links
 
     try:
         with Links(1, Link(rate="1gbit")):

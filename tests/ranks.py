@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from shardlab.launch import launch
-from shardlab.transport.link_emulation import Links
+from shardlab.emulation.link import Links
 
 OnRank = Callable[[dist.ProcessGroup], dict[str, Tensor] | None]
 

@@ -30,7 +30,7 @@ from shardlab.measurements.calibration import (
     Transfer,
     wire_bytes,
 )
-from shardlab.transport.link_emulation import emulated
+from shardlab.emulation.link import emulated
 from shardlab.transport.object_collectives import gather_values
 from shardlab.transport.transport import Transport
 

@@ -135,7 +135,7 @@ def checksum(data: Tensor) -> int:
     takes longer than encoding it.
     """
     hashed = data if data.device.type == "cpu" else device_sums(data).cpu()
-    return int(xxhash.xxh3_64_intdigest(hashed.numpy())) & 0xFFFFFFFF
+    return int(xxhash.xxh3_64_intdigest(hashed.numpy().data)) & 0xFFFFFFFF
 
 
 def device_sums(data: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ Worker = Callable[[dist.ProcessGroup], None]
 
 
 class Interfaces(Protocol):
-    """Network interfaces of the ranks: `shardlab.transport.link_emulation.Links`, for one."""
+    """Network interfaces of the ranks: `shardlab.emulation.link.Links`, for one."""
 
     def enter(self, rank: int) -> str:
         """Move the process of the rank to its interface; return the name of the interface."""

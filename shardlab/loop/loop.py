@@ -13,7 +13,7 @@ from shardlab.data.tokens.loader import Batches
 from shardlab.engines.common.base import Engine
 from shardlab.experiment.schema import Train
 from shardlab.loop.schedule import learning_rate
-from shardlab.transport.link_emulation import interface_bytes
+from shardlab.emulation.link import interface_bytes
 from shardlab.transport.object_collectives import device_of
 
 

@@ -37,7 +37,7 @@ from shardlab.profiling.analysis.breakdown import analyse
 from shardlab.records.run import Breakdown, LinkEmulation
 from shardlab.records.timing import NO_COMMUNICATION, TimedRun, write_timings
 from shardlab.strategy.strategy import Strategy
-from shardlab.transport.link_emulation import Emulation, emulated, interface_bytes, interface_frames
+from shardlab.emulation.link import Emulation, emulated, interface_bytes, interface_frames
 from shardlab.transport.object_collectives import device_of, gather_bytes, gather_values
 from shardlab.transport.traffic import LinkThrottle
 

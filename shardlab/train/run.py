@@ -33,7 +33,7 @@ from shardlab.train.memory import MemoryMeter
 from shardlab.train.placed import placements
 from shardlab.train.telemetry import Telemetry, write_traces
 from shardlab.train.trained import gather_trained
-from shardlab.transport.link_emulation import Emulation, emulated
+from shardlab.emulation.link import Emulation, emulated
 from shardlab.transport.object_collectives import device_of, gather_bytes, gather_values
 
 

@@ -1,1 +1,1 @@
-"""Bytes between ranks: point-to-point exchange on gloo, emulated links, traffic counters."""
+"""Communication between ranks: point-to-point exchange on gloo, collectives of plain values, timing."""

@@ -2,11 +2,10 @@
 
 import torch
 
-from benchmarks.aggregation import CountingWire, reduced, relative, scattered
+from benchmarks.aggregation import reduced, relative, scattered
 from benchmarks.speed import best_times
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Block, Unit
-from tests.ranks import run_ranks
 
 UNIT = Unit("matrices", (Block("a", 4, 3), Block("b", 8, 2)))
 
@@ -45,23 +44,7 @@ def test_the_error_of_a_method_without_magnitude_is_of_the_scaled_sum():
     assert relative(3 * exact, exact) > 1.9
 
 
-def test_the_wire_sums_and_counts_what_the_best_algorithms_send():
-    def on_rank(group):
-        wire = CountingWire(group)
-        mine = torch.arange(4.0) + wire.rank
-        total = mine.clone()
-        wire.sum(total)
-        shard = wire.sum_scatter(mine)
-        counted = torch.tensor([wire.bytes, float(wire.collectives)])
-        return {"total": total, "gathered": wire.gather(shard), "counted": counted}
-
-    for result in run_ranks(2, on_rank):
-        assert result["total"].tolist() == result["gathered"].tolist() == [1, 3, 5, 7]
-        # an all-reduce moves each byte twice, a reduce-scatter once; half of it to the other rank
-        assert result["counted"].tolist() == [16 + 8, 2]
-
-
-def test_slow_calls_get_two_rounds_and_no_more():
+def test_slow_calls_get_two_repetitions_and_no_more():
     calls = []
-    best_times({"slow": lambda: calls.append(0)}, rounds=50, limit_s=0.0)
+    best_times({"slow": lambda: calls.append(0)}, repetitions=50, limit_s=0.0)
     assert len(calls) == 2

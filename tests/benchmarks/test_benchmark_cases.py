@@ -5,11 +5,10 @@ import yaml
 from pydantic import TypeAdapter
 
 from benchmarks import cases
-from benchmarks.convergence import _goal, _spread
 from benchmarks.other_codecs import RIVALS
 from shardlab.core.errors import UserError
 from shardlab.experiment.parameters import Parameters
-from shardlab.experiment.schema import Params, Train
+from shardlab.experiment.schema import Params
 from shardlab.strategy.codec_options import SPECS
 from shardlab.strategy.codec_spec import CodecSpec
 
@@ -37,25 +36,3 @@ def test_a_case_that_does_not_exist_is_refused():
     assert [case.spec for case in cases.cases(["bf16"])] == ["bf16"]
     with pytest.raises(UserError, match="int9"):
         cases.cases(["int9"])
-
-
-def test_a_step_takes_the_same_samples_at_every_world_size():
-    train = Train(world_size=2, batch_size=8)
-    spread = _spread(train, 4)
-    assert (spread.world_size, spread.batch_size) == (4, 4)
-    with pytest.raises(UserError, match="16 samples"):
-        _spread(train, 3)
-
-
-@pytest.mark.parametrize(
-    ("ratio", "change", "high", "reached"),
-    [
-        (7.7, 1.002, 1.005, "yes"),
-        (7.7, 1.002, 1.02, "in the mean"),
-        (7.7, 1.02, 1.03, "no"),
-        (3.9, 1.0, 1.0, "no"),
-        (7.7, float("nan"), float("nan"), "no"),
-    ],
-)
-def test_the_goal_takes_both_bytes_and_quality(ratio, change, high, reached):
-    assert _goal(ratio, {"ppl_ratio": change, "ppl_ratio_high": high}) == reached

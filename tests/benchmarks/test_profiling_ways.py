@@ -8,7 +8,7 @@ from tests.ranks import run_ranks
 
 def test_a_step_can_be_timed_in_every_way():
     def on_rank(group):
-        times = profiling._rounds(profiling.CASES["fsdp2-int8"], "tiny", 1, group)
+        times = profiling._repetitions(profiling.CASES["fsdp2-int8"], "tiny", 1, group)
         return {way: torch.tensor(seconds) for way, seconds in times.items()}
 
     for found in run_ranks(2, on_rank):

@@ -73,7 +73,9 @@ def test_ranks_with_different_models_say_so():
         n = N + (dist.get_rank(group) == 2)
         exchange(group, "int8").reduce_scatter(torch.empty(n), torch.rand(3 * n), 1.0, UNIT)
 
-    failing(worker, "PayloadError: payload of rank ", "codec int8", "differ in codec, options, model")
+    failing(
+        worker, "PayloadError: payload of rank ", "codec int8", "differ in codec, options, model"
+    )
 
 
 def test_a_rank_that_is_a_step_ahead_says_so():

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from shardlab.core.errors import UserError
 from shardlab.experiment.link import Link
 from shardlab.launch import RunFailed, launch
-from shardlab.transport.link_emulation import Links
+from shardlab.emulation.link import Links
 from tests.launch.workers import one_dies
 
 

@@ -22,7 +22,7 @@ from shardlab.loop.loop import Loop
 from shardlab.profiling.analysis.breakdown import analyse
 from shardlab.train import run
 from shardlab.train.run import train_run
-from shardlab.transport.link_emulation import emulated
+from shardlab.emulation.link import emulated
 from tests.checkpoint.checkpointed import INT4, plan_of, strategy_of
 from tests.commands import Command, wait_for
 from tests.namespaces import held, opened_by

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from shardlab.core.errors import UserError
 from shardlab.experiment.link import Link
 from shardlab.launch import launch
-from shardlab.transport.link_emulation import Links
+from shardlab.emulation.link import Links
 from shardlab.transport.transport import Transport
 from tests.namespaces import held, opened_by
 from tests.ranks import run_ranks
@@ -88,7 +88,7 @@ def test_nothing_is_left_and_the_machine_never_sees_the_links(permitted):
 
 _OWNER = r"""
 import os, time
-from shardlab.transport.link_emulation import Links
+from shardlab.emulation.link import Links
 from shardlab.experiment.link import Link
 from shardlab.launch import launch
 def worker(group):

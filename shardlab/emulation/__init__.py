@@ -1,0 +1,1 @@
+"""Emulation of network links between the ranks of one machine."""
