@@ -8,8 +8,8 @@ from typing import Any
 import torch.distributed as dist
 
 from shardlab.core.files import read_json, write_json
-from shardlab.launch import launch
 from shardlab.emulation.link import Links
+from shardlab.launch import launch
 
 _LONGEST_WAIT_S = 1800.0
 

@@ -23,10 +23,10 @@ import torch.distributed as dist
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.wire import HEADER, Buffers, Contents, describe, message_bytes, seal, unseal
+from shardlab.emulation.link import Links
 from shardlab.experiment.link import Link
 from shardlab.launch import launch
 from shardlab.transport import transport
-from shardlab.emulation.link import Links
 from shardlab.transport.transport import Transport
 
 SIZES = [1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24]

@@ -43,8 +43,8 @@ def permitted():
     """Skips where this process may not make links in network namespaces."""
     # not above: what is imported there comes before the variables that it reads
     from shardlab.core.errors import UserError
-    from shardlab.experiment.link import Link
     from shardlab.emulation.link import Links
+    from shardlab.experiment.link import Link
 
     try:
         with Links(1, Link(rate="1gbit")):

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from shardlab.launch import launch
 from shardlab.emulation.link import Links
+from shardlab.launch import launch
 
 OnRank = Callable[[dist.ProcessGroup], dict[str, Tensor] | None]
 

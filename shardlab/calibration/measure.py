@@ -17,6 +17,7 @@ from shardlab.calibration.codec_costs import Times, codec_times, interleave
 from shardlab.calibration.memory_costs import memory_times
 from shardlab.core.files import read_json, write_json
 from shardlab.core.progress import say
+from shardlab.emulation.link import emulated
 from shardlab.environment.host import describe_host, git_revision
 from shardlab.experiment.affinity import CpuAffinity
 from shardlab.experiment.link import LOOPBACK, Link, bucket_bytes
@@ -30,7 +31,6 @@ from shardlab.measurements.calibration import (
     Transfer,
     wire_bytes,
 )
-from shardlab.emulation.link import emulated
 from shardlab.transport.object_collectives import gather_values
 from shardlab.transport.transport import Transport
 

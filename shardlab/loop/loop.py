@@ -10,10 +10,10 @@ from torch import Tensor
 
 from shardlab.core.progress import track
 from shardlab.data.tokens.loader import Batches
+from shardlab.emulation.link import interface_bytes
 from shardlab.engines.common.base import Engine
 from shardlab.experiment.schema import Train
 from shardlab.loop.schedule import learning_rate
-from shardlab.emulation.link import interface_bytes
 from shardlab.transport.object_collectives import device_of
 
 

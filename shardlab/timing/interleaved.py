@@ -21,6 +21,7 @@ from shardlab.comm.hierarchy import subgroup
 from shardlab.core.progress import say, track
 from shardlab.data.tokens.loader import Batches
 from shardlab.data.tokens.tokens import TokenSplit, open_split
+from shardlab.emulation.link import Emulation, emulated, interface_bytes, interface_frames
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Optimization
 from shardlab.engines.common.units import unit_sizes
@@ -37,7 +38,6 @@ from shardlab.profiling.analysis.breakdown import analyse
 from shardlab.records.run import Breakdown, LinkEmulation
 from shardlab.records.timing import NO_COMMUNICATION, TimedRun, write_timings
 from shardlab.strategy.strategy import Strategy
-from shardlab.emulation.link import Emulation, emulated, interface_bytes, interface_frames
 from shardlab.transport.object_collectives import device_of, gather_bytes, gather_values
 from shardlab.transport.traffic import LinkThrottle
 

@@ -16,6 +16,7 @@ from shardlab.core.files import write_json, write_json_lines
 from shardlab.core.progress import say
 from shardlab.data.tokens.loader import Batches
 from shardlab.data.tokens.tokens import open_split
+from shardlab.emulation.link import Emulation, emulated
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Engine, Optimization
 from shardlab.engines.common.precision import dtype_of, uses_fp16
@@ -33,7 +34,6 @@ from shardlab.train.memory import MemoryMeter
 from shardlab.train.placed import placements
 from shardlab.train.telemetry import Telemetry, write_traces
 from shardlab.train.trained import gather_trained
-from shardlab.emulation.link import Emulation, emulated
 from shardlab.transport.object_collectives import device_of, gather_bytes, gather_values
 
 

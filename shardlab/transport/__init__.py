@@ -1,1 +1,1 @@
-"""Communication between ranks: point-to-point exchange on gloo, collectives of plain values, timing."""
+"""Communication between ranks: point-to-point exchange, collectives of plain values, timing."""

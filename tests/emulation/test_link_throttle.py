@@ -12,8 +12,8 @@ from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.build import Route, make_collective
 from shardlab.comm.collective import Native
 from shardlab.comm.ledger import Ledger
-from shardlab.experiment.link import Link
 from shardlab.emulation.link import Links, emulated, interface_bytes, interface_frames
+from shardlab.experiment.link import Link
 from shardlab.transport.traffic import LinkThrottle, Traffic
 from tests.ranks import run_ranks
 

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 
 from shardlab.core.errors import UserError
+from shardlab.emulation.link import Links
 from shardlab.experiment.link import Link
 from shardlab.launch import launch
-from shardlab.emulation.link import Links
 from shardlab.transport.transport import Transport
 from tests.namespaces import held, opened_by
 from tests.ranks import run_ranks

@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from benchmarks.resume import Outcome
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, read_json_lines
+from shardlab.emulation.link import emulated
 from shardlab.experiment.link import Link
 from shardlab.experiment.schema import Checkpoint
 from shardlab.launch import RunFailed
@@ -22,7 +23,6 @@ from shardlab.loop.loop import Loop
 from shardlab.profiling.analysis.breakdown import analyse
 from shardlab.train import run
 from shardlab.train.run import train_run
-from shardlab.emulation.link import emulated
 from tests.checkpoint.checkpointed import INT4, plan_of, strategy_of
 from tests.commands import Command, wait_for
 from tests.namespaces import held, opened_by

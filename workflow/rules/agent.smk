@@ -42,6 +42,7 @@ rule trial:
             "shardlab/data/corpus",
             "shardlab/data/tokenize",
             "shardlab/data/tokens",
+            "shardlab/emulation",
             "shardlab/engines",
             "shardlab/environment",
             "shardlab/evaluation",
