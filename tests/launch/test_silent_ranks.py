@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from shardlab.core.errors import UserError
+from shardlab.emulation.link import Links
 from shardlab.experiment.link import Link
 from shardlab.launch import RunFailed, launch
-from shardlab.emulation.link import Links
 from tests.launch.workers import one_dies
 
 

@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 
 from shardlab.core.errors import UserError
+from shardlab.emulation.link import Links
 from shardlab.engines.slide.groups import node_groups
 from shardlab.engines.slide.shared_memory import NodeMemory
 from shardlab.experiment.link import Link
-from shardlab.emulation.link import Links
 from tests.engines.slide.unwatched_ranks import outcomes
 from tests.ranks import run_ranks
 
