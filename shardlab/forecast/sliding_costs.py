@@ -1,6 +1,6 @@
 """Bytes of host memory that `slide` moves for a unit: copies, sums and updates.
 
-Sources: `shardlab.engines.slide` (prefetch, gradient off-load, optimizer, moments). The closed forms
+Sources: `shardlab.engines.slide` (copies in and out, updates). The closed forms
 of a step follow: with P parameters, N units of G elements of which K stay, W ranks of a node, b
 bytes of a parameter on the device and l of a gradient, a rank copies b (P + (N - K) G) in and l P
 out, a W-th of either where ranks gather or reduce on the device. An update moves 28 bytes per
