@@ -24,7 +24,15 @@ OnRank = Callable[[dist.ProcessGroup], dict[str, Tensor] | None]
 _TIMEOUT_S = 60.0
 _KEPT = 2
 """sizes of groups that are kept at a time: idle ranks take memory"""
-_FRESH = ("engines/slide", "standalone", "activations", "launch", "transport", "kernels")
+_FRESH = (
+    "activations",
+    "engines/slide",
+    "estimation",
+    "kernels",
+    "launch",
+    "standalone",
+    "transport",
+)
 """folders of tests that look at memory, descriptors and threads of a rank, or leave some behind"""
 
 fresh = False

@@ -1,6 +1,6 @@
 """Base class of everything that a user writes: strict, frozen documents."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, overload
 
 import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
@@ -42,6 +42,13 @@ class Document(BaseModel):
         return value
 
 
+T = TypeVar("T")
+
+
+@overload
+def validate(annotation: type[T], value: Any, where: str) -> T: ...
+@overload
+def validate(annotation: Any, value: Any, where: str) -> Any: ...
 def validate(annotation: Any, value: Any, where: str) -> Any:
     """Validate `value` as an instance of `annotation`.
 

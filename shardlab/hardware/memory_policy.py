@@ -31,7 +31,8 @@ def prefer_node(node: int) -> bool:
     nodes = (ctypes.c_ulong * (_NODES // _WORD))()
     nodes[node // _WORD] = 1 << node % _WORD
     # the kernel reads one bit less than maxnode says
-    return ctypes.CDLL(None).syscall(_SET, _PREFERRED, nodes, ctypes.c_ulong(_NODES + 1)) == 0
+    status: int = ctypes.CDLL(None).syscall(_SET, _PREFERRED, nodes, ctypes.c_ulong(_NODES + 1))
+    return status == 0
 
 
 def policy_nodes() -> tuple[int, ...]:

@@ -19,7 +19,8 @@ def register(schema: str, kernel: Callable[..., None]) -> Callable[..., None]:
     _LIBRARY.define(schema)
     _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"shardlab::{name}", lambda *_: None, lib=_LIBRARY)
-    return getattr(torch.ops.shardlab, name).default
+    operator: Callable[..., None] = getattr(torch.ops.shardlab, name).default
+    return operator
 
 
 def check_floats(**vectors: Tensor) -> None:

@@ -37,7 +37,7 @@ class Measured(Document):
 
     def mean(self, field: str) -> float:
         """Return the mean of a measurement's field over the seeds of a strategy that succeeded."""
-        values = [getattr(each, field) for each in self.measurements]
+        values: list[float] = [getattr(each, field) for each in self.measurements]
         return sum(values) / len(values)
 
 

@@ -2,6 +2,7 @@
 
 import bz2
 from collections.abc import Iterator
+from io import BufferedIOBase
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from xml.etree.ElementTree import ParseError
@@ -28,7 +29,7 @@ def read_mediawiki(path: Path, tally: Tally) -> Iterator[Document]:
         yield from read_dump(file, str(path), tally)
 
 
-def read_dump(file: BinaryIO, name: str, tally: Tally) -> Iterator[Document]:
+def read_dump(file: BinaryIO | BufferedIOBase, name: str, tally: Tally) -> Iterator[Document]:
     """Yield the articles of an uncompressed dump, without redirects and other namespaces.
 
     Only the last revision of a page counts. Memory: some pages per core.
