@@ -1,4 +1,4 @@
-"""A step of Adam on the processor: our kernel beside torch's, DeepSpeed's and the memory's limit.
+"""A step of Adam on the CPU: our kernel beside torch's, DeepSpeed's and the memory's limit.
 
     python -m benchmarks.adam [--elements 16 64 256] [--threads 1 2] [--repetitions R]
                               [--work FOLDER] [--rivals FOLDER]
@@ -10,7 +10,7 @@ touches the memory of a step in float32 (28 bytes an element) with almost no ari
 step takes gradients of bfloat16 and leaves a copy of the parameters in bfloat16; torch's needs a
 cast before and after its fused step. The summed step takes those of several ranks, as torch's does
 by add, divide, step and copy. Steps with narrow moments keep both in bfloat16 (20 bytes an element
-instead of 28), the second rounded by chance. DeepSpeedCPUAdam has its turn where `make rivals`
+instead of 28), the second rounded stochastically. DeepSpeedCPUAdam has its turn where `make rivals`
 has put it; it compiles itself when it is used first.
 
 At last, how long tiny operations of a thread take while another one updates on all threads.

@@ -14,7 +14,7 @@ class GradiVeQ(MultiPhaseMethod):
     The linear compressor of Yu et al. 2018, without a mean and with one U for a unit. Each chunk of
     n elements is cut into m = ceil(n / slice) slices, the last filled up with zeros; U is float32
     [slice, components]. The coefficients U^T x_r are linear in x_r, so they are summed on the wire.
-    Step 0 and every `refresh`-th step after it travel uncompressed: then U becomes the leading
+    Step 0 and every `refresh`-th step after it are sent uncompressed: then U becomes the leading
     eigenvectors of sum s s^T over the slices s of the sum. Rank 0 finds them and sends them to all,
     so that ranks on hosts of different kinds hold the same bytes. A sum of zeros leaves U as it
     was; without a U the next step is uncompressed too.

@@ -62,14 +62,14 @@ def attach(
         residual: how error feedback stores that: fp32, bf16 or int8.
         route: native (the group's own collective) or exchange (all-to-all of payloads); by default
             native for `none` and exchange for the others.
-        minimum_size: gradient messages with fewer elements travel uncompressed.
+        minimum_size: gradient messages with fewer elements are sent uncompressed.
         exclude: patterns of the names of parameters (`"*.bias"`) whose gradients travel
             uncompressed.
-        warmup_steps: gradient messages of each unit, from the start, that travel uncompressed.
+        warmup_steps: gradient messages of each unit, from the start, that are sent uncompressed.
         between_nodes: codec of a second level between nodes; `gradients` serves inside them. On a
             two-dimensional mesh it also serves between replicas.
         ranks_per_node: size of a node; by default as the launcher says.
-        weights_minimum_size: gathered parameters of fewer elements travel uncompressed.
+        weights_minimum_size: gathered parameters of fewer elements are sent uncompressed.
         overlap: `fully_shard` on devices without streams, where torch communicates and computes by
             turns: communication runs beside computation as far as the model prefetches. After
             backward call `handle.drain()`, before anybody reads a gradient.
@@ -77,7 +77,7 @@ def attach(
             of other copies of the model, over which gradients are averaged too.
         seed: of random codecs.
 
-    The ledger says what travelled uncompressed, and why.
+    The ledger says what was sent uncompressed, and why.
 
     Raises:
         UserError: in one line: unknown codec or option, options that do not fit each other or the

@@ -30,9 +30,9 @@ class Route:
     """by the group's own collective"""
     minimum_size: int = 0
     excluded: frozenset[str] = frozenset()
-    """names of blocks that travel uncompressed"""
+    """names of blocks that are sent uncompressed"""
     warmup: int = 0
-    """messages of each unit that travel uncompressed"""
+    """messages of each unit that are sent uncompressed"""
     between_nodes: Codec | None = None
     ranks_per_node: int | None = None
     seed: int = 0

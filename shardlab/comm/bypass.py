@@ -1,4 +1,4 @@
-"""What no codec may touch travels uncompressed, and the ledger says why."""
+"""Messages that no codec may touch: sent uncompressed, with the reason in the ledger."""
 
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -75,7 +75,7 @@ class ErrorFeedback:
         self._close(part, target)
 
     def step_ended(self) -> None:
-        """The parameters are updated: what was sent for it is not taken back any more."""
+        """The parameters are updated: what was sent for it is no longer rolled back."""
         self._told = True
         self._changed.clear()
 

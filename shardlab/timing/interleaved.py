@@ -1,4 +1,4 @@
-"""Steps of several strategies by turns, in the processes of one set of ranks.
+"""Interleaved steps of several strategies in the processes of one set of ranks.
 
 The speed of a machine drifts by more than strategies differ. So every strategy has an engine of its
 own in each rank, and round by round each engine does one step, in another order every time: steps

@@ -56,21 +56,21 @@ def test_units_come_after_their_update_and_no_gradient_is_lost(seed, clip):
         sources = {unit.source.data_ptr(): unit for unit in engine.units}
         leaving = cycle([*(unit.index for unit in reversed(engine.units))])
         had, missing = {}, 0
-        updates, landings = dict.fromkeys(range(9), 0), dict.fromkeys(range(9), 0)
+        updates, arrived = dict.fromkeys(range(9), 0), dict.fromkeys(range(9), 0)
         for what, one, other in events:
             if what == "update":
                 updates[one] += 1
-                assert updates[one] == landings[one]
+                assert updates[one] == arrived[one]
             elif one in sources:
                 unit = sources[one].index
-                assert updates[unit] == landings[unit], "all that has landed is applied"
+                assert updates[unit] == arrived[unit], "all that has landed is applied"
             else:
                 if not missing:  # the first part of the next one
                     slot, unit = slot_of(other), next(leaving)
                     before, had[slot] = had.get(slot), unit
-                    assert before is None or updates[before] == landings[before], "used too early"
-                    landings[unit] += 1
-                    assert landings[unit] == updates[unit] + 1
+                    assert before is None or updates[before] == arrived[before], "used too early"
+                    arrived[unit] += 1
+                    assert arrived[unit] == updates[unit] + 1
                     missing = engine.units[unit].size
                 assert slot_of(other) == slot
                 missing -= other.numel()
@@ -142,8 +142,8 @@ def test_gradients_of_a_unit_leave_before_all_of_them_are_there():
         engine = engine_of(group, {"engine": "slide"}, None, copies)
         train(engine, 1)
         sources = {unit.source.data_ptr() for unit in engine.units}
-        departures, behind = engine.module.schedule._offload, []
-        start = departures.start
+        offload, behind = engine.module.schedule._offload, []
+        start = offload.start
 
         def noting(unit, first, last):
             copies._outward.drain()
@@ -152,7 +152,7 @@ def test_gradients_of_a_unit_leave_before_all_of_them_are_there():
             behind.append(unit.size)
             start(unit, first, last)
 
-        departures.start = noting
+        offload.start = noting
         events.clear()
         train(engine, 1, first=1)
         root, *others = engine.units
