@@ -3,18 +3,21 @@
 from pathlib import Path
 
 from shardlab.agent.records.history import read_history
+from shardlab.collection.stage_files import read_loss_curve
 from shardlab.core.errors import UserError
-from shardlab.core.files import read_json, read_json_lines
+from shardlab.core.files import read_json
 from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
 from shardlab.forecast.results import read_forecast
 from shardlab.records.run import read_records
 from shardlab.records.timing import read_timing
 from shardlab.report.aggregate import select
-from shardlab.report.write import Evidence, write_report
+from shardlab.report.evidence import Evidence
+from shardlab.report.write import write_report
 from stages.common import run
 
-_FOLDER, _TIMINGS = Path("results/report"), Path("results/timings")
+_RESULTS = Path("results")
+_FOLDER, _TIMINGS = _RESULTS / "report", _RESULTS / "timings"
 
 
 def main(params: Parameters) -> None:
@@ -31,7 +34,7 @@ def main(params: Parameters) -> None:
     evidence = Evidence(
         records=select(read_records(results), runs, seeds),
         baseline=baseline,
-        losses={name: {seed: read_losses(name, seed) for seed in seeds} for name in runs},
+        losses={name: {seed: _losses(name, seed) for seed in seeds} for name in runs},
         history=read_history(history),
         source=read_json("data/source.json"),
         statistics=read_json("data/statistics.json"),
@@ -45,21 +48,9 @@ def main(params: Parameters) -> None:
     say(f"report: {_FOLDER / 'report.html'}")
 
 
-def read_losses(name: str, seed: int) -> dict[int, float]:
-    """Training loss by step of one run and seed.
-
-    Raises:
-        UserError: an event without step or loss.
-    """
-    path = Path("results/train") / name / f"seed{seed}" / "events.jsonl"
-    _require(path, f"train --run {name} --seed {seed}")
-    try:
-        return {int(event["step"]): float(event["loss"]) for event in read_json_lines(path)}
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{path}: not the events of a training run ({error!r}): "
-            f"run python -m stages.train --run {name} --seed {seed}"
-        ) from None
+def _losses(run: str, seed: int) -> dict[int, float]:
+    curve = read_loss_curve(_RESULTS, run, seed)
+    return dict(zip(curve.steps, curve.losses, strict=True))
 
 
 def _require(path: str | Path, stage: str) -> None:

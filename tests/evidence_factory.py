@@ -8,7 +8,7 @@ from shardlab.forecast.check import Check, summarize
 from shardlab.forecast.extrapolation import Point
 from shardlab.forecast.results import ForecastDocument
 from shardlab.records.run import Record
-from shardlab.report.write import Evidence
+from shardlab.report.evidence import Evidence
 from tests.record_factory import BASELINE, STRATEGIES, make_history, make_losses
 from tests.timed_run_factory import make_timings
 

@@ -1,87 +1,44 @@
-"""From records to one row per run: mean and deviation over seeds, paired comparison by seed.
+"""Records to one row per run: mean and deviation over seeds, paired comparison by seed.
 
 Two runs with the same seed start from the same weights and see the same data, so a difference is
 taken seed by seed, and its uncertainty is that of these differences: Student's t with n - 1 degrees
 of freedom. Times and perplexities are compared as ratios, through their logarithms.
+
+Every numeric field of a record is a measure. One that is computed from several fields is added to
+`derived`.
 """
 
+import json
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
 from shardlab.core.errors import UserError
-from shardlab.records.run import Record
-from shardlab.report.traffic import TRAFFIC_MEASURES, means_by_name, traffic, travel, uncompressed
+from shardlab.records.run import Breakdown, Joined, Record, Training, Validation
 from shardlab.statistics.interval import interval_factor
-from shardlab.strategy.strategy import parse_strategy
+from shardlab.strategy.codec_spec import codec_text
+from shardlab.strategy.strategy import Strategy, parse_strategy
 
 ENOUGH_SEEDS = 3
-"""fewer seeds than this are announced wherever their figures stand"""
+"""fewer seeds cause a warning with every table"""
 
-MEASURES = [
-    "step_ms_mean",
-    "step_ms_p50",
-    "step_ms_p90",
-    "step_ms_p95",
-    "tokens_per_s",
-    "bytes_raw",
-    "bytes_wire",
-    "compression_ratio",
-    "collective_ms",
-    "effective_bandwidth_raw",
-    "effective_bandwidth_wire",
-    *TRAFFIC_MEASURES,
-    "index_bytes",
-    "metadata_bytes",
-    "density",
-    "encode_ms",
-    "decode_ms",
-    "extra_collectives",
-    "extra_collective_ms",
-    "residual_norm",
-    "grad_rel_error",
-    "grad_cosine",
-    "memory_peak_bytes",
-    "memory_growth_bytes",
-    "memory_reserved_bytes",
-    "memory_estimate_bytes",
-    "memory_closed_form_bytes",
-    "memory_ratio",
-    "product_flops_per_s",
-    "flops_share",
-    "scaling_efficiency",
-    "clipped_steps",
-    "skipped_steps",
-    "invalid_steps",
-    "profiled_step_ms",
-    "compute_ms",
-    "comm_ms_per_step",
-    "comm_share",
-    "comm_skew_ms",
-    "comm_transfer_ms",
-    "exposed_comm_ms",
-    "overlap",
-    "copy_ms",
-    "exposed_copy_ms",
-    "idle_ms",
-    "forward_ms",
-    "backward_ms",
-    "backward_comm_share",
-    "update_ms",
-    "train_loss",
-    "val_loss",
-    "val_ppl",
-    "val_bits_per_byte",
-    "untrained_ppl",
-    "untrained_factor",
+_PARTS = (Training, Breakdown, Validation, Joined)
+_NUMBERS = (int, float, int | None, float | None)
+RECORDED = [
+    name
+    for part in _PARTS
+    for name, field in part.model_fields.items()
+    if field.annotation in _NUMBERS
 ]
-"""numeric fields of a record, what its ledger says, the factor that training gained, and memory
-over its estimate"""
+"""numeric fields of a record: a new field is a measure of `comparison` without further ado"""
+KINDS = ("gradients", "weights")
+"""of messages"""
 
 
 def select(records: list[Record], runs: list[str], seeds: list[int]) -> list[Record]:
-    """The records of runs x seeds, in this order.
+    """Return the records of runs x seeds, in this order.
 
     Raises:
         UserError: a record of the matrix is missing or there twice.
@@ -104,29 +61,93 @@ def select(records: list[Record], runs: list[str], seeds: list[int]) -> list[Rec
     return [found[key] for key in wanted]
 
 
-def measurements(records: list[Record]) -> pd.DataFrame:
-    """One row per record: run, seed and `MEASURES` as floats (absent ones are NaN)."""
-    rows = [
+def measurements(records: Sequence[Record]) -> pd.DataFrame:
+    """Return one row per record: run, seed, `RECORDED` and `derived`, absent ones as NaN."""
+    table = pd.DataFrame(
         {
-            **record.model_dump(),
-            **traffic(record),
-            "untrained_factor": record.untrained_ppl / record.val_ppl,
-            "memory_ratio": _memory_ratio(record),
+            "run": record.run,
+            "seed": record.seed,
+            **record.model_dump(include={*RECORDED}),
+            **derived(record),
+        }
+        for record in records
+    )
+    return table.astype({name: float for name in table.columns if name not in ("run", "seed")})
+
+
+def derived(record: Record) -> dict[str, float | None]:
+    """Return the measures that are computed from several fields; None where one is absent."""
+    estimate = record.memory_estimate_bytes or record.memory_closed_form_bytes
+    return {
+        **traffic(record),
+        "untrained_factor": record.untrained_ppl / record.val_ppl,
+        "memory_ratio": record.memory_growth_bytes / estimate if estimate else None,
+    }
+
+
+def traffic(record: Record) -> dict[str, float | None]:
+    """Return bytes per rank and step and their ratio, by kind of message, from the ledger."""
+    measures: dict[str, float | None] = {}
+    accounts = [record.ledger[kind] for kind in KINDS]
+    for kind, account in zip(KINDS, accounts, strict=True):
+        raw, wire = account["bytes_raw"], account["bytes_wire"]
+        measures[f"{kind}_bytes_raw"] = raw
+        measures[f"{kind}_bytes_wire"] = wire
+        measures[f"{kind}_ratio"] = raw / wire if wire else None
+    between = sum(account["bytes_between_nodes"] for account in accounts)
+    measures["bytes_between_nodes"] = between or None
+    measures["collectives"] = sum(account["collectives"] for account in accounts)
+    return measures
+
+
+def codec_texts(strategy: Strategy) -> dict[str, str]:
+    """Return codecs and error feedback of a strategy as text, by the name of their column."""
+    full = strategy.canonical()
+    gradients = full.gradients
+    codecs = [codec_text(gradients.codec)]
+    if gradients.between_nodes is not None:
+        codecs.append(f"{codec_text(gradients.between_nodes)} between nodes")
+    return {
+        "gradients_codec": ", ".join(codecs),
+        "weights_codec": codec_text(full.weights.codec) if full.weights else "none",
+        "error_feedback": gradients.residual if gradients.error_feedback else "none",
+    }
+
+
+def uncompressed(records: Sequence[Record]) -> str:
+    """Return the mean number of messages per step sent uncompressed, by reason, as JSON."""
+    counts = [
+        {
+            f"{kind}, {reason}": count
+            for kind in KINDS
+            for reason, count in record.ledger[kind]["uncompressed"].items()
         }
         for record in records
     ]
-    table = pd.DataFrame(rows, columns=["run", "seed", *MEASURES])
-    return table.astype(dict.fromkeys(MEASURES, float))
+    return means_by_name(counts)
 
 
-def _memory_ratio(record: Record) -> float | None:
-    """Measured growth over the traced estimate, or the closed form where there is none."""
-    estimate = record.memory_estimate_bytes or record.memory_closed_form_bytes
-    return record.memory_growth_bytes / estimate if estimate else None
+def means_by_name(mappings: Sequence[dict[str, float]]) -> str:
+    """Return the mean of the values of each name as JSON; a missing name counts as 0."""
+    means = pd.DataFrame(mappings).fillna(0.0).mean()
+    values = {str(name): float(f"{value:.4g}") for name, value in means.items()}
+    return json.dumps(values, sort_keys=True)
+
+
+def seed_warning(records: Sequence[Record]) -> str | None:
+    """Return the warning that is shown with every table of too few seeds."""
+    count = len({record.seed for record in records})
+    if count >= ENOUGH_SEEDS:
+        return None
+    intervals = "there is no interval" if count == 1 else "intervals are very wide"
+    return (
+        f"Fewer than {ENOUGH_SEEDS} seeds ({count}): {intervals}; "
+        "read differences as single observations."
+    )
 
 
 def paired_difference(values: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """Difference of every run to the baseline, seed by seed.
+    """Return the difference of every run to the baseline, seed by seed.
 
     Args:
         values: one row per seed, one column per run.
@@ -134,8 +155,7 @@ def paired_difference(values: pd.DataFrame, baseline: str) -> pd.DataFrame:
     Returns:
         Indexed by run: `mean`, and `low` and `high` of its 95 % interval (NaN for a single seed).
     """
-    # a value that is not finite has to show in the result, so nothing is skipped and inf - inf is
-    # not worth a warning
+    # skip nothing: a value that is not finite must show in the result; inf - inf is then expected
     with np.errstate(invalid="ignore"):
         differences = values.sub(values[baseline], axis=0)
         n = len(differences)
@@ -146,7 +166,7 @@ def paired_difference(values: pd.DataFrame, baseline: str) -> pd.DataFrame:
 
 
 def paired_ratio(values: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """Like `paired_difference`, for the geometric mean of the ratios to the baseline.
+    """Return what `paired_difference` does, for the geometric mean of ratios to the baseline.
 
     Args:
         values: positive numbers.
@@ -156,7 +176,7 @@ def paired_ratio(values: pd.DataFrame, baseline: str) -> pd.DataFrame:
 
 
 def verdict(low: float, high: float, none: float) -> str:
-    """Where an interval lies: `higher` or `lower` than the value of no difference, or around it.
+    """Compare an interval with the value of no difference: `higher`, `lower`, or `same`.
 
     Returns:
         `unknown` without an interval, which a single seed or a diverged run does not have.
@@ -169,16 +189,16 @@ def verdict(low: float, high: float, none: float) -> str:
 
 
 def comparison(records: list[Record], runs: list[str], baseline: str) -> pd.DataFrame:
-    """One row per run, in the order of `runs`, indexed by run.
+    """Return one row per run, in the order of `runs`, indexed by run.
 
-    Columns: strategy (in words), engine, codec, gradients_codec, weights_codec, error_feedback,
-    seeds, comm_ms_by_op, comm_ms_by_unit and uncompressed (JSON texts); for each of `MEASURES` its
-    mean under its own name and its standard deviation as `NAME_sd`;
-    `step_difference_ms`, `step_ratio`, `ppl_ratio` and `bits_per_byte_difference` to the baseline,
-    each with `_low` and `_high`.
+    Columns: strategy (its label), engine, codec, gradients_codec, weights_codec, error_feedback,
+    seeds, comm_ms_by_op, comm_ms_by_unit and uncompressed (JSON texts); for each measure its mean
+    under its own name and its standard deviation as `NAME_sd`; `step_difference_ms`, `step_ratio`,
+    `ppl_ratio` and `bits_per_byte_difference` to the baseline, each with `_low` and `_high`.
     """
     table = measurements(records)
-    grouped = table.groupby("run")[MEASURES]
+    measures = [name for name in table.columns if name not in ("run", "seed")]
+    grouped = table.groupby("run")[measures]
     by_run = {run: [record for record in records if record.run == run] for run in runs}
     strategies = {run: parse_strategy(found[0].strategy) for run, found in by_run.items()}
     parts = [
@@ -187,7 +207,7 @@ def comparison(records: list[Record], runs: list[str], baseline: str) -> pd.Data
                 "strategy": [strategy.label() for strategy in strategies.values()],
                 "engine": [strategy.engine for strategy in strategies.values()],
                 "codec": [strategy.gradients.codec.name for strategy in strategies.values()],
-                **pd.DataFrame(map(travel, strategies.values())).to_dict("list"),
+                **pd.DataFrame(map(codec_texts, strategies.values())).to_dict("list"),
                 "seeds": grouped.size().reindex(runs).to_numpy(),
                 **{
                     name: [
@@ -203,7 +223,7 @@ def comparison(records: list[Record], runs: list[str], baseline: str) -> pd.Data
     ]
     mean = grouped.mean(skipna=False)
     deviation = grouped.std(ddof=1, skipna=False)
-    for name in MEASURES:
+    for name in measures:
         parts.append(pd.DataFrame({name: mean[name], f"{name}_sd": deviation[name]}))
     for name, compare, measure in (
         ("step_difference_ms", paired_difference, "step_ms_mean"),
@@ -219,7 +239,7 @@ def comparison(records: list[Record], runs: list[str], baseline: str) -> pd.Data
 
 
 def loss_curves(losses: dict[str, dict[int, dict[int, float]]]) -> pd.DataFrame:
-    """Training loss in long form: run, step, mean over seeds, standard deviation over seeds.
+    """Return the training loss in long form: run, step, mean and standard deviation over seeds.
 
     Args:
         losses: run -> seed -> step -> nats per token.

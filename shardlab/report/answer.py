@@ -1,24 +1,28 @@
-"""The answer in words: what the figures show, and what they do not."""
+"""Answer of the report in a few sentences, which claim no more than the intervals show."""
 
 import math
 
 import numpy as np
 import pandas as pd
 
-from shardlab.agent.records.history import History
 from shardlab.report.aggregate import verdict
+from shardlab.report.evidence import Evidence
 from shardlab.report.numbers import figure, fixed, plus_minus, within
-from shardlab.report.search import outcome
+from shardlab.report.sections.scaling import bottleneck_of
+from shardlab.report.sections.search import outcome
 
 
-def answer(compared: pd.DataFrame, baseline: str, history: History) -> list[str]:
-    """Sentences on speed, bytes, quality and the search, from `aggregate.comparison`."""
+def answer(evidence: Evidence) -> list[str]:
+    """Return sentences on speed, bytes, quality, the search, and the bottleneck."""
+    compared, baseline = evidence.compared, evidence.baseline
+    setting = next(record for record in evidence.records if record.run == baseline)
     return [
         _speed(compared, baseline),
         _codecs(compared, baseline),
         _bytes(compared, baseline),
         _training(compared),
-        outcome(history),
+        outcome(evidence.history),
+        bottleneck_of(evidence.timing_rows, setting),
     ]
 
 
@@ -32,12 +36,12 @@ def _speed(compared: pd.DataFrame, baseline: str) -> str:
     text = f"{name} has the shortest step: {time}, {times} times that of the baseline {baseline}"
     judged = verdict(run["step_ratio_low"], run["step_ratio_high"], 1)
     if judged == "same":
-        return f"{text}; the interval holds 1, so it is not shown to be faster."
+        return f"{text}; the interval contains 1, so it is not shown to be faster."
     return f"{text}." if judged == "lower" else f"{text}, in the only seed."
 
 
 def _codecs(compared: pd.DataFrame, baseline: str) -> str:
-    """Whether compression shortened the step on this link, told by runs of one engine alone."""
+    """State whether codecs shortened the step, by runs of the engine of the baseline alone."""
     engine = compared.loc[baseline, "engine"]
     coded = compared[
         (compared["engine"] == engine)
@@ -52,11 +56,11 @@ def _codecs(compared: pd.DataFrame, baseline: str) -> str:
     ]
     runs = f"Of {len(coded)} {engine} runs with a codec"
     if "unknown" in verdicts:
-        return f"{runs} none can be judged on time by a single seed."
+        return f"{runs}, none can be compared by a single seed."
     return (
-        f"{runs}, {verdicts.count('lower')} took a shorter step than "
-        f"the baseline, {verdicts.count('higher')} a longer one and {verdicts.count('same')} "
-        "cannot be told apart from it."
+        f"{runs}, {verdicts.count('lower')} had a shorter step than the baseline, "
+        f"{verdicts.count('higher')} a longer one, and {verdicts.count('same')} did not differ "
+        "significantly."
     )
 
 
@@ -64,8 +68,8 @@ def _bytes(compared: pd.DataFrame, baseline: str) -> str:
     name = compared["bytes_wire"].idxmin()
     run = compared.loc[name]
     text = (
-        f"{name} moves least: {figure(run['bytes_wire'] / 1e6)} MB per rank and step, a ratio of "
-        f"{figure(run['compression_ratio'])}"
+        f"{name} sends the fewest bytes: {figure(run['bytes_wire'] / 1e6)} MB per rank and step, a "
+        f"compression ratio of {figure(run['compression_ratio'])}"
     )
     if name == baseline:
         return f"{text}; it is the baseline."
@@ -89,7 +93,7 @@ def _training(compared: pd.DataFrame) -> str:
         return "Training of at least one run diverged: its perplexity is not finite."
     least, most = compared["untrained_factor"].min(), compared["untrained_factor"].max()
     if least <= 1:
-        return f"At least one run did not learn: its perplexity grew {figure(1 / least)} times."
+        return f"At least one run failed to train: its perplexity grew {figure(1 / least)} times."
     return (
         f"Training lowered the perplexity of every run by a factor of {figure(least)} to "
         f"{figure(most)}."

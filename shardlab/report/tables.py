@@ -1,24 +1,91 @@
-"""The tables as text: cells for the page, Markdown, and the line that says what was compared."""
+"""Tables of text cells: columns with their definitions, cell helpers, Markdown.
 
+Cell helpers read the column `name` of a row, a row of `aggregate.comparison` or of another table.
+Those for numbers share one signature: `digits` significant digits of the value times `scale`.
+"""
+
+import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-import pandas as pd
+from shardlab.report.numbers import (
+    ABSENT,
+    NOT_FINITE,
+    figure,
+    fixed,
+    optional,
+    plus_minus,
+    within,
+)
 
-from shardlab.records.run import Record
-from shardlab.report.aggregate import ENOUGH_SEEDS
-from shardlab.report.cells import Column
-from shardlab.report.columns import BREAKDOWN, COMPARISON, HEADLINE
-from shardlab.report.efficiency_columns import EFFICIENCY, reached_columns
-from shardlab.report.forecast_columns import BREAK_EVEN, CHECKS
-from shardlab.report.message_columns import CODECS, TRAFFIC
-from shardlab.report.numbers import ABSENT, figure
-from shardlab.report.timing_columns import SCALING, TIMED
+Row = dict[str, Any]
+Cell = Callable[[Row], str]
 
-MANY = 4
-"""distinct values up to this number are listed one by one"""
+MB = 1e-6
+KB = 1e-3
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table."""
+
+    title: str
+    unit: str
+    cell: Cell
+    meaning: str
+    """definition, for the section Definitions; empty where the title says all"""
+    numeric: bool = True
+
+    @property
+    def heading(self) -> str:
+        """Title and unit in one line."""
+        return f"{self.title}, {self.unit}" if self.unit else self.title
+
+
+def plain(name: str, digits: int = 3, scale: float = 1) -> Cell:
+    """Show a measure that every run has; NaN means that the run diverged."""
+    return lambda row: figure(row[name] * scale, digits)
+
+
+def where_known(name: str, digits: int = 3, scale: float = 1) -> Cell:
+    """Show a measure that not every run has; NaN is a dash."""
+    return lambda row: optional(row[name] * scale, digits)
+
+
+def spread(name: str, digits: int = 3, scale: float = 1) -> Cell:
+    """Show a measure ± its standard deviation, which is in the column `NAME_sd`."""
+    return lambda row: plus_minus(row[name] * scale, row[f"{name}_sd"] * scale, digits)
+
+
+def share(name: str, places: int = 1) -> Cell:
+    """Show a fraction between 0 and 1 in percent with so many decimals; NaN is a dash."""
+
+    def cell(row: Row) -> str:
+        return ABSENT if math.isnan(row[name]) else fixed(100 * row[name], places)
+
+    return cell
+
+
+def interval(name: str, places: int = 2) -> Cell:
+    """Show a ratio with the interval `NAME_low` to `NAME_high`; 1 alone for the reference."""
+
+    def cell(row: Row) -> str:
+        mean, low, high = (row[f"{name}{end}"] for end in ("", "_low", "_high"))
+        if math.isnan(mean):
+            return ABSENT
+        return "1" if mean == low == high == 1 else within(mean, low, high, places)
+
+    return cell
+
+
+def words(name: str) -> Cell:
+    """Show a value as text."""
+    return lambda row: str(row[name])
+
+
+RUN = Column("run", "", words("run"), "name of the strategy in params.yaml", False)
 
 
 @dataclass(frozen=True)
@@ -26,13 +93,24 @@ class Table:
     """A table of text cells."""
 
     title: str
-    columns: list[Column]
-    rows: list[list[str]]
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str]]
     highlighted: Sequence[int] = ()
     """rows of the baseline"""
+    layout: Literal["figures", "text", "facts"] = "figures"
+    """figures: a row per run; text: cells that wrap; facts: name and value, without headings"""
+    warning: str | None = None
+    """shown with the table"""
+
+    @property
+    def note(self) -> str | None:
+        """Explanation of the marks that the cells use."""
+        cells = {cell for row in self.rows for cell in row}
+        meanings = {ABSENT: "not applicable to this run", NOT_FINITE: "the run diverged"}
+        return "; ".join(f"{mark}: {text}" for mark, text in meanings.items() if mark in cells)
 
     def markdown(self) -> str:
-        """A GitHub table; text cells are escaped."""
+        """Return a GitHub table; text cells are escaped."""
         headings, *rows = (
             [escape(cell) for cell in line]
             for line in ([column.heading for column in self.columns], *self.rows)
@@ -42,123 +120,37 @@ class Table:
 
 
 def escape(text: str) -> str:
-    """Text that shows as itself in a Markdown table: no markup, no HTML, one line."""
+    """Escape text to one line that Markdown shows as it is, without markup or HTML."""
     return re.sub(r"([\\`*_\[\]<>|~&])", r"\\\1", " ".join(text.split()))
 
 
-def text_table(title: str, headings: list[str], rows: list[list[str]]) -> Table:
-    """A table of words."""
-    columns = [Column(heading, "", lambda row: "", "", numeric=False) for heading in headings]
-    return Table(title, columns, rows)
-
-
-def run_tables(compared: pd.DataFrame, records: list[Record], baseline: str) -> dict[str, Table]:
-    """The tables with a row per run, from `aggregate.comparison` of the records."""
-    rows = compared.reset_index()
-    return {
-        key: run_table(title, columns, rows, baseline)
-        for key, title, columns in (
-            ("headline", "Headline", HEADLINE),
-            ("comparison", "Comparison", COMPARISON),
-            ("breakdown", "Where the time goes", BREAKDOWN),
-            ("traffic", "What moves", TRAFFIC),
-            ("codecs", "What the codecs do", CODECS),
-            ("efficiency", "Memory, processor and link", EFFICIENCY),
-            ("reached", "How soon how good", reached_columns(records)),
-        )
-        if columns
-    }
-
-
-def run_table(title: str, columns: list[Column], table: pd.DataFrame, baseline: str) -> Table:
-    """A row for each of `table`, which has a column `run`; those of the baseline stand out."""
-    rows: list[dict[str, Any]] = [
-        {**row, "is_baseline": row["run"] == baseline} for row in table.to_dict("records")
-    ]
-    highlighted = [number for number, row in enumerate(rows) if row["is_baseline"]]
-    return Table(title, columns, [[c.cell(row) for c in columns] for row in rows], highlighted)
-
-
-def definitions(records: list[Record]) -> Table:
-    """Every column with its meaning, once."""
-    of_runs = [*COMPARISON, *BREAKDOWN, *TRAFFIC, *CODECS, *EFFICIENCY, *reached_columns(records)]
-    seen: dict[str, list[str]] = {}
-    for column in [*of_runs, *SCALING, *TIMED, *CHECKS, *BREAK_EVEN]:
-        seen.setdefault(column.heading, [column.heading, column.meaning])
-    return text_table("How each figure is defined", ["figure", "meaning"], [*seen.values()])
-
-
-def seed_warning(records: list[Record]) -> str | None:
-    """The sentence that goes with every table of too few seeds."""
-    count = len({record.seed for record in records})
-    if count >= ENOUGH_SEEDS:
-        return None
-    intervals = "there is no interval" if count == 1 else "intervals are very wide"
-    return (
-        f"Fewer than {ENOUGH_SEEDS} seeds ({count}): {intervals}; "
-        "read differences as single observations."
+def make_table(
+    title: str, columns: Sequence[Column], rows: Iterable[Row], baseline: str = ""
+) -> Table:
+    """Return a table with a line for each row, which has a key `run`; the baseline stands out."""
+    marked = [{**row, "is_baseline": row["run"] == baseline} for row in rows]
+    return Table(
+        title=title,
+        columns=columns,
+        rows=[[column.cell(row) for column in columns] for row in marked],
+        highlighted=[number for number, row in enumerate(marked) if row["is_baseline"]],
     )
 
 
-def distinct(values: Iterable[Any]) -> str:
-    """Different values, in the order in which they come."""
-    texts = list(dict.fromkeys(str(value) for value in values))
-    if len(texts) <= MANY:
-        return ", ".join(texts)
-    return f"{', '.join(texts[:MANY])} and {len(texts) - MANY} more"
+def text_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Return a table of texts."""
+    columns = [Column(heading, "", lambda row: "", "", numeric=False) for heading in headings]
+    return Table(title, columns, rows, layout="text")
 
 
-def environment(records: list[Record]) -> list[tuple[str, str]]:
-    """What the figures were measured on; several values stand where the records differ."""
-
-    def of(name: str) -> str:
-        return distinct(getattr(record, name) for record in records)
-
-    def host(name: str, scale: str = "") -> str:
-        return distinct(
-            f"{record.host[name] / 2**30:.1f} GiB" if scale else record.host[name]
-            for record in records
-        )
-
-    return [
-        ("processor", host("cpu")),
-        ("cores", host("cores")),
-        ("memory", host("memory_bytes", "GiB")),
-        ("kernel", host("kernel")),
-        ("Python", host("python")),
-        ("torch", of("torch")),
-        ("ranks", of("world_size")),
-        ("link", of("link")),
-        ("model", distinct(f"{r.model} ({r.parameters:,} parameters)" for r in records)),
-        ("data", of("dataset")),
-        ("steps", of("steps")),
-        (
-            "tokens per step",
-            distinct(
-                f"{r.world_size * r.batch_size * r.accumulation * r.sequence_length:,}"
-                for r in records
-            ),
-        ),
-        ("sequence length", of("sequence_length")),
-        ("seeds", ", ".join(map(str, dict.fromkeys(r.seed for r in records)))),
-        ("revision", of("revision")),
-    ]
+def fact_table(title: str, facts: Iterable[tuple[str, str]]) -> Table:
+    """Return a table of names and values."""
+    columns = [Column(name, "", words(name), "", numeric=False) for name in ("name", "value")]
+    return Table(title, columns, [list(fact) for fact in facts], layout="facts")
 
 
-def hashes(records: list[Record]) -> Table:
-    """What identifies each run: the hashes of its strategy and of the parameters that made it."""
-    runs: dict[str, list[Record]] = {}
-    for record in records:
-        runs.setdefault(record.run, []).append(record)
-    rows = [
-        [run, distinct(r.strategy_hash for r in those), distinct(r.params_hash for r in those)]
-        for run, those in runs.items()
-    ]
-    return text_table("Hashes", ["run", "strategy", "parameters"], rows)
-
-
-def facts(tree: dict[str, Any], path: str = "") -> list[tuple[str, str]]:
-    """A tree of plain values as lines of name and value."""
+def facts(tree: Mapping[str, Any], path: str = "") -> list[tuple[str, str]]:
+    """Flatten a tree of plain values into names and values."""
     lines: list[tuple[str, str]] = []
     for key, value in tree.items():
         name = " · ".join(filter(None, [path, key.replace("_", " ")]))
@@ -177,26 +169,3 @@ def _fact(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     return f"{value:,}" if isinstance(value, int) else figure(value, 4)
-
-
-def setting_line(records: list[Record]) -> str:
-    """One line: host, seeds, steps, model, data, versions."""
-    facts = dict(environment(records))
-    parts = [
-        f"{facts['processor']} ({facts['cores']} cores, {facts['ranks']} ranks)",
-        f"seed {facts['seeds']}" if facts["seeds"].isdigit() else f"seeds {facts['seeds']}",
-        f"{facts['steps']} steps of {facts['tokens per step']} tokens",
-        facts["model"],
-        facts["data"],
-        f"torch {facts['torch']}",
-        f"revision {facts['revision']}",
-    ]
-    line = "Measured on " + "; ".join(parts) + "; ± is the standard deviation over seeds; in "
-    line += "brackets the 95 % interval of the paired comparison with the baseline."
-    return line
-
-
-def headline_markdown(table: Table, records: list[Record]) -> str:
-    """The headline table with its setting in one line under it."""
-    line = " ".join(filter(None, [setting_line(records), seed_warning(records)]))
-    return f"{table.markdown()}\n{escape(line)}\n"

@@ -1,12 +1,13 @@
-"""From timed runs to one row per timing and run.
+"""Timed runs to one row per timing and run, and timings grouped by the rate of their link.
 
-Steps of one round were made one right after another, so two runs of a timing are compared round by
-round, and the uncertainty is that of these ratios: Student's t on their logarithms. Runs of
-different timings were not, and their ratios have no interval.
+The steps of one repetition follow each other directly, so two runs of a timing are compared
+repetition by repetition; the uncertainty is that of these ratios, Student's t on their logarithms.
+Ratios of runs of different timings have no interval.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -15,42 +16,42 @@ from shardlab.experiment.link import FRAME_HEADERS
 from shardlab.records.run import Breakdown
 from shardlab.records.timing import NO_COMMUNICATION, TimedRun
 from shardlab.report.aggregate import paired_ratio
+from shardlab.strategy.strategy import Strategy, parse_strategy
 
 _TRACED = ["profiled_step_ms", "comm_share", "exposed_comm_ms", "overlap", "backward_comm_share"]
 
 
 def timing_table(timed: Sequence[TimedRun], baseline: str) -> pd.DataFrame:
-    """One row per timing and run, the timings without a link first.
+    """Return one row per timing and run, the timings without an emulated link first.
 
-    Their order in `timed` has no meaning, other than of the runs of one timing.
+    The order of timings in `timed` does not matter; runs of one timing keep theirs.
 
     Columns: timing, run, link, bits_per_second (NaN without an emulated link), world_size, threads,
-    cores, rounds; `step_ms` and its standard deviation over rounds `step_ms_sd`; `step_ratio` to
-    the baseline of the same timing and `bound_ratio` to its steps without communication, each with
-    `_low` and `_high`; `tokens_per_s` over all ranks; `efficiency`, tokens per second and rank
-    against the same run on one rank; `bytes_raw`, `bytes_wire`, `interface_bytes` and
-    `interface_excess`, by what share those are more without the headers of frames; and what the
-    traced steps say.
-    What is not known is NaN.
+    cores, repetitions; `step_ms` and its standard deviation over repetitions `step_ms_sd`;
+    `step_ratio` to the baseline of the same timing and `bound_ratio` to its no-communication bound,
+    each with `_low` and `_high`; `tokens_per_s` over all ranks; `efficiency`, tokens per second and
+    rank over those of the same run on one rank; `bytes_raw`, `bytes_wire`, `interface_bytes` and
+    `interface_excess`, the fraction by which these, less the headers of frames, exceed
+    `bytes_wire`; and the breakdown of the traced steps. Unknown values are NaN.
     """
     by_timing: dict[str, list[TimedRun]] = {}
-    for run in sorted(timed, key=_place):
+    for run in sorted(timed, key=_order):
         by_timing.setdefault(run.timing, []).append(run)
     table = pd.concat([_rows(runs, baseline) for runs in by_timing.values()], ignore_index=True)
     return table.assign(efficiency=_efficiency(table))
 
 
-def _place(run: TimedRun) -> tuple[int, float, int, str]:
+def _order(run: TimedRun) -> tuple[int, float, int, str]:
     return run.bits_per_second or 0, run.delay_ms, run.world_size, run.timing
 
 
 def link_name(run: TimedRun) -> str:
-    """As tables call the link; where ranks hold their own bytes back, that is said."""
+    """Return the name of the link in tables, which says where its emulation is in-process."""
     return f"{run.link} (in-process)" if run.link_emulation == "in-process" else run.link
 
 
 def step_ratios(runs: Sequence[TimedRun], reference: str) -> pd.DataFrame:
-    """Step time of each run of one timing over that of `reference`: `paired_ratio` by rounds.
+    """Return the step time of each run of a timing over that of `reference`, by `paired_ratio`.
 
     NaN where the timing has no such run.
     """
@@ -83,7 +84,7 @@ def _row(run: TimedRun) -> dict[str, object]:
         "world_size": run.world_size,
         "threads": run.threads,
         "cores": run.host["cores"],
-        "rounds": len(run.step_ms),
+        "repetitions": len(run.step_ms),
         "step_ms": step,
         "step_ms_sd": float(np.std(run.step_ms, ddof=1)) if len(run.step_ms) > 1 else math.nan,
         "tokens_per_s": tokens / step * 1e3,
@@ -97,7 +98,96 @@ def _row(run: TimedRun) -> dict[str, object]:
 
 
 def _efficiency(table: pd.DataFrame) -> pd.Series:
-    """The batch of a rank is the same everywhere, so it is the ratio of the step times."""
+    # the batch of a rank is the same in all timings, so efficiency is the ratio of step times
     alone = table[(table["world_size"] == 1) & table["bits_per_second"].isna()]
     known = alone.drop_duplicates("run").set_index("run")["step_ms"]
     return table["run"].map(known).astype(float) / table["step_ms"]
+
+
+@dataclass(frozen=True)
+class LinkTiming:
+    """Runs of one timing."""
+
+    name: str
+    link: str
+    bits_per_second: float
+    """infinity without an emulated link"""
+    runs: dict[str, TimedRun]
+    """by name"""
+
+    def ratio(self, run: str, reference: str) -> pd.Series:
+        """Return step time over that of `reference`: `mean`, `low`, `high`; NaN if not timed."""
+        if run not in self.runs:
+            return pd.Series(math.nan, index=["mean", "low", "high"])
+        return step_ratios(list(self.runs.values()), reference).loc[run]
+
+    def step_ms(self, run: str) -> float:
+        """Return the mean over repetitions; NaN if the run was not timed."""
+        return float(np.mean(self.runs[run].step_ms)) if run in self.runs else math.nan
+
+    def fastest(self) -> str:
+        """Return the run with the shortest step, the no-communication bound left out."""
+        return min((run for run in self.runs if run != NO_COMMUNICATION), key=self.step_ms)
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """Timings that differ in the rate of the link alone, slowest first."""
+
+    world_size: int
+    delay_ms: float
+    timings: list[LinkTiming]
+
+    @property
+    def title(self) -> str:
+        """Number of ranks, and the delay if there is one."""
+        delay = f", {self.delay_ms:g} ms of delay" if self.delay_ms else ""
+        return f"{self.world_size} ranks{delay}"
+
+    @property
+    def runs(self) -> list[str]:
+        """Names of the runs, in the order in which they were timed."""
+        return list(dict.fromkeys(run for timing in self.timings for run in timing.runs))
+
+    @property
+    def measured(self) -> list[LinkTiming]:
+        """Timings on links of known rates."""
+        return [timing for timing in self.timings if math.isfinite(timing.bits_per_second)]
+
+    def strategies(self) -> dict[str, Strategy]:
+        """Return the strategies by run, `NO_COMMUNICATION` left out."""
+        documents = {name: run.strategy for t in self.timings for name, run in t.runs.items()}
+        return {name: parse_strategy(each) for name, each in documents.items() if each is not None}
+
+
+def crossovers(timed: Sequence[TimedRun]) -> list[Crossover]:
+    """Group timings by number of ranks and delay; groups without an emulated link are left out."""
+    by_timing: dict[str, dict[str, TimedRun]] = {}
+    for run in timed:
+        by_timing.setdefault(run.timing, {})[run.run] = run
+    groups: dict[tuple[int, float], list[LinkTiming]] = {}
+    for runs in by_timing.values():
+        one = next(iter(runs.values()))
+        rate = math.inf if one.bits_per_second is None else float(one.bits_per_second)
+        timing = LinkTiming(one.timing, link_name(one), rate, runs)
+        groups.setdefault((one.world_size, one.delay_ms), []).append(timing)
+    found = [
+        Crossover(
+            world_size=world_size,
+            delay_ms=delay_ms,
+            timings=sorted(timings, key=lambda timing: (timing.bits_per_second, timing.name)),
+        )
+        for (world_size, delay_ms), timings in sorted(groups.items())
+    ]
+    return [group for group in found if group.measured]
+
+
+def without_link(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of `timing_table` without an emulated link."""
+    return rows[rows["bits_per_second"].isna()]
+
+
+def speed_up(ratios: pd.Series) -> pd.Series:
+    """Return the speed-up with its interval from a ratio of step times with its interval."""
+    ends = {"mean": "mean", "low": "high", "high": "low"}
+    return pd.Series({key: 1 / ratios[end] for key, end in ends.items()})

@@ -1,99 +1,94 @@
-"""All files of the report, from records and what stands beside them."""
+"""Files of the report: the page, tables.md, plots, CSV and JSON."""
 
-from dataclasses import dataclass
+import io
+import math
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib.figure
 import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
-from shardlab.agent.records.history import History
 from shardlab.core.files import atomic, write_json, write_json_lines, write_text
-from shardlab.experiment.schema import Quality
-from shardlab.forecast.results import ForecastDocument
-from shardlab.records.run import Record
-from shardlab.records.timing import TimedRun
-from shardlab.report.aggregate import comparison, loss_curves
-from shardlab.report.forecast_plots import draw_forecast
-from shardlab.report.forecast_room import ForecastRoom, forecast_room
-from shardlab.report.page import render
-from shardlab.report.plots import draw_all, save
-from shardlab.report.search import outcome, rounds_table
-from shardlab.report.summary import comparison_rows, summary
-from shardlab.report.tables import (
-    Table,
-    definitions,
-    environment,
-    escape,
-    facts,
-    hashes,
-    headline_markdown,
-    run_tables,
-    seed_warning,
-    setting_line,
-    text_table,
-)
-from shardlab.report.timing_plots import draw_timings
-from shardlab.report.timing_room import TimingRoom, timing_room
+from shardlab.report.aggregate import seed_warning
+from shardlab.report.answer import answer
+from shardlab.report.contents import SECTIONS, Builder, report_sections
+from shardlab.report.evidence import Evidence
+from shardlab.report.plots import save
+from shardlab.report.section import Section, figures_of
+from shardlab.report.sections.appendix import setting_line
+from shardlab.report.sections.runs import headline_table
+from shardlab.report.tables import escape
+
+_TITLE = "Sharding and communication compression compared"
+_SUMMARY = {
+    "step_ms": "step_ms_mean",
+    "step_ratio": "step_ratio",
+    "bytes_wire": "bytes_wire",
+    "compression_ratio": "compression_ratio",
+    "val_ppl": "val_ppl",
+    "val_bits_per_byte": "val_bits_per_byte",
+}
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """Everything that a report is made from."""
-
-    records: list[Record]
-    """of every run and seed, in the order of the runs"""
-    baseline: str
-    losses: dict[str, dict[int, dict[int, float]]]
-    """run -> seed -> step -> training loss"""
-    history: History
-    source: dict[str, Any]
-    statistics: dict[str, Any]
-    timed: list[TimedRun]
-    """of every timing"""
-    quality: Quality
-    predicted: ForecastDocument
-
-
-def write_report(evidence: Evidence, folder: Path) -> None:
-    """The page, tables.md, headline.md, summary.json, plots/, and the figures as CSV and JSON.
+def write_report(evidence: Evidence, folder: Path, builders: Sequence[Builder] = SECTIONS) -> None:
+    """Write the page, tables.md, headline.md, summary.json, plots/, and figures as CSV and JSON.
 
     Equal evidence gives equal files, byte for byte.
     """
-    records, baseline = evidence.records, evidence.baseline
-    runs = list(dict.fromkeys(record.run for record in records))
-    compared = comparison(records, runs, baseline)
-    losses = loss_curves(evidence.losses)
-    tables = run_tables(compared, records, baseline)
-    ranks = records[0].world_size
-    room = timing_room(evidence.timed, evidence.losses, evidence.quality, ranks, baseline)
-    figures = draw_all(compared, losses, baseline)
-    figures |= draw_timings(room.timed, room.groups, runs, baseline)
-    predicted = forecast_room(evidence.predicted)
-    figures |= draw_forecast(predicted.points, runs, baseline)
-    for name, figure in figures.items():
+    sections = report_sections(evidence, builders)
+    for figure in figures_of(sections):
         for kind in ("svg", "png"):
-            with atomic(folder / "plots" / f"{name}.{kind}") as temporary:
-                save(figure, temporary, kind)
-    _write_csv(compared.reset_index(), folder / "comparison.csv")
-    _write_csv(losses, folder / "loss.csv")
-    _write_csv(room.timed, folder / "timings.csv")
-    write_json_lines(folder / "comparison.jsonl", comparison_rows(compared))
-    write_json(folder / "summary.json", summary(compared, evidence.history))
-    write_text(folder / "headline.md", headline_markdown(tables["headline"], records))
-    write_text(folder / "tables.md", _all_tables(tables, room, predicted, evidence))
-    page = render(
-        compared,
-        tables,
-        figures,
-        room,
-        predicted,
-        records,
-        evidence.history,
-        baseline,
-        evidence.source,
-        evidence.statistics,
-    )
-    write_text(folder / "report.html", page)
+            with atomic(folder / "plots" / f"{figure.name}.{kind}") as temporary:
+                save(figure.drawing, temporary, kind)
+    _write_csv(evidence.compared.reset_index(), folder / "comparison.csv")
+    _write_csv(evidence.loss_curves, folder / "loss.csv")
+    _write_csv(evidence.timing_rows, folder / "timings.csv")
+    write_json_lines(folder / "comparison.jsonl", comparison_rows(evidence.compared))
+    write_json(folder / "summary.json", summary(evidence))
+    write_text(folder / "headline.md", headline_markdown(evidence))
+    write_text(folder / "tables.md", _markdown(evidence, sections))
+    write_text(folder / "report.html", _page(evidence, sections))
+
+
+def headline_markdown(evidence: Evidence) -> str:
+    """Return the headline table with its setting in one line below it."""
+    records = evidence.records
+    line = " ".join(filter(None, [setting_line(records), seed_warning(records)]))
+    return f"{headline_table(evidence).markdown()}\n{escape(line)}\n"
+
+
+def summary(evidence: Evidence) -> dict[str, Any]:
+    """Return the numbers to compare between experiments: per run, null where not finite."""
+    history = evidence.history
+    return {
+        "runs": {
+            str(run): {name: _number(row[column]) for name, column in _SUMMARY.items()}
+            for run, row in evidence.compared.iterrows()
+        },
+        "agent": {
+            "strategy": history.incumbent.strategy.label(),
+            "hash": history.incumbent.hash,
+            "source": history.incumbent.source,
+            "rounds": len(history.rounds),
+        },
+    }
+
+
+def comparison_rows(compared: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return `aggregate.comparison` as JSON values, one mapping per run."""
+    return [
+        {str(k): _number(v) if isinstance(v, float) else v for k, v in row.items()}
+        for row in compared.reset_index().to_dict("records")
+    ]
+
+
+def _number(value: float) -> float | None:
+    # ten significant digits: those beyond differ between processors, not between runs
+    return float(f"{value:.10g}") if math.isfinite(value) else None
 
 
 def _write_csv(table: pd.DataFrame, path: Path) -> None:
@@ -101,33 +96,41 @@ def _write_csv(table: pd.DataFrame, path: Path) -> None:
         table.to_csv(temporary, index=False, float_format="%.10g", lineterminator="\n")
 
 
-def _all_tables(
-    tables: dict[str, Table], room: TimingRoom, predicted: ForecastRoom, evidence: Evidence
-) -> str:
-    """Every table of the page in Markdown."""
-    titles = {table.title for table in tables.values()}
-    named = [
-        *tables.values(),
-        *room.tables,
-        *predicted.tables,
-        rounds_table(evidence.history),
-        _fact_table("Data", facts(evidence.source)),
-        _fact_table("Statistics of the data", facts(evidence.statistics)),
-        _fact_table("Environment", environment(evidence.records)),
-        hashes(evidence.records),
-        definitions(evidence.records),
-    ]
-    warning = seed_warning(evidence.records)
-    few = f"\n{escape(warning)}\n" if warning else ""
-    parts = [
-        f"## {table.title}\n\n{table.markdown()}{few if table.title in titles else ''}"
-        for table in named
-    ]
-    said = [*room.bottleneck, predicted.verdict, outcome(evidence.history)]
-    sentences = setting_line(evidence.records), *said
-    lines = map(escape, sentences)
-    return "\n".join(["# Tables\n", *(f"{line}\n" for line in lines), *parts])
+def _markdown(evidence: Evidence, sections: Sequence[Section]) -> str:
+    parts = [f"# {_TITLE}", *map(escape, answer(evidence))]
+    return "\n\n".join([*parts, *(section.markdown() for section in sections)]) + "\n"
 
 
-def _fact_table(title: str, lines: list[tuple[str, str]]) -> Table:
-    return text_table(title, ["name", "value"], [list(line) for line in lines])
+def _page(evidence: Evidence, sections: Sequence[Section]) -> str:
+    """Return the page, which needs no other file; the template escapes every text."""
+    environment = Environment(
+        loader=PackageLoader("shardlab.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["svg"] = _inline
+    return environment.get_template("report.html.j2").render(
+        title=_TITLE,
+        answer=answer(evidence),
+        warning=seed_warning(evidence.records),
+        sections=sections,
+    )
+
+
+def _inline(drawing: matplotlib.figure.Figure, name: str) -> Markup:
+    """Return the figure as an SVG element, with `name` as prefix of its identifiers.
+
+    Matplotlib escapes the texts of an SVG, so this alone is exempt from escaping.
+    """
+    buffer = io.StringIO()
+    save(drawing, buffer, "svg")
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
+    # without width and height the style sheet scales the figure to its column
+    svg = re.sub(r'(<svg\b[^>]*?) width="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg\b[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    return Markup(svg.replace("<svg", '<svg aria-hidden="true"', 1))

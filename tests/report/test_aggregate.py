@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardlab.core.errors import UserError
+from shardlab.records.run import Setting
 from shardlab.report.aggregate import (
     comparison,
     loss_curves,
@@ -126,3 +127,25 @@ def test_loss_curves_of_different_lengths_are_refused():
 )
 def test_verdict_needs_the_whole_interval(low, high, said):
     assert verdict(low, high, 1) == said
+
+
+def test_memory_is_compared_with_the_estimate_that_there_is():
+    estimates = {"memory_growth_bytes": 60, "memory_closed_form_bytes": 20}
+    records = [
+        make_record("fsdp2", memory_estimate_bytes=30, **estimates),
+        make_record("ddp", memory_estimate_bytes=None, **estimates),
+    ]
+    compared = comparison(records, ["fsdp2", "ddp"], BASELINE)
+    assert compared["memory_ratio"].to_list() == [2.0, 3.0]
+
+
+def test_every_numeric_field_of_a_record_is_a_measure():
+    compared = comparison(make_records(["fsdp2"]), ["fsdp2"], "fsdp2")
+    texts = {"strategy", "engine", "codec"}
+    numbers = {
+        name
+        for name, value in make_record().model_dump(exclude=texts).items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    settings = {*Setting.model_fields, "schema_version"}
+    assert numbers - settings <= set(compared.columns)

@@ -1,4 +1,4 @@
-"""Where codecs stop paying, and how soon runs are how good on which link."""
+"""Break-even rates of codecs, and time to quality by link."""
 
 import math
 
@@ -6,25 +6,30 @@ import pytest
 
 from shardlab.experiment.schema import Quality
 from shardlab.records.timing import NO_COMMUNICATION
-from shardlab.report.crossover import (
+from shardlab.report.numbers import ABSENT, rate_text
+from shardlab.report.plots import crossover_plot
+from shardlab.report.sections.links import (
     codec_table,
     crossing,
     fastest,
-    rate_text,
+    links,
+    quality_tables,
     references,
     step_table,
     stops_paying,
 )
-from shardlab.report.equal_quality import quality_tables
-from shardlab.report.link_timings import crossovers
-from shardlab.report.numbers import ABSENT
-from shardlab.report.timing_plots import draw_timings
-from shardlab.report.timings import timing_table
+from shardlab.report.timings import crossovers
 from shardlab.strategy.strategy import parse_strategy
-from tests.record_factory import BASELINE, STRATEGIES, make_losses
+from tests.evidence_factory import make_evidence
+from tests.record_factory import BASELINE, STRATEGIES, make_losses, make_records
 from tests.timed_run_factory import make_timed, make_timings
 
 QUALITY = Quality(train_loss=(7.0, 1.0), time_s=(2.0,))
+
+
+def by_quality(group, losses, quality=QUALITY):
+    evidence = make_evidence(make_records([BASELINE]), losses=losses, quality=quality)
+    return quality_tables(group, evidence)
 
 
 def timed(rate, ranks=2, delay=0.0, **steps):
@@ -65,14 +70,14 @@ def test_beyond_the_measured_rates_nothing_is_extrapolated():
 def test_the_interval_of_the_rate_is_that_of_the_ratios():
     slow = timed(1e8, exchange=[100.0, 100.0, 100.0], int8=[40.0, 50.0, 62.5])
     fast = timed(1e9, exchange=[100.0, 100.0, 100.0], int8=[160.0, 200.0, 250.0])
-    told = stops_paying(crossovers(slow + fast)[0], "fsdp2-int8", "fsdp2-exchange")
-    rate, _, ends = told.partition(" (")
+    text = stops_paying(crossovers(slow + fast)[0], "fsdp2-int8", "fsdp2-exchange")
+    rate, _, ends = text.partition(" (")
     assert rate == "316 Mbit/s"
     low, high = ends.rstrip(")").split(" to ")
     assert float(low.split()[0]) < 316 < float(high.split()[0])
 
 
-def test_a_codec_is_held_against_the_same_strategy_without():
+def test_a_codec_is_compared_with_the_same_strategy_without():
     group = crossovers(make_timings())[0]
     assert references(group) == {
         "ddp-int8": "ddp",
@@ -94,7 +99,7 @@ def test_links_are_compared_at_equal_ranks_and_delay():
     runs += [*timed(1e8, 2, 5.0, fsdp2=[4.0]), make_timed("two-ranks")]
     groups = crossovers(runs)
     assert [group.title for group in groups] == ["2 ranks", "2 ranks, 5 ms of delay", "4 ranks"]
-    # slowest first, and what has no link last
+    # slowest first, without an emulated link last
     assert [t.link for t in groups[0].timings] == ["100 Mbit/s", "1 Gbit/s", "loopback"]
     assert [t.link for t in groups[0].measured] == ["100 Mbit/s", "1 Gbit/s"]
 
@@ -103,12 +108,12 @@ def test_without_links_there_is_no_crossover():
     assert crossovers([make_timed("two-ranks"), make_timed("one-rank", world_size=1)]) == []
 
 
-def test_the_fastest_run_is_named_for_each_link_and_never_the_bound():
+def test_the_fastest_run_on_each_link_is_never_the_no_communication_bound():
     runs = timed(1e8, fsdp2=[60.0], int8=[20.0]) + timed(1e9, fsdp2=[10.0], int8=[11.0])
     runs += [make_timed(runs[0].timing, NO_COMMUNICATION, step_ms=[1.0])]
-    told = fastest(crossovers(runs)[0], BASELINE)
-    assert "fsdp2-int8 (20.0 ms, 3.00 times as fast as fsdp2); " in told
-    assert told.endswith("fsdp2 (10.0 ms).")
+    text = fastest(crossovers(runs)[0], BASELINE)
+    assert "fsdp2-int8 (20.0 ms, 3.00 times as fast as fsdp2); " in text
+    assert text.endswith("fsdp2 (10.0 ms).")
 
 
 def test_every_run_has_a_row_and_its_ratio_on_every_link():
@@ -119,16 +124,16 @@ def test_every_run_has_a_row_and_its_ratio_on_every_link():
     assert baseline[2::2] == ["1", "1", "1"]
 
 
-def test_what_was_not_timed_on_a_link_is_absent():
+def test_a_run_that_is_not_timed_on_a_link_is_absent():
     runs = timed(1e8, fsdp2=[60.0], int8=[20.0]) + timed(1e9, fsdp2=[10.0])
     rows = {row[0]: row[1:] for row in step_table(crossovers(runs)[0], BASELINE).rows}
     assert rows["fsdp2-int8"] == ["20.0", "0.333", ABSENT, ABSENT]
 
 
-def test_time_to_a_loss_is_its_steps_at_the_pace_of_the_link():
+def test_time_to_a_loss_is_steps_times_the_step_time_of_the_link():
     losses = {run: {0: make_losses(run, 0)} for run in ("fsdp2", "fsdp2-int8")}
     runs = timed(1e8, fsdp2=[1000.0], int8=[500.0])
-    reached, after = quality_tables(crossovers(runs)[0], losses, QUALITY, BASELINE)
+    reached, after = by_quality(crossovers(runs)[0], losses)
     rows = {row[0]: row[1:] for row in reached.rows}
     steps, seconds, never, _ = rows["fsdp2"]
     assert float(steps) == pytest.approx(float(seconds), rel=0.01)
@@ -138,23 +143,23 @@ def test_time_to_a_loss_is_its_steps_at_the_pace_of_the_link():
     assert float(dict(after.rows)["fsdp2-int8"]) < float(dict(after.rows)["fsdp2"])
 
 
-def test_a_seed_that_missed_a_loss_leaves_no_mean():
+def test_without_the_loss_of_a_seed_there_is_no_mean():
     losses = {"fsdp2": {0: {0: 8.0, 1: 6.0}, 1: {0: 8.0, 1: 7.5}}}
-    table, _ = quality_tables(crossovers(timed(1e8, fsdp2=[1000.0]))[0], losses, QUALITY, BASELINE)
+    table, _ = by_quality(crossovers(timed(1e8, fsdp2=[1000.0]))[0], losses)
     assert table.rows[0][1:3] == [ABSENT, ABSENT]
 
 
 def test_runs_that_were_not_trained_have_no_time_to_a_loss():
     group = crossovers(timed(1e8, fsdp2=[1000.0]))[0]
-    assert quality_tables(group, {}, QUALITY, BASELINE) == []
-    assert quality_tables(group, {"fsdp2": {0: {0: 1.0}}}, Quality(), BASELINE) == []
+    assert by_quality(group, {}) == []
+    assert by_quality(group, {"fsdp2": {0: {0: 1.0}}}, Quality()) == []
 
 
 @pytest.mark.parametrize(
     ("rate", "text"),
     [(1e8, "100 Mbit/s"), (1e9, "1 Gbit/s"), (2.5e9, "2.5 Gbit/s"), (5e5, "500 kbit/s")],
 )
-def test_rates_are_told_as_people_say_them(rate, text):
+def test_rates_have_the_unit_that_fits(rate, text):
     assert rate_text(rate) == text
 
 
@@ -164,8 +169,15 @@ def test_the_plot_names_runs_that_were_timed_on_links():
         runs += timed(
             rate, **{BASELINE: [2.0, 2.1], "int8": [1.0, 1.1], NO_COMMUNICATION: [0.5, 0.6]}
         )
-    figure = draw_timings(timing_table(runs, BASELINE), crossovers(runs), [BASELINE], BASELINE)[
-        "crossover"
-    ]
+    names = [run.run for run in runs]
+    figure = crossover_plot(crossovers(runs), names, [BASELINE], BASELINE)
     named = [text.get_text() for text in figure.legends[0].get_texts()]
     assert named == [BASELINE, "fsdp2-int8", NO_COMMUNICATION]
+
+
+def test_losses_hold_for_the_ranks_of_the_training_runs_alone():
+    runs = timed(1e8, fsdp2=[60.0]) + timed(1e8, 4, fsdp2=[60.0])
+    evidence = make_evidence(make_records([BASELINE]), timed=runs, quality=QUALITY)
+    two, four = links(evidence).sections
+    assert any("training loss" in table.title for table in two.tables)
+    assert not any("training loss" in table.title for table in four.tables)

@@ -5,11 +5,15 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import matplotlib.figure
 import pandas as pd
 import pytest
 
 from shardlab.core.files import read_json, read_json_lines
+from shardlab.report.contents import SECTIONS, report_sections
 from shardlab.report.plots import BASELINE_COLOUR, colours
+from shardlab.report.section import Figure, Section, figures_of, tables_of
+from shardlab.report.tables import RUN, Column, plain, text_table
 from shardlab.report.write import write_report
 from shardlab.strategy.strategy import parse_strategy
 from tests.evidence_factory import make_evidence
@@ -87,7 +91,7 @@ def test_page_needs_nothing_from_outside(report):
     assert text.count("url(") == text.count("url(#")
 
 
-def test_identifiers_are_unique_and_references_lead_somewhere(report):
+def test_identifiers_are_unique_and_references_have_targets(report):
     page = _Page((report / "report.html").read_text())
     ids = [value for name, value in page.attributes if name == "id"]
     assert len(ids) == len(set(ids))
@@ -158,12 +162,71 @@ def test_data_files_hold_every_run(report):
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
-def test_few_seeds_are_announced_at_every_table(tmp_path, seeds):
+def test_few_seeds_cause_a_warning_with_every_table(tmp_path, seeds):
     write_report(make_evidence(make_records(["ddp-int8", "fsdp2"], seeds)), tmp_path)
+    evidence = make_evidence(make_records(["ddp-int8", "fsdp2"], seeds))
+    write_report(evidence, tmp_path)
     warning = f"Fewer than 3 seeds ({seeds})"
-    assert (tmp_path / "report.html").read_text().count(warning) == 8
-    assert (tmp_path / "tables.md").read_text().count(warning) == 7
+    tables = [table for table in tables_of(report_sections(evidence)) if table.warning]
+    assert tables
+    # with every table of runs, and below the answer
+    assert (tmp_path / "report.html").read_text().count(warning) == len(tables) + 1
+    assert (tmp_path / "tables.md").read_text().count(warning) == len(tables)
     assert warning in (tmp_path / "headline.md").read_text()
+
+
+def made_up(evidence):
+    column = Column("sprockets", "1/step", plain("step_ms_mean"), "a number that nobody needs")
+    drawing = matplotlib.figure.Figure()
+    return Section(
+        "Made-up section",
+        sentences=["A sentence about <sprockets>."],
+        items=["An item of a list."],
+        figures=[Figure("sprockets", "A caption of sprockets.", drawing)],
+        tables=[evidence.run_table("Sprockets by run", [RUN, column])],
+        notes=["A note on sprockets."],
+        sections=[Section("Below", tables=[text_table("Inner table", ["a"], [["inner cell"]])])],
+        details=[Section("Folded", sentences=["A folded sentence."])],
+    )
+
+
+def test_an_added_section_is_wherever_a_section_is_shown(tmp_path):
+    evidence = make_evidence(make_records(["ddp", "fsdp2"]))
+    write_report(evidence, tmp_path, [*SECTIONS, made_up])
+    page = _Page((tmp_path / "report.html").read_text())
+    markdown = (tmp_path / "tables.md").read_text().replace("\\", "")
+    assert ("href", "#made-up-section") in page.attributes
+    assert ("aria-label", "A caption of sprockets.") in page.attributes
+    for text in (page.text, markdown):
+        for part in (
+            "Made-up section",
+            "A sentence about <sprockets>.",
+            "An item of a list.",
+            "A caption of sprockets.",
+            "Sprockets by run",
+            "A note on sprockets.",
+            "inner cell",
+            "A folded sentence.",
+            "a number that nobody needs",
+        ):
+            assert part in text, part
+    for kind in ("svg", "png"):
+        assert (tmp_path / "plots" / f"sprockets.{kind}").exists()
+
+
+def test_every_table_is_on_the_page_and_in_markdown(report):
+    evidence = make_evidence(make_records())
+    page = (report / "report.html").read_text()
+    markdown = (report / "tables.md").read_text()
+    for table in tables_of(report_sections(evidence)):
+        assert f'aria-label="{table.title}"' in page, table.title
+        assert table.markdown() in markdown, table.title
+
+
+def test_plots_of_the_workflow_are_the_figures_of_the_report(report):
+    names = {figure.name for figure in figures_of(report_sections(make_evidence(make_records())))}
+    assert {f"plots/{name}.svg" for name in names} <= FILES
+    assert len(names) == sum(name.endswith(".svg") for name in FILES)
 
 
 def test_baseline_alone_can_be_reported(tmp_path):

@@ -2,58 +2,74 @@ import math
 
 import pytest
 
-from shardlab.report.aggregate import comparison
+from shardlab.report.aggregate import seed_warning
 from shardlab.report.answer import answer
+from shardlab.report.contents import report_sections
 from shardlab.report.numbers import ABSENT, figure, plus_minus, scientific
-from shardlab.report.summary import comparison_rows, summary
-from shardlab.report.tables import (
-    escape,
-    facts,
-    headline_markdown,
-    run_tables,
-    seed_warning,
-    setting_line,
-)
+from shardlab.report.section import tables_of
+from shardlab.report.sections.appendix import setting_line
+from shardlab.report.sections.efficiency import time_to_quality
+from shardlab.report.sections.runs import comparison, headline_table
+from shardlab.report.tables import escape, facts, plain, spread, text_table, where_known
+from shardlab.report.write import comparison_rows, headline_markdown, summary
 from tests.evidence_factory import make_evidence
 from tests.record_factory import BASELINE, STRATEGIES, make_record, make_records
 
 
-def _tables(records, runs=None):
-    return run_tables(comparison(records, runs or list(STRATEGIES), BASELINE), records, BASELINE)
-
-
-def test_every_table_has_every_run():
-    for table in _tables(make_records()).values():
+def test_every_table_of_runs_has_every_run():
+    tables = [t for t in tables_of(report_sections(make_evidence(make_records()))) if t.highlighted]
+    of_matrix = [t for t in tables if "no communication" not in {row[0] for row in t.rows}]
+    assert len(of_matrix) >= 7
+    for table in of_matrix:
         assert [row[0] for row in table.rows] == list(STRATEGIES)
         assert all(len(row) == len(table.columns) for row in table.rows)
         assert [table.rows[number][0] for number in table.highlighted] == [BASELINE]
 
 
-def test_strategy_is_told_in_words():
-    rows = {row[0]: row[1] for row in _tables(make_records())["comparison"].rows}
+def test_a_heading_has_one_meaning_on_the_page():
+    meanings = {}
+    for table in tables_of(report_sections(make_evidence(make_records()))):
+        for column in table.columns:
+            if column.meaning:
+                meanings.setdefault(column.heading, set()).add(column.meaning)
+    assert [heading for heading, texts in meanings.items() if len(texts) > 1] == []
+
+
+def test_number_cells_share_one_signature():
+    row = {"a": 2e6, "a_sd": 1e5, "none": math.nan}
+    cells = [helper("a", digits=4, scale=1e-6)(row) for helper in (plain, where_known, spread)]
+    assert cells == ["2.000", "2.000", "2.000 ± 0.100"]
+    assert where_known("none", scale=1e-6)(row) == ABSENT
+
+
+def test_marks_are_explained_below_the_table():
+    assert "not applicable" in text_table("a", ["b"], [[ABSENT]]).note
+    assert not text_table("a", ["b"], [["c"]]).note
+
+
+def test_strategy_is_shown_by_its_label():
+    (table,) = comparison(make_evidence(make_records())).tables
+    rows = {row[0]: row[1] for row in table.rows}
     assert rows["fsdp2-topk"] == "fsdp2, topk:density=0.05, error feedback"
     assert rows["fsdp2-exchange"] == "fsdp2, none, exchange"
 
 
-def test_diverged_run_says_so():
+def test_diverged_run_is_marked():
     records = make_records(["fsdp2"])
     records += [make_record("ddp", seed, val_ppl=math.inf) for seed in range(3)]
-    compared = comparison(records, ["fsdp2", "ddp"], BASELINE)
-    row = run_tables(compared, records, BASELINE)["headline"].rows[1]
-    assert "not finite" in " ".join(row)
-    assert any("diverged" in sentence for sentence in answer_of(records, ["fsdp2", "ddp"]))
-    assert comparison_rows(compared)[1]["val_ppl"] is None
-
-
-def answer_of(records, runs):
-    return answer(comparison(records, runs, BASELINE), BASELINE, make_evidence(records).history)
+    evidence = make_evidence(records)
+    table = headline_table(evidence)
+    assert "not finite" in " ".join(table.rows[1])
+    assert "not finite: the run diverged" in table.note
+    assert any("diverged" in sentence for sentence in answer(evidence))
+    assert comparison_rows(evidence.compared)[1]["val_ppl"] is None
 
 
 def test_answer_claims_no_more_than_the_interval():
     def said(times):
         records = [make_record(seed=seed, step_ms_mean=50.0 + seed) for seed in range(3)]
         records += [make_record("ddp", seed, step_ms_mean=t) for seed, t in enumerate(times)]
-        return answer_of(records, ["fsdp2", "ddp"])[0]
+        return answer(make_evidence(records))[0]
 
     assert "not shown to be faster" in said([30.0, 51.0, 60.0])
     clear = said([40.0, 40.9, 41.6])
@@ -66,15 +82,15 @@ def test_an_engines_gain_is_not_credited_to_the_codec():
     records = [
         make_record(run, seed) for run in ("fsdp2", "fsdp2-int8", "ddp-int8") for seed in range(3)
     ]
-    sentence = answer_of(records, ["fsdp2", "fsdp2-int8", "ddp-int8"])[1]
-    assert sentence.startswith("Of 1 fsdp2 runs with a codec, 0 took a shorter step")
-    assert "No fsdp2 run other" in answer_of(records, ["fsdp2", "ddp-int8"])[1]
+    sentence = answer(make_evidence(records))[1]
+    assert sentence.startswith("Of 1 fsdp2 runs with a codec, 0 had a shorter step")
+    others = [record for record in records if record.run != "fsdp2-int8"]
+    assert "No fsdp2 run other" in answer(make_evidence(others))[1]
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
-def test_few_seeds_are_announced(seeds):
-    records = make_records(seeds=seeds)
-    text = headline_markdown(_tables(records)["headline"], records)
+def test_few_seeds_cause_a_warning(seeds):
+    text = headline_markdown(make_evidence(make_records(seeds=seeds)))
     assert f"Fewer than 3 seeds ({seeds})" in text.replace("\\", "")
 
 
@@ -103,14 +119,13 @@ def test_markdown_shows_text_as_itself():
 
 def test_markdown_row_has_one_cell_per_column():
     records = [make_record("a|b", seed) for seed in range(3)] + make_records(["fsdp2"])
-    table = _tables(records, ["a|b", "fsdp2"])["headline"]
+    table = headline_table(make_evidence(records))
     for line in table.markdown().splitlines():
         assert line.replace("\\|", "").count("|") == len(table.columns) + 1
 
 
 def test_summary_holds_plain_numbers_of_every_run():
-    records = make_records()
-    value = summary(comparison(records, list(STRATEGIES), BASELINE), make_evidence(records).history)
+    value = summary(make_evidence(make_records()))
     assert list(value["runs"]) == list(STRATEGIES)
     assert all(isinstance(n, float) for run in value["runs"].values() for n in run.values())
     assert value["agent"]["rounds"] == 2
@@ -135,26 +150,23 @@ def test_facts_reach_every_leaf():
     assert facts(tree) == [("a b", "1,200"), ("c · d", "0.5000"), ("c · e", "x, y"), ("f", "–")]  # noqa: RUF001
 
 
-def test_memory_is_compared_with_the_estimate_that_there_is():
-    estimates = {"memory_growth_bytes": 60, "memory_closed_form_bytes": 20}
-    records = [
-        make_record("fsdp2", memory_estimate_bytes=30, **estimates),
-        make_record("ddp", memory_estimate_bytes=None, **estimates),
-    ]
-    compared = comparison(records, ["fsdp2", "ddp"], BASELINE)
-    assert compared["memory_ratio"].to_list() == [2.0, 3.0]
-
-
 def test_a_loss_that_a_seed_did_not_reach_has_no_mean():
     def reached(seed, steps):
         return make_record(seed=seed, steps_to_quality={"6.4": steps}, time_to_quality_s={"6.4": 1})
 
-    both = _tables([reached(0, 30.0), reached(1, 40.0)], [BASELINE])["reached"]
-    assert both.columns[1].heading == "to a loss of 6.4, steps" and both.rows[0][1] == "35.0"
-    assert _tables([reached(0, 30.0), reached(1, None)], [BASELINE])["reached"].rows[0][1] == ABSENT
+    def table(records):
+        (found,) = time_to_quality(make_evidence(records)).tables
+        return found
+
+    both = table([reached(0, 30.0), reached(1, 40.0)])
+    assert both.columns[1].heading == "to loss 6.4, steps"
+    assert both.rows[0][1] == "35.0"
+    assert table([reached(0, 30.0), reached(1, None)]).rows[0][1] == ABSENT
 
 
-def test_without_thresholds_nothing_is_told_of_them():
+def test_without_thresholds_there_is_no_section():
     fields = ("steps_to_quality", "time_to_quality_s", "quality_at_time")
     records = [make_record(seed=seed, **{key: {} for key in fields}) for seed in range(3)]
-    assert "reached" not in _tables(records, [BASELINE])
+    evidence = make_evidence(records)
+    assert time_to_quality(evidence) is None
+    assert "Time to quality" not in [s.title for s in report_sections(evidence)]

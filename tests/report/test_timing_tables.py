@@ -1,13 +1,19 @@
-"""What timings say: paired by rounds, against one rank, and against no communication."""
+"""Timings: paired over repetitions, relative to one rank and to the no-communication bound."""
 
 import math
 
 import pytest
 
-from shardlab.experiment.schema import Quality
 from shardlab.records.timing import NO_COMMUNICATION
-from shardlab.report.scaling import bottleneck, bottleneck_of, scaling_table, sharing
-from shardlab.report.timing_room import timing_room
+from shardlab.report.section import tables_of
+from shardlab.report.sections.links import links
+from shardlab.report.sections.scaling import (
+    bottleneck,
+    bottleneck_of,
+    cores_note,
+    scaling,
+    scaling_rows,
+)
 from shardlab.report.timings import timing_table
 from shardlab.report.write import write_report
 from tests.evidence_factory import make_evidence
@@ -18,7 +24,7 @@ DRIFT = [20.0, 40.0, 25.0, 90.0]
 
 
 def pair(times: float = 2.0, **changes: object):
-    """The baseline and its bound, which is so many times as fast in every round."""
+    """The baseline and its no-communication bound, so many times as fast in every repetition."""
     runs = [make_timed(run=run, **changes) for run in (BASELINE, NO_COMMUNICATION)]
     steps = [[times * step for step in DRIFT], DRIFT]
     return [run.model_copy(update={"step_ms": s}) for run, s in zip(runs, steps, strict=True)]
@@ -29,7 +35,7 @@ def row_of(timed, run, timing="slow"):
     return table[(table["run"] == run) & (table["timing"] == timing)].iloc[0]
 
 
-def test_what_drifts_for_all_runs_alike_is_not_in_a_ratio():
+def test_drift_common_to_all_runs_cancels_in_a_ratio():
     row = row_of(pair(1.5), BASELINE)
     for end in ("", "_low", "_high"):
         assert row[f"bound_ratio{end}"] == pytest.approx(1.5)
@@ -51,7 +57,7 @@ def test_without_a_baseline_there_is_no_ratio_to_it():
     assert math.isnan(row["step_ratio"]) and math.isfinite(row["bound_ratio"])
 
 
-def test_the_headers_of_frames_are_not_held_against_the_ledger():
+def test_the_headers_of_frames_are_no_excess_over_the_ledger():
     run = make_timed(bytes_wire=1e6, interface_bytes=1.02e6 + 66 * 700, interface_frames=700.0)
     assert row_of([run], BASELINE)["interface_excess"] == pytest.approx(0.02)
     assert math.isnan(row_of([make_timed("two-ranks")], BASELINE, "two-ranks")["interface_excess"])
@@ -66,7 +72,7 @@ def test_the_headers_of_frames_are_not_held_against_the_ledger():
         (1.5, 0.6, "it is not clear whether communication is the bottleneck of fsdp2"),
     ],
 )
-def test_the_bottleneck_is_told_by_steps_and_trace(times, exposed, said):
+def test_the_bottleneck_is_judged_by_steps_and_trace(times, exposed, said):
     timed = pair(times)
     traced = timed[0].breakdown.model_copy(
         update={"profiled_step_ms": 100.0, "exposed_comm_ms": 100 * exposed}
@@ -82,39 +88,44 @@ def test_the_order_of_the_timings_has_no_meaning():
     timed = make_timings()
     by_name = sorted(timed, key=lambda run: run.timing)
     assert timed != by_name
-    ours, theirs = (timing_room(each, {}, Quality(), 2, BASELINE) for each in (timed, by_name))
-    assert [table.rows for table in ours.tables] == [table.rows for table in theirs.tables]
-    assert (ours.bottleneck, ours.links[0].fastest) == (theirs.bottleneck, theirs.links[0].fastest)
+    ours, theirs = (
+        [scaling(evidence), links(evidence)]
+        for timed in (timed, by_name)
+        for evidence in [make_evidence(make_records(), timed=timed)]
+    )
+    assert [t.rows for t in tables_of(ours)] == [t.rows for t in tables_of(theirs)]
+    assert ours[0].items == theirs[0].items
+    assert [s.sentences for s in ours[1].sections] == [s.sentences for s in theirs[1].sections]
 
 
-def test_one_round_proves_nothing():
+def test_a_single_repetition_shows_nothing():
     timed = [run.model_copy(update={"step_ms": run.step_ms[:1]}) for run in pair(9.0)]
     (sentence,) = bottleneck(timing_table(timed, BASELINE), BASELINE)
-    assert "a single round does not tell" in sentence
+    assert "a single repetition cannot show" in sentence
 
 
-def test_the_setting_of_the_matrix_has_a_sentence_of_its_own():
+def test_the_setting_of_the_training_runs_has_a_sentence():
     table = timing_table(make_timings(), BASELINE)
     assert bottleneck_of(table, make_record()).startswith("On 2 ranks (link: loopback)")
-    assert "is not known" in bottleneck_of(table, make_record(world_size=8))
-    assert "is not known" in bottleneck_of(table, make_record(link="10gbit"))
-    assert "nobody" in bottleneck_of(table, make_record(world_size=1))
+    assert "is unknown" in bottleneck_of(table, make_record(world_size=8))
+    assert "is unknown" in bottleneck_of(table, make_record(link="10gbit"))
+    assert "does not communicate" in bottleneck_of(table, make_record(world_size=1))
 
 
-def test_scaling_is_told_without_emulated_links():
-    rows = scaling_table(timing_table(make_timings(["ddp", "fsdp2"]), BASELINE), BASELINE).rows
-    assert [row[:2] for row in rows] == [
-        [run, ranks] for run in ("ddp", "fsdp2", NO_COMMUNICATION) for ranks in ("1", "2")
+def test_scaling_leaves_out_emulated_links():
+    rows = scaling_rows(timing_table(make_timings(["ddp", "fsdp2"]), BASELINE))
+    assert rows[["run", "world_size"]].to_numpy().tolist() == [
+        [run, ranks] for run in ("ddp", "fsdp2", NO_COMMUNICATION) for ranks in (1, 2)
     ]
 
 
-def test_shared_cores_are_told():
-    assert sharing(timing_table(make_timings(), BASELINE)) is None
+def test_shared_cores_are_reported():
+    assert cores_note(timing_table(make_timings(), BASELINE)) is None
     crowded = timing_table([make_timed(world_size=4)], BASELINE)
-    assert sharing(crowded).startswith("4 ranks of 1 thread shared 2 cores")
+    assert cores_note(crowded).startswith("4 ranks of 1 thread shared 2 cores")
 
 
-def test_a_link_inside_of_the_ranks_is_told_apart():
+def test_an_in_process_link_is_named():
     run = make_timed(link_emulation="in-process", interface_bytes=None)
     assert row_of([run], BASELINE)["link"] == "100mbit (in-process)"
 

@@ -1,12 +1,12 @@
 import json
-import math
 
 import pytest
 
-from shardlab.report.aggregate import comparison
-from shardlab.report.tables import run_tables
-from shardlab.report.traffic import traffic, travel, uncompressed
+from shardlab.report.aggregate import codec_texts, traffic, uncompressed
+from shardlab.report.section import tables_of
+from shardlab.report.sections import messages
 from shardlab.strategy.strategy import parse_strategy
+from tests.evidence_factory import make_evidence
 from tests.record_factory import STRATEGIES, make_record, make_records
 
 
@@ -27,13 +27,13 @@ def test_the_kinds_add_up_to_the_whole(run):
 def test_ratio_is_of_one_kind_and_absent_where_nothing_moved():
     found = traffic(make_record("ddp-int8"))
     assert found["gradients_ratio"] == pytest.approx(3.88)
-    assert math.isnan(found["weights_ratio"])
+    assert found["weights_ratio"] is None
     assert traffic(make_record("fsdp2-int8"))["weights_ratio"] == 1
 
 
 def test_bytes_between_nodes_are_those_of_both_kinds():
     record = make_record("fsdp2-int8")
-    assert math.isnan(traffic(record)["bytes_between_nodes"])
+    assert traffic(record)["bytes_between_nodes"] is None
     for kind, moved in (("gradients", 3e5), ("weights", 2e5)):
         record = with_account(record, kind, bytes_between_nodes=moved)
     assert traffic(record)["bytes_between_nodes"] == 5e5
@@ -51,7 +51,7 @@ def test_uncompressed_messages_are_means_over_all_seeds():
     }
 
 
-def test_both_codecs_are_told_with_their_options():
+def test_both_codecs_have_their_options():
     document = {
         "gradients": {
             "codec": "int4:group=64,levels=nf4",
@@ -61,12 +61,12 @@ def test_both_codecs_are_told_with_their_options():
         },
         "weights": {"codec": "fp8"},
     }
-    assert travel(parse_strategy(document)) == {
+    assert codec_texts(parse_strategy(document)) == {
         "gradients_codec": "int4:group=64,levels=nf4, topk:density=0.05 between nodes",
         "weights_codec": "fp8:format=e4m3",
         "error_feedback": "bf16",
     }
-    assert set(travel(parse_strategy({"engine": "ddp"})).values()) == {"none"}
+    assert set(codec_texts(parse_strategy({"engine": "ddp"})).values()) == {"none"}
 
 
 def test_a_reader_sees_every_figure_of_the_ledger():
@@ -88,16 +88,16 @@ def test_a_reader_sees_every_figure_of_the_ledger():
         )
         for seed in range(3)
     ]
-    tables = run_tables(comparison(records, ["fsdp2", "both"], "fsdp2"), records, "fsdp2")
+    evidence = make_evidence(records)
     shown = {
         column.heading: cell
-        for key in ("traffic", "codecs")
-        for column, cell in zip(tables[key].columns, tables[key].rows[1], strict=True)
+        for table in tables_of([messages.traffic(evidence), messages.codec_statistics(evidence)])
+        for column, cell in zip(table.columns, table.rows[1], strict=True)
     }
-    assert shown["gradients as"] == "int4:group=128"
-    assert shown["weights as"] == "int8:group=128"
+    assert shown["gradients codec"] == "int4:group=128"
+    assert shown["weights codec"] == "int8:group=128"
     assert shown["error feedback"] == "fp32"
     assert (shown["gradients raw, MB/step"], shown["gradients wire, MB/step"]) == ("2.00", "0.250")
     assert (shown["gradients ratio"], shown["weights ratio"]) == ("8.00", "1.00")
     assert shown["between nodes, MB/step"] == "0.100"
-    assert shown["left uncompressed, messages/step"] == "gradients, fewer than 1024 elements: 2.00"
+    assert shown["sent uncompressed, messages/step"] == "gradients, fewer than 1024 elements: 2.00"

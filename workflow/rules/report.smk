@@ -4,6 +4,7 @@ rule report:
             "report",
             "shardlab/agent/records",
             "shardlab/buffers",
+            "shardlab/collection",
             "shardlab/core",
             "shardlab/experiment",
             "shardlab/forecast",

@@ -1,0 +1,71 @@
+"""Evidence of a report, and what is computed from it once for all sections."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+
+from shardlab.agent.records.history import History
+from shardlab.experiment.schema import Quality
+from shardlab.forecast.results import ForecastDocument
+from shardlab.records.run import Record
+from shardlab.records.timing import TimedRun
+from shardlab.report.aggregate import comparison, loss_curves, seed_warning
+from shardlab.report.tables import Column, Table, make_table
+from shardlab.report.timings import Crossover, crossovers, timing_table
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything that a report is made from."""
+
+    records: list[Record]
+    """of every run and seed, in the order of the runs"""
+    baseline: str
+    losses: dict[str, dict[int, dict[int, float]]]
+    """run -> seed -> step -> training loss"""
+    history: History
+    source: dict[str, Any]
+    statistics: dict[str, Any]
+    """what the data stages say of the corpus; shown as it is"""
+    timed: list[TimedRun]
+    """of every timing"""
+    quality: Quality
+    predicted: ForecastDocument
+
+    @property
+    def runs(self) -> list[str]:
+        """Names of the runs."""
+        return list(dict.fromkeys(record.run for record in self.records))
+
+    @cached_property
+    def compared(self) -> pd.DataFrame:
+        """One row per run: `aggregate.comparison`."""
+        return comparison(self.records, self.runs, self.baseline)
+
+    @cached_property
+    def loss_curves(self) -> pd.DataFrame:
+        """Mean training losses: `aggregate.loss_curves`."""
+        return loss_curves(self.losses)
+
+    @cached_property
+    def timing_rows(self) -> pd.DataFrame:
+        """One row per timing and run: `timings.timing_table`."""
+        return timing_table(self.timed, self.baseline)
+
+    @cached_property
+    def crossovers(self) -> list[Crossover]:
+        """Timings that differ in the rate of the link alone."""
+        return crossovers(self.timed)
+
+    def run_table(self, title: str, columns: Sequence[Column]) -> Table:
+        """Return a table with a row per run of `compared`, and the warning of too few seeds."""
+        rows = self.compared.reset_index().to_dict("records")
+        table = make_table(title, columns, rows, self.baseline)
+        return replace(table, warning=seed_warning(self.records))
+
+    def timing_table(self, title: str, columns: Sequence[Column], rows: pd.DataFrame) -> Table:
+        """Return a table with a line for each of `rows`, a selection of `timing_rows`."""
+        return make_table(title, columns, rows.to_dict("records"), self.baseline)

@@ -1,0 +1,1 @@
+"""Sections of the report by subject: columns, tables and sentences."""

@@ -1,0 +1,141 @@
+"""Sections that close the report: data, environment, how to regenerate it, definitions."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from shardlab.records.run import Record
+from shardlab.report.evidence import Evidence
+from shardlab.report.section import Section
+from shardlab.report.tables import Table, fact_table, facts, text_table
+
+_MANY = 4
+"""distinct values up to this number are listed one by one"""
+
+
+def data(evidence: Evidence) -> Section:
+    """Show source, licence and statistics of the corpus."""
+    return Section(
+        "Data",
+        tables=[
+            fact_table("Source", facts(evidence.source)),
+            fact_table("Statistics of the corpus", facts(evidence.statistics)),
+        ],
+    )
+
+
+def environment(evidence: Evidence) -> Section:
+    """Show host, versions and setting, and the hashes of every run."""
+    table = hashes(evidence.records)
+    return Section(
+        "Environment",
+        tables=[fact_table("Environment", setting(evidence.records))],
+        details=[Section(table.title, tables=[table])],
+    )
+
+
+def regenerate(evidence: Evidence) -> Section:
+    """Show the commands that regenerate the report."""
+    return Section(
+        "Regenerate",
+        sentences=[
+            "params.yaml describes the experiment. Either tool runs the stages that a change "
+            "affects."
+        ],
+        tables=[
+            fact_table(
+                "Regenerate",
+                [("Snakemake", "snakemake --cores all"), ("DVC", "dvc repro")],
+            )
+        ],
+    )
+
+
+def definitions(tables: Iterable[Table]) -> Section:
+    """Define the columns of all tables, each once."""
+    meanings = {
+        column.heading: column.meaning
+        for table in tables
+        for column in table.columns
+        if column.meaning
+    }
+    return Section(
+        "Definitions",
+        sentences=[
+            "Every run is repeated with each seed; runs with the same seed start from the same "
+            "weights and see the same data. Intervals are not corrected for the number of runs "
+            "that are compared."
+        ],
+        tables=[text_table("Definitions", ["column", "meaning"], [*map(list, meanings.items())])],
+    )
+
+
+def distinct(values: Iterable[Any]) -> str:
+    """Return the different values in their order, the first few by name."""
+    texts = list(dict.fromkeys(str(value) for value in values))
+    if len(texts) <= _MANY:
+        return ", ".join(texts)
+    return f"{', '.join(texts[:_MANY])} and {len(texts) - _MANY} more"
+
+
+def setting(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """Return names and values of the setting; several values where the records differ."""
+
+    def of(name: str) -> str:
+        return distinct(getattr(record, name) for record in records)
+
+    def host(name: str) -> str:
+        return distinct(record.host[name] for record in records)
+
+    return [
+        ("CPU", host("cpu")),
+        ("cores", host("cores")),
+        ("memory", distinct(f"{r.host['memory_bytes'] / 2**30:.1f} GiB" for r in records)),
+        ("kernel", host("kernel")),
+        ("Python", host("python")),
+        ("torch", of("torch")),
+        ("ranks", of("world_size")),
+        ("link", of("link")),
+        ("model", distinct(f"{r.model} ({r.parameters:,} parameters)" for r in records)),
+        ("data", of("dataset")),
+        ("steps", of("steps")),
+        (
+            "tokens per step",
+            distinct(
+                f"{r.world_size * r.batch_size * r.accumulation * r.sequence_length:,}"
+                for r in records
+            ),
+        ),
+        ("sequence length", of("sequence_length")),
+        ("seeds", ", ".join(map(str, dict.fromkeys(r.seed for r in records)))),
+        ("revision", of("revision")),
+    ]
+
+
+def setting_line(records: Sequence[Record]) -> str:
+    """Return one line: host, seeds, steps, model, data, versions."""
+    values = dict(setting(records))
+    parts = [
+        f"{values['CPU']} ({values['cores']} cores, {values['ranks']} ranks)",
+        f"seed {values['seeds']}" if values["seeds"].isdigit() else f"seeds {values['seeds']}",
+        f"{values['steps']} steps of {values['tokens per step']} tokens",
+        values["model"],
+        values["data"],
+        f"torch {values['torch']}",
+        f"revision {values['revision']}",
+    ]
+    return (
+        f"Measured on {'; '.join(parts)}; ± is the standard deviation over seeds, brackets hold "
+        "the 95 % confidence interval of the paired comparison with the baseline."
+    )
+
+
+def hashes(records: Sequence[Record]) -> Table:
+    """Return the hashes of strategy and parameters that identify each run."""
+    runs: dict[str, list[Record]] = {}
+    for record in records:
+        runs.setdefault(record.run, []).append(record)
+    rows = [
+        [run, distinct(r.strategy_hash for r in those), distinct(r.params_hash for r in those)]
+        for run, those in runs.items()
+    ]
+    return text_table("Hashes", ["run", "strategy", "parameters"], rows)

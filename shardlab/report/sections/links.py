@@ -1,0 +1,356 @@
+"""Section on links: the fastest run at each rate, and the break-even rate of each codec.
+
+A codec pays while the step is shorter than that of the same strategy without a codec. The rate at
+which it stops to pay is interpolated between two measured rates: logarithm of the ratio of step
+times over logarithm of the rate.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from shardlab.experiment.link import FRAME_HEADERS
+from shardlab.report.evidence import Evidence
+from shardlab.report.numbers import ABSENT, figure, plus_minus, rate_text
+from shardlab.report.plots import crossover_plot
+from shardlab.report.section import Figure, Section
+from shardlab.report.sections.scaling import EXPOSED, IN_BACKWARD, RANKS, TIMED_STEP, TIMED_TOKENS
+from shardlab.report.tables import (
+    MB,
+    RUN,
+    Cell,
+    Column,
+    Row,
+    Table,
+    interval,
+    make_table,
+    plain,
+    share,
+    where_known,
+    words,
+)
+from shardlab.report.timings import Crossover, LinkTiming, speed_up
+from shardlab.statistics.quality import quality_at_time, steps_to_quality
+from shardlab.strategy.strategy import Strategy
+
+TIMED = [
+    RUN,
+    RANKS,
+    Column("link", "", words("link"), "loopback, or rate and delay of an emulated link", False),
+    TIMED_STEP,
+    Column(
+        "timed step / baseline",
+        "",
+        interval("step_ratio", 3),
+        "geometric mean of the ratios to the baseline over repetitions, with its 95 % confidence "
+        "interval",
+    ),
+    Column(
+        "step / no-comm. bound",
+        "",
+        interval("bound_ratio"),
+        "the same ratio to the no-communication bound",
+    ),
+    TIMED_TOKENS,
+    Column(
+        "ledger",
+        "MB/step",
+        plain("bytes_wire", scale=MB),
+        "bytes that a rank sent per step, as the library counts them",
+    ),
+    Column(
+        "interface",
+        "MB/step",
+        where_known("interface_bytes", scale=MB),
+        "bytes that the network interface of a rank sent per step, headers and acknowledgements "
+        "included; known if every rank has a network interface",
+    ),
+    Column(
+        "interface excess",
+        "%",
+        share("interface_excess", 2),
+        f"excess of the interface's count over the ledger, less {FRAME_HEADERS} bytes of headers "
+        "per frame: control messages of gloo, and what torch sends apart from codecs, such as the "
+        "gradient norm",
+    ),
+    Column(
+        "timed communication",
+        "% of step",
+        share("comm_share"),
+        "fraction of the traced steps of a timing in which a collective ran",
+    ),
+    EXPOSED,
+    Column(
+        "timed overlap",
+        "% of comm.",
+        share("overlap"),
+        "fraction of the communication of these steps that overlapped with compute",
+    ),
+    IN_BACKWARD,
+]
+
+
+def links(evidence: Evidence) -> Section:
+    """Show speed-ups by link rate, break-even rates of codecs, and time to quality by link."""
+    baseline = evidence.baseline
+    everything = evidence.timing_table("All timings", TIMED, evidence.timing_rows)
+    return Section(
+        "Which codec for which link?",
+        sentences=[
+            "A codec pays while a step is shorter than that of the same strategy without a codec. "
+            "The rate at which it stops paying is interpolated between measured rates on "
+            "logarithmic scales; its interval is that of the ratios of step times. Time to a loss "
+            "is the number of steps times the step time, with the smoothed losses of the training "
+            "runs; a run that is over keeps its last loss.",
+        ],
+        figures=[
+            Figure(
+                "crossover",
+                "Speed-up over the baseline at the same link rate, with its 95 % confidence "
+                "interval over repetitions. The dotted line is the no-communication bound.",
+                crossover_plot(
+                    evidence.crossovers, evidence.timing_rows["run"], evidence.runs, baseline
+                ),
+            )
+        ],
+        sections=[
+            Section(
+                title=f"Links of {group.title}",
+                sentences=[fastest(group, baseline)],
+                tables=_tables(group, evidence),
+            )
+            for group in evidence.crossovers
+        ],
+        details=[Section(everything.title, tables=[everything])],
+    )
+
+
+def _tables(group: Crossover, evidence: Evidence) -> list[Table]:
+    codecs = codec_table(group)
+    # losses of the training runs hold for their number of ranks alone
+    trained = group.world_size == evidence.records[0].world_size
+    return [
+        step_table(group, evidence.baseline),
+        *([codecs] if codecs.rows else []),
+        *(quality_tables(group, evidence) if trained else []),
+    ]
+
+
+def references(group: Crossover) -> dict[str, str]:
+    """Return for every run with a codec the run to beat: the same strategy without a codec.
+
+    An all-to-all route is preferred: gloo's reduce-scatter sends twice the bytes, and beating it is
+    no merit of a codec. Runs without a counterpart are left out.
+    """
+    strategies = group.strategies()
+    without = sorted(
+        (run for run, strategy in strategies.items() if _uncompressed(strategy)),
+        key=lambda run: strategies[run].gradients.route != "exchange",
+    )
+    found = {}
+    for run, strategy in strategies.items():
+        same = [other for other in without if _rest(strategies[other]) == _rest(strategy)]
+        if not _uncompressed(strategy) and same:
+            found[run] = same[0]
+    return found
+
+
+def _uncompressed(strategy: Strategy) -> bool:
+    weights = strategy.weights
+    return strategy.gradients.plain() and (weights is None or weights.codec.name == "none")
+
+
+def _rest(strategy: Strategy) -> dict[str, Any]:
+    """Return the strategy without its codecs and routes."""
+    return strategy.model_dump(mode="json", exclude={"gradients", "weights"})
+
+
+def crossing(curve: Sequence[tuple[float, float]]) -> float:
+    """Return the rate at which a ratio of step times reaches 1, from lower rates.
+
+    Args:
+        curve: rates in bits per second, ascending, each with the ratio there.
+
+    Returns:
+        0 below all of them, infinity above.
+    """
+    if curve[-1][1] < 1:
+        return math.inf
+    for (rate, before), (next_rate, after) in reversed([*pairwise(curve)]):
+        if before < 1:
+            fraction = math.log(before) / (math.log(before) - math.log(after))
+            return float(rate * (next_rate / rate) ** fraction)
+    return 0.0
+
+
+def stops_paying(group: Crossover, run: str, reference: str) -> str:
+    """Return the break-even rate of a codec with its interval, as text."""
+    at = [(t.bits_per_second, t.ratio(run, reference)) for t in group.measured]
+    known = [(rate, found) for rate, found in at if math.isfinite(found["mean"])]
+    if not known:
+        return ABSENT
+    lowest, highest = known[0][0], known[-1][0]
+
+    def text_of(key: str) -> str:
+        rate = crossing([(rate, float(found[key])) for rate, found in known])
+        if rate == 0:
+            return f"below {rate_text(lowest)}"
+        return f"above {rate_text(highest)}" if math.isinf(rate) else rate_text(rate)
+
+    text = text_of("mean")
+    if not all(math.isfinite(found["low"]) for _, found in known):
+        return text
+    # the upper end of the ratio gives the lower end of the rate
+    ends = text_of("high"), text_of("low")
+    return text if ends == (text, text) else f"{text} ({ends[0]} to {ends[1]})"
+
+
+def fastest(group: Crossover, baseline: str) -> str:
+    """Return a sentence that names the run with the shortest step on each link."""
+    parts = []
+    for timing in group.timings:
+        best = timing.fastest()
+        gain = 1 / timing.ratio(best, baseline)["mean"]
+        other = best != baseline and math.isfinite(gain)
+        than = f", {figure(gain)} times as fast as {baseline}" if other else ""
+        parts.append(f"{timing.link}: {best} ({figure(timing.step_ms(best))} ms{than})")
+    return f"Shortest step on {group.title}, by link: {'; '.join(parts)}."
+
+
+def step_table(group: Crossover, baseline: str) -> Table:
+    """Return the step time of every run on every link, and its ratio to the baseline."""
+    rows: list[Row] = [
+        {"run": run, **_by_link(group, [t.ratio(run, baseline) for t in group.timings])}
+        for run in group.runs
+    ]
+    columns = [RUN]
+    for number, timing in enumerate(group.timings):
+        columns += [
+            Column(timing.link, "ms", _step(timing), ""),
+            Column("/ baseline", timing.link, interval(f"link{number}", 3), ""),
+        ]
+    return make_table(f"Step time by link, {group.title}", columns, rows, baseline)
+
+
+def _by_link(group: Crossover, ratios: Sequence[pd.Series]) -> dict[str, float]:
+    """Return a mean with its interval for each link, as `tables.interval` reads it."""
+    return {
+        f"link{number}{end}": each[key]
+        for number, each in enumerate(ratios)
+        for key, end in (("mean", ""), ("low", "_low"), ("high", "_high"))
+    }
+
+
+def _step(timing: LinkTiming) -> Cell:
+    def cell(row: Row) -> str:
+        run = timing.runs.get(row["run"])
+        if run is None:
+            return ABSENT
+        deviation = float(np.std(run.step_ms, ddof=1)) if len(run.step_ms) > 1 else math.nan
+        return plus_minus(timing.step_ms(row["run"]), deviation)
+
+    return cell
+
+
+def codec_table(group: Crossover) -> Table:
+    """Return the speed-up of each codec on each link, and its break-even rate."""
+    rows: list[Row] = [
+        {
+            "run": run,
+            "reference": reference,
+            "stop": stops_paying(group, run, reference),
+            **_by_link(group, [speed_up(t.ratio(run, reference)) for t in group.timings]),
+        }
+        for run, reference in references(group).items()
+    ]
+    columns = [
+        RUN,
+        Column("relative to", "", words("reference"), "", False),
+        *(
+            Column("speed-up", timing.link, interval(f"link{number}"), "")
+            for number, timing in enumerate(group.timings)
+        ),
+        Column("stops paying at", "", words("stop"), "", False),
+    ]
+    return make_table(f"Where codecs stop paying, {group.title}", columns, rows)
+
+
+Curves = dict[str, list[list[float]]]
+"""losses by run and seed"""
+Cells = tuple[list[Column], dict[str, list[float]]]
+
+
+def quality_tables(group: Crossover, evidence: Evidence) -> list[Table]:
+    """Return time to each loss and loss after each time that the parameters ask for.
+
+    A link changes the time of a step and not its loss: losses are those of the training runs, times
+    those of the timings. Means over seeds; absent if a seed does not reach the loss.
+    """
+    losses, quality = evidence.losses, evidence.quality
+    curves = {
+        run: [[seed[step] for step in sorted(seed)] for seed in losses[run].values()]
+        for run in group.runs
+        if run in losses
+    }
+    titles = {
+        f"Time to a training loss, {group.title}": _times(group, curves, quality.train_loss),
+        f"Training loss at equal time, {group.title}": _losses(group, curves, quality.time_s),
+    }
+    return [
+        make_table(
+            title,
+            [RUN, *columns],
+            pd.DataFrame({"run": [*curves], **cells}).to_dict("records"),
+            evidence.baseline,
+        )
+        for title, (columns, cells) in titles.items()
+        if curves and columns
+    ]
+
+
+def _times(group: Crossover, curves: Curves, wanted: Sequence[float]) -> Cells:
+    columns: list[Column] = []
+    cells: dict[str, list[float]] = {}
+    for loss in wanted:
+        steps = [_mean([steps_to_quality(each, loss) for each in curves[run]]) for run in curves]
+        title = f"loss {loss:g}"
+        cells[title] = steps
+        columns.append(Column(title, "steps", where_known(title), ""))
+        for timing in group.timings:
+            key = f"{title} {timing.link}"
+            cells[key] = [
+                count * timing.step_ms(run) / 1e3 for run, count in zip(curves, steps, strict=True)
+            ]
+            columns.append(Column(title, f"s, {timing.link}", where_known(key), ""))
+    return columns, cells
+
+
+def _losses(group: Crossover, curves: Curves, wanted: Sequence[float]) -> Cells:
+    columns: list[Column] = []
+    cells: dict[str, list[float]] = {}
+    for seconds in wanted:
+        for timing in group.timings:
+            key = f"{seconds:g} {timing.link}"
+            cells[key] = [
+                _mean([_loss_after(each, timing.step_ms(run), seconds) for each in curves[run]])
+                for run in curves
+            ]
+            columns.append(Column(f"after {seconds:g} s", timing.link, where_known(key), ""))
+    return columns, cells
+
+
+def _loss_after(losses: list[float], step_ms: float, seconds: float) -> float | None:
+    if math.isnan(step_ms):
+        return None
+    times = [(step + 1) * step_ms / 1e3 for step in range(len(losses))]
+    return quality_at_time(losses, times, seconds)
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if len(known) == len(values) else math.nan

@@ -1,0 +1,255 @@
+"""Sections on all runs: headline, plots, comparison, and breakdown of the step."""
+
+import json
+
+from shardlab.report.evidence import Evidence
+from shardlab.report.numbers import ABSENT, figure, within
+from shardlab.report.plots import breakdown_plot, bytes_quality_plot, loss_plot, step_time_plot
+from shardlab.report.section import Figure, Section
+from shardlab.report.sections.appendix import setting_line
+from shardlab.report.tables import MB, RUN, Cell, Column, Row, Table, plain, share, spread, words
+
+
+def _step_ratio(row: Row) -> str:
+    if row["is_baseline"]:
+        return "1 (baseline)"
+    return within(row["step_ratio"], row["step_ratio_low"], row["step_ratio_high"], 3)
+
+
+def _ppl_change(row: Row) -> str:
+    if row["is_baseline"]:
+        return "baseline"
+    change, low, high = (100 * (row[f"ppl_ratio{end}"] - 1) for end in ("", "_low", "_high"))
+    return within(change, low, high, 2)
+
+
+def _times_by(key: str) -> Cell:
+    """Show milliseconds by name, from a JSON text."""
+
+    def cell(row: Row) -> str:
+        times = json.loads(row[key])
+        return ", ".join(f"{name} {figure(ms)}" for name, ms in times.items()) or ABSENT
+
+    return cell
+
+
+STEP = Column(
+    "step",
+    "ms",
+    spread("step_ms_mean"),
+    "wall time of a training step, mean over the timed steps; mean ± standard deviation over seeds",
+)
+STEP_RATIO = Column(
+    "step / baseline",
+    "",
+    _step_ratio,
+    "step time over that of the baseline: geometric mean of the ratios of runs with the same seed, "
+    "with its 95 % confidence interval (Student's t on the logarithms)",
+)
+WIRE = Column(
+    "wire",
+    "MB/step",
+    plain("bytes_wire", scale=MB),
+    "bytes sent per rank and step, indices, scales and headers included (1 MB = 10⁶ bytes)",
+)
+RATIO = Column(
+    "ratio",
+    "",
+    plain("compression_ratio"),
+    "compression ratio: raw bytes, which the best algorithm sends in float32, over wire bytes; "
+    "below 1 for the reduce-scatter of gloo, which sends everything twice",
+)
+PPL = Column(
+    "val. perplexity",
+    "",
+    spread("val_ppl", 4),
+    "perplexity of the saved model on the validation split, mean ± standard deviation over seeds",
+)
+PPL_CHANGE = Column(
+    "perplexity change",
+    "%",
+    _ppl_change,
+    "validation perplexity relative to the baseline: geometric mean of the ratios of runs with the "
+    "same seed minus 1, with its 95 % confidence interval; an interval that contains 0 is no "
+    "evidence of a difference",
+)
+BITS = Column(
+    "bits per byte",
+    "",
+    spread("val_bits_per_byte", 4),
+    "validation loss in bits per byte of text; comparable between tokenizers",
+)
+
+HEADLINE = [RUN, STEP, STEP_RATIO, WIRE, RATIO, PPL, PPL_CHANGE, BITS]
+
+COMPARISON = [
+    RUN,
+    Column(
+        "strategy",
+        "",
+        words("strategy"),
+        "label: engine, gradient codec, and every option that is not the default",
+        False,
+    ),
+    Column("seeds", "", words("seeds"), "number of seeds"),
+    STEP,
+    STEP_RATIO,
+    Column("throughput", "tokens/s", spread("tokens_per_s"), "training tokens over all ranks"),
+    Column(
+        "raw",
+        "MB/step",
+        plain("bytes_raw", scale=MB),
+        "bytes that a rank would send per step without a codec",
+    ),
+    WIRE,
+    RATIO,
+    Column(
+        "communication",
+        "% of step",
+        share("comm_share"),
+        "fraction of the profiled steps in which a collective ran (union of intervals)",
+    ),
+    Column(
+        "exposed comm.",
+        "ms",
+        plain("exposed_comm_ms"),
+        "communication per profiled step that did not overlap with compute",
+    ),
+    Column(
+        "overlap",
+        "% of comm.",
+        share("overlap"),
+        "fraction of the communication that overlapped with compute",
+    ),
+    PPL,
+    PPL_CHANGE,
+    BITS,
+    Column(
+        "perplexity gain",
+        "times",
+        plain("untrained_factor"),
+        "validation perplexity of the untrained model over that of the trained one",
+    ),
+    Column(
+        "peak memory",
+        "MB/rank",
+        plain("memory_peak_bytes", scale=MB),
+        "largest resident set size of a rank in training, interpreter and libraries included",
+    ),
+]
+
+BREAKDOWN = [
+    RUN,
+    Column(
+        "profiled step",
+        "ms",
+        plain("profiled_step_ms"),
+        "wall time of the traced steps; tracing adds to it",
+    ),
+    Column("forward", "ms", plain("forward_ms"), "the forward pass"),
+    Column("backward", "ms", plain("backward_ms"), "the backward pass"),
+    Column(
+        "update",
+        "ms",
+        plain("update_ms"),
+        "the rest of the step: gradient clipping, optimizer, waits",
+    ),
+    Column("compute", "ms", plain("compute_ms"), "time in which an operator ran"),
+    Column(
+        "exposed comm.",
+        "ms",
+        plain("exposed_comm_ms"),
+        "communication per profiled step that did not overlap with compute",
+    ),
+    Column(
+        "exposed copies",
+        "ms",
+        plain("exposed_copy_ms"),
+        "copies to, from and on devices that overlapped with neither compute nor communication; on "
+        "the CPU copies are compute",
+    ),
+    Column("idle", "ms", plain("idle_ms"), "the rest; these four sum to the step"),
+    Column("in collectives", "ms", plain("comm_ms_per_step"), "time in which a collective ran"),
+    Column(
+        "skew",
+        "ms",
+        plain("comm_skew_ms"),
+        "part of that: waiting until the last rank entered the same collective",
+    ),
+    Column("transfer", "ms", plain("comm_transfer_ms"), "the rest of that: transfer of bytes"),
+    Column(
+        "by operation",
+        "ms",
+        _times_by("comm_ms_by_op"),
+        "communication by kind of collective",
+        False,
+    ),
+    Column(
+        "by unit",
+        "ms",
+        _times_by("comm_ms_by_unit"),
+        "communication by unit of the model; other: of no unit, as the gradient norm",
+        False,
+    ),
+    Column(
+        "in backward",
+        "% of backward",
+        share("backward_comm_share"),
+        "fraction of the backward pass in which a collective ran",
+    ),
+    Column("step p50", "ms", plain("step_ms_p50"), "median of the timed steps"),
+    Column("step p90", "ms", plain("step_ms_p90"), "90th percentile of the timed steps"),
+    Column("step p95", "ms", plain("step_ms_p95"), "95th percentile of the timed steps"),
+]
+
+
+def headline(evidence: Evidence) -> Section:
+    """Show the table that also stands in the README, with what was measured."""
+    table = headline_table(evidence)
+    return Section(table.title, tables=[table], notes=[setting_line(evidence.records)])
+
+
+def headline_table(evidence: Evidence) -> Table:
+    """Return time, bytes and quality of every run."""
+    return evidence.run_table("Headline", HEADLINE)
+
+
+def plots(evidence: Evidence) -> Section:
+    """Show loss, step time, bytes against quality, and where the step time goes."""
+    compared, baseline = evidence.compared, evidence.baseline
+    figures = [
+        Figure(
+            "loss",
+            "Training loss, mean over seeds with a band of one standard deviation; below, the "
+            "difference from the baseline at the same step.",
+            loss_plot(evidence.loss_curves, evidence.runs, baseline),
+        ),
+        Figure(
+            "step_time",
+            "Wall time of a step without profiling. The line marks the baseline.",
+            step_time_plot(compared, baseline),
+        ),
+        Figure(
+            "bytes_quality",
+            "Quality against compression. Markers show the engine; the line marks the baseline.",
+            bytes_quality_plot(compared, baseline),
+        ),
+        Figure(
+            "breakdown",
+            "Compute, exposed communication, exposed copies and idle time sum to the profiled "
+            "step.",
+            breakdown_plot(compared),
+        ),
+    ]
+    return Section("Plots", figures=figures)
+
+
+def comparison(evidence: Evidence) -> Section:
+    """Show time, communication, quality and memory of every run."""
+    return Section("Comparison", tables=[evidence.run_table("Comparison", COMPARISON)])
+
+
+def breakdown(evidence: Evidence) -> Section:
+    """Show where the time of the profiled steps goes."""
+    table = evidence.run_table("Step breakdown", BREAKDOWN)
+    return Section(table.title, tables=[table])
