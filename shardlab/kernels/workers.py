@@ -43,7 +43,7 @@ class Workers:
             raise ValueError(f"workers: needs at least 1 thread, not {threads}")
         if self.cpus is not None and not (self.cpus and set(allowed).issuperset(self.cpus)):
             raise ValueError(f"workers: may run on the processors {allowed}, not on {self.cpus}")
-        self._end: weakref.finalize[..., "Workers"] | None = None
+        self._end: weakref.finalize[..., Workers] | None = None
         self._handle: int | None = None
         _ALL.add(self)
 
