@@ -1,4 +1,4 @@
-"""Activations on disk: the rate of the store beside plain direct I/O, and what a step pays.
+"""Activations on disk: the rate of the store, of plain direct I/O, and the cost to a step.
 
     python -m benchmarks.activations [--folder FOLDER] [--preset NAME] [--repetitions R]
                                      [--work FOLDER]

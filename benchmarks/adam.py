@@ -1,4 +1,4 @@
-"""A step of Adam on the CPU: our kernel beside torch's, DeepSpeed's and the memory's limit.
+"""A step of Adam on the CPU: our kernel, torch's, DeepSpeed's and the limit of memory bandwidth.
 
     python -m benchmarks.adam [--elements 16 64 256] [--threads 1 2] [--repetitions R]
                               [--work FOLDER] [--rivals FOLDER]
@@ -10,8 +10,8 @@ touches the memory of a step in float32 (28 bytes an element) with almost no ari
 step takes gradients of bfloat16 and leaves a copy of the parameters in bfloat16; torch's needs a
 cast before and after its fused step. The summed step takes those of several ranks, as torch's does
 by add, divide, step and copy. Steps with narrow moments keep both in bfloat16 (20 bytes an element
-instead of 28), the second rounded stochastically. DeepSpeedCPUAdam has its turn where `make rivals`
-has put it; it compiles itself when it is used first.
+instead of 28), the second with stochastic rounding. DeepSpeedCPUAdam is measured where `make
+rivals` has installed it; it compiles itself at its first use.
 
 At last, how long tiny operations of a thread take while another one updates on all threads.
 """
@@ -82,7 +82,7 @@ class Vectors:
 
 
 def calls(vectors: Vectors, workers: Workers) -> dict[str, Call]:
-    """Every way, by name; `torch ...` is what the name without it stands beside."""
+    """Return every implementation by name; `torch ...` is compared with the name without it."""
     rate, decay = HYPER.learning_rate, HYPER.weight_decay
     optimizer = torch.optim.AdamW([vectors.theirs], rate, weight_decay=decay, fused=True)
     optimizer.state[vectors.theirs] = {
@@ -173,7 +173,7 @@ def main() -> None:
     write_json(args.work / "adam.json", results)
     print(_table(rates))
     print(
-        f"\n{len(waits)} tiny operations beside updates: 99 % within {percentile * 1e3:.3f} ms, "
+        f"\n{len(waits)} tiny operations during updates: 99 % within {percentile * 1e3:.3f} ms, "
         f"the longest {waits[-1] * 1e3:.1f} ms"
     )
 
@@ -192,10 +192,10 @@ def _cell(way: str, of: dict[str, float]) -> str:
     shown = f"{of[way] / 1e6:.0f}"
     if way == "float32":
         shown += f" ({of[way] / of['ceiling']:.2f})"
-    beside = f"torch {way.removeprefix('DeepSpeed ')}"
+    other = f"torch {way.removeprefix('DeepSpeed ')}"
     if way.endswith(_NARROW):
-        beside = way.removesuffix(_NARROW)
-    return shown + f" {of[way] / of[beside]:.2f}x" if beside in of else shown
+        other = way.removesuffix(_NARROW)
+    return shown + f" {of[way] / of[other]:.2f}x" if other in of else shown
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Moments on disk: updates beside those with moments in memory, and beside plain direct I/O.
+"""Moments on disk: updates compared with moments in memory, and with plain direct I/O.
 
     python -m benchmarks.moments [--folder FOLDER] [--elements E] [--repetitions R] [--work FOLDER]
 
@@ -74,10 +74,10 @@ def _seconds(
 
     for name, dtype in DTYPES.items():
         memory = {unit: Moments(*torch.zeros(2, size, dtype=dtype)) for unit in UNITS}
-        plain, room = _plain(folder, 2 * size * dtype.itemsize)
+        plain, buffer = _plain(folder, 2 * size * dtype.itemsize)
         calls |= {
-            f"{name}: direct read": partial(_each, plain.read, room),
-            f"{name}: direct write": partial(_each, plain.write, room),
+            f"{name}: direct read": partial(_each, plain.read, buffer),
+            f"{name}: direct write": partial(_each, plain.write, buffer),
             f"{name}: updates in memory": partial(updates, MemoryMoments(memory)),
             f"{name}: updates on disk": partial(updates, _on_disk(group, folder, size, dtype)),
         }
@@ -87,14 +87,14 @@ def _seconds(
 def _plain(folder: Path, size: int) -> tuple[AnonymousFile, torch.Tensor]:
     file = AnonymousFile.create(folder)
     file.reserve(0, len(UNITS) * size)
-    room = aligned_blocks(size, torch.device("cpu")).random_()
-    _each(file.write, room)
-    return file, room
+    buffer = aligned_blocks(size, torch.device("cpu")).random_()
+    _each(file.write, buffer)
+    return file, buffer
 
 
-def _each(call: Callable[[int, torch.Tensor], None], room: torch.Tensor) -> None:
+def _each(call: Callable[[int, torch.Tensor], None], buffer: torch.Tensor) -> None:
     for number in range(len(UNITS)):
-        call(number * room.numel(), room)
+        call(number * buffer.numel(), buffer)
 
 
 def _on_disk(group: dist.ProcessGroup, folder: Path, size: int, dtype: torch.dtype) -> FileMoments:

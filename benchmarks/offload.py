@@ -1,4 +1,4 @@
-"""What the device holds with `slide` and with FSDP2, beside the closed forms, for growing models.
+"""Device memory of `slide` and FSDP2, compared with the closed forms, for growing models.
 
     python -m benchmarks.offload [--world-size W] [--layers L ...] [--width H] [--samples S]
                                  [--length T] [--out FILE]

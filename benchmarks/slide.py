@@ -1,4 +1,4 @@
-"""How much of what the slide engine copies and updates hides behind computation.
+"""Overlap of the slide engine's copies and updates with computation.
 
     python -m benchmarks.slide [--world-size W] [--layers L] [--width H] [--tokens T] [--window K]
                                [--clip] [--share S ...] [--repetitions R] [--out FILE]
@@ -94,7 +94,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=1024, help="of a rank and step")
     parser.add_argument("--window", type=int, default=2)
-    parser.add_argument("--clip", action="store_true", help="updates beside the next forward pass")
+    parser.add_argument("--clip", action="store_true", help="updates overlap with forward")
     parser.add_argument("--share", type=float, nargs="+", default=[0.3, 0.6, 0.9, 1.5])
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path(".work/benchmarks/slide.json"))

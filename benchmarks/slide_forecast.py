@@ -1,4 +1,4 @@
-"""What the forecast says of steps of the slide engine that `benchmarks.slide` has measured.
+"""Forecast of steps of the slide engine that `benchmarks.slide` has measured.
 
     python -m benchmarks.slide_forecast FILE... [--repetitions R] [--out FILE]
 

@@ -1,4 +1,4 @@
-"""A small random Llama whose layers slide over the device, from a script without any engine.
+"""A small random Llama whose layers are streamed from host memory, from a plain script.
 
     python examples/slide.py
     torchrun --standalone --nproc-per-node 2 examples/slide.py

@@ -2,7 +2,7 @@
 
     python examples/sliding_checkpoint.py
 
-The lines that end with `# <- shardlab` are all that it takes beside checkpointing.
+The lines that end with `# <- shardlab` are all that it takes in addition to checkpointing.
 """
 
 import tempfile

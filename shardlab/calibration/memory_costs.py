@@ -48,6 +48,7 @@ def _in_memory(n: int) -> Mapping[str, Callable[[], object]]:
 
 
 def _on_disk(n: int) -> Mapping[str, Callable[[], object]]:
-    file, room = AnonymousFile.create(scratch_folder()), aligned_blocks(4 * n, torch.device("cpu"))
-    file.reserve(0, room.numel())
-    return {"load": lambda: file.read(0, room), "store": lambda: file.write(0, room)}
+    file = AnonymousFile.create(scratch_folder())
+    buffer = aligned_blocks(4 * n, torch.device("cpu"))
+    file.reserve(0, buffer.numel())
+    return {"load": lambda: file.read(0, buffer), "store": lambda: file.write(0, buffer)}

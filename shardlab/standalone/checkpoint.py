@@ -168,7 +168,8 @@ def _about(folder: Path) -> About:
     if not path.is_file():
         raise UserError(f"{path}: there is none: name a folder of SlideFSDP.save that ranks see")
     try:
-        return validate(About, read_json(path), _ABOUT)
+        about: About = validate(About, read_json(path), _ABOUT)
+        return about
     except ValueError as error:
         raise UserError(f"{path}: damaged ({error}): load another folder") from None
 

@@ -1,1 +1,1 @@
-"""Sharding by hand: one flat vector per unit, gathered before use, reduced behind the backward."""
+"""Our own sharding: one flat vector per unit, gathered before use, reduced during backward."""

@@ -1,4 +1,4 @@
-"""`manual`: our own sharding, with communication beside computation on every device."""
+"""The `manual` engine: our own sharding, whose communication overlaps on every device."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from shardlab.engines.manual.schedule import Reduced
 
 
 class ManualEngine(FlatEngine):
-    """Every rank holds 1/W of one flat vector per unit, and of its gradient and optimizer state."""
+    """Engine with 1/W of a flat vector per unit, its gradient and optimizer state on each rank."""
 
     def __init__(self, model: nn.Module, setup: Setup) -> None:
         strategy, device = setup.strategy, setup.device

@@ -1,4 +1,4 @@
-"""A model whose parameters are sharded by hand."""
+"""A module whose parameters are sharded in flat vectors."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,10 +21,10 @@ from shardlab.engines.manual.unit import FlatUnit
 
 
 class FlatSharded(nn.Module, Attachable):
-    """`model`, of whose parameters every rank holds 1/W, in one vector per unit.
+    """Wrapper of `model` with 1/W of its parameters on each rank, in one vector per unit.
 
-    `parameters()` are the shards, one per unit: what an optimizer updates. After the last backward
-    pass of a step comes `finish()`, then their gradients are there.
+    `parameters()` are the shards, one per unit, which an optimizer updates. Their gradients are
+    there after `finish()`, which follows the last backward pass of a step.
 
     Args:
         fill: the weights of `model`, float32 and the same on all ranks.
@@ -47,10 +47,10 @@ class FlatSharded(nn.Module, Attachable):
         super().__init__()
         self._options = ahead, reduce_dtype
         self._group = mesh.get_group(SHARD)
-        # reductions run beside gathers
+        # a second group: reductions run concurrently with gathers, and each needs one order
         self._second = subgroup(self._group, dist.get_process_group_ranks(self._group))
         self._between = replica_group(mesh)
-        # not a submodule: its parameters are views of what is not there most of the time
+        # not a submodule: its parameters are views of vectors without memory most of the time
         self._model = [model]
         self.units = _units(model, plans, self._group, dtype, torch.device(mesh.device_type))
         """the root, then those of `plans`"""
@@ -58,7 +58,7 @@ class FlatSharded(nn.Module, Attachable):
         for plan, unit in zip(plans, units, strict=True):
             for module in plan.modules:
                 fill(module)
-            unit.store()  # before the next one has memory
+            unit.store()  # before the next one is materialised: one whole unit at a time
         fill(model)
         root.store()
         self.shards = nn.ParameterList([unit.shard for unit in self.units])
@@ -69,7 +69,7 @@ class FlatSharded(nn.Module, Attachable):
 
     @property
     def schedule(self) -> Schedule:
-        """Of the collectives that were attached."""
+        """The schedule over the attached collectives."""
         assert self._schedule is not None, "attach comes before the first forward pass"
         return self._schedule
 
@@ -87,16 +87,16 @@ class FlatSharded(nn.Module, Attachable):
         return detach
 
     def unit_names(self) -> dict[str, list[str]]:
-        """The names of the parameters of each unit."""
+        """Return the names of the parameters of each unit."""
         return {unit.name: list(unit.parameters) for unit in self.units}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the model."""
+        """Call the model."""
         self.schedule.begin()
         return self._model[0](*args, **kwargs)
 
     def train(self, mode: bool = True) -> "FlatSharded":
-        """Of the model, too, which is no submodule."""
+        """Set the mode of the model, too, which is no submodule."""
         self._model[0].train(mode)
         return super().train(mode)
 
@@ -105,11 +105,11 @@ class FlatSharded(nn.Module, Attachable):
         self.schedule.finish()
 
     def _watch(self, index: int, plan: UnitPlan, dtype: torch.dtype) -> None:
-        """The schedule hears of every use of a unit."""
+        """Register the hooks that call the schedule at every use of a unit."""
         watch(plan.modules, index, lambda: self.schedule)
         if plan.param_dtype == dtype:
             return
-        for module in plan.modules:  # activations come and go in the type of the root
+        for module in plan.modules:  # activations between units have the type of the root
             cast = partial(_cast_inputs, plan.param_dtype)
             module.register_forward_pre_hook(cast, with_kwargs=True)
             module.register_forward_hook(lambda *call: _cast(dtype, call[-1]))
@@ -122,7 +122,7 @@ def _cast_inputs(
 
 
 def _cast(dtype: torch.dtype, tree: Any) -> Any:
-    """Floating-point tensors in another type."""
+    """Return a tree whose floating-point tensors have another type."""
 
     def one(leaf: Any) -> Any:
         return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
@@ -137,19 +137,20 @@ def _units(
     dtype: torch.dtype,
     device: torch.device,
 ) -> list[FlatUnit]:
-    """The root, then the others."""
-    ranks = dist.get_rank(group), dist.get_world_size(group)
+    """Return the root, then the others."""
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     (_, rest), *owned = owned_parameters(model, plans)
     units = [
         FlatUnit(
             name,
             own,
-            *ranks,
-            plan.param_dtype,
-            not plan.reshard_after_forward,
-            plan.needed_in_backward,
-            device,
+            rank,
+            world_size,
+            dtype=plan.param_dtype,
+            kept=not plan.reshard_after_forward,
+            needed_in_backward=plan.needed_in_backward,
+            device=device,
         )
         for plan, (name, own) in zip(plans, owned, strict=True)
     ]
-    return [FlatUnit("root", rest, *ranks, dtype, device=device), *units]
+    return [FlatUnit("root", rest, rank, world_size, dtype=dtype, device=device), *units]

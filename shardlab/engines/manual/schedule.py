@@ -1,4 +1,4 @@
-"""When the units of a model are gathered, freed and reduced."""
+"""The order in which the units of a model are gathered, freed and reduced."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
@@ -20,7 +20,7 @@ before it nothing, or the shards of this copy of the model"""
 
 
 class Collectives(NamedTuple):
-    """What moves the vectors, each over a process group of its own."""
+    """Collectives of the vectors, each over another process group."""
 
     gather: Collective
     reduce: Collective
@@ -29,20 +29,20 @@ class Collectives(NamedTuple):
 
 
 class Schedule:
-    """The order of communication of one step, for units that are used one after another.
+    """Order of communication of one step, for units that are used one after another.
 
     forward   unit i is gathered while unit i - 1 computes, and freed after its use;
-    backward  the same from the last unit to the first, and what a unit's parameters have gathered
-              of gradients is reduced while the units before it compute;
+    backward  the same from the last unit to the first; the gradients of a unit are reduced while
+              the units before it compute;
     finish    waits for the last reductions.
 
-    The root (what belongs to no unit) is gathered first and kept until its own gradients are there.
-    The last unit stays between forward and backward, where it is next. Gathers and reductions have
-    a thread each, and so a process group each.
+    The root (what belongs to no unit) is gathered first and kept until its gradients are there.
+    The last unit stays between forward and backward, which begins with it. Gathers and reductions
+    have a thread each, and so a process group each.
 
     Args:
         units: in the order of their use; the root is not among them.
-        ahead: how many units ahead gathering starts in forward and in backward.
+        ahead: number of units to prefetch in forward and in backward.
         reduce_dtype: of gradients while they are reduced.
     """
 
@@ -69,7 +69,7 @@ class Schedule:
         self._summed: set[str] = set()
 
     def begin(self) -> None:
-        """Before the forward pass of the model."""
+        """Prepare the forward pass of the model."""
         self._backward = False
         self._missing.expect((self.root, *self.units))
         self._start(self.root)
@@ -77,30 +77,30 @@ class Schedule:
         self._wait(self.root)
 
     def before_forward(self, index: int) -> None:
-        """Unit `index` is about to compute."""
-        # computed again for activation checkpointing: backward goes the other way
+        """Gather unit `index`, which is about to compute, and prefetch the next ones."""
+        # recomputed by activation checkpointing: what comes next is before it, not after
         ahead = 0 if self._backward else self._ahead
         self._need(index, range(index + 1, index + 1 + ahead))
 
     def after_forward(self, index: int) -> None:
-        """Unit `index` has computed."""
+        """Free unit `index`, which has computed, unless backward needs it next."""
         unit = self.units[index]
         if not unit.kept and not self._backward and index + 1 < len(self.units):
             unit.free()
 
     def before_backward(self, index: int) -> None:
-        """The gradient of what unit `index` returned is there."""
+        """Gather unit `index` for backward, which has the gradient of its output."""
         self._backward = True
         before = range(index - 1, index - 1 - self._ahead_backward, -1)
         self._need(index, before)
 
     def accumulated(self, unit: FlatUnit) -> None:
-        """One more parameter of a unit has its gradient."""
+        """Note that one more parameter of a unit has its gradient."""
         if self._missing.arrived(unit):
             self._complete(unit)
 
     def finish(self) -> None:
-        """After the last backward pass of a step: the gradients of all shards are there."""
+        """Return when the gradients of all shards are there, after a step's last backward pass."""
         for unit in (*reversed(self.units), self.root):
             if self._missing.give_up(unit):  # of parameters that the model did not use
                 self._complete(unit)
@@ -144,7 +144,7 @@ class Schedule:
                 pending.wait()
 
     def _complete(self, unit: FlatUnit) -> None:
-        """All gradients of a unit are there."""
+        """Free a unit that has all its gradients, and start their reduction."""
         if unit is not self.root or self.reducing != "nothing":
             unit.free()
         if self.reducing == "nothing":
@@ -155,7 +155,7 @@ class Schedule:
         self._outgoing.leaving(vector, self._reductions.start(self._reduce, unit, vector, last))
 
     def _reduce(self, unit: FlatUnit, vector: Tensor, last: bool) -> None:
-        """Adds the mean over ranks of a vector of gradients to the gradient of the shard."""
+        """Add the mean over ranks of a vector of gradients to the gradient of the shard."""
         collective, first = self._collectives.reduce, unit.name not in self._summed
         self._summed.add(unit.name)
         total = unit.gradient

@@ -1,4 +1,4 @@
-"""Parameters that are stored, gathered and reduced together."""
+"""A unit of parameters that are stored, gathered and reduced as one vector."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -11,21 +11,21 @@ from shardlab.engines.common.flat import named_parts
 
 
 class FlatUnit:
-    """Some parameters as one vector, of which every rank keeps 1/W.
+    """Parameters as one flat vector, of which every rank keeps 1/W.
 
     The parameters lie one after another, then zeros up to W equal chunks; the shard is one chunk.
-    The whole vector has memory only between `allocate` and `free`: the parameters are views of it,
-    and so is what autograd saves of them, so it always comes back to the same storage.
+    The whole vector has memory only between `allocate` and `free`. The parameters, and what
+    autograd saves of them, are views of it, so its storage is resized and never replaced.
 
-    The shard has its memory from the beginning: allocated one by one, shards would lie between the
-    holes that whole units leave. `store` fills it.
+    The shard has its memory from the beginning: allocated later, shards would fragment the memory
+    that whole units leave. `store` fills it.
 
     Args:
         name: the same on all ranks.
-        parameters: float32, by name; their values may come later.
-        rank, world_size: among those that share the vector.
-        dtype: of the whole vector, so of what computes; the shard stays float32.
-        kept: the vector stays between forward and backward.
+        parameters: float32, by name; `store` reads their values.
+        rank, world_size: in the group that shares the vector.
+        dtype: of the whole vector, and so of computation; the shard stays float32.
+        kept: the vector stays allocated between forward and backward.
         needed_in_backward: gradients cannot be computed without it.
         device: of the shard.
     """
@@ -53,7 +53,7 @@ class FlatUnit:
         self.shard = nn.Parameter(torch.empty(-(-self.count // world_size), device=device))
 
     def store(self) -> None:
-        """Takes the values of the parameters, the same on all ranks, and their memory."""
+        """Take over the values of the parameters, the same on all ranks, and free their memory."""
         whole = self.shard.new_zeros(self._world_size * self.shard.numel(), requires_grad=False)
         self._point_to(whole, take=True)
         self.shard.data.copy_(whole.chunk(self._world_size)[self._rank])
@@ -64,7 +64,7 @@ class FlatUnit:
         self.free()
 
     def _point_to(self, whole: Tensor, take: bool) -> None:
-        """The parameters become views of `whole`, which takes their values first."""
+        """Make the parameters views of `whole`, after a copy of their values if `take`."""
         for parameter, view in zip(self.parameters.values(), self._views(whole), strict=True):
             if take:
                 view.copy_(parameter.data)
@@ -72,24 +72,24 @@ class FlatUnit:
 
     @cached_property
     def gradient(self) -> Tensor:
-        """Of the shard, where the next step finds it."""
+        """Gradient of the shard, in memory that every step uses."""
         return torch.empty_like(self.shard.data)
 
     @property
     def allocated(self) -> bool:
-        """Whether the parameters can be used, or are on their way."""
+        """Whether the parameters can be used, or are being gathered."""
         return self._storage.nbytes() > 0
 
     def allocate(self) -> None:
-        """Gives the whole vector memory, whatever is in it."""
+        """Allocate the whole vector, uninitialised."""
         self._storage.resize_(self._nbytes)
 
     def free(self) -> None:
-        """Takes the memory of the whole vector."""
+        """Free the memory of the whole vector."""
         self._storage.resize_(0)
 
     def collect(self, vector: Tensor) -> None:
-        """Moves the gradients of the parameters to `vector`, laid out as `full`."""
+        """Move the gradients of the parameters to `vector`, laid out as `full`; zeros for none."""
         end = 0
         for parameter, view in zip(self.parameters.values(), self._views(vector), strict=True):
             if parameter.grad is None:
@@ -101,7 +101,7 @@ class FlatUnit:
         vector[end:].zero_()
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
-        """The parts of a vector that is laid out as `full`, by the names of the parameters."""
+        """Return the parts of a vector that is laid out as `full`, by parameter."""
         return named_parts(vector, self.shapes)
 
     def _views(self, vector: Tensor) -> list[Tensor]:
