@@ -123,7 +123,7 @@ def test_a_unit_that_came_before_its_update_comes_again(window, clip):
         def and_fill_the_window(unit):
             free(unit)
             before = {each.name for each in schedule.window.alive()}
-            schedule._start_all(schedule.units)
+            schedule._fetch_all(schedule.units)
             early.extend({each.name for each in schedule.window.alive()} - before)
 
         schedule._free = and_fill_the_window
