@@ -1,7 +1,7 @@
 """Measure the costs of single operations on this machine, for the forecast."""
 
 from shardlab.calibration.codec_costs import codecs_of
-from shardlab.calibration.measure import Place, calibrate
+from shardlab.calibration.measure import Network, calibrate
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
@@ -15,16 +15,21 @@ def main(params: Parameters) -> None:
     """Write results/calibration.json for the ranks and links that the forecast is fitted on."""
     forecast, strategies, timings, train = params("forecast", "strategies", "timings", "train")
     known = [timings[name] for name in forecast.timings]
-    places = dict.fromkeys(Place(t.world_size, link) for t in known for link in (None, t.link))
+    networks = dict.fromkeys(Network(t.world_size, link) for t in known for link in (None, t.link))
     used = dict.fromkeys(name for timing in timings.values() for name in timing.runs)
     full = [strategies[name].canonical() for name in used]
     memory = dict.fromkeys(operation for each in full for operation in memory_operations(each))
-    several = [place for place in places if place.world_size > 1]
+    several = [network for network in networks if network.world_size > 1]
     if not several:
         raise UserError("forecast.timings: none of them has several ranks: add one that has")
-    ranks = train.threads, train.timeout_s
-    codecs = codecs_of(full)
-    found = calibrate(several, codecs, *ranks, placement=train.placement, memory=[*memory])
+    found = calibrate(
+        several,
+        codecs_of(full),
+        train.threads,
+        train.timeout_s,
+        placement=train.placement,
+        memory=[*memory],
+    )
     write_calibration(_OUTPUT, found)
     say(f"calibrate: {_OUTPUT}")
 

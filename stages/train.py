@@ -7,7 +7,7 @@ from shardlab.core.document import validate
 from shardlab.experiment.parameters import Parameters
 from shardlab.experiment.schema import Seed
 from shardlab.loop.plan import RunPlan
-from shardlab.train.placed import show_placements
+from shardlab.train.placements import show_placements
 from shardlab.train.run import train_run
 from stages.common import run as run_stage
 

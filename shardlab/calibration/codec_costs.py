@@ -1,4 +1,4 @@
-"""What a codec costs for one message, in its envelope, while other ranks do the same."""
+"""Costs of encoding and decoding one message with its header, while all ranks do the same."""
 
 import random
 import time
@@ -22,7 +22,7 @@ Times = dict[str, list[float]]
 
 
 def codecs_of(strategies: Iterable[Strategy]) -> list[tuple[str, bool]]:
-    """Every codec that these strategies use in one round, once."""
+    """Return each single-phase codec once, and whether error feedback wraps it."""
     used = {}
     for strategy in strategies:
         gradients, weights = strategy.gradients, strategy.weights
@@ -34,13 +34,13 @@ def codecs_of(strategies: Iterable[Strategy]) -> list[tuple[str, bool]]:
 
 
 def codec_times(
-    spec: str, feedback: bool, rounds: int, group: dist.ProcessGroup
+    spec: str, feedback: bool, repetitions: int, group: dist.ProcessGroup
 ) -> list[dict[str, Any]]:
-    """Costs of one rank while the others do the same."""
+    """Return the costs on this rank while the others do the same."""
     found = []
     for elements in ELEMENTS:
         encode, decode, payload_bytes = _codec_calls(spec, feedback, elements)
-        times = interleave({"encode_s": encode, "decode_s": decode}, rounds, group)
+        times = interleave({"encode_s": encode, "decode_s": decode}, repetitions, group)
         found.append({"elements": elements, "payload_bytes": payload_bytes, **times})
     return found
 
@@ -48,17 +48,20 @@ def codec_times(
 def _codec_calls(
     spec: str, feedback: bool, n: int
 ) -> tuple[Callable[[], object], Callable[[], object], int]:
-    """Encoding and decoding of one message, in its envelope, and the bytes of its payload."""
+    """Return functions that encode and decode one message, and the bytes of its payload."""
     codec, key = make_codec(spec), MessageKey(0, 0, "unit", 0)
     vector, out, residual = torch.randn(n) * 1e-3, torch.zeros(n), torch.zeros(n)
     (message,) = Buffers().messages("sent", [message_bytes(codec.payload_bytes(n))], vector.device)
-    room, contents = message[HEADER:][: codec.payload_bytes(n)], Contents(describe(codec), n, "", 0)
+    buffer, contents = (
+        message[HEADER:][: codec.payload_bytes(n)],
+        Contents(describe(codec), n, "", 0),
+    )
 
     def encode() -> int:
         if feedback:
-            payload = codec.encode_residual(vector, residual, residual, key, room)
+            payload = codec.encode_residual(vector, residual, residual, key, buffer)
         else:
-            payload = codec.encode(vector, key, room)
+            payload = codec.encode(vector, key, buffer)
         seal(message, payload.numel(), contents)
         return payload.numel()
 
@@ -73,16 +76,16 @@ def _codec_calls(
 
 def interleave(
     calls: Mapping[str, Callable[[], object]],
-    rounds: int,
+    repetitions: int,
     group: dist.ProcessGroup,
     pause: float = 0.0,
 ) -> Times:
-    """Seconds of this rank in every round but the first, which allocates and connects."""
+    """Return the seconds of this rank in each repetition, after one that allocates and connects."""
     times: Times = {name: [] for name in calls}
-    for number in range(rounds + 1):
-        turns = list(calls)
-        random.Random(number).shuffle(turns)  # the same on all ranks
-        for name in turns:
+    for number in range(repetitions + 1):
+        order = list(calls)
+        random.Random(number).shuffle(order)  # the same order on all ranks: collectives match
+        for name in order:
             time.sleep(pause)
             dist.barrier(group)
             start = time.perf_counter()

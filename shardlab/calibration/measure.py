@@ -1,7 +1,7 @@
-"""What single operations cost on this machine: transport, emulated links, codecs, memory.
+"""Costs of single operations on this machine: transport, emulated links, codecs, memory.
 
-The operations take turns, round by round in another order, and begin after a pause in which the
-link comes to rest, so that its bucket is full. A collective counts by its slowest rank.
+Operations are interleaved, in another order in each repetition. Each begins after a pause in which
+the token bucket of the link fills up. The time of a collective is that of its slowest rank.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,55 +36,55 @@ from shardlab.transport.transport import Transport
 
 SIZES = [1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22]
 """bytes of the whole vector"""
-_ROUNDS = 12
+_REPETITIONS = 12
 _LONGEST_S = 0.1
-"""larger vectors than a link carries in this time tell nothing new"""
+"""vectors that take a link longer are left out: they add nothing to the fit"""
 
 
-class Place(NamedTuple):
-    """Where operations are measured."""
+class Network(NamedTuple):
+    """Ranks and their link; None: loopback."""
 
     world_size: int
     link: Link | None
 
 
 def calibrate(
-    places: Sequence[Place],
+    networks: Sequence[Network],
     codecs: Iterable[tuple[str, bool]],
     threads: int,
     timeout_s: float,
-    rounds: int = _ROUNDS,
+    repetitions: int = _REPETITIONS,
     placement: CpuAffinity = "auto",
     memory: Sequence[MemoryOperation] = (),
 ) -> Calibration:
-    """Measures every operation at every place, codecs and memory on all ranks of the first.
+    """Measure transport on every network, and codecs and memory on the ranks of the first.
 
-    Where this process cannot make links, nothing is measured on them: they are a formula then.
+    A link that this process cannot create is not measured: a formula emulates it.
 
     Args:
-        places: one or more, each of several ranks.
-        codecs: what strategies call them, and whether with error feedback.
+        networks: one or more, each of several ranks.
+        codecs: text of each codec in a strategy, and whether error feedback wraps it.
         threads: of each rank.
         placement: of the ranks.
-        memory: what is measured of it.
+        memory: operations to measure.
 
     Raises:
         RunFailed: a rank failed.
     """
     on_ranks = partial(_on_ranks, threads, timeout_s, placement)
     transfers: list[Transfer] = []
-    for place in places:
-        times = on_ranks(place, partial(_transfer_times, place, rounds))
+    for network in networks:
+        times = on_ranks(network, partial(_transfer_times, network, repetitions))
         if times is not None:
-            transfers += _transfers(place, times)
-            say(f"calibrate: {place.world_size} ranks, {_name(place.link)}")
+            transfers += _transfers(network, times)
+            say(f"calibrate: {network.world_size} ranks, {_name(network.link)}")
     costs: list[CodecCost] = []
-    one = places[0]._replace(link=None)
+    one = networks[0]._replace(link=None)
     for codec, feedback in codecs:
-        measure = partial(codec_times, codec, feedback, rounds)
+        measure = partial(codec_times, codec, feedback, repetitions)
         found = on_ranks(one, measure)
         costs += [CodecCost(codec=codec, error_feedback=feedback, **each) for each in found]
-    moved = on_ranks(one, partial(memory_times, memory, rounds)) if memory else []
+    moved = on_ranks(one, partial(memory_times, memory, repetitions)) if memory else []
     return Calibration(
         transfers=transfers,
         codecs=costs,
@@ -99,13 +99,13 @@ def _on_ranks(
     threads: int,
     timeout_s: float,
     placement: CpuAffinity,
-    place: Place,
+    network: Network,
     measure: Callable[[dist.ProcessGroup], Any],
 ) -> Any:
-    """What `measure` returns on the first rank; None where the link is one by formula."""
+    """Return what `measure` returns on rank 0; None where a formula emulates the link."""
     with (
         TemporaryDirectory(prefix="shardlab-calibration-") as folder,
-        emulated(place.link, place.world_size) as link,
+        emulated(network.link, network.world_size) as link,
     ):
         if link.kind == "in-process":
             return None
@@ -116,22 +116,28 @@ def _on_ranks(
             if dist.get_rank(group) == 0:
                 write_json(path, found)
 
-        ranks = place.world_size, threads, timeout_s
-        launch(worker, *ranks, links=link.links, placement=placement)
+        launch(
+            worker,
+            network.world_size,
+            threads,
+            timeout_s,
+            links=link.links,
+            placement=placement,
+        )
         return read_json(path)
 
 
-def _transfer_times(place: Place, rounds: int, group: dist.ProcessGroup) -> Times:
-    """Seconds of every round by operation and size."""
-    rate = None if place.link is None else place.link.bits_per_second
+def _transfer_times(network: Network, repetitions: int, group: dist.ProcessGroup) -> Times:
+    """Return the seconds of every repetition, by operation and size."""
+    rate = None if network.link is None else network.link.bits_per_second
     pause = 0.0 if rate is None else 8 * bucket_bytes(rate) / rate
     calls = {
         f"{operation} {nbytes}": call
         for nbytes in SIZES
         for operation, call in _operations(group, nbytes).items()
-        if rate is None or 8 * wire_bytes(operation, nbytes, place.world_size) / rate < _LONGEST_S
+        if rate is None or 8 * wire_bytes(operation, nbytes, network.world_size) / rate < _LONGEST_S
     }
-    times = interleave(calls, rounds, group, pause)
+    times = interleave(calls, repetitions, group, pause)
     ranks = gather_values(times, group)
     return {
         name: [max(each) for each in zip(*(rank[name] for rank in ranks), strict=True)]
@@ -140,31 +146,31 @@ def _transfer_times(place: Place, rounds: int, group: dist.ProcessGroup) -> Time
 
 
 def _operations(group: dist.ProcessGroup, nbytes: int) -> Mapping[Operation, Callable[[], object]]:
-    """On vectors of so many bytes, as engines use them."""
+    """Return operations on vectors of `nbytes` bytes, as engines use them."""
     transport, size = Transport(group), dist.get_world_size(group)
-    # the vectors of a rank are not those of another operation: no cache is warmer than in a step
-    given, taken = (torch.ones(nbytes // 4 // size * size) for _ in range(2))
-    shard = torch.ones(given.numel() // size)
-    parts, places = list(given.chunk(size)), list(taken.chunk(size))
+    # every operation has its own vectors: caches are no warmer than in a step
+    sent, received = (torch.ones(nbytes // 4 // size * size) for _ in range(2))
+    shard = torch.ones(sent.numel() // size)
+    parts, slots = list(sent.chunk(size)), list(received.chunk(size))
     return {
-        "exchange": lambda: transport.exchange(parts, places),
-        "gather": lambda: transport.start_gather(shard, places).wait(),
-        "all_reduce": lambda: dist.all_reduce(taken, group=group),
-        "reduce_scatter": lambda: dist.reduce_scatter_single(shard, given, group=group),
+        "exchange": lambda: transport.exchange(parts, slots),
+        "gather": lambda: transport.start_gather(shard, slots).wait(),
+        "all_reduce": lambda: dist.all_reduce(received, group=group),
+        "reduce_scatter": lambda: dist.reduce_scatter_single(shard, sent, group=group),
     }
 
 
-def _transfers(place: Place, times: Times) -> list[Transfer]:
-    link = place.link
+def _transfers(network: Network, times: Times) -> list[Transfer]:
+    link = network.link
     return [
         Transfer(
             operation=operation,
-            world_size=place.world_size,
+            world_size=network.world_size,
             link=_name(link),
             link_emulation="none" if link is None else "namespaces",
             bits_per_second=None if link is None else link.bits_per_second,
             nbytes=nbytes,
-            wire_bytes=wire_bytes(operation, nbytes, place.world_size),
+            wire_bytes=wire_bytes(operation, nbytes, network.world_size),
             seconds=times[f"{operation} {nbytes}"],
         )
         for operation in get_args(Operation)

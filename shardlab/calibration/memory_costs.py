@@ -1,4 +1,4 @@
-"""What copies, updates and a disk cost for one vector, while other ranks do the same."""
+"""Costs of copies, optimizer updates and disk access, while all ranks do the same."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,13 +18,13 @@ ELEMENTS = [1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22]
 
 
 def memory_times(
-    operations: Sequence[MemoryOperation], rounds: int, group: dist.ProcessGroup
+    operations: Sequence[MemoryOperation], repetitions: int, group: dist.ProcessGroup
 ) -> list[dict[str, Any]]:
-    """Costs of one rank while the others do the same."""
+    """Return the costs on this rank while the others do the same."""
     found = []
     for n in ELEMENTS:
         every = {**_in_memory(n), **(_on_disk(n) if "load" in operations else {})}
-        times = interleave({name: every[name] for name in operations}, rounds, group)
+        times = interleave({name: every[name] for name in operations}, repetitions, group)
         sizes = {"update": UPDATE_BYTES * n}
         found += [
             {"operation": name, "nbytes": sizes.get(name, 4 * n), "seconds": seconds}

@@ -1,7 +1,7 @@
-"""Checkpoints: what a run needs to continue, whole on disk or absent, and never unpickled.
+"""Checkpoints: the state of a run, complete on disk or absent, and without pickles.
 
 step-00000040/
-  checkpoint.json              what made it, and the checksum of every other file
+  checkpoint.json              origin, and the checksum of every other file
   model.safetensors            format full: parameters by the names of the unwrapped model
   optimizer.safetensors        and `exp_avg`, `exp_avg_sq` and `step` of each of them
   sharded/*.safetensors        format sharded: torch.distributed.checkpoint, one file per rank

@@ -1,4 +1,4 @@
-"""Saves a run every few steps, and continues it."""
+"""Periodic checkpoints of a run, and resumption from the last."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from shardlab.checkpoint import full, sharded
 from shardlab.checkpoint.folder import Folder
 from shardlab.checkpoint.manifest import Manifest, read_manifest
-from shardlab.checkpoint.rank_file import OfRank, merged_state
+from shardlab.checkpoint.rank_file import RankState, merged_state
 from shardlab.core.errors import UserError
 from shardlab.core.files import checksums
 from shardlab.core.progress import say
@@ -27,14 +27,14 @@ from shardlab.transport.object_collectives import gather_values
 
 
 class Checkpoints:
-    """The checkpoints of one run on all ranks, which call the same methods in the same order.
+    """Checkpoints of one run. All ranks call the same methods in the same order.
 
     Laws:
-    - what is continued by the same plan ends bit for bit as if it had never been interrupted;
-    - whoever is killed, whenever, leaves the last checkpoint whole, and the next start finds it.
+    - a run that resumes with the same plan ends bit for bit as if it had not been interrupted;
+    - a process that is killed at any time leaves the last checkpoint whole for the next start.
 
     Args:
-        root: a folder that all ranks see.
+        root: a folder that all ranks share.
         group: of the ranks that train.
     """
 
@@ -52,17 +52,17 @@ class Checkpoints:
         self._folder = Folder(root)
         self._engine = engine
         self._loop = loop
-        # training goes on meanwhile, and a slow disk is no lost rank: this group has a timeout of
-        # its own
+        # a separate group: training communicates concurrently, and torch's default timeout lets a
+        # slow disk take longer than a rank may wait in a step
         self._group = dist.new_group(dist.get_process_group_ranks(group))
         self._rank, self._world_size = dist.get_rank(group), dist.get_world_size(group)
         self._is_chief = self._rank == 0
         self._share = slice(self._rank, None, self._world_size)
-        """of files that have to be read"""
+        """of the files whose checksums this rank computes"""
         self._background = Background("checkpoint")
 
     def resume(self) -> list[StepEvent]:
-        """Continues from the last checkpoint; returns the events of the steps that are done.
+        """Resume from the last checkpoint; return the events of the steps that are done.
 
         Raises:
             UserError: the checkpoint is damaged, or of another experiment.
@@ -73,7 +73,7 @@ class Checkpoints:
         path = self._folder.path(step)
         manifest = read_manifest(path)
         manifest.verify(path, self._share)
-        # nobody takes what another rank has not found whole yet
+        # no rank loads before every rank has verified its share
         dist.barrier(self._group)
         self._engine.rehearse(self._loop.micro_batches()[0])
         if manifest.format == "full":
@@ -87,12 +87,12 @@ class Checkpoints:
             who = "" if known else f", made by {manifest.made_by()}"
             run = f"{self._plan.run} seed {self._plan.seed}"
             say(f"{run}: continues after step {step} ({path}{who})")
-        # they may have taken longer than one waits for another in a step
+        # loading may have taken longer than the timeout of a step: wait in this group
         dist.barrier(self._group)
         return events
 
     def step_done(self, events: Sequence[StepEvent]) -> None:
-        """Saves when it is time to.
+        """Save a checkpoint every `train.checkpoint.every` steps.
 
         Args:
             events: of all steps so far.
@@ -104,14 +104,14 @@ class Checkpoints:
             self._save(events)
 
     def finish(self) -> None:
-        """Returns when all that was saved is on disk; raises what went wrong."""
+        """Wait until all checkpoints are on disk; raise the error of an asynchronous one."""
         self._background.drain()
 
     def _save(self, events: Sequence[StepEvent]) -> None:
         self.finish()
         step, sample = self._loop.step, self._loop.sample
         state = {**self._engine.rank_state(), "random": random_state()}
-        mine = OfRank(state, [vars(event) for event in events], self._engine.ledger.sums())
+        mine = RankState(state, [vars(event) for event in events], self._engine.ledger.sums())
         arguments = step, sample, self._tensor_writer(), mine
         if self._options.asynchronous:
             self._background.start(self._write, *arguments)
@@ -119,7 +119,7 @@ class Checkpoints:
             self._write(*arguments)
 
     def _tensor_writer(self) -> Callable[[Path], None]:
-        """Writes the parameters and moments of now, whenever it is called."""
+        """Return a function that writes the present parameters and moments, now or later."""
         if self._options.format == "full":
             whole = full.gather(self._engine, writer=self._is_chief)
             return partial(full.write, whole=whole) if self._is_chief else lambda _: None
@@ -129,10 +129,10 @@ class Checkpoints:
         return partial(sharded.write, shards=shards, group=self._group)
 
     def _write(
-        self, step: int, sample: int, write_tensors: Callable[[Path], None], mine: OfRank
+        self, step: int, sample: int, write_tensors: Callable[[Path], None], mine: RankState
     ) -> None:
         folder = self._folder.unfinished(step)
-        with _told(folder):
+        with _one_line_errors(folder):
             if self._is_chief:
                 self._folder.begin(step)
             dist.barrier(self._group)
@@ -150,17 +150,17 @@ class Checkpoints:
             dist.barrier(self._group)
 
     def _checksums(self, folder: Path) -> dict[str, str]:
-        """Of all files, each read by one rank."""
+        """Return the checksums of all files, each computed by one rank."""
         own = checksums(folder, self._share)
         return {name: d for each in gather_values(own, self._group) for name, d in each.items()}
 
     @cached_property
     def _manifest(self) -> Manifest:
-        """Of this run before its first step; for one rank alone, as it asks git."""
+        """Manifest of this run before its first step; on rank 0 alone, since it runs git."""
         return Manifest.of(self._plan, self._options.format)
 
     def _last(self) -> int | None:
-        """The step of the last checkpoint, after a look at whether it is of this run."""
+        """Return the step of the last checkpoint, after checking that it is of this run."""
         self._folder.clear()
         steps = self._folder.steps()
         if not steps:
@@ -170,20 +170,20 @@ class Checkpoints:
         return steps[-1]
 
     def _load_rank(self, path: Path, manifest: Manifest) -> list[StepEvent]:
-        """What this rank alone knows, or its share of what other ranks knew."""
+        """Load the state of this rank, or merge those of another number of ranks."""
         known = manifest.strategy.hash() == self._plan.strategy.hash()
         if manifest.train.world_size == self._world_size:
-            mine = OfRank.read(path, self._rank)
+            mine = RankState.read(path, self._rank)
             set_random_state(mine.state["random"])
             state = mine.state
         else:
-            ranks = [OfRank.read(path, rank) for rank in range(manifest.train.world_size)]
-            mine = OfRank.merged(ranks)
+            ranks = [RankState.read(path, rank) for rank in range(manifest.train.world_size)]
+            mine = RankState.merged(ranks)
             state = merged_state(ranks, self._world_size, self._rank) if known else {}
         if known:
             self._engine.load_rank_state(state)
         elif self._is_chief:
-            say(f"{path}: of another strategy: error feedback begins anew")
+            say(f"{path}: of another strategy: error feedback starts from zero")
         self._engine.ledger.load_sums(mine.ledger)
         return [_event(event, path) for event in mine.events]
 
@@ -198,8 +198,8 @@ def _event(values: dict[str, Any], path: Path) -> StepEvent:
 
 
 @contextmanager
-def _told(folder: Path) -> Iterator[None]:
-    """A disk that takes no more is told to the user in one line."""
+def _one_line_errors(folder: Path) -> Iterator[None]:
+    """Turn an error of the disk into one line for the user."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -213,6 +213,6 @@ def _told(folder: Path) -> Iterator[None]:
 
 def _cannot_write(folder: Path, error: BaseException) -> UserError:
     return UserError(
-        f"{folder}: cannot be written ({' '.join(str(error).split())}): make room, or lower "
+        f"{folder}: cannot be written ({' '.join(str(error).split())}): free space, or lower "
         "train.checkpoint.keep; the checkpoint before it is whole"
     )

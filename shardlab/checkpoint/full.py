@@ -14,9 +14,9 @@ _MODEL, _OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 
 
 def gather(engine: Engine, writer: bool) -> State:
-    """The parameters and moments of all ranks on the one that is the writer.
+    """Gather the parameters and moments of all ranks on the writer.
 
-    On the others one entry of `Engine.shards()` at a time is whole, and nothing is returned.
+    The others hold one whole entry of `Engine.shards()` at a time, and return nothing.
     """
     whole: State = {}
     for kind, tensors in engine.shards().items():
@@ -28,16 +28,16 @@ def gather(engine: Engine, writer: bool) -> State:
 
 
 def write(folder: Path, whole: State) -> None:
-    """Writes what `gather` returned into the folder of a checkpoint."""
+    """Write the result of `gather` into the folder of a checkpoint."""
     moments = {kind: tensors for kind, tensors in whole.items() if kind != "parameter"}
     save_tensors(folder / _MODEL, whole["parameter"])
     save_state(folder / _OPTIMIZER, moments)
 
 
 def load(engine: Engine, folder: Path) -> None:
-    """Every rank takes its part; one entry of `Engine.shards()` at a time is whole.
+    """Load the part of every rank, with one whole entry of `Engine.shards()` at a time.
 
-    Numbers are rounded to the nearest of the type that the engine keeps them in.
+    Values are rounded to nearest in the dtype that the engine keeps.
     """
     with safe_open(folder / _MODEL, "pt") as model, safe_open(folder / _OPTIMIZER, "pt") as moments:
         for kind, tensors in engine.shards().items():
@@ -50,7 +50,7 @@ def load(engine: Engine, folder: Path) -> None:
 
 
 def _take(tensor: Tensor, whole: Tensor) -> None:
-    """This rank's part of `whole`, which every rank has: nothing is sent."""
+    """Copy this rank's part of `whole`, which every rank has: without communication."""
     if isinstance(tensor, DTensor):
         mesh, placements = tensor.device_mesh, tensor.placements
         whole = distribute_tensor(whole, mesh, placements, src_data_rank=None)

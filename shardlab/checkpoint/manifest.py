@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, and who may continue from it."""
+"""Manifest of a checkpoint, and the check whether a run may resume from it."""
 
 import json
 from pathlib import Path
@@ -16,17 +16,17 @@ from shardlab.strategy.strategy import Strategy
 
 _FILE = "checkpoint.json"
 _AFTERWARDS = {"checkpoint", "timeout_s", "audit_steps", "profiled_steps"}
-"""values of `train` that change nothing in the steps of the run"""
+"""values of `train` that do not affect the steps of the run"""
 
 
 class Manifest(Document):
-    """checkpoint.json, the last file that is written."""
+    """Contents of checkpoint.json, which is written last."""
 
     format: Literal["full", "sharded"]
     step: int
-    """how many are done"""
+    """number of steps done"""
     sample: int
-    """the first one that no step has seen"""
+    """index of the next sample"""
     strategy: Strategy
     train: Train
     model: Model
@@ -40,7 +40,7 @@ class Manifest(Document):
 
     @classmethod
     def of(cls, plan: RunPlan, format: Literal["full", "sharded"]) -> "Manifest":
-        """Of a run before its first step, without files."""
+        """Return the manifest of a run before its first step, without files."""
         return cls(
             format=format,
             step=0,
@@ -56,15 +56,15 @@ class Manifest(Document):
         )
 
     def made_by(self) -> str:
-        """The code that made it; with other code a run may not continue bit for bit."""
+        """Return the versions that wrote it; with others a run may not resume bit for bit."""
         return f"revision {self.revision} with torch {self.torch}"
 
     def write(self, folder: Path, files: dict[str, str]) -> None:
-        """Into the folder of the checkpoint, with the checksums of all other files."""
+        """Write checkpoint.json, with the checksums of all other files."""
         write_json(folder / _FILE, {**self.model_dump(mode="json"), "files": files})
 
     def refuse_other(self, run: "Manifest", path: Path, elastic: bool) -> None:
-        """Looks whether `run` can continue from this checkpoint, which is at `path`.
+        """Check that `run` can resume from this checkpoint, which is at `path`.
 
         Args:
             elastic: `train` and the strategy may differ.
@@ -87,10 +87,10 @@ class Manifest(Document):
         )
 
     def verify(self, path: Path, share: slice = slice(None)) -> None:
-        """Compares files with their checksums.
+        """Compare files with their checksums.
 
         Args:
-            share: which files, so that ranks can do it together.
+            share: slice of the files, so that ranks can divide them.
 
         Raises:
             UserError: one is missing or damaged.
@@ -99,14 +99,14 @@ class Manifest(Document):
             raise _damaged(path, name, what)
 
     def _meaning(self) -> dict[str, Any]:
-        """What makes a run this one, by dotted keys."""
+        """Return the values that identify a run, by dotted keys."""
         plain = self.model_dump(mode="json", include={"model", "seed", "tokens", "strategy"})
         train = self.train.model_dump(mode="json", exclude=_AFTERWARDS)
         return _flat({**plain, "train": train})
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Of the checkpoint at `path`.
+    """Read the manifest of the checkpoint at `path`.
 
     Raises:
         UserError: it is missing or damaged.

@@ -1,4 +1,4 @@
-"""What one rank alone knows of a run, in files of its own."""
+"""Files with the state that each rank keeps for itself."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from shardlab.loop.summary import mean_ledger, merge_events
 
 
 @dataclass(frozen=True)
-class OfRank:
-    """The content of the files of one rank."""
+class RankState:
+    """State, events and ledger of one rank."""
 
     state: State
     """`Engine.rank_state()` and, as `random`, the states of torch's generators"""
@@ -24,21 +24,21 @@ class OfRank:
     """of `Ledger.sums()`"""
 
     def write(self, folder: Path, rank: int) -> None:
-        """Into the folder of a checkpoint."""
+        """Write the files into the folder of a checkpoint."""
         tensors, values = _paths(folder, rank)
         save_state(tensors, self.state)
         write_json(values, {"events": self.events, "ledger": self.ledger})
 
     @classmethod
-    def read(cls, folder: Path, rank: int) -> "OfRank":
-        """From a checkpoint."""
+    def read(cls, folder: Path, rank: int) -> "RankState":
+        """Read the files from a checkpoint."""
         tensors, values = _paths(folder, rank)
         state = {"communication": {}, "extra": {}, **load_state(tensors)}
         return cls(state, **read_json(values))
 
     @classmethod
-    def merged(cls, ranks: Sequence["OfRank"]) -> "OfRank":
-        """What belongs to each rank of another number of them: means, and no state."""
+    def merged(cls, ranks: Sequence["RankState"]) -> "RankState":
+        """Return events and ledger for another number of ranks: means, without state."""
         return cls(
             {},
             merge_events([each.events for each in ranks]),
@@ -46,11 +46,11 @@ class OfRank:
         )
 
 
-def merged_state(ranks: Sequence[OfRank], world_size: int, rank: int) -> State:
-    """For `Engine.load_rank_state()` of one of another number of ranks.
+def merged_state(ranks: Sequence[RankState], world_size: int, rank: int) -> State:
+    """Merge states for `Engine.load_rank_state()` of one rank of another number of ranks.
 
     Raises:
-        UserError: residuals serve the same ranks alone.
+        UserError: there are residuals that cannot be merged.
     """
     states = [each.state["communication"] for each in ranks]
     communication = merge_states(states, world_size, rank)

@@ -1,7 +1,7 @@
 """Format `sharded`: every rank writes its part, and any number of ranks reads what it needs.
 
-Done by torch.distributed.checkpoint with its storage for safetensors: FileSystemWriter keeps what
-it knows of the shards in a pickle.
+Uses torch.distributed.checkpoint with its safetensors storage: FileSystemWriter would pickle its
+metadata.
 """
 
 import warnings
@@ -22,7 +22,7 @@ _FOLDER = "sharded"
 
 
 def copy(shards: State) -> State:
-    """In host memory, where training does not write to it."""
+    """Return a copy in host memory, which training does not modify."""
     return {
         kind: {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
         for kind, tensors in shards.items()
@@ -30,20 +30,20 @@ def copy(shards: State) -> State:
 
 
 def write(folder: Path, shards: State, group: dist.ProcessGroup) -> None:
-    """All ranks write into the folder of a checkpoint; what is not sharded is written once.
+    """Write the shards of all ranks into the folder of a checkpoint; replicated tensors once.
 
     Args:
-        group: of all ranks, for what they agree on; used by nobody else meanwhile.
+        group: of all ranks, which nothing else may use concurrently.
     """
     storage = HuggingFaceStorageWriter(str(folder / _FOLDER), save_distributed=True)
     dcp.save(dict(shards), storage_writer=storage, process_group=group)
 
 
 def load(folder: Path, shards: State) -> None:
-    """Fills `shards`, on every rank alone.
+    """Fill `shards` in place, without communication.
 
     Raises:
-        UserError: they are those of other units.
+        UserError: the checkpoint has other units.
     """
     storage = HuggingFaceStorageReader(str(folder / _FOLDER))
     saved = storage.read_metadata().state_dict_metadata

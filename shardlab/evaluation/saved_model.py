@@ -1,4 +1,4 @@
-"""The trained model as a folder that transformers loads."""
+"""Trained model as a folder in the format of transformers."""
 
 import json
 import tempfile
@@ -11,8 +11,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from shardlab.core.errors import UserError
 
-# a bar for one small file tells nobody anything
-disable_progress_bar()
+# a progress bar for one small file is noise
+disable_progress_bar()  # type: ignore[no-untyped-call]
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
@@ -20,10 +20,10 @@ FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config
 def save_model(
     model: PreTrainedModel, parameters: dict[str, Tensor], tokenizer: Path, folder: Path
 ) -> None:
-    """Writes `FILES` into `folder`, each whole or not at all.
+    """Write `FILES` into `folder`, each by an atomic rename.
 
     Args:
-        model: gives the architecture; its own weights are not used.
+        model: gives the architecture; its weights are not used.
         parameters: the whole model by name.
         tokenizer: the tokenizer.json that the model was trained with.
     """
@@ -37,14 +37,14 @@ def save_model(
 
 def _save_tokenizer(path: Path, end_of_text: int, folder: str) -> None:
     text = Tokenizer.from_file(str(path)).id_to_token(end_of_text)
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_file=str(path), eos_token=text, bos_token=text, unk_token=text
     )
     tokenizer.save_pretrained(folder)
 
 
 def load_model(folder: Path) -> PreTrainedModel:
-    """The saved model, on the CPU in float32.
+    """Load the saved model, on the CPU in float32.
 
     Raises:
         UserError: a file is absent or damaged.

@@ -1,9 +1,12 @@
-"""The training loop: the same for every engine."""
+"""Training loop for any engine, with its learning-rate schedule and traced steps."""
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
@@ -13,13 +16,37 @@ from shardlab.data.tokens.loader import Batches
 from shardlab.emulation.link import interface_bytes
 from shardlab.engines.common.base import Engine
 from shardlab.experiment.schema import Train
-from shardlab.loop.schedule import learning_rate
+from shardlab.profiling.capture.capture import Capture
+from shardlab.profiling.capture.merge import merge_traces
 from shardlab.transport.object_collectives import device_of
+
+_FLOOR = 0.1
+"""fraction of the peak learning rate at the end of the cosine (Hoffmann et al. 2022, section B)"""
+
+
+def learning_rate(
+    step: int,
+    steps: int,
+    peak: float,
+    warmup_steps: int,
+    decay: Literal["cosine", "constant"] = "cosine",
+) -> float:
+    """Return the rate of a step: linear warm-up to `peak`, then cosine decay to a tenth, or `peak`.
+
+    Args:
+        step: counted from 0; steps beyond `steps` keep the last value.
+    """
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    if decay == "constant":
+        return peak
+    progress = min(1.0, (step - warmup_steps) / max(1, steps - warmup_steps))
+    return peak * (_FLOOR + (1 - _FLOOR) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 @dataclass(frozen=True)
 class StepEvent:
-    """One step as one rank saw it."""
+    """Measurements of one step on one rank."""
 
     step: int
     loss: float
@@ -28,15 +55,15 @@ class StepEvent:
     gradient_norm: float
     applied: bool
     tokens: int
-    """that all ranks together were trained on"""
+    """of all ranks"""
     collective_ms: float | None
-    """with a collective or more under way; None on devices, which the CPU does not wait for"""
+    """time with a collective under way; None on devices, which the CPU does not wait for"""
     interface_bytes: float | None
-    """that the interface of this rank's own emulated link sent; None without one"""
+    """sent by the interface of this rank's emulated link; None without one"""
 
 
 class _Moment(NamedTuple):
-    """What is read where a step begins and where it ends."""
+    """Readings at the beginning and the end of a step."""
 
     seconds: float
     in_collectives_s: float
@@ -44,14 +71,13 @@ class _Moment(NamedTuple):
 
 
 class Loop:
-    """Feeds an engine with batches whose order depends on the seed alone.
+    """Loop that feeds an engine with batches whose order depends on the seed alone.
 
-    Any number of ranks sees the same samples in the same steps, as long as all together take the
-    same number of them in a step.
+    The samples of a step do not depend on the number of ranks, as long as the global batch size is
+    the same.
 
     Args:
-        accumulation: micro-batches that a rank's samples of a step are cut into, if not as `train`
-            says.
+        accumulation: number of micro-batches of a step; None: as `train` says.
     """
 
     def __init__(
@@ -70,15 +96,15 @@ class Loop:
         self._world_size = dist.get_world_size(group)
         self._waits = device_of(group).type == "cpu"
         self.step = 0
-        """how many are done"""
+        """number of steps done"""
         self.sample = 0
-        """the first one that no step has seen"""
+        """index of the next sample"""
 
     def run(self, steps: int, after: Callable[[StepEvent], None] | None = None) -> None:
-        """The next `steps` steps, each timed from the end of the one before.
+        """Run the next `steps` steps, each timed from the end of the one before.
 
         Args:
-            after: called after each step; its time is no step's.
+            after: called after each step; its time does not count.
         """
         numbers: Iterator[int] = iter(range(steps))
         if self._rank == 0:
@@ -119,8 +145,30 @@ class Loop:
         return event
 
     def micro_batches(self) -> list[Tensor]:
-        """Of the next step, on this rank."""
+        """Return the micro-batches of the next step on this rank."""
         size, count = self._train.batch_size, self._train.accumulation
         if self._accumulation is not None:
             count, size = self._accumulation, size * count // self._accumulation
         return self._batches.micro_batches(self.sample, self._rank, self._world_size, count, size)
+
+
+def traced_steps(loop: Loop, steps: int) -> bytes:
+    """Return the trace of this rank's next steps, after one that warms the profiler up."""
+    with TemporaryDirectory(prefix="shardlab-trace-") as folder:
+        path = Path(folder, "trace.json.gz")
+        with Capture(steps) as capture:
+            for _ in range(capture.calls):
+                loop.run(1)
+                capture.step()
+        capture.export(path)
+        return path.read_bytes()
+
+
+def write_trace_of(ranks: Sequence[bytes], output: Path) -> None:
+    """Merge what `traced_steps` returned on each rank, in rank order, into one file."""
+    with TemporaryDirectory(prefix="shardlab-traces-") as folder:
+        paths = []
+        for rank, content in enumerate(ranks):
+            paths.append(Path(folder, f"rank{rank}.json.gz"))
+            paths[-1].write_bytes(content)
+        merge_traces(paths, output)

@@ -1,4 +1,4 @@
-"""What one training run needs to know."""
+"""Plan of one training run."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +21,10 @@ class RunPlan:
     data: Path = field(default=Path("data"))
     """folder with tokenizer.json, tokens/ and source.json"""
     tokens: TokenPlan | None = None
-    """how the first two are made of its corpus.json when they are missing; None: they are there"""
+    """how to build the first two from its corpus.json when they are missing; None: they exist"""
 
     def params_hash(self) -> str:
-        """16 hexadecimal digits over all parameters that the results depend on."""
+        """Return 16 hexadecimal digits of a hash over all parameters that the results depend on."""
         strategy, model = (
             document.model_dump(mode="json") for document in (self.strategy.canonical(), self.model)
         )

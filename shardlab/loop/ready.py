@@ -1,4 +1,4 @@
-"""Tokens that are there before a rank reads them: rank 0 builds them, the others wait."""
+"""Tokens built by rank 0 when they are missing, while the other ranks wait."""
 
 import threading
 import time
@@ -18,14 +18,14 @@ _POLL_S = 0.1
 
 
 class TokenPlan(NamedTuple):
-    """How the tokens of a folder follow from the corpus.json that lies in it."""
+    """Options that turn the corpus.json of a folder into its tokens."""
 
     validation_share: float
     options: Tokenize
 
 
 def ensure_tokens(folder: Path, plan: TokenPlan, rank: int, patience_s: float) -> None:
-    """Returns when `folder` holds the tokens of its corpus.json; see `build_once`.
+    """Wait until `folder` holds the tokens of its corpus.json; see `build_once`.
 
     Raises:
         UserError: there is no corpus.json, or it cannot be turned into tokens.
@@ -41,14 +41,13 @@ def ensure_tokens(folder: Path, plan: TokenPlan, rank: int, patience_s: float) -
 def build_once(
     tokens: Path, recipe: str, rank: int, build: Callable[[], object], patience_s: float
 ) -> None:
-    """Returns on every rank when `tokens` has a manifest of `recipe`.
+    """Wait on every rank until `tokens` has a manifest of `recipe`.
 
-    To be called by all ranks, on whatever nodes, with a folder that they share. Rank 0 calls
-    `build` when there is no such manifest, the others look for it now and then: no rank waits in
-    a collective, whose time could run out.
+    To be called by all ranks, on any nodes, with a shared folder. Rank 0 calls `build` when there
+    is no such manifest, the others poll for it: a collective could time out.
 
     Args:
-        recipe: `Manifest.recipe_sha256` of the tokens that are wanted.
+        recipe: expected `Manifest.recipe_sha256`.
         patience_s: longest wait without a sign of life from rank 0; a build may take any time.
 
     Raises:
@@ -84,16 +83,16 @@ def _wait(tokens: Path, recipe: str, sign: Path, patience_s: float) -> None:
 
 
 def _read(sign: Path) -> bytes:
-    """The contents, not the time: clocks of nodes differ, and NFS keeps attributes for a while."""
+    """Return the contents, not the time: clocks of nodes differ, and NFS caches attributes."""
     try:
         return sign.read_bytes()
-    except OSError:  # not yet, or no longer there
+    except OSError:  # not written yet, or removed
         return b""
 
 
 @contextmanager
 def _signs_of_life(path: Path, every_s: float) -> Iterator[None]:
-    """Writes something new to the file now and then, as long as this process lives."""
+    """Change the contents of the file periodically, as long as this process lives."""
     path.parent.mkdir(parents=True, exist_ok=True)
     stop = threading.Event()
 

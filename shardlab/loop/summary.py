@@ -1,4 +1,4 @@
-"""From what the ranks measured to the metrics of the run."""
+"""Metrics of a run from the measurements of its ranks."""
 
 import math
 import statistics
@@ -20,7 +20,7 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class Measured:
-    """What one rank has to tell when its run is over; plain values, so that it can be gathered."""
+    """Measurements of one rank; plain values, so that they can be gathered."""
 
     events: list[Event]
     ledger: dict[str, dict[str, Any]]
@@ -31,13 +31,13 @@ class Measured:
     flops_per_token: float
     product_flops_per_s: float
     loss_scaled: bool
-    """for fp16"""
+    """whether fp16 scales the loss"""
 
 
 def describe(
     plan: RunPlan, parameters: int, link_emulation: LinkEmulation, placement: list[str]
 ) -> dict[str, Any]:
-    """The `Setting` of a record."""
+    """Return the `Setting` of a record."""
     full = plan.strategy.canonical()
     codec = full.gradients.codec.model_dump()
     return Setting(
@@ -68,7 +68,7 @@ def describe(
 
 
 def merge_events(ranks: Sequence[Sequence[Event]]) -> list[Event]:
-    """One event per step: means over ranks, but the duration is that of the slowest."""
+    """Return one event per step: means over ranks, and the duration of the slowest."""
     return [
         {
             **same_step[0],
@@ -82,12 +82,12 @@ def merge_events(ranks: Sequence[Sequence[Event]]) -> list[Event]:
 
 
 def with_rates(events: Sequence[Event]) -> list[Event]:
-    """With the tokens per second, over all ranks."""
+    """Return the events with the tokens per second of all ranks."""
     return [{**event, "tokens_per_s": event["tokens"] / event["step_ms"] * 1e3} for event in events]
 
 
 def summarize(plan: RunPlan, events: Sequence[Event], ranks: Sequence[Measured]) -> dict[str, Any]:
-    """The `Training` part of a record, from the merged events and what the ranks counted."""
+    """Return the `Training` part of a record."""
     timed = events[plan.train.untimed_steps :]
     step_ms = np.array([event["step_ms"] for event in timed])
     ledger = mean_ledger([rank.ledger for rank in ranks], len(timed))
@@ -122,14 +122,14 @@ def summarize(plan: RunPlan, events: Sequence[Event], ranks: Sequence[Measured])
 
 
 def mean_ledger(ledgers: Sequence[dict[str, Any]], steps: int) -> dict[str, dict[str, Any]]:
-    """Per kind of message: sums become means per rank and step, shares stay as they are."""
-    shares = ("compression_ratio", "density")
+    """Return the ledger per kind of message: sums become means per rank and step, ratios stay."""
+    ratios = ("compression_ratio", "density")
     result = {}
     for kind, first in ledgers[0].items():
         accounts = [ledger[kind] for ledger in ledgers]
         result[kind] = {
             **{
-                key: value if key in shares else _mean([each[key] for each in accounts], steps)
+                key: value if key in ratios else _mean([each[key] for each in accounts], steps)
                 for key, value in first.items()
                 if key != "uncompressed"
             },
@@ -139,7 +139,7 @@ def mean_ledger(ledgers: Sequence[dict[str, Any]], steps: int) -> dict[str, dict
 
 
 def _traffic(ledger: dict[str, dict[str, Any]], collective_ms: float | None) -> dict[str, Any]:
-    """Of a rank in a step, over all kinds of messages, from `mean_ledger`."""
+    """Return the traffic of a rank in a step, over all kinds of messages of `mean_ledger`."""
     total = {
         key: sum(kind[key] for kind in ledger.values())
         for key in ("bytes_raw", "bytes_wire", "index_bytes", "metadata_bytes", "extra_collectives")
@@ -161,14 +161,14 @@ def _traffic(ledger: dict[str, dict[str, Any]], collective_ms: float | None) -> 
 
 
 def _most_memory(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of every figure the largest; None where no rank has it."""
+    """Return the maximum over ranks of every figure; None where no rank has it."""
     return {
         key: max((r[key] for r in ranks if r[key] is not None), default=None) for key in ranks[0]
     }
 
 
 def _rate(nbytes: float, milliseconds: float | None) -> float | None:
-    """Bytes per second."""
+    """Return bytes per second."""
     return nbytes / milliseconds * 1e3 if nbytes and milliseconds else None
 
 
@@ -182,7 +182,7 @@ def _mean(sums: Sequence[float], steps: int) -> float:
 
 
 def _mean_counts(counts: Sequence[dict[str, int]], steps: int) -> dict[str, float]:
-    """By reason; one that a rank lacks counts as zero there."""
+    """Return means by reason; a reason that a rank lacks counts as zero."""
     reasons = sorted({reason for each in counts for reason in each})
     return {reason: _mean([each.get(reason, 0) for each in counts], steps) for reason in reasons}
 
@@ -193,7 +193,7 @@ def _root_of_squares(norms: Sequence[float | None]) -> float | None:
 
 
 def _gradient_error(audits: Sequence[dict[str, float] | None]) -> dict[str, Any]:
-    """Relative error and cosine of the whole gradient, from the sums over every rank's shards."""
+    """Return relative error and cosine of the whole gradient, from the sums over all shards."""
     known = [audit for audit in audits if audit is not None]
     total = {key: sum(audit[key] for audit in known) for key in (known[0] if known else ())}
     if not total or not total["exact_squared"]:

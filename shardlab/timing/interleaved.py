@@ -1,8 +1,8 @@
 """Interleaved steps of several strategies in the processes of one set of ranks.
 
-The speed of a machine drifts by more than strategies differ. So every strategy has an engine of its
-own in each rank, and round by round each engine does one step, in another order every time: steps
-of one round compare in pairs.
+The speed of a machine drifts by more than strategies differ. So each rank holds an engine for every
+strategy, and in each repetition each engine does one step, in another order every time: steps of
+one repetition are compared in pairs.
 """
 
 import random
@@ -26,14 +26,13 @@ from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Optimization
 from shardlab.engines.common.units import unit_sizes
 from shardlab.environment.host import describe_host, git_revision
-from shardlab.evaluation.untrained import build_for
 from shardlab.experiment.link import LOOPBACK
 from shardlab.experiment.schema import Model, Timing, Train
 from shardlab.kernels import native
 from shardlab.launch import launch
-from shardlab.loop.loop import Loop
+from shardlab.loop.loop import Loop, traced_steps, write_trace_of
 from shardlab.loop.summary import mean_ledger
-from shardlab.loop.traced import traced_steps, write_trace_of
+from shardlab.models.build import build_model
 from shardlab.profiling.analysis.breakdown import analyse
 from shardlab.records.run import Breakdown, LinkEmulation
 from shardlab.records.timing import NO_COMMUNICATION, TimedRun, write_timings
@@ -43,12 +42,12 @@ from shardlab.transport.traffic import LinkThrottle
 
 _SEED = 0
 _UNTIMED_REPETITIONS = 2
-"""first steps allocate memory, and DDP lays its buckets out anew after one"""
+"""first steps allocate memory, and DDP rebuilds its buckets after one"""
 
 
 @dataclass(frozen=True)
 class TimingPlan:
-    """What a timing needs to know."""
+    """One timing: strategies, ranks and link, model and data."""
 
     name: str
     timing: Timing
@@ -62,13 +61,13 @@ class TimingPlan:
 
     @property
     def runs(self) -> dict[str, Strategy]:
-        """By name; the last is `NO_COMMUNICATION`."""
+        """Strategies by name; the last is `NO_COMMUNICATION`."""
         named = {run: self.strategies[run] for run in self.timing.runs}
         return {**named, NO_COMMUNICATION: Strategy(engine="ddp")}
 
 
 def time_strategies(plan: TimingPlan, output: Path) -> None:
-    """Writes a `TimedRun` of every run of the plan, in their order.
+    """Write a `TimedRun` of every run of the plan, in their order.
 
     Raises:
         RunFailed: a rank failed; `output` is as it was.
@@ -78,15 +77,21 @@ def time_strategies(plan: TimingPlan, output: Path) -> None:
     ranks, train = plan.timing.world_size, plan.train
     with emulated(plan.timing.link, ranks) as link:
         worker = partial(_work, plan, link, output)
-        settings = train.threads, train.timeout_s
-        launch(worker, ranks, *settings, links=link.links, placement=train.placement)
+        launch(
+            worker,
+            ranks,
+            train.threads,
+            train.timeout_s,
+            links=link.links,
+            placement=train.placement,
+        )
 
 
 def order(number: int, count: int) -> list[int]:
-    """The turns of a round: the same on all ranks, and others every round."""
-    turns = list(range(count))
-    random.Random(number).shuffle(turns)
-    return turns
+    """Return the order of the runs in a repetition: the same on all ranks."""
+    shuffled = list(range(count))
+    random.Random(number).shuffle(shuffled)
+    return shuffled
 
 
 def _work(plan: TimingPlan, link: Emulation, output: Path, group: dist.ProcessGroup) -> None:
@@ -102,13 +107,13 @@ def _work(plan: TimingPlan, link: Emulation, output: Path, group: dist.ProcessGr
     for number in (
         track(repetitions, f"time {plan.name}", unit="repetition") if chief else repetitions
     ):
-        for turn in order(number, len(runners)):
-            runners[turn].step()
+        for index in order(number, len(runners)):
+            runners[index].step()
     timed = []
     for runner in runners:
         measured, breakdown = runner.measured(), runner.breakdown()
         if chief:
-            assert breakdown is not None, "the first rank has it"
+            assert breakdown is not None, "rank 0 has it"
             timed.append(_timed_run(plan, runner, link.kind, measured, breakdown))
     if chief:
         write_timings(output, timed)
@@ -116,7 +121,7 @@ def _work(plan: TimingPlan, link: Emulation, output: Path, group: dist.ProcessGr
 
 
 class _Runner:
-    """One run on this rank: an engine that trains, and what its steps took."""
+    """Engine of one run on this rank, with the times and traffic of its steps."""
 
     def __init__(
         self,
@@ -129,8 +134,10 @@ class _Runner:
         self.run, self._group, self._train = run, group, plan.train
         self.strategy = plan.runs[run]
         self._device = device_of(group)
-        model, weights = build_for(plan.model, plan.train, _SEED, split)
-        # wrapping takes the model apart: what describes it is read before
+        model, weights = build_model(
+            plan.model, split.vocabulary, plan.train.sequence_length, split.end_of_text, _SEED
+        )
+        # read before the engine wraps the model and shards its parameters
         self.parameters = sum(p.numel() for p in model.parameters())
         self.units = unit_sizes(model, self.strategy.canonical(), self._device)
         self._engine = build_engine(
@@ -152,13 +159,13 @@ class _Runner:
         self.begin()
 
     def begin(self) -> None:
-        """Forgets the steps so far."""
+        """Discard the steps so far."""
         self._step_ms: list[float] = []
         self._sent: list[tuple[int, int]] = []
         self._engine.ledger.reset()
 
     def step(self) -> None:
-        """One, which all ranks begin together and none before the last one's end."""
+        """Do one step, which all ranks begin together after the step before."""
         dist.barrier(self._group)
         before = _counters()
         start = perf_counter()
@@ -166,12 +173,12 @@ class _Runner:
         if self._device.type == "cuda":
             torch.cuda.synchronize()
         self._step_ms.append((perf_counter() - start) * 1e3)
-        dist.barrier(self._group)  # when all have got everything, all is sent
+        dist.barrier(self._group)  # every message has arrived, so the counters include it
         if before is not None and (after := _counters()) is not None:
             self._sent.append((after[0] - before[0], after[1] - before[1]))
 
     def measured(self) -> list[dict[str, Any]]:
-        """What each rank counted since `begin`; on every rank."""
+        """Return the measurements of each rank since `begin`, on every rank."""
         mine = {
             "step_ms": self._step_ms,
             "sent": self._sent,
@@ -180,7 +187,7 @@ class _Runner:
         return gather_values(mine, self._group)
 
     def breakdown(self) -> Breakdown | None:
-        """Of a few more steps; on the first rank."""
+        """Trace a few more steps; return their breakdown on rank 0."""
         dist.barrier(self._group)
         traces = gather_bytes(traced_steps(self._loop, self._train.profiled_steps), self._group)
         if dist.get_rank(self._group) != 0:
@@ -202,12 +209,12 @@ def _timed_run(
     ledger = mean_ledger([rank["ledger"] for rank in ranks], timing.repetitions)
     sent = np.array([rank["sent"] for rank in ranks]).reshape(-1, 2)
     nbytes, frames = sent.mean(axis=0).tolist() if sent.size else (None, None)
-    given = None if runner.run == NO_COMMUNICATION else runner.strategy
+    strategy = None if runner.run == NO_COMMUNICATION else runner.strategy
     return TimedRun(
         timing=plan.name,
         run=runner.run,
-        strategy=given and given.canonical().model_dump(mode="json"),
-        strategy_hash=given and given.hash(),
+        strategy=None if strategy is None else strategy.canonical().model_dump(mode="json"),
+        strategy_hash=None if strategy is None else strategy.hash(),
         model=plan.model.name,
         parameters=runner.parameters,
         units=runner.units,
@@ -234,6 +241,6 @@ def _timed_run(
 
 
 def _counters() -> tuple[int, int] | None:
-    """Bytes and frames that this rank has sent over its link; None without one."""
+    """Return bytes and frames that this rank has sent over its link; None without one."""
     nbytes, frames = interface_bytes(), interface_frames()
     return None if nbytes is None or frames is None else (nbytes, frames)

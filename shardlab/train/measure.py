@@ -1,4 +1,4 @@
-"""A strategy's whole record in one call: train, analyse the trace, validate."""
+"""Whole record of a strategy: train, analyse the trace, validate."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from shardlab.train.run import train_run
 
 
 def measure(plan: RunPlan, folder: Path, timeout_s: float | None = None) -> Record:
-    """Runs `plan` in child processes and returns its record; files are left in `folder`.
+    """Run `plan` in child processes and return its record; files are left in `folder`.
 
     Raises:
         RunFailed: crash, lack of memory, or more than `timeout_s` seconds of training.

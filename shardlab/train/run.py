@@ -1,4 +1,4 @@
-"""One training run, from the plan to the files it leaves."""
+"""One training run: from its plan to its output files."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -21,19 +21,17 @@ from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Engine, Optimization
 from shardlab.engines.common.precision import dtype_of, uses_fp16
 from shardlab.evaluation.saved_model import save_model
-from shardlab.evaluation.untrained import build_for
 from shardlab.kernels import native
 from shardlab.launch import launch
-from shardlab.loop.loop import Loop, StepEvent
+from shardlab.loop.loop import Loop, StepEvent, traced_steps, write_trace_of
 from shardlab.loop.plan import RunPlan
 from shardlab.loop.ready import ensure_tokens
 from shardlab.loop.summary import Measured, describe, merge_events, summarize, with_rates
-from shardlab.loop.traced import traced_steps, write_trace_of
-from shardlab.train.flops import flops_per_token, product_flops_per_s
-from shardlab.train.memory import MemoryMeter
-from shardlab.train.placed import placements
+from shardlab.models.build import build_model
+from shardlab.train.final_model import gather_trained
+from shardlab.train.placements import placements
 from shardlab.train.telemetry import Telemetry, write_traces
-from shardlab.train.trained import gather_trained
+from shardlab.train.utilization import MemoryMeter, flops_per_token, product_flops_per_s
 from shardlab.transport.object_collectives import device_of, gather_bytes, gather_values
 
 
@@ -45,18 +43,18 @@ def train_run(
     checkpoints: Path | None = None,
     max_restarts: int = 0,
 ) -> None:
-    """Trains by `plan` on all ranks and fills `folder`.
+    """Train by `plan` on all ranks and write the results into `folder`.
 
-    Leaves metrics.json (last of all), events.jsonl, trace.json.gz and final_model/.
+    These are metrics.json (last), events.jsonl, trace.json.gz and final_model/.
 
     Args:
         telemetry: folder for TensorBoard, or None: scalars, and the trace of every rank.
         limit_s: longest duration of the whole run.
-        checkpoints: folder for those of this run, where `train.checkpoint` asks for any. A run
-            that was interrupted continues from the last one; one that ends well leaves none.
+        checkpoints: folder for those of this run, if `train.checkpoint` is set. An interrupted run
+            resumes from the last one; a complete run removes them.
         max_restarts: how often new ranks are started after one failed.
 
-    With `train.link` the ranks talk over an emulated link.
+    With `train.link` the ranks use an emulated link.
 
     Raises:
         RunFailed: a rank failed or time ran out; nothing in `folder` looks finished.
@@ -137,8 +135,10 @@ def _prepared(
 ) -> _Prepared:
     train = plan.train
     split = open_split(plan.data / "tokens", "train")
-    model, weights = build_for(plan.model, train, plan.seed, split)
-    # wrapping takes the model apart: what describes it is read before
+    model, weights = build_model(
+        plan.model, split.vocabulary, train.sequence_length, split.end_of_text, plan.seed
+    )
+    # read before the engine wraps the model and shards its parameters
     parameters = sum(p.numel() for p in model.parameters())
     flops = flops_per_token(model, train.sequence_length)
     accumulation = plan.strategy.accumulation or train.accumulation
@@ -157,7 +157,7 @@ def _timed_steps(
     scalars: Path | None,
     checkpoints: Checkpoints | None,
 ) -> list[StepEvent]:
-    """Those of the experiment; `scalars` is a folder for TensorBoard."""
+    """Run the steps of the experiment; `scalars` is a folder for TensorBoard."""
     train = plan.train
     telemetry = None if scalars is None else Telemetry(scalars, train.clip)
     events: list[StepEvent] = []

@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run: scalars while it goes on, the traces of its ranks at its end."""
+"""TensorBoard logs of a run: scalars of every step, and the traces of all ranks."""
 
 import math
 import shutil
@@ -13,7 +13,7 @@ from shardlab.loop.loop import StepEvent
 
 
 class Telemetry:
-    """Writes the scalars of every step into a folder that `tensorboard --logdir` shows.
+    """Writer of the scalars of every step, into a folder that `tensorboard --logdir` shows.
 
     Args:
         clip: gradient norm from which a step counts as clipped.
@@ -24,19 +24,19 @@ class Telemetry:
         shutil.rmtree(folder, ignore_errors=True)
         self._writer = SummaryWriter(str(folder))
         self._clip = math.inf if clip is None else clip
-        self._clipped = self._left_out = 0
+        self._clipped = self._skipped = 0
 
     def write(self, event: StepEvent) -> None:
-        """Adds one step."""
+        """Add one step."""
         self._clipped += event.gradient_norm > self._clip
-        self._left_out += not event.applied
+        self._skipped += not event.applied
         scalars = {
             "train/loss": event.loss,
             "train/learning_rate": event.learning_rate,
             "train/gradient_norm": event.gradient_norm,
             "speed/step_ms": event.step_ms,
             "train/clipped_steps": self._clipped,
-            "train/invalid_steps": self._left_out,
+            "train/invalid_steps": self._skipped,
             "speed/tokens_per_s": event.tokens / event.step_ms * 1e3,
             "speed/collective_ms": event.collective_ms,
             "memory/peak_bytes": resident_memory().highest,
@@ -47,14 +47,14 @@ class Telemetry:
             self._writer.add_scalar(name, value, event.step)
 
     def close(self) -> None:
-        """Writes out what is still in memory."""
+        """Flush to disk."""
         self._writer.close()
 
 
 def write_traces(folder: Path, traces: Sequence[bytes]) -> None:
-    """Puts the compressed traces of all ranks where TensorBoard's profiler plugin finds them.
+    """Write the compressed traces of all ranks where TensorBoard's profiler plugin finds them.
 
-    The plugin (torch-tb-profiler) goes by the end of the names; what is before is the worker's.
+    The plugin (torch-tb-profiler) looks for this suffix; what precedes it is the worker's name.
     """
     for rank, content in enumerate(traces):
         with atomic(folder / f"rank{rank}.pt.trace.json.gz") as temporary:

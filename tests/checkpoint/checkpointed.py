@@ -14,10 +14,10 @@ from shardlab.data.tokens.loader import Batches
 from shardlab.data.tokens.tokens import open_split
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Engine, Optimization
-from shardlab.evaluation.untrained import build_for
 from shardlab.experiment.schema import Checkpoint, Model, Train
 from shardlab.loop.loop import Loop, StepEvent
 from shardlab.loop.plan import RunPlan
+from shardlab.models.build import build_model
 from shardlab.strategy.strategy import parse_strategy
 
 ENGINES = ("ddp", "fsdp1", "fsdp2", "manual", "slide")
@@ -55,7 +55,9 @@ class Run:
     @classmethod
     def start(cls, plan: RunPlan, root: Path, group: dist.ProcessGroup, **options: Any) -> "Run":
         split = open_split(plan.data / "tokens", "train")
-        model, weights = build_for(plan.model, plan.train, plan.seed, split)
+        length = plan.train.sequence_length
+        built = build_model(plan.model, split.vocabulary, length, split.end_of_text, plan.seed)
+        model, weights = built
         optimization = Optimization(plan.train.weight_decay, plan.train.clip)
         engine = build_engine(model, plan.strategy, optimization, group, plan.seed, weights)
         batches = Batches(split, plan.train.sequence_length, plan.seed)

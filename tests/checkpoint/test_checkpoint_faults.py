@@ -143,7 +143,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(data, tmp_path, name):
         return {}
 
     with pytest.raises(
-        UserError, match=r"step-00000004.*: cannot be written \(.*large.*: make room"
+        UserError, match=r"step-00000004.*: cannot be written \(.*large.*: free space"
     ):
         run_ranks(2, on_rank)
     assert Folder(tmp_path).steps() == [2]

@@ -4,7 +4,7 @@ import zipfile
 import pytest
 
 from shardlab.calibration.codec_costs import ELEMENTS, codecs_of
-from shardlab.calibration.measure import SIZES, Place, calibrate
+from shardlab.calibration.measure import SIZES, Network, calibrate
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
 from shardlab.experiment.link import Link
@@ -86,10 +86,10 @@ def test_what_is_no_calibration_is_refused(timed):
 
 def test_operations_codecs_and_memory_of_real_ranks_are_measured(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # for the file of moments
-    places = [Place(2, None), Place(2, Link(rate="1gbit"))]
+    places = [Network(2, None), Network(2, Link(rate="1gbit"))]
     codecs = [(INT8, False), ("int4:group=128", True)]
     memory = memory_operations(parse_strategy({"engine": "slide", "moments": "disk"}))
-    found = calibrate(places, codecs, threads=1, timeout_s=60, rounds=2, memory=memory)
+    found = calibrate(places, codecs, threads=1, timeout_s=60, repetitions=2, memory=memory)
     write_calibration(tmp_path / "calibration.json", found)
     assert read_calibration(tmp_path / "calibration.json") == found
     loopback = [each for each in found.transfers if each.link == "loopback"]

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from shardlab.core.cpu_sets import format_cpus
 from shardlab.core.files import read_json, read_json_lines
 from shardlab.data.tokens.tokens import open_split
-from shardlab.evaluation.evaluate import evaluate
+from shardlab.evaluation.validate import evaluate
 from shardlab.experiment.schema import Model, Tokenize, Train
 from shardlab.hardware.topology import read_topology
 from shardlab.launch import RunFailed

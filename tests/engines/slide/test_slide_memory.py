@@ -12,7 +12,7 @@ from shardlab.estimation.sizes import sizes_of
 from shardlab.experiment.schema import Train
 from shardlab.memory.step import closed_form, host_memory
 from shardlab.strategy.strategy import parse_strategy
-from shardlab.train.memory import MemoryMeter
+from shardlab.train.utilization import MemoryMeter
 from tests.deep_models import deep_model, engine_of, keep_no_freed_memory
 from tests.engines.slide.small_engine import MODES
 from tests.ranks import run_ranks

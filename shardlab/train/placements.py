@@ -1,4 +1,4 @@
-"""Says what each rank has got of its machine: its CPUs and where its memory comes from."""
+"""Description of the CPUs and the memory node of each rank."""
 
 import os
 from dataclasses import asdict
@@ -15,10 +15,10 @@ from shardlab.transport.object_collectives import gather_values
 
 
 def placements(group: dist.ProcessGroup) -> list[str]:
-    """A line for each rank, in rank order; on every rank.
+    """Return a line for each rank, in rank order; on every rank.
 
-    CPUs and memory are as the kernel says, whoever has bound the rank. An engine with threads of
-    its own has one CPU or more of them for control, and the workers on others.
+    CPUs and memory are read from the kernel, whoever has bound the rank. An engine with threads
+    uses some of the CPUs for control, and others for its workers.
 
     Args:
         group: all ranks of the run.
@@ -37,7 +37,7 @@ def placements(group: dist.ProcessGroup) -> list[str]:
 
 
 def show_placements(train: Train) -> None:
-    """Starts the ranks as for a run, prints a line for each, and ends.
+    """Start the ranks as for a run, print a line for each, and end them.
 
     Raises:
         RunFailed, UserError: as `launch`.

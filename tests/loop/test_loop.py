@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlab.loop.schedule import learning_rate
+from shardlab.loop.loop import learning_rate
 
 
 @given(steps=st.integers(2, 500), warmup=st.integers(0, 100))

@@ -1,4 +1,4 @@
-"""The trained model, gathered on the one rank that writes it."""
+"""Gathering of the trained model on rank 0, and the comparison of all replicas."""
 
 import zlib
 
@@ -14,7 +14,7 @@ _PIECE = 2**20
 
 
 def gather_trained(engine: Engine, group: dist.ProcessGroup) -> dict[str, Tensor]:
-    """The whole model by name on rank 0; the others hold what the engine makes whole at a time.
+    """Return the whole model by name on rank 0; the others hold one unit of the engine at a time.
 
     Raises:
         RuntimeError: the ranks hold different parameters.
@@ -25,22 +25,22 @@ def gather_trained(engine: Engine, group: dist.ProcessGroup) -> dict[str, Tensor
         checksums |= {name: _checksum(tensor) for name, tensor in parts.items()}
         if dist.get_rank(group) == 0:
             whole |= in_host_memory(parts)
-        del parts  # before the next ones have memory
+        del parts  # frees them before the next are allocated
     _check_equal(checksums, group)
     return whole
 
 
 def _checksum(tensor: Tensor) -> int:
     checksum = 0
-    for piece in tensor.reshape(-1).split(_PIECE):
-        # a copy: memory that numpy has seen cannot be freed by its engine
+    for piece in tensor.reshape(-1).split(_PIECE):  # type: ignore[no-untyped-call]
+        # a copy: the engine cannot free storage that numpy refers to
         copied = piece.to("cpu", copy=True).view(torch.uint8)
         checksum = zlib.crc32(copied.numpy(), checksum)
     return checksum
 
 
 def _check_equal(checksums: dict[str, int], group: dist.ProcessGroup) -> None:
-    """Replicas that drifted apart are the bug that no loss curve shows."""
+    """Compare checksums between ranks: no loss curve shows replicas that have diverged."""
     highest = torch.tensor([*checksums.values()])
     lowest = highest.clone()
     dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group)

@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-from shardlab.train.flops import flops_per_token, product_flops_per_s
+from shardlab.train.utilization import flops_per_token, product_flops_per_s
 from tests.families import config_of
 from tests.ranks import run_ranks
 

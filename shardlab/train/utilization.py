@@ -1,0 +1,91 @@
+"""Use of a device by a run: floating-point operations per token and memory."""
+
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from transformers import PreTrainedModel
+
+from shardlab.environment.host import resident_memory
+
+_SIZES = {"cpu": 1024, "cuda": 8192}
+_SECONDS = 0.2
+
+
+def flops_per_token(model: PreTrainedModel, sequence_length: int) -> float:
+    """Return the FLOPs of forward and backward: 6 N + 12 L H Q T.
+
+    N are the parameters without embeddings, which look up and multiply nothing; a weight that an
+    embedding shares with the head counts once. L layers have H heads of Q elements, T is the
+    sequence length. Causal attention counts in full, and recomputation does not count. Source:
+    Chowdhery et al. 2022 (PaLM), appendix B.
+
+    Args:
+        model: before an engine wraps it, on any device.
+    """
+    embedded = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    looked_up = embedded - {head.weight} if head is not None else embedded
+    multiplied = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in looked_up)
+    config = model.config
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    attention = 12 * config.num_hidden_layers * heads * size * sequence_length
+    return float(6 * multiplied + attention)
+
+
+def product_flops_per_s(
+    device: torch.device, dtype: torch.dtype, group: dist.ProcessGroup
+) -> float:
+    """Return the rate of this rank's fastest square matrix product while all ranks multiply."""
+    n = _SIZES[device.type]
+    factor = torch.full((n, n), 0.5, dtype=dtype, device=device)
+    product = factor @ factor
+    dist.barrier(group)
+    begin, best = perf_counter(), float("inf")
+    while perf_counter() - begin < _SECONDS or best == float("inf"):
+        start = perf_counter()
+        torch.mm(factor, factor, out=product)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, perf_counter() - start)
+    dist.barrier(group)  # a rank that goes on would disturb those that are still timed
+    return 2 * n**3 / best
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Memory that the run of one rank took, in bytes."""
+
+    memory_peak_bytes: int
+    """largest resident set"""
+    memory_growth_bytes: int
+    """largest increase on the device that computes, since the beginning"""
+    memory_reserved_bytes: int | None
+    """most that torch reserved on the device; None on a CPU"""
+
+
+class MemoryMeter:
+    """Meter of the memory that a run takes from its creation on, which is before there is a model.
+
+    On a CPU the growth is that of the resident set without mapped files: the code of libraries is
+    mapped when it is first used, and is no memory of the run. On a GPU it is that of tensors.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._before = resident_memory()
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            self._allocated = torch.cuda.memory_allocated(device)
+
+    def used(self) -> MemoryUse:
+        """Return what the run has taken so far."""
+        now, before = resident_memory(), self._before
+        if self._device.type == "cuda":
+            grown = torch.cuda.max_memory_allocated(self._device) - self._allocated
+            return MemoryUse(now.highest, grown, torch.cuda.max_memory_reserved(self._device))
+        mapped = now.of_files - before.of_files
+        return MemoryUse(now.highest, max(0, now.highest - before.now - mapped), None)
