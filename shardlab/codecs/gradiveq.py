@@ -4,7 +4,13 @@ import torch
 from torch import Tensor
 
 from shardlab.codecs.base import MessageKey
-from shardlab.codecs.multi_phase import MultiPhaseMethod, Wire, alarm, all_finite, nothing_sent
+from shardlab.codecs.multi_phase import (
+    Communicator,
+    MultiPhaseMethod,
+    alarm,
+    all_finite,
+    nothing_sent,
+)
 from shardlab.codecs.unit import Unit
 
 
@@ -42,7 +48,7 @@ class GradiVeQ(MultiPhaseMethod):
         """Numbers that are sent for n elements."""
         return -(-n // self.slice) * self.components
 
-    def sum_scatter(self, given: Tensor, unit: Unit, wire: Wire, key: MessageKey) -> Tensor:  # noqa: D102
+    def sum_scatter(self, given: Tensor, unit: Unit, wire: Communicator, key: MessageKey) -> Tensor:  # noqa: D102
         chunks = given.view(wire.world_size, -1)
         n = chunks.shape[1]
         basis = self._basis(n, unit, wire, key)
@@ -61,7 +67,7 @@ class GradiVeQ(MultiPhaseMethod):
         _add_decoded(summed[:-1], basis, result, 1)
         return result
 
-    def sum(self, given: Tensor, unit: Unit, wire: Wire, key: MessageKey) -> Tensor:  # noqa: D102
+    def sum(self, given: Tensor, unit: Unit, wire: Communicator, key: MessageKey) -> Tensor:  # noqa: D102
         n = given.numel()
         basis = self._basis(n, unit, wire, key)
         if basis is None:
@@ -77,7 +83,7 @@ class GradiVeQ(MultiPhaseMethod):
         _add_decoded(summed, basis, result, 1)
         return result
 
-    def _basis(self, n: int, unit: Unit, wire: Wire, key: MessageKey) -> Tensor | None:
+    def _basis(self, n: int, unit: Unit, wire: Communicator, key: MessageKey) -> Tensor | None:
         """The basis to send by; None where this message travels as it is."""
         if not self._shortens(n):
             wire.uncompressed("no longer than its coefficients")
@@ -90,7 +96,7 @@ class GradiVeQ(MultiPhaseMethod):
     def _shortens(self, n: int) -> bool:
         return self.coefficients(n) < n
 
-    def _learn_scattered(self, given: Tensor, unit: Unit, wire: Wire) -> Tensor:
+    def _learn_scattered(self, given: Tensor, unit: Unit, wire: Communicator) -> Tensor:
         result = wire.sum_scatter(given)
         # a number of the size of the largest element: squares of what it divides stay in range
         scale = (_largest(result) / wire.world_size + alarm(given)).view(1)
@@ -107,7 +113,7 @@ class GradiVeQ(MultiPhaseMethod):
             self._renew(moment if wire.rank == 0 else None, unit, wire, given)
         return result
 
-    def _learn(self, given: Tensor, unit: Unit, wire: Wire) -> Tensor:
+    def _learn(self, given: Tensor, unit: Unit, wire: Communicator) -> Tensor:
         result = given.clone()
         wire.sum(result)
         if not all_finite(result):
@@ -119,7 +125,7 @@ class GradiVeQ(MultiPhaseMethod):
             self._renew(moment, unit, wire, given)
         return result
 
-    def _renew(self, moment: Tensor | None, unit: Unit, wire: Wire, like: Tensor) -> None:
+    def _renew(self, moment: Tensor | None, unit: Unit, wire: Communicator, like: Tensor) -> None:
         """Takes over the leading eigenvectors of the matrix (its upper triangle) of rank 0."""
         basis = like.new_zeros(self.slice, self.components)
         if moment is not None:

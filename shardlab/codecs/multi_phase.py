@@ -1,4 +1,4 @@
-"""The contract of methods that take several rounds of messages instead of one payload."""
+"""Contract of multi-phase methods: several phases of summable messages instead of one payload."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar, Protocol
@@ -10,8 +10,8 @@ from shardlab.codecs.base import MessageKey
 from shardlab.codecs.unit import Unit
 
 
-class Wire(Protocol):
-    """Sums and gathers of vectors over the ranks; what a round is made of."""
+class Communicator(Protocol):
+    """Collectives of which the phases of a method consist."""
 
     rank: int
     world_size: int
@@ -29,11 +29,11 @@ class Wire(Protocol):
         """
 
     def uncompressed(self, reason: str) -> None:
-        """Says that what is summed now travels as it is, and why."""
+        """Report that the vector summed now is sent uncompressed, and why."""
 
 
 class MultiPhaseMethod(ABC):
-    """Sums vectors over ranks approximately, in rounds whose messages can be summed on the wire.
+    """Approximate sum of vectors over ranks, in phases whose messages can be summed on the wire.
 
     Laws, where rank r holds x_r and contributes sent_r, and all ranks call in the same order:
     - the result is the sum over ranks of sent_r, the same bytes wherever two ranks hold it;
@@ -51,7 +51,7 @@ class MultiPhaseMethod(ABC):
         """what is carried from step to step (bases, previous factors), by unit; in checkpoints"""
 
     @abstractmethod
-    def sum_scatter(self, given: Tensor, unit: Unit, wire: Wire, key: MessageKey) -> Tensor:
+    def sum_scatter(self, given: Tensor, unit: Unit, wire: Communicator, key: MessageKey) -> Tensor:
         """The sum over ranks of chunk `wire.rank` of given[world_size * n]: float32 [n].
 
         Args:
@@ -60,7 +60,7 @@ class MultiPhaseMethod(ABC):
         """
 
     @abstractmethod
-    def sum(self, given: Tensor, unit: Unit, wire: Wire, key: MessageKey) -> Tensor:
+    def sum(self, given: Tensor, unit: Unit, wire: Communicator, key: MessageKey) -> Tensor:
         """The sum over ranks of given[n]: float32 [n], the same bytes on all ranks."""
 
     def elements_sent(self, n: int) -> int:
@@ -68,7 +68,7 @@ class MultiPhaseMethod(ABC):
         return n
 
     def reset(self) -> None:
-        """Forgets `state`."""
+        """Clear `state`."""
         self.state.clear()
 
 

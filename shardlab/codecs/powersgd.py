@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 
 from shardlab.codecs.base import MessageKey
-from shardlab.codecs.multi_phase import MultiPhaseMethod, Wire, alarm, all_finite, nothing_sent
+from shardlab.codecs.multi_phase import (
+    Communicator,
+    MultiPhaseMethod,
+    alarm,
+    all_finite,
+    nothing_sent,
+)
 from shardlab.codecs.unit import Unit
 from shardlab.kernels.random import uniform
 
@@ -72,7 +78,7 @@ class PowerSgd(MultiPhaseMethod):
         super().__init__()
         self.rank = rank
 
-    def sum_scatter(self, given: Tensor, unit: Unit, wire: Wire, key: MessageKey) -> Tensor:  # noqa: D102
+    def sum_scatter(self, given: Tensor, unit: Unit, wire: Communicator, key: MessageKey) -> Tensor:  # noqa: D102
         chunks = given.view(wire.world_size, -1)
         layout = self._layout(unit, chunks, wire, times=2)
         exact = _cut(chunks, layout.exact)
@@ -82,7 +88,7 @@ class PowerSgd(MultiPhaseMethod):
         sums = wire.sum_scatter(exact.flatten()) if exact.numel() else exact
         return _assemble(chunks, layout, factors, sums, wire.rank)
 
-    def sum(self, given: Tensor, unit: Unit, wire: Wire, key: MessageKey) -> Tensor:
+    def sum(self, given: Tensor, unit: Unit, wire: Communicator, key: MessageKey) -> Tensor:
         """What travels as it is shares the message of the first round."""
         chunks = given.view(1, -1)
         layout = self._layout(unit, chunks, wire, times=1)
@@ -92,7 +98,7 @@ class PowerSgd(MultiPhaseMethod):
             return nothing_sent(given, given.numel())
         return _assemble(chunks, layout, factors, exact, 0)
 
-    def _layout(self, unit: Unit, chunks: Tensor, wire: Wire, times: int) -> _Layout:
+    def _layout(self, unit: Unit, chunks: Tensor, wire: Communicator, times: int) -> _Layout:
         """Which blocks are factored.
 
         Args:
@@ -123,7 +129,7 @@ class PowerSgd(MultiPhaseMethod):
         matrices: list[_Matrix],
         rider: Tensor,
         unit: Unit,
-        wire: Wire,
+        wire: Communicator,
         key: MessageKey,
     ) -> list[tuple[Tensor, Tensor]] | None:
         """P^T and the summed Q^T of every matrix, of which `chunks` keep what was not sent.

@@ -4,7 +4,13 @@ import torch
 from torch import Tensor
 
 from shardlab.codecs.base import MessageKey
-from shardlab.codecs.multi_phase import MultiPhaseMethod, Wire, alarm, all_finite, nothing_sent
+from shardlab.codecs.multi_phase import (
+    Communicator,
+    MultiPhaseMethod,
+    alarm,
+    all_finite,
+    nothing_sent,
+)
 from shardlab.codecs.unit import Unit
 from shardlab.kernels import select, sketch
 
@@ -50,7 +56,7 @@ class Sketch(MultiPhaseMethod):
         """Buckets in a row of the sketch of n elements."""
         return max(1, round(self.width * n))
 
-    def sum_scatter(self, given: Tensor, unit: Unit, wire: Wire, key: MessageKey) -> Tensor:
+    def sum_scatter(self, given: Tensor, unit: Unit, wire: Communicator, key: MessageKey) -> Tensor:
         """Every owner has a sketch of its own chunk and tells the others what it selected."""
         chunks = given.view(wire.world_size, -1)
         n, keys = chunks.shape[1], self._keys(key)
@@ -70,7 +76,7 @@ class Sketch(MultiPhaseMethod):
         result[selected] = wire.sum_scatter(_taken(given, places))
         return result
 
-    def sum(self, given: Tensor, unit: Unit, wire: Wire, key: MessageKey) -> Tensor:  # noqa: D102
+    def sum(self, given: Tensor, unit: Unit, wire: Communicator, key: MessageKey) -> Tensor:  # noqa: D102
         n, keys = given.numel(), self._keys(key)
         table = given.new_zeros(self.rows, self.buckets(n))
         sketch.add(given, keys, table)

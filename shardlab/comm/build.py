@@ -1,4 +1,4 @@
-"""Which collective serves a process group: the one place that knows them all."""
+"""Construction of the collective of a process group, from all its classes."""
 
 import copy
 import os
@@ -23,7 +23,7 @@ from shardlab.core.errors import UserError
 
 @dataclass(frozen=True)
 class Route:
-    """How the messages of one kind travel; what `attach` was told, checked and looked up."""
+    """Validated options of `attach` for the messages of one kind."""
 
     method: Codec | MultiPhaseMethod
     native: bool = False
@@ -39,12 +39,12 @@ class Route:
 
     @property
     def untouched(self) -> bool:
-        """Whether everything travels as it would without us."""
+        """Whether everything is sent as it would be without `attach`."""
         return self.native and self.method.name == "none" and self.between_nodes is None
 
 
 def between_replicas(route: Route) -> Route:
-    """For the all-reduce between replicas, which are nodes or more: one level, by its codec."""
+    """Return the route between replicas: one level, by the codec between nodes."""
     method = route.method if route.between_nodes is None else route.between_nodes
     return replace(route, method=method, between_nodes=None, ranks_per_node=None)
 
@@ -57,7 +57,7 @@ def make_collective(
     feedback: ErrorFeedback | None = None,
     updates: Updates | None = None,
 ) -> Collective:
-    """The collective that moves the messages of `kind` over `group`.
+    """Return the collective that moves the messages of `kind` over `group`.
 
     Args:
         updates: of parameters that are gathered.
@@ -85,23 +85,46 @@ def _compressing(
     feedback: ErrorFeedback | None,
     updates: Updates | None,
 ) -> Collective:
-    method, rest = route.method, (feedback, route.minimum_size, route.seed)
+    method, minimum_size, seed = route.method, route.minimum_size, route.seed
     if isinstance(method, MultiPhaseMethod):
-        # what it learns belongs to the units of one group
-        return MultiPhaseCollective(group, ledger, kind, copy.deepcopy(method), *rest)
+        # a copy, since its state belongs to the units of one group
+        method = copy.deepcopy(method)
+        return MultiPhaseCollective(
+            group, ledger, kind, method, feedback=feedback, minimum_size=minimum_size, seed=seed
+        )
     if route.between_nodes is not None:
-        size = _ranks_per_node(route)
-        return HierarchicalCollective(group, ledger, kind, method, route.between_nodes, size, *rest)
+        return HierarchicalCollective(
+            group,
+            ledger,
+            kind,
+            inside=method,
+            between=route.between_nodes,
+            ranks_per_node=_ranks_per_node(route),
+            feedback=feedback,
+            minimum_size=minimum_size,
+            seed=seed,
+        )
     if route.native:
-        return LinearNative(group, ledger, kind, method, *rest)
-    return AllToAllCollective(group, ledger, kind, method, *rest, updates)
+        return LinearNative(
+            group, ledger, kind, method, feedback=feedback, minimum_size=minimum_size, seed=seed
+        )
+    return AllToAllCollective(
+        group,
+        ledger,
+        kind,
+        method,
+        feedback=feedback,
+        minimum_size=minimum_size,
+        seed=seed,
+        updates=updates,
+    )
 
 
 def _ranks_per_node(route: Route) -> int:
-    """As given, else what the launcher says."""
+    """Return the number as given, else that of the launcher."""
     if route.ranks_per_node is not None:
         return route.ranks_per_node
-    told = os.environ.get("LOCAL_WORLD_SIZE")
-    if told is None:
+    local_size = os.environ.get("LOCAL_WORLD_SIZE")
+    if local_size is None:
         raise UserError("between_nodes: no launcher says how large a node is: give ranks_per_node")
-    return int(told)
+    return int(local_size)

@@ -1,4 +1,4 @@
-"""What collectives over a codec share: which messages are encoded, their steps and their counts."""
+"""Base of collectives over a codec: selection of messages, their steps, envelopes and counts."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from shardlab.comm.steps import Updates
 class CodecCollective(Collective):
     """A collective that moves vectors as payloads of a codec.
 
-    A vector that the codec cannot take travels as it is and is listed in the ledger under
+    A vector that the codec cannot take is sent as it is and is listed in the ledger under
     `uncompressed`: one that is not float32, and one of fewer than `minimum_size` elements.
 
     Args:

@@ -95,7 +95,7 @@ class ErrorFeedback:
         if known != layout:
             raise UserError(
                 f"error feedback: the residual of {unit!r} is of {known.describe()}, the model of "
-                f"{layout.describe()}: put the states together with shardlab.merge_states first"
+                f"{layout.describe()}: merge the states with shardlab.merge_states first"
             )
 
     def norm(self) -> float:

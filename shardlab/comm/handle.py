@@ -1,4 +1,4 @@
-"""What `attach` returns."""
+"""Handle that `attach` returns: ledger, state, detaching."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -94,7 +94,7 @@ class Handle:
             each.step_ended()
 
     def rollback(self) -> None:
-        """Takes back what error feedback noted since the last update of the parameters.
+        """Roll back error feedback to the last update of the parameters.
 
         To be called on all ranks when a gradient is not used, as it is not finite: what was sent
         with it was not applied.
@@ -140,7 +140,7 @@ def merge_states(
 ) -> _State:
     """The state for `rank` of `world_size`, from `Handle.state_dict()` of all old ranks in order.
 
-    Residuals are put together (`shardlab.comm.reshard`), counters are the same everywhere. What a
+    Residuals are merged (`shardlab.comm.reshard`), counters are the same everywhere. What a
     method learned about vectors of the old layout begins anew.
 
     Args:

@@ -1,4 +1,4 @@
-"""Collectives over methods that take several rounds of messages."""
+"""Collectives over multi-phase methods."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -10,19 +10,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.codecs.base import MessageKey
-from shardlab.codecs.multi_phase import MultiPhaseMethod, Wire, all_finite
+from shardlab.codecs.multi_phase import Communicator, MultiPhaseMethod, all_finite
 from shardlab.codecs.unit import Unit
 from shardlab.comm.collective import Collective, Native, labelled
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Account, Kind, Ledger
 
-Reduce = Callable[[Tensor, Unit, Wire, MessageKey], Tensor]
+Reduce = Callable[[Tensor, Unit, Communicator, MessageKey], Tensor]
 
 
 class MultiPhaseCollective(Collective):
-    """Reductions by a method of several rounds; gathers are the process group's own.
+    """Reductions by a multi-phase method; gathers are the process group's own.
 
-    The ledger's `encode_s` is all that the method computes, `extra_collectives` its rounds beyond
+    The ledger's `encode_s` is all that the method computes, `extra_collectives` its phases beyond
     the first. Where the result is not finite (the same on all ranks) residuals stay as they were.
 
     Args:
@@ -107,14 +107,14 @@ class MultiPhaseCollective(Collective):
         key = MessageKey(self._seed, self._steps[unit.name], unit.name, self.rank)
         self._steps[unit.name] += 1
         wire.begin()
-        rounds, seconds, later = wire.rounds, wire.seconds, wire.later_seconds
+        phases, seconds, later = wire.phases, wire.seconds, wire.later_seconds
         reported, start = wire.reported, perf_counter()
         given = vector.clone() if self.feedback is None else self.feedback.given(vector, part)
         total = reduce(given, unit, wire, key)
         if self.feedback is not None and all_finite(total):
             self.feedback.keep(part, given)
         self.account.encode_s += perf_counter() - start - (wire.seconds - seconds)
-        self.account.extra_collectives += wire.rounds - rounds - 1
+        self.account.extra_collectives += wire.phases - phases - 1
         self.account.extra_collective_s += wire.later_seconds - later
         if wire.reported == reported:
             times = vector.numel() // total.numel()
@@ -130,12 +130,12 @@ class MultiPhaseCollective(Collective):
 
 
 class GroupCommunicator:
-    """`shardlab.codecs.multi_phase.Wire` over a process group, counted in a ledger as it moves."""
+    """`Communicator` over a process group that counts in a ledger what it moves."""
 
     def __init__(self, group: dist.ProcessGroup, ledger: Ledger, kind: Kind) -> None:
         self.world_size = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
-        self.rounds = 0
+        self.phases = 0
         """collectives so far"""
         self.seconds = 0.0
         """wall time in them"""
@@ -154,7 +154,7 @@ class GroupCommunicator:
 
     def begin(self) -> None:
         """The next collective is the first of a message."""
-        self._first = self.rounds
+        self._first = self.phases
 
     def sum(self, vector: Tensor) -> None:
         """vector[m] = sum over ranks, in place: an all-reduce, 2 (W - 1) / W of its bytes."""
@@ -203,8 +203,8 @@ class GroupCommunicator:
             yield
         seconds = perf_counter() - start
         self.seconds += seconds
-        if self.rounds > self._first:
+        if self.phases > self._first:
             self.later_seconds += seconds
-        self.rounds += 1
+        self.phases += 1
         self._account.collectives += 1
         self._account.bytes_wire += nbytes
