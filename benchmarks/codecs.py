@@ -1,6 +1,7 @@
 """One table of all codecs: bytes, errors on real gradients, speed, beside earlier figures.
 
-    python -m benchmarks.codecs [SPEC ...] [--data FOLDER] [--work FOLDER] [--repetitions R]
+    python -m benchmarks.codecs [SPEC ...] [--codecs MODULE ...] [--data FOLDER] [--work FOLDER]
+                                [--repetitions R]
 
 Without SPEC all codecs of codecs.yaml. The tables go to stdout, all figures to codecs.json in the
 work folder. What is measured how: `aggregation.py`, `speed.py`, `gradients.py` beside this file.
@@ -29,6 +30,7 @@ from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.core.files import write_json
 from shardlab.core.progress import say, stopwatch
 from shardlab.environment.host import describe_host, git_revision
+from shardlab.experiment.codec_modules import load_codecs
 from shardlab.report.numbers import ABSENT, figure, fixed, scientific
 from shardlab.report.tables import text_table
 
@@ -39,9 +41,13 @@ _SENDERS = 4
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("specs", nargs="*", metavar="SPEC", help="default: all of codecs.yaml")
+    parser.add_argument(
+        "--codecs", nargs="*", default=[], metavar="MODULE", help="modules that register codecs"
+    )
     parser.add_argument("--repetitions", type=int, default=8, help="of timing; the fastest counts")
     add_arguments(parser)
     args = parser.parse_args()
+    load_codecs(args.codecs, "--codecs")
     chosen = cases(args.specs)
     gradients = Gradients(prepare(args.data, args.work))
     known = on_ranks(1, lambda _: statistics(gradients), threads=2)[0]

@@ -25,8 +25,7 @@ from benchmarks.children import on_ranks
 from benchmarks.gradients import Gradients, add_arguments, prepare
 from benchmarks.other_codecs import RIVALS, Calls, Rival
 from benchmarks.speed import KEY, Alone, best_times
-from shardlab.codecs.base import Codec
-from shardlab.codecs.multi_phase import MultiPhaseMethod
+from shardlab.codecs.multi_phase import Method, MultiPhaseMethod
 from shardlab.codecs.registry import make_method
 from shardlab.codecs.unit import Block, Unit
 from shardlab.core.errors import UserError
@@ -122,7 +121,7 @@ def _compare(ours: Calls, theirs: Calls, x: Tensor, repetitions: int) -> dict[st
 
 
 def _ours(spec: str, x: Tensor) -> Calls:
-    codec: Codec | MultiPhaseMethod = make_method(spec)
+    codec: Method = make_method(spec)
     if isinstance(codec, MultiPhaseMethod):
         return _ours_in_phases(codec, x)
     n, out = x.numel(), torch.empty_like(x)

@@ -15,23 +15,29 @@ if TYPE_CHECKING:
     from shardlab.standalone.adam import LayerAdam as LayerAdam
     from shardlab.standalone.slide_config import SlideConfig as SlideConfig
     from shardlab.standalone.slide_fsdp import SlideFSDP as SlideFSDP
+    from shardlab.strategy.codec_spec import CodecSpec as CodecSpec
+    from shardlab.strategy.codec_table import register as register
 
 __all__ = [
+    "CodecSpec",
     "LayerAdam",
     "SlideConfig",
     "SlideFSDP",
     "SlidingCheckpoint",
     "attach",
     "merge_states",
+    "register",
 ]
 
 _PLACES = {
+    "CodecSpec": "shardlab.strategy.codec_spec",
     "LayerAdam": "shardlab.standalone.adam",
     "SlideConfig": "shardlab.standalone.slide_config",
     "SlideFSDP": "shardlab.standalone.slide_fsdp",
     "SlidingCheckpoint": "shardlab.activations.checkpoint",
     "attach": "shardlab.comm.attach",
     "merge_states": "shardlab.comm.handle",
+    "register": "shardlab.strategy.codec_table",
 }
 
 

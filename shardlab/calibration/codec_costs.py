@@ -11,7 +11,6 @@ import torch.distributed as dist
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.wire import HEADER, Buffers, Contents, describe, message_bytes, seal, unseal
-from shardlab.strategy.codec_options import MULTI_PHASE
 from shardlab.strategy.codec_spec import codec_text
 from shardlab.strategy.strategy import Strategy
 
@@ -26,7 +25,7 @@ def codecs_of(strategies: Iterable[Strategy]) -> list[tuple[str, bool]]:
     used = {}
     for strategy in strategies:
         gradients, weights = strategy.gradients, strategy.weights
-        if gradients.codec.name not in ("none", *MULTI_PHASE):
+        if gradients.codec.name != "none" and not gradients.codec.multi_phase:
             used[codec_text(gradients.codec), gradients.error_feedback] = True
         if weights is not None and weights.codec.name != "none":
             used[codec_text(weights.codec), False] = True

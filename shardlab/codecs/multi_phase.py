@@ -6,7 +6,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from shardlab.codecs.base import MessageKey
+from shardlab.codecs.base import Codec, MessageKey
 from shardlab.codecs.unit import Unit
 
 
@@ -20,12 +20,12 @@ class Communicator(Protocol):
         """vector[m] = sum over ranks of vector, float32, in place; the same bytes on all ranks."""
 
     def sum_scatter(self, vector: Tensor) -> Tensor:
-        """The sum over ranks of chunk `rank` of vector[world_size * m]: float32 [m]."""
+        """Return the sum over ranks of chunk `rank` of vector[world_size * m]: float32 [m]."""
 
     def gather(self, shard: Tensor) -> Tensor:
         """The shards[m] of all ranks, one after the other: [world_size * m], of the same dtype.
 
-        Places of elements are integers, and counted as such.
+        Positions of elements are integers, and counted as such.
         """
 
     def uncompressed(self, reason: str) -> None:
@@ -52,7 +52,7 @@ class MultiPhaseMethod(ABC):
 
     @abstractmethod
     def sum_scatter(self, given: Tensor, unit: Unit, wire: Communicator, key: MessageKey) -> Tensor:
-        """The sum over ranks of chunk `wire.rank` of given[world_size * n]: float32 [n].
+        """Return the sum over ranks of chunk `wire.rank` of given[world_size * n]: float32 [n].
 
         Args:
             given: float32, contiguous; overwritten with what was not sent.
@@ -61,10 +61,10 @@ class MultiPhaseMethod(ABC):
 
     @abstractmethod
     def sum(self, given: Tensor, unit: Unit, wire: Communicator, key: MessageKey) -> Tensor:
-        """The sum over ranks of given[n]: float32 [n], the same bytes on all ranks."""
+        """Return the sum over ranks of given[n]: float32 [n], the same bytes on all ranks."""
 
     def elements_sent(self, n: int) -> int:
-        """Of n elements, how many can differ from zero in sent_r."""
+        """Return how many of n elements can differ from zero in sent_r."""
         return n
 
     def reset(self) -> None:
@@ -72,19 +72,23 @@ class MultiPhaseMethod(ABC):
         self.state.clear()
 
 
+Method = Codec | MultiPhaseMethod
+"""whatever a strategy can name as a codec"""
+
+
 def alarm(values: Tensor) -> Tensor:
-    """0 if all values are finite, else NaN: float32 []. Summed on the wire it tells all ranks."""
+    """Return 0 if all values are finite, else NaN: float32 []. Its sum informs all ranks."""
     if not values.numel():
         return values.new_zeros(())
     return 0 * torch.linalg.vector_norm(values, ord=float("inf"))
 
 
 def all_finite(values: Tensor) -> bool:
-    """Whether there is neither a NaN nor an infinity in `values`."""
+    """Return whether there is neither a NaN nor an infinity in `values`."""
     return not bool(alarm(values).isnan())
 
 
 def nothing_sent(given: Tensor, n: int) -> Tensor:
-    """The result of n elements where a number is not finite on some rank: NaN throughout."""
+    """Return n times NaN, the result where a number is not finite on some rank; zero `given`."""
     given.zero_()
     return given.new_full((n,), float("nan"))

@@ -10,8 +10,8 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.codecs.base import Codec
-from shardlab.codecs.multi_phase import MultiPhaseMethod
-from shardlab.codecs.registry import make_codec, make_method
+from shardlab.codecs.multi_phase import Method
+from shardlab.codecs.registry import make_codec, make_method, spec_of
 from shardlab.comm.build import Route, between_replicas, make_collective
 from shardlab.comm.collective import Attachable, Collective
 from shardlab.comm.ddp_hooks import attach_ddp
@@ -25,7 +25,6 @@ from shardlab.comm.residuals import Residual
 from shardlab.comm.steps import StepListener, Updates, register_step_hook
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
-from shardlab.strategy.codec_options import MULTI_PHASE, SPECS
 from shardlab.strategy.compression import Compression, WeightCompression
 from shardlab.transport.background import Lanes
 
@@ -34,7 +33,7 @@ Spec = str | Mapping[str, Any] | BaseModel | Codec
 
 def attach(
     model: nn.Module,
-    gradients: Spec | MultiPhaseMethod = "none",
+    gradients: Spec | Method = "none",
     weights: Spec = "none",
     *,
     error_feedback: bool = False,
@@ -91,8 +90,8 @@ def attach(
     if native and not (isinstance(method, Codec) and method.linear and between is None):
         raise UserError(f"codec {method.name!r} cannot be summed on the wire: use route='exchange'")
     options = {
-        "codec": _checkable(gradients),
-        "between_nodes": None if between_nodes is None else _checkable(between_nodes),
+        "codec": spec_of(gradients),
+        "between_nodes": None if between_nodes is None else spec_of(between_nodes),
         "error_feedback": error_feedback,
         "residual": residual,
         "minimum_size": minimum_size,
@@ -101,7 +100,7 @@ def attach(
         "ranks_per_node": ranks_per_node,
     }
     validate(Compression, options, "attach")
-    for_weights = {"codec": _checkable(weights), "minimum_size": weights_minimum_size}
+    for_weights = {"codec": spec_of(weights), "minimum_size": weights_minimum_size}
     validate(WeightCompression, for_weights, "attach: weights")
     wrapped = _find(model, replicas)
     if weight_codec.name != "none" and wrapped.whole_weights is not None:
@@ -228,14 +227,3 @@ def _wire(
             each()
 
     return Handle(ledger, feedback, stateful, detach, lanes, listeners)
-
-
-def _checkable(spec: Spec | MultiPhaseMethod) -> Any:
-    """What stands for a codec where options are checked against each other.
-
-    A codec that the user wrote loses something and takes one payload, like `bf16`.
-    """
-    name = make_method(spec).name
-    if name in SPECS and not isinstance(spec, Codec | MultiPhaseMethod):
-        return spec
-    return name if name in ("none", *MULTI_PHASE) else "bf16"

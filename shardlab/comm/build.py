@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from shardlab.codecs.base import Codec
 from shardlab.codecs.identity import Identity
-from shardlab.codecs.multi_phase import MultiPhaseMethod
+from shardlab.codecs.multi_phase import Method, MultiPhaseMethod
 from shardlab.comm.all_to_all import AllToAllCollective
 from shardlab.comm.bypass import BypassCollective
 from shardlab.comm.collective import Collective, Native
@@ -25,7 +25,7 @@ from shardlab.core.errors import UserError
 class Route:
     """Validated options of `attach` for the messages of one kind."""
 
-    method: Codec | MultiPhaseMethod
+    method: Method
     native: bool = False
     """by the group's own collective"""
     minimum_size: int = 0

@@ -76,5 +76,5 @@ def _one_line(error: pydantic.ValidationError, where: str) -> str:
 
 
 def _is_tag(part: str | int) -> bool:
-    """Whether a location is a discriminator or validator, which no user wrote."""
-    return isinstance(part, str) and (part.startswith("codec:") or "[" in part)
+    """Return whether a validator put this part into the location: no user wrote it."""
+    return isinstance(part, str) and "[" in part

@@ -9,6 +9,7 @@ import yaml
 
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError, nearest
+from shardlab.experiment.codec_modules import load_codecs
 from shardlab.experiment.schema import Params, RoundPlan, Timing, Train
 from shardlab.strategy.strategy import Strategy
 from shardlab.strategy.validation import check_fits
@@ -52,6 +53,8 @@ class Parameters:
         node: Any = self._tree
         for part in key.split("."):
             if not isinstance(node, dict) or part not in node:
+                if key in Params.model_fields and not Params.model_fields[key].is_required():
+                    return Params.model_fields[key].default
                 valid = list(node) if isinstance(node, dict) else []
                 raise UserError(f"{key}: missing from {self._path}; {nearest(part, valid)}")
             node = node[part]
@@ -102,6 +105,9 @@ def _annotation(section: str) -> Any:
 
 def _check_tree(tree: dict[str, Any]) -> None:
     values = {}
+    # first, since strategies are validated by the codecs that are known by then
+    if "codecs" in tree:
+        load_codecs(validate(_annotation("codecs"), tree["codecs"], "codecs"))
     for key, value in tree.items():
         if key not in Params.model_fields:
             raise UserError(f"{key}: unknown key; {nearest(str(key), Params.model_fields)}")

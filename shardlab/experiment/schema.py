@@ -238,6 +238,9 @@ class RoundPlan(Document):
 class Params(Document):
     """Top level of `params.yaml`."""
 
+    codecs: Annotated[tuple[str, ...], AS_TUPLE] = ()
+    """modules in the folder user_codecs (`user_codecs.ternary`), or of installed packages, that
+    register codecs for the strategies below"""
     data: Data
     tokenize: Tokenize
     model: Model

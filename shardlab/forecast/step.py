@@ -14,7 +14,6 @@ from shardlab.forecast.costs import Coding, Costs
 from shardlab.forecast.schedule import Task, simulate
 from shardlab.forecast.sliding import Slide
 from shardlab.forecast.work import COMPUTE, Step, Work
-from shardlab.strategy.codec_options import MULTI_PHASE
 from shardlab.strategy.strategy import Strategy
 
 _GATHER, _REDUCE = "gather", "reduce"
@@ -36,7 +35,7 @@ def obstacle(strategy: Strategy) -> str | None:
         "a number for reshard_after_forward": type(strategy.reshard_after_forward) is not int,
         "selective activation checkpointing": strategy.activation_checkpointing != "selective",
         "two levels of gradients": strategy.gradients.between_nodes is None,
-        f"codec {strategy.gradients.codec.name}": strategy.gradients.codec.name not in MULTI_PHASE,
+        f"codec {strategy.gradients.codec.name}": not strategy.gradients.codec.multi_phase,
         "payloads that are summed on the wire": strategy.gradients.codec.name == "none"
         or strategy.gradients.route == "exchange",
     }

@@ -31,7 +31,7 @@ _LARGEST_GROUP = 4096  # csrc/grouped.h
 
 
 class Format(ABC):
-    """How a group becomes a head and codes, in PyTorch: what defines the bits of csrc/NAME.cpp."""
+    """Map of a group to a head and codes, in PyTorch; it defines the bits of csrc/NAME.cpp."""
 
     name: str
     """of the kernels: NAME_encode and NAME_decode"""
@@ -39,6 +39,9 @@ class Format(ABC):
     bits: int
     """of a code: 1, 2, 4, 8, 9 or 16"""
     random: bool = False
+    compiled: bool = True
+    """csrc/ has kernels for it; otherwise these methods serve on every device, as do those of a
+    format that is written in PyTorch alone"""
 
     @abstractmethod
     def quantize(self, rows: Tensor, chance: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -212,7 +215,7 @@ class GroupedKernel:
         else:
             check_floats(x=x, residual=residual, kept=kept)
         self._check(payload, group, x)
-        if not native.compiled(x):
+        if not self._compiled(x):
             triton = self._on_gpu(x)
             encode = triton.encode if triton else self.encode_reference
             encode(x, residual, kept, group, k0, k1, payload)
@@ -231,7 +234,7 @@ class GroupedKernel:
         check_floats(out=out)
         for payload in payloads:
             self._check(payload, group, out)
-        if not native.compiled(out):
+        if not self._compiled(out):
             triton = self._on_gpu(out)
             decode = triton.decode if triton else self.decode_reference
             decode(payloads, group, out, alpha, add)
@@ -244,8 +247,11 @@ class GroupedKernel:
 
         for_ranges(n, group, part)
 
+    def _compiled(self, values: Tensor) -> bool:
+        return self.format.compiled and native.compiled(values)
+
     def _on_gpu(self, values: Tensor) -> Any:
-        """The Triton kernels of the format, where there are some for these values."""
+        """Return the Triton kernels of the format, where there are some for these values."""
         kernels = triton_kernels(values)
         return kernels.formats.FORMATS.get(self.format.name) if kernels else None
 

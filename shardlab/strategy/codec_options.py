@@ -1,10 +1,13 @@
-"""The options of every codec, so that a strategy can be checked without importing torch."""
+"""The specifications of the built-in codecs: every class of this module is one.
+
+The factories are named, not imported: a strategy is validated without torch.
+"""
 
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from shardlab.core.document import Document
+from shardlab.strategy.codec_spec import CodecSpec
 
 Group = Annotated[int, Field(ge=8, le=4096, multiple_of=8)]
 Density = Annotated[float, Field(gt=0, le=1)]
@@ -13,26 +16,39 @@ Values = Literal["fp32", "fp16", "bf16", "int8", "int4"]
 Indices = Literal["smaller", "bitmap", "varint"]
 
 
-class NoneSpec(Document):
+class NoneSpec(CodecSpec):
     """No compression: float32 as it is."""
+
+    factory = "shardlab.codecs.identity:Identity"
+    examples = ("none",)
+    summable = True
 
     name: Literal["none"] = "none"
 
 
-class Fp16Spec(Document):
+class Fp16Spec(CodecSpec):
     """Rounded to float16."""
+
+    factory = "shardlab.codecs.casts:Float16"
+    examples = ("fp16",)
 
     name: Literal["fp16"] = "fp16"
 
 
-class Bf16Spec(Document):
+class Bf16Spec(CodecSpec):
     """Rounded to bfloat16."""
+
+    factory = "shardlab.codecs.casts:BFloat16"
+    examples = ("bf16",)
 
     name: Literal["bf16"] = "bf16"
 
 
-class Fp8Spec(Document):
+class Fp8Spec(CodecSpec):
     """Eight-bit floats with one scale per group."""
+
+    factory = "shardlab.codecs.floats:Fp8"
+    examples = ("fp8:format=e4m3", "fp8:format=e5m2,group=8")
 
     name: Literal["fp8"] = "fp8"
     format: Literal["e4m3", "e5m2"] = "e4m3"
@@ -41,8 +57,11 @@ class Fp8Spec(Document):
     """elements that share one scale"""
 
 
-class Int8Spec(Document):
+class Int8Spec(CodecSpec):
     """Eight-bit integers with one scale per group."""
+
+    factory = "shardlab.codecs.integers:Int8"
+    examples = ("int8:group=8", "int8:group=128", "int8:rounding=stochastic")
 
     name: Literal["int8"] = "int8"
     group: Group = 128
@@ -50,8 +69,11 @@ class Int8Spec(Document):
     rounding: Rounding = "nearest"
 
 
-class Int4Spec(Document):
+class Int4Spec(CodecSpec):
     """Four-bit codes with one scale per group."""
+
+    factory = "shardlab.codecs.integers:Int4"
+    examples = ("int4:group=8", "int4:group=128", "int4:rounding=stochastic", "int4:levels=nf4")
 
     name: Literal["int4"] = "int4"
     group: Group = 128
@@ -63,20 +85,26 @@ class Int4Spec(Document):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.levels == "nf4" and self.rounding == "stochastic":
-            raise ValueError("levels: nf4 are rounded to the nearest: remove rounding: stochastic")
+            raise ValueError("levels: nf4 are rounded to nearest: remove rounding: stochastic")
         return self
 
 
-class Dynamic8Spec(Document):
+class Dynamic8Spec(CodecSpec):
     """Eight-bit dynamic tree data type with one scale per group."""
+
+    factory = "shardlab.codecs.dynamic:Dynamic8"
+    examples = ("dynamic8",)
 
     name: Literal["dynamic8"] = "dynamic8"
     group: Group = 256
     """elements that share one scale"""
 
 
-class QsgdSpec(Document):
+class QsgdSpec(CodecSpec):
     """Stochastic levels of the Euclidean norm of a group."""
+
+    factory = "shardlab.codecs.qsgd:Qsgd"
+    examples = ("qsgd:levels=1", "qsgd:levels=7", "qsgd:levels=127")
 
     name: Literal["qsgd"] = "qsgd"
     levels: Literal[1, 7, 127] = 127
@@ -85,84 +113,136 @@ class QsgdSpec(Document):
     """elements that share one norm"""
 
 
-class NaturalSpec(Document):
+class NaturalSpec(CodecSpec):
     """Stochastic powers of two."""
+
+    factory = "shardlab.codecs.natural:Natural"
+    examples = ("natural",)
 
     name: Literal["natural"] = "natural"
 
 
-class SignSpec(Document):
-    """Signs, of which the majority over ranks wins."""
+class SignSpec(CodecSpec):
+    """Signs, decided by a majority vote of the ranks."""
+
+    factory = "shardlab.codecs.signs:Sign"
+    examples = ("sign",)
+    one_bit = True
 
     name: Literal["sign"] = "sign"
 
 
-class EfSignSpec(Document):
+class EfSignSpec(CodecSpec):
     """Signs with the mean magnitude of a group."""
+
+    factory = "shardlab.codecs.signs:EfSign"
+    examples = ("efsign:group=8", "efsign:group=512")
+    one_bit = True
 
     name: Literal["efsign"] = "efsign"
     group: Group = 512
     """elements that share one magnitude"""
 
 
-class OneBitSpec(Document):
+class OneBitSpec(CodecSpec):
     """Signs with the mean of the negative and of the other elements of a group."""
+
+    factory = "shardlab.codecs.signs:OneBit"
+    examples = ("onebit:group=8", "onebit:group=512")
+    one_bit = True
 
     name: Literal["onebit"] = "onebit"
     group: Group = 512
     """elements that share two means"""
 
 
-class TopKSpec(Document):
+class TopKSpec(CodecSpec):
     """The largest elements by magnitude."""
+
+    factory = "shardlab.codecs.sparse:TopK"
+    examples = (
+        "topk:density=0.01",
+        "topk:density=0.3",
+        "topk:density=0.05,values=int8",
+        "topk:density=0.1,values=int4,indices=varint",
+        "topk:density=0.2,values=bf16,indices=bitmap",
+        "topk:density=0.2,values=fp16",
+    )
+    sparse = True
 
     name: Literal["topk"] = "topk"
     density: Density = 0.01
-    """share of the elements that is sent"""
+    """fraction of the elements that is sent"""
     values: Values = "fp32"
-    """how the kept elements travel"""
+    """format of the kept elements"""
     indices: Indices = "smaller"
-    """how their places travel: as whichever is smaller, or always so"""
+    """format of their positions: whichever is smaller, or always the given one"""
 
 
-class RandomKSpec(Document):
-    """Elements at random places that all ranks know without being told."""
+class RandomKSpec(CodecSpec):
+    """Elements at random positions that all ranks draw alike, so that none are sent."""
+
+    factory = "shardlab.codecs.randomk:RandomK"
+    examples = ("randomk:density=0.1", "randomk:density=0.3,scaled=true")
+    summable = True
+    sparse = True
 
     name: Literal["randomk"] = "randomk"
     density: Density = 0.01
-    """share of the elements that is sent"""
+    """fraction of the elements that is sent"""
     scaled: bool = False
     """multiply by 1 / density: unbiased, but not for error feedback"""
 
+    def feedback_conflict(self) -> str | None:  # noqa: D102
+        return "scaled: true diverges with error_feedback: remove one of them" * self.scaled or None
 
-class ThresholdSpec(Document):
+
+class ThresholdSpec(CodecSpec):
     """The elements of at least a given magnitude."""
+
+    factory = "shardlab.codecs.sparse:Threshold"
+    examples = (
+        "threshold:threshold=0.5,cap=0.1",
+        "threshold:threshold=2,values=int8,indices=varint",
+    )
+    sparse = True
 
     name: Literal["threshold"] = "threshold"
     threshold: float = Field(gt=0)
     """smallest magnitude that is sent"""
     cap: Density = 0.05
-    """largest share of the elements that is sent"""
+    """largest fraction of the elements that is sent"""
     values: Values = "fp32"
-    """how the kept elements travel"""
+    """format of the kept elements"""
     indices: Indices = "smaller"
-    """how their places travel: as whichever is smaller, or always so"""
+    """format of their positions: whichever is smaller, or always the given one"""
 
 
-class SketchSpec(Document):
-    """A count sketch finds the largest elements of the sum; a second round sends them exactly."""
+class SketchSpec(CodecSpec):
+    """A count sketch finds the largest elements of the sum; a second phase sends them exactly."""
+
+    factory = "shardlab.codecs.sketch:Sketch"
+    examples = ("sketch:rows=5,width=0.1,density=0.05", "sketch:rows=4,width=0.01,density=0.3")
+    multi_phase = True
 
     name: Literal["sketch"] = "sketch"
     rows: int = Field(5, ge=1, le=15)
     """independent hash functions; the estimate is their median"""
     width: Density = 0.02
-    """buckets of a row, as a share of the elements"""
+    """buckets of a row, as a fraction of the elements"""
     density: Density = 0.01
-    """share of the elements that is sent exactly"""
+    """fraction of the elements that is sent exactly"""
 
 
-class GradiVeqSpec(Document):
+class GradiVeqSpec(CodecSpec):
     """Principal components of slices of the gradient, learned in uncompressed steps."""
+
+    factory = "shardlab.codecs.gradiveq:GradiVeQ"
+    examples = (
+        "gradiveq:slice=16,components=4,refresh=3",
+        "gradiveq:slice=256,components=32,refresh=2",
+    )
+    multi_phase = True
 
     name: Literal["gradiveq"] = "gradiveq"
     slice: int = Field(256, ge=8, le=4096)
@@ -170,7 +250,7 @@ class GradiVeqSpec(Document):
     components: int = Field(32, ge=1)
     """coefficients that are sent for a slice"""
     refresh: int = Field(50, ge=2)
-    """steps from one uncompressed step, which renews the components, to the next"""
+    """steps from one uncompressed step, which recomputes the components, to the next"""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -182,42 +262,14 @@ class GradiVeqSpec(Document):
         return self
 
 
-class PowerSgdSpec(Document):
+class PowerSgdSpec(CodecSpec):
     """A product of two thin matrices for each parameter."""
+
+    factory = "shardlab.codecs.powersgd:PowerSgd"
+    examples = ("powersgd:rank=1", "powersgd:rank=3")
+    multi_phase = True
+    needs_matrices = True
 
     name: Literal["powersgd"] = "powersgd"
     rank: int = Field(4, ge=1, le=128)
     """columns of the thin matrices"""
-
-
-SPECS: dict[str, type[Document]] = {
-    spec.model_fields["name"].default: spec
-    for spec in (
-        NoneSpec,
-        Fp16Spec,
-        Bf16Spec,
-        Fp8Spec,
-        Int8Spec,
-        Int4Spec,
-        Dynamic8Spec,
-        QsgdSpec,
-        NaturalSpec,
-        SignSpec,
-        EfSignSpec,
-        OneBitSpec,
-        TopKSpec,
-        RandomKSpec,
-        ThresholdSpec,
-        SketchSpec,
-        GradiVeqSpec,
-        PowerSgdSpec,
-    )
-}
-"""by name"""
-
-SUMMABLE = ("none", "randomk")
-"""codecs whose payloads can be summed on the wire"""
-MULTI_PHASE = ("sketch", "gradiveq", "powersgd")
-"""codecs that take several rounds of messages instead of one payload"""
-SPARSE = ("topk", "randomk", "threshold")
-"""codecs that leave elements out"""

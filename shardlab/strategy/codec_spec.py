@@ -1,59 +1,56 @@
-"""How a codec is named in a strategy: its name and options, as a mapping or as `name:key=value`."""
+"""The base of codec specifications: a codec's name, options and traits, without torch."""
 
 import re
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import yaml
-from pydantic import BeforeValidator, Discriminator, Tag
-from pydantic_core import PydanticCustomError
 
 from shardlab.core.document import Document
-from shardlab.core.errors import UserError, nearest
-from shardlab.strategy.codec_options import (
-    SPECS,
-    Bf16Spec,
-    Dynamic8Spec,
-    EfSignSpec,
-    Fp8Spec,
-    Fp16Spec,
-    GradiVeqSpec,
-    Int4Spec,
-    Int8Spec,
-    NaturalSpec,
-    NoneSpec,
-    OneBitSpec,
-    PowerSgdSpec,
-    QsgdSpec,
-    RandomKSpec,
-    SignSpec,
-    SketchSpec,
-    ThresholdSpec,
-    TopKSpec,
-)
+from shardlab.core.errors import UserError
 
 _EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
 
-def _parse(value: Any) -> Any:
-    """`"int8:group=64"` as `{"name": "int8", "group": 64}`; refuses names that are no codec."""
-    if isinstance(value, str):
-        value = split_text(value)
-    name = _name(value)
-    if name is None:
-        raise PydanticCustomError(
-            "no_codec", "a codec is its name, or a mapping with `name` and options"
-        )
-    if name not in SPECS:
-        raise PydanticCustomError(
-            "unknown_codec",
-            "unknown codec {name}; {hint}",
-            {"name": repr(name), "hint": nearest(str(name), SPECS)},
-        )
-    return value
+class CodecSpec(Document):
+    """Name, options and traits of one codec.
+
+    A subclass declares `name: Literal["int8"] = "int8"` and its options as fields, and its traits
+    as class variables. Its docstring is the description that tables and judges show.
+    `shardlab.strategy.codec_table` holds all of them.
+    """
+
+    name: str
+    """as strategies write it"""
+
+    factory: ClassVar[str | Callable[..., Any]] = ""
+    """makes the codec from the options as keyword arguments. `"module:Class"` is imported when the
+    first codec is made: stages that only read strategies start without torch"""
+    examples: ClassVar[tuple[str, ...]] = ()
+    """specs as text that the laws, the golden payloads and the benchmarks are run with"""
+    summable: ClassVar[bool] = False
+    """payloads can be summed on the wire, so that `route: native` is possible"""
+    multi_phase: ClassVar[bool] = False
+    """sums vectors in several collectives instead of one payload per message"""
+    sparse: ClassVar[bool] = False
+    """leaves elements out, so that it cannot serve parameters"""
+    one_bit: ClassVar[bool] = False
+    """has no code for zero"""
+    needs_matrices: ClassVar[bool] = False
+    """factors matrices and leaves flat vectors as they are"""
+
+    def feedback_conflict(self) -> str | None:
+        """Return why these options must not be combined with error feedback, with the fix."""
+        return None
+
+
+def codec_name(spec: type[CodecSpec]) -> str:
+    """Return the name that a class of specs declares."""
+    return str(spec.model_fields["name"].default)
 
 
 def split_text(text: str) -> dict[str, Any]:
-    """`"int8:group=64"` as `{"name": "int8", "group": 64}`; option values are YAML.
+    """Return `"int8:group=64"` as `{"name": "int8", "group": 64}`; option values are YAML.
 
     `1e-3` and `1e5` are numbers here, as everywhere but in YAML 1.1.
 
@@ -71,14 +68,14 @@ def split_text(text: str) -> dict[str, Any]:
 
 
 def _value(literal: str) -> Any:
-    # YAML 1.1 takes a number with an exponent for text unless it has a point and a sign
+    # YAML 1.1 reads a number with an exponent as text unless it has a point and a sign
     if _EXPONENT.fullmatch(literal.strip()):
         return float(literal)
     return yaml.safe_load(literal)
 
 
-def codec_text(codec: Document) -> str:
-    """`"int8:group=64"`: the name, the first option, and all that are not at their default."""
+def codec_text(codec: CodecSpec) -> str:
+    """Return `"int8:group=64"`: the name, the first option, and all that are not the default."""
     fields = [key for key in type(codec).model_fields if key != "name"]
     values = codec.model_dump()
     shown = [
@@ -86,32 +83,4 @@ def codec_text(codec: Document) -> str:
         for key in fields
         if key == fields[0] or values[key] != type(codec).model_fields[key].default
     ]
-    return f"{values['name']}:{','.join(shown)}" if shown else str(values["name"])
-
-
-def _name(value: Any) -> Any:
-    return value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
-
-
-_Spec = Annotated[
-    Annotated[NoneSpec, Tag("codec:none")]
-    | Annotated[Fp16Spec, Tag("codec:fp16")]
-    | Annotated[Bf16Spec, Tag("codec:bf16")]
-    | Annotated[Fp8Spec, Tag("codec:fp8")]
-    | Annotated[Int8Spec, Tag("codec:int8")]
-    | Annotated[Int4Spec, Tag("codec:int4")]
-    | Annotated[Dynamic8Spec, Tag("codec:dynamic8")]
-    | Annotated[QsgdSpec, Tag("codec:qsgd")]
-    | Annotated[NaturalSpec, Tag("codec:natural")]
-    | Annotated[SignSpec, Tag("codec:sign")]
-    | Annotated[EfSignSpec, Tag("codec:efsign")]
-    | Annotated[OneBitSpec, Tag("codec:onebit")]
-    | Annotated[TopKSpec, Tag("codec:topk")]
-    | Annotated[RandomKSpec, Tag("codec:randomk")]
-    | Annotated[ThresholdSpec, Tag("codec:threshold")]
-    | Annotated[SketchSpec, Tag("codec:sketch")]
-    | Annotated[GradiVeqSpec, Tag("codec:gradiveq")]
-    | Annotated[PowerSgdSpec, Tag("codec:powersgd")],
-    Discriminator(lambda value: f"codec:{_name(value)}"),
-]
-CodecSpec = Annotated[_Spec, BeforeValidator(_parse, json_schema_input_type=_Spec | str)]
+    return f"{codec.name}:{','.join(shown)}" if shown else codec.name

@@ -1,18 +1,19 @@
-"""What travels compressed, and how: of gradients, and of parameters that are gathered."""
+"""Settings of the compression of gradients and of gathered parameters."""
 
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from shardlab.core.document import AS_TUPLE, Document
-from shardlab.strategy.codec_options import MULTI_PHASE, SPARSE, SUMMABLE, NoneSpec, RandomKSpec
-from shardlab.strategy.codec_spec import CodecSpec, codec_text
+from shardlab.strategy.codec_options import NoneSpec
+from shardlab.strategy.codec_spec import codec_text
+from shardlab.strategy.codec_table import AnyCodec
 
 
 class Compression(Document):
-    """How the gradients travel."""
+    """Compression of the gradients."""
 
-    codec: CodecSpec = NoneSpec()
+    codec: AnyCodec = NoneSpec()
     route: Literal["native", "exchange"] | None = None
     """native: the process group's own collective, whose payloads are summed on the wire (only
     `none` and codecs whose payloads can be summed); exchange: all-to-all of payloads, decoded and
@@ -22,13 +23,13 @@ class Compression(Document):
     residual: Literal["fp32", "bf16", "int8"] = "fp32"
     """how error feedback stores what was not sent"""
     minimum_size: int = Field(1024, ge=0)
-    """messages with fewer elements travel uncompressed"""
+    """messages with fewer elements are sent uncompressed"""
     exclude: Annotated[tuple[str, ...], AS_TUPLE] = ()
-    """parameters whose name matches one of these patterns (`*.bias`) travel uncompressed"""
+    """parameters whose name matches one of these patterns (`*.bias`) are sent uncompressed"""
     warmup_steps: int = Field(0, ge=0)
-    """steps at the start that travel uncompressed"""
-    between_nodes: CodecSpec | None = None
-    """codec of the second of two levels, between nodes; `codec` then serves inside a node"""
+    """steps at the start that are sent uncompressed"""
+    between_nodes: AnyCodec | None = None
+    """codec of the second of two levels, between nodes; `codec` then compresses inside a node"""
     ranks_per_node: int | None = Field(None, ge=2)
     """size of a node, where `between_nodes` is given; default: the launcher's"""
 
@@ -37,27 +38,28 @@ class Compression(Document):
         name = self.codec.name
         if name == "none" and self.error_feedback:
             raise ValueError("error_feedback is pointless with codec 'none': nothing is lost")
-        if isinstance(self.codec, RandomKSpec) and self.error_feedback and self.codec.scaled:
-            raise ValueError("scaled: true diverges with error_feedback: remove one of them")
-        if self.route == "native" and name not in SUMMABLE:
+        conflict = self.codec.feedback_conflict()
+        if self.error_feedback and conflict:
+            raise ValueError(conflict)
+        if self.route == "native" and not self.codec.summable:
             raise ValueError(f"codec {name!r} cannot be summed on the wire: use route: exchange")
         if self.residual != "fp32" and not self.error_feedback:
             raise ValueError("residual has no meaning without error_feedback: remove it")
         if self.ranks_per_node is not None and self.between_nodes is None:
             raise ValueError("ranks_per_node has no meaning without between_nodes: remove it")
         for level in (self.codec, self.between_nodes):
-            if self.between_nodes is not None and level is not None and level.name in MULTI_PHASE:
+            if self.between_nodes is not None and level is not None and level.multi_phase:
                 raise ValueError(
                     f"codec {level.name!r} has no two-level form: remove between_nodes"
                 )
         return self
 
     def plain(self) -> bool:
-        """Whether nothing is compressed, neither inside a node nor between nodes."""
+        """Return whether nothing is compressed, neither inside a node nor between nodes."""
         return self.codec.name == "none" and self.between_nodes is None
 
     def canonical(self) -> "Compression":
-        """Defaults written out; options that change nothing reset."""
+        """Return this with defaults written out and options that change nothing reset."""
         plain = self.plain()
         updates: dict[str, Any] = {"route": self.route or ("native" if plain else "exchange")}
         if plain:
@@ -66,27 +68,27 @@ class Compression(Document):
 
 
 class WeightCompression(Document):
-    """How the parameters travel when they are gathered."""
+    """Compression of the parameters when they are gathered."""
 
-    codec: CodecSpec = NoneSpec()
+    codec: AnyCodec = NoneSpec()
     minimum_size: int = Field(1024, ge=0)
-    """messages with fewer elements travel uncompressed"""
+    """messages with fewer elements are sent uncompressed"""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.codec.name in MULTI_PHASE or self.codec.name in SPARSE:
+        if self.codec.multi_phase or self.codec.sparse:
             raise ValueError(
                 f"codec {self.codec.name!r} is for gradients: weights need every element"
             )
         return self
 
     def canonical(self) -> "WeightCompression | None":
-        """None where nothing is compressed."""
+        """Return this, or None where nothing is compressed."""
         return None if self.codec.name == "none" else self
 
 
 def gradient_words(canonical: Compression) -> list[str]:
-    """What of a canonical form is not the default; the codec always."""
+    """Return the codec and the settings that are not the default, of a canonical form."""
     words = [codec_text(canonical.codec)]
     if canonical.between_nodes is not None:
         nodes = "nodes"
@@ -109,7 +111,7 @@ def gradient_words(canonical: Compression) -> list[str]:
 
 
 def weight_words(canonical: WeightCompression) -> str:
-    """The codec, and what of a canonical form is not the default."""
+    """Return the codec and the settings that are not the default, of a canonical form."""
     return f"weights {codec_text(canonical.codec)}{_from_size(canonical)}"
 
 

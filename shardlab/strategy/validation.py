@@ -7,6 +7,7 @@ or when it changes nothing.
 from collections.abc import Iterator
 
 from shardlab.core.errors import UserError
+from shardlab.strategy.codec_table import find
 from shardlab.strategy.settings import Settings
 
 _UNITS = ("sharding", "replicas", "wrap", "wrap_size", "reshard_after_forward")
@@ -157,14 +158,17 @@ def _numbers(strategy: Settings) -> Iterator[str]:
 
 
 def takes(engine: str, codec: str) -> bool:
-    """Whether the codec does something to the gradients of the engine."""
-    return codec != "powersgd" or engine not in ("fsdp1", "manual", "slide")
+    """Return whether the codec of this name compresses anything of the gradients of the engine."""
+    spec = find(codec)
+    flat = engine in ("fsdp1", "manual", "slide")
+    return not (flat and spec is not None and spec.needs_matrices)
 
 
 def _flat(strategy: Settings) -> Iterator[str]:
-    if not takes(strategy.engine, strategy.gradients.codec.name):
+    codec = strategy.gradients.codec.name
+    if not takes(strategy.engine, codec):
         yield (
-            f"powersgd factors matrices, and {strategy.engine} sends flat vectors, which it would "
+            f"{codec} factors matrices, and {strategy.engine} sends flat vectors, which it would "
             "leave as they are: use fsdp2 or ddp, or another codec"
         )
 

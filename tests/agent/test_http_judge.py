@@ -3,7 +3,7 @@ import pytest
 from shardlab.agent.judges.endpoint import Endpoint
 from shardlab.agent.judges.http_judge import HttpJudge, InvalidAnswerError, read_choice
 from shardlab.core.errors import UserError
-from shardlab.strategy.codec_options import SPECS
+from shardlab.strategy.codec_table import built_in
 from shardlab.strategy.compression import Compression, WeightCompression
 from shardlab.strategy.overrides import Override
 from shardlab.strategy.strategy import Strategy
@@ -50,7 +50,7 @@ def test_every_setting_and_codec_of_the_schema_is_explained(tmp_path):
     ):
         nested = {"gradients", "weights", "overrides"} if document is Strategy else set()
         assert {f"{path}{name}" for name in set(document.model_fields) - nested} <= described
-    assert set(SPECS) <= described
+    assert set(built_in()) <= described
     assert (
         "gradients.residual: fp32, bf16, int8. how error feedback stores what was not sent" in lines
     )

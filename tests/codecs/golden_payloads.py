@@ -1,9 +1,11 @@
-"""Payloads of one fixed vector, kept in files: what guards the wire formats against change.
+"""Payloads of one fixed vector, kept in files: they guard the wire formats against change.
 
-    PYTHONPATH=. python tests/codecs/golden_payloads.py
+    python -m tests.codecs.golden_payloads
 
-writes the files of all codecs that are absent. A format that is meant to change gets a new
-`VERSION` and new files; a file that is there is never written over.
+writes the files that are missing, one for each example of a codec's specification. Run it once the
+laws pass (`pytest tests/codecs/test_codec_laws.py`) and before the codec is used: from then on the
+bytes are fixed. A file is never overwritten. A format that is meant to change gets a new `VERSION`
+and new files.
 """
 
 import json
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
-from tests.codecs.all_specs import SPECS
+from tests.codecs.codec_examples import SPECS
 
 VERSION = 1
 FOLDER = Path(__file__).with_name("golden")
@@ -40,24 +42,24 @@ def vector() -> Tensor:
 
 
 def path(spec: str) -> Path:
-    """The file of a codec spec."""
+    """Return the file of a codec spec."""
     return FOLDER / f"{re.sub(r'[^a-z0-9.]+', '-', spec)}.v{VERSION}.json"
 
 
 def made(spec: str) -> dict[str, str]:
-    """What the file of a spec should hold, as the code makes it: bytes in hexadecimal."""
+    """Return the expected content of the file of a spec: bytes in hexadecimal."""
     codec = make_codec(spec)
     payload = codec.encode(vector(), KEY)
     return {"spec": spec, "payload": _hex(payload), "decoded": _hex(decoded(spec, payload))}
 
 
 def decoded(spec: str, payload: Tensor) -> Tensor:
-    """The floats of a payload of the vector."""
+    """Return the floats that a payload of the vector decodes to."""
     return make_codec(spec).decode(payload, _ELEMENTS, KEY)
 
 
 def from_hex(text: str) -> Tensor:
-    """uint8 from what a file holds."""
+    """Return the bytes of a hexadecimal text as uint8."""
     return torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)
 
 

@@ -8,12 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from shardlab.codecs.base import MessageKey
-from shardlab.codecs.registry import make_codec
-from tests.codecs.all_specs import SPECS
+from shardlab.codecs.registry import make_codec, spec_of
+from tests.codecs.codec_examples import SPECS
 
 KEY = MessageKey(seed=1, step=2, unit="block", rank=3)
-ONE_BIT = ("sign", "efsign", "onebit")
-"""codecs without a code for zero"""
 every_codec = pytest.mark.parametrize("spec", SPECS)
 vectors = st.integers(1, 700).flatmap(
     lambda n: arrays(np.float32, n, elements=st.floats(-(2.0**60), 2.0**60, width=32))
@@ -59,7 +57,7 @@ def test_decoding_with_bias_is_a_contraction(spec, values):
     decoded = codec.decode(codec.encode(x, KEY), x.numel(), KEY)
     error = (x.double() - decoded.double()).norm()
     assert error <= x.double().norm() * (1 + 1e-6)
-    if codec.name not in ONE_BIT:
+    if not spec_of(spec).one_bit:
         assert torch.equal(decoded[x == 0], torch.zeros_like(decoded[x == 0]))
 
 

@@ -5,7 +5,7 @@ import torch
 
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
-from tests.codecs.all_specs import SPECS
+from tests.codecs.codec_examples import SPECS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 

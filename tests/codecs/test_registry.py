@@ -1,87 +1,184 @@
-"""Codecs are found by name, and mistakes are answered with what is valid."""
+"""Codecs are made from one table, and mistakes are answered with what is valid."""
 
+import re
 from inspect import signature
+from typing import Literal
 
 import pytest
 import torch
 
-from shardlab.codecs import registry
-from shardlab.codecs.base import Content
+from shardlab.codecs.base import Codec
 from shardlab.codecs.identity import Identity
 from shardlab.codecs.multi_phase import MultiPhaseMethod
+from shardlab.codecs.randomk import RandomK
+from shardlab.codecs.registry import make_codec, make_method, spec_of
 from shardlab.core.errors import UserError
-from shardlab.strategy.codec_options import SPECS
+from shardlab.strategy import codec_table
+from shardlab.strategy.codec_spec import CodecSpec
+from shardlab.strategy.codec_table import built_in, register
+from tests.pipeline.workspace import ROOT
+
+every_name = pytest.mark.parametrize("name", built_in())
+
+
+class Halves(Identity):
+    name = "halves"
+    linear = False
+
+    def __init__(self, digits: int = 3) -> None:
+        self.digits = digits
+
+    def payload_bytes(self, n):
+        return 2 * n
+
+    def encode(self, vector, key=None, out=None):
+        return vector.half().view(torch.uint8)
+
+    def decode_add(self, payload, out, alpha=1.0, key=None):
+        out.add_(payload.view(torch.float16).float(), alpha=alpha)
+
+
+class HalvesSpec(CodecSpec):
+    """Rounded to float16."""
+
+    name: Literal["halves"] = "halves"
+    digits: int = 3
+
+
+@pytest.fixture
+def no_other(monkeypatch):
+    """Codecs that a test registers are forgotten after it."""
+    monkeypatch.setattr(codec_table, "_registered", {})
 
 
 def test_the_three_ways_to_name_a_codec_agree():
-    by_text = registry.make_codec("int8:group=64")
-    by_mapping = registry.make_codec({"name": "int8", "group": 64})
-    assert by_text.group == by_mapping.group == 64
-    assert registry.make_codec(by_text) is by_text
+    by_text = make_codec("int8:group=64")
+    by_mapping = make_codec({"name": "int8", "group": 64})
+    assert by_text.group == by_mapping.group == make_codec(spec_of("int8:group=64")).group == 64
+    assert make_codec(by_text) is by_text
 
 
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("int9", ["int9", "int8"]),
+        ("int9", ["int9", "did you mean 'int8'?"]),
+        ("xyz", ["xyz", "valid: bf16, ", "list its module under `codecs` in params.yaml"]),
         ("int8:grup=64", ["grup", "group"]),
         ("int8:group", ["group", "key=value"]),
         ("topk:density=2", ["density"]),
+        (3, ["a codec is its name"]),
     ],
 )
-def test_a_wrong_name_or_option_is_named_with_the_mend(spec, words):
+def test_a_wrong_name_or_option_is_named_with_the_fix(spec, words):
     with pytest.raises(UserError) as caught:
-        registry.make_codec(spec)
+        make_codec(spec)
     assert "\n" not in str(caught.value)
     assert all(word in str(caught.value) for word in words)
 
 
-@pytest.mark.parametrize("spec", ["powersgd:rank=2", "sketch", "gradiveq:slice=64,components=8"])
-def test_methods_of_several_rounds_are_found_and_are_no_codecs(spec):
-    method = registry.make_method(spec)
-    assert isinstance(method, MultiPhaseMethod) and registry.make_method(method) is method
-    with pytest.raises(UserError, match="several rounds"):
-        registry.make_codec(spec)
-    with pytest.raises(UserError, match="exists already"):
-        registry.register(method.name, MultiPhaseMethod)
+@every_name
+def test_a_specification_and_its_class_agree(name):
+    spec = built_in()[name]
+    method = make_method(next(iter(spec.examples)))
+    assert method.name == name
+    assert spec.multi_phase == isinstance(method, MultiPhaseMethod)
+    assert spec.summable == (isinstance(method, Codec) and method.linear)
 
 
-def test_a_codec_of_ones_own(monkeypatch):
-    monkeypatch.setattr(registry, "_ADDED", {})
-
-    class Halves(Identity):
-        name = "halves"
-
-        def __init__(self, digits: int = 3) -> None:
-            self.digits = digits
-
-        def payload_bytes(self, n):
-            return 2 * n
-
-        def content(self, n, payload):
-            return Content(n, 0, 0)
-
-        def encode(self, vector, key=None, out=None):
-            return vector.half().view(torch.uint8)
-
-        def decode_add(self, payload, out, alpha=1.0, key=None):
-            out.add_(payload.view(torch.float16).float(), alpha=alpha)
-
-    registry.register("halves", Halves)
-    codec = registry.make_codec("halves:digits=2")
-    assert codec.digits == 2
-    assert codec.decode(codec.encode(torch.ones(4)), 4).tolist() == [1, 1, 1, 1]
-    with pytest.raises(UserError, match="digitz"):
-        registry.make_codec("halves:digitz=2")
-    with pytest.raises(UserError, match="exists already"):
-        registry.register("int8", Halves)
-
-
-@pytest.mark.parametrize("name", SPECS)
+@every_name
 def test_a_method_made_by_its_class_has_the_defaults_of_its_spec(name):
-    made = {**registry._BUILT_IN, **registry._IN_ROUNDS}[name]
+    spec = built_in()[name]
+    made = type(make_method(next(iter(spec.examples))))
     by_class = {each.name: each.default for each in signature(made).parameters.values()}
-    fields = {key: field for key, field in SPECS[name].model_fields.items() if key != "name"}
+    fields = {key: field for key, field in spec.model_fields.items() if key != "name"}
     assert by_class.keys() == fields.keys()
     for key, field in fields.items():
         assert field.is_required() or by_class[key] == field.default, key
+
+
+@every_name
+def test_every_codec_is_documented(name):
+    text = (ROOT / "docs/wire-formats.md").read_text()
+    multi_phase = built_in()[name].multi_phase
+    assert multi_phase or re.search(rf"^\| `{name}[`:]", text, re.M), (
+        f"docs/wire-formats.md: the table of payloads lacks a row for `{name}`"
+    )
+    assert re.search(rf"^\*\*{name}\*?\*?[.: ]|`{name}`", text, re.M), (
+        f"docs/wire-formats.md: add a paragraph that begins with **{name}.** and gives the bytes"
+    )
+
+
+@pytest.mark.parametrize("spec", ["powersgd:rank=2", "sketch", "gradiveq:slice=64,components=8"])
+def test_methods_of_several_phases_are_found_and_are_no_codecs(spec):
+    method = make_method(spec)
+    assert isinstance(method, MultiPhaseMethod) and make_method(method) is method
+    with pytest.raises(UserError, match="several phases"):
+        make_codec(spec)
+
+
+def test_the_specification_of_an_object_has_the_traits_of_its_class(no_other):
+    assert spec_of(make_codec("topk")).sparse and spec_of(RandomK()).summable
+    assert spec_of(make_method("sketch")).multi_phase
+    assert spec_of(Identity()).name == "none"
+    mine = spec_of(Halves())
+    assert (mine.name, mine.summable, mine.sparse) == ("halves", False, False)
+
+
+def test_a_registered_codec(no_other):
+    register("halves", HalvesSpec, Halves)
+    codec = make_codec("halves:digits=2")
+    assert codec.digits == 2
+    assert codec.decode(codec.encode(torch.ones(4)), 4).tolist() == [1, 1, 1, 1]
+    assert isinstance(spec_of(codec), HalvesSpec)
+    with pytest.raises(UserError, match="digitz"):
+        make_codec("halves:digitz=2")
+
+
+def test_a_factory_may_be_named_by_its_module(no_other):
+    register("halves", HalvesSpec, f"{__name__}:Halves")
+    assert make_codec("halves").digits == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "words"),
+    [
+        ("int8", HalvesSpec, "exists already: choose another name"),
+        ("powersgd", HalvesSpec, "exists already: choose another name"),
+        ("My Codec", HalvesSpec, "lower-case letters"),
+        ("halves", Halves, "derived from shardlab.CodecSpec"),
+        ("quarters", HalvesSpec, 'HalvesSpec needs the field name: Literal["quarters"]'),
+    ],
+)
+def test_a_registration_that_cannot_be_is_refused(no_other, name, spec, words):
+    with pytest.raises(UserError, match=re.escape(words)):
+        register(name, spec, Halves)
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [(Identity, "its factory must take the options"), (lambda digits: 3, "must make a shardlab")],
+)
+def test_a_factory_that_does_not_fit_is_refused(no_other, factory, words):
+    register("halves", HalvesSpec, factory)
+    with pytest.raises(UserError, match=words):
+        make_codec("halves")
+
+
+def test_an_installed_package_announces_a_codec(no_other, monkeypatch, tmp_path):
+    (tmp_path / "halving.py").write_text(
+        "import shardlab\n"
+        "from tests.codecs.test_registry import Halves, HalvesSpec\n"
+        "shardlab.register('halves', HalvesSpec, Halves)\n"
+    )
+    (tmp_path / "silent.py").write_text("")
+    metadata = tmp_path / "halving-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: halving\nVersion: 1.0\n")
+    entries = metadata / "entry_points.txt"
+    entries.write_text("[shardlab.codecs]\nhalves = halving\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "halves" in codec_table.all_specs()
+    assert make_codec("halves:digits=2").digits == 2
+    entries.write_text("[shardlab.codecs]\nquarters = silent\n")
+    with pytest.raises(UserError, match="silent of package halving does not register it"):
+        make_codec("quarters")

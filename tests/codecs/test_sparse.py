@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
-from shardlab.strategy.codec_options import SPECS, Values
+from shardlab.strategy.codec_options import Values
+from shardlab.strategy.codec_table import built_in
 
 KEY = MessageKey(seed=1, step=2, unit="block", rank=3)
 INDICES = ["smaller", "bitmap", "varint"]
@@ -142,5 +143,5 @@ def test_error_feedback_sends_everything_in_the_end():
 def test_all_options_of_the_sparse_codecs_are_understood():
     for indices in INDICES:
         for name, options in (("topk", {}), ("threshold", {"threshold": 0.5})):
-            spec = SPECS[name](indices=indices, values="int8", **options)
+            spec = built_in()[name](indices=indices, values="int8", **options)
             assert make_codec(spec).indices == indices

@@ -4,18 +4,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.codecs.codec_examples import METHODS
 from tests.comm.phase_vectors import LAYOUTS, Call, gradients
 from tests.ranks import run_ranks
 
-SPECS = [
-    "powersgd:rank=1",
-    "powersgd:rank=3",
-    "sketch:rows=5,width=0.1,density=0.05",
-    "sketch:rows=4,width=0.01,density=0.3",
-    "gradiveq:slice=16,components=4,refresh=3",
-    "gradiveq:slice=256,components=32,refresh=2",
-]
-every_method = pytest.mark.parametrize("spec", SPECS)
+every_method = pytest.mark.parametrize("spec", METHODS)
 both_ways = pytest.mark.parametrize("how", list(LAYOUTS))
 STEPS = 4
 

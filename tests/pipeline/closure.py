@@ -7,12 +7,23 @@ from pathlib import Path
 
 import grimp
 
+from shardlab.strategy.codec_table import built_in
+
+_CODE = ("shardlab", "stages", "csrc", "user_codecs")
+
 
 def import_graph() -> grimp.ImportGraph:
-    """Every import of the library and the stages, those inside of functions too."""
-    return grimp.build_graph(
+    """Every import of the library and the stages, those inside of functions too.
+
+    The registry imports the modules of codecs by the names in their specifications.
+    """
+    graph = grimp.build_graph(
         "shardlab", "stages", exclude_type_checking_imports=True, cache_dir=None
     )
+    for spec in built_in().values():
+        module = str(spec.factory).partition(":")[0]
+        graph.add_import(importer="shardlab.codecs.registry", imported=module)
+    return graph
 
 
 def imported(graph: grimp.ImportGraph, module: str) -> set[str]:
@@ -36,7 +47,7 @@ def complaints(
 ) -> list[str]:
     """What `declared`, the dependencies of a stage in dvc.yaml, misses or names for nothing."""
     files = files_of(graph, root, stage)
-    code = [path for path in declared if path.split("/")[0] in ("shardlab", "stages", "csrc")]
+    code = [path for path in declared if path.split("/")[0] in _CODE]
     holds = {path: {f for f in files if _in(f, path)} for path in code}
     missing = files - set().union(*holds.values())
     return [f"{stage}: not declared: {file}" for file in sorted(missing)] + [
@@ -50,6 +61,8 @@ def files_of(graph: grimp.ImportGraph, root: Path, stage: str) -> set[str]:
     files = {path for path in paths if not _only_describes(root / path)}
     if any(file.startswith("shardlab/kernels/") for file in files):
         files.add("csrc/CMakeLists.txt")  # what the bindings load is built there
+    if any(file.startswith("shardlab/codecs/") for file in files):
+        files.add("user_codecs/README.md")  # those of the user are imported from there
     return files | {"stages/__init__.py"}
 
 

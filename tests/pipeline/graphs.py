@@ -112,7 +112,10 @@ def _read_dvc() -> list[dict[str, Any]]:
             paths = [d.def_path for d in stage.deps if not isinstance(d, ParamsDependency)]
             inputs = set()
             for path in paths:
-                of_code = path.startswith(("shardlab", "stages", "csrc")) and Path(path).is_dir()
+                of_code = (
+                    path.startswith(("shardlab", "stages", "csrc", "user_codecs"))
+                    and Path(path).is_dir()
+                )
                 found = repo.dvcignore.find(repo.fs, str(Path(path).resolve())) if of_code else []
                 inputs |= {str(Path(file).relative_to(Path.cwd())) for file in found} or {path}
             jobs.append(

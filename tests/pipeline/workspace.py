@@ -27,6 +27,7 @@ PARTS = [
     "pyproject.toml",
     "shardlab",
     "stages",
+    "user_codecs",
     "workflow",
 ]
 """What the pipeline consists of, less params.yaml and everything that it makes."""

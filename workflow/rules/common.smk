@@ -47,6 +47,8 @@ def code(name, *folders):
         f"stages/{name}.py",
         "shardlab/__init__.py",
         *(file for folder in folders for file in sources(folder)),
+        # what runs codecs also runs those of the user
+        *(sources("user_codecs") if "shardlab/codecs" in folders else []),
     ]
 
 

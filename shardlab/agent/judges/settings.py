@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from shardlab.strategy.codec_options import SPECS
+from shardlab.strategy.codec_table import all_specs
 from shardlab.strategy.strategy import Strategy
 
 Schema = dict[str, Any]
@@ -17,7 +17,7 @@ def settings_in_words() -> str:
     `gradients.residual: fp32, bf16, int8. how error feedback stores what was not sent`
     """
     schema = Strategy.model_json_schema()
-    codecs = [_codec(name, spec.model_json_schema()) for name, spec in SPECS.items()]
+    codecs = [_codec(name, spec.model_json_schema()) for name, spec in all_specs().items()]
     return "\n".join(["Settings:", *_settings(schema, schema["$defs"]), "Codecs:", *codecs])
 
 
@@ -44,9 +44,9 @@ def _codec(name: str, schema: Schema) -> str:
 def _kinds(field: Schema) -> list[Schema]:
     found: list[Schema] = field.get("anyOf", [field])
     found = [kind for each in found for kind in each.get("anyOf", [each])]
-    # a codec may also be written as text, which is not another value
+    # a codec may also be written as text, or be registered by the user
     coded = any("oneOf" in kind for kind in found)
-    return [kind for kind in found if not (coded and kind.get("type") == "string")]
+    return [kind for kind in found if not (coded and kind.get("type") in ("string", "object"))]
 
 
 def _values(field: Schema) -> str:

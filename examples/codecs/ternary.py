@@ -1,0 +1,64 @@
+"""A codec of your own in plain PyTorch: -1, 0 or 1 times one scale per group, 2 bits per element.
+
+In a script: `import examples.codecs.ternary`, then `shardlab.attach(model, "ternary:group=64")`.
+In an experiment: copy it to `user_codecs/`, add `codecs: [user_codecs.ternary]` to params.yaml, and
+write `gradients: {codec: "ternary:group=64", error_feedback: true}` in a strategy.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+import shardlab
+from shardlab.codecs.grouped import GroupedCodec
+from shardlab.kernels.grouped import Format, GroupedKernel
+from shardlab.kernels.scales import scale_words, widened
+from shardlab.strategy.codec_options import Group
+
+
+class TernarySpec(shardlab.CodecSpec):
+    """The sign of elements above half the largest magnitude of their group, 0 for the others."""
+
+    examples = ("ternary", "ternary:group=64")
+
+    name: Literal["ternary"] = "ternary"
+    group: Group = 128
+    """elements that share one scale"""
+
+
+class TernaryFormat(Format):
+    """A bfloat16 scale per group, then codes 0, 1 and 2 for -1, 0 and 1."""
+
+    name = "ternary"
+    head_bytes = 2
+    bits = 2
+    compiled = False  # no kernel in csrc/: these two methods serve
+
+    def quantize(self, rows: Tensor, chance: Tensor | None) -> tuple[Tensor, Tensor]:  # noqa: D102
+        words = scale_words(rows, 1)
+        scale = widened(words)
+        # a scale of NaN, of a group that is not finite, makes every comparison false: code 1
+        positive, negative = rows > scale / 2, rows < -scale / 2
+        return words.view(torch.uint8), 1 + positive.to(torch.uint8) - negative.to(torch.uint8)
+
+    def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:  # noqa: D102
+        return widened(heads.clone().view(torch.int16)) * (codes.float() - 1)
+
+
+class Ternary(GroupedCodec):
+    """C(x)_i = s * round(x_i / s), s = max|x| in a group, rounded up to bfloat16.
+
+    2 + 16/group bits per element. Biased, |x_i - C(x)_i| <= s/2, a contraction: use error feedback.
+    Not linear. Wire: `shardlab.kernels.grouped` with the format above.
+    """
+
+    name = "ternary"
+    unbiased = False
+    _kernel = GroupedKernel(TernaryFormat())
+
+    def __init__(self, group: int = 128) -> None:
+        super().__init__(self._kernel, group)
+
+
+shardlab.register("ternary", TernarySpec, Ternary)

@@ -1,0 +1,146 @@
+"""The table of codec specifications: the built-in ones and those that users register.
+
+Validation of strategies, the making of codecs, the benchmarks and the judges all read it.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Annotated, Any, Union
+
+from pydantic import BeforeValidator, Field, SerializeAsAny, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from shardlab.core.errors import UserError, nearest
+from shardlab.strategy import codec_options
+from shardlab.strategy.codec_spec import CodecSpec, codec_name, split_text
+
+ENTRY_POINTS = "shardlab.codecs"
+"""group of entry points by which an installed package announces codecs: `NAME = "module"`, whose
+import registers NAME"""
+
+_NAME = re.compile(r"[a-z][a-z0-9_-]*")
+_BUILT_IN: dict[str, type[CodecSpec]] = {
+    codec_name(spec): spec
+    for spec in vars(codec_options).values()
+    if isinstance(spec, type) and issubclass(spec, CodecSpec) and spec is not CodecSpec
+}
+_registered: dict[str, type[CodecSpec]] = {}
+
+
+def register(name: str, spec: type[CodecSpec], factory: str | Callable[..., Any]) -> None:
+    """Add a codec, which `attach`, `params.yaml` and the benchmarks then know as `name`.
+
+    Args:
+        spec: a class derived from `CodecSpec` with the field `name: Literal[NAME] = NAME`, the
+            options as further fields, and the traits that differ from `CodecSpec`.
+        factory: makes a `shardlab.codecs.base.Codec` (or a `MultiPhaseMethod`) from the options as
+            keyword arguments; or `"module:Class"`, imported when the first codec is made.
+
+    Raises:
+        UserError: the name is taken or does not fit the spec.
+    """
+    if name in _BUILT_IN or name in _registered:
+        raise UserError(f"codec {name!r} exists already: choose another name")
+    if not _NAME.fullmatch(name):
+        raise UserError(f"codec {name!r}: names are lower-case letters, digits, - and _")
+    if not (isinstance(spec, type) and issubclass(spec, CodecSpec)):
+        raise UserError(
+            f"codec {name!r}: the spec must be a class derived from shardlab.CodecSpec "
+            f"(found {spec!r})"
+        )
+    if codec_name(spec) != name:
+        raise UserError(
+            f'codec {name!r}: {spec.__name__} needs the field name: Literal["{name}"] = "{name}"'
+        )
+    spec.factory = factory
+    _registered[name] = spec
+
+
+def built_in() -> Mapping[str, type[CodecSpec]]:
+    """Return the specs of the built-in codecs by name."""
+    return _BUILT_IN
+
+
+def registered() -> Mapping[str, type[CodecSpec]]:
+    """Return the specs that users registered so far by name, as a copy."""
+    return dict(_registered)
+
+
+def all_specs() -> dict[str, type[CodecSpec]]:
+    """Return the specs of all codecs by name: built-in, registered, and of installed packages."""
+    for entry in entry_points(group=ENTRY_POINTS):
+        find(entry.name)
+    return {**_BUILT_IN, **_registered}
+
+
+def find(name: Any) -> type[CodecSpec] | None:
+    """Return the spec of a name; None if there is none.
+
+    Installed packages are imported only when a codec of theirs is asked for.
+    """
+    found = _BUILT_IN.get(name) or _registered.get(name)
+    if found is None and isinstance(name, str):
+        for entry in entry_points(group=ENTRY_POINTS, name=name):
+            _load(entry)
+            found = _registered.get(name)
+    return found
+
+
+def _load(entry: EntryPoint) -> None:
+    package = entry.dist.name if entry.dist else entry.value
+    try:
+        entry.load()
+    except Exception as error:
+        raise UserError(
+            f"codec {entry.name!r}: package {package} cannot be imported: "
+            f"{type(error).__name__}: {error}: repair or remove the package"
+        ) from error
+    if entry.name not in _registered:
+        raise UserError(
+            f"codec {entry.name!r}: {entry.value} of package {package} does not register it: "
+            "repair or remove the package"
+        )
+
+
+def _parse(value: Any) -> CodecSpec:
+    """Return the validated spec of `"int8:group=64"` or `{"name": "int8", "group": 64}`."""
+    if isinstance(value, CodecSpec):
+        return value
+    if isinstance(value, str):
+        value = split_text(value)
+    name = value.get("name") if isinstance(value, dict) else None
+    if name is None:
+        raise PydanticCustomError(
+            "no_codec", "a codec is its name, or a mapping with `name` and options"
+        )
+    spec = find(name)
+    if spec is None:
+        names = {*_BUILT_IN, *_registered, *entry_points(group=ENTRY_POINTS).names}
+        raise PydanticCustomError(
+            "unknown_codec",
+            "unknown codec {name}; {hint}; of your own: list its module under `codecs` in "
+            "params.yaml",
+            {"name": repr(name), "hint": nearest(str(name), names)},
+        )
+    return spec.model_validate(value)
+
+
+# for editors: the built-in specs with their options, other names, and text
+_BuiltIn: Any = Annotated[Union[tuple(_BUILT_IN.values())], Field(discriminator="name")]  # noqa: UP007
+_Other = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "description": "a codec that a module of `codecs` registers",
+            "properties": {"name": {"type": "string", "not": {"enum": list(_BUILT_IN)}}},
+            "required": ["name"],
+        }
+    ),
+]
+AnyCodec = Annotated[
+    SerializeAsAny[CodecSpec],
+    BeforeValidator(_parse, json_schema_input_type=_BuiltIn | _Other | str),
+]
+"""a field that holds any codec of the table"""
