@@ -5,6 +5,7 @@ Validation of strategies, the making of codecs, the benchmarks and the judges al
 
 import re
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, Union
 
@@ -117,11 +118,11 @@ def _parse(value: Any) -> CodecSpec:
     spec = find(name)
     if spec is None:
         names = {*_BUILT_IN, *_registered, *entry_points(group=ENTRY_POINTS).names}
+        hint = nearest(str(name), names)
+        if not get_close_matches(str(name), names, cutoff=0.7):  # more than a slip of the pen
+            hint += "; if it is your own, list its module under `codecs` in params.yaml"
         raise PydanticCustomError(
-            "unknown_codec",
-            "unknown codec {name}; {hint}; of your own: list its module under `codecs` in "
-            "params.yaml",
-            {"name": repr(name), "hint": nearest(str(name), names)},
+            "unknown_codec", "unknown codec {name}; {hint}", {"name": repr(name), "hint": hint}
         )
     return spec.model_validate(value)
 
