@@ -98,6 +98,8 @@ def test_a_method_made_by_its_class_has_the_defaults_of_its_spec(name):
 
 @every_name
 def test_every_codec_is_documented(name):
+    text = (ROOT / "docs/codecs.md").read_text()
+    assert f"| `{name}` |" in text, f"docs/codecs.md: no table has a row for `{name}`"
     text = (ROOT / "docs/wire-formats.md").read_text()
     multi_phase = built_in()[name].multi_phase
     assert multi_phase or re.search(rf"^\| `{name}[`:]", text, re.M), (

@@ -9,7 +9,7 @@ import pytest
 
 from tests.pipeline.workspace import ROOT
 
-TERNARY = (ROOT / "examples/codecs/ternary.py").read_text()
+TERNARY = (ROOT / "user_codecs/ternary.py").read_text()
 SPEC = """
 from typing import Literal
 import shardlab

@@ -84,6 +84,18 @@ def test_a_drift_of_the_rules_is_told(
     assert any(told in line for line in differences(dvc, snakemake_jobs(root)))
 
 
+def test_stages_that_run_codecs_depend_on_those_of_the_user(
+    dvc: dict[str, Job], snakemake: dict[str, Job]
+) -> None:
+    for jobs in (dvc, snakemake):
+        found = {
+            command.split(".")[1].split()[0]
+            for command, job in jobs.items()
+            if "user_codecs/ternary.py" in job.inputs
+        }
+        assert found == {"train", "timing", "calibrate", "estimate", "trial"}
+
+
 def test_order_and_comments_have_no_meaning(tmp_path: Path, snakemake: dict[str, Job]) -> None:
     root = copy_project(tmp_path / "project")
     drift(

@@ -14,7 +14,7 @@ CODEC = {"codec": "ternary:group=64", "error_feedback": True, "minimum_size": 64
 def test_a_run_is_trained_with_a_codec_in_plain_pytorch(data, tmp_path):
     project = tmp_path / "project"
     (project / "user_codecs").mkdir(parents=True)
-    shutil.copy(ROOT / "examples/codecs/ternary.py", project / "user_codecs")
+    shutil.copy(ROOT / "user_codecs/ternary.py", project / "user_codecs")
     (project / "data").symlink_to(data)
     strategies = {"ternary": {"engine": "fsdp2", "gradients": CODEC}}
     params = {**PARAMS, "strategies": strategies, "codecs": ["user_codecs.ternary"]}

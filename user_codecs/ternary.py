@@ -1,8 +1,8 @@
 """A codec of your own in plain PyTorch: -1, 0 or 1 times one scale per group, 2 bits per element.
 
-In a script: `import examples.codecs.ternary`, then `shardlab.attach(model, "ternary:group=64")`.
-In an experiment: copy it to `user_codecs/`, add `codecs: [user_codecs.ternary]` to params.yaml, and
-write `gradients: {codec: "ternary:group=64", error_feedback: true}` in a strategy.
+In a script: `import user_codecs.ternary`, then `shardlab.attach(model, "ternary:group=64")`.
+In an experiment: add `codecs: [user_codecs.ternary]` to params.yaml and write
+`gradients: {codec: "ternary:group=64", error_feedback: true}` in a strategy.
 """
 
 from typing import Literal
