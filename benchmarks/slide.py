@@ -35,7 +35,7 @@ from shardlab.core.files import write_json
 from shardlab.core.progress import say
 from shardlab.engines.common.base import Optimization
 from shardlab.engines.common.computation import prepare
-from shardlab.engines.common.setup import Setup
+from shardlab.engines.common.setup import EngineSetup
 from shardlab.engines.slide.copies import ThrottledCopies
 from shardlab.engines.slide.engine import SlideEngine
 from shardlab.environment.host import describe_host, git_revision
@@ -202,7 +202,7 @@ def _engine(
     prepare(model, full)
     optimization = Optimization(0.1, 1.0 if options.clip else None, accumulation=1)
     fill = partial(_fill, weights, {module: name for name, module in model.named_modules()})
-    return SlideEngine(model, Setup(full, optimization, group, 0, _CPU, fill), copies)
+    return SlideEngine(model, EngineSetup(full, optimization, group, 0, _CPU, fill), copies)
 
 
 def _fill(weights: RandomWeights, names: dict[Any, str], module: Any) -> None:

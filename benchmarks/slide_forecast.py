@@ -29,7 +29,7 @@ from shardlab.measurements.calibration import MemoryCost, MemoryOperation, Opera
 from shardlab.models.presets import Shape, shape_config
 from shardlab.report.numbers import figure
 from shardlab.report.tables import text_table
-from shardlab.strategy.strategy import Strategy, parse_strategy
+from shardlab.strategy.strategy import CanonicalStrategy, parse_strategy
 
 _STEPS = 6
 _WAITS = {"in": ("forward", "backward"), "out": ("settle",), "landing": ("landed",)}
@@ -119,7 +119,7 @@ def _row(
     }
 
 
-def _units(options: dict[str, str], full: Strategy) -> tuple[int, ...]:
+def _units(options: dict[str, str], full: CanonicalStrategy) -> tuple[int, ...]:
     """Elements, as `benchmarks.slide` has them."""
     shape = Shape(int(options["layers"]), int(options["width"]), 4)
     with torch.device("meta"):

@@ -10,7 +10,8 @@ from shardlab.data.tokens.manifest import read_manifest
 from shardlab.estimation.sizes import sizes_of
 from shardlab.estimation.traced_memory import imagined_ranks, traced_memory
 from shardlab.experiment.parameters import Parameters
-from shardlab.memory.step import Categories, closed_form, host_memory
+from shardlab.memory.sizes import Categories
+from shardlab.memory.step import closed_form, host_memory
 from shardlab.models.build import build_model
 from shardlab.records.estimate import Estimate
 from shardlab.strategy.strategy import Strategy

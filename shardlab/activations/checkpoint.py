@@ -23,7 +23,7 @@ from shardlab.activations.stores import (
     unchanged,
 )
 from shardlab.core.errors import UserError
-from shardlab.strategy.strategy import Strategy
+from shardlab.strategy.strategy import CanonicalStrategy
 
 FOLDER_VARIABLE = "SHARDLAB_ACTIVATIONS"
 """of the environment: see `scratch_folder`"""
@@ -197,7 +197,9 @@ def _device(given: torch.device | str | None) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def activation_offload(strategy: Strategy, device: torch.device) -> AbstractContextManager[Any]:
+def activation_offload(
+    strategy: CanonicalStrategy, device: torch.device
+) -> AbstractContextManager[Any]:
     """Return the context of forward passes that puts activations where a strategy says.
 
     Raises:

@@ -13,12 +13,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 from shardlab.checkpoint import full, sharded
 from shardlab.checkpoint.folder import Folder
 from shardlab.checkpoint.manifest import Manifest, read_manifest
+from shardlab.checkpoint.random_state import random_state, set_random_state
 from shardlab.checkpoint.rank_file import RankState, merged_state
 from shardlab.core.errors import UserError
 from shardlab.core.files import checksums
 from shardlab.core.progress import say
 from shardlab.engines.common.base import Engine
-from shardlab.engines.common.random_state import random_state, set_random_state
 from shardlab.experiment.schema import Checkpoint
 from shardlab.loop.loop import Loop, StepEvent
 from shardlab.loop.plan import RunPlan

@@ -7,8 +7,8 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from shardlab.checkpoint.state_files import in_host_memory, save_state, save_tensors
 from shardlab.engines.common.base import Engine, State
-from shardlab.engines.common.state_files import in_host_memory, save_state, save_tensors
 
 _MODEL, _OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 

@@ -12,7 +12,7 @@ from shardlab.core.files import damage, read_json, sha256_of_file, write_json
 from shardlab.environment.host import git_revision
 from shardlab.experiment.schema import Model, Train
 from shardlab.loop.plan import RunPlan
-from shardlab.strategy.strategy import Strategy
+from shardlab.strategy.strategy import CanonicalStrategy
 
 _FILE = "checkpoint.json"
 _AFTERWARDS = {"checkpoint", "timeout_s", "audit_steps", "profiled_steps"}
@@ -27,7 +27,7 @@ class Manifest(Document):
     """number of steps done"""
     sample: int
     """index of the next sample"""
-    strategy: Strategy
+    strategy: CanonicalStrategy
     train: Train
     model: Model
     seed: int

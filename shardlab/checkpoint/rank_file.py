@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardlab.checkpoint.state_files import load_state, save_state
 from shardlab.comm.handle import merge_states
 from shardlab.core.files import read_json, write_json
 from shardlab.engines.common.base import State
-from shardlab.engines.common.state_files import load_state, save_state
 from shardlab.loop.summary import mean_ledger, merge_events
 
 

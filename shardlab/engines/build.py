@@ -1,4 +1,4 @@
-"""The engine that a strategy names."""
+"""Construction of the engine that a strategy names."""
 
 from collections.abc import Callable
 
@@ -10,14 +10,14 @@ from shardlab.core.errors import UserError
 from shardlab.engines.common.base import Engine, Optimization
 from shardlab.engines.common.computation import prepare
 from shardlab.engines.common.precision import dtype_of, uses_fp16
-from shardlab.engines.common.setup import Fill, Setup
+from shardlab.engines.common.setup import EngineSetup, Fill
 from shardlab.engines.manual.engine import ManualEngine
 from shardlab.engines.slide.engine import SlideEngine
 from shardlab.engines.wrapped.ddp import DDPEngine
 from shardlab.engines.wrapped.fsdp1 import FSDP1Engine
 from shardlab.engines.wrapped.fsdp2 import FSDP2Engine
 from shardlab.models.weights import Weights
-from shardlab.strategy.strategy import Strategy
+from shardlab.strategy.strategy import CanonicalStrategy, Strategy
 from shardlab.strategy.validation import check_fits
 from shardlab.transport.traffic import LinkThrottle
 
@@ -41,10 +41,11 @@ def build_engine(
     device: torch.device = _CPU,
     throttle: LinkThrottle | None = None,
 ) -> Engine:
-    """Wraps `model` by `strategy`.
+    """Return an engine that trains `model` by `strategy`.
 
     Args:
-        model: float32. On the meta device with `weights`, else with the same ones on every rank.
+        model: in float32; on the meta device where `weights` are given, else with the same weights
+            on every rank.
         seed: of random codecs.
         weights: those that the model begins with; a rank that keeps parts of the units of a model
             never holds more than one unit whole.
@@ -59,13 +60,21 @@ def build_engine(
     _check_device(full, device)
     prepare(model, full)
     fill = _filling(model, weights, device)
-    engine = _ENGINES[full.engine](model, Setup(full, optimization, group, seed, device, fill))
+    setup = EngineSetup(
+        strategy=full,
+        optimization=optimization,
+        group=group,
+        seed=seed,
+        device=device,
+        fill=fill,
+    )
+    engine = _ENGINES[full.engine](model, setup)
     engine.ledger.traffic.throttle = throttle
     return engine
 
 
-def _check_device(strategy: Strategy, device: torch.device) -> None:
-    """Refuses what depends on the device, as the types that `auto` stands for do."""
+def _check_device(strategy: CanonicalStrategy, device: torch.device) -> None:
+    """Refuse settings that the device rules out."""
     if strategy.offload and device.type == "cpu":
         raise UserError("offload: shards are in CPU memory already: remove it")
     if strategy.activations == "memory" and device.type == "cpu":

@@ -1,4 +1,4 @@
-"""What the memory of a model depends on, read from the model."""
+"""Sizes on which the memory of a model depends, read from the model."""
 
 from collections.abc import Iterable
 
@@ -9,22 +9,22 @@ from transformers import PretrainedConfig, PreTrainedModel
 from shardlab.engines.common.precision import dtype_of, uses_fp16
 from shardlab.engines.common.units import UnitPlan, checkpointing_modes, plan_units
 from shardlab.experiment.schema import Train
-from shardlab.memory.step import Sizes, UnitShape
+from shardlab.memory.sizes import Sizes, UnitShape
 from shardlab.models.parts import transformer_blocks
-from shardlab.strategy.strategy import Strategy
+from shardlab.strategy.strategy import CanonicalStrategy, Strategy
 
 _ELEMENTARY = {"gelu_new": 5}
-"""activation functions that transformers writes as elementary operations (activations.py): what
-backward needs of them and of the products around them"""
+"""activation functions that transformers writes as elementary operations (activations.py): number
+of tensors that backward needs of them and of the products around them"""
 
 
 def sizes_of(
     model: PreTrainedModel, strategy: Strategy, train: Train, device: torch.device
 ) -> Sizes:
-    """The sizes of a model that is not wrapped yet, on whatever device.
+    """Return the sizes of a model that is not wrapped yet, on any device.
 
     Args:
-        device: that will compute: `auto` depends on it.
+        device: will compute; the type that `auto` stands for depends on it.
 
     Raises:
         UserError: the strategy does not fit the model.
@@ -52,16 +52,22 @@ def sizes_of(
     )
 
 
-def _units(model: PreTrainedModel, full: Strategy, device: torch.device) -> tuple[UnitShape, ...]:
-    if full.engine == "ddp":
+def _units(
+    model: PreTrainedModel, full: CanonicalStrategy, device: torch.device
+) -> tuple[UnitShape, ...]:
+    if full.wrap is None:  # buckets in place of units
         return ()
     return tuple(_shape(plan) for plan in plan_units(model, full, device))
 
 
 def _shape(plan: UnitPlan) -> UnitShape:
     own = {p for module in plan.modules for p in module.parameters()}
-    kept, itemsize = not plan.reshard_after_forward, plan.param_dtype.itemsize
-    return UnitShape(_elements(own), _trained(own), kept, itemsize)
+    return UnitShape(
+        elements=_elements(own),
+        trained=_trained(own),
+        kept=not plan.reshard_after_forward,
+        element_bytes=plan.param_dtype.itemsize,
+    )
 
 
 def _elements(parameters: Iterable[nn.Parameter]) -> int:
@@ -72,7 +78,7 @@ def _trained(parameters: Iterable[nn.Parameter]) -> int:
     return _elements(parameter for parameter in parameters if parameter.requires_grad)
 
 
-def _checkpointing(model: nn.Module, full: Strategy) -> tuple[str, ...]:
+def _checkpointing(model: nn.Module, full: CanonicalStrategy) -> tuple[str, ...]:
     modes = checkpointing_modes(model, full)
     return tuple(modes.get(block, "none") for block in transformer_blocks(model))
 

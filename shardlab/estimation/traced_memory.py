@@ -1,7 +1,7 @@
-"""The memory of a rank in a training step, traced with tensors that have shapes and no data.
+"""Trace of the memory of a rank in a training step, with tensors that have shapes and no data.
 
-By torch's own trackers (torch/distributed/_tools). FSDPMemTracker takes what DTensor computes on
-shapes alone for memory, so a step goes before the one that is traced: by then that is cached.
+The trackers are torch's (torch/distributed/_tools). FSDPMemTracker counts what DTensor computes
+from shapes alone as memory, so that the traced step is the second: by then those are cached.
 """
 
 import warnings
@@ -22,13 +22,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from shardlab.engines.common.computation import prepare
-from shardlab.engines.common.mesh import copies, make_mesh
+from shardlab.engines.common.mesh import make_mesh, mesh_copies
 from shardlab.engines.common.precision import dtype_of
 from shardlab.engines.wrapped.fsdp1 import wrap_model
 from shardlab.engines.wrapped.fsdp2 import gather_ahead, shard_model
 from shardlab.experiment.schema import Train
-from shardlab.memory.step import Categories
-from shardlab.strategy.strategy import Strategy
+from shardlab.memory.sizes import Categories
+from shardlab.strategy.strategy import CanonicalStrategy, Strategy
 
 _CPU = torch.device("cpu")
 _NAMES = {
@@ -47,18 +47,19 @@ _NAMES = {
     "Buffer": "buffers",
     "Inputs": "inputs",
 }
-"""of the trackers' categories; `temporary` is what backward makes beside gradients of parameters"""
+"""our names of the trackers' categories; `temporary`: allocated in backward, but no gradient of a
+parameter"""
 
 
 class _Wrapped(NamedTuple):
     module: nn.Module
     accumulating: Callable[[], AbstractContextManager[None]]
-    """while backward passes are not the last ones of their step"""
+    """around micro-batches before the last of a step"""
 
 
 @contextmanager
 def imagined_ranks(count: int) -> Iterator[dist.ProcessGroup]:
-    """While the block runs, this process is rank 0 of so many, of which there are no others."""
+    """Make this process rank 0 of `count` ranks that do not exist, while the block runs."""
     dist.init_process_group("fake", rank=0, world_size=count, store=FakeStore())
     try:
         yield dist.distributed_c10d._get_default_group()
@@ -69,28 +70,26 @@ def imagined_ranks(count: int) -> Iterator[dist.ProcessGroup]:
 def traced_memory(
     config: PretrainedConfig, strategy: Strategy, train: Train, group: dist.ProcessGroup
 ) -> Categories | None:
-    """What is alive at the peak of a step on a CPU; without what codecs keep and need.
-
-    The gradients of `ddp` stay between steps, as they do in its buckets.
+    """Return the bytes alive at the peak of a step on a CPU, without those of codecs.
 
     Args:
         group: of `imagined_ranks`.
 
     Returns:
-        None for what no tracker follows: the threads of `manual` and `slide`, parts of parameters
-        (`use_orig_params`), off-load and activations that leave the device.
+        None for what no tracker follows: engines with threads of ours, parts of parameters
+        (`use_orig_params`), off-load, and activations off the device.
     """
     full = strategy.canonical().model_copy(update={"compile": False})
     elsewhere = full.offload or full.activations != "device"
-    if full.engine in ("manual", "slide") or full.use_orig_params or elsewhere:
+    if full.engine not in _WRAP or full.use_orig_params or elsewhere:
         return None
-    replicas = copies(full, group) if full.engine == "fsdp2" else full.replicas or 1
-    mesh = make_mesh(group, replicas, _CPU)  # holds numbers, which have to be there
+    # made outside of FakeTensorMode: a mesh reads the numbers of its ranks
+    mesh = make_mesh(group, mesh_copies(full, group), _CPU)
     with FakeTensorMode(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         prepare(model, full)
-        wrapped = _wrap(model, full, mesh)
+        wrapped = _WRAP[full.engine](model, full, mesh)
         optimizer = torch.optim.AdamW(wrapped.module.parameters(), fused=True)
         step = partial(_step, wrapped, optimizer, full, train, config.vocab_size)
         step(lambda: None)
@@ -100,16 +99,21 @@ def traced_memory(
     return _categories(tracker)
 
 
-def _wrap(model: nn.Module, full: Strategy, mesh: DeviceMesh) -> _Wrapped:
-    def filled(module: nn.Module) -> None:
-        """Shapes have no values."""
+def _no_weights(module: nn.Module) -> None:
+    """Leave a module as it is: its tensors have shapes and no data."""
 
-    if full.engine == "ddp":
-        return _Wrapped(model, nullcontext)
-    if full.engine == "fsdp1":
-        wrapped = wrap_model(model, full, mesh, _CPU, filled)
-        return _Wrapped(wrapped, nullcontext if full.reduce_every_micro_batch else wrapped.no_sync)
-    units, root = shard_model(model, full, mesh, _CPU, filled)
+
+def _ddp(model: nn.Module, full: CanonicalStrategy, mesh: DeviceMesh) -> _Wrapped:
+    return _Wrapped(model, nullcontext)
+
+
+def _fsdp1(model: nn.Module, full: CanonicalStrategy, mesh: DeviceMesh) -> _Wrapped:
+    wrapped = wrap_model(model, full, mesh, _CPU, _no_weights)
+    return _Wrapped(wrapped, nullcontext if full.reduce_every_micro_batch else wrapped.no_sync)
+
+
+def _fsdp2(model: nn.Module, full: CanonicalStrategy, mesh: DeviceMesh) -> _Wrapped:
+    units, root = shard_model(model, full, mesh, _CPU, _no_weights)
     gather_ahead(root, units, *full.depths())
 
     @contextmanager
@@ -121,15 +125,23 @@ def _wrap(model: nn.Module, full: Strategy, mesh: DeviceMesh) -> _Wrapped:
     return _Wrapped(model, accumulating)
 
 
+_WRAP: dict[str, Callable[[nn.Module, CanonicalStrategy, DeviceMesh], _Wrapped]] = {
+    "ddp": _ddp,
+    "fsdp1": _fsdp1,
+    "fsdp2": _fsdp2,
+}
+"""by engine; torch's trackers follow no others"""
+
+
 def _step(
     wrapped: _Wrapped,
     optimizer: torch.optim.Optimizer,
-    full: Strategy,
+    full: CanonicalStrategy,
     train: Train,
     vocabulary: int,
     between: Callable[[], None],
 ) -> None:
-    """One step as the engines do it, with a call after each micro-batch."""
+    """Run one step as the engines do, with a call after each micro-batch."""
     count = full.accumulation or train.accumulation
     samples = train.batch_size * train.accumulation // count
     tokens = torch.randint(vocabulary, (samples, train.sequence_length + 1))
@@ -138,12 +150,12 @@ def _step(
             _forward_backward(wrapped.module, tokens, full)
         between()
     optimizer.step()
-    optimizer.zero_grad(set_to_none=full.engine != "ddp")
+    optimizer.zero_grad(set_to_none=not full.traits.gradients_stay)
 
 
-def _forward_backward(module: nn.Module, tokens: torch.Tensor, full: Strategy) -> None:
+def _forward_backward(module: nn.Module, tokens: torch.Tensor, full: CanonicalStrategy) -> None:
     dtype = dtype_of(full.param_dtype, _CPU)
-    narrow = full.engine == "ddp" and dtype is not torch.float32
+    narrow = full.traits.autocast and dtype is not torch.float32
     with torch.autocast("cpu", dtype, enabled=narrow):
         logits = module(input_ids=tokens[:, :-1]).logits
     loss = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
@@ -159,7 +171,7 @@ def _tracker(module: nn.Module, optimizer: torch.optim.Optimizer) -> MemTracker:
 
 
 def _categories(tracker: MemTracker) -> Categories:
-    """At the peak; the trackers' own total is their sum."""
+    """Return the bytes at the peak; their sum is the total of the trackers."""
     found: Categories = {}
     for kinds in tracker.get_tracker_snapshot("peak").values():
         for kind, size in kinds.items():

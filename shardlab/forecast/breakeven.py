@@ -10,7 +10,7 @@ from shardlab.forecast.model import Model, strategy_of
 from shardlab.forecast.step import step_seconds
 from shardlab.records.timing import TimedRun
 from shardlab.strategy.codec_spec import codec_text
-from shardlab.strategy.strategy import Strategy, parse_strategy
+from shardlab.strategy.strategy import CanonicalStrategy, parse_strategy
 
 SLOWEST, FASTEST = 1e6, 1e12
 """bounds of the searched link rates, bits per second"""
@@ -74,7 +74,7 @@ def _break_even(run: TimedRun, model: Model, ranks: int) -> BreakEven | None:
     )
 
 
-def _without_codecs(run: TimedRun, strategy: Strategy) -> TimedRun:
+def _without_codecs(run: TimedRun, strategy: CanonicalStrategy) -> TimedRun:
     """Return the same all-to-all route without a codec."""
     plain = {"gradients": {"codec": "none", "route": "exchange"}, "weights": None}
     given = strategy.model_dump(mode="json") | plain

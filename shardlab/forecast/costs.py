@@ -10,7 +10,7 @@ from shardlab.forecast.presets import Cluster
 from shardlab.forecast.schedule import Phase, Rank
 from shardlab.measurements.calibration import MemoryOperation, Operation, wire_bytes
 from shardlab.strategy.codec_spec import codec_text
-from shardlab.strategy.strategy import Strategy
+from shardlab.strategy.strategy import CanonicalStrategy
 
 
 class Coding(NamedTuple):
@@ -209,7 +209,7 @@ class OnCluster(Costs):
         return OnCluster(between, self._cluster.nodes(self.world_size))
 
 
-def codings(strategy: Strategy, machine: Machine) -> tuple[Coding, Coding]:
+def codings(strategy: CanonicalStrategy, machine: Machine) -> tuple[Coding, Coding]:
     """Return the codings of gradients and weights of a canonical strategy.
 
     Raises:

@@ -15,7 +15,7 @@ from shardlab.forecast.step import obstacle, step_seconds
 from shardlab.forecast.work import Compute, Overhead, Work
 from shardlab.measurements.calibration import UPDATE_BYTES, memory_operations
 from shardlab.records.timing import NO_COMMUNICATION, TimedRun
-from shardlab.strategy.strategy import Strategy, parse_strategy
+from shardlab.strategy.strategy import CanonicalStrategy, parse_strategy
 
 _LONGEST_S = 0.1
 """upper bound of the engine overhead of one collective, seconds"""
@@ -45,7 +45,7 @@ class Model(NamedTuple):
     """relative standard error of `compute`"""
     engines: Engines
 
-    def work(self, run: TimedRun, strategy: Strategy) -> Work:
+    def work(self, run: TimedRun, strategy: CanonicalStrategy) -> Work:
         """Return the work of one step of a run that `Model.obstacle` accepts."""
         return Work(
             strategy,
@@ -54,7 +54,7 @@ class Model(NamedTuple):
             self.computing(run),
             Overhead(self.engines.work[strategy.engine], self.engines.wait),
             *codings(strategy, self.machine),
-            self._update_s(run) if strategy.engine == "slide" else 0.0,
+            self._update_s(run) if strategy.traits.residency == "streamed" else 0.0,
         )
 
     def _update_s(self, run: TimedRun) -> float:
@@ -92,12 +92,12 @@ class Model(NamedTuple):
         )
 
 
-def strategy_of(run: TimedRun) -> Strategy:
+def strategy_of(run: TimedRun) -> CanonicalStrategy:
     """Return the canonical form of a run's strategy."""
     return parse_strategy(run.strategy, f"strategy of {run.run}").canonical()
 
 
-def unpredictable(strategy: Strategy, machine: Machine) -> str | None:
+def unpredictable(strategy: CanonicalStrategy, machine: Machine) -> str | None:
     """Return why a canonical strategy cannot be simulated, or None if it can."""
     if missing := obstacle(strategy):
         return f"the model does not know {missing}"

@@ -7,7 +7,7 @@ schedule, prefetch, gradient off-load, optimizer and moments.
 from collections import deque
 from collections.abc import Sequence
 
-from shardlab.buffers.slide import landing_sizes, window_slots
+from shardlab.buffers.slide import slot_sizes, window_slots
 from shardlab.forecast.costs import Coding, Costs
 from shardlab.forecast.sliding_costs import Movements
 from shardlab.forecast.sliding_moments import UPDATE, MomentsOnDisk
@@ -15,7 +15,7 @@ from shardlab.forecast.work import COMPUTE, Step, Work
 
 IN, OUT = "in", "out"
 _LEAVING = 2
-"""gradient vectors in flight (`shardlab.engines.common.outgoing`)"""
+"""gradient vectors in flight (`shardlab.engines.scheduled.outgoing`)"""
 
 
 class Slide(Step):
@@ -140,7 +140,7 @@ class Slide(Step):
 
     def _turn(self, unit: int) -> list[str]:
         """Add the work on what a host memory slot holds before new gradients arrive in it."""
-        slots = len(landing_sizes(0, self._units)) - 1
+        slots = len(slot_sizes(0, self._units)) - 1
         alone = self._moves.keeping == "arrived" or unit == 0
         slot = unit if alone else 1 + unit % slots
         before, self._last_in[slot] = self._last_in.get(slot), unit

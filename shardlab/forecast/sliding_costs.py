@@ -7,10 +7,11 @@ out, a W-th of either where ranks gather or reduce on the device. An update move
 element in float32 (parameter and two moments read and written, gradient read).
 """
 
-from shardlab.buffers.slide import DTYPE_BYTES, copied_whole, keeping, landed_bytes
+from shardlab.buffers.slide import gradient_bytes, gradient_vectors, kept_gradients
 from shardlab.forecast.costs import Costs
 from shardlab.forecast.schedule import Phase
 from shardlab.forecast.work import Work
+from shardlab.strategy.overrides import DTYPE_BYTES
 
 PARTS = 4
 """parts per unit, about (`shardlab.engines.slide.grad_offload`)"""
@@ -28,10 +29,10 @@ class Movements:
         self._costs, self._inside, self._across = costs, costs.inside, costs.across
         self._ranks = ranks = self._inside.world_size
         self._arriving = work.weights.element_bytes
-        self._landed = landed_bytes(full, self._arriving, ranks)
-        self.keeping = keeping(full, work.accumulation, work.holding)
+        self._landed = gradient_bytes(full, self._arriving, ranks)
+        self.keeping = kept_gradients(full, work.accumulation, work.holding)
         plain = full.gradients.plain() and full.gradients.route == "native"
-        self._vectors = copied_whole(full, ranks)
+        self._vectors = gradient_vectors(full, ranks)
         self._summed = self._vectors if plain else 1
         """whether an update sums vectors in shared memory instead of exchanging messages"""
         self._moment = DTYPE_BYTES[full.moment_dtype]

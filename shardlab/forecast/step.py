@@ -14,17 +14,17 @@ from shardlab.forecast.costs import Coding, Costs
 from shardlab.forecast.schedule import Task, simulate
 from shardlab.forecast.sliding import Slide
 from shardlab.forecast.work import COMPUTE, Step, Work
-from shardlab.strategy.strategy import Strategy
+from shardlab.strategy.strategy import CanonicalStrategy
 
 _GATHER, _REDUCE = "gather", "reduce"
 _REDUCTIONS = 2
-"""reductions that may wait while backward of `manual` continues
+"""reductions that may run at a time where they share a pool of vectors
 (`shardlab.engines.manual.schedule`)"""
 _STEPS = 4
 """number of steps after which those of `slide` repeat"""
 
 
-def obstacle(strategy: Strategy) -> str | None:
+def obstacle(strategy: CanonicalStrategy) -> str | None:
     """Return the setting of a canonical strategy that the model does not cover, or None."""
     known = {
         "offload": not strategy.offload,
@@ -50,15 +50,15 @@ def step_tasks(work: Work, costs: Costs) -> list[Task]:
 def step_seconds(work: Work, costs: Costs) -> float:
     """Return the seconds of one step in steady state, since steps of `slide` overlap."""
     step = _step(work, costs)
-    spans = simulate(step.tasks(_STEPS if work.strategy.engine == "slide" else 1), costs.rank)
+    streamed = work.strategy.traits.residency == "streamed"
+    spans = simulate(step.tasks(_STEPS if streamed else 1), costs.rank)
     before, end = [0.0, *(spans[name].end for name in step.ends)][-2:]
     return end - before
 
 
 def _step(work: Work, costs: Costs) -> Step:
     assert obstacle(work.strategy) is None, "somebody asked before"
-    engines = {"ddp": _Ddp, "slide": Slide}
-    return engines.get(work.strategy.engine, _Sharded)(work, costs)
+    return _STEP_OF[work.strategy.traits.residency](work, costs)
 
 
 class _Ddp(Step):
@@ -86,16 +86,16 @@ class _Sharded(Step):
 
     def __init__(self, work: Work, costs: Costs) -> None:
         super().__init__(work, costs)
-        strategy = work.strategy
-        self._manual = strategy.engine == "manual"
-        self._ahead, self._ahead_backward = strategy.depths()
+        strategy, traits = work.strategy, work.strategy.traits
+        self._ahead, backward = strategy.depths()
+        self._ahead_backward = max(backward, traits.implicit_prefetch_backward)
         # torch's streams are no-ops on a CPU: every call is synchronous
-        self._asynchronous = self._manual
-        if strategy.engine == "fsdp2":
+        self._asynchronous = traits.overlap == "threads"
+        if traits.overlap == "async_unshard":
             asked = any(strategy.depths())
             self._asynchronous = asked if strategy.async_unshard is None else strategy.async_unshard
-            # torch gathers one unit ahead in backward by default
-            self._ahead_backward = max(self._ahead_backward, 1)
+        self._last_stays = traits.last_unit_stays
+        self._pooled = traits.gradient_buffers == "pool"
         self._last = len(work.units) - 1
         self._there: set[int] = set()
         """units that are gathered"""
@@ -119,7 +119,7 @@ class _Sharded(Step):
             self._start_all(units[unit : unit + self._ahead])
             self._wait_and_compute(unit, self._forward * self._share[unit], "forward")
             # gathered parameters that backward starts with stay
-            if not (self._manual and unit == self._last) and self._freed:
+            if self._freed and not (self._last_stays and unit == self._last):
                 self._there.discard(unit)
         self._wait_and_compute(0, self._forward * self._share[0], "forward")
 
@@ -163,7 +163,7 @@ class _Sharded(Step):
         elements, coding = self.work.units[unit], self.work.gradients
         phases = self.costs.reduce_scatter(elements, coding)
         lane = _REDUCE if self._asynchronous else COMPUTE
-        if self._manual and len(self._reducing) >= _REDUCTIONS:
+        if self._pooled and len(self._reducing) >= _REDUCTIONS:
             self.compute("settle", 0.0, [self._reducing[-_REDUCTIONS]])
         name = self.launch(f"reduce {unit}", lane, phases)
         if name:
@@ -175,3 +175,7 @@ class _Sharded(Step):
         self.launch("norm", COMPUTE, self.costs.all_reduce(1, norm))
         # the optimizer updates one shard of the parameters
         self.compute("update", self.work.compute.rest / self.costs.world_size)
+
+
+_STEP_OF: dict[str, type[Step]] = {"replicated": _Ddp, "sharded": _Sharded, "streamed": Slide}
+"""by where the states of the engine are"""

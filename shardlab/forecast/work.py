@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from shardlab.forecast.costs import Coding, Costs
 from shardlab.forecast.schedule import Phase, Task
-from shardlab.strategy.strategy import Strategy
+from shardlab.strategy.strategy import CanonicalStrategy
 
 COMPUTE = "compute"
 """lane of the training thread"""
@@ -38,7 +38,7 @@ class Overhead(NamedTuple):
 class Work(NamedTuple):
     """Everything that a step has to compute, communicate and update."""
 
-    strategy: Strategy
+    strategy: CanonicalStrategy
     """in canonical form"""
     units: tuple[int, ...]
     """elements: for ddp its buckets in the order of backward, else the root and the units"""

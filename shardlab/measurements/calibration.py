@@ -9,7 +9,7 @@ from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, write_json
 from shardlab.records.run import LinkEmulation
-from shardlab.strategy.strategy import Strategy
+from shardlab.strategy.strategy import CanonicalStrategy
 
 Operation = Literal["exchange", "gather", "all_reduce", "reduce_scatter"]
 """exchange, gather: `shardlab.transport.transport`; all_reduce, reduce_scatter: the process group's
@@ -35,9 +35,9 @@ def wire_bytes(operation: Operation, nbytes: float, world_size: int) -> float:
     return _PASSES[operation] * nbytes * (world_size - 1) / world_size
 
 
-def memory_operations(strategy: Strategy) -> list[MemoryOperation]:
+def memory_operations(strategy: CanonicalStrategy) -> list[MemoryOperation]:
     """Return the memory operations that a forecast of a canonical strategy needs."""
-    if strategy.engine != "slide":
+    if strategy.traits.residency != "streamed":
         return []
     return ["copy", "update", "load", "store"] if strategy.moments == "disk" else ["copy", "update"]
 

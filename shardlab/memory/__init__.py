@@ -1,1 +1,1 @@
-"""The memory model: closed forms of the memory of a rank, per engine."""
+"""The memory model: bytes of a rank in a training step, in closed form."""

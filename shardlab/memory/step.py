@@ -1,147 +1,105 @@
-"""The memory of a rank in a training step, in closed form.
+"""Closed form of the memory of a rank in a training step.
 
-What lives at the moments of a step at which most can be alive, of which the fullest is the peak;
-bytes per rank. With P parameters, R of them in the root and G in the largest unit; b is 4 for
-float32 and 2 for bf16 and fp16; k units are gathered ahead:
+The peak is the fullest of the moments of a step at which most can be alive. With P parameters, R of
+them in the root and G in the largest unit; b is 4 for float32 and 2 for bf16 and fp16; k units are
+gathered ahead; bytes per rank:
 
-- states and error feedback: see `shardlab.memory.states`. Gradients of `ddp` (in buckets) and
-  of `manual` stay between steps, those of the others come with backward;
-- gathered: b R and what is kept after forward; while a unit computes b G (1 + k) more, with `fsdp2`
-  once more for the buffer that all-gather fills, which stays until the next one is filled or
-  forward ends (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py);
+- states and error feedback: see `shardlab.memory.states`. Where gradients are in buckets or in a
+  pool they stay between steps, elsewhere backward allocates them;
+- gathered: b R and what is kept after forward; while a unit computes b G (1 + k) more, with an
+  all-gather buffer once more, which stays until the next one is filled or forward ends
+  (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py);
+- streamed: a window of units in place of what is gathered, see `shardlab.buffers.slide`. It
+  does not depend on the number of layers;
 - accumulation: b P for the whole gradients of earlier micro-batches, where only the last one's are
   reduced;
-- gradients on their way: b G as autograd makes them and as much in `reduce_dtype` to be reduced,
-  with `manual` two such vectors and one of the root's size that stay;
+- gradients that are being reduced: b G as autograd makes them and as much in `reduce_dtype`; a pool
+  has two such vectors and one of the root's size;
 - activations, per token and block of width h, feed-forward width f, q for queries and v for keys
   and values each: 4 h + 2 q + 2 v + w f elements, the 16 h of Korthikanti et al. 2022 (section 4.1,
   without dropout and without the attention matrix, which fused attention does not keep) for
   w = 2; an activation function made of elementary operations has a larger w. Selective
-  checkpointing keeps 3 h + 2 q + 2 v + f, full checkpointing h, and one block is computed again.
-  With `activations` elsewhere h of three blocks stays: of the last, and of two on their way;
+  checkpointing keeps 3 h + 2 q + 2 v + f, full checkpointing h, and one block is recomputed.
+  With `activations` off the device h of three blocks stays: of the last, and of two that are
+  being copied;
 - logits: when backward begins, b T V bytes, and 12 T V of float32 for the logarithms of their
   softmax and for the gradients of both.
 
-What is frozen has no gradients, moments and error feedback; activations are counted as if backward
-needed them all. What `slide` has instead of states and gathered parameters is in
-`shardlab.buffers.slide`. Payloads of codecs are left out: at most what the vector of a unit
-takes, and back.
+Frozen parameters have no gradients, moments and error feedback; activations are counted as if
+backward needed them all. Payloads of codecs are left out: at most the size of a unit's vector, and
+back.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
-from shardlab.buffers.slide import (
-    DTYPE_BYTES,
-    in_host_memory,
-    leaving_bytes,
-    window_bytes,
-)
-from shardlab.memory.states import state_bytes
-from shardlab.strategy.strategy import Strategy
+from shardlab.buffers.slide import offload_bytes, window_bytes
+from shardlab.memory.sizes import Categories, Sizes, UnitShape
+from shardlab.memory.states import device_states, host_states
+from shardlab.strategy.overrides import DTYPE_BYTES
+from shardlab.strategy.strategy import CanonicalStrategy, Strategy
 
-_FLOAT = 4
+_FLOAT = DTYPE_BYTES["fp32"]
 _INPUTS_LEFT = 3
-
-Categories = dict[str, int]
-"""bytes by what they are for"""
-
-
-class UnitShape(NamedTuple):
-    """What is gathered together."""
-
-    elements: int
-    trained: int
-    """of the elements"""
-    kept: bool
-    """between forward and backward"""
-    element_bytes: int
-    """while it computes"""
-
-
-class Sizes(NamedTuple):
-    """What memory depends on beside the strategy."""
-
-    parameters: int
-    trained: int
-    """of the parameters"""
-    units: tuple[UnitShape, ...]
-    """all but the root"""
-    element_bytes: int
-    """of what the root computes in"""
-    checkpointing: tuple[str, ...]
-    """of every block"""
-    width: int
-    queries: int
-    keys: int
-    """elements per token, and as many of the values"""
-    feed_forward: int
-    wide: int
-    """tensors of the feed-forward width that backward needs"""
-    vocabulary: int
-    tokens: int
-    """of a micro-batch of one rank"""
-    accumulation: int
-    """micro-batches of a step"""
-    holding: bool
-    """gradients wait until the norm of all is known"""
-
-    @property
-    def root(self) -> int:
-        """Elements."""
-        return self.parameters - sum(unit.elements for unit in self.units)
-
-    @property
-    def trained_root(self) -> int:
-        """Elements of the root that are trained."""
-        return self.trained - sum(unit.trained for unit in self.units)
-
-    def trained_units(self) -> list[int]:
-        """Elements of the units that are trained at all."""
-        return [unit.trained for unit in self.units if unit.trained]
+_UNITS = 1000
+"""number of units of a model of which only the size is known: many, so that each is small"""
 
 
 def closed_form(strategy: Strategy, sizes: Sizes, world_size: int) -> Categories:
-    """What is alive at the fullest moment of a step, on the device that computes.
+    """Return the bytes alive at the fullest moment of a step, on the device that computes.
 
-    Where that is the CPU, what the slide engine keeps in host memory comes to it.
+    Where that is the CPU, `host_memory` is to be added.
     """
     full = strategy.canonical()
-    states = state_bytes(full, sizes.trained, world_size)
-    states["parameters"] = state_bytes(full, sizes.parameters, world_size)["parameters"]
-    if full.offload:
-        states = dict.fromkeys(states, 0)
-    elif full.engine == "slide":
-        states |= dict.fromkeys(("parameters", "gradients", "moments"), 0)
-    moments = _moments(full, sizes, states, world_size)
+    moments = _moments(full, sizes, device_states(full, sizes, world_size), world_size)
     fullest = max(moments, key=lambda each: sum(each.values()))
     return {name: size for name, size in fullest.items() if size}
 
 
 def host_memory(strategy: Strategy, sizes: Sizes, world_size: int) -> Categories:
-    """What the slide engine keeps beside the device, for one of the ranks that share it."""
+    """Return the bytes of streamed states in host memory, for one of the ranks that share them."""
     full = strategy.canonical()
-    if full.engine != "slide":
+    if full.traits.residency != "streamed":
         return {}
-    node = in_host_memory(
-        *(full, sizes.element_bytes, sizes.trained_root, sizes.trained_units()),
-        *(world_size, sizes.accumulation, sizes.holding, sizes.parameters - sizes.trained),
-    )
+    node = host_states(full, sizes, world_size)
     return {name: size // world_size for name, size in node.items()}
 
 
-def _moments(full: Strategy, sizes: Sizes, states: Categories, world_size: int) -> list[Categories]:
-    """End of forward, begin of backward, its first and its last block, its end."""
+def parameter_bytes(
+    strategy: Strategy, parameters: int, world_size: int, accumulation: int = 1
+) -> int:
+    """Return the peak of a rank, without activations, of a model known by its size alone.
+
+    The model is float32 and all of it is trained; its units are taken as equal and small.
+    """
+    full = strategy.canonical()
+    small = parameters // _UNITS
+    unit = UnitShape(small, small, kept=not full.reshard_after_forward, element_bytes=_FLOAT)
+    sizes = Sizes(
+        parameters=parameters,
+        trained=parameters,
+        units=() if full.wrap in (None, "root") else (unit,) * _UNITS,
+        element_bytes=_FLOAT,
+        accumulation=full.accumulation or accumulation,
+    )
+    parts = closed_form(full, sizes, world_size), host_memory(full, sizes, world_size)
+    return sum(sum(part.values()) for part in parts)
+
+
+def _moments(
+    full: CanonicalStrategy, sizes: Sizes, states: Categories, world_size: int
+) -> list[Categories]:
+    """Return bytes at the end of forward, then of backward at its begin, in its first and its last
+    block, and at its end."""
     early = sizes.accumulation > 1 and full.reduce_every_micro_batch
-    stays = full.engine in ("ddp", "manual") or early
+    stays = full.traits.gradients_stay or early
     before = {**states, "gradients": states["gradients"] if stays else 0}
     activations, of_block = _activations(full, sizes)
     computing, kept, backward = _gathered(full, sizes)
-    unit, root = _on_their_way(full, sizes)
+    unit, root = _reduced(full, sizes)
     vectors = _vectors(full, sizes, world_size)
     logits = sizes.tokens * sizes.vocabulary
     at_once = {"gathered": backward, "communication": vectors + unit}
-    before["accumulated"] = _held(full, sizes)
+    before["accumulated"] = _accumulated(full, sizes)
     return [
         before
         | {"gathered": computing, "activations": activations, "communication": vectors}
@@ -155,8 +113,8 @@ def _moments(full: Strategy, sizes: Sizes, states: Categories, world_size: int) 
     ]
 
 
-def _activations(full: Strategy, sizes: Sizes) -> tuple[int, int]:
-    """Kept for backward, and what backward makes of the block in work: again, and gradients."""
+def _activations(full: CanonicalStrategy, sizes: Sizes) -> tuple[int, int]:
+    """Return bytes kept for backward, and bytes that backward of one block recomputes and adds."""
     attention = 2 * sizes.queries + 2 * sizes.keys
     everything = 4 * sizes.width + attention + sizes.wide * sizes.feed_forward
     kept = {
@@ -174,64 +132,71 @@ def _activations(full: Strategy, sizes: Sizes) -> tuple[int, int]:
     return token * (of_blocks + ends), token * (again + 2 * sizes.feed_forward)
 
 
-def _gathered(full: Strategy, sizes: Sizes) -> tuple[int, int, int]:
-    """While the last unit computes, when backward begins, and in backward of the largest unit."""
-    if full.engine == "slide":
-        window = window_bytes(
-            full, sizes.element_bytes, sizes.root, [unit.elements for unit in sizes.units]
-        )
+def _gathered(full: CanonicalStrategy, sizes: Sizes) -> tuple[int, int, int]:
+    """Return bytes while the last unit computes, as backward begins, and in its largest unit."""
+    if full.traits.residency == "streamed":
+        units = [unit.elements for unit in sizes.units]
+        window = window_bytes(full, sizes.element_bytes, root=sizes.root, units=units)
         return window, window, window
     root = _of_root(full, sizes)
-    if _holds_all(full):
+    if _computes_in_place(full):
         return root, root, root
     kept = root + sum(unit.elements * unit.element_bytes for unit in sizes.units if unit.kept)
     freed = _largest(unit.elements * unit.element_bytes for unit in sizes.units if not unit.kept)
     buffer = 0
-    if full.engine == "fsdp2":
+    if full.traits.all_gather_buffer:
         buffer = freed if sizes.units else root
     return kept + freed + buffer, kept, kept + freed * (1 + full.depths()[1]) + min(buffer, freed)
 
 
-def _of_root(full: Strategy, sizes: Sizes) -> int:
-    """What all of forward and backward computes with, beside the parameters that a rank holds."""
-    if _holds_all(full) and sizes.element_bytes == _FLOAT:
+def _of_root(full: CanonicalStrategy, sizes: Sizes) -> int:
+    """Return bytes of gathered or cast parameters that stay during forward and backward."""
+    if _computes_in_place(full) and sizes.element_bytes == _FLOAT:
         return 0
     # autocast keeps narrow copies of all weights until backward is over
-    elements = sizes.parameters if full.engine == "ddp" else sizes.root
+    elements = sizes.parameters if full.traits.autocast else sizes.root
     return elements * sizes.element_bytes
 
 
-def _holds_all(full: Strategy) -> bool:
-    return full.engine == "ddp" or (full.engine == "fsdp1" and full.sharding == "no_shard")
+def _computes_in_place(full: CanonicalStrategy) -> bool:
+    """Return whether a rank computes with the parameters that it keeps, not with a copy."""
+    in_place = full.traits.no_shard_in_place and full.sharding == "no_shard"
+    return in_place or full.traits.residency == "replicated"
 
 
-def _on_their_way(full: Strategy, sizes: Sizes) -> tuple[int, int]:
-    """Gradients of the largest unit in work, and of the root."""
-    if full.engine == "ddp":
+def _reduced(full: CanonicalStrategy, sizes: Sizes) -> tuple[int, int]:
+    """Return bytes of gradients that are being reduced, of the largest unit and of the root."""
+    buffers = full.traits.gradient_buffers
+    if buffers == "buckets":
         return 0, 0
-    reduced = 0 if full.engine in ("manual", "slide") else DTYPE_BYTES[full.reduce_dtype]
+    reduced = DTYPE_BYTES[full.reduce_dtype] if buffers == "temporary" else 0
     unit = _largest(unit.trained * (unit.element_bytes + reduced) for unit in sizes.units)
     root = sizes.trained_root * (sizes.element_bytes + reduced)
     return unit, root
 
 
-def _vectors(full: Strategy, sizes: Sizes, world_size: int) -> int:
-    """What `manual` and `slide` keep to collect gradients in."""
-    if full.engine == "slide":
-        root, units = sizes.trained_root, sizes.trained_units()
-        return leaving_bytes(full, sizes.element_bytes, root, units, world_size)
-    if full.engine != "manual":
+def _vectors(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> int:
+    """Return bytes of the pool of vectors that gradients are reduced in."""
+    if full.traits.gradient_buffers != "pool":
         return 0
+    if full.traits.residency == "streamed":
+        return offload_bytes(
+            full,
+            sizes.element_bytes,
+            root=sizes.trained_root,
+            units=sizes.trained_units(),
+            world_size=world_size,
+        )
     largest = _largest(unit.elements for unit in sizes.units)
     return (min(2, len(sizes.units)) * largest + sizes.root) * DTYPE_BYTES[full.reduce_dtype]
 
 
-def _held(full: Strategy, sizes: Sizes) -> int:
-    """Gradients of micro-batches before the last, whole on every rank."""
-    if full.engine in ("ddp", "slide") or sizes.accumulation == 1 or full.reduce_every_micro_batch:
+def _accumulated(full: CanonicalStrategy, sizes: Sizes) -> int:
+    """Return bytes of gradients of micro-batches before the last, whole on every rank."""
+    sharded = full.traits.residency == "sharded"
+    if not sharded or sizes.accumulation == 1 or full.reduce_every_micro_batch:
         return 0
-    # fsdp2 adds them up in the type that reduces
-    summed = DTYPE_BYTES[full.reduce_dtype] if full.engine == "fsdp2" else 0
+    summed = DTYPE_BYTES[full.reduce_dtype] if full.traits.accumulates_in_reduce_dtype else 0
     return sizes.trained * max(sizes.element_bytes, summed)
 
 

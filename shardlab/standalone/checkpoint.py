@@ -16,12 +16,12 @@ import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor
 
+from shardlab.checkpoint.state_files import load_state, save_state
 from shardlab.comm.handle import RESIDUALS, merge_states
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, checksums, damage, read_json, write_json
 from shardlab.engines.common.base import State
-from shardlab.engines.common.state_files import load_state, save_state
 from shardlab.engines.slide.unit import FROZEN
 from shardlab.transport.object_collectives import gather_values, run_or_fail_together
 

@@ -11,12 +11,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from shardlab.checkpoint.random_state import random_state, set_random_state
+from shardlab.checkpoint.state_files import in_host_memory
 from shardlab.comm.names import parameter_names
 from shardlab.core.errors import UserError
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import State
-from shardlab.engines.common.random_state import random_state, set_random_state
-from shardlab.engines.common.state_files import in_host_memory
 from shardlab.engines.slide.engine import SlideEngine
 from shardlab.engines.slide.groups import twin
 from shardlab.engines.slide.unit import FROZEN

@@ -1,6 +1,6 @@
 """Settings of the compression of gradients and of gathered parameters."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -9,19 +9,21 @@ from shardlab.strategy.codec_options import NoneSpec
 from shardlab.strategy.codec_spec import codec_text
 from shardlab.strategy.codec_table import AnyCodec
 
+Route = Literal["native", "exchange"]
+
 
 class Compression(Document):
     """Compression of the gradients."""
 
     codec: AnyCodec = NoneSpec()
-    route: Literal["native", "exchange"] | None = None
+    route: Route | None = None
     """native: the process group's own collective, whose payloads are summed on the wire (only
     `none` and codecs whose payloads can be summed); exchange: all-to-all of payloads, decoded and
     summed by the owner. Default: native for `none`, exchange for the others."""
     error_feedback: bool = False
-    """what was not sent is added to the next vector of the same unit"""
+    """add what was not sent to the next vector of the same unit"""
     residual: Literal["fp32", "bf16", "int8"] = "fp32"
-    """how error feedback stores what was not sent"""
+    """type in which error feedback stores what was not sent"""
     minimum_size: int = Field(1024, ge=0)
     """messages with fewer elements are sent uncompressed"""
     exclude: Annotated[tuple[str, ...], AS_TUPLE] = ()
@@ -31,7 +33,7 @@ class Compression(Document):
     between_nodes: AnyCodec | None = None
     """codec of the second of two levels, between nodes; `codec` then compresses inside a node"""
     ranks_per_node: int | None = Field(None, ge=2)
-    """size of a node, where `between_nodes` is given; default: the launcher's"""
+    """number of ranks of a node, with `between_nodes` (default: the launcher's)"""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -44,9 +46,9 @@ class Compression(Document):
         if self.route == "native" and not self.codec.summable:
             raise ValueError(f"codec {name!r} cannot be summed on the wire: use route: exchange")
         if self.residual != "fp32" and not self.error_feedback:
-            raise ValueError("residual has no meaning without error_feedback: remove it")
+            raise ValueError("residual does nothing without error_feedback: remove it")
         if self.ranks_per_node is not None and self.between_nodes is None:
-            raise ValueError("ranks_per_node has no meaning without between_nodes: remove it")
+            raise ValueError("ranks_per_node does nothing without between_nodes: remove it")
         for level in (self.codec, self.between_nodes):
             if self.between_nodes is not None and level is not None and level.multi_phase:
                 raise ValueError(
@@ -58,13 +60,24 @@ class Compression(Document):
         """Return whether nothing is compressed, neither inside a node nor between nodes."""
         return self.codec.name == "none" and self.between_nodes is None
 
-    def canonical(self) -> "Compression":
-        """Return this with defaults written out and options that change nothing reset."""
+    def canonical(self, default_route: Route | None = None) -> "CanonicalCompression":
+        """Write defaults out and reset options that change nothing.
+
+        Args:
+            default_route: of the engine; None: native where nothing is compressed.
+        """
         plain = self.plain()
-        updates: dict[str, Any] = {"route": self.route or ("native" if plain else "exchange")}
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        values["route"] = self.route or default_route or ("native" if plain else "exchange")
         if plain:
-            updates |= {"minimum_size": 0, "exclude": (), "warmup_steps": 0}
-        return self.model_copy(update=updates)
+            values |= {"minimum_size": 0, "exclude": (), "warmup_steps": 0}
+        return CanonicalCompression.model_construct(**values)
+
+
+class CanonicalCompression(Compression):
+    """Canonical form of the compression of gradients."""
+
+    route: Route
 
 
 class WeightCompression(Document):

@@ -1,4 +1,4 @@
-"""A strategy in a few words."""
+"""Labels: a strategy in a few words."""
 
 from shardlab.strategy.compression import gradient_words, weight_words
 from shardlab.strategy.overrides import Override, ranges
@@ -8,7 +8,7 @@ _WHERE = {"memory": "in memory", "disk": "on disk"}
 
 
 def label(canonical: Settings) -> str:
-    """See `Strategy.label`; of a canonical form."""
+    """Return the label of a canonical form; see `Strategy.label`."""
     words = [canonical.engine, *gradient_words(canonical.gradients)]
     if canonical.weights is not None:
         words.append(weight_words(canonical.weights))
@@ -18,7 +18,7 @@ def label(canonical: Settings) -> str:
 
 def _sharding(canonical: Settings) -> list[str]:
     words = []
-    if canonical.engine == "ddp" and canonical.bucket_mb != 25:
+    if _is_set(canonical, "bucket_mb"):
         words.append(f"buckets of {repr(canonical.bucket_mb).removesuffix('.0')} MiB")
     if canonical.sharding == "no_shard":
         words.append("nothing sharded")
@@ -29,17 +29,21 @@ def _sharding(canonical: Settings) -> list[str]:
     elif canonical.wrap_size is not None:
         kind = "blocks" if canonical.wrap == "block" else "elements"
         words.append(f"units of {canonical.wrap_size} {kind}")
-    if canonical.engine == "slide":
-        return words + _sliding(canonical)
+    words += _streaming(canonical)
     if canonical.wrap != "root" and canonical.reshard_after_forward is not True:
         words += _kept(canonical.reshard_after_forward)
-    if canonical.placement not in (None, "dim0"):
+    if _is_set(canonical, "placement"):
         words.append(f"sharded on {canonical.placement}")
     return words
 
 
-def _sliding(canonical: Settings) -> list[str]:
-    words = [] if canonical.window == 2 else [f"window of {canonical.window}"]
+def _is_set(canonical: Settings, key: str) -> bool:
+    """Return whether the engine has a setting, with a value that is not its default."""
+    return getattr(canonical, key) != canonical.traits.defaults.get(key)
+
+
+def _streaming(canonical: Settings) -> list[str]:
+    words = [f"window of {canonical.window}"] if _is_set(canonical, "window") else []
     if canonical.param_transfer == "shard":
         words.append("parts gathered")
     if canonical.grad_sync == "gpu_reduce":
@@ -52,7 +56,7 @@ def _sliding(canonical: Settings) -> list[str]:
 
 
 def _kept(reshard: bool | int | None) -> list[str]:
-    """Where parameters are after forward."""
+    """Return where parameters are after forward."""
     if reshard is None:
         return []
     if isinstance(reshard, bool):
@@ -62,8 +66,7 @@ def _kept(reshard: bool | int | None) -> list[str]:
 
 def _prefetch(canonical: Settings) -> list[str]:
     words = []
-    default = canonical.model_copy(update={"prefetch": None}).depths()[0]
-    if canonical.prefetch not in (None, default):
+    if canonical.prefetch not in (None, canonical.default_prefetch()):
         words.append(f"{canonical.prefetch} units ahead")
     if canonical.prefetch_backward is not None:
         words.append(f"{canonical.prefetch_backward} ahead in backward")
@@ -100,7 +103,7 @@ def _computation(canonical: Settings) -> list[str]:
 
 
 def override_words(override: Override) -> str:
-    """`layers 0-2 kept after forward`."""
+    """Return an override in words, such as `layers 0-2 kept after forward`."""
     words = _kept(override.reshard_after_forward)
     if override.param_dtype is not None:
         words.append(f"in {override.param_dtype}")

@@ -1,4 +1,4 @@
-"""What some layers of a model do otherwise than the rest."""
+"""Overrides: settings of some layers of a model that differ from those of the strategy."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from shardlab.core.document import AS_TUPLE, Document
 
 DType = Literal["auto", "fp32", "bf16", "fp16"]
+DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 Checkpointing = Literal["none", "selective", "full"]
 
 Reshard = Annotated[
@@ -30,7 +31,7 @@ _SCHEMA = {
 
 
 def _numbers(value: Any) -> Any:
-    """`"0-2,7"`, `7` and `[0, "1-2", 7]` as sorted numbers without repetition."""
+    """Return `"0-2,7"`, `7` or `[0, "1-2", 7]` as sorted numbers without repetition."""
     if isinstance(value, list | tuple):
         return tuple(sorted({number for each in value for number in _numbers(each)}))
     parts = [part.strip() for part in str(value).split(",")]
@@ -42,21 +43,21 @@ def _numbers(value: Any) -> Any:
 
 
 class Override(Document):
-    """Other settings for some layers, or for one of the two modules around them."""
+    """Settings for some layers, or for one of the two modules around them."""
 
     layers: (
         Annotated[tuple[int, ...], BeforeValidator(_numbers), WithJsonSchema(_SCHEMA)] | None
     ) = Field(None, min_length=1)
     """numbers of transformer blocks from 0, as in `0-3`, `7` or `[0, 7]`"""
     module: Literal["embedding", "head"] | None = None
-    """fsdp2, manual: the token embedding or the output head becomes a unit of its own; where they
-    share their weight they are one"""
+    """fsdp2, manual: the token embedding or the output head becomes a unit; where they share their
+    weight they become one unit"""
     reshard_after_forward: Reshard | None = None
-    """as of the strategy"""
+    """in place of the setting of the strategy"""
     param_dtype: DType | None = None
-    """as of the strategy"""
+    """in place of the setting of the strategy"""
     activation_checkpointing: Checkpointing | None = None
-    """as of the strategy"""
+    """in place of the setting of the strategy"""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -69,7 +70,7 @@ class Override(Document):
         return self
 
     def settings(self) -> dict[str, Any]:
-        """What is set."""
+        """Return the settings that are given."""
         values = {key: getattr(self, key) for key in SETTINGS}
         return {key: value for key, value in values.items() if value is not None}
 
@@ -82,10 +83,12 @@ Overrides = Annotated[tuple[Override, ...], AS_TUPLE]
 def canonical_overrides(
     overrides: Iterable[Override], own: Mapping[str, Any]
 ) -> tuple[Override, ...]:
-    """One override per combination of settings, without what changes nothing; later ones win.
+    """Return one override per combination of settings, without those that change nothing.
+
+    Later overrides win.
 
     Args:
-        own: the settings of the strategy.
+        own: settings of the strategy.
     """
     layers: dict[int, dict[str, Any]] = {}
     modules: dict[str, dict[str, Any]] = {}
@@ -95,13 +98,13 @@ def canonical_overrides(
             modules.setdefault(override.module, {}).update(settings)
         for layer in override.layers or ():
             layers.setdefault(layer, {}).update(settings)
-    together: dict[tuple[tuple[str, Any], ...], list[int]] = {}
+    merged: dict[tuple[tuple[str, Any], ...], list[int]] = {}
     for layer in sorted(layers):
         changed = _changed(layers[layer], own)
         if changed:
-            together.setdefault(tuple(changed.items()), []).append(layer)
+            merged.setdefault(tuple(changed.items()), []).append(layer)
     return (
-        *(Override(layers=tuple(where), **dict(what)) for what, where in together.items()),
+        *(Override(layers=tuple(where), **dict(what)) for what, where in merged.items()),
         *(Override(module=name, **_changed(modules[name], own)) for name in sorted(modules)),  # type: ignore[arg-type]
     )
 
@@ -112,7 +115,7 @@ def _changed(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, A
 
 
 def ranges(layers: Iterable[int]) -> str:
-    """`0-2,7`."""
+    """Return the text of sorted layer numbers, such as `0-2,7`."""
     numbers = list(layers)
     starts = [n for before, n in pairwise([-2, *numbers]) if n != before + 1]
     ends = [n for n, after in pairwise([*numbers, numbers[-1] + 2]) if after != n + 1]

@@ -6,13 +6,14 @@ from pydantic import Field
 
 from shardlab.core.document import Document
 from shardlab.strategy.compression import Compression, WeightCompression
+from shardlab.strategy.engine_traits import ENGINES, EngineName, EngineTraits
 from shardlab.strategy.overrides import Checkpointing, DType, Overrides, Reshard
 
 
 class Settings(Document):
-    """What can be tuned, each setting for itself; `Strategy` knows which go together."""
+    """Everything that can be tuned, setting by setting; `Strategy` validates combinations."""
 
-    engine: Literal["ddp", "fsdp1", "fsdp2", "manual", "slide"] = "fsdp2"
+    engine: EngineName = "fsdp2"
     sharding: Literal["full_shard", "shard_grad_op", "no_shard", "hybrid_shard"] | None = None
     """full_shard: every rank keeps 1/W of parameters, gradients and optimizer states (default);
     shard_grad_op: gathered parameters stay until backward; no_shard: nothing is sharded;
@@ -20,78 +21,90 @@ class Settings(Document):
     replicas: int | None = Field(None, ge=2)
     """hybrid_shard: number of copies"""
     wrap: Literal["block", "size", "root"] | None = None
-    """what is gathered and reduced together. block: `wrap_size` transformer blocks; size: blocks
-    with at least `wrap_size` elements; root: the whole model"""
+    """the unit that is gathered and reduced in one collective. block: `wrap_size` transformer
+    blocks; size: blocks with at least `wrap_size` elements; root: the whole model"""
     wrap_size: int | None = Field(None, ge=1)
-    """blocks (default 1) or elements of a unit"""
+    """number of blocks (default 1) or of elements of a unit"""
     reshard_after_forward: Reshard | None = None
-    """free gathered parameters after forward (default) or keep them for backward; a number: keep
-    them sharded over groups of so many ranks"""
+    """free gathered parameters after forward (default) or keep them for backward. fsdp2: a number
+    keeps them sharded over groups of that many ranks"""
     placement: Literal["dim0", "dim1", "largest"] | None = None
-    """fsdp2: the dimension that a parameter is sharded on (default dim0); dim1 and largest where
-    it splits evenly"""
+    """fsdp2: dimension on which a parameter is sharded (default dim0); dim1 and largest apply where
+    that dimension splits evenly"""
     overrides: Overrides = ()
-    """what some layers do otherwise; later ones win"""
+    """other settings for some layers; later overrides win"""
     prefetch: int | None = Field(None, ge=0)
-    """units that are gathered ahead of their use (default: 1 for manual, else 0)"""
+    """number of units gathered ahead in forward (default: 1 for manual, else 0)"""
     prefetch_backward: int | None = Field(None, ge=0)
-    """the same in backward (default: as `prefetch`; fsdp1: 1)"""
+    """number of units gathered ahead in backward (default: as `prefetch`; fsdp1: 1)"""
     async_unshard: bool | None = None
-    """fsdp2: gathering does not stop the computation, on devices without streams neither does
-    reduction (default: with prefetch)"""
+    """fsdp2: all-gather overlaps with computation; on devices without streams reduce-scatter does
+    so, too (default: with prefetch)"""
     limit_all_gathers: bool | None = None
-    """fsdp1: the host waits before it gathers too far ahead (default)"""
+    """fsdp1: the host waits where all-gathers would run too far ahead (default)"""
     use_orig_params: bool | None = None
     """fsdp1: the optimizer sees parts of parameters instead of one flat vector per unit"""
     bucket_mb: float | None = Field(None, gt=0)
     """ddp: size of a gradient bucket in MiB (default 25)"""
     param_dtype: DType = "auto"
-    """what computes and is gathered; weights are updated in float32. auto: bf16 or fp16 where the
-    device is made for it, else fp32. fp16 scales the loss; ddp computes by autocast"""
+    """type of computation and of gathered parameters; the optimizer updates float32. auto: bf16 or
+    fp16 where the device has fast products for it, else fp32. fp16 scales the loss; ddp computes
+    by autocast"""
     reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """fsdp1, fsdp2, manual, and slide with gpu_reduce: what gradients are reduced in"""
+    """fsdp1, fsdp2, manual, and slide with gpu_reduce: type in which gradients are reduced"""
     output_dtype: Literal["fp32", "bf16", "fp16"] | None = None
-    """fsdp2: what the model returns (default: as computed)"""
+    """fsdp2: type of the model's output (default: as computed)"""
     activation_checkpointing: Checkpointing = "none"
-    """what backward computes again for each block: nothing, all but its matrix products, or all"""
+    """what backward recomputes of each block: nothing, all but its matrix products, or all"""
     activations: Literal["device", "memory", "disk"] = "device"
-    """where the inputs of checkpointed blocks are until backward: where they are computed, in main
-    memory, or in a file in .work/activations or the folder that the variable SHARDLAB_ACTIVATIONS
-    of the environment names"""
+    """storage of the inputs of checkpointed blocks until backward: the device that computes, host
+    memory, or a file in .work/activations or in the folder that the environment variable
+    SHARDLAB_ACTIVATIONS names"""
     compile: bool = False
-    """torch.compile for each block"""
+    """compile each block by torch.compile"""
     accumulation: int | None = Field(None, ge=1)
-    """micro-batches that the samples of a rank are cut into (default: train.accumulation)"""
+    """number of micro-batches into which the samples of a rank are split (default:
+    train.accumulation)"""
     reduce_every_micro_batch: bool = False
-    """fsdp1, fsdp2, manual, slide: sum up shards of gradients instead of whole ones: more
-    communication, less memory. What gpu_reduce does anyway"""
+    """fsdp1, fsdp2, manual, slide: reduce after every micro-batch and sum shards of gradients
+    instead of whole ones: more communication, less memory. gpu_reduce always does so"""
     offload: bool = False
-    """fsdp1, fsdp2: shards and the optimizer stay in CPU memory"""
+    """fsdp1, fsdp2: keep shards and optimizer states in host memory"""
     window: int | None = Field(None, ge=2)
-    """slide: units that the device has memory for at a time, beside the root (default 2)"""
+    """slide: number of units that fit on the device at a time, besides the root (default 2)"""
     param_transfer: Literal["full", "shard"] | None = None
-    """slide: every rank loads whole units (full, default), or its part, and the ranks gather the
-    rest on the device"""
+    """slide: every rank loads whole units (full, default), or loads its shard, and the ranks
+    all-gather units on the device"""
     grad_sync: Literal["gpu_reduce", "cpu_reduce"] | None = None
-    """slide: gradients are reduced on the device, after every micro-batch, and each rank copies its
-    part; or each rank copies all of its own, which are summed in host memory (default)"""
+    """slide: reduce gradients on the device after every micro-batch, after which each rank copies
+    its shard to host memory; or copy the whole gradients of each rank and sum them in host memory
+    (default)"""
     moments: Literal["memory", "disk"] = "memory"
-    """slide: where the moments of AdamW are between updates: in host memory, or in a file without a
-    name where `activations: disk` has its own"""
+    """slide: storage of AdamW's moments between updates: host memory, or an anonymous file in the
+    folder of `activations: disk`"""
     moment_dtype: Literal["fp32", "bf16"] = "fp32"
-    """slide: what the moments are kept in. bf16 rounds second moments by chance, so that they move
-    as they should in the mean"""
+    """slide: type of the stored moments. bf16 rounds second moments stochastically, so that their
+    updates are unbiased"""
     gradients: Compression = Compression()
     weights: WeightCompression | None = None
-    """fsdp1, fsdp2, manual, and slide with param_transfer: shard: how gathered parameters travel
-    (default: as they are)"""
+    """fsdp1, fsdp2, manual, and slide with param_transfer: shard: compression of gathered
+    parameters (default: none)"""
+
+    @property
+    def traits(self) -> EngineTraits:
+        """Traits of the engine."""
+        return ENGINES[self.engine]
+
+    def default_prefetch(self) -> int:
+        """Return the number of units gathered ahead in forward where `prefetch` is not set."""
+        several_gathered = self.wrap != "root" and self.sharding != "no_shard"
+        return self.traits.prefetch if several_gathered else 0
 
     def depths(self) -> tuple[int, int]:
-        """Units that are gathered ahead in forward and in backward."""
+        """Return the number of units gathered ahead in forward and in backward."""
         forward, backward = self.prefetch, self.prefetch_backward
         if forward is None:
-            ahead = self.engine == "manual" and self.wrap != "root" and self.sharding != "no_shard"
-            forward = int(ahead)
+            forward = self.default_prefetch()
         if backward is None:
-            backward = 1 if self.engine == "fsdp1" else forward
-        return forward, backward
+            backward = self.traits.prefetch_backward
+        return forward, forward if backward is None else backward

@@ -1,55 +1,41 @@
-"""Which settings of a strategy go together, and which fit a number of ranks; reasons for the rest.
+"""Validation of a strategy: combinations of settings, and what a number of ranks can do.
 
-A combination is refused when an engine cannot do it, when torch would do something else in silence,
-or when it changes nothing.
+A combination is refused where an engine cannot do it, where torch would silently do something else,
+or where it changes nothing. Each rule yields the setting, the reason and the fix.
 """
 
 from collections.abc import Iterator
 
 from shardlab.core.errors import UserError
-from shardlab.strategy.codec_table import find
+from shardlab.strategy.engine_traits import accepts_codec, inapplicable
+from shardlab.strategy.overrides import SETTINGS, canonical_overrides
 from shardlab.strategy.settings import Settings
-
-_UNITS = ("sharding", "replicas", "wrap", "wrap_size", "reshard_after_forward")
-_AHEAD = ("prefetch", "prefetch_backward")
-_OF_SHARDED = (*_UNITS, *_AHEAD, "reduce_dtype", "reduce_every_micro_batch", "weights")
-_OF_ONE = {
-    "ddp": ("bucket_mb",),
-    "fsdp1": (*_OF_SHARDED, "limit_all_gathers", "use_orig_params", "offload"),
-    "fsdp2": (*_OF_SHARDED, "placement", "async_unshard", "output_dtype", "offload"),
-    "manual": _OF_SHARDED,
-    "slide": (
-        *("wrap", "wrap_size", "window", "param_transfer", "grad_sync"),
-        *("reduce_dtype", "reduce_every_micro_batch", "weights", "moments", "moment_dtype"),
-    ),
-}
-"""settings that not all engines have"""
 
 
 def check(strategy: Settings) -> None:
-    """Refuses what has no meaning on any number of ranks.
+    """Refuse what is invalid on any number of ranks.
 
     Raises:
         ValueError: the setting, the reason and the fix.
     """
     for reason in (
-        *_foreign(strategy),
+        *_inapplicable(strategy),
         *_sharding(strategy),
         *_units(strategy),
         *_overrides(strategy),
         *_activations(strategy),
         *_numbers(strategy),
         *_flat(strategy),
-        *_sliding(strategy),
+        *_streaming(strategy),
     ):
         raise ValueError(reason)
 
 
 def check_fits(strategy: Settings, world_size: int, samples: int | None = None) -> None:
-    """Refuses what this many ranks cannot do.
+    """Refuse what this number of ranks cannot do.
 
     Args:
-        samples: that one rank sees in a step.
+        samples: number of samples that one rank sees in a step.
 
     Raises:
         UserError: the setting, the reason and the fix.
@@ -58,19 +44,14 @@ def check_fits(strategy: Settings, world_size: int, samples: int | None = None) 
         raise UserError(reason)
 
 
-def foreign(engine: str) -> frozenset[str]:
-    """Settings that other engines have."""
-    return frozenset(key for keys in _OF_ONE.values() for key in keys) - {*_OF_ONE[engine]}
-
-
-def _foreign(strategy: Settings) -> Iterator[str]:
-    fields = type(strategy).model_fields
-    for key in (key for key in fields if key in foreign(strategy.engine)):
-        if getattr(strategy, key) != fields[key].default:
-            hint = ""
+def _inapplicable(strategy: Settings) -> Iterator[str]:
+    others = inapplicable(strategy.engine)
+    for key, field in type(strategy).model_fields.items():
+        if key in others and getattr(strategy, key) != field.default:
+            fix = "remove it"
             if key == "reduce_dtype":
-                hint = ", whose gradients are cast by `gradients: {codec: bf16}`"
-            yield f"{key} has no meaning for engine {strategy.engine!r}{hint}: remove it"
+                fix += ", or cast gradients by `gradients: {codec: bf16}`"
+            yield f"{key} does not apply to engine {strategy.engine!r}: {fix}"
 
 
 def _sharding(strategy: Settings) -> Iterator[str]:
@@ -87,7 +68,7 @@ def _sharding(strategy: Settings) -> Iterator[str]:
             yield "reduce_every_micro_batch is pointless with no_shard: there are no shards"
         if strategy.offload:
             yield "offload needs shards: remove it, or sharding: no_shard"
-    if strategy.engine != "fsdp2" and reshard is not None and not isinstance(reshard, bool):
+    if type(reshard) is int and not strategy.traits.subgroup_reshard:
         yield "reshard_after_forward as a number of ranks is for fsdp2: use true or false"
 
 
@@ -102,13 +83,17 @@ def _units(strategy: Settings) -> Iterator[str]:
             "reshard_after_forward: true is pointless with wrap: root, where backward follows "
             "forward at once: remove one of them"
         )
-    if wrap == "root" and any(strategy.depths()) and strategy.engine != "fsdp1":
+    traits = strategy.traits
+    # where the engine prefetches in backward by default it does so for one unit, too
+    if wrap == "root" and any(strategy.depths()) and traits.prefetch_backward is None:
         yield "prefetch is pointless with wrap: root, where there is one unit: remove it"
-    if strategy.engine == "fsdp1":
-        if wrap in (None, "block") and (size or 1) > 1:
-            yield "fsdp1 cannot make one unit of several blocks: use wrap: size, or engine: fsdp2"
-        if max(strategy.depths()) > 1:
-            yield "fsdp1 gathers at most 1 unit ahead: lower prefetch"
+    if not traits.multi_block_units and wrap in (None, "block") and (size or 1) > 1:
+        yield (
+            f"{strategy.engine} cannot make one unit of several blocks: use wrap: size, or engine: "
+            "fsdp2"
+        )
+    if traits.max_prefetch is not None and max(strategy.depths()) > traits.max_prefetch:
+        yield f"{strategy.engine} gathers at most {traits.max_prefetch} unit ahead: lower prefetch"
 
 
 def _overrides(strategy: Settings) -> Iterator[str]:
@@ -116,14 +101,17 @@ def _overrides(strategy: Settings) -> Iterator[str]:
     for override in strategy.overrides:
         of_units = override.module or set(override.settings()) - {"activation_checkpointing"}
         where = override.module or "layers"
-        if of_units and strategy.engine in ("ddp", "fsdp1", "slide"):
+        if of_units and not strategy.traits.unit_overrides:
             yield f"overrides: {where}: {strategy.engine} has one setting for all units: remove it"
         if of_units and not one_block_each:
-            yield f"overrides: {where}: with wrap: {strategy.wrap} no unit is theirs: use block"
+            yield (
+                f"overrides: {where}: with wrap: {strategy.wrap} units are not single blocks: use "
+                "wrap: block"
+            )
         reshard = override.reshard_after_forward
         if reshard is not None and strategy.sharding == "no_shard":
             yield "overrides: reshard_after_forward is pointless with no_shard: remove it"
-        if strategy.engine == "manual" and type(reshard) is int:
+        if type(reshard) is int and not strategy.traits.subgroup_reshard:
             yield "overrides: reshard_after_forward as a number of ranks is for fsdp2"
 
 
@@ -131,14 +119,17 @@ def _activations(strategy: Settings) -> Iterator[str]:
     where = strategy.activations
     if where == "device":
         return
-    modes = {each.activation_checkpointing for each in strategy.overrides}
+    own = {key: getattr(strategy, key) for key in SETTINGS}
+    # an override may be overridden itself
+    overrides = canonical_overrides(strategy.overrides, own)
+    modes = {each.activation_checkpointing for each in overrides}
     if modes | {strategy.activation_checkpointing} <= {None, "none"}:
         yield (
             f"activations: {where} is for inputs of checkpointed blocks: set "
             "activation_checkpointing: full, or remove it"
         )
     if strategy.compile:
-        yield f"activations: {where} does not reach into compiled blocks: remove it, or compile"
+        yield f"activations: {where} cannot store what compiled blocks keep: remove it, or compile"
 
 
 def _numbers(strategy: Settings) -> Iterator[str]:
@@ -157,33 +148,32 @@ def _numbers(strategy: Settings) -> Iterator[str]:
         yield "reduce_every_micro_batch is pointless with accumulation: 1: remove it"
 
 
-def takes(engine: str, codec: str) -> bool:
-    """Return whether the codec of this name compresses anything of the gradients of the engine."""
-    spec = find(codec)
-    flat = engine in ("fsdp1", "manual", "slide")
-    return not (flat and spec is not None and spec.needs_matrices)
-
-
 def _flat(strategy: Settings) -> Iterator[str]:
     codec = strategy.gradients.codec.name
-    if not takes(strategy.engine, codec):
+    if not accepts_codec(strategy.engine, codec):
         yield (
             f"{codec} factors matrices, and {strategy.engine} sends flat vectors, which it would "
             "leave as they are: use fsdp2 or ddp, or another codec"
         )
 
 
-def _sliding(strategy: Settings) -> Iterator[str]:
-    if strategy.engine != "slide":
+def _streaming(strategy: Settings) -> Iterator[str]:
+    if strategy.compile and not strategy.traits.compiles:
+        yield (
+            "compile needs parameters whose storage does not change: remove it, or engine: "
+            f"{strategy.engine}"
+        )
+    if strategy.traits.residency != "streamed":
         return
     if strategy.wrap == "root":
-        yield "wrap: root is one unit, over which nothing slides: use block, or another engine"
-    if strategy.compile:
-        yield "compile needs parameters that stay where they are: remove it, or engine: slide"
+        yield "wrap: root is one unit, and a window needs several: use block, or another engine"
     if strategy.grad_sync != "gpu_reduce" and strategy.reduce_dtype != "fp32":
         yield "cpu_reduce sums gradients in float32: remove reduce_dtype, or use gpu_reduce"
     if strategy.gradients.between_nodes is not None:
-        yield "slide takes the same codec between nodes: remove gradients.between_nodes"
+        yield (
+            f"{strategy.engine} uses one codec inside nodes and between them: remove "
+            "gradients.between_nodes"
+        )
     if strategy.weights is not None and strategy.param_transfer != "shard":
         yield "weights: nothing is gathered: remove it, or use param_transfer: shard"
 

@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardlab.checkpoint.state_files import in_host_memory
 from shardlab.engines.common.base import Engine
-from shardlab.engines.common.state_files import in_host_memory
 
 _PIECE = 2**20
 """elements"""

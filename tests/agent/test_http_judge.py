@@ -51,9 +51,8 @@ def test_every_setting_and_codec_of_the_schema_is_explained(tmp_path):
         nested = {"gradients", "weights", "overrides"} if document is Strategy else set()
         assert {f"{path}{name}" for name in set(document.model_fields) - nested} <= described
     assert set(built_in()) <= described
-    assert (
-        "gradients.residual: fp32, bf16, int8. how error feedback stores what was not sent" in lines
-    )
+    residual = "type in which error feedback stores what was not sent"
+    assert f"gradients.residual: fp32, bf16, int8. {residual}" in lines
     assert any(line.startswith("int4: ") and "levels (uniform, nf4)" in line for line in lines)
 
 

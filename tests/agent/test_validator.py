@@ -3,12 +3,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardlab.agent.proposals.candidates import Draft
-from shardlab.agent.proposals.memory import certain_bytes, estimate_peak
+from shardlab.agent.proposals.evidence import estimate_peak
 from shardlab.agent.proposals.seeds import random_strategies
 from shardlab.agent.proposals.validator import admit, memory_limit, reason_to_stop
 from shardlab.environment.host import memory_bytes
 from shardlab.experiment.schema import Agent
-from shardlab.strategy.strategy import parse_strategy
 from tests.agent.searches import AGENT, LIMIT, begin, past_round, proposal_of
 
 ILLEGAL = [
@@ -67,23 +66,6 @@ def test_offer_does_not_depend_on_the_order_of_drafts(documents):
         "fsdp2, none, kept after forward",
         "ddp, none",
     }
-
-
-def test_states_by_hand():
-    # 1000 parameters on 4 ranks: 16 bytes each, whole or divided
-    feedback = {"codec": "int8", "error_feedback": True}
-    sizes = {
-        ("ddp",): ({"engine": "ddp"}, 16_000),
-        ("sharded",): ({}, 4_000),
-        ("kept",): ({"reshard_after_forward": False}, 8_000),
-        ("one unit",): ({"wrap": "root"}, 12_000),
-        ("residual",): ({"gradients": feedback}, 12_000),
-        ("bf16",): ({"gradients": {**feedback, "residual": "bf16"}}, 8_000),
-        ("int8",): ({"gradients": {**feedback, "residual": "int8"}}, 4_000 + 2_031),
-        ("owners",): ({"engine": "ddp", "gradients": feedback}, 26_000),
-    }
-    for document, expected in sizes.values():
-        assert certain_bytes(parse_strategy(document), 1000, 4) == expected
 
 
 def test_estimate_of_the_incumbent_is_its_measured_peak():

@@ -3,15 +3,20 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 
+from shardlab.core.document import validate
+from shardlab.core.errors import UserError
+from shardlab.strategy.engine_traits import ENGINES, EngineName, inapplicable
 from shardlab.strategy.overrides import Override
-from shardlab.strategy.strategy import Strategy, parse_strategy
-from shardlab.strategy.validation import foreign
+from shardlab.strategy.strategy import CanonicalStrategy, Strategy, parse_strategy
 from tests.strategy.drawn_strategies import documents
+
+FROZEN = Path(__file__).with_name("frozen_hashes.json")
+"""strategies of params.yaml, params/*.yaml and committed records, by their hashes"""
 
 
 def reverse(value: Any) -> Any:
@@ -97,9 +102,32 @@ def test_defaults_written_out_mean_the_same(one: dict[str, Any], other: dict[str
     assert parse_strategy(one).hash() == parse_strategy(other).hash()
 
 
-def test_the_hash_of_the_default_stays() -> None:
+@pytest.mark.parametrize("case", json.loads(FROZEN.read_text()), ids=lambda case: case["hash"])
+def test_committed_hashes_stay(case: dict[str, Any]) -> None:
     """Trials are stored under these hashes: another value throws every stored trial away."""
-    assert Strategy().hash() == "f7347c949a942822"
+    assert parse_strategy(case["strategy"]).hash() == case["hash"]
+
+
+@given(documents())
+def test_whatever_is_read_as_canonical_is_made_canonical(document: dict[str, Any]) -> None:
+    canonical = parse_strategy(document).canonical()
+    for value in (document, parse_strategy(document), canonical.model_dump(mode="json")):
+        read = validate(CanonicalStrategy, value, "strategy")
+        assert type(read) is CanonicalStrategy
+        assert read == canonical
+
+
+def test_a_mistake_in_a_canonical_strategy_is_answered_in_one_line() -> None:
+    with pytest.raises(UserError, match="entry: wrap does not apply to engine 'ddp'"):
+        validate(CanonicalStrategy, {"engine": "ddp", "wrap": "root"}, "entry")
+
+
+def test_traits_are_of_settings_that_exist() -> None:
+    assert {*ENGINES} == {*get_args(EngineName)}
+    for name, traits in ENGINES.items():
+        assert traits.settings <= {*Strategy.model_fields}
+        assert {*traits.defaults} <= traits.settings
+        assert not traits.settings & inapplicable(name)
 
 
 @given(documents(), documents())
@@ -131,12 +159,12 @@ def test_the_label_names_what_is_not_the_default() -> None:
     )
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp1", "fsdp2", "manual", "slide"])
-def test_the_page_of_an_engine_lists_its_settings_and_no_others(engine: str) -> None:
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_page_of_an_engine_lists_its_settings_and_no_others(engine: EngineName) -> None:
     text = (Path(__file__).parents[2] / f"docs/engines/{engine}.md").read_text()
     listed = re.findall(r"^\| `(\w+)` \|.*\|.*\|.*\|$", text, re.M)
-    refused = {"compile"} if engine == "slide" else set()
-    assert set(listed) == {*Strategy.model_fields} - foreign(engine) - refused - {"engine"}
+    refused = set() if ENGINES[engine].compiles else {"compile"}
+    assert set(listed) == {*Strategy.model_fields} - inapplicable(engine) - refused - {"engine"}
     assert len(listed) == len(set(listed))
 
 

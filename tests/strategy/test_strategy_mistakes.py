@@ -1,4 +1,4 @@
-"""What is wrong with a strategy is said in one line."""
+"""A mistake in a strategy is answered in one line."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from shardlab.strategy.validation import check_fits
         ),
         (
             {"engine": "ddp", "wrap": "root"},
-            "strategy: wrap has no meaning for engine 'ddp': remove it",
+            "strategy: wrap does not apply to engine 'ddp': remove it",
         ),
         (
             {"sharding": "hybrid_shard"},
@@ -56,7 +56,42 @@ from shardlab.strategy.validation import check_fits
         ),
         (
             {"wrap": "root", "overrides": [{"layers": 3, "param_dtype": "bf16"}]},
-            "strategy: overrides: layers: with wrap: root no unit is theirs: use block",
+            "strategy: overrides: layers: with wrap: root units are not single blocks: use "
+            "wrap: block",
+        ),
+        (
+            {
+                "activations": "disk",
+                "overrides": [
+                    {"layers": 0, "activation_checkpointing": "full"},
+                    {"layers": 0, "activation_checkpointing": "none"},
+                ],
+            },
+            "strategy: activations: disk is for inputs of checkpointed blocks: set "
+            "activation_checkpointing: full, or remove it",
+        ),
+        (
+            {"engine": "ddp", "reduce_dtype": "bf16"},
+            "strategy: reduce_dtype does not apply to engine 'ddp': remove it, or cast gradients "
+            "by `gradients: {codec: bf16}`",
+        ),
+        (
+            {"engine": "slide", "wrap": "root"},
+            "strategy: wrap: root is one unit, and a window needs several: use block, or another "
+            "engine",
+        ),
+        (
+            {"engine": "slide", "compile": True},
+            "strategy: compile needs parameters whose storage does not change: remove it, or "
+            "engine: slide",
+        ),
+        (
+            {"engine": "manual", "reshard_after_forward": 2},
+            "strategy: reshard_after_forward as a number of ranks is for fsdp2: use true or false",
+        ),
+        (
+            {"engine": "fsdp1", "prefetch": 2},
+            "strategy: fsdp1 gathers at most 1 unit ahead: lower prefetch",
         ),
         (
             {"activations": "disk"},
@@ -65,8 +100,8 @@ from shardlab.strategy.validation import check_fits
         ),
         (
             {"activations": "disk", "activation_checkpointing": "full", "compile": True},
-            "strategy: activations: disk does not reach into compiled blocks: remove it, or "
-            "compile",
+            "strategy: activations: disk cannot store what compiled blocks keep: remove "
+            "it, or compile",
         ),
         (
             {"gradients": {"error_feedback": True}},

@@ -5,6 +5,7 @@ rule propose:
             "shardlab/agent/judges",
             "shardlab/agent/proposals",
             "shardlab/agent/records",
+            "shardlab/buffers",
             "shardlab/core",
             "shardlab/environment",
             "shardlab/experiment",

@@ -128,7 +128,6 @@ rule timing:
             "shardlab/emulation",
             "shardlab/engines",
             "shardlab/environment",
-            "shardlab/evaluation",
             "shardlab/experiment",
             "shardlab/hardware",
             "shardlab/kernels",

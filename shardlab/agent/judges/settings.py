@@ -14,7 +14,7 @@ _TYPES = {"null": "unset", "boolean": "true, false", "array": "list"}
 def settings_in_words() -> str:
     """Return one line per setting with its values and meaning, then one per codec with its options.
 
-    `gradients.residual: fp32, bf16, int8. how error feedback stores what was not sent`
+    `gradients.residual: fp32, bf16, int8. type in which error feedback stores residuals`
     """
     schema = Strategy.model_json_schema()
     codecs = [_codec(name, spec.model_json_schema()) for name, spec in all_specs().items()]

@@ -12,6 +12,7 @@ from shardlab.agent.proposals.changes import Change, in_words
 from shardlab.agent.proposals.seeds import (
     BUCKETS_MB,
     CODECS,
+    ENGINES_TRIED,
     MINIMUM_SIZES,
     WEIGHT_CODECS,
     default,
@@ -21,8 +22,8 @@ from shardlab.agent.proposals.seeds import (
 from shardlab.agent.records.history import History
 from shardlab.core.document import Document
 from shardlab.strategy.codec_spec import codec_text
+from shardlab.strategy.engine_traits import ENGINES, accepts_codec, inapplicable
 from shardlab.strategy.strategy import Strategy
-from shardlab.strategy.validation import foreign, takes
 
 _NEIGHBOURHOODS = 3
 """number of fastest strategies whose neighbours config mode considers"""
@@ -82,7 +83,7 @@ def actions(strategy: Strategy) -> list[Draft]:
 
 
 def _wraps(form: dict[str, Any]) -> Iterator[Draft]:
-    if form["engine"] == "ddp":
+    if "bucket_mb" in form:
         for size in BUCKETS_MB:
             if size != form["bucket_mb"]:
                 yield _change(form, "bucket_mb", form["bucket_mb"], size)
@@ -96,7 +97,8 @@ def _wraps(form: dict[str, Any]) -> Iterator[Draft]:
 
 def _ahead(strategy: Strategy, form: dict[str, Any]) -> Iterator[Draft]:
     """Return changes of prefetch, where there are several units to gather."""
-    if form["engine"] in ("fsdp2", "manual") and form.get("reshard_after_forward") is not None:
+    overlaps = ENGINES[strategy.engine].overlap != "streams"  # else prefetch does nothing on a CPU
+    if overlaps and "reshard_after_forward" in form:
         units = strategy.depths()[0]
         if form["wrap"] != "root":
             yield _change(form, "prefetch", units, int(not units), without=("prefetch_backward",))
@@ -108,7 +110,7 @@ def _codecs(strategy: Strategy, form: dict[str, Any]) -> Iterator[Draft]:
     if not strategy.gradients.plain():
         rest = {key: form["gradients"][key] for key in _KEPT if key in form["gradients"]}
     for text, feedback in CODECS:
-        if text != now and takes(strategy.engine, text.partition(":")[0]):
+        if text != now and accepts_codec(strategy.engine, text.partition(":")[0]):
             gradients = {**rest, "codec": text, "error_feedback": feedback}
             words = in_words((Change("codec", now, text),))
             yield Draft(document={**form, "gradients": gradients}, why=f"action: {words}")
@@ -126,10 +128,10 @@ def _weights(strategy: Strategy, form: dict[str, Any]) -> Iterator[Draft]:
 
 def _engines(form: dict[str, Any]) -> Iterator[Draft]:
     now = form["engine"]
-    for other in ("fsdp2", "manual", "ddp"):
-        if other != now and takes(other, form["gradients"]["codec"]["name"]):
+    for other in ENGINES_TRIED:
+        if other != now and accepts_codec(other, form["gradients"]["codec"]["name"]):
             yield _change(
-                form, "engine", now, other, without=(*foreign(other), *_AHEAD, "overrides")
+                form, "engine", now, other, without=(*inapplicable(other), *_AHEAD, "overrides")
             )
 
 

@@ -8,6 +8,8 @@ from statistics import stdev
 
 from shardlab.agent.records.history import History, Measured, Workload
 from shardlab.experiment.schema import Agent
+from shardlab.memory.step import parameter_bytes
+from shardlab.strategy.strategy import Strategy
 
 
 def describe(history: History, agent: Agent, memory_limit_bytes: int) -> str:
@@ -27,6 +29,26 @@ def describe(history: History, agent: Agent, memory_limit_bytes: int) -> str:
             f"Trials left: {max(0, agent.budget - trials(history))} of {agent.budget}.",
         ]
     )
+
+
+def estimate_peak(strategy: Strategy, incumbent: Measured, workload: Workload) -> int:
+    """Estimate the peak memory of a rank under `strategy`, in bytes.
+
+    What the incumbent's measured peak holds beyond its closed form, which are activations, the
+    interpreter and short-lived buffers, is assumed to stay.
+    """
+
+    def in_closed_form(each: Strategy) -> int:
+        return parameter_bytes(
+            each,
+            parameters=workload.parameters,
+            world_size=workload.world_size,
+            accumulation=workload.accumulation,
+        )
+
+    measured = max(each.memory_peak_bytes for each in incumbent.measurements)
+    rest = max(0, measured - in_closed_form(incumbent.strategy))
+    return rest + in_closed_form(strategy)
 
 
 def trials(history: History) -> int:

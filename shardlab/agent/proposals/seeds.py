@@ -3,8 +3,9 @@
 import random
 from typing import Any
 
-from shardlab.agent.proposals.memory import estimate_peak
+from shardlab.agent.proposals.evidence import estimate_peak
 from shardlab.agent.records.history import History
+from shardlab.strategy.engine_traits import ENGINES, EngineName
 from shardlab.strategy.strategy import Strategy, parse_strategy
 
 CODECS: tuple[tuple[str, bool], ...] = (
@@ -20,6 +21,7 @@ CODECS: tuple[tuple[str, bool], ...] = (
     ("topk:density=0.01", True),
 )
 """codec and whether it takes error feedback, without which coarse ones lose most of a gradient"""
+ENGINES_TRIED: tuple[EngineName, ...] = ("fsdp2", "manual", "ddp")
 WEIGHT_CODECS = ("none", "int8:group=128")
 """codecs of gathered parameters"""
 BUCKETS_MB = (1.0, 5.0, 25.0, 100.0)
@@ -65,8 +67,9 @@ def random_strategies(seed: int, count: int) -> list[Strategy]:
 
 def _draw(generator: random.Random) -> Strategy:
     codec, feedback = generator.choice(CODECS)
-    document: dict[str, Any] = {"engine": generator.choice(("ddp", "fsdp2"))}
-    if document["engine"] == "ddp":
+    engine: EngineName = generator.choice(("ddp", "fsdp2"))
+    document: dict[str, Any] = {"engine": engine}
+    if "bucket_mb" in ENGINES[engine].settings:
         document["bucket_mb"] = generator.choice(BUCKETS_MB)
     else:
         document["wrap"] = generator.choice(("block", "root"))

@@ -3,8 +3,7 @@
 import json
 
 from shardlab.agent.proposals.candidates import Draft
-from shardlab.agent.proposals.evidence import trials
-from shardlab.agent.proposals.memory import estimate_peak
+from shardlab.agent.proposals.evidence import estimate_peak, trials
 from shardlab.agent.records.history import History
 from shardlab.agent.records.rounds import Candidate, Refused
 from shardlab.core.errors import UserError

@@ -7,7 +7,7 @@ from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError, nearest
 from shardlab.core.files import read_json
 from shardlab.records.run import Record
-from shardlab.strategy.strategy import Strategy, parse_strategy
+from shardlab.strategy.strategy import CanonicalStrategy, parse_strategy
 
 
 class Workload(Document):
@@ -25,7 +25,7 @@ class Workload(Document):
 class Measured(Document):
     """A strategy that was tried, and its outcome."""
 
-    strategy: Strategy
+    strategy: CanonicalStrategy
     """in canonical form"""
     hash: str
     source: str

@@ -4,7 +4,7 @@ from typing import Literal
 
 from shardlab.core.document import Document
 from shardlab.records.run import Record
-from shardlab.strategy.strategy import Strategy
+from shardlab.strategy.strategy import CanonicalStrategy
 
 Outcome = Literal["ok", "timeout", "crash", "memory", "none"]
 """outcome of a trial; none: nothing was chosen, so nothing ran"""
@@ -15,7 +15,7 @@ class Candidate(Document):
 
     id: str
     """first digits of the strategy's hash, independent of its place in the list"""
-    strategy: Strategy
+    strategy: CanonicalStrategy
     label: str
     why: str
     """origin"""

@@ -6,7 +6,7 @@ from shardlab.agent.records.rounds import Outcome
 from shardlab.core.document import Document, validate
 from shardlab.core.files import read_json
 from shardlab.records.run import Record
-from shardlab.strategy.strategy import Strategy
+from shardlab.strategy.strategy import CanonicalStrategy
 
 
 class Trial(Document):
@@ -15,7 +15,7 @@ class Trial(Document):
     outcome: Outcome
     detail: str = ""
     """text of the error, for a failed trial"""
-    strategy: Strategy | None = None
+    strategy: CanonicalStrategy | None = None
     hash: str | None = None
     key: str | None = None
     """key in the store"""

@@ -13,7 +13,7 @@ from shardlab.comm.names import plain
 from shardlab.engines.common.base import State, StepOutcome
 from shardlab.engines.common.module import ModuleEngine
 from shardlab.engines.common.norm import clip_coefficient, local_parts, norm_of, sum_of_squares
-from shardlab.engines.common.setup import Setup
+from shardlab.engines.common.setup import EngineSetup
 
 
 class AutogradEngine(ModuleEngine):
@@ -25,7 +25,7 @@ class AutogradEngine(ModuleEngine):
         module, setup, attached: see `ModuleEngine`.
     """
 
-    def __init__(self, module: nn.Module, setup: Setup, **attached: Any) -> None:
+    def __init__(self, module: nn.Module, setup: EngineSetup, **attached: Any) -> None:
         super().__init__(module, setup, **attached)
         self._optimizer = torch.optim.AdamW(
             module.parameters(),

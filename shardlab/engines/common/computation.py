@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from shardlab.engines.common.units import checkpointing_modes
 from shardlab.models.parts import transformer_blocks
-from shardlab.strategy.strategy import Strategy
+from shardlab.strategy.strategy import CanonicalStrategy
 
 _aten = torch.ops.aten
 _PRODUCTS = [
@@ -24,7 +24,7 @@ _PRODUCTS = [
 """operations whose results selective checkpointing keeps: what costs most to compute again"""
 
 
-def prepare(model: nn.Module, strategy: Strategy) -> None:
+def prepare(model: nn.Module, strategy: CanonicalStrategy) -> None:
     """Checkpoints, then compiles the forward methods of the blocks; sharding comes after it.
 
     A block keeps its names and hooks: what gathers and frees its parameters stays outside of what

@@ -1,18 +1,18 @@
-"""Ranks as copies of a model, each sharded over neighbouring ranks."""
+"""Device meshes: ranks as copies of a model, each sharded over neighbouring ranks."""
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardlab.strategy.strategy import Strategy
+from shardlab.strategy.strategy import CanonicalStrategy
 
 SHARD, REPLICATE = "shard", "replicate"
 
 
 def make_mesh(group: dist.ProcessGroup, replicas: int, device: torch.device) -> DeviceMesh:
-    """[shards], or [replicas, shards] where there are several copies.
+    """Return a mesh [shards], or [replicas, shards] where there are several copies.
 
-    All ranks of the default group call it with several copies, also those outside of `group`.
+    With several copies all ranks of the default group call it, also those outside of `group`.
     """
     if replicas == 1:
         return DeviceMesh.from_group(group, device.type, mesh_dim_names=(SHARD,))
@@ -20,13 +20,13 @@ def make_mesh(group: dist.ProcessGroup, replicas: int, device: torch.device) -> 
     return DeviceMesh(device.type, ranks, mesh_dim_names=(REPLICATE, SHARD))
 
 
-def copies(strategy: Strategy, group: dist.ProcessGroup) -> int:
-    """Copies of the model by a strategy's canonical form; with `no_shard` one per rank."""
-    if strategy.sharding == "no_shard":
-        return dist.get_world_size(group)
-    return strategy.replicas or 1
+def mesh_copies(strategy: CanonicalStrategy, group: dist.ProcessGroup) -> int:
+    """Return the number of copies of the model that the mesh of an engine has."""
+    if strategy.traits.no_shard_in_place and strategy.sharding == "no_shard":
+        return 1  # the wrapper averages over the ranks of one copy
+    return strategy.copies(dist.get_world_size(group))
 
 
 def replica_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:
-    """The ranks that hold the same shard of other copies."""
+    """Return the ranks that hold the same shard of other copies, where there are some."""
     return mesh.get_group(REPLICATE) if mesh.ndim == 2 else None

@@ -14,10 +14,10 @@ from shardlab.comm.handle import Handle
 from shardlab.comm.ledger import Audit
 from shardlab.engines.common.base import Engine, State
 from shardlab.engines.common.precision import LossScale, uses_fp16
-from shardlab.engines.common.setup import Setup
+from shardlab.engines.common.setup import EngineSetup
 from shardlab.profiling.traces.labels import BACKWARD, FORWARD
 from shardlab.strategy.compression import WeightCompression
-from shardlab.strategy.strategy import Strategy
+from shardlab.strategy.strategy import CanonicalStrategy
 
 
 class ModuleEngine(Engine):
@@ -28,7 +28,7 @@ class ModuleEngine(Engine):
         attached: more for `shardlab.comm.attach.attach`.
     """
 
-    def __init__(self, module: nn.Module, setup: Setup, **attached: Any) -> None:
+    def __init__(self, module: nn.Module, setup: EngineSetup, **attached: Any) -> None:
         strategy, device = setup.strategy, setup.device
         self.module = module
         self.device = device
@@ -71,7 +71,7 @@ class ModuleEngine(Engine):
             yield audit
 
 
-def _attach(module: nn.Module, strategy: Strategy, seed: int, **more: Any) -> Handle:
+def _attach(module: nn.Module, strategy: CanonicalStrategy, seed: int, **more: Any) -> Handle:
     given, weights = strategy.gradients, strategy.weights or WeightCompression()
     return attach(
         module,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from shardlab.strategy.strategy import Strategy
+from shardlab.strategy.strategy import CanonicalStrategy
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -18,7 +18,7 @@ def dtype_of(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if made_for_it else torch.float16
 
 
-def uses_fp16(strategy: Strategy, device: torch.device) -> bool:
+def uses_fp16(strategy: CanonicalStrategy, device: torch.device) -> bool:
     """Whether some layer computes in fp16."""
     names = [strategy.param_dtype, *(each.param_dtype for each in strategy.overrides)]
     return any(dtype_of(name, device) is torch.float16 for name in names if name is not None)

@@ -1,4 +1,4 @@
-"""What an engine is told besides the model."""
+"""Arguments that every engine is built with, besides the model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,23 +8,22 @@ import torch.distributed as dist
 from torch import nn
 
 from shardlab.engines.common.base import Optimization
-from shardlab.strategy.strategy import Strategy
+from shardlab.strategy.strategy import CanonicalStrategy
 
 Fill = Callable[[nn.Module], None]
-"""gives what lies below a module its weights, on the device that computes"""
+"""loads the weights of a module's parameters, on the device that computes"""
 
 
 @dataclass(frozen=True)
-class Setup:
-    """How an engine trains a model."""
+class EngineSetup:
+    """Strategy, optimization, ranks and device of an engine."""
 
-    strategy: Strategy
-    """in its canonical form"""
+    strategy: CanonicalStrategy
     optimization: Optimization
     group: dist.ProcessGroup
-    """of all ranks"""
+    """all ranks that train the model"""
     seed: int
-    """of random codecs"""
+    """of codecs that draw random numbers"""
     device: torch.device
     """that computes"""
     fill: Fill

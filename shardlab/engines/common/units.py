@@ -12,7 +12,7 @@ from shardlab.core.errors import UserError
 from shardlab.engines.common.precision import dtype_of
 from shardlab.models.parts import model_parts, transformer_blocks
 from shardlab.records.timing import UnitSize
-from shardlab.strategy.strategy import Strategy
+from shardlab.strategy.strategy import CanonicalStrategy
 
 
 class UnitPlan(NamedTuple):
@@ -29,7 +29,9 @@ class UnitPlan(NamedTuple):
         return not all(isinstance(module, nn.Embedding) for module in self.modules)
 
 
-def plan_units(model: nn.Module, strategy: Strategy, device: torch.device) -> list[UnitPlan]:
+def plan_units(
+    model: nn.Module, strategy: CanonicalStrategy, device: torch.device
+) -> list[UnitPlan]:
     """The units of a model by a strategy's canonical form, in the order of their use.
 
     What belongs to none of them makes up the root, which is not in the list.
@@ -66,7 +68,9 @@ def owned_parameters(
     return [("root", {name: parameter for parameter, name in names.items()}), *units]
 
 
-def unit_sizes(model: nn.Module, strategy: Strategy, device: torch.device) -> list[UnitSize]:
+def unit_sizes(
+    model: nn.Module, strategy: CanonicalStrategy, device: torch.device
+) -> list[UnitSize]:
     """What is gathered or reduced together by a strategy's canonical form, in the order of its use.
 
     Of `ddp` the buckets as it fills them during backward; else the root, then the units.
@@ -74,8 +78,8 @@ def unit_sizes(model: nn.Module, strategy: Strategy, device: torch.device) -> li
     Args:
         model: not yet wrapped; it may be on the meta device.
     """
-    if strategy.engine == "ddp":
-        return _bucket_sizes(model, strategy)
+    if strategy.bucket_mb is not None:
+        return _bucket_sizes(model, strategy.bucket_mb)
     paths = {module: name for name, module in model.named_modules()}
     left = set(model.parameters())
     sizes = []
@@ -86,9 +90,9 @@ def unit_sizes(model: nn.Module, strategy: Strategy, device: torch.device) -> li
     return [UnitSize(name="root", elements=_elements(left)), *sizes]
 
 
-def _bucket_sizes(model: nn.Module, strategy: Strategy) -> list[UnitSize]:
+def _bucket_sizes(model: nn.Module, bucket_mb: float) -> list[UnitSize]:
     backwards: list[torch.Tensor] = list(reversed([*model.parameters()]))
-    limit = int((strategy.bucket_mb or 0) * 2**20)
+    limit = int(bucket_mb * 2**20)
     places, _ = dist._compute_bucket_assignment_by_size(backwards, [limit])
     return [
         UnitSize(name=f"bucket{number}", elements=_elements(backwards[place] for place in bucket))
@@ -100,7 +104,7 @@ def _elements(parameters: Iterable[torch.Tensor]) -> int:
     return sum(parameter.numel() for parameter in parameters)
 
 
-def layer_settings(strategy: Strategy, layers: int) -> dict[int, dict[str, Any]]:
+def layer_settings(strategy: CanonicalStrategy, layers: int) -> dict[int, dict[str, Any]]:
     """What the overrides of a canonical form set, by the number of the layer.
 
     Raises:
@@ -116,7 +120,7 @@ def layer_settings(strategy: Strategy, layers: int) -> dict[int, dict[str, Any]]
     return found
 
 
-def checkpointing_modes(model: nn.Module, strategy: Strategy) -> dict[nn.Module, str]:
+def checkpointing_modes(model: nn.Module, strategy: CanonicalStrategy) -> dict[nn.Module, str]:
     """What backward computes again of each block, by a strategy's canonical form.
 
     Raises:
@@ -131,7 +135,7 @@ def checkpointing_modes(model: nn.Module, strategy: Strategy) -> dict[nn.Module,
     return {block: own.get(n, {}).get(key) or default for n, block in enumerate(blocks)}
 
 
-def _grouped(blocks: Sequence[nn.Module], strategy: Strategy) -> Iterator[tuple[int, ...]]:
+def _grouped(blocks: Sequence[nn.Module], strategy: CanonicalStrategy) -> Iterator[tuple[int, ...]]:
     """The numbers of the blocks of each unit."""
     if strategy.wrap == "block":
         size = strategy.wrap_size or 1
@@ -165,7 +169,10 @@ def _common(numbers: Sequence[int], settings: dict[int, dict[str, Any]]) -> dict
 
 
 def _plan(
-    strategy: Strategy, device: torch.device, modules: Sequence[nn.Module], own: dict[str, Any]
+    strategy: CanonicalStrategy,
+    device: torch.device,
+    modules: Sequence[nn.Module],
+    own: dict[str, Any],
 ) -> UnitPlan:
     reshard = own.get("reshard_after_forward", strategy.reshard_after_forward)
     dtype = dtype_of(own.get("param_dtype", strategy.param_dtype), device)
@@ -173,7 +180,7 @@ def _plan(
 
 
 def _with_ends(
-    model: nn.Module, plans: list[UnitPlan], strategy: Strategy, device: torch.device
+    model: nn.Module, plans: list[UnitPlan], strategy: CanonicalStrategy, device: torch.device
 ) -> list[UnitPlan]:
     """With units of the embedding and the head, where overrides ask for them."""
     own = {each.module: each.settings() for each in strategy.overrides if each.module}

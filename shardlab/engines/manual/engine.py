@@ -7,9 +7,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardlab.engines.common.flat import FlatEngine, FlatVector
-from shardlab.engines.common.mesh import SHARD, copies, make_mesh
+from shardlab.engines.common.mesh import SHARD, make_mesh, mesh_copies
 from shardlab.engines.common.precision import dtype_of
-from shardlab.engines.common.setup import Setup
+from shardlab.engines.common.setup import EngineSetup
 from shardlab.engines.common.units import plan_units
 from shardlab.engines.manual.model import FlatSharded
 from shardlab.engines.manual.schedule import Reduced
@@ -18,9 +18,9 @@ from shardlab.engines.manual.schedule import Reduced
 class ManualEngine(FlatEngine):
     """Engine with 1/W of a flat vector per unit, its gradient and optimizer state on each rank."""
 
-    def __init__(self, model: nn.Module, setup: Setup) -> None:
+    def __init__(self, model: nn.Module, setup: EngineSetup) -> None:
         strategy, device = setup.strategy, setup.device
-        self._mesh = make_mesh(setup.group, copies(strategy, setup.group), device)
+        self._mesh = make_mesh(setup.group, mesh_copies(strategy, setup.group), device)
         self._sharded = FlatSharded(
             model,
             setup.fill,

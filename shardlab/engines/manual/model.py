@@ -15,9 +15,9 @@ from shardlab.comm.hierarchy import subgroup
 from shardlab.engines.common.mesh import SHARD, replica_group
 from shardlab.engines.common.setup import Fill
 from shardlab.engines.common.units import UnitPlan, owned_parameters
-from shardlab.engines.common.watch import watch, watch_gradients
 from shardlab.engines.manual.schedule import Collectives, Schedule
 from shardlab.engines.manual.unit import FlatUnit
+from shardlab.engines.scheduled.watch import watch, watch_gradients
 
 
 class FlatSharded(nn.Module, Attachable):

@@ -9,9 +9,9 @@ from torch import Tensor
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.collective import Collective
 from shardlab.comm.layout import REPLICAS
-from shardlab.engines.common.outgoing import Outgoing
-from shardlab.engines.common.watch import MissingGradients
 from shardlab.engines.manual.unit import FlatUnit
+from shardlab.engines.scheduled.outgoing import Outgoing
+from shardlab.engines.scheduled.watch import MissingGradients
 from shardlab.transport.background import Background, Running
 
 Reduced = Literal["nothing", "shards", "all"]

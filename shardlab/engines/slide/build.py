@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch import nn
 
 from shardlab.buffers.slide import (
-    Keeping,
-    copied_whole,
-    keeping,
-    leaving_bytes,
+    KeptGradients,
+    gradient_vectors,
+    kept_gradients,
+    offload_bytes,
     window_bytes,
     window_slots,
 )
@@ -20,7 +20,7 @@ from shardlab.comm.hierarchy import timeout_of
 from shardlab.comm.ledger import Ledger
 from shardlab.core.errors import UserError
 from shardlab.engines.common.precision import dtype_of, uses_fp16
-from shardlab.engines.common.setup import Setup
+from shardlab.engines.common.setup import EngineSetup
 from shardlab.engines.common.units import UnitPlan, owned_parameters
 from shardlab.engines.slide.copies import Copies
 from shardlab.engines.slide.grad_offload import GradBuffers, GradOffload
@@ -38,7 +38,7 @@ from shardlab.engines.slide.window import Window
 
 
 def make_units(
-    model: nn.Module, plans: Sequence[UnitPlan], setup: Setup, groups: RankGroups
+    model: nn.Module, plans: Sequence[UnitPlan], setup: EngineSetup, groups: RankGroups
 ) -> list[SlideUnit]:
     """Return the root, then the units of `plans`, without memory.
 
@@ -47,7 +47,7 @@ def make_units(
     """
     _refuse_shared(model, plans)
     precision = precision_of(setup, groups)
-    vectors = copied_whole(setup.strategy, groups.world_size)
+    vectors = gradient_vectors(setup.strategy, groups.world_size)
     slots = {"nothing": 0, "totals": 1}.get(keeping_of(setup), vectors)
     return [
         SlideUnit(index, name, own, groups.rank, groups.world_size, precision, slots)
@@ -76,15 +76,15 @@ def _refuse_shared(model: nn.Module, plans: Sequence[UnitPlan]) -> None:
                 )
 
 
-def make_buffers(units: Sequence[SlideUnit], setup: Setup, groups: RankGroups) -> GradBuffers:
+def make_buffers(units: Sequence[SlideUnit], setup: EngineSetup, groups: RankGroups) -> GradBuffers:
     """Return the buffers of the units' gradients, without memory."""
-    vectors = copied_whole(setup.strategy, groups.world_size)
+    vectors = gradient_vectors(setup.strategy, groups.world_size)
     root, *others = units
     trained = [root, *(unit for unit in others if unit.count)]
     return GradBuffers(trained, groups.rank, keeping_of(setup), vectors, groups.sums)
 
 
-def precision_of(setup: Setup, groups: RankGroups) -> Precision:
+def precision_of(setup: EngineSetup, groups: RankGroups) -> Precision:
     """Return the types of all units' vectors."""
     compute = offload = dtype_of(setup.strategy.param_dtype, setup.device)
     if groups.reductions is not None:
@@ -94,18 +94,18 @@ def precision_of(setup: Setup, groups: RankGroups) -> Precision:
     return Precision(compute, offload, stored, moments)
 
 
-def keeping_of(setup: Setup) -> Keeping:
+def keeping_of(setup: EngineSetup) -> KeptGradients:
     """Return which gradients stay in host memory."""
-    return keeping(setup.strategy, setup.optimization.accumulation, holds_updates(setup))
+    return kept_gradients(setup.strategy, setup.optimization.accumulation, holds_updates(setup))
 
 
-def holds_updates(setup: Setup) -> bool:
+def holds_updates(setup: EngineSetup) -> bool:
     """Return whether updates wait until the norm of the whole gradient is known."""
     return setup.optimization.clip is not None or uses_fp16(setup.strategy, setup.device)
 
 
 def share_memory(
-    units: Sequence[SlideUnit], buffers: GradBuffers, setup: Setup, here: dist.ProcessGroup
+    units: Sequence[SlideUnit], buffers: GradBuffers, setup: EngineSetup, here: dist.ProcessGroup
 ) -> NodeMemory:
     """Allocate host memory for units and buffers; all ranks of a node call together.
 
@@ -127,14 +127,14 @@ def share_memory(
     return memory
 
 
-def _device_bytes(units: Sequence[SlideUnit], setup: Setup, world_size: int) -> int:
+def _device_bytes(units: Sequence[SlideUnit], setup: EngineSetup, world_size: int) -> int:
     """Return the host memory that a rank needs as its device, at least: without activations."""
     if setup.device.type != "cpu":
         return 0
     full, itemsize = setup.strategy, units[0].precision.compute.itemsize
     root, *others = [unit.whole for unit in units]
     trained_root, *trained = [unit.size for unit in units]
-    return window_bytes(full, itemsize, root, others) + leaving_bytes(
+    return window_bytes(full, itemsize, root, others) + offload_bytes(
         full, itemsize, trained_root, [*filter(None, trained)], world_size
     )
 
@@ -178,7 +178,7 @@ def store_model(
     plans: Sequence[UnitPlan],
     units: Sequence[SlideUnit],
     buffers: GradBuffers,
-    setup: Setup,
+    setup: EngineSetup,
     copies: Copies,
 ) -> None:
     """Move the weights to host memory, materialising one unit at a time, and page-lock it.
@@ -206,7 +206,7 @@ class Parts:
     `module` has its collectives attached.
     """
 
-    setup: Setup
+    setup: EngineSetup
     groups: RankGroups
     copies: Copies
     buffers: GradBuffers

@@ -18,7 +18,7 @@ from shardlab.engines.common.base import State, StepOutcome
 from shardlab.engines.common.flat import laid_out, split_vector
 from shardlab.engines.common.module import ModuleEngine
 from shardlab.engines.common.norm import clip_coefficient, norm_of
-from shardlab.engines.common.setup import Setup
+from shardlab.engines.common.setup import EngineSetup
 from shardlab.engines.common.units import checkpointing_modes, plan_units
 from shardlab.engines.slide.build import (
     Parts,
@@ -58,7 +58,7 @@ class SlideEngine(ModuleEngine):
     def __init__(
         self,
         model: nn.Module,
-        setup: Setup,
+        setup: EngineSetup,
         copies: Copies | None = None,
         ranks_per_node: int | None = None,
     ) -> None:

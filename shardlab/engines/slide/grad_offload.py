@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shardlab.buffers.slide import Keeping, landing_sizes
+from shardlab.buffers.slide import KeptGradients, slot_sizes
 from shardlab.comm.collective import Collective
-from shardlab.engines.common.outgoing import Outgoing
+from shardlab.engines.scheduled.outgoing import Outgoing
 from shardlab.engines.slide.copies import Copies
 from shardlab.engines.slide.shared_memory import NodeMemory
 from shardlab.engines.slide.sync import REDUCED, UPDATED, ErrorRelay, RankProgress
@@ -66,13 +66,13 @@ class GradBuffers:
     """
 
     def __init__(
-        self, units: Sequence[SlideUnit], rank: int, keeping: Keeping, count: int, sums: bool
+        self, units: Sequence[SlideUnit], rank: int, keeping: KeptGradients, count: int, sums: bool
     ) -> None:
         self._units, self._rank, self._keeping = units, rank, keeping
         self._order = {unit.index: place for place, unit in enumerate(units)}
         self._dtype = units[0].precision.offload
         root, *others = [unit.size for unit in units]
-        self._sizes = [] if keeping == "arrived" else landing_sizes(root, others)
+        self._sizes = [] if keeping == "arrived" else slot_sizes(root, others)
         self._count = count
         # sums of whole vectors are added up by each rank for itself
         self._readers = None if sums and keeping != "sums" else [rank]

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardlab.comm.hierarchy import subgroup, timeout_of
 from shardlab.core.errors import UserError
 from shardlab.engines.common.mesh import REPLICATE, SHARD
-from shardlab.strategy.strategy import Strategy
+from shardlab.strategy.strategy import CanonicalStrategy
 from shardlab.transport.object_collectives import gather_values
 
 Value = TypeVar("Value")
@@ -136,7 +136,7 @@ class _Purpose(NamedTuple):
     ranks_per_node: int | None
 
     @classmethod
-    def of(cls, strategy: Strategy, ranks_per_node: int | None) -> "_Purpose":
+    def of(cls, strategy: CanonicalStrategy, ranks_per_node: int | None) -> "_Purpose":
         """Return those of a strategy in its canonical form."""
         summed = strategy.gradients.route == "native" and strategy.gradients.plain()
         reductions: Literal["device", "memory"] | None = None if summed else "memory"
@@ -146,7 +146,7 @@ class _Purpose(NamedTuple):
 
 
 def acquire_groups(
-    strategy: Strategy, group: dist.ProcessGroup, ranks_per_node: int | None = None
+    strategy: CanonicalStrategy, group: dist.ProcessGroup, ranks_per_node: int | None = None
 ) -> PooledGroups[RankGroups]:
     """Return the groups that a strategy needs, from the pool; all ranks of the group call together.
 

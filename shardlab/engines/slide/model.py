@@ -11,7 +11,7 @@ from torch.utils import checkpoint
 from shardlab.comm.collective import Attachable, Collective, MakeCollective
 from shardlab.core.errors import UserError
 from shardlab.engines.common.units import UnitPlan
-from shardlab.engines.common.watch import watch, watch_gradients, with_gradient
+from shardlab.engines.scheduled.watch import watch, watch_gradients, with_gradient
 from shardlab.engines.slide.groups import RankGroups
 from shardlab.engines.slide.schedule import Schedule
 from shardlab.engines.slide.unit import SlideUnit

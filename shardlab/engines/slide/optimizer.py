@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardlab.buffers.slide import Keeping
+from shardlab.buffers.slide import KeptGradients
 from shardlab.comm.collective import Collective
 from shardlab.comm.ledger import Ledger
 from shardlab.engines.slide.grad_offload import GradBuffer
@@ -41,7 +41,7 @@ class GradReduction:
         self,
         progress: RankProgress,
         groups: RankGroups,
-        keeping: Keeping,
+        keeping: KeptGradients,
         reduce_scatter: Collective | None,
         average: Collective | None,
         ledger: Ledger,

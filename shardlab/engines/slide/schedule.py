@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from shardlab.engines.common.watch import MissingGradients, Uses
+from shardlab.engines.scheduled.watch import MissingGradients, Uses
 from shardlab.engines.slide.grad_offload import GradOffload
 from shardlab.engines.slide.optimizer import HostOptimizer
 from shardlab.engines.slide.prefetch import Prefetcher

@@ -10,13 +10,13 @@ from torch.nn.parallel import DistributedDataParallel
 from shardlab.comm.names import plain
 from shardlab.engines.common.autograd import AutogradEngine
 from shardlab.engines.common.precision import dtype_of
-from shardlab.engines.common.setup import Setup
+from shardlab.engines.common.setup import EngineSetup
 
 
 class DDPEngine(AutogradEngine):
     """Every rank holds the whole model; buckets of gradients are averaged during backward."""
 
-    def __init__(self, model: nn.Module, setup: Setup) -> None:
+    def __init__(self, model: nn.Module, setup: EngineSetup) -> None:
         setup.fill(model)
         wrapped = DistributedDataParallel(
             model,

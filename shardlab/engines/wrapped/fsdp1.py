@@ -23,11 +23,11 @@ from torch.distributed.fsdp.wrap import CustomPolicy, size_based_auto_wrap_polic
 from shardlab.comm.fsdp1_hooks import unit_names, units
 from shardlab.core.errors import UserError
 from shardlab.engines.common.flat import FlatEngine, FlatVector
-from shardlab.engines.common.mesh import SHARD, make_mesh, replica_group
+from shardlab.engines.common.mesh import SHARD, make_mesh, mesh_copies, replica_group
 from shardlab.engines.common.precision import dtype_of
-from shardlab.engines.common.setup import Fill, Setup
+from shardlab.engines.common.setup import EngineSetup, Fill
 from shardlab.models.parts import transformer_blocks
-from shardlab.strategy.strategy import Strategy
+from shardlab.strategy.strategy import CanonicalStrategy
 
 
 class FSDP1Engine(FlatEngine):
@@ -39,9 +39,9 @@ class FSDP1Engine(FlatEngine):
     (`torch/distributed/fsdp/_init_utils.py`: one device makes a shard group of one).
     """
 
-    def __init__(self, model: nn.Module, setup: Setup) -> None:
+    def __init__(self, model: nn.Module, setup: EngineSetup) -> None:
         strategy = setup.strategy
-        self._mesh = make_mesh(setup.group, strategy.replicas or 1, setup.device)
+        self._mesh = make_mesh(setup.group, mesh_copies(strategy, setup.group), setup.device)
         wrapped = wrap_model(model, strategy, self._mesh, setup.device, setup.fill)
         between = replica_group(self._mesh)
         super().__init__(wrapped, setup, replicas=between)
@@ -89,7 +89,11 @@ class FSDP1Engine(FlatEngine):
 
 
 def wrap_model(
-    model: nn.Module, strategy: Strategy, mesh: DeviceMesh, device: torch.device, fill: Fill
+    model: nn.Module,
+    strategy: CanonicalStrategy,
+    mesh: DeviceMesh,
+    device: torch.device,
+    fill: Fill,
 ) -> FullyShardedDataParallel:
     """A model that was sharded by a strategy's canonical form."""
     with warnings.catch_warnings():
@@ -113,14 +117,16 @@ def wrap_model(
         )
 
 
-def _sharding(strategy: Strategy) -> ShardingStrategy:
+def _sharding(strategy: CanonicalStrategy) -> ShardingStrategy:
     if strategy.sharding == "no_shard":
         return ShardingStrategy.NO_SHARD
     freed = strategy.reshard_after_forward
     return ShardingStrategy.FULL_SHARD if freed else ShardingStrategy.SHARD_GRAD_OP
 
 
-def _policy(model: nn.Module, strategy: Strategy) -> Callable[..., Any] | CustomPolicy | None:
+def _policy(
+    model: nn.Module, strategy: CanonicalStrategy
+) -> Callable[..., Any] | CustomPolicy | None:
     if strategy.wrap == "root":
         return None
     if strategy.wrap == "size":
@@ -153,7 +159,7 @@ def _sharing(model: nn.Module) -> set[nn.Module]:
     }
 
 
-def _prefetch(strategy: Strategy) -> dict[str, Any]:
+def _prefetch(strategy: CanonicalStrategy) -> dict[str, Any]:
     forward, backward = strategy.depths()
     return {
         "forward_prefetch": forward > 0,

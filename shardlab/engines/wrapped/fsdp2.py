@@ -20,19 +20,19 @@ from torch.distributed.tensor import Shard
 
 from shardlab.core.errors import UserError
 from shardlab.engines.common.autograd import AutogradEngine
-from shardlab.engines.common.mesh import SHARD, copies, make_mesh
+from shardlab.engines.common.mesh import SHARD, make_mesh, mesh_copies
 from shardlab.engines.common.precision import dtype_of
-from shardlab.engines.common.setup import Fill, Setup
+from shardlab.engines.common.setup import EngineSetup, Fill
 from shardlab.engines.common.units import plan_units
-from shardlab.strategy.strategy import Strategy
+from shardlab.strategy.strategy import CanonicalStrategy
 
 
 class FSDP2Engine(AutogradEngine):
     """Every rank of a copy holds its part of each parameter, gradient and optimizer state."""
 
-    def __init__(self, model: nn.Module, setup: Setup) -> None:
+    def __init__(self, model: nn.Module, setup: EngineSetup) -> None:
         strategy, device = setup.strategy, setup.device
-        self._mesh = make_mesh(setup.group, copies(strategy, setup.group), device)
+        self._mesh = make_mesh(setup.group, mesh_copies(strategy, setup.group), device)
         units, self._root = shard_model(model, strategy, self._mesh, device, setup.fill)
         depths = strategy.depths()
         asynchronous = strategy.async_unshard
@@ -73,7 +73,7 @@ class FSDP2Engine(AutogradEngine):
 
 def shard_model(
     model: nn.Module,
-    strategy: Strategy,
+    strategy: CanonicalStrategy,
     mesh: DeviceMesh,
     device: torch.device,
     fill: Fill,
@@ -107,7 +107,7 @@ def shard_model(
     return units, shard(model, reshard_after_forward=False, mp_policy=policy)
 
 
-def _placement(strategy: Strategy, shards: int) -> Callable[[nn.Parameter], Shard] | None:
+def _placement(strategy: CanonicalStrategy, shards: int) -> Callable[[nn.Parameter], Shard] | None:
     if strategy.placement == "dim0":
         return None
     return partial(_largest if strategy.placement == "largest" else _second, shards)

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Optimization
 from shardlab.engines.common.computation import prepare
-from shardlab.engines.common.setup import Setup
+from shardlab.engines.common.setup import EngineSetup
 from shardlab.engines.slide.copies import ThrottledCopies
 from shardlab.engines.slide.engine import SlideEngine
 from shardlab.models.presets import Shape, shape_config
@@ -79,7 +79,7 @@ def engine_of(
     def fill(module):
         weights.materialize(module, names[module])
 
-    setup = Setup(full, optimization, group, 0, torch.device("cpu"), fill)
+    setup = EngineSetup(full, optimization, group, 0, torch.device("cpu"), fill)
     return SlideEngine(model, setup, copies, ranks_per_node)
 
 

@@ -1,0 +1,35 @@
+import pytest
+
+from shardlab.memory.step import parameter_bytes
+from shardlab.strategy.strategy import parse_strategy
+
+FEEDBACK = {"codec": "int8", "error_feedback": True}
+
+
+@pytest.mark.parametrize(
+    "document, expected",
+    [
+        # 10**6 parameters on 4 ranks: 16 bytes each, whole or divided
+        ({"engine": "ddp"}, 16.0),
+        ({"engine": "fsdp1"}, 4.0),
+        ({}, 4.0),
+        ({"engine": "manual"}, 4.0),
+        ({"reshard_after_forward": False}, 8.0),
+        ({"engine": "fsdp1", "sharding": "no_shard"}, 16.0),
+        # fsdp2 computes with a copy even so
+        ({"sharding": "no_shard"}, 16.0 + 4.0),
+        # gathered parameters, and gradients as autograd makes them and as they are reduced
+        ({"wrap": "root"}, 4.0 + 4.0 + 8.0),
+        ({"gradients": FEEDBACK}, 4.0 + 8.0),
+        ({"gradients": {**FEEDBACK, "residual": "bf16"}}, 4.0 + 4.0),
+        ({"gradients": {**FEEDBACK, "residual": "int8"}}, 4.0 + 2.031),
+        ({"engine": "ddp", "gradients": FEEDBACK}, 16.0 + 8.0 + 2.0),
+        # states are divided; the gradients of every rank wait for the norm
+        ({"engine": "slide"}, 3.0 + 4.0),
+        ({"engine": "slide", "grad_sync": "gpu_reduce"}, 3.0 + 1.0),
+        ({"engine": "slide", "moments": "disk"}, 1.0 + 4.0),
+    ],
+)
+def test_bytes_of_parameters_by_hand(document, expected):
+    found = parameter_bytes(parse_strategy(document), 1_000_000, 4)
+    assert found / 1e6 == pytest.approx(expected, rel=0.02)
