@@ -69,7 +69,7 @@ class Gradients:
         if name not in VECTORS:
             raise AttributeError(name)
         with safe_open(self._path, framework="pt") as file:
-            vector = file.get_tensor(name)
+            vector: Tensor = file.get_tensor(name)
         setattr(self, name, vector)
         return vector
 

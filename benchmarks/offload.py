@@ -163,7 +163,8 @@ def _held(device: torch.device, call: Callable[[], Any]) -> int:
         call()
     assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
-    return max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
+    sizes: list[int] = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
+    return max(accumulate(sizes))
 
 
 if __name__ == "__main__":

@@ -137,7 +137,8 @@ class GradiVeQ(MultiPhaseMethod):
 
 
 def _largest(vector: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(vector, ord=float("inf"))
+    largest: Tensor = torch.linalg.vector_norm(vector, ord=float("inf"))
+    return largest
 
 
 def _slices(vector: Tensor, size: int) -> tuple[Tensor, Tensor]:

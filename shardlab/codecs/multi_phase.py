@@ -80,7 +80,8 @@ def alarm(values: Tensor) -> Tensor:
     """Return 0 if all values are finite, else NaN: float32 []. Its sum informs all ranks."""
     if not values.numel():
         return values.new_zeros(())
-    return 0 * torch.linalg.vector_norm(values, ord=float("inf"))
+    largest: Tensor = torch.linalg.vector_norm(values, ord=float("inf"))
+    return 0 * largest
 
 
 def all_finite(values: Tensor) -> bool:

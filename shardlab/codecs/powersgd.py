@@ -182,8 +182,10 @@ class PowerSgd(MultiPhaseMethod):
         """Rows of length 1; zeros are drawn anew, since they would stay zeros forever."""
         lengths = right.double().norm(dim=1, keepdim=True)
         lost = lengths == 0
-        normal = (right / lengths.where(~lost, 1.0)).float()
-        return normal.where(~lost, self._drawn(matrix, key, right.device)) if lost.any() else normal
+        normal: Tensor = (right / lengths.where(~lost, 1.0)).float()
+        if lost.any():
+            normal = normal.where(~lost, self._drawn(matrix, key, right.device))
+        return normal
 
     def _drawn(self, matrix: _Matrix, key: MessageKey, device: torch.device) -> Tensor:
         words = key.shared()._replace(unit=f"{key.unit}/{matrix.name}").words()
@@ -199,7 +201,8 @@ def _thin(message: Tensor, lengths: list[int], rank: int) -> list[Tensor]:
 
 def _orthonormal(rows: Tensor) -> Tensor:
     """Orthonormal rows of the same span (of any directions, where the rows have no such span)."""
-    return torch.linalg.qr(rows.double().T).Q.T.float().contiguous()
+    rows = torch.linalg.qr(rows.double().T).Q.T.float()
+    return rows.contiguous()
 
 
 def _cut(chunks: Tensor, spans: list[slice]) -> Tensor:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from shardlab.collection.quality import quality_at_time, steps_to_quality, time_to_quality
 from shardlab.collection.stage_files import LossCurve, read_document, read_loss_curve, train_stage
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic
@@ -20,7 +21,6 @@ from shardlab.records.run import (
     table_row,
 )
 from shardlab.records.timing import TimedRun, scaling_efficiency
-from shardlab.statistics.quality import quality_at_time, steps_to_quality, time_to_quality
 
 
 class Metrics(Setting, Training):

@@ -222,7 +222,8 @@ class Native(Collective):
         """Start the all-gather and return at once; on gloo `wait()` moves most of it."""
         if self._gathers_in_pieces(output):
             return self.transport.start_gather(shard, self._chunks(output))
-        return dist.all_gather_single(output, shard, group=self.group, async_op=True)
+        work: dist.Work = dist.all_gather_single(output, shard, group=self.group, async_op=True)
+        return work
 
     def _gathers_in_pieces(self, output: Tensor) -> bool:
         """Count an all-gather; return whether `Transport` carries it out."""

@@ -1,5 +1,7 @@
 """Error feedback: what was not sent is added to the next vector of the same unit."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -101,7 +103,7 @@ class ErrorFeedback:
     def norm(self) -> float:
         """Euclidean norm over all residuals of this rank."""
         squares = [widen(stored).double().square().sum() for stored in self._current.values()]
-        return float(sum(squares)) ** 0.5
+        return math.sqrt(sum(squares))
 
     def nbytes(self) -> int:
         """Memory that both generations take, in bytes."""

@@ -144,7 +144,10 @@ def subgroup(
     backend = backend or dist.get_backend(group)
     # the default is half an hour
     timeout = timeout_of(group)
-    return dist.new_group(ranks, timeout, backend, use_local_synchronization=True)
+    found: dist.ProcessGroup = dist.new_group(
+        ranks, timeout, backend, use_local_synchronization=True
+    )
+    return found
 
 
 def timeout_of(group: dist.ProcessGroup) -> timedelta:

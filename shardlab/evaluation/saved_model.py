@@ -12,7 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 from shardlab.core.errors import UserError
 
 # a progress bar for one small file is noise
-disable_progress_bar()  # type: ignore[no-untyped-call]
+disable_progress_bar()
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
@@ -37,7 +37,7 @@ def save_model(
 
 def _save_tokenizer(path: Path, end_of_text: int, folder: str) -> None:
     text = Tokenizer.from_file(str(path)).id_to_token(end_of_text)
-    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(path), eos_token=text, bos_token=text, unk_token=text
     )
     tokenizer.save_pretrained(folder)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import lsq_linear
 
-from shardlab.statistics.interval import interval_factor
+from shardlab.core.interval import interval_factor
 
 
 class Line(NamedTuple):

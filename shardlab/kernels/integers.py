@@ -55,5 +55,7 @@ class IntegerFormat(Format):
     def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:  # noqa: D102
         scale = widened(heads.clone().view(torch.int16))
         if self.bits == 8:
-            return codes.view(torch.int8).to(torch.float32) * scale
-        return (codes.to(torch.float32) - 2 ** (self.bits - 1)) * scale
+            values = codes.view(torch.int8).to(torch.float32)
+        else:
+            values = codes.to(torch.float32) - 2 ** (self.bits - 1)
+        return values.mul(scale)

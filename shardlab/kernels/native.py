@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -69,12 +70,12 @@ def function(name: str, *arguments: type) -> Callable[..., None]:
     def bound() -> Callable[..., None]:
         loaded = library()
         assert loaded is not None, "callers ask `compiled` first"
-        found = getattr(loaded, name, None)
+        found: Any = getattr(loaded, name, None)
         if found is None:
             raise UserError(f"{LIBRARY}: built from older sources ({name} is missing): reinstall")
         found.argtypes = arguments
         found.restype = None
-        return found
+        return cast(Callable[..., None], found)
 
     return lambda *values: bound()(*values)
 

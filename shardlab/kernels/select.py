@@ -98,7 +98,8 @@ def largest_reference(
 def _places_of_largest(given: Tensor, magnitude: Tensor, k: int) -> Tensor:
     """int64 [k], ascending."""
     if (triton := triton_kernels(given)) is not None:
-        return triton.select.select(given, k)[0].long()
+        places: Tensor = triton.select.select(given, k)[0]
+        return places.long()
     threshold = torch.topk(magnitude, k, sorted=False).values.min()
     above = torch.nonzero(magnitude > threshold).flatten()
     equal = torch.nonzero(magnitude == threshold).flatten()[: k - above.numel()]

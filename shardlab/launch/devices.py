@@ -41,7 +41,7 @@ def take_gpu(*, forked: bool) -> str:
 
 def gpu_node() -> int | None:
     """Return the NUMA node of the current GPU; None without one, or where sysfs has no node."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_initialized():
         return None
     gpu: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
     return node_of_pci(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0")

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import cast
 
 from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -45,7 +46,7 @@ def foreign_config(
     for part in (config, text):
         part.use_cache = False
         part.bos_token_id = part.eos_token_id = end_of_text
-    return config
+    return cast(PretrainedConfig, config)
 
 
 def _check_fit(

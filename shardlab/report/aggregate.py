@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from shardlab.core.errors import UserError
+from shardlab.core.interval import interval_factor
 from shardlab.records.run import Breakdown, Joined, Record, Training, Validation
-from shardlab.statistics.interval import interval_factor
 from shardlab.strategy.codec_spec import codec_text
 from shardlab.strategy.strategy import Strategy, parse_strategy
 

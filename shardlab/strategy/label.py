@@ -39,7 +39,7 @@ def _sharding(canonical: Settings) -> list[str]:
 
 def _is_set(canonical: Settings, key: str) -> bool:
     """Return whether the engine has a setting, with a value that is not its default."""
-    return getattr(canonical, key) != canonical.traits.defaults.get(key)
+    return bool(getattr(canonical, key) != canonical.traits.defaults.get(key))
 
 
 def _streaming(canonical: Settings) -> list[str]:

@@ -32,7 +32,7 @@ def gather_trained(engine: Engine, group: dist.ProcessGroup) -> dict[str, Tensor
 
 def _checksum(tensor: Tensor) -> int:
     checksum = 0
-    for piece in tensor.reshape(-1).split(_PIECE):  # type: ignore[no-untyped-call]
+    for piece in tensor.reshape(-1).split(_PIECE):
         # a copy: the engine cannot free storage that numpy refers to
         copied = piece.to("cpu", copy=True).view(torch.uint8)
         checksum = zlib.crc32(copied.numpy(), checksum)

@@ -113,7 +113,7 @@ def _work(plan: RunPlan, folders: _Folders, link: Emulation, group: dist.Process
         asdict(used),
         flops,
         products,
-        uses_fp16(plan.strategy, device),
+        uses_fp16(plan.strategy.canonical(), device),
     )
     ranks = [Measured(**values) for values in gather_values(asdict(mine), group)]
     traces = gather_bytes(trace, group)

@@ -26,7 +26,7 @@ def flops_per_token(model: PreTrainedModel, sequence_length: int) -> float:
         model: before an engine wraps it, on any device.
     """
     embedded = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
-    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    head = model.get_output_embeddings()
     looked_up = embedded - {head.weight} if head is not None else embedded
     multiplied = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in looked_up)
     config = model.config

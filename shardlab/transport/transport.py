@@ -126,7 +126,8 @@ class Transport:
         size = PIECE
         if self.world_size > 2:
             size = min(PIECE, max(SMALL, -(-part.numel() // AT_ONCE)))
-        return part.split(size)
+        pieces: Sequence[Tensor] = part.split(size)
+        return pieces
 
     def _post(self, pieces: list["_Piece"]) -> list["_Posted"]:
         if self._in_pieces:

@@ -3,12 +3,12 @@ import json
 
 import pytest
 
+from shardlab.collection.quality import smoothed
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json, write_json_lines
 from shardlab.experiment.parameters import Parameters
 from shardlab.records.run import Breakdown, Joined, Record, Validation, read_records
 from shardlab.records.timing import NO_COMMUNICATION, write_timings
-from shardlab.statistics.quality import smoothed
 from stages import collect, report
 from tests.evidence_factory import make_forecast
 from tests.record_factory import make_history, make_losses, make_record, make_records

@@ -86,7 +86,6 @@ rule decide:
             "shardlab/core",
             "shardlab/experiment",
             "shardlab/records",
-            "shardlab/statistics",
             "shardlab/strategy",
         ),
         "results/results.jsonl",

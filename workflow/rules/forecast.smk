@@ -45,7 +45,6 @@ rule forecast:
             "shardlab/forecast",
             "shardlab/measurements",
             "shardlab/records",
-            "shardlab/statistics",
             "shardlab/strategy",
         ),
         "results/calibration.json",

@@ -11,7 +11,6 @@ rule report:
             "shardlab/measurements",
             "shardlab/records",
             "shardlab/report",
-            "shardlab/statistics",
             "shardlab/strategy",
         ),
         "data/source.json",

@@ -202,7 +202,6 @@ rule collect:
             "shardlab/core",
             "shardlab/experiment",
             "shardlab/records",
-            "shardlab/statistics",
             "shardlab/strategy",
         ),
         every_run("results/train/{run}/seed{seed}/metrics.json"),

@@ -13,7 +13,7 @@ from shardlab.agent.records.proposal import Proposal
 from shardlab.agent.records.rounds import Comparison, Decision, Measurement, Round, TrialSummary
 from shardlab.agent.records.trial import Trial
 from shardlab.core.errors import UserError
-from shardlab.statistics.interval import interval_factor
+from shardlab.core.interval import interval_factor
 
 
 def decide(
@@ -107,7 +107,7 @@ def _measured(proposal: Proposal, trial: Trial, measurements: list[Measurement])
     if proposal.chosen is None or proposal.chosen_hash is None:
         return None
     return Measured(
-        strategy=proposal.chosen,
+        strategy=proposal.chosen.canonical(),
         hash=proposal.chosen_hash,
         source=f"round {proposal.round}",
         outcome=trial.outcome,

@@ -1,10 +1,10 @@
 """All sources under one contract: documents in order, and a tally of bad records."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from shardlab.core.errors import UserError
 from shardlab.core.progress import track
@@ -42,7 +42,9 @@ def prepare(data: Data, corpus: Path, work: Path) -> dict[str, Any]:
     """
     source = describe(data)
     tally = Tally(data.bad_records, data.path or data.source)
-    with closing(read_documents(data, work, tally)) as documents:
+    # every source is a generator, whose files are to be closed also after an error
+    source_documents = cast(Generator[Document], read_documents(data, work, tally))
+    with closing(source_documents) as documents:
         limited = islice(documents, data.documents)
         size = write_corpus(corpus, track(limited, "documents", data.documents, " documents"))
     return {**source._asdict(), **size._asdict(), **tally.as_json()}

@@ -55,7 +55,7 @@ def _strip(page: _Page) -> tuple[_Page, str | None]:
         return page._replace(markup=""), None
 
 
-def _pages(file: BinaryIO, name: str, tally: Tally) -> Iterator[_Page]:
+def _pages(file: BinaryIO | BufferedIOBase, name: str, tally: Tally) -> Iterator[_Page]:
     count = 0
     try:
         for page in mwxml.Dump.from_file(file).pages:

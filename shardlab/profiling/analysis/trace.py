@@ -72,7 +72,8 @@ class Trace:
         first, last = window[0, 0], window[-1, 1]
 
         def reach(times: Intervals) -> NDArray[np.bool_]:
-            return np.logical_and(times[:, 0] < last, times[:, 1] > first)
+            overlaps: NDArray[np.bool_] = (times[:, 0] < last) & (times[:, 1] > first)
+            return overlaps
 
         return replace(
             self,

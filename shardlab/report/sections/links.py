@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from shardlab.collection.quality import quality_at_time, steps_to_quality
 from shardlab.experiment.link import FRAME_HEADERS
 from shardlab.report.evidence import Evidence
 from shardlab.report.numbers import ABSENT, figure, plus_minus, rate_text
@@ -35,7 +36,6 @@ from shardlab.report.tables import (
     words,
 )
 from shardlab.report.timings import Crossover, LinkTiming, speed_up
-from shardlab.statistics.quality import quality_at_time, steps_to_quality
 from shardlab.strategy.strategy import Strategy
 
 TIMED = [

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from shardlab.statistics.quality import (
+from shardlab.collection.quality import (
     quality_at_time,
     smoothed,
     steps_to_quality,

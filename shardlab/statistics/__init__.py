@@ -1,1 +1,0 @@
-"""Confidence intervals, and time to quality from a loss curve."""
