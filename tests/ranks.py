@@ -26,6 +26,7 @@ _KEPT = 2
 """sizes of groups that are kept at a time: idle ranks take memory"""
 _FRESH = (
     "activations",
+    "emulation",
     "engines/slide",
     "estimation",
     "kernels",
