@@ -47,7 +47,7 @@ static constexpr int kWidest = 16;
 static constexpr int kWidest = 8;
 #endif
 
-// How numbers are read, rounded to the nearest, and rounded by chance: uniform random bits, of which
+// Reading, rounding to the nearest, and stochastic rounding: uniform random bits, of which
 // `by_chance` takes as many as it needs from the lowest up.
 template <int kLanes>
 struct Single {

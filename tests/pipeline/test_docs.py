@@ -62,6 +62,16 @@ def test_relative_links_and_anchors_resolve(path: Path) -> None:
             assert anchor in headings(target.read_text()), f"{path}: no such heading: {link}"
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_that_a_page_names_exist(path: Path) -> None:
+    if path.name == "LOG.md":  # names files as they were
+        return
+    names = re.findall(
+        r"`((?:shardlab|stages|tests|workflow|benchmarks)/[\w/]+\.\w+)`", path.read_text()
+    )
+    assert [name for name in names if "NAME" not in name and not (ROOT / name).exists()] == []
+
+
 def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs/README.md").read_text()
     pages = (path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md"))
