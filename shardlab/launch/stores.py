@@ -23,6 +23,7 @@ _REPORTS_S = 0.5
 _EARLIER_REPORT_S = 10.0
 """longest wait for the report of a failure that came before"""
 _LINGER_S = 3.0
+_LAST_READ_S = 1.0
 
 
 class Attempt(ABC):
@@ -134,8 +135,8 @@ class TcpAttempt(Attempt):
             say(f"rank {self.environment.rank} ends, too: {first_failure.summary}")
             time.sleep(_LINGER_S)
             return SystemExit(1)
-        if self._hosts:
-            time.sleep(_LINGER_S)
+        # others still read the report, and torchrun's agent, which may host it, ends with this process
+        time.sleep(_LINGER_S if self._hosts else _LAST_READ_S)
         return first_failure.error()
 
     def _first_of_all(self, failure: Failure) -> Failure:

@@ -165,8 +165,9 @@ def test_a_dump_gives_its_articles_in_order(tmp_path, corpus, suffix):
 def test_a_dump_that_is_not_read_to_its_end_leaves_no_worker(tmp_path, corpus):
     path = tmp_path / "dump.xml"
     path.write_text(DUMP)
+    before = set(multiprocessing.active_children())  # ranks that other tests keep
     assert len(run(tmp_path, corpus, "mediawiki", path, documents=1)[0]) == 1
-    assert not multiprocessing.active_children()
+    assert set(multiprocessing.active_children()) <= before
 
 
 @pytest.mark.parametrize("packed", [True, False])

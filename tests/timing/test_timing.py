@@ -52,7 +52,7 @@ def test_every_run_has_a_step_of_every_round(runs):
 def test_runs_are_told_by_their_strategies(runs):
     for name, strategy in STRATEGIES.items():
         assert runs[name].strategy_hash == strategy.hash()
-        assert parse_strategy(runs[name].strategy) == strategy.canonical()
+        assert parse_strategy(runs[name].strategy).canonical() == strategy.canonical()
     assert runs[NO_COMMUNICATION].strategy is None
 
 

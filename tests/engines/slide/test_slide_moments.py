@@ -242,9 +242,9 @@ def test_a_disk_that_is_too_small_is_told_by_all_ranks_before_training(folder):
     paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **paths})
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert len(lines) == 2 and all(line.startswith(f"{folder}: ") for line in lines), done.stdout
-    assert all("more bytes do not fit" in line for line in lines)
+    # both ranks write to one pipe, and a line of one may end behind that of the other
+    assert done.stdout.count(f"{folder}: ") == 2, done.stdout
+    assert done.stdout.count("more bytes do not fit") == 2
 
 
 def test_when_a_rank_is_killed_nothing_is_left_on_disk(folder):
