@@ -135,7 +135,7 @@ class TcpAttempt(Attempt):
             say(f"rank {self.environment.rank} ends, too: {first_failure.summary}")
             time.sleep(_LINGER_S)
             return SystemExit(1)
-        # others still read the report, and torchrun's agent, which may host it, ends with this process
+        # others still read the report; the agent of torchrun that hosts it ends with this process
         time.sleep(_LINGER_S if self._hosts else _LAST_READ_S)
         return first_failure.error()
 

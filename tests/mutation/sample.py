@@ -32,7 +32,10 @@ from cosmic_ray.work_item import MutationSpec, TestOutcome, WorkerOutcome, WorkR
 COMM = (
     "shardlab/comm/{collective,codec_collective,all_to_all,bypass,hierarchy,linear,multi_phase}.py"
 )
-COMM_TESTS = "tests/comm/test_{all_to_all,linear,bypass,hierarchy,asynchronous_forms,multi_phase_coll*,payload_errors}.py"
+COMM_TESTS = (
+    "tests/comm/test_{all_to_all,linear,bypass,hierarchy,asynchronous_forms,multi_phase_coll*,"
+    "payload_errors}.py"
+)
 # multi-phase methods are tested where their ranks are; nothing here needs a GPU
 CODEC_TESTS = (
     "tests/codecs/test_{golden*,registry,signs,sparse,randomk,integer*}.py "
