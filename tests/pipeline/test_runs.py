@@ -59,7 +59,9 @@ def test_git_sees_small_results_only(recorded: Path) -> None:
     kinds = {Path(path).suffix for path in paths if path.startswith("results/")}
     assert kinds == {".json", ".jsonl", ".csv", ".md"}
     assert not any(path.endswith("events.jsonl") for path in paths)
-    assert all((recorded / path).stat().st_size < 100_000 for path in paths)
+    # the lock grows with stages and their folders of code, whatever the results are
+    sizes = {path: (recorded / path).stat().st_size for path in paths - {"dvc.lock"}}
+    assert max(sizes.values()) < 100_000, sizes
 
 
 def test_committed_results_spare_a_fresh_clone_nothing(recorded: Path, tmp_path: Path) -> None:
