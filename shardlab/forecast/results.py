@@ -5,6 +5,7 @@ import io
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
@@ -40,6 +41,8 @@ class EngineFit(Document):
 
 class ForecastDocument(Document):
     """Document of results/forecast/forecast.json."""
+
+    renamed: ClassVar[dict[str, str]] = {"learnt_from": "fitted_on"}
 
     fitted_on: list[str]
     """timing/run"""

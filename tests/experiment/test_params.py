@@ -35,6 +35,7 @@ def refusal(*overrides: str) -> str:
     [
         ("trian.steps=5", "trian: unknown key; did you mean 'train'?"),
         ("train.stepz=5", "train.stepz: unknown key; did you mean 'steps'?"),
+        ("timings.one-rank.rounds=5", "timings.one-rank.rounds: renamed: write repetitions"),
         ("train.steps=many", "train.steps: input should be a valid integer (found 'many')"),
         ("train.steps=5.5", "train.steps: input should be a valid integer (found 5.5)"),
         (

@@ -1,6 +1,6 @@
 """Documents of one round of the search: candidates, verdict, trial, decision."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from shardlab.core.document import Document
 from shardlab.records.run import Record
@@ -13,6 +13,8 @@ Outcome = Literal["ok", "timeout", "crash", "memory", "none"]
 class Candidate(Document):
     """A strategy that the judge may choose."""
 
+    renamed: ClassVar[dict[str, str]] = {"brief": "label"}
+
     id: str
     """first digits of the strategy's hash, independent of its place in the list"""
     strategy: CanonicalStrategy
@@ -23,6 +25,8 @@ class Candidate(Document):
 
 class Refused(Document):
     """A strategy that was not offered."""
+
+    renamed: ClassVar[dict[str, str]] = {"brief": "label"}
 
     label: str
     reason: str
@@ -74,6 +78,8 @@ class Measurement(Document):
 
 class TrialSummary(Document):
     """A trial as the history keeps it."""
+
+    renamed: ClassVar[dict[str, str]] = {"brief": "label"}
 
     outcome: Outcome
     detail: str
