@@ -27,7 +27,7 @@ _LAST_READ_S = 1.0
 
 
 class Attempt(ABC):
-    """Where the ranks of one attempt meet. Each attempt goes: fork the ranks, `serve`, watch."""
+    """Rendezvous of one attempt, in this order: fork the ranks, `serve`, watch."""
 
     interface: str | None = None
     """network interface for gloo; None: as gloo or the user chooses"""

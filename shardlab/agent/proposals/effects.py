@@ -74,7 +74,7 @@ def _aspects(found: tuple[Change, ...]) -> Aspects:
 def _by_codec_names(
     found: tuple[Change, ...], key: str, with_keys: tuple[str, ...]
 ) -> tuple[Change, ...]:
-    """Where the codec's name changes, return that change and those of the given keys alone."""
+    """Return, where the name of a codec changes, that change and those of the given keys alone."""
     codec = next((change for change in found if change.key == key), None)
     if codec is None:
         return found

@@ -71,7 +71,7 @@ def owned_parameters(
 def unit_sizes(
     model: nn.Module, strategy: CanonicalStrategy, device: torch.device
 ) -> list[UnitSize]:
-    """What is gathered or reduced together by a strategy's canonical form, in the order of its use.
+    """Return the units that a canonical strategy gathers or reduces together, in order of use.
 
     Of `ddp` the buckets as it fills them during backward; else the root, then the units.
 
@@ -105,7 +105,7 @@ def _elements(parameters: Iterable[torch.Tensor]) -> int:
 
 
 def layer_settings(strategy: CanonicalStrategy, layers: int) -> dict[int, dict[str, Any]]:
-    """What the overrides of a canonical form set, by the number of the layer.
+    """Return the settings of the overrides of a canonical form, by the number of the layer.
 
     Raises:
         UserError: a layer that the model does not have.
@@ -121,7 +121,7 @@ def layer_settings(strategy: CanonicalStrategy, layers: int) -> dict[int, dict[s
 
 
 def checkpointing_modes(model: nn.Module, strategy: CanonicalStrategy) -> dict[nn.Module, str]:
-    """What backward computes again of each block, by a strategy's canonical form.
+    """Return the activation checkpointing mode of each block, by a canonical strategy.
 
     Raises:
         UserError: see `layer_settings`; or the model has no blocks, and they are asked for.

@@ -128,7 +128,7 @@ def test_micro_batches_of_bf16_are_added_up_in_float32(kind):
 
 
 def gradients(engine, summed=False):
-    """What host memory keeps of each unit for this rank's chunk, in float32.
+    """State in host memory of each unit for this rank's chunk, in float32.
 
     Of all ranks where each has its own, one after the other or added up.
     """
