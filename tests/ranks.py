@@ -1,6 +1,8 @@
 """Real gloo ranks for tests: processes that are kept and reused, or fresh ones."""
 
 import atexit
+import functools
+import inspect
 import multiprocessing
 import pickle
 import tempfile
@@ -8,6 +10,7 @@ import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -75,6 +78,31 @@ def run_ranks(
         else:
             _kept_ranks(world_size).run(message)
         return [load_file(Path(folder, f"{rank}.safetensors")) for rank in range(world_size)]
+
+
+def on_ranks(world_size: int | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run a test on every rank: on as many as its argument `world_size` says, if none are given.
+
+    The test's argument `group` is the process group; its other arguments are pytest's.
+    """
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        named = dict(inspect.signature(test).parameters)
+        takes_group = named.pop("group", None) is not None
+
+        @functools.wraps(test)
+        def run(**arguments: Any) -> None:
+            def on_rank(group: dist.ProcessGroup) -> None:
+                test(**arguments, **({"group": group} if takes_group else {}))
+
+            run_ranks(world_size or arguments["world_size"], on_rank)
+
+        # pytest and hypothesis read which arguments to give: all but the group
+        run.__signature__ = inspect.Signature(list(named.values()))  # type: ignore[attr-defined]
+        del run.__wrapped__
+        return run
+
+    return decorate
 
 
 def _copy(function: OnRank, folder: str) -> bytes | None:

@@ -14,7 +14,7 @@ from shardlab.models.build import build_model
 from shardlab.models.presets import Shape, shape_config
 from shardlab.strategy.strategy import parse_strategy
 from tests.deep_models import highest_since_reset, keep_no_freed_memory, reset
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 from tests.whole_parameters import whole_parameters
 
 FULL = {"activation_checkpointing": "full"}
@@ -87,10 +87,7 @@ def test_a_rank_holds_less_memory_while_its_activations_are_on_disk():
     assert found["device"] - found["disk"] > 0.5 * inputs
 
 
-def test_memory_of_the_host_is_refused_where_it_is_that_of_the_device():
-    def on_rank(group):
-        with pytest.raises(UserError, match="activations: memory: on a CPU they are there already"):
-            make(group, {"engine": "ddp", **FULL, "activations": "memory"})
-        return {}
-
-    run_ranks(1, on_rank)
+@on_ranks(1)
+def test_memory_of_the_host_is_refused_where_it_is_that_of_the_device(group) -> None:
+    with pytest.raises(UserError, match="activations: memory: on a CPU they are there already"):
+        make(group, {"engine": "ddp", **FULL, "activations": "memory"})

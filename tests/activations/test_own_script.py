@@ -14,7 +14,7 @@ import shardlab
 from shardlab.core.errors import UserError
 from tests.activations.test_activation_files import run
 from tests.families import VOCABULARY, config_of
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks
 
 FAMILIES = ["gpt2-tied", "llama-untied", "qwen3-tied"]
 
@@ -61,19 +61,16 @@ def test_losses_and_weights_are_the_same_bits(family, tmp_path):
     assert left(sliding) >= 2 * 4 * 32 * 64 * 4, "the inputs of two of the three layers"
 
 
-def test_ddp_trains_the_same_bits(tmp_path):
-    def on_rank(group):
-        rank = group.rank()
+@on_ranks(2)
+def test_ddp_trains_the_same_bits(group, tmp_path) -> None:
+    rank = group.rank()
 
-        def trained(sliding):
-            return train(DistributedDataParallel(model_of("gpt2-tied")), sliding, rank)
+    def trained(sliding):
+        return train(DistributedDataParallel(model_of("gpt2-tied")), sliding, rank)
 
-        sliding = shardlab.SlidingCheckpoint.on_disk(tmp_path, "cpu")
-        assert_same(trained(sliding), trained(nullcontext()))
-        assert left(sliding) > 0
-        return {}
-
-    run_ranks(2, on_rank)
+    sliding = shardlab.SlidingCheckpoint.on_disk(tmp_path, "cpu")
+    assert_same(trained(sliding), trained(nullcontext()))
+    assert left(sliding) > 0
 
 
 @pytest.mark.parametrize("checkpointing", [{"use_reentrant": True}, None])

@@ -6,7 +6,7 @@ import torch
 from shardlab.activations.checkpoint import FOLDER_VARIABLE
 from shardlab.core.errors import UserError
 from tests.checkpoint.checkpointed import ENGINES, Run, differing, plan_of, strategy_of
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 
 INT8 = {"codec": "int8:group=64", "error_feedback": True}
 
@@ -60,20 +60,17 @@ PLACES = [*map(strategy_of, ENGINES), MANUAL_ROOT]
 
 
 @pytest.mark.parametrize("source", PLACES, ids=[*ENGINES, "manual-root"])
-def test_a_full_checkpoint_serves_every_engine(data, tmp_path, source):
-    def on_rank(group):
-        straight = Run.start(plan_of(data, source), tmp_path, group, every=3, keep=2).to(3)
-        saved = straight.whole()
-        straight.to(5)
-        for target in PLACES:
-            run = Run.start(plan_of(data, target), tmp_path, group, elastic=True)
-            assert run.loop.step == 3
-            assert not differing(run.whole(), saved)
-            run.to(5)
-            torch.testing.assert_close(losses(run), losses(straight), rtol=1e-6, atol=0)
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_a_full_checkpoint_serves_every_engine(group, data, tmp_path, source) -> None:
+    straight = Run.start(plan_of(data, source), tmp_path, group, every=3, keep=2).to(3)
+    saved = straight.whole()
+    straight.to(5)
+    for target in PLACES:
+        run = Run.start(plan_of(data, target), tmp_path, group, elastic=True)
+        assert run.loop.step == 3
+        assert not differing(run.whole(), saved)
+        run.to(5)
+        torch.testing.assert_close(losses(run), losses(straight), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("format", ["full", "sharded"])
@@ -105,16 +102,13 @@ def test_moments_of_any_place_and_type_serve_all_others(data, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_another_strategy_begins_with_nothing_held_back(data, tmp_path, engine):
-    def on_rank(group):
-        Run.start(plan_of(data, strategy_of("fsdp2", **INT8)), tmp_path, group, every=3).to(3)
-        plan = plan_of(data, strategy_of(engine, codec="int4", error_feedback=True))
-        run = Run.start(plan, tmp_path, group, elastic=True)
-        assert run.engine.residual_norm() == 0
-        assert run.to(4).engine.residual_norm() > 0
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_another_strategy_begins_with_nothing_held_back(group, data, tmp_path, engine) -> None:
+    Run.start(plan_of(data, strategy_of("fsdp2", **INT8)), tmp_path, group, every=3).to(3)
+    plan = plan_of(data, strategy_of(engine, codec="int4", error_feedback=True))
+    run = Run.start(plan, tmp_path, group, elastic=True)
+    assert run.engine.residual_norm() == 0
+    assert run.to(4).engine.residual_norm() > 0
 
 
 @pytest.mark.parametrize("format", ["full", "sharded"])

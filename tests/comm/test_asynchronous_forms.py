@@ -10,7 +10,7 @@ from shardlab.comm.build import Route, make_collective
 from shardlab.comm.collective import CompletedWork, Native
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Account, Ledger
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks
 
 SIZE = 1 << 12
 UNIT = Unit("unit", (Block("matrix", 64, 60), Block("bias", 256, 1)))
@@ -54,23 +54,20 @@ def reduced(collective, rank, started):
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_start_and_wait_equal_the_blocking_form(route):
-    def on_rank(group):
-        ledgers = Ledger(), Ledger()
-        blocking, started = (
-            reduced(
-                make_collective(group, ledger, "gradients", ROUTES[route], ErrorFeedback()),
-                dist.get_rank(group),
-                asynchronous,
-            )
-            for ledger, asynchronous in zip(ledgers, (False, True), strict=True)
+@on_ranks(4)
+def test_start_and_wait_equal_the_blocking_form(group, route) -> None:
+    ledgers = Ledger(), Ledger()
+    blocking, started = (
+        reduced(
+            make_collective(group, ledger, "gradients", ROUTES[route], ErrorFeedback()),
+            dist.get_rank(group),
+            asynchronous,
         )
-        assert all(torch.equal(a, b) for a, b in zip(blocking, started, strict=True))
-        first, second = (counts(ledger.accounts["gradients"]) for ledger in ledgers)
-        assert first == second
-        return {}
-
-    run_ranks(4, on_rank)
+        for ledger, asynchronous in zip(ledgers, (False, True), strict=True)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(blocking, started, strict=True))
+    first, second = (counts(ledger.accounts["gradients"]) for ledger in ledgers)
+    assert first == second
 
 
 def test_completed_work_has_its_result():
@@ -80,12 +77,9 @@ def test_completed_work_has_its_result():
     assert work.get_future().value()[0] is result
 
 
-def test_the_future_of_an_all_reduce_holds_the_vector():
-    def on_rank(group):
-        vector = torch.full((4,), float(dist.get_rank(group)))
-        work = Native(group, Ledger(), "gradients").start_all_reduce(vector, 0.5, UNIT)
-        (result,) = work.get_future().wait()
-        assert result is vector and work.is_completed() and vector.eq(0.5).all()
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_the_future_of_an_all_reduce_holds_the_vector(group) -> None:
+    vector = torch.full((4,), float(dist.get_rank(group)))
+    work = Native(group, Ledger(), "gradients").start_all_reduce(vector, 0.5, UNIT)
+    (result,) = work.get_future().wait()
+    assert result is vector and work.is_completed() and vector.eq(0.5).all()

@@ -9,7 +9,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 import shardlab
 from shardlab.core.errors import UserError
 from tests.comm.wrapped_models import backward, ddp, fsdp2, network
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 
 
 def gradients(model) -> torch.Tensor:
@@ -60,15 +60,12 @@ def test_gradients_are_those_of_communication_by_turns(make, codec):
         assert torch.equal(interleave, beside)
 
 
-def test_detach_takes_the_overlap_out():
-    def on_rank(group):
-        model = fsdp2(group)
-        before = settings_of(model)
-        shardlab.attach(model, "int8", overlap=True).detach()
-        assert settings_of(model) == before
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_detach_takes_the_overlap_out(group) -> None:
+    model = fsdp2(group)
+    before = settings_of(model)
+    shardlab.attach(model, "int8", overlap=True).detach()
+    assert settings_of(model) == before
 
 
 def settings_of(model):
@@ -80,11 +77,8 @@ def is_fsdp2(module):
     return isinstance(module, FSDPModule)
 
 
-def test_overlap_is_refused_where_there_is_none_to_be_had():
-    def on_rank(group):
-        with pytest.raises(UserError, match="overlap is for fully_shard"):
-            shardlab.attach(ddp(group), "int8", overlap=True)
-        dist.barrier(group)
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_overlap_is_refused_where_there_is_none_to_be_had(group) -> None:
+    with pytest.raises(UserError, match="overlap is for fully_shard"):
+        shardlab.attach(ddp(group), "int8", overlap=True)
+    dist.barrier(group)

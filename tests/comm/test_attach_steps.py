@@ -8,7 +8,7 @@ import shardlab
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.core.errors import UserError
 from tests.comm.wrapped_models import WRAPPERS, backward, batch, full, hsdp
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 
 
 @pytest.mark.parametrize(
@@ -163,14 +163,11 @@ def test_other_numbers_of_ranks_do_not_take_states_that_were_not_merged():
     run_ranks(2, on_rank)
 
 
-def test_residuals_without_error_feedback_are_refused():
-    def on_rank(group):
-        handle = shardlab.attach(WRAPPERS["fsdp2"](group), "int8")
-        feedback = ErrorFeedback()
-        feedback.keep("a>0", torch.ones(3))
-        residuals = {f"gradients.residual.{k}": v for k, v in feedback.state_dict().items()}
-        with pytest.raises(UserError, match="the state holds residuals"):
-            handle.load_state_dict(residuals)
-        return {}
-
-    run_ranks(1, on_rank)
+@on_ranks(1)
+def test_residuals_without_error_feedback_are_refused(group) -> None:
+    handle = shardlab.attach(WRAPPERS["fsdp2"](group), "int8")
+    feedback = ErrorFeedback()
+    feedback.keep("a>0", torch.ones(3))
+    residuals = {f"gradients.residual.{k}": v for k, v in feedback.state_dict().items()}
+    with pytest.raises(UserError, match="the state holds residuals"):
+        handle.load_state_dict(residuals)

@@ -6,7 +6,7 @@ import torch
 import shardlab
 from shardlab.comm import fsdp2_hooks
 from tests.comm.wrapped_models import backward, fsdp1, fsdp2, full
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 
 
 @pytest.fixture
@@ -54,37 +54,31 @@ def test_forward_and_backward_see_the_same_weights_and_the_next_step_others(code
         assert not torch.equal(first["steps"][one], first["steps"][other])
 
 
-def test_accumulated_passes_see_the_same_weights(gathered):
-    def on_rank(group):
-        model, *_ = attached(group, "int8:rounding=stochastic")
-        for step in range(2):
-            backward(model, group, step)
-        values = [values for name, values in gathered if name == "0"]
-        assert len(values) == 4 and all(torch.equal(values[0], other) for other in values)
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_accumulated_passes_see_the_same_weights(group, gathered) -> None:
+    model, *_ = attached(group, "int8:rounding=stochastic")
+    for step in range(2):
+        backward(model, group, step)
+    values = [values for name, values in gathered if name == "0"]
+    assert len(values) == 4 and all(torch.equal(values[0], other) for other in values)
 
 
-def test_a_resumed_run_draws_what_the_next_step_would_have(gathered):
-    def on_rank(group):
-        model, handle, sgd = attached(group, "int8:rounding=stochastic")
-        backward(model, group, 0)
-        sgd.step()
-        saved = handle.state_dict()
-        other, fresh, _ = attached(group, "int8:rounding=stochastic")
-        fresh.load_state_dict(saved)
-        gathered.clear()
-        backward(model, group, 1)
-        straight = list(gathered)
-        gathered.clear()
-        backward(other, group, 1)
-        assert len(straight) == len(gathered)
-        for (name, values), (again, found) in zip(straight, gathered, strict=True):
-            assert name == again and torch.equal(values, found)
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_a_resumed_run_draws_what_the_next_step_would_have(group, gathered) -> None:
+    model, handle, sgd = attached(group, "int8:rounding=stochastic")
+    backward(model, group, 0)
+    sgd.step()
+    saved = handle.state_dict()
+    other, fresh, _ = attached(group, "int8:rounding=stochastic")
+    fresh.load_state_dict(saved)
+    gathered.clear()
+    backward(model, group, 1)
+    straight = list(gathered)
+    gathered.clear()
+    backward(other, group, 1)
+    assert len(straight) == len(gathered)
+    for (name, values), (again, found) in zip(straight, gathered, strict=True):
+        assert name == again and torch.equal(values, found)
 
 
 def test_fsdp1_gathers_through_the_codec_and_shows_exact_parameters():

@@ -13,7 +13,7 @@ from shardlab.comm.ledger import Ledger
 from shardlab.comm.names import matching
 from shardlab.core.errors import UserError
 from tests.comm.wrapped_models import WRAPPERS, backward, full, gradients_after
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 
 UNIT = Unit("unit", (Block("a", 5, 3), Block("b", 4, 1), Block("c", 3, 7), Block("d", 6, 2)))
 
@@ -166,14 +166,11 @@ def test_a_message_that_lacks_a_parameter_of_its_unit_arrives_exactly():
         assert torch.equal(result["out"], exact[rank])
 
 
-def test_a_unit_that_names_no_parameters_goes_through_the_codec():
-    def on_rank(group):
-        ledger, unit = Ledger(), Unit("unit")
-        collective = make_collective(group, ledger, "gradients", route(["a"]))
-        vector = scattered(whole(dist.get_rank(group)), 2)
-        collective.reduce_scatter(torch.empty(vector.numel() // 2), vector, 1.0, unit)
-        account = ledger.accounts["gradients"]
-        assert account.elements > 0 and account.uncompressed == {}
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_a_unit_that_names_no_parameters_goes_through_the_codec(group) -> None:
+    ledger, unit = Ledger(), Unit("unit")
+    collective = make_collective(group, ledger, "gradients", route(["a"]))
+    vector = scattered(whole(dist.get_rank(group)), 2)
+    collective.reduce_scatter(torch.empty(vector.numel() // 2), vector, 1.0, unit)
+    account = ledger.accounts["gradients"]
+    assert account.elements > 0 and account.uncompressed == {}

@@ -13,7 +13,7 @@ from shardlab.comm.hierarchy import HierarchicalCollective
 from shardlab.comm.ledger import Ledger
 from shardlab.core.errors import UserError
 from tests.comm.wire import wire
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 
 N, W, L = 256, 4, 2
 UNIT = Unit("unit")
@@ -65,16 +65,13 @@ def test_two_levels_agree_with_one(levels, bound):
 
 
 @pytest.mark.parametrize("ranks_per_node", [1, 3])
-def test_one_node_and_nodes_of_one_rank_are_cases_of_it(ranks_per_node):
-    def on_rank(group):
-        rank = dist.get_rank(group)
-        levels = two_level(group, "none", "none", ranks_per_node=ranks_per_node)
-        one = AllToAllCollective(group, Ledger(), "gradients", make_codec("none"))
-        found, expected = all_operations(levels, rank), all_operations(one, rank)
-        assert all(torch.equal(found[key], expected[key]) for key in found)
-        return {}
-
-    run_ranks(3, on_rank)
+@on_ranks(3)
+def test_one_node_and_nodes_of_one_rank_are_cases_of_it(group, ranks_per_node) -> None:
+    rank = dist.get_rank(group)
+    levels = two_level(group, "none", "none", ranks_per_node=ranks_per_node)
+    one = AllToAllCollective(group, Ledger(), "gradients", make_codec("none"))
+    found, expected = all_operations(levels, rank), all_operations(one, rank)
+    assert all(torch.equal(found[key], expected[key]) for key in found)
 
 
 def test_bytes_between_nodes_are_counted_apart():

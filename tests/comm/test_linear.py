@@ -11,7 +11,7 @@ from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.linear import LinearNative
 from tests.comm.codec_factory import RandomHalf
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 
 N = 250
 UNIT = Unit("unit")
@@ -102,10 +102,7 @@ def test_the_audit_compares_what_the_native_route_made():
     assert all(0.3 < result["share"] < 0.7 for result in run_ranks(2, on_rank))
 
 
-def test_payloads_that_cannot_be_summed_are_refused():
-    def on_rank(group):
-        with pytest.raises(ValueError, match="int8' cannot be summed"):
-            LinearNative(group, Ledger(), "gradients", make_codec("int8"))
-        return {}
-
-    run_ranks(1, on_rank)
+@on_ranks(1)
+def test_payloads_that_cannot_be_summed_are_refused(group) -> None:
+    with pytest.raises(ValueError, match="int8' cannot be summed"):
+        LinearNative(group, Ledger(), "gradients", make_codec("int8"))

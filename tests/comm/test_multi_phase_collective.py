@@ -11,7 +11,7 @@ from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.multi_phase import MultiPhaseCollective
 from tests.comm.phase_vectors import UNIT, gradients, scattered, whole
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 
 SPECS = [
     "powersgd:rank=2",
@@ -155,22 +155,19 @@ def test_a_run_goes_on_from_its_saved_state(spec):
 
 
 @every_method
-def test_residuals_outlive_a_step_with_a_number_that_is_not_finite(spec):
-    def on_rank(group):
-        ours = collective(group, spec, feedback=True)
-        vectors = [scattered(gradients(dist.get_rank(group), step), 2) for step in range(3)]
-        out = torch.empty(vectors[0].numel() // 2)
-        for vector in vectors[:2]:
-            ours.reduce_scatter(out, vector, 1.0, UNIT)
-        before = ours.feedback.state_dict()["layer*"].clone()
-        assert out.isfinite().all()
-        vectors[2][0] = float("nan") if dist.get_rank(group) == 1 else 0.0
-        ours.reduce_scatter(out, vectors[2], 1.0, UNIT)
-        assert not out.isfinite().all()
-        assert torch.equal(before, ours.feedback.state_dict()["layer*"]) and before.any()
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_residuals_outlive_a_step_with_a_number_that_is_not_finite(group, spec) -> None:
+    ours = collective(group, spec, feedback=True)
+    vectors = [scattered(gradients(dist.get_rank(group), step), 2) for step in range(3)]
+    out = torch.empty(vectors[0].numel() // 2)
+    for vector in vectors[:2]:
+        ours.reduce_scatter(out, vector, 1.0, UNIT)
+    before = ours.feedback.state_dict()["layer*"].clone()
+    assert out.isfinite().all()
+    vectors[2][0] = float("nan") if dist.get_rank(group) == 1 else 0.0
+    ours.reduce_scatter(out, vectors[2], 1.0, UNIT)
+    assert not out.isfinite().all()
+    assert torch.equal(before, ours.feedback.state_dict()["layer*"]) and before.any()
 
 
 def test_short_messages_travel_uncompressed_and_are_reported():
@@ -190,18 +187,15 @@ def test_short_messages_travel_uncompressed_and_are_reported():
     assert all(torch.equal(found["all"], exact) for found in ranks)
 
 
-def test_the_ledger_says_how_much_a_sketch_sends():
-    def on_rank(group):
-        ours = collective(group, "sketch:density=0.1")
-        vector = scattered(gradients(dist.get_rank(group), 0), 2)
-        ours.reduce_scatter(torch.empty(vector.numel() // 2), vector, 1.0, UNIT)
-        summary = ours.ledger.summary()["gradients"]
-        assert summary["density"] == pytest.approx(0.1, rel=0.01)
-        k = round(0.1 * vector.numel() / 2)
-        assert summary["index_bytes"] == 4 * (1 + -(-k // 2))
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_the_ledger_says_how_much_a_sketch_sends(group) -> None:
+    ours = collective(group, "sketch:density=0.1")
+    vector = scattered(gradients(dist.get_rank(group), 0), 2)
+    ours.reduce_scatter(torch.empty(vector.numel() // 2), vector, 1.0, UNIT)
+    summary = ours.ledger.summary()["gradients"]
+    assert summary["density"] == pytest.approx(0.1, rel=0.01)
+    k = round(0.1 * vector.numel() / 2)
+    assert summary["index_bytes"] == 4 * (1 + -(-k // 2))
 
 
 @every_method

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shardlab.codecs.sketch import pack_places, unpack_places
 from shardlab.codecs.unit import Block, Unit
 from tests.comm.phase_vectors import LAYOUTS, UNIT, Call, gradients, scattered, whole
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 
 both_ways = pytest.mark.parametrize("how", list(LAYOUTS))
 
@@ -87,14 +87,11 @@ def test_powersgd_leaves_alone_what_it_would_not_shorten():
     torch.testing.assert_close(torch.cat(parts), exact, rtol=1e-6, atol=1e-6)
 
 
-def test_powersgd_refuses_a_vector_of_another_length_than_its_blocks():
-    def on_rank(group):
-        call = Call(group, "powersgd", "sum")
-        with pytest.raises(ValueError, match="'layer' has blocks of"):
-            call(torch.zeros(100), 0)
-        return {}
-
-    run_ranks(1, on_rank)
+@on_ranks(1)
+def test_powersgd_refuses_a_vector_of_another_length_than_its_blocks(group) -> None:
+    call = Call(group, "powersgd", "sum")
+    with pytest.raises(ValueError, match="'layer' has blocks of"):
+        call(torch.zeros(100), 0)
 
 
 @both_ways

@@ -15,7 +15,7 @@ from shardlab.comm.ledger import Ledger
 from shardlab.emulation.link import Links, emulated, interface_bytes, interface_frames
 from shardlab.experiment.link import Link
 from shardlab.transport.traffic import LinkThrottle, Traffic
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 
 SIZE = 1 << 14
 UNIT = Unit("unit", (Block("matrix", 128, 128),))
@@ -31,41 +31,34 @@ ROUTES = {
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_operations_take_as_long_as_their_link(route):
+@on_ranks(4)
+def test_operations_take_as_long_as_their_link(group, route) -> None:
     """8 bits per byte of the ledger at the rate, and the delay for each of its collectives."""
-
-    def on_rank(group):
-        ledger = Ledger()
-        ledger.traffic.throttle = LinkThrottle(delay_ms=10, bits_per_second=10_000_000)
-        collective = make_collective(group, ledger, "gradients", ROUTES[route])
-        size, start = collective.world_size, time.perf_counter()
-        shard, vector = torch.randn(SIZE // size), torch.randn(SIZE)
-        collective.reduce_scatter(shard, vector, 1.0, UNIT)
-        collective.all_reduce(vector, 1.0, UNIT)
-        collective.all_gather(vector, shard, UNIT)
-        taken = time.perf_counter() - start
-        account = ledger.accounts["gradients"]
-        needed = account.bytes_wire * 8 / 10e6 + account.collectives * 10e-3
-        # all that time a collective was under way
-        assert needed <= ledger.traffic.seconds <= taken
-        return {}
-
-    run_ranks(4, on_rank)
+    ledger = Ledger()
+    ledger.traffic.throttle = LinkThrottle(delay_ms=10, bits_per_second=10_000_000)
+    collective = make_collective(group, ledger, "gradients", ROUTES[route])
+    size, start = collective.world_size, time.perf_counter()
+    shard, vector = torch.randn(SIZE // size), torch.randn(SIZE)
+    collective.reduce_scatter(shard, vector, 1.0, UNIT)
+    collective.all_reduce(vector, 1.0, UNIT)
+    collective.all_gather(vector, shard, UNIT)
+    taken = time.perf_counter() - start
+    account = ledger.accounts["gradients"]
+    needed = account.bytes_wire * 8 / 10e6 + account.collectives * 10e-3
+    # all that time a collective was under way
+    assert needed <= ledger.traffic.seconds <= taken
 
 
-def test_the_delay_alone_comes_after_the_bytes():
-    def on_rank(group):
-        traffic = Traffic()
-        traffic.throttle = LinkThrottle(delay_ms=100)
-        start = time.perf_counter()
-        with traffic.operation(1):
-            if dist.get_rank(group) == 0:
-                time.sleep(0.2)
-            dist.barrier(group)
-        assert time.perf_counter() - start >= 0.3
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_the_delay_alone_comes_after_the_bytes(group) -> None:
+    traffic = Traffic()
+    traffic.throttle = LinkThrottle(delay_ms=100)
+    start = time.perf_counter()
+    with traffic.operation(1):
+        if dist.get_rank(group) == 0:
+            time.sleep(0.2)
+        dist.barrier(group)
+    assert time.perf_counter() - start >= 0.3
 
 
 def test_operations_of_several_threads_share_one_link():
@@ -104,61 +97,51 @@ def _operate(traffic, seconds):
         time.sleep(seconds)
 
 
-def test_nobody_waits_for_what_goes_on_beside_computation():
+@on_ranks(2)
+def test_nobody_waits_for_what_goes_on_beside_computation(group) -> None:
     """DDP's buckets: the gradients of one are computed while another is on the link."""
-
-    def on_rank(group):
-        ledger = Ledger()
-        ledger.traffic.throttle = LinkThrottle(delay_ms=2000, bits_per_second=100_000_000)
-        collective = Native(group, ledger, "gradients")
-        vectors = [torch.ones(1000) * dist.get_rank(group) for _ in range(2)]
-        start = time.perf_counter()
-        means = [collective.start_all_reduce(vector, 0.5, UNIT) for vector in vectors]
-        assert not any(mean.is_completed() for mean in means)
-        for mean, vector in zip(means, vectors, strict=True):
-            mean.wait()
-            assert vector.eq(0.5).all()
-        assert time.perf_counter() - start >= 2
-        shards = torch.ones(500), torch.empty(1000)
-        work = collective.start_all_gather(shards[1], shards[0], UNIT)
-        time.sleep(2.1)
-        start = time.perf_counter()
-        work.wait()
-        # far less than the delay: the link was done
-        assert time.perf_counter() - start < 2 and shards[1].eq(1).all()
-        return {}
-
-    run_ranks(2, on_rank)
+    ledger = Ledger()
+    ledger.traffic.throttle = LinkThrottle(delay_ms=2000, bits_per_second=100_000_000)
+    collective = Native(group, ledger, "gradients")
+    vectors = [torch.ones(1000) * dist.get_rank(group) for _ in range(2)]
+    start = time.perf_counter()
+    means = [collective.start_all_reduce(vector, 0.5, UNIT) for vector in vectors]
+    assert not any(mean.is_completed() for mean in means)
+    for mean, vector in zip(means, vectors, strict=True):
+        mean.wait()
+        assert vector.eq(0.5).all()
+    assert time.perf_counter() - start >= 2
+    shards = torch.ones(500), torch.empty(1000)
+    work = collective.start_all_gather(shards[1], shards[0], UNIT)
+    time.sleep(2.1)
+    start = time.perf_counter()
+    work.wait()
+    # far less than the delay: the link was done
+    assert time.perf_counter() - start < 2 and shards[1].eq(1).all()
 
 
 @pytest.mark.parametrize("throttle", [None, LinkThrottle(delay_ms=1)])
-def test_an_error_of_an_operation_beside_computation_arrives(throttle):
-    def on_rank(group):
-        if dist.get_rank(group) == 0:
-            return {}  # and leaves
-        ledger = Ledger()
-        ledger.traffic.throttle = throttle
-        native = Native(group, ledger, "gradients")
-        mean = native.start_all_reduce(torch.ones(1000), 0.5, UNIT)
-        with pytest.raises(RuntimeError, match=r"Connection (closed|reset) by peer"):
-            mean.wait()
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_an_error_of_an_operation_beside_computation_arrives(group, throttle) -> None:
+    if dist.get_rank(group) == 0:
+        return  # and leaves
+    ledger = Ledger()
+    ledger.traffic.throttle = throttle
+    native = Native(group, ledger, "gradients")
+    mean = native.start_all_reduce(torch.ones(1000), 0.5, UNIT)
+    with pytest.raises(RuntimeError, match=r"Connection (closed|reset) by peer"):
+        mean.wait()
 
 
-def test_a_rank_alone_has_no_link():
-    def on_rank(group):
-        ledger = Ledger()
-        ledger.traffic.throttle = LinkThrottle(delay_ms=60_000, bits_per_second=1)
-        collective = Native(group, ledger, "gradients")
-        collective.all_reduce(torch.ones(10), 1.0, UNIT)
-        collective.start_all_reduce(torch.ones(10), 1.0, UNIT).wait()
-        collective.start_all_gather(torch.ones(10), torch.ones(10), UNIT).wait()
-        assert ledger.traffic.seconds == 0
-        return {}
-
-    run_ranks(1, on_rank)
+@on_ranks(1)
+def test_a_rank_alone_has_no_link(group) -> None:
+    ledger = Ledger()
+    ledger.traffic.throttle = LinkThrottle(delay_ms=60_000, bits_per_second=1)
+    collective = Native(group, ledger, "gradients")
+    collective.all_reduce(torch.ones(10), 1.0, UNIT)
+    collective.start_all_reduce(torch.ones(10), 1.0, UNIT).wait()
+    collective.start_all_gather(torch.ones(10), torch.ones(10), UNIT).wait()
+    assert ledger.traffic.seconds == 0
 
 
 def test_without_a_link_nothing_is_emulated():

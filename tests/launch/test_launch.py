@@ -24,7 +24,7 @@ from tests.launch.workers import (
     pids,
     sleeps,
 )
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 
 
 def files(folder: Path) -> list[str]:
@@ -41,23 +41,17 @@ def test_every_rank_knows_its_place_and_its_threads(tmp_path):
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="each rank has a GPU here")
-def test_ranks_without_gpus_use_gloo_on_the_cpu():
-    def on_rank(group):
-        assert device_of(group) == torch.device("cpu")
-        assert dist.get_backend(group) == "gloo"
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_ranks_without_gpus_use_gloo_on_the_cpu(group) -> None:
+    assert device_of(group) == torch.device("cpu")
+    assert dist.get_backend(group) == "gloo"
 
 
-def test_values_and_bytes_of_all_ranks_arrive_in_order():
-    def on_rank(group):
-        rank = dist.get_rank(group)
-        assert gather_values({"rank": rank}, group) == [{"rank": r} for r in range(3)]
-        assert gather_bytes(b"x" * rank, group) == [b"", b"x", b"xx"]
-        return {}
-
-    run_ranks(3, on_rank)
+@on_ranks(3)
+def test_values_and_bytes_of_all_ranks_arrive_in_order(group) -> None:
+    rank = dist.get_rank(group)
+    assert gather_values({"rank": rank}, group) == [{"rank": r} for r in range(3)]
+    assert gather_bytes(b"x" * rank, group) == [b"", b"x", b"xx"]
 
 
 def test_every_group_has_the_timeout_of_the_run():

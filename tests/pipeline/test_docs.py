@@ -17,7 +17,7 @@ import shardlab
 from shardlab.experiment.parameters import Parameters
 from shardlab.experiment.schema import Params
 from tests.pipeline.workspace import ROOT, Marked, run, wait_for
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TESTED_ELSEWHERE = ["make run", "make test", "make lint", "make test-long"]
@@ -140,28 +140,25 @@ def test_every_excerpt_of_params_is_valid(block: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", fenced("python"))
-def test_every_excerpt_of_python_runs(block: str) -> None:
-    def on_rank(group: dist.ProcessGroup) -> dict[str, torch.Tensor]:
-        world_size, rank = dist.get_world_size(group), dist.get_rank(group)
-        model, batch = fully_shard(nn.Linear(60, 60)), torch.ones(1, 60)
-        # names that the reader's script has defined before
-        names = {
-            "torch": torch,
-            "model": model,
-            "batch": batch,
-            "optimizer": torch.optim.SGD(model.parameters()),
-            "states": [{}] * world_size,
-            "world_size": world_size,
-            "rank": rank,
-        }
-        exec(compile(block, "document", "exec"), names)
-        if "register" in names:
-            names["handle"] = shardlab.attach(model, names["Half"].name, minimum_size=0)
-        if "handle" not in names:
-            return {}
-        model(batch).sum().backward()
-        gradients = names["handle"].ledger.summary()["gradients"]
-        assert gradients["collectives"] > 0 and gradients["compression_ratio"] > 1.9
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_every_excerpt_of_python_runs(group, block: str) -> None:
+    world_size, rank = dist.get_world_size(group), dist.get_rank(group)
+    model, batch = fully_shard(nn.Linear(60, 60)), torch.ones(1, 60)
+    # names that the reader's script has defined before
+    names = {
+        "torch": torch,
+        "model": model,
+        "batch": batch,
+        "optimizer": torch.optim.SGD(model.parameters()),
+        "states": [{}] * world_size,
+        "world_size": world_size,
+        "rank": rank,
+    }
+    exec(compile(block, "document", "exec"), names)
+    if "register" in names:
+        names["handle"] = shardlab.attach(model, names["Half"].name, minimum_size=0)
+    if "handle" not in names:
+        return
+    model(batch).sum().backward()
+    gradients = names["handle"].ledger.summary()["gradients"]
+    assert gradients["collectives"] > 0 and gradients["compression_ratio"] > 1.9

@@ -9,7 +9,7 @@ from torch.distributed.tensor import Shard
 
 import shardlab
 from shardlab.core.errors import UserError
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 from tests.standalone.layer_adam_cases import as_torch
 
 
@@ -35,24 +35,23 @@ def alike(ones, others):
 
 
 @as_torch
-def test_sharded_parameters_are_updated_as_by_torchs_fused_optimizer_and_states_interchange():
-    def on_rank(_):
-        model, expected = fully_shard(network()), fully_shard(network())
-        theirs = torch.optim.AdamW(expected.parameters(), 0.01, fused=True)
-        train(expected, theirs, 3)
-        train(model, shardlab.LayerAdam(model.parameters(), 0.01), 3)
-        alike(whole(model), whole(expected))
-        resumed = shardlab.LayerAdam(model.parameters(), 1.0)
-        saved = checkpoint.get_optimizer_state_dict(expected, theirs)
-        checkpoint.set_optimizer_state_dict(model, resumed, saved)
-        train(model, resumed, 3)
-        train(expected, theirs, 3)
-        alike(whole(model), whole(expected))
-        again = checkpoint.get_optimizer_state_dict(model, resumed)
-        checkpoint.set_optimizer_state_dict(expected, theirs, again)
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_sharded_parameters_are_updated_as_by_torchs_fused_optimizer_and_states_interchange() -> (
+    None
+):
+    model, expected = fully_shard(network()), fully_shard(network())
+    theirs = torch.optim.AdamW(expected.parameters(), 0.01, fused=True)
+    train(expected, theirs, 3)
+    train(model, shardlab.LayerAdam(model.parameters(), 0.01), 3)
+    alike(whole(model), whole(expected))
+    resumed = shardlab.LayerAdam(model.parameters(), 1.0)
+    saved = checkpoint.get_optimizer_state_dict(expected, theirs)
+    checkpoint.set_optimizer_state_dict(model, resumed, saved)
+    train(model, resumed, 3)
+    train(expected, theirs, 3)
+    alike(whole(model), whole(expected))
+    again = checkpoint.get_optimizer_state_dict(model, resumed)
+    checkpoint.set_optimizer_state_dict(expected, theirs, again)
 
 
 def test_shards_are_rounded_by_the_chances_of_their_places_in_the_whole():
@@ -84,19 +83,16 @@ def test_shards_are_rounded_by_the_chances_of_their_places_in_the_whole():
         alike(found, expected.state_dict())
 
 
-def test_columns_are_updated_in_float32_and_not_rounded_by_chance():
-    def on_rank(_):
-        def by_columns(model):
-            return fully_shard(model, shard_placement_fn=lambda each: Shard(each.dim() - 1))
+@on_ranks(2)
+def test_columns_are_updated_in_float32_and_not_rounded_by_chance() -> None:
+    def by_columns(model):
+        return fully_shard(model, shard_placement_fn=lambda each: Shard(each.dim() - 1))
 
-        model, expected = by_columns(network()), by_columns(network())
-        train(expected, torch.optim.AdamW(expected.parameters(), 0.01, fused=True), 1)
-        train(model, shardlab.LayerAdam(model.parameters(), 0.01), 1)
-        for name, value in whole(expected).items():
-            torch.testing.assert_close(whole(model)[name], value, rtol=1e-6, atol=1e-8)
-        narrow = by_columns(network(torch.bfloat16))
-        with pytest.raises(UserError, match=r"\(64, 32\) is cut across its rows"):
-            train(narrow, shardlab.LayerAdam(narrow.parameters(), 0.01), 1)
-        return {}
-
-    run_ranks(2, on_rank)
+    model, expected = by_columns(network()), by_columns(network())
+    train(expected, torch.optim.AdamW(expected.parameters(), 0.01, fused=True), 1)
+    train(model, shardlab.LayerAdam(model.parameters(), 0.01), 1)
+    for name, value in whole(expected).items():
+        torch.testing.assert_close(whole(model)[name], value, rtol=1e-6, atol=1e-8)
+    narrow = by_columns(network(torch.bfloat16))
+    with pytest.raises(UserError, match=r"\(64, 32\) is cut across its rows"):
+        train(narrow, shardlab.LayerAdam(narrow.parameters(), 0.01), 1)

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 import shardlab
 from shardlab.core.errors import UserError
 from tests.families import config_of
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 
 FAMILIES = ["gpt2-tied", "llama-untied", "qwen2-tied", "mistral-untied"]
 CONFIG = {"learning_rate": 1e-3, "clip": 0.5, "activation_checkpointing": "none"}
@@ -110,21 +110,18 @@ def test_any_number_of_ranks_loads(tmp_path):
     assert all(torch.equal(found[name], value) for name, value in saved.items())
 
 
-def test_mistakes_are_told_in_one_line(tmp_path):
-    def on_rank(group):
-        config = shardlab.SlideConfig(**CONFIG, accumulation=2)
-        with pytest.raises(UserError, match="float32"):
-            shardlab.SlideFSDP(model_of("gpt2-tied").bfloat16(), config)
-        with pytest.raises(UserError, match="window"):
-            shardlab.SlideFSDP(model_of("gpt2-tied"), shardlab.SlideConfig(window=1))
-        sliding = shardlab.SlideFSDP(model_of("gpt2-tied"), config)
-        with pytest.raises(UserError, match="absent"):
-            sliding.load(tmp_path / "absent")
-        with torch.no_grad():
-            assert sliding(input_ids=tokens_of(0, 0)).loss is None
-        trained(sliding, 0, 1)
-        with pytest.raises(UserError, match="in the middle of a step"):
-            sliding.save(tmp_path / "saved")
-        return {}
-
-    run_ranks(1, on_rank)
+@on_ranks(1)
+def test_mistakes_are_told_in_one_line(tmp_path) -> None:
+    config = shardlab.SlideConfig(**CONFIG, accumulation=2)
+    with pytest.raises(UserError, match="float32"):
+        shardlab.SlideFSDP(model_of("gpt2-tied").bfloat16(), config)
+    with pytest.raises(UserError, match="window"):
+        shardlab.SlideFSDP(model_of("gpt2-tied"), shardlab.SlideConfig(window=1))
+    sliding = shardlab.SlideFSDP(model_of("gpt2-tied"), config)
+    with pytest.raises(UserError, match="absent"):
+        sliding.load(tmp_path / "absent")
+    with torch.no_grad():
+        assert sliding(input_ids=tokens_of(0, 0)).loss is None
+    trained(sliding, 0, 1)
+    with pytest.raises(UserError, match="in the middle of a step"):
+        sliding.save(tmp_path / "saved")

@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import shardlab
 from shardlab.core.errors import UserError
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 from tests.standalone.test_slide_fsdp import model_of, tokens_of, trained
 from tests.standalone.test_slide_fsdp_saving import INT4, refused, slid
 
@@ -41,22 +41,19 @@ def counted(sliding, first, last):
         sliding(x=torch.randn(4, 8, generator=generator))
 
 
-def test_buffers_that_a_state_dict_has_are_continued(tmp_path):
-    def on_rank(group):
-        models = Counting(), Counting()
-        straight, other = (shardlab.SlideFSDP(model, PLAIN) for model in models)
-        counted(straight, 0, 3)
-        straight.save(tmp_path / "saved")
-        expected = straight.state_dict()
-        other.load(tmp_path / "saved")
-        found = other.state_dict()
-        assert {"norm.num_batches_tracked", "blocks.0.also"} <= found.keys() == expected.keys()
-        assert all(torch.equal(found[name], value) for name, value in expected.items())
-        assert int(found["norm.num_batches_tracked"]) == 3
-        assert [int(model.unsaved) for model in models] == [3, 0]
-        return {}
-
-    run_ranks(1, on_rank)
+@on_ranks(1)
+def test_buffers_that_a_state_dict_has_are_continued(tmp_path) -> None:
+    models = Counting(), Counting()
+    straight, other = (shardlab.SlideFSDP(model, PLAIN) for model in models)
+    counted(straight, 0, 3)
+    straight.save(tmp_path / "saved")
+    expected = straight.state_dict()
+    other.load(tmp_path / "saved")
+    found = other.state_dict()
+    assert {"norm.num_batches_tracked", "blocks.0.also"} <= found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert int(found["norm.num_batches_tracked"]) == 3
+    assert [int(model.unsaved) for model in models] == [3, 0]
 
 
 def test_dropout_goes_on_bit_for_bit(tmp_path):
@@ -102,83 +99,71 @@ def test_what_one_of_the_ranks_wrote_is_not_missed_in_silence(tmp_path, ranks):
 
 
 @pytest.mark.parametrize("file", ["slide.safetensors", "rank-00001.safetensors", "slide.json"])
-def test_one_bit_that_fell_over_is_told(tmp_path, file):
-    def on_rank(group):
-        sliding = slid()
-        sliding.save(tmp_path / "saved")
-        if dist.get_rank() == 0:
-            content = bytearray((tmp_path / "saved" / file).read_bytes())
-            content[-5] ^= 1
-            (tmp_path / "saved" / file).write_bytes(content)
-        dist.barrier()
-        assert f"{file}: damaged" in refused(lambda: sliding.load(tmp_path / "saved"))
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_one_bit_that_fell_over_is_told(tmp_path, file) -> None:
+    sliding = slid()
+    sliding.save(tmp_path / "saved")
+    if dist.get_rank() == 0:
+        content = bytearray((tmp_path / "saved" / file).read_bytes())
+        content[-5] ^= 1
+        (tmp_path / "saved" / file).write_bytes(content)
+    dist.barrier()
+    assert f"{file}: damaged" in refused(lambda: sliding.load(tmp_path / "saved"))
 
 
-def test_save_replaces_what_it_has_written_and_nothing_else(tmp_path):
-    def on_rank(group):
-        model, folder = model_of("llama-untied"), tmp_path / "model"
-        sliding = shardlab.SlideFSDP(model)
-        state = sliding.state_dict()
-        if dist.get_rank() == 0:
-            model.save_pretrained(folder, state_dict=state)
-            (tmp_path / "file").write_text("precious")
-            (tmp_path / "empty").mkdir()
-            (tmp_path / "link").symlink_to(tmp_path / "empty")
-        dist.barrier()
-        before = sorted(path.name for path in folder.iterdir())
-        line = refused(lambda: sliding.save(folder))
-        assert line == (
-            f"{folder}: it holds config.json, which save has not written and would remove: name "
-            "another folder"
-        )
-        assert sorted(path.name for path in folder.iterdir()) == before
-        assert "is a file: name a folder" in refused(lambda: sliding.save(tmp_path / "file"))
-        for _ in range(2):
-            sliding.save(tmp_path / "link")
-        assert (tmp_path / "link").is_symlink() and (tmp_path / "empty/slide.json").is_file()
-        sliding.load(tmp_path / "empty")
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_save_replaces_what_it_has_written_and_nothing_else(tmp_path) -> None:
+    model, folder = model_of("llama-untied"), tmp_path / "model"
+    sliding = shardlab.SlideFSDP(model)
+    state = sliding.state_dict()
+    if dist.get_rank() == 0:
+        model.save_pretrained(folder, state_dict=state)
+        (tmp_path / "file").write_text("precious")
+        (tmp_path / "empty").mkdir()
+        (tmp_path / "link").symlink_to(tmp_path / "empty")
+    dist.barrier()
+    before = sorted(path.name for path in folder.iterdir())
+    line = refused(lambda: sliding.save(folder))
+    assert line == (
+        f"{folder}: it holds config.json, which save has not written and would remove: name "
+        "another folder"
+    )
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert "is a file: name a folder" in refused(lambda: sliding.save(tmp_path / "file"))
+    for _ in range(2):
+        sliding.save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "empty/slide.json").is_file()
+    sliding.load(tmp_path / "empty")
 
 
-def test_folders_that_are_none_are_told_in_one_line(tmp_path, monkeypatch):
-    def on_rank(group):
-        sliding = slid()
-        os.chdir(tmp_path)
-        for folder in (".", "", tmp_path, tmp_path.parent):
-            with pytest.raises(UserError, match="working directory cannot be replaced"):
-                sliding.save(folder)
-        for call in (sliding.save, sliding.load):
-            for folder in (None, 5, ["saved"]):
-                with pytest.raises(UserError, match=r"SlideFSDP\.(save|load): name a folder, not"):
-                    call(folder)
-        with pytest.raises(UserError, match=r"slide\.json: there is none: name a folder"):
-            sliding.load(tmp_path)
-        sliding.save("saved")
-        sliding.load("saved")
-        return {}
-
-    run_ranks(1, on_rank)
+@on_ranks(1)
+def test_folders_that_are_none_are_told_in_one_line(tmp_path, monkeypatch) -> None:
+    sliding = slid()
+    os.chdir(tmp_path)
+    for folder in (".", "", tmp_path, tmp_path.parent):
+        with pytest.raises(UserError, match="working directory cannot be replaced"):
+            sliding.save(folder)
+    for call in (sliding.save, sliding.load):
+        for folder in (None, 5, ["saved"]):
+            with pytest.raises(UserError, match=r"SlideFSDP\.(save|load): name a folder, not"):
+                call(folder)
+    with pytest.raises(UserError, match=r"slide\.json: there is none: name a folder"):
+        sliding.load(tmp_path)
+    sliding.save("saved")
+    sliding.load("saved")
 
 
-def test_nobody_takes_or_loads_what_the_model_shows_between_its_uses(tmp_path):
-    def on_rank(group):
-        model = model_of("llama-untied")
-        weights = model.state_dict()
-        sliding = shardlab.SlideFSDP(model)
-        sliding(input_ids=tokens_of(0, 0), labels=tokens_of(0, 0))
-        for module in (model, model.model.layers[2]):
-            with pytest.raises(UserError, match=r"^state_dict: .* take SlideFSDP.state_dict"):
-                module.state_dict()
-        with pytest.raises(UserError, match=r"state_dict: .* take SlideFSDP.state_dict"):
-            model.save_pretrained(tmp_path / "model")
-        with pytest.raises(UserError, match=r"^load_state_dict: .* SlideFSDP.load"):
-            model.load_state_dict(weights)
-        model.save_pretrained(tmp_path / "model", state_dict=sliding.state_dict())
-        return {}
-
-    run_ranks(1, on_rank)
+@on_ranks(1)
+def test_nobody_takes_or_loads_what_the_model_shows_between_its_uses(tmp_path) -> None:
+    model = model_of("llama-untied")
+    weights = model.state_dict()
+    sliding = shardlab.SlideFSDP(model)
+    sliding(input_ids=tokens_of(0, 0), labels=tokens_of(0, 0))
+    for module in (model, model.model.layers[2]):
+        with pytest.raises(UserError, match=r"^state_dict: .* take SlideFSDP.state_dict"):
+            module.state_dict()
+    with pytest.raises(UserError, match=r"state_dict: .* take SlideFSDP.state_dict"):
+        model.save_pretrained(tmp_path / "model")
+    with pytest.raises(UserError, match=r"^load_state_dict: .* SlideFSDP.load"):
+        model.load_state_dict(weights)
+    model.save_pretrained(tmp_path / "model", state_dict=sliding.state_dict())

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 import shardlab
 from shardlab.core.errors import UserError
 from tests.families import VOCABULARY, config_of
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 
 FAMILIES = ["gpt2-tied", "llama-tied", "llama-untied", "qwen2-tied", "qwen3-untied", "mistral-tied"]
 
@@ -132,38 +132,32 @@ def moved(sliding):
 
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("transfer", ["full", "shard"])
-def test_evaluation_within_a_step_changes_nothing_and_no_step_counts_it(transfer, clip):
-    def on_rank(group):
-        found = []
-        for evaluates in (False, True):
-            config = {"accumulation": 3, "clip": clip, "param_transfer": transfer}
-            sliding = slid(model_of("qwen2-tied"), **config)
-            told = []
-            for call in range(9):
-                if evaluates:
-                    with torch.no_grad():
-                        sliding(padded_batch(9, 0))
-                told.append((steps(sliding, call, call + 1), moved(sliding)))
-            found.append(told)
-        assert found[0] == found[1]
-        assert found[0][-1][1][-1] > 0
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_evaluation_within_a_step_changes_nothing_and_no_step_counts_it(transfer, clip) -> None:
+    found = []
+    for evaluates in (False, True):
+        config = {"accumulation": 3, "clip": clip, "param_transfer": transfer}
+        sliding = slid(model_of("qwen2-tied"), **config)
+        told = []
+        for call in range(9):
+            if evaluates:
+                with torch.no_grad():
+                    sliding(padded_batch(9, 0))
+            told.append((steps(sliding, call, call + 1), moved(sliding)))
+        found.append(told)
+    assert found[0] == found[1]
+    assert found[0][-1][1][-1] > 0
 
 
-def test_what_was_loaded_is_evaluated_at_once(tmp_path):
-    def on_rank(group):
-        saved, other = slid(model_of("llama-untied")), slid(model_of("llama-untied", seed=1))
-        steps(saved, 0, 2)
-        steps(other, 0, 1)
-        saved.save(tmp_path / "saved")
-        other.load(tmp_path / "saved")
-        with torch.no_grad():
-            assert other(padded_batch(9, 0)).loss == saved(padded_batch(9, 0)).loss
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_what_was_loaded_is_evaluated_at_once(tmp_path) -> None:
+    saved, other = slid(model_of("llama-untied")), slid(model_of("llama-untied", seed=1))
+    steps(saved, 0, 2)
+    steps(other, 0, 1)
+    saved.save(tmp_path / "saved")
+    other.load(tmp_path / "saved")
+    with torch.no_grad():
+        assert other(padded_batch(9, 0)).loss == saved(padded_batch(9, 0)).loss
 
 
 @pytest.mark.parametrize(
@@ -177,26 +171,24 @@ def test_what_was_loaded_is_evaluated_at_once(tmp_path):
     ],
 )
 @pytest.mark.parametrize("family", ["gpt2-tied", "llama-untied"])
-def test_a_model_that_checkpoints_its_layers_trains_the_same_bits(family, theirs, ours, times):
+@on_ranks(1)
+def test_a_model_that_checkpoints_its_layers_trains_the_same_bits(
+    family, theirs, ours, times
+) -> None:
     """`times` that each layer computes in a step."""
-
-    def on_rank(group):
-        straight = steps(slid(model_of(family), activation_checkpointing="none"), 0, 4)
-        model, computed = model_of(family), Counter()
-        for number, block in enumerate(model.base_model.get_submodule(layers_of(model))):
-            block.mlp.register_forward_pre_hook(lambda *_, n=number: computed.update([n]))
-        with warnings.catch_warnings():  # by the name that most scripts use
-            warnings.simplefilter("ignore", FutureWarning)
-            if theirs is None:
-                model.activation_checkpointing_enable(every_n_layers=2)
-            else:
-                model.gradient_checkpointing_enable(theirs)
-        sliding = slid(model, activation_checkpointing=ours)
-        assert steps(sliding, 0, 4) == straight
-        assert [computed[number] for number in range(3)] == [4 * each for each in times]
-        return {}
-
-    run_ranks(1, on_rank)
+    straight = steps(slid(model_of(family), activation_checkpointing="none"), 0, 4)
+    model, computed = model_of(family), Counter()
+    for number, block in enumerate(model.base_model.get_submodule(layers_of(model))):
+        block.mlp.register_forward_pre_hook(lambda *_, n=number: computed.update([n]))
+    with warnings.catch_warnings():  # by the name that most scripts use
+        warnings.simplefilter("ignore", FutureWarning)
+        if theirs is None:
+            model.activation_checkpointing_enable(every_n_layers=2)
+        else:
+            model.gradient_checkpointing_enable(theirs)
+    sliding = slid(model, activation_checkpointing=ours)
+    assert steps(sliding, 0, 4) == straight
+    assert [computed[number] for number in range(3)] == [4 * each for each in times]
 
 
 class Pairs(nn.Module):
@@ -223,16 +215,13 @@ class Pairs(nn.Module):
         return SimpleNamespace(loss=F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
 
 
-def test_a_forward_method_that_checkpoints_blocks_is_computed_again_or_refused():
-    def on_rank(group):
-        straight = steps(slid(Pairs(None), activation_checkpointing="none"), 0, 4)
-        for reentrant, ours in ((True, "none"), (True, "full"), (False, "full")):
-            assert steps(slid(Pairs(reentrant), activation_checkpointing=ours), 0, 4) == straight
-        with pytest.raises(UserError, match="set activation_checkpointing: full"):
-            steps(slid(Pairs(False), activation_checkpointing="none"), 0, 1)
-        return {}
-
-    run_ranks(1, on_rank)
+@on_ranks(1)
+def test_a_forward_method_that_checkpoints_blocks_is_computed_again_or_refused() -> None:
+    straight = steps(slid(Pairs(None), activation_checkpointing="none"), 0, 4)
+    for reentrant, ours in ((True, "none"), (True, "full"), (False, "full")):
+        assert steps(slid(Pairs(reentrant), activation_checkpointing=ours), 0, 4) == straight
+    with pytest.raises(UserError, match="set activation_checkpointing: full"):
+        steps(slid(Pairs(False), activation_checkpointing="none"), 0, 1)
 
 
 def layers_of(model):

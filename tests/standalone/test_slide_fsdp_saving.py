@@ -9,7 +9,7 @@ import torch.distributed as dist
 import shardlab
 from shardlab.core.errors import UserError
 from shardlab.transport.object_collectives import gather_values
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 from tests.standalone.test_slide_fsdp import model_of, trained
 
 INT4 = {"gradients": "int4:group=32", "error_feedback": True}
@@ -44,28 +44,25 @@ def refused(call):
 
 
 @pytest.mark.parametrize("codecs", CODECS)
-def test_what_codecs_keep_is_continued_bit_for_bit_and_without_it_is_not(tmp_path, codecs):
-    def on_rank(group):
-        straight = slid(**CODECS[codecs])
-        trained(straight, 0, 3)
-        straight.save(tmp_path / "saved")
-        expected = trained(straight, 3, 7)
-        other = slid(seed=5, **CODECS[codecs])
-        trained(other, 0, 2)
-        other.load(tmp_path / "saved")
-        assert trained(other, 3, 7) == expected
-        assert other.ledger.summary()["gradients"]["compression_ratio"] > 2
-        if dist.get_rank() == 0:
-            for path in (tmp_path / "saved").glob("rank-*"):
-                path.unlink()
-        dist.barrier()
-        fresh = slid(seed=5, **CODECS[codecs])
-        fresh.load(tmp_path / "saved")
-        found = trained(fresh, 3, 7)
-        assert found[0] == expected[0] and found != expected
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_what_codecs_keep_is_continued_bit_for_bit_and_without_it_is_not(tmp_path, codecs) -> None:
+    straight = slid(**CODECS[codecs])
+    trained(straight, 0, 3)
+    straight.save(tmp_path / "saved")
+    expected = trained(straight, 3, 7)
+    other = slid(seed=5, **CODECS[codecs])
+    trained(other, 0, 2)
+    other.load(tmp_path / "saved")
+    assert trained(other, 3, 7) == expected
+    assert other.ledger.summary()["gradients"]["compression_ratio"] > 2
+    if dist.get_rank() == 0:
+        for path in (tmp_path / "saved").glob("rank-*"):
+            path.unlink()
+    dist.barrier()
+    fresh = slid(seed=5, **CODECS[codecs])
+    fresh.load(tmp_path / "saved")
+    found = trained(fresh, 3, 7)
+    assert found[0] == expected[0] and found != expected
 
 
 def test_what_was_held_back_goes_to_another_number_of_ranks(tmp_path):
@@ -89,88 +86,75 @@ def test_what_was_held_back_goes_to_another_number_of_ranks(tmp_path):
     run_ranks(2, load)
 
 
-def test_residuals_are_not_dropped_in_silence(tmp_path):
-    def on_rank(group):
-        sliding = slid(**INT4)
-        trained(sliding, 0, 1)
-        sliding.save(tmp_path / "saved")
-        other = slid(gradients="int4:group=32")
-        line = refused(lambda: other.load(tmp_path / "saved"))
-        assert "set error_feedback=True, or remove rank-*.safetensors" in line
-        if dist.get_rank() == 0:
-            for path in (tmp_path / "saved").glob("rank-*"):
-                path.unlink()
-        dist.barrier()
-        other.load(tmp_path / "saved")
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_residuals_are_not_dropped_in_silence(tmp_path) -> None:
+    sliding = slid(**INT4)
+    trained(sliding, 0, 1)
+    sliding.save(tmp_path / "saved")
+    other = slid(gradients="int4:group=32")
+    line = refused(lambda: other.load(tmp_path / "saved"))
+    assert "set error_feedback=True, or remove rank-*.safetensors" in line
+    if dist.get_rank() == 0:
+        for path in (tmp_path / "saved").glob("rank-*"):
+            path.unlink()
+    dist.barrier()
+    other.load(tmp_path / "saved")
 
 
-def test_what_one_rank_cannot_read_is_told_by_all_and_changes_nothing(tmp_path):
-    def on_rank(group):
-        expected = trained(slid(**INT4), 0, 4)
-        sliding = slid(**INT4)
-        found = trained(sliding, 0, 2)
-        sliding.save(tmp_path / "saved")
-        if dist.get_rank() == 0:
-            (tmp_path / "saved/rank-00001.safetensors").write_bytes(b"damaged")
-        dist.barrier()
-        line = refused(lambda: sliding.load(tmp_path / "saved"))
-        assert line.startswith(f"{tmp_path}/saved/rank-00001.safetensors: damaged: load another")
-        assert found + trained(sliding, 2, 4) == expected
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_what_one_rank_cannot_read_is_told_by_all_and_changes_nothing(tmp_path) -> None:
+    expected = trained(slid(**INT4), 0, 4)
+    sliding = slid(**INT4)
+    found = trained(sliding, 0, 2)
+    sliding.save(tmp_path / "saved")
+    if dist.get_rank() == 0:
+        (tmp_path / "saved/rank-00001.safetensors").write_bytes(b"damaged")
+    dist.barrier()
+    line = refused(lambda: sliding.load(tmp_path / "saved"))
+    assert line.startswith(f"{tmp_path}/saved/rank-00001.safetensors: damaged: load another")
+    assert found + trained(sliding, 2, 4) == expected
 
 
-def test_a_folder_that_one_rank_does_not_see_is_told_by_all(tmp_path):
-    def on_rank(group):
-        sliding = slid()
-        sliding.save(tmp_path / "saved")
-        seen = tmp_path if dist.get_rank() == 0 else tmp_path / "elsewhere"
-        with pytest.raises(UserError, match=r"slide.json: there is none: name a folder"):
-            sliding.load(seen / "saved")
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_a_folder_that_one_rank_does_not_see_is_told_by_all(tmp_path) -> None:
+    sliding = slid()
+    sliding.save(tmp_path / "saved")
+    seen = tmp_path if dist.get_rank() == 0 else tmp_path / "elsewhere"
+    with pytest.raises(UserError, match=r"slide.json: there is none: name a folder"):
+        sliding.load(seen / "saved")
 
 
-def test_another_model_is_told_before_anything_is_taken(tmp_path):
-    def on_rank(group):
-        slid().save(tmp_path / "saved")
-        config = shardlab.SlideConfig(learning_rate=1e-3, clip=0.5)
-        other = shardlab.SlideFSDP(model_of("llama-untied"), config)
-        before = other.state_dict()
-        line = refused(lambda: other.load(tmp_path / "saved"))
-        assert "of another model: parameter.model.embed_tokens.weight has the shape None" in line
-        after = other.state_dict()
-        assert all(torch.equal(after[name], value) for name, value in before.items())
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_another_model_is_told_before_anything_is_taken(tmp_path) -> None:
+    slid().save(tmp_path / "saved")
+    config = shardlab.SlideConfig(learning_rate=1e-3, clip=0.5)
+    other = shardlab.SlideFSDP(model_of("llama-untied"), config)
+    before = other.state_dict()
+    line = refused(lambda: other.load(tmp_path / "saved"))
+    assert "of another model: parameter.model.embed_tokens.weight has the shape None" in line
+    after = other.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
 @pytest.mark.parametrize("full", [0, 1])
-def test_a_disk_that_is_full_for_one_rank_is_told_by_all_and_leaves_what_was_there(tmp_path, full):
-    def on_rank(group):
-        sliding = slid(**INT4)
-        trained(sliding, 0, 1)
-        sliding.save(tmp_path / "saved")
-        expected = trained(sliding, 1, 4)
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        if dist.get_rank() == full:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
-        line = refused(lambda: sliding.save(tmp_path / "saved"))
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        assert "saved: cannot be written" in line and f"(rank {full}: " in line
-        assert "too large" in line
-        assert [path.name for path in tmp_path.iterdir()] == ["saved"]
-        sliding.load(tmp_path / "saved")
-        assert trained(sliding, 1, 4) == expected
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_a_disk_that_is_full_for_one_rank_is_told_by_all_and_leaves_what_was_there(
+    tmp_path, full
+) -> None:
+    sliding = slid(**INT4)
+    trained(sliding, 0, 1)
+    sliding.save(tmp_path / "saved")
+    expected = trained(sliding, 1, 4)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if dist.get_rank() == full:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    line = refused(lambda: sliding.save(tmp_path / "saved"))
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "saved: cannot be written" in line and f"(rank {full}: " in line
+    assert "too large" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+    sliding.load(tmp_path / "saved")
+    assert trained(sliding, 1, 4) == expected
 
 
 @pytest.mark.parametrize(

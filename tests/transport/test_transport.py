@@ -10,7 +10,7 @@ import torch.distributed as dist
 from shardlab.launch import RunFailed, launch
 from shardlab.transport.transport import PIECE, Transport
 from tests.comm.wire import wire
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 
 SIZES = [0, 1, 7, PIECE - 1, PIECE, PIECE + 1, 6 * PIECE + 5]
 
@@ -43,20 +43,16 @@ def test_every_rank_gets_what_each_other_sent_it(world_size):
     run_ranks(world_size, on_rank)
 
 
-def test_a_rank_without_bytes_waits_for_nobody():
+@on_ranks(3)
+def test_a_rank_without_bytes_waits_for_nobody(group) -> None:
     """Rank 0 and 1 exchange bytes, rank 2 has none to send or to receive."""
-
-    def on_rank(group):
-        transport = Transport(group)
-        size = [[0, 9, 0], [PIECE + 1, 0, 0], [0, 0, 0]]
-        given = [torch.ones(n, dtype=torch.uint8) for n in size[transport.rank]]
-        taken = [torch.zeros(row[transport.rank], dtype=torch.uint8) for row in size]
-        for _ in range(3):
-            transport.exchange(given, taken)
-        assert all(part.all() for part in taken)
-        return {}
-
-    run_ranks(3, on_rank)
+    transport = Transport(group)
+    size = [[0, 9, 0], [PIECE + 1, 0, 0], [0, 0, 0]]
+    given = [torch.ones(n, dtype=torch.uint8) for n in size[transport.rank]]
+    taken = [torch.zeros(row[transport.rank], dtype=torch.uint8) for row in size]
+    for _ in range(3):
+        transport.exchange(given, taken)
+    assert all(part.all() for part in taken)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])

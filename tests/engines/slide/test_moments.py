@@ -11,7 +11,7 @@ import torch
 from shardlab.engines.slide.moments import FileMoments, MemoryMoments, Moments
 from shardlab.engines.slide.shared_file import NodeFile
 from tests.activations.storages import alive, watch
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks
 
 SIZES = {"root": 5001, **{f"block{number}": 3000 for number in range(6)}}
 
@@ -66,50 +66,41 @@ def updated(store, order, steps=4):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("units", [1, 2, len(SIZES)])
-def test_moments_in_a_file_are_the_bits_of_those_in_memory(tmp_path, dtype, units):
-    def on_rank(group):
-        order = [*SIZES][:units]
-        expected = updated(in_memory(dtype), order)
-        for delays in (None, random.Random(units)):
-            found = updated(in_file(group, tmp_path, dtype, delays), order)
-            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-        return {}
-
-    run_ranks(1, on_rank)
+@on_ranks(1)
+def test_moments_in_a_file_are_the_bits_of_those_in_memory(group, tmp_path, dtype, units) -> None:
+    order = [*SIZES][:units]
+    expected = updated(in_memory(dtype), order)
+    for delays in (None, random.Random(units)):
+        found = updated(in_file(group, tmp_path, dtype, delays), order)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-def test_memory_holds_those_of_three_units(tmp_path):
-    def on_rank(group):
-        moments, storages = in_file(group, tmp_path, delays=random.Random(1)), {}
-        units = [*SIZES][1:] * 2  # of one size
-        for unit, following in pairwise([*units, units[0]]):
-            exp_avg = moments.load(unit).exp_avg
-            storages[exp_avg.untyped_storage().data_ptr()] = watch(exp_avg)
-            moments.prefetch(following)
-            moments.store(unit)
-        assert len(storages) == 3
-        del exp_avg
+@on_ranks(1)
+def test_memory_holds_those_of_three_units(group, tmp_path) -> None:
+    moments, storages = in_file(group, tmp_path, delays=random.Random(1)), {}
+    units = [*SIZES][1:] * 2  # of one size
+    for unit, following in pairwise([*units, units[0]]):
+        exp_avg = moments.load(unit).exp_avg
+        storages[exp_avg.untyped_storage().data_ptr()] = watch(exp_avg)
+        moments.prefetch(following)
+        moments.store(unit)
+    assert len(storages) == 3
+    del exp_avg
+    moments.close()
+    del moments
+    gone = [False] * len(storages)
+    assert alive([*storages.values()], gone) == gone
+
+
+@on_ranks(1)
+def test_what_did_not_come_or_leave_is_told_by_the_calls_after_it(group, tmp_path) -> None:
+    moments = in_file(group, tmp_path)
+    moments.load("root").exp_avg.fill_(1)
+    moments.store("root")
+    moments.drain()
+    os.ftruncate(moments._file._cached.descriptor, 0)
+    for call in (moments.load, moments.prefetch, lambda _: moments.check()):
+        with pytest.raises(OSError, match=f"a file in {tmp_path} could not be read"):
+            call("root")
+    with pytest.raises(OSError, match="could not be read"):
         moments.close()
-        del moments
-        gone = [False] * len(storages)
-        assert alive([*storages.values()], gone) == gone
-        return {}
-
-    run_ranks(1, on_rank)
-
-
-def test_what_did_not_come_or_leave_is_told_by_the_calls_after_it(tmp_path):
-    def on_rank(group):
-        moments = in_file(group, tmp_path)
-        moments.load("root").exp_avg.fill_(1)
-        moments.store("root")
-        moments.drain()
-        os.ftruncate(moments._file._cached.descriptor, 0)
-        for call in (moments.load, moments.prefetch, lambda _: moments.check()):
-            with pytest.raises(OSError, match=f"a file in {tmp_path} could not be read"):
-                call("root")
-        with pytest.raises(OSError, match="could not be read"):
-            moments.close()
-        return {}
-
-    run_ranks(1, on_rank)

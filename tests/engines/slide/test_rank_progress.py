@@ -12,7 +12,7 @@ import torch.distributed as dist
 from shardlab.engines.slide.shared_memory import NodeMemory
 from shardlab.launch import RunFailed, launch
 from tests.engines.slide.unwatched_ranks import outcomes
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 
 UNITS = 3
 
@@ -22,42 +22,36 @@ def progress_of(group, timeout_s=30.0):
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_a_wait_ends_when_all_ranks_have_published(world_size):
-    def on_rank(group):
-        progress, rank = progress_of(group), dist.get_rank(group)
-        for step in range(1, 50):
-            for unit in range(UNITS):
-                progress.publish("offloaded", unit, step)
-                progress.wait("offloaded", unit, step)
-                progress.publish("updated", unit, step)
-        progress.wait("updated", 0, 49, ranks=[world_size - 1 - rank])
-        progress.close()
-        return {}
-
-    run_ranks(world_size, on_rank)
+@on_ranks()
+def test_a_wait_ends_when_all_ranks_have_published(group, world_size) -> None:
+    progress, rank = progress_of(group), dist.get_rank(group)
+    for step in range(1, 50):
+        for unit in range(UNITS):
+            progress.publish("offloaded", unit, step)
+            progress.wait("offloaded", unit, step)
+            progress.publish("updated", unit, step)
+    progress.wait("updated", 0, 49, ranks=[world_size - 1 - rank])
+    progress.close()
 
 
-def test_kinds_units_and_ranks_are_counted_apart():
-    def on_rank(group):
-        progress, rank = progress_of(group, timeout_s=0.2), dist.get_rank(group)
-        if rank == 1:
-            progress.publish("offloaded", 1, 7)
-        dist.barrier(group)
-        progress.wait("offloaded", 1, 7, ranks=[1])
-        if rank == 0:
-            for kind, unit, step, of in [
-                ("offloaded", 1, 8, 1),
-                ("offloaded", 0, 1, 1),
-                ("offloaded", 2, 1, 1),
-                ("updated", 1, 1, 1),
-                ("offloaded", 1, 1, 0),
-            ]:
-                counter = progress._counter(of, kind, unit)
-                assert not progress._counters.wait(counter, step, 0.0)
-        dist.barrier(group)
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_kinds_units_and_ranks_are_counted_apart(group) -> None:
+    progress, rank = progress_of(group, timeout_s=0.2), dist.get_rank(group)
+    if rank == 1:
+        progress.publish("offloaded", 1, 7)
+    dist.barrier(group)
+    progress.wait("offloaded", 1, 7, ranks=[1])
+    if rank == 0:
+        for kind, unit, step, of in [
+            ("offloaded", 1, 8, 1),
+            ("offloaded", 0, 1, 1),
+            ("offloaded", 2, 1, 1),
+            ("updated", 1, 1, 1),
+            ("offloaded", 1, 1, 0),
+        ]:
+            counter = progress._counter(of, kind, unit)
+            assert not progress._counters.wait(counter, step, 0.0)
+    dist.barrier(group)
 
 
 def test_a_killed_rank_is_named_by_every_other():

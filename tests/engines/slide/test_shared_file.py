@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from shardlab.core.errors import UserError
 from shardlab.engines.slide.shared_file import NodeFile
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 
 LAYOUT = {"first": 30_006, "second": 12, "third": 123_456}
 """bytes, of which each of three ranks has as many"""
@@ -43,60 +43,52 @@ def test_parts_that_share_blocks_do_not_disturb_each_other(tmp_path, world_size)
             assert torch.equal(result[name], 10 + ranks.repeat_interleave(size // world_size))
 
 
-def test_what_is_written_to_tensors_and_to_parts_is_seen_by_the_other_by_turns(tmp_path):
-    def on_rank(group):
-        rank = dist.get_rank(group)
-        file = NodeFile.create(group, LAYOUT, tmp_path)
-        whole = file.tensor("third", torch.uint8, (LAYOUT["third"],))
-        part, size = parts_of(file, rank, 2)["third"], LAYOUT["third"] // 2
-        assert not whole.any()
+@on_ranks(2)
+def test_what_is_written_to_tensors_and_to_parts_is_seen_by_the_other_by_turns(
+    group, tmp_path
+) -> None:
+    rank = dist.get_rank(group)
+    file = NodeFile.create(group, LAYOUT, tmp_path)
+    whole = file.tensor("third", torch.uint8, (LAYOUT["third"],))
+    part, size = parts_of(file, rank, 2)["third"], LAYOUT["third"] // 2
+    assert not whole.any()
+    dist.barrier(group)
+    for turn in range(5):
+        if rank == turn % 2:  # for both
+            whole.copy_(torch.arange(whole.numel()).add(turn).remainder(256))
         dist.barrier(group)
-        for turn in range(5):
-            if rank == turn % 2:  # for both
-                whole.copy_(torch.arange(whole.numel()).add(turn).remainder(256))
-            dist.barrier(group)
-            file.flush()
-            dist.barrier(group)
-            buffer = part.buffer()
-            part.read(buffer)
-            own = torch.arange(rank * size, (rank + 1) * size).add(turn).remainder(256)
-            assert torch.equal(part.inside(buffer), own.to(torch.uint8))
-            part.write(buffer.add_(1))
-            dist.barrier(group)
-            seen = torch.arange(whole.numel()).add(turn).remainder(256).add(1).to(torch.uint8)
-            assert torch.equal(whole, seen)
-            dist.barrier(group)
-        return {}
-
-    run_ranks(2, on_rank)
+        file.flush()
+        dist.barrier(group)
+        buffer = part.buffer()
+        part.read(buffer)
+        own = torch.arange(rank * size, (rank + 1) * size).add(turn).remainder(256)
+        assert torch.equal(part.inside(buffer), own.to(torch.uint8))
+        part.write(buffer.add_(1))
+        dist.barrier(group)
+        seen = torch.arange(whole.numel()).add(turn).remainder(256).add(1).to(torch.uint8)
+        assert torch.equal(whole, seen)
+        dist.barrier(group)
 
 
-def test_a_file_has_no_name_and_tensors_outlive_its_close(tmp_path):
-    def on_rank(group):
-        file = NodeFile.create(group, LAYOUT, tmp_path)
-        tensor = file.tensor("second", torch.float32, (3,))
-        assert [*tmp_path.iterdir()] == []
-        before = len([*Path("/proc/self/fd").iterdir()])
-        file.close()
-        assert len([*Path("/proc/self/fd").iterdir()]) == before - 2
-        assert tensor.eq(0).all()
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_a_file_has_no_name_and_tensors_outlive_its_close(group, tmp_path) -> None:
+    file = NodeFile.create(group, LAYOUT, tmp_path)
+    tensor = file.tensor("second", torch.float32, (3,))
+    assert [*tmp_path.iterdir()] == []
+    before = len([*Path("/proc/self/fd").iterdir()])
+    file.close()
+    assert len([*Path("/proc/self/fd").iterdir()]) == before - 2
+    assert tensor.eq(0).all()
 
 
 @pytest.mark.parametrize("limited", [0, 1])
-def test_too_little_room_is_told_by_all_ranks(tmp_path, limited):
+@on_ranks(2)
+def test_too_little_room_is_told_by_all_ranks(group, tmp_path, limited) -> None:
     """Room is taken by the first rank for all."""
-
-    def on_rank(group):
-        if dist.get_rank(group) == limited:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
-        if limited:
+    if dist.get_rank(group) == limited:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+    if limited:
+        NodeFile.create(group, LAYOUT, tmp_path)
+    else:
+        with pytest.raises(UserError, match=rf"^{tmp_path}: 163,840 more bytes do not fit"):
             NodeFile.create(group, LAYOUT, tmp_path)
-        else:
-            with pytest.raises(UserError, match=rf"^{tmp_path}: 163,840 more bytes do not fit"):
-                NodeFile.create(group, LAYOUT, tmp_path)
-        return {}
-
-    run_ranks(2, on_rank)

@@ -18,7 +18,7 @@ from shardlab.launch import launch
 from tests.commands import launching, wait_for
 from tests.descriptors import SHARED, opened
 from tests.engines.slide.unwatched_ranks import outcomes
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 
 LAYOUT = {"parameters": 40_004, "moments": 8, "gradients": 1_000_000}
 UNUSUAL = (40 << 20) + 12_288
@@ -47,64 +47,52 @@ def test_all_ranks_see_the_same_bytes(world_size):
         assert torch.equal(result["parts"], expected)
 
 
-def test_regions_do_not_overlap():
-    def on_rank(group):
-        memory = create(group)
-        regions = [memory.tensor(name, torch.uint8, (size,)) for name, size in LAYOUT.items()]
-        for number, region in enumerate(regions, 1):
-            region.fill_(number)
-        memory.progress.publish("offloaded", 1, 1)
-        for number, region in enumerate(regions, 1):
-            assert region.eq(number).all()
-        memory.progress.wait("offloaded", 1, 1)
-        return {}
-
-    run_ranks(1, on_rank)
+@on_ranks(1)
+def test_regions_do_not_overlap(group) -> None:
+    memory = create(group)
+    regions = [memory.tensor(name, torch.uint8, (size,)) for name, size in LAYOUT.items()]
+    for number, region in enumerate(regions, 1):
+        region.fill_(number)
+    memory.progress.publish("offloaded", 1, 1)
+    for number, region in enumerate(regions, 1):
+        assert region.eq(number).all()
+    memory.progress.wait("offloaded", 1, 1)
 
 
-def test_a_view_is_aligned_and_is_no_copy():
-    def on_rank(group):
-        memory = create(group)
-        words = memory.tensor("moments", torch.float64, (1,))
-        halves = memory.tensor("moments", torch.bfloat16, (2, 2))
-        assert words.data_ptr() == halves.data_ptr()
-        assert words.data_ptr() % os.sysconf("SC_PAGE_SIZE") == 0
-        words.fill_(1.0)
-        assert halves.view(torch.uint8).flatten().tolist() == [0, 0, 0, 0, 0, 0, 0xF0, 0x3F]
-        return {}
-
-    run_ranks(1, on_rank)
+@on_ranks(1)
+def test_a_view_is_aligned_and_is_no_copy(group) -> None:
+    memory = create(group)
+    words = memory.tensor("moments", torch.float64, (1,))
+    halves = memory.tensor("moments", torch.bfloat16, (2, 2))
+    assert words.data_ptr() == halves.data_ptr()
+    assert words.data_ptr() % os.sysconf("SC_PAGE_SIZE") == 0
+    words.fill_(1.0)
+    assert halves.view(torch.uint8).flatten().tolist() == [0, 0, 0, 0, 0, 0, 0xF0, 0x3F]
 
 
-def test_tensors_outlive_the_close_and_the_memory_ends_with_them():
-    def on_rank(group):
-        memory = create(group)
-        region = memory.tensor("moments", torch.float64, (1,))
-        memory.close()
-        del memory
-        gc.collect()
-        region.fill_(3.0)
-        assert mapped()
-        assert float(region) == 3.0
-        del region
-        gc.collect()
-        assert not mapped()
-        return {}
-
-    run_ranks(1, on_rank)
+@on_ranks(1)
+def test_tensors_outlive_the_close_and_the_memory_ends_with_them(group) -> None:
+    memory = create(group)
+    region = memory.tensor("moments", torch.float64, (1,))
+    memory.close()
+    del memory
+    gc.collect()
+    region.fill_(3.0)
+    assert mapped()
+    assert float(region) == 3.0
+    del region
+    gc.collect()
+    assert not mapped()
 
 
-def test_no_file_descriptor_stays_after_the_close():
-    def on_rank(group):
-        memory = create(group)
-        assert len(opened(*SHARED)) == 2  # one of the mapping, one of the other rank
-        memory.close()
-        del memory
-        gc.collect()
-        assert opened(*SHARED) == []
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_no_file_descriptor_stays_after_the_close(group) -> None:
+    memory = create(group)
+    assert len(opened(*SHARED)) == 2  # one of the mapping, one of the other rank
+    memory.close()
+    del memory
+    gc.collect()
+    assert opened(*SHARED) == []
 
 
 def mapped(pid="self"):

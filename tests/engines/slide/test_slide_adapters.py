@@ -11,7 +11,7 @@ import shardlab
 from shardlab.activations.checkpoint import FOLDER_VARIABLE
 from shardlab.core.errors import UserError
 from tests.engines.slide.small_engine import differing
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 from tests.standalone.test_slide_fsdp import model_of, tokens_of, trained
 
 STEPS = 4
@@ -86,20 +86,17 @@ def test_adapters_train_as_in_a_loop_by_hand(world_size, clip, family):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("ours", ["none", "full"])
-def test_layers_that_the_model_computes_again_train_the_same_bits(ours, reentrant):
-    def on_rank(group):
-        straight = slid(adapted(), activation_checkpointing="none")
-        losses, model = trained(straight, 0, STEPS), adapted()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-        model.enable_input_require_grads()
-        sliding = slid(model, activation_checkpointing=ours)
-        assert trained(sliding, 0, STEPS) == losses
-        assert not differing(sliding.state_dict(), straight.state_dict())
-        return {}
-
-    run_ranks(1, on_rank)
+@on_ranks(1)
+def test_layers_that_the_model_computes_again_train_the_same_bits(ours, reentrant) -> None:
+    straight = slid(adapted(), activation_checkpointing="none")
+    losses, model = trained(straight, 0, STEPS), adapted()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    sliding = slid(model, activation_checkpointing=ours)
+    assert trained(sliding, 0, STEPS) == losses
+    assert not differing(sliding.state_dict(), straight.state_dict())
 
 
 def test_evaluation_and_text_see_adapters_as_they_are_and_change_nothing():
@@ -172,10 +169,7 @@ def test_what_was_saved_with_another_choice_is_refused_in_one_line(tmp_path):
     run_ranks(2, on_rank)
 
 
-def test_a_model_of_which_nothing_is_trained_is_refused():
-    def on_rank(group):
-        with pytest.raises(UserError, match="all parameters are frozen"):
-            slid(model_of("llama-untied").requires_grad_(False))
-        return {}
-
-    run_ranks(1, on_rank)
+@on_ranks(1)
+def test_a_model_of_which_nothing_is_trained_is_refused() -> None:
+    with pytest.raises(UserError, match="all parameters are frozen"):
+        slid(model_of("llama-untied").requires_grad_(False))

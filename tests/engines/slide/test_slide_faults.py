@@ -19,7 +19,7 @@ from shardlab.engines.slide.copies import ThrottledCopies
 from shardlab.launch import RunFailed, launch
 from tests.descriptors import SHARED, opened
 from tests.engines.slide.small_engine import MODES, batch_of, engine_of, train
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 
 
 class FailingCopies(ThrottledCopies):
@@ -37,19 +37,16 @@ class FailingCopies(ThrottledCopies):
 
 
 @pytest.mark.parametrize("good", [0, 3, 17, 40])
-def test_an_error_of_a_copy_ends_the_step_on_all_ranks(good):
-    def on_rank(group):
-        mine = dist.get_rank(group) == 1
-        copies = FailingCopies(good) if mine else ThrottledCopies()
-        engine = engine_of(group, MODES["full-cpu_reduce"], copies=copies)
-        error, told = (OSError, "the link is down") if mine else (RuntimeError, "rank 1: the link")
-        with pytest.raises(error, match=told):
-            train(engine, 8)
-        with pytest.raises(error, match=told):
-            engine.step([batch_of(0, 0)], 1e-3)
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_an_error_of_a_copy_ends_the_step_on_all_ranks(group, good) -> None:
+    mine = dist.get_rank(group) == 1
+    copies = FailingCopies(good) if mine else ThrottledCopies()
+    engine = engine_of(group, MODES["full-cpu_reduce"], copies=copies)
+    error, told = (OSError, "the link is down") if mine else (RuntimeError, "rank 1: the link")
+    with pytest.raises(error, match=told):
+        train(engine, 8)
+    with pytest.raises(error, match=told):
+        engine.step([batch_of(0, 0)], 1e-3)
 
 
 class LosingCopies(ThrottledCopies):
@@ -64,22 +61,19 @@ class LosingCopies(ThrottledCopies):
         super().copy(target, source)
 
 
-def test_a_unit_is_not_updated_when_a_part_of_its_gradients_is_lost():
-    def on_rank(group):
-        copies = LosingCopies()
-        engine = engine_of(group, {"engine": "slide"}, None, copies)
-        train(engine, 1)
-        engine.synchronize()
-        last = engine.units[-1].vectors["parameter"]
-        before, copies.lose = last.clone(), True
-        with pytest.raises(OSError, match="the link is down"):
-            train(engine, 2)
-        with suppress(OSError):
-            engine._optimizer.drain()
-        assert torch.equal(last, before)
-        return {}
-
-    run_ranks(1, on_rank)
+@on_ranks(1)
+def test_a_unit_is_not_updated_when_a_part_of_its_gradients_is_lost(group) -> None:
+    copies = LosingCopies()
+    engine = engine_of(group, {"engine": "slide"}, None, copies)
+    train(engine, 1)
+    engine.synchronize()
+    last = engine.units[-1].vectors["parameter"]
+    before, copies.lose = last.clone(), True
+    with pytest.raises(OSError, match="the link is down"):
+        train(engine, 2)
+    with suppress(OSError):
+        engine._optimizer.drain()
+    assert torch.equal(last, before)
 
 
 @pytest.mark.parametrize("good", [3, 40])
@@ -155,18 +149,15 @@ def test_when_a_rank_is_killed_all_end_and_leave_nothing_behind(mode):
         launch(worker, 3, threads=1, timeout_s=30)
 
 
-def test_without_a_limit_of_the_norm_a_gradient_that_is_not_finite_ends_the_run():
-    def on_rank(group):
-        engine = engine_of(group, MODES["full-cpu_reduce"], clip=None)
+@on_ranks(2)
+def test_without_a_limit_of_the_norm_a_gradient_that_is_not_finite_ends_the_run(group) -> None:
+    engine = engine_of(group, MODES["full-cpu_reduce"], clip=None)
+    train(engine, 1)
+
+    def spoil(module, inputs, output):
+        output.logits = output.logits * (torch.nan if dist.get_rank(group) == 0 else 1.0)
+        return output
+
+    engine.module.register_forward_hook(spoil)
+    with pytest.raises(UserError, match="or set clip"):
         train(engine, 1)
-
-        def spoil(module, inputs, output):
-            output.logits = output.logits * (torch.nan if dist.get_rank(group) == 0 else 1.0)
-            return output
-
-        engine.module.register_forward_hook(spoil)
-        with pytest.raises(UserError, match="or set clip"):
-            train(engine, 1)
-        return {}
-
-    run_ranks(2, on_rank)

@@ -13,7 +13,7 @@ from tests.engines.slide.small_engine import (
     engine_of,
     train,
 )
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 
 SPLITS = {
     "first-blocks": ("wte", "wpe", "h.0.", "h.1."),
@@ -144,46 +144,37 @@ def test_backward_brings_only_units_that_it_passes():
 
 
 @pytest.mark.parametrize("split", ["inner-blocks", "matrices"])
-def test_units_with_frozen_parameters_come_before_backward_needs_them(split):
+@on_ranks(1)
+def test_units_with_frozen_parameters_come_before_backward_needs_them(group, split) -> None:
     """All that is brought at the last moment is waited for."""
+    engine = slid(group, {"engine": "slide"}, 0.5, frozen=SPLITS[split])
+    schedule, late = engine._schedule, []
+    begun, brought = schedule.before_backward, schedule.window.admit
+    needed = []
 
-    def on_rank(group):
-        engine = slid(group, {"engine": "slide"}, 0.5, frozen=SPLITS[split])
-        schedule, late = engine._schedule, []
-        begun, brought = schedule.before_backward, schedule.window.admit
-        needed = []
+    def before_backward(index):
+        needed.append(schedule.units[index])
+        begun(index)
+        needed.clear()
 
-        def before_backward(index):
-            needed.append(schedule.units[index])
-            begun(index)
-            needed.clear()
+    def admit(unit):
+        late.extend(each for each in needed if each is unit)
+        return brought(unit)
 
-        def admit(unit):
-            late.extend(each for each in needed if each is unit)
-            return brought(unit)
-
-        schedule.before_backward, schedule.window.admit = before_backward, admit
-        train(engine, 2)
-        assert not late
-        return {}
-
-    run_ranks(1, on_rank)
+    schedule.before_backward, schedule.window.admit = before_backward, admit
+    train(engine, 2)
+    assert not late
 
 
-def test_who_changes_what_is_trained_is_told_in_one_line_and_may_change_it_back():
-    def on_rank(group):
-        engine = slid(group, MODES["full-cpu_reduce"], frozen=("wte",))
-        train(engine, 1)
-        parameters = dict(engine.module._model[0].named_parameters())
-        for name in ("transformer.wte.weight", "transformer.h.1.ln_1.bias"):
-            before = parameters[name].requires_grad
-            parameters[name].requires_grad_(not before)
-            with pytest.raises(
-                UserError, match=f"^slide: requires_grad of {name} .* {not before}: "
-            ):
-                train(engine, 1)
-            parameters[name].requires_grad_(before)
+@on_ranks(1)
+def test_who_changes_what_is_trained_is_told_in_one_line_and_may_change_it_back(group) -> None:
+    engine = slid(group, MODES["full-cpu_reduce"], frozen=("wte",))
+    train(engine, 1)
+    parameters = dict(engine.module._model[0].named_parameters())
+    for name in ("transformer.wte.weight", "transformer.h.1.ln_1.bias"):
+        before = parameters[name].requires_grad
+        parameters[name].requires_grad_(not before)
+        with pytest.raises(UserError, match=f"^slide: requires_grad of {name} .* {not before}: "):
             train(engine, 1)
-        return {}
-
-    run_ranks(1, on_rank)
+        parameters[name].requires_grad_(before)
+        train(engine, 1)

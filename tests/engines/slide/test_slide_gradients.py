@@ -16,7 +16,7 @@ from tests.engines.slide.small_engine import (
     states_of,
     train,
 )
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 
 LAYERS = 8
 """more than there are slots"""
@@ -33,16 +33,13 @@ EVERY = {"reduce_every_micro_batch": True}
 
 @pytest.mark.parametrize("world_size", [1, 2, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_slots_that_units_share_hold_what_slots_of_their_own_hold(kind, world_size):
-    def on_rank(group):
-        rank = torch.distributed.get_rank()
-        build = partial(engine_of, group, KINDS[kind], None, layers=LAYERS)
-        own, shared = build(), build(PoisoningCopies(rank), accumulation=1)
-        assert torch.equal(train(shared, 4), train(own, 4))
-        assert not differing(states_of(shared), states_of(own))
-        return {}
-
-    run_ranks(world_size, on_rank)
+@on_ranks()
+def test_slots_that_units_share_hold_what_slots_of_their_own_hold(group, kind, world_size) -> None:
+    rank = torch.distributed.get_rank()
+    build = partial(engine_of, group, KINDS[kind], None, layers=LAYERS)
+    own, shared = build(), build(PoisoningCopies(rank), accumulation=1)
+    assert torch.equal(train(shared, 4), train(own, 4))
+    assert not differing(states_of(shared), states_of(own))
 
 
 @pytest.mark.parametrize("micro", [2, pytest.param(3, marks=pytest.mark.long)])
@@ -65,23 +62,21 @@ def test_slots_are_shared_by_micro_batches_too(kind, clip, micro):
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 @pytest.mark.parametrize("micro", [1, 2])
-def test_ranks_that_use_other_parameters_do_not_wait_for_each_other_for_ever(micro, kind):
+@on_ranks(2)
+def test_ranks_that_use_other_parameters_do_not_wait_for_each_other_for_ever(
+    group, micro, kind
+) -> None:
     """Each rank leaves out a layer of its own, once altogether and once with a factor of zero."""
-
-    def on_rank(group):
-        rank, found = torch.distributed.get_rank(), []
-        for factor in (None, 0.0):
-            copies = PoisoningCopies(rank)
-            build = partial(engine_of, group, KINDS[kind], None, copies, layers=LAYERS)
-            engine = build(accumulation=micro)
-            block = engine.module._model[0].transformer.h[LAYERS - 1 - 2 * rank]
-            leave_out(block.mlp, factor)
-            found.append((train(engine, 3, micro), states_of(engine)))
-        assert torch.equal(found[0][0], found[1][0])
-        assert not differing(found[0][1], found[1][1])
-        return {}
-
-    run_ranks(2, on_rank)
+    rank, found = torch.distributed.get_rank(), []
+    for factor in (None, 0.0):
+        copies = PoisoningCopies(rank)
+        build = partial(engine_of, group, KINDS[kind], None, copies, layers=LAYERS)
+        engine = build(accumulation=micro)
+        block = engine.module._model[0].transformer.h[LAYERS - 1 - 2 * rank]
+        leave_out(block.mlp, factor)
+        found.append((train(engine, 3, micro), states_of(engine)))
+    assert torch.equal(found[0][0], found[1][0])
+    assert not differing(found[0][1], found[1][1])
 
 
 def leave_out(module, factor):
@@ -140,36 +135,32 @@ def gradients(engine, summed=False):
 
 
 @pytest.mark.parametrize("world_size, ranks_per_node", [(1, None), (2, None), (4, None), (4, 2)])
-def test_sums_over_ranks_after_every_micro_batch_differ_by_rounding(world_size, ranks_per_node):
-    def on_rank(group):
-        build = partial(engine_of, group, accumulation=3, ranks_per_node=ranks_per_node)
-        expected = train(build(CPU), 5, 3)
-        for document, tolerance in (CPU, 1e-5), ({**CPU, **INT8}, 2e-2):
-            found = train(build({**document, **EVERY}), 5, 3)
-            torch.testing.assert_close(found, expected, rtol=tolerance, atol=0)
-        return {}
-
-    run_ranks(world_size, on_rank)
+@on_ranks()
+def test_sums_over_ranks_after_every_micro_batch_differ_by_rounding(
+    group, world_size, ranks_per_node
+) -> None:
+    build = partial(engine_of, group, accumulation=3, ranks_per_node=ranks_per_node)
+    expected = train(build(CPU), 5, 3)
+    for document, tolerance in (CPU, 1e-5), ({**CPU, **INT8}, 2e-2):
+        found = train(build({**document, **EVERY}), 5, 3)
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=0)
 
 
 @pytest.mark.parametrize("dtype, itemsize", [("fp32", 4), ("bf16", 2)])
-def test_the_ledger_counts_what_ranks_read_of_each_other(dtype, itemsize):
-    def on_rank(group):
-        moved = {}
-        for count, every in (1, False), (3, False), (3, True):
-            document = {**CPU, "param_dtype": dtype, "reduce_every_micro_batch": every}
-            engine = engine_of(group, document, accumulation=count)
-            train(engine, 1, count)
-            moved[count, every] = engine.ledger.summary()["gradients"]["bytes_wire"]
-        half = sum(unit.size for unit in engine.units) / 2
-        assert moved == {
-            (1, False): itemsize * half,
-            (3, False): 4 * half,
-            (3, True): 3 * itemsize * half,
-        }
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_the_ledger_counts_what_ranks_read_of_each_other(group, dtype, itemsize) -> None:
+    moved = {}
+    for count, every in (1, False), (3, False), (3, True):
+        document = {**CPU, "param_dtype": dtype, "reduce_every_micro_batch": every}
+        engine = engine_of(group, document, accumulation=count)
+        train(engine, 1, count)
+        moved[count, every] = engine.ledger.summary()["gradients"]["bytes_wire"]
+    half = sum(unit.size for unit in engine.units) / 2
+    assert moved == {
+        (1, False): itemsize * half,
+        (3, False): 4 * half,
+        (3, True): 3 * itemsize * half,
+    }
 
 
 class CountedPins(ThrottledCopies):
@@ -183,22 +174,16 @@ class CountedPins(ThrottledCopies):
         self.pins += 1
 
 
-def test_memory_that_units_share_is_pinned_once():
-    def on_rank(group):
-        copies = CountedPins()
-        engine = engine_of(group, CPU, None, copies, accumulation=1, layers=LAYERS)
-        assert copies.pins == len(engine.units) + 1 + 3
-        return {}
-
-    run_ranks(1, on_rank)
+@on_ranks(1)
+def test_memory_that_units_share_is_pinned_once(group) -> None:
+    copies = CountedPins()
+    engine = engine_of(group, CPU, None, copies, accumulation=1, layers=LAYERS)
+    assert copies.pins == len(engine.units) + 1 + 3
 
 
-def test_more_micro_batches_than_the_engine_was_told_of_are_refused():
-    def on_rank(group):
-        engine = engine_of(group, CPU, accumulation=1)
-        with pytest.raises(UserError, match="a step of 2 micro-batches, and host memory is laid"):
-            train(engine, 1, micro=2)
-        train(engine_of(group, CPU), 1, micro=2)
-        return {}
-
-    run_ranks(1, on_rank)
+@on_ranks(1)
+def test_more_micro_batches_than_the_engine_was_told_of_are_refused(group) -> None:
+    engine = engine_of(group, CPU, accumulation=1)
+    with pytest.raises(UserError, match="a step of 2 micro-batches, and host memory is laid"):
+        train(engine, 1, micro=2)
+    train(engine_of(group, CPU), 1, micro=2)

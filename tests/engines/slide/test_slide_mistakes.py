@@ -18,7 +18,7 @@ import shardlab
 from shardlab.core.errors import UserError
 from shardlab.engines.slide import shared_memory
 from tests.engines.slide.small_engine import MODES, batch_of, differing, engine_of, states_of, train
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 from tests.standalone.test_slide_fsdp import model_of, tokens_of
 
 
@@ -28,67 +28,58 @@ def mapped_bytes():
     return sum(int(size) for size in re.findall(r"memfd:shardlab.*\nSize: +(\d+)", maps))
 
 
-def test_a_call_that_fails_before_backward_can_be_made_again():
-    def on_rank(group):
-        def trained(fails):
-            sliding = shardlab.SlideFSDP(model_of("llama-untied"))
-            for step in range(3):
-                tokens = tokens_of(step, 0)
-                if fails and step == 1:
-                    with pytest.raises(UserError, match="give it labels"):
-                        sliding(input_ids=tokens)
-                    with pytest.raises(IndexError):
-                        sliding(input_ids=tokens + 10_000, labels=tokens)
-                sliding(input_ids=tokens, labels=tokens)
-            return sliding.state_dict()
+@on_ranks(1)
+def test_a_call_that_fails_before_backward_can_be_made_again() -> None:
+    def trained(fails):
+        sliding = shardlab.SlideFSDP(model_of("llama-untied"))
+        for step in range(3):
+            tokens = tokens_of(step, 0)
+            if fails and step == 1:
+                with pytest.raises(UserError, match="give it labels"):
+                    sliding(input_ids=tokens)
+                with pytest.raises(IndexError):
+                    sliding(input_ids=tokens + 10_000, labels=tokens)
+            sliding(input_ids=tokens, labels=tokens)
+        return sliding.state_dict()
 
-        assert differing(trained(fails=True), trained(fails=False)) == []
-        return {}
-
-    run_ranks(1, on_rank)
+    assert differing(trained(fails=True), trained(fails=False)) == []
 
 
 @pytest.mark.parametrize("sync", ["cpu_reduce", "gpu_reduce"])
-def test_a_call_that_fails_while_others_gather_with_it_ends_all_ranks(sync):
-    def on_rank(group):
-        rank = dist.get_rank(group)
-        config = shardlab.SlideConfig(param_transfer="shard", grad_sync=sync)
-        sliding = shardlab.SlideFSDP(model_of("llama-untied"), config)
-        tokens = tokens_of(0, rank)
-        sliding(input_ids=tokens, labels=tokens)
-        if rank == 1:
-            with pytest.raises(IndexError):
-                sliding(input_ids=tokens + 10_000, labels=tokens)
-        error, told = (IndexError, "range") if rank == 1 else (RuntimeError, "rank 1: index out of")
-        for _ in range(2):
-            with pytest.raises(error, match=told):
-                sliding(input_ids=tokens, labels=tokens)
-        dist.barrier()  # whose process ends breaks connections
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_a_call_that_fails_while_others_gather_with_it_ends_all_ranks(group, sync) -> None:
+    rank = dist.get_rank(group)
+    config = shardlab.SlideConfig(param_transfer="shard", grad_sync=sync)
+    sliding = shardlab.SlideFSDP(model_of("llama-untied"), config)
+    tokens = tokens_of(0, rank)
+    sliding(input_ids=tokens, labels=tokens)
+    if rank == 1:
+        with pytest.raises(IndexError):
+            sliding(input_ids=tokens + 10_000, labels=tokens)
+    error, told = (IndexError, "range") if rank == 1 else (RuntimeError, "rank 1: index out of")
+    for _ in range(2):
+        with pytest.raises(error, match=told):
+            sliding(input_ids=tokens, labels=tokens)
+    dist.barrier()  # whose process ends breaks connections
 
 
 @pytest.mark.parametrize("clip", [0.5, None])
-def test_who_is_interrupted_in_backward_does_not_go_on_with_half_a_step(clip):
-    def on_rank(group):
-        engine = engine_of(group, MODES["full-cpu_reduce"], clip=clip)
+@on_ranks(1)
+def test_who_is_interrupted_in_backward_does_not_go_on_with_half_a_step(group, clip) -> None:
+    engine = engine_of(group, MODES["full-cpu_reduce"], clip=clip)
+    train(engine, 1)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    blocks = engine.module._model[0].transformer.h
+    blocks[1].register_full_backward_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
         train(engine, 1)
-
-        def interrupt(*_):
-            raise KeyboardInterrupt
-
-        blocks = engine.module._model[0].transformer.h
-        blocks[1].register_full_backward_hook(interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            train(engine, 1)
-        with pytest.raises(RuntimeError, match=r"broken off .KeyboardInterrupt.*from a checkpoint"):
-            engine.step([batch_of(0, 0)], 1e-3)
-        with pytest.raises(RuntimeError, match="continue from a checkpoint"):
-            states_of(engine)
-        return {}
-
-    run_ranks(1, on_rank)
+    with pytest.raises(RuntimeError, match=r"broken off .KeyboardInterrupt.*from a checkpoint"):
+        engine.step([batch_of(0, 0)], 1e-3)
+    with pytest.raises(RuntimeError, match="continue from a checkpoint"):
+        states_of(engine)
 
 
 @pytest.mark.parametrize("engine_name", ["slide", "manual"])
@@ -106,35 +97,29 @@ def test_an_engine_that_is_gone_leaves_no_memory(engine_name):
     assert int(run_ranks(1, on_rank)[0]["mapped"]) == 0
 
 
-def test_what_each_rank_takes_beside_has_to_fit_too(monkeypatch):
-    def on_rank(group):
-        engine = engine_of(group, MODES["full-cpu_reduce"])
-        shared = engine._memory._mapped.size()
-        del engine
-        monkeypatch.setattr(shared_memory, "free_memory_bytes", lambda: shared + 1000)
-        with pytest.raises(UserError, match="GiB are free and each takes its own, together"):
-            engine_of(group, MODES["full-cpu_reduce"])
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_what_each_rank_takes_beside_has_to_fit_too(group, monkeypatch) -> None:
+    engine = engine_of(group, MODES["full-cpu_reduce"])
+    shared = engine._memory._mapped.size()
+    del engine
+    monkeypatch.setattr(shared_memory, "free_memory_bytes", lambda: shared + 1000)
+    with pytest.raises(UserError, match="GiB are free and each takes its own, together"):
+        engine_of(group, MODES["full-cpu_reduce"])
 
 
-def test_a_step_that_is_left_out_says_so_and_a_model_slides_once():
-    def on_rank(group):
-        model = model_of("llama-untied")
-        sliding = shardlab.SlideFSDP(model)
-        tokens = tokens_of(0, 0)
-        sliding(input_ids=tokens, labels=tokens)
-        before, applied = sliding.state_dict(), [sliding.applied]
-        model.lm_head.register_forward_hook(lambda module, inputs, output: output * torch.nan)
-        sliding(input_ids=tokens, labels=tokens)
-        assert [*applied, sliding.applied] == [True, False]
-        assert differing(sliding.state_dict(), before) == []
-        with pytest.raises(UserError, match="in another SlideFSDP already"):
-            shardlab.SlideFSDP(model)
-        return {}
-
-    run_ranks(1, on_rank)
+@on_ranks(1)
+def test_a_step_that_is_left_out_says_so_and_a_model_slides_once() -> None:
+    model = model_of("llama-untied")
+    sliding = shardlab.SlideFSDP(model)
+    tokens = tokens_of(0, 0)
+    sliding(input_ids=tokens, labels=tokens)
+    before, applied = sliding.state_dict(), [sliding.applied]
+    model.lm_head.register_forward_hook(lambda module, inputs, output: output * torch.nan)
+    sliding(input_ids=tokens, labels=tokens)
+    assert [*applied, sliding.applied] == [True, False]
+    assert differing(sliding.state_dict(), before) == []
+    with pytest.raises(UserError, match="in another SlideFSDP already"):
+        shardlab.SlideFSDP(model)
 
 
 def test_the_process_group_that_a_lone_rank_makes_can_be_ended_for_another():
@@ -179,64 +164,52 @@ class Blocks(nn.Module):
 
 
 @pytest.mark.parametrize("user", ["blocks.2", "outward"])
-def test_a_parameter_that_two_units_use_is_refused(user):
-    def on_rank(group):
-        told = f"weight belongs to blocks.0.*{user.replace('outward', 'root')} uses it"
-        with pytest.raises(UserError, match=told):
-            shardlab.SlideFSDP(Blocks([user]))
-        return {}
-
-    run_ranks(1, on_rank)
+@on_ranks(1)
+def test_a_parameter_that_two_units_use_is_refused(user) -> None:
+    told = f"weight belongs to blocks.0.*{user.replace('outward', 'root')} uses it"
+    with pytest.raises(UserError, match=told):
+        shardlab.SlideFSDP(Blocks([user]))
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("changes", [{}, {"clip": None}, {"moments": "disk"}])
-def test_a_model_may_have_no_parameter_outside_of_its_blocks(changes, mode):
-    def on_rank(group):
-        states = []
-        for document in (MODES["full-cpu_reduce"], MODES[mode]):
-            own = {key: value for key, value in document.items() if key != "engine"}
-            config = shardlab.SlideConfig(**own, **changes, activation_checkpointing="none")
-            sliding = shardlab.SlideFSDP(Blocks(ends=False), config)
-            for call in range(4):
-                generator = torch.Generator().manual_seed(10 * call + dist.get_rank())
-                sliding(x=torch.randn(4, 8, generator=generator))
-            states.append(sliding.state_dict())
-        assert differing(*states) == []
-        before = Blocks(ends=False).state_dict()
-        if dist.get_rank() == 0:
-            assert len(differing(states[0], before)) == len(before)
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_a_model_may_have_no_parameter_outside_of_its_blocks(changes, mode) -> None:
+    states = []
+    for document in (MODES["full-cpu_reduce"], MODES[mode]):
+        own = {key: value for key, value in document.items() if key != "engine"}
+        config = shardlab.SlideConfig(**own, **changes, activation_checkpointing="none")
+        sliding = shardlab.SlideFSDP(Blocks(ends=False), config)
+        for call in range(4):
+            generator = torch.Generator().manual_seed(10 * call + dist.get_rank())
+            sliding(x=torch.randn(4, 8, generator=generator))
+        states.append(sliding.state_dict())
+    assert differing(*states) == []
+    before = Blocks(ends=False).state_dict()
+    if dist.get_rank() == 0:
+        assert len(differing(states[0], before)) == len(before)
 
 
-def test_a_model_without_its_engine_says_what_is_gone():
-    def on_rank(group):
-        model = model_of("llama-untied")
-        shardlab.SlideFSDP(model)
+@on_ranks(1)
+def test_a_model_without_its_engine_says_what_is_gone() -> None:
+    model = model_of("llama-untied")
+    shardlab.SlideFSDP(model)
+    gc.collect()
+    with torch.no_grad(), pytest.raises(UserError, match="keep SlideFSDP as long as the model"):
+        model(input_ids=tokens_of(0, 0))
+
+
+@on_ranks(2)
+def test_a_fork_ends_in_order_and_the_engine_trains_on(group) -> None:
+    engine = engine_of(group, MODES["full-cpu_reduce"])
+    train(engine, 2)
+    child = os.fork()
+    if child == 0:
+        del engine
         gc.collect()
-        with torch.no_grad(), pytest.raises(UserError, match="keep SlideFSDP as long as the model"):
-            model(input_ids=tokens_of(0, 0))
-        return {}
-
-    run_ranks(1, on_rank)
-
-
-def test_a_fork_ends_in_order_and_the_engine_trains_on():
-    def on_rank(group):
-        engine = engine_of(group, MODES["full-cpu_reduce"])
-        train(engine, 2)
-        child = os.fork()
-        if child == 0:
-            del engine
-            gc.collect()
-            os._exit(7)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-        train(engine, 1, first=2)
-        return {}
-
-    run_ranks(2, on_rank)
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    train(engine, 1, first=2)
 
 
 def test_ranks_that_a_launcher_started_train_together(tmp_path):

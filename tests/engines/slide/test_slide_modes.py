@@ -13,7 +13,7 @@ from tests.engines.slide.small_engine import (
     states_of,
     train,
 )
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 
 STEPS = 50
 CHECKPOINTING = ("none", "full")
@@ -37,18 +37,15 @@ def test_fifty_steps_have_the_bits_of_ddp(world_size, clip):
 
 
 @pytest.mark.parametrize("micro", [1, 3])
-def test_sums_in_memory_have_the_bits_of_ddp_with_any_number_of_micro_batches(micro):
-    def on_rank(group):
-        expected = engine_of(group, {"engine": "ddp"})
-        curve, states = train(expected, 5, micro), states_of(expected)
-        for transfer, window in product(("full", "shard"), (2, 3, 9)):
-            document = {"engine": "slide", "param_transfer": transfer, "window": window}
-            engine = engine_of(group, document)
-            assert torch.equal(train(engine, 5, micro), curve), document
-            assert not differing(states_of(engine), states), document
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_sums_in_memory_have_the_bits_of_ddp_with_any_number_of_micro_batches(group, micro) -> None:
+    expected = engine_of(group, {"engine": "ddp"})
+    curve, states = train(expected, 5, micro), states_of(expected)
+    for transfer, window in product(("full", "shard"), (2, 3, 9)):
+        document = {"engine": "slide", "param_transfer": transfer, "window": window}
+        engine = engine_of(group, document)
+        assert torch.equal(train(engine, 5, micro), curve), document
+        assert not differing(states_of(engine), states), document
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
@@ -72,19 +69,16 @@ def test_modes_agree_on_four_ranks_with_narrow_types_and_delays(clip):
     run_ranks(4, on_rank, timeout_s=120)
 
 
-def test_evaluation_between_steps_changes_nothing():
-    def on_rank(group):
-        straight, other = (engine_of(group, MODES["full-cpu_reduce"]) for _ in range(2))
-        curve = train(straight, 4)
-        train(other, 2)
-        with torch.no_grad():
-            tokens = torch.arange(8).view(1, 8)
-            first = other.module(input_ids=tokens).logits
-            assert torch.equal(other.module(input_ids=tokens).logits, first)
-        assert torch.equal(train(other, 2, first=2), curve[2:])
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_evaluation_between_steps_changes_nothing(group) -> None:
+    straight, other = (engine_of(group, MODES["full-cpu_reduce"]) for _ in range(2))
+    curve = train(straight, 4)
+    train(other, 2)
+    with torch.no_grad():
+        tokens = torch.arange(8).view(1, 8)
+        first = other.module(input_ids=tokens).logits
+        assert torch.equal(other.module(input_ids=tokens).logits, first)
+    assert torch.equal(train(other, 2, first=2), curve[2:])
 
 
 @pytest.mark.parametrize("ranks_per_node, world_size", [(1, 2), (2, 4)])

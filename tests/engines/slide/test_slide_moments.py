@@ -19,7 +19,7 @@ from shardlab.core.errors import UserError
 from shardlab.launch import RunFailed, launch
 from tests.engines.slide.small_engine import batch_of, differing, engine_of, states_of, train
 from tests.families import config_of
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 
 SLIDE = {"engine": "slide"}
 DISK = {"engine": "slide", "moments": "disk"}
@@ -53,49 +53,43 @@ def test_moments_on_disk_have_the_bits_of_those_in_memory(world_size, clip):
 
 
 @pytest.mark.parametrize("document", [DISK, BF16, {**DISK, **BF16}])
-def test_what_is_written_to_shards_is_continued_bit_for_bit(document):
-    def on_rank(group):
-        engine = engine_of(group, document)
-        train(engine, 3)
-        saved = {
-            kind: {name: tensor.clone() for name, tensor in tensors.items()}
-            for kind, tensors in engine.shards().items()
-        }
-        expected = train(engine, 3, first=3), states_of(engine)
-        other = engine_of(group, document, seed=2)
-        for steps in (0, 2):  # before the first step, and in the middle of training
-            train(other, steps)
-            for kind, tensors in other.shards().items():
-                for name, tensor in tensors.items():
-                    tensor.copy_(saved[kind][name])
-            assert torch.equal(train(other, 3, first=3), expected[0])
-            assert not differing(states_of(other), expected[1])
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_what_is_written_to_shards_is_continued_bit_for_bit(group, document) -> None:
+    engine = engine_of(group, document)
+    train(engine, 3)
+    saved = {
+        kind: {name: tensor.clone() for name, tensor in tensors.items()}
+        for kind, tensors in engine.shards().items()
+    }
+    expected = train(engine, 3, first=3), states_of(engine)
+    other = engine_of(group, document, seed=2)
+    for steps in (0, 2):  # before the first step, and in the middle of training
+        train(other, steps)
+        for kind, tensors in other.shards().items():
+            for name, tensor in tensors.items():
+                tensor.copy_(saved[kind][name])
+        assert torch.equal(train(other, 3, first=3), expected[0])
+        assert not differing(states_of(other), expected[1])
 
 
 @pytest.mark.parametrize("document", [SLIDE, DISK])
-def test_what_one_rank_writes_to_whole_moments_counts_on_all(document):
-    def on_rank(group):
-        rank, written, expected = dist.get_rank(group), {}, engine_of(group, document)
-        train(expected, 2)
-        saved = {kind: dict(named) for kind, named in expected.in_host_memory().items()}
-        engine = engine_of(group, document, seed=2)
-        train(engine, 1)
-        dist.barrier(group)
-        for kind, named in engine.in_host_memory().items():
-            for number, (name, tensor) in enumerate(named.items()):
-                if kind == "step" or number % 2 == rank:
-                    tensor.copy_(saved[kind][name])
-                    written[name] = None
-        engine.take_in()
-        assert torch.equal(train(engine, 2, first=2), train(expected, 2, first=2))
-        assert not differing(states_of(engine), states_of(expected))
-        assert len(written) > 4
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_what_one_rank_writes_to_whole_moments_counts_on_all(group, document) -> None:
+    rank, written, expected = dist.get_rank(group), {}, engine_of(group, document)
+    train(expected, 2)
+    saved = {kind: dict(named) for kind, named in expected.in_host_memory().items()}
+    engine = engine_of(group, document, seed=2)
+    train(engine, 1)
+    dist.barrier(group)
+    for kind, named in engine.in_host_memory().items():
+        for number, (name, tensor) in enumerate(named.items()):
+            if kind == "step" or number % 2 == rank:
+                tensor.copy_(saved[kind][name])
+                written[name] = None
+    engine.take_in()
+    assert torch.equal(train(engine, 2, first=2), train(expected, 2, first=2))
+    assert not differing(states_of(engine), states_of(expected))
+    assert len(written) > 4
 
 
 @pytest.mark.parametrize("place", ["memory", "disk"])
@@ -114,32 +108,26 @@ def test_narrow_moments_do_not_depend_on_the_number_of_ranks(place):
         assert not differing(found, expected)
 
 
-def test_narrow_moments_cost_little_loss():
-    def on_rank(group):
-        wide, narrow = (train(engine_of(group, each), 30)[:, 0] for each in (SLIDE, BF16))
-        torch.testing.assert_close(narrow, wide, rtol=0.01, atol=0)
-        assert wide[0] - wide[-1] > 10 * (narrow - wide).abs().max()
-        return {}
-
-    run_ranks(1, on_rank)
+@on_ranks(1)
+def test_narrow_moments_cost_little_loss(group) -> None:
+    wide, narrow = (train(engine_of(group, each), 30)[:, 0] for each in (SLIDE, BF16))
+    torch.testing.assert_close(narrow, wide, rtol=0.01, atol=0)
+    assert wide[0] - wide[-1] > 10 * (narrow - wide).abs().max()
 
 
 @pytest.mark.parametrize("place", ["memory", "disk"])
-def test_narrow_second_moments_forget_what_rounding_to_the_nearest_would_keep(place):
-    def on_rank(group):
-        document = {**BF16, "moments": place}
-        engine = engine_of(group, document, betas=(0.9, 0.999))
-        state, steps = engine.shards(), 50
-        for name in state["exp_avg_sq"]:
-            state["exp_avg_sq"][name].fill_(1.0)
-            state["step"][name].fill_(1000)
-        train(engine, steps)
-        for name, second in states_of(engine).items():
-            if name.startswith("exp_avg_sq") and second.numel() > 1000:
-                assert second.float().mean() == pytest.approx(0.999**steps, rel=0.003), name
-        return {}
-
-    run_ranks(1, on_rank)
+@on_ranks(1)
+def test_narrow_second_moments_forget_what_rounding_to_the_nearest_would_keep(group, place) -> None:
+    document = {**BF16, "moments": place}
+    engine = engine_of(group, document, betas=(0.9, 0.999))
+    state, steps = engine.shards(), 50
+    for name in state["exp_avg_sq"]:
+        state["exp_avg_sq"][name].fill_(1.0)
+        state["step"][name].fill_(1000)
+    train(engine, steps)
+    for name, second in states_of(engine).items():
+        if name.startswith("exp_avg_sq") and second.numel() > 1000:
+            assert second.float().mean() == pytest.approx(0.999**steps, rel=0.003), name
 
 
 def test_what_was_saved_with_narrow_moments_on_disk_is_continued_with_any_others(tmp_path):
@@ -178,46 +166,42 @@ def test_what_was_saved_with_narrow_moments_on_disk_is_continued_with_any_others
             torch.testing.assert_close(found[f"fp32 {name}"], tensor, rtol=0.02, atol=1e-12)
 
 
-def test_a_disk_that_fails_is_told_by_the_next_calls_of_all_ranks(folder):
-    def on_rank(group):
-        mine = dist.get_rank(group) == 1
-        engine = engine_of(group, DISK)
-        train(engine, 2)
-        engine.synchronize()
-        if mine:  # no file may be written beyond
-            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-        error = UserError if mine else RuntimeError
-        for _ in range(2):
-            with pytest.raises(error, match=f"{folder}: .* bytes do not fit"):
-                train(engine, 2)
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_a_disk_that_fails_is_told_by_the_next_calls_of_all_ranks(group, folder) -> None:
+    mine = dist.get_rank(group) == 1
+    engine = engine_of(group, DISK)
+    train(engine, 2)
+    engine.synchronize()
+    if mine:  # no file may be written beyond
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+    error = UserError if mine else RuntimeError
+    for _ in range(2):
+        with pytest.raises(error, match=f"{folder}: .* bytes do not fit"):
+            train(engine, 2)
 
 
 @pytest.mark.parametrize("look", ["shards", "in_host_memory"])
-def test_a_disk_that_gives_nothing_back_is_told_by_all_ranks_before_moments_are_read(folder, look):
-    def on_rank(group):
-        engine = engine_of(group, DISK)
-        train(engine, 2)
-        getattr(engine, look)()
-        engine.synchronize()
-        dist.barrier(group)
-        if dist.get_rank(group) == 1:
-            file = engine._moments._file._cached.descriptor
-            os.ftruncate(file, os.fstat(file).st_size // 2)
-        dist.barrier(group)
-        told = rf"^slide: a file in {folder} could not be read: it ends too early: [^\n]* or with "
-        for _ in range(2):
-            with pytest.raises(UserError, match=told):
-                getattr(engine, look)()
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_a_disk_that_gives_nothing_back_is_told_by_all_ranks_before_moments_are_read(
+    group, folder, look
+) -> None:
+    engine = engine_of(group, DISK)
+    train(engine, 2)
+    getattr(engine, look)()
+    engine.synchronize()
+    dist.barrier(group)
+    if dist.get_rank(group) == 1:
+        file = engine._moments._file._cached.descriptor
+        os.ftruncate(file, os.fstat(file).st_size // 2)
+    dist.barrier(group)
+    told = rf"^slide: a file in {folder} could not be read: it ends too early: [^\n]* or with "
+    for _ in range(2):
+        with pytest.raises(UserError, match=told):
+            getattr(engine, look)()
 
 
 FULL = """
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 from shardlab.core.errors import UserError
 from tests.engines.slide.small_engine import engine_of
 

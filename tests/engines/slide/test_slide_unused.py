@@ -11,7 +11,7 @@ from torch import nn
 import shardlab
 from shardlab.core.errors import UserError
 from tests.engines.slide.small_engine import MODES, DelayedCopies, engine_of, train
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 
 STEPS, BLOCKS, RATE = 4, 5, 1e-2
 
@@ -155,17 +155,14 @@ def test_a_block_that_passes_something_on_is_updated_before_its_next_use(maker, 
 @pytest.mark.parametrize("sync", ["cpu_reduce", "gpu_reduce"])
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("other", [{"without": 0}, {"without": 1}, {"without": 2}, {"first": 2}])
-def test_ranks_that_gather_other_layers_are_told_so(other, clip, sync):
-    def on_rank(group):
-        config = {"param_transfer": "shard", "grad_sync": sync, "clip": clip}
-        config = shardlab.SlideConfig(**config, activation_checkpointing="none")
-        sliding, rank = shardlab.SlideFSDP(Experts(), config), dist.get_rank(group)
-        with pytest.raises((UserError, RuntimeError), match="set param_transfer: full"):
-            for step in range(STEPS):
-                sliding(**batch_of(step, rank, other if rank == 1 else {}))
-        return {}
-
-    run_ranks(2, on_rank)
+@on_ranks(2)
+def test_ranks_that_gather_other_layers_are_told_so(group, other, clip, sync) -> None:
+    config = {"param_transfer": "shard", "grad_sync": sync, "clip": clip}
+    config = shardlab.SlideConfig(**config, activation_checkpointing="none")
+    sliding, rank = shardlab.SlideFSDP(Experts(), config), dist.get_rank(group)
+    with pytest.raises((UserError, RuntimeError), match="set param_transfer: full"):
+        for step in range(STEPS):
+            sliding(**batch_of(step, rank, other if rank == 1 else {}))
 
 
 @pytest.mark.parametrize("mode", ["full-cpu_reduce", "shard-gpu_reduce"])

@@ -12,7 +12,7 @@ from tests.engines.slide.small_engine import (
     states_of,
     train,
 )
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 
 
 def watched(schedule, name, alive):
@@ -34,18 +34,15 @@ def watched(schedule, name, alive):
 
 @pytest.mark.parametrize("again", ["none", "selective", "full"])
 @pytest.mark.parametrize("window", [2, 3])
-def test_no_more_units_are_on_the_device_than_the_window_has_slots(window, again):
-    def on_rank(group):
-        document = {"engine": "slide", "window": window, "activation_checkpointing": again}
-        engine, alive = engine_of(group, document), []
-        for name in ("before_forward", "before_backward"):
-            watched(engine.module.schedule, name, alive)
-        train(engine, 2, micro=2)
-        assert len(alive) == 2 * 2 * 2 * LAYERS
-        assert max(alive) == engine.module.schedule.window.most_alive == window
-        return {}
-
-    run_ranks(1, on_rank)
+@on_ranks(1)
+def test_no_more_units_are_on_the_device_than_the_window_has_slots(group, window, again) -> None:
+    document = {"engine": "slide", "window": window, "activation_checkpointing": again}
+    engine, alive = engine_of(group, document), []
+    for name in ("before_forward", "before_backward"):
+        watched(engine.module.schedule, name, alive)
+    train(engine, 2, micro=2)
+    assert len(alive) == 2 * 2 * 2 * LAYERS
+    assert max(alive) == engine.module.schedule.window.most_alive == window
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
@@ -66,81 +63,66 @@ def test_poison_in_freed_slots_reaches_nothing(mode, again, clip):
     run_ranks(2, on_rank)
 
 
-def test_what_is_used_outside_of_the_window_is_not_a_number():
-    def on_rank(group):
-        engine = engine_of(group, {"engine": "slide"})
-        train(engine, 1)
-        engine.synchronize()
-        last = engine.module.schedule.units[-1]
-        assert all(bool(parameter.isnan().all()) for parameter in last.parameters.values())
-        return {}
-
-    run_ranks(1, on_rank)
+@on_ranks(1)
+def test_what_is_used_outside_of_the_window_is_not_a_number(group) -> None:
+    engine = engine_of(group, {"engine": "slide"})
+    train(engine, 1)
+    engine.synchronize()
+    last = engine.module.schedule.units[-1]
+    assert all(bool(parameter.isnan().all()) for parameter in last.parameters.values())
 
 
-def test_a_saved_view_is_found_in_the_slot_of_its_unit_and_nowhere_else():
-    def on_rank(group):
-        engine = engine_of(group, {"engine": "slide"})
-        schedule = engine.module.schedule
-        window, unit = schedule.window, schedule.units[0]
-        vector = window.admit(unit).copy_(torch.arange(unit.size))
-        saved = window._pack(vector[:32].view(4, 8).t())
-        assert torch.equal(window._unpack(saved), vector[:32].view(4, 8).t())
-        assert window._unpack(saved).untyped_storage().data_ptr() == vector.data_ptr()
-        window.release(unit)
-        with pytest.raises(AssertionError, match="not on the device"):
-            window._unpack(saved)
-        return {}
-
-    run_ranks(1, on_rank)
+@on_ranks(1)
+def test_a_saved_view_is_found_in_the_slot_of_its_unit_and_nowhere_else(group) -> None:
+    engine = engine_of(group, {"engine": "slide"})
+    schedule = engine.module.schedule
+    window, unit = schedule.window, schedule.units[0]
+    vector = window.admit(unit).copy_(torch.arange(unit.size))
+    saved = window._pack(vector[:32].view(4, 8).t())
+    assert torch.equal(window._unpack(saved), vector[:32].view(4, 8).t())
+    assert window._unpack(saved).untyped_storage().data_ptr() == vector.data_ptr()
+    window.release(unit)
+    with pytest.raises(AssertionError, match="not on the device"):
+        window._unpack(saved)
 
 
-def test_what_a_unit_was_before_its_last_update_is_not_in_the_window():
-    def on_rank(group):
-        engine = engine_of(group, {"engine": "slide"})
-        window, (first, second, third, _) = engine._schedule.window, engine._schedule.units
-        slot = window.admit(first).data_ptr()
-        window.admit(second)
-        assert first in window and not window.has_room(third)
-        first.updates += 1
-        assert first not in window and window.has_room(first) and not window.has_room(third)
-        assert window.admit(first).data_ptr() == slot and first in window
-        assert window.most_alive == 2
-        return {}
-
-    run_ranks(1, on_rank)
+@on_ranks(1)
+def test_what_a_unit_was_before_its_last_update_is_not_in_the_window(group) -> None:
+    engine = engine_of(group, {"engine": "slide"})
+    window, (first, second, third, _) = engine._schedule.window, engine._schedule.units
+    slot = window.admit(first).data_ptr()
+    window.admit(second)
+    assert first in window and not window.has_room(third)
+    first.updates += 1
+    assert first not in window and window.has_room(first) and not window.has_room(third)
+    assert window.admit(first).data_ptr() == slot and first in window
+    assert window.most_alive == 2
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("window", [2, 3, LAYERS])
-def test_a_unit_that_came_before_its_update_comes_again(window, clip):
-    def on_rank(group):
-        document = {"engine": "slide", "window": window}
-        plain, hasty = (engine_of(group, document, clip) for _ in range(2))
-        schedule, early = hasty._schedule, []
-        free = schedule._free
+@on_ranks(1)
+def test_a_unit_that_came_before_its_update_comes_again(group, window, clip) -> None:
+    document = {"engine": "slide", "window": window}
+    plain, hasty = (engine_of(group, document, clip) for _ in range(2))
+    schedule, early = hasty._schedule, []
+    free = schedule._free
 
-        def and_fill_the_window(unit):
-            free(unit)
-            before = {each.name for each in schedule.window.alive()}
-            schedule._fetch_all(schedule.units)
-            early.extend({each.name for each in schedule.window.alive()} - before)
+    def and_fill_the_window(unit):
+        free(unit)
+        before = {each.name for each in schedule.window.alive()}
+        schedule._fetch_all(schedule.units)
+        early.extend({each.name for each in schedule.window.alive()} - before)
 
-        schedule._free = and_fill_the_window
-        assert torch.equal(train(hasty, 4), train(plain, 4))
-        assert not differing(states_of(hasty), states_of(plain))
-        assert early
-        return {}
-
-    run_ranks(1, on_rank)
+    schedule._free = and_fill_the_window
+    assert torch.equal(train(hasty, 4), train(plain, 4))
+    assert not differing(states_of(hasty), states_of(plain))
+    assert early
 
 
-def test_there_are_no_more_slots_than_units():
-    def on_rank(group):
-        documents = [{"engine": "slide", "window": window} for window in (LAYERS, 40)]
-        least, wide = (engine_of(group, document) for document in documents)
-        assert wide._schedule.window.slots == LAYERS
-        assert torch.equal(train(wide, 3), train(least, 3))
-        return {}
-
-    run_ranks(1, on_rank)
+@on_ranks(1)
+def test_there_are_no_more_slots_than_units(group) -> None:
+    documents = [{"engine": "slide", "window": window} for window in (LAYERS, 40)]
+    least, wide = (engine_of(group, document) for document in documents)
+    assert wide._schedule.window.slots == LAYERS
+    assert torch.equal(train(wide, 3), train(least, 3))
