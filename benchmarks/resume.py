@@ -25,8 +25,7 @@ from unittest.mock import patch
 import psutil
 from torch import Tensor
 
-from shardlab.checkpoint.folder import Folder
-from shardlab.checkpoint.manifest import read_manifest
+from shardlab.checkpoint.folder import Folder, read_manifest
 from shardlab.core.files import read_json_lines, write_json
 from shardlab.core.progress import say
 from shardlab.environment.host import describe_host, git_revision

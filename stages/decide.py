@@ -2,8 +2,7 @@
 
 from shardlab.agent.decisions.decision import conclude
 from shardlab.agent.records.history import known_before
-from shardlab.agent.records.proposal import read_proposal
-from shardlab.agent.records.trial import read_trial
+from shardlab.agent.records.rounds import read_proposal, read_trial
 from shardlab.core.files import write_json
 from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters

@@ -6,7 +6,7 @@ import torch
 
 from shardlab.core.files import write_json
 from shardlab.core.progress import say
-from shardlab.data.tokens.manifest import read_manifest
+from shardlab.data.tokens.tokens import read_manifest
 from shardlab.estimation.sizes import sizes_of
 from shardlab.estimation.traced_memory import imagined_ranks, traced_memory
 from shardlab.experiment.parameters import Parameters

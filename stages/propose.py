@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from shardlab.agent.judges.endpoint import Endpoint
-from shardlab.agent.judges.http_judge import HttpJudge
+from shardlab.agent.proposals.endpoint import Endpoint
+from shardlab.agent.proposals.http_judge import HttpJudge
 from shardlab.agent.proposals.judge import Judge, RuleJudge
 from shardlab.agent.proposals.proposal import propose
 from shardlab.agent.records.history import known_before

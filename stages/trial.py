@@ -2,18 +2,20 @@
 
 from pathlib import Path
 
-from shardlab.agent.records.proposal import read_proposal
-from shardlab.agent.records.trial import Trial, no_trial
+from shardlab.agent.records.rounds import Trial, no_trial, read_proposal
 from shardlab.agent.trials.trials import TrialFailed, run_trial, trial_key
+from shardlab.core.document import validate
 from shardlab.core.errors import UserError
-from shardlab.core.files import write_json
+from shardlab.core.files import read_json, write_json
 from shardlab.core.progress import say
+from shardlab.evaluation.validate import validate_run
 from shardlab.experiment.parameters import Parameters
 from shardlab.launch import RunFailed
 from shardlab.loop.plan import RunPlan
+from shardlab.profiling.analysis.breakdown import analyse
 from shardlab.records.run import Record
 from shardlab.strategy.strategy import Strategy
-from shardlab.train.measure import measure
+from shardlab.train.run import train_run
 from stages.common import integer, run
 
 DATA = Path("data")
@@ -36,14 +38,7 @@ def _trial(params: Parameters, strategy: Strategy) -> Trial:
     agent, train, model, seeds = params("agent", "train", "model", "seeds")
 
     def measure_seed(seed: int, folder: Path, left_s: float) -> Record:
-        plan = RunPlan(
-            run=f"trial-{strategy.hash()}",
-            seed=seed,
-            strategy=strategy,
-            train=train,
-            model=model,
-            data=DATA,
-        )
+        plan = RunPlan(f"trial-{strategy.hash()}", seed, strategy, train, model, DATA)
         try:
             return measure(plan, folder, left_s)
         except RunFailed as failure:
@@ -53,6 +48,26 @@ def _trial(params: Parameters, strategy: Strategy) -> Trial:
 
     key = trial_key(strategy, train, model, seeds, DATA / "tokens/manifest.json")
     return run_trial(strategy, key, seeds, agent.trial_timeout_s, STORE, measure_seed)
+
+
+def measure(plan: RunPlan, folder: Path, timeout_s: float | None = None) -> Record:
+    """Run `plan` in child processes and return its record; files are left in `folder`.
+
+    Raises:
+        RunFailed: crash, lack of memory, or more than `timeout_s` seconds of training.
+    """
+    train_run(plan, folder, limit_s=timeout_s)
+    quality = folder / "validation.json"
+    validate_run(folder / "final_model", quality, plan.train, plan.model, plan.seed, plan.data)
+    return validate(
+        Record,
+        {
+            **read_json(folder / "metrics.json"),
+            **analyse(folder / "trace.json.gz").model_dump(),
+            **read_json(quality),
+        },
+        str(folder),
+    )
 
 
 if __name__ == "__main__":

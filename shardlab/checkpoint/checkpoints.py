@@ -10,11 +10,16 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 
-from shardlab.checkpoint import full, sharded
-from shardlab.checkpoint.folder import Folder
-from shardlab.checkpoint.manifest import Manifest, read_manifest
-from shardlab.checkpoint.random_state import random_state, set_random_state
+from shardlab.checkpoint.folder import Folder, Manifest, read_manifest
+from shardlab.checkpoint.formats import (
+    gather_full,
+    load_full,
+    load_sharded,
+    write_full,
+    write_sharded,
+)
 from shardlab.checkpoint.rank_file import RankState, merged_state
+from shardlab.checkpoint.state_files import in_host_memory, random_state, set_random_state
 from shardlab.core.errors import UserError
 from shardlab.core.files import checksums
 from shardlab.core.progress import say
@@ -77,9 +82,9 @@ class Checkpoints:
         dist.barrier(self._group)
         self._engine.rehearse(self._loop.micro_batches()[0])
         if manifest.format == "full":
-            full.load(self._engine, path)
+            load_full(self._engine, path)
         else:
-            sharded.load(path, self._engine.shards())
+            load_sharded(path, self._engine.shards())
         events = self._load_rank(path, manifest)
         self._loop.step, self._loop.sample = manifest.step, manifest.sample
         if self._is_chief:
@@ -121,12 +126,12 @@ class Checkpoints:
     def _tensor_writer(self) -> Callable[[Path], None]:
         """Return a function that writes the present parameters and moments, now or later."""
         if self._options.format == "full":
-            whole = full.gather(self._engine, writer=self._is_chief)
-            return partial(full.write, whole=whole) if self._is_chief else lambda _: None
+            whole = gather_full(self._engine, writer=self._is_chief)
+            return partial(write_full, whole=whole) if self._is_chief else lambda _: None
         shards = self._engine.shards()
         if self._options.asynchronous:
-            shards = sharded.copy(shards)
-        return partial(sharded.write, shards=shards, group=self._group)
+            shards = {kind: in_host_memory(tensors) for kind, tensors in shards.items()}
+        return partial(write_sharded, shards=shards, group=self._group)
 
     def _write(
         self, step: int, sample: int, write_tensors: Callable[[Path], None], mine: RankState

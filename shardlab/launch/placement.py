@@ -1,20 +1,84 @@
-"""CPU affinity and memory policy of the process of a rank."""
+"""GPU, CPUs and NUMA memory of the process of a rank, and the backend that the GPUs allow."""
 
+import ctypes
 import json
 import os
+import platform
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from shardlab.core.cpu_sets import format_cpus, parse_cpus
 from shardlab.core.errors import UserError
 from shardlab.experiment.affinity import CpuAffinity
-from shardlab.hardware.memory_policy import prefer_node
 from shardlab.hardware.placement import Placement, RankLocation, place_here, placement_on
-from shardlab.hardware.topology import SYSFS, read_topology
-from shardlab.launch.devices import gpu_node
+from shardlab.hardware.topology import SYSFS, node_of_pci, read_topology
+
+# the kernel is asked directly: neither libnuma nor numactl has to be installed
+_SET, _GET = {
+    "x86_64": (238, 239),
+    "aarch64": (237, 236),
+    "riscv64": (237, 236),
+    "ppc64le": (261, 260),
+}.get(platform.machine(), (None, None))
+"""numbers of the system calls set_mempolicy and get_mempolicy"""
+_PREFERRED = 1
+_WORD = 64
+_NODES = 1 << 12
+"""more nodes than a kernel can be built for"""
+
+
+def gpu_index(visible: int, *, forked: bool) -> int | None:
+    """Return the index of the rank's own GPU among those that its process sees.
+
+    Args:
+        visible: GPUs that the process sees: those of the machine, or what a launcher left of them.
+        forked: whether the other ranks of the machine see the same GPUs, as forks of one process.
+
+    Returns:
+        None when the ranks would have to share one.
+    """
+    if visible >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        return int(os.environ["LOCAL_RANK"])
+    return 0 if visible and not forked else None
+
+
+def take_gpu(*, forked: bool) -> str:
+    """Make the rank's own GPU the current one, in the process of the rank.
+
+    CUDA does not survive a fork.
+
+    Returns:
+        Its UUID; empty without a GPU of its own.
+    """
+    index = gpu_index(torch.cuda.device_count(), forked=forked)
+    if index is None:
+        return ""
+    torch.cuda.set_device(index)
+    return str(torch.cuda.get_device_properties(index).uuid)
+
+
+def gpu_node() -> int | None:
+    """Return the NUMA node of the current GPU; None without one, or where sysfs has no node."""
+    if not torch.cuda.is_initialized():
+        return None
+    gpu: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return node_of_pci(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0")
+
+
+def backend_of(gpus: Sequence[str]) -> str:
+    """Return NCCL, with gloo for host memory, if every rank has its own GPU; otherwise gloo.
+
+    Args:
+        gpus: UUIDs from `take_gpu`, of every rank.
+    """
+    own = all(gpus) and len(set(gpus)) == len(gpus)
+    return "cpu:gloo,cuda:nccl" if own else "gloo"
 
 
 def take_placement(way: CpuAffinity, rank: int, store: dist.Store, root: Path = SYSFS) -> None:
@@ -70,3 +134,29 @@ def _shared(rank: int, store: dist.Store, root: Path) -> Placement:
 def _here() -> tuple[int, int]:
     """Return the local rank and the number of local ranks."""
     return int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+
+
+def prefer_node(node: int) -> bool:
+    """Prefer this NUMA node for memory of this thread and those that it starts (set_mempolicy(2)).
+
+    Returns:
+        Whether the kernel does so. A container may forbid the call: then memory comes from the node
+        of the CPU that touches it first.
+    """
+    if _SET is None:
+        return False
+    nodes = (ctypes.c_ulong * (_NODES // _WORD))()
+    nodes[node // _WORD] = 1 << node % _WORD
+    # the kernel reads one bit less than maxnode says
+    status: int = ctypes.CDLL(None).syscall(_SET, _PREFERRED, nodes, ctypes.c_ulong(_NODES + 1))
+    return status == 0
+
+
+def policy_nodes() -> tuple[int, ...]:
+    """Return the nodes in the policy of this thread (get_mempolicy(2)); none without a policy."""
+    nodes = (ctypes.c_ulong * (_NODES // _WORD))()
+    none, flags = ctypes.c_void_p(), ctypes.c_ulong(0)
+    size = ctypes.c_ulong(_NODES + 1)
+    if _GET is None or ctypes.CDLL(None).syscall(_GET, none, nodes, size, none, flags) != 0:
+        return ()
+    return tuple(node for node in range(_NODES) if nodes[node // _WORD] >> node % _WORD & 1)

@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from shardlab.checkpoint.random_state import random_state, set_random_state
-from shardlab.checkpoint.state_files import in_host_memory
+from shardlab.checkpoint.state_files import in_host_memory, random_state, set_random_state
 from shardlab.comm.names import parameter_names
 from shardlab.core.errors import UserError
 from shardlab.engines.build import build_engine

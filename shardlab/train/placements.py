@@ -7,10 +7,9 @@ import torch.distributed as dist
 
 from shardlab.core.cpu_sets import format_cpus
 from shardlab.experiment.schema import Train
-from shardlab.hardware.memory_policy import policy_nodes
 from shardlab.hardware.placement import RankLocation, place_here
 from shardlab.launch import launch
-from shardlab.launch.devices import gpu_node
+from shardlab.launch.placement import gpu_node, policy_nodes
 from shardlab.transport.object_collectives import gather_values
 
 

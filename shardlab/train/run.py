@@ -20,17 +20,15 @@ from shardlab.emulation.link import Emulation, emulated
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Engine, Optimization
 from shardlab.engines.common.precision import dtype_of, uses_fp16
-from shardlab.evaluation.saved_model import save_model
+from shardlab.evaluation.validate import save_model
 from shardlab.kernels import native
 from shardlab.launch import launch
 from shardlab.loop.loop import Loop, StepEvent, traced_steps, write_trace_of
-from shardlab.loop.plan import RunPlan
-from shardlab.loop.ready import ensure_tokens
+from shardlab.loop.plan import RunPlan, ensure_tokens
 from shardlab.loop.summary import Measured, describe, merge_events, summarize, with_rates
 from shardlab.models.build import build_model
-from shardlab.train.final_model import gather_trained
+from shardlab.train.outputs import Telemetry, gather_trained, write_traces
 from shardlab.train.placements import placements
-from shardlab.train.telemetry import Telemetry, write_traces
 from shardlab.train.utilization import MemoryMeter, flops_per_token, product_flops_per_s
 from shardlab.transport.object_collectives import device_of, gather_bytes, gather_values
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from shardlab.agent.judges.endpoint import Endpoint
-from shardlab.agent.judges.http_judge import HttpJudge
+from shardlab.agent.proposals.endpoint import Endpoint
+from shardlab.agent.proposals.http_judge import HttpJudge
 from tests.agent.searches import ask, begin, candidate
 
 KEY = "sk-very-secret-0123456789"

@@ -6,9 +6,15 @@ from shardlab.agent.proposals.evidence import describe
 from shardlab.agent.proposals.judge import Judge, Question, RuleJudge
 from shardlab.agent.proposals.proposal import propose
 from shardlab.agent.records.history import History, initial_history
-from shardlab.agent.records.proposal import Proposal
-from shardlab.agent.records.rounds import Candidate, Decision, Round, TrialSummary, Verdict
-from shardlab.agent.records.trial import Trial
+from shardlab.agent.records.rounds import (
+    Candidate,
+    Decision,
+    Proposal,
+    Round,
+    Trial,
+    TrialSummary,
+    Verdict,
+)
 from shardlab.experiment.schema import Agent
 from shardlab.records.run import Record
 from shardlab.strategy.strategy import Strategy, parse_strategy

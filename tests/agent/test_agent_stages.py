@@ -6,8 +6,7 @@ import pytest
 import yaml
 
 from shardlab.agent.records.history import read_history
-from shardlab.agent.records.proposal import read_proposal
-from shardlab.agent.records.trial import no_trial
+from shardlab.agent.records.rounds import no_trial, read_proposal
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, write_json
 from shardlab.experiment.parameters import Parameters

@@ -5,8 +5,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from shardlab.agent.judges.endpoint import KEY_VARIABLE, Endpoint
-from shardlab.agent.judges.http_judge import HttpJudge
+from shardlab.agent.proposals.endpoint import KEY_VARIABLE, Endpoint
+from shardlab.agent.proposals.http_judge import HttpJudge
 from shardlab.core.errors import UserError
 from tests.agent.chat_server import KEY, WANTED, chat, dialect, judge, question, says, serving
 

@@ -2,7 +2,7 @@ import re
 
 from shardlab.agent.decisions.decision import conclude
 from shardlab.agent.proposals.evidence import describe
-from shardlab.agent.records.trial import Trial
+from shardlab.agent.records.rounds import Trial
 from tests.agent.searches import AGENT, LIMIT, begin, proposal_of
 
 

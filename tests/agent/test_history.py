@@ -4,7 +4,7 @@ import pytest
 
 from shardlab.agent.decisions.decision import conclude
 from shardlab.agent.records.history import initial_history, known_before, read_history
-from shardlab.agent.records.trial import Trial, no_trial
+from shardlab.agent.records.rounds import Trial, no_trial
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
 from shardlab.strategy.strategy import parse_strategy

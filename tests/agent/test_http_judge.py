@@ -1,7 +1,7 @@
 import pytest
 
-from shardlab.agent.judges.endpoint import Endpoint
-from shardlab.agent.judges.http_judge import HttpJudge, InvalidAnswerError, read_choice
+from shardlab.agent.proposals.endpoint import Endpoint
+from shardlab.agent.proposals.http_judge import HttpJudge, InvalidAnswerError, read_choice
 from shardlab.core.errors import UserError
 from shardlab.strategy.codec_table import built_in
 from shardlab.strategy.compression import Compression, WeightCompression

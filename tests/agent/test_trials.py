@@ -1,6 +1,6 @@
 import pytest
 
-from shardlab.agent.records.trial import read_trial
+from shardlab.agent.records.rounds import read_trial
 from shardlab.agent.trials.trials import (
     TrialFailed,
     code_digest,

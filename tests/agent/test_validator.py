@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from shardlab.agent.proposals.candidates import Draft
 from shardlab.agent.proposals.evidence import estimate_peak
+from shardlab.agent.proposals.proposal import admit, memory_limit, reason_to_stop
 from shardlab.agent.proposals.seeds import random_strategies
-from shardlab.agent.proposals.validator import admit, memory_limit, reason_to_stop
 from shardlab.environment.host import memory_bytes
 from shardlab.experiment.schema import Agent
 from tests.agent.searches import AGENT, LIMIT, begin, past_round, proposal_of

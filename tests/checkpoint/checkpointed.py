@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardlab.checkpoint import full
 from shardlab.checkpoint.checkpoints import Checkpoints
+from shardlab.checkpoint.formats import gather_full
 from shardlab.data.tokens.loader import Batches
 from shardlab.data.tokens.tokens import open_split
 from shardlab.engines.build import build_engine
@@ -90,7 +90,7 @@ class Run:
 
     def whole(self) -> dict[str, torch.Tensor]:
         """Parameters and moments of all ranks, on rank 0."""
-        state = full.gather(self.engine, dist.get_rank() == 0)
+        state = gather_full(self.engine, dist.get_rank() == 0)
         return {f"{kind}.{name}": t for kind, named in state.items() for name, t in named.items()}
 
 

@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 
 from shardlab.checkpoint import checkpoints
-from shardlab.checkpoint.folder import Folder
-from shardlab.checkpoint.manifest import read_manifest
+from shardlab.checkpoint.folder import Folder, read_manifest
 from shardlab.core.errors import UserError
 from shardlab.experiment.schema import Model
 from shardlab.loop.loop import StepEvent

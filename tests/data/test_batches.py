@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from shardlab.core.errors import UserError
 from shardlab.data.tokens.loader import Batches, blocks
-from shardlab.data.tokens.manifest import Manifest, Shard, write_manifest
-from shardlab.data.tokens.tokens import open_split
+from shardlab.data.tokens.tokens import Manifest, Shard, open_split, write_manifest
 
 TOKENS = 1003
 

@@ -10,8 +10,7 @@ import pytest
 
 from shardlab.core.errors import UserError
 from shardlab.data.corpus.corpus_file import read_corpus
-from shardlab.data.sources.corpus import prepare
-from shardlab.data.sources.synthetic import generate
+from shardlab.data.sources.corpus import generate, prepare
 from shardlab.experiment.schema import Data
 
 RECORDS = [{"id": str(i), "title": f"Title {i}", "text": f"Text {i} é🦊"} for i in range(5)]

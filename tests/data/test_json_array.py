@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardlab.core.errors import UserError
-from shardlab.data.sources.json_array import read_json_array
+from shardlab.data.sources.records import read_json_array
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 RECORDS = st.lists(st.fixed_dictionaries({"id": TEXT, "title": TEXT, "text": TEXT}), max_size=8)

@@ -11,12 +11,12 @@ from transformers import PreTrainedTokenizerFast
 
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_text
-from shardlab.data.sources.synthetic import generate
+from shardlab.data.sources.corpus import generate
 from shardlab.data.tokenize.tokenizer import given_tokenizer, load_tokenizer, train_tokenizer
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 TRAIN = """
-from shardlab.data.sources.synthetic import generate
+from shardlab.data.sources.corpus import generate
 from shardlab.data.tokenize.tokenizer import train_tokenizer
 print(train_tokenizer((d.content for d in generate(100)), 400).sha256)
 """

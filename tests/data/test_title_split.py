@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlab.data.tokenize.split import is_validation
+from shardlab.data.tokenize.shards import is_validation
 
 TITLES = st.text(st.characters(exclude_categories=["Cs"]))
 SHARES = st.floats(0.001, 0.999)

@@ -4,15 +4,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardlab.core.errors import UserError
-from shardlab.data.corpus.corpus_file import read_corpus, write_corpus
-from shardlab.data.corpus.document import Document
-from shardlab.data.sources.synthetic import generate
-from shardlab.data.tokenize.plan import plan_shards
-from shardlab.data.tokenize.split import is_validation
+from shardlab.data.corpus.corpus_file import Document, read_corpus, write_corpus
+from shardlab.data.sources.corpus import generate
+from shardlab.data.tokenize.shards import is_validation, plan_shards
 from shardlab.data.tokenize.tokenize import build_tokens
 from shardlab.data.tokenize.tokenizer import load_tokenizer
-from shardlab.data.tokens.manifest import read_manifest
-from shardlab.data.tokens.tokens import open_split
+from shardlab.data.tokens.tokens import open_split, read_manifest
 from shardlab.experiment.schema import Tokenize
 
 SHARE = 0.2

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from shardlab.data.tokenize.statistics import describe_tokens
-from shardlab.data.tokens.manifest import Manifest, Shard, write_manifest
-from shardlab.data.tokens.tokens import open_split
+from shardlab.data.tokens.tokens import Manifest, Shard, open_split, write_manifest
 
 
 def test_statistics_of_tokens_counted_by_hand(tmp_path):

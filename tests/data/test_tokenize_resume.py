@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from shardlab.data.corpus.corpus_file import write_corpus
-from shardlab.data.sources.synthetic import generate
+from shardlab.data.sources.corpus import generate
 
 ROOT = Path(__file__).parents[2]
 PARAMS = """

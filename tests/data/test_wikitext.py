@@ -1,6 +1,6 @@
 import pytest
 
-from shardlab.data.sources.wikitext import plain_text
+from shardlab.data.sources.mediawiki import plain_text
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Optimization
-from shardlab.evaluation.saved_model import load_model, save_model
+from shardlab.evaluation.validate import load_model, save_model
 from shardlab.strategy.strategy import parse_strategy
 from tests.ranks import run_ranks
 from tests.whole_parameters import whole_parameters

@@ -2,8 +2,8 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from shardlab.hardware.memory_policy import policy_nodes, prefer_node
 from shardlab.hardware.topology import read_topology
+from shardlab.launch.placement import policy_nodes, prefer_node
 
 
 def test_a_thread_and_those_it_makes_prefer_a_node_and_no_others_do() -> None:

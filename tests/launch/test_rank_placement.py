@@ -14,10 +14,9 @@ import shardlab.train.run  # noqa: F401 - imported once, before the commands are
 from shardlab.core.cpu_sets import format_cpus
 from shardlab.core.errors import UserError
 from shardlab.experiment.affinity import CpuAffinity
-from shardlab.hardware.memory_policy import policy_nodes, prefer_node
 from shardlab.hardware.topology import read_topology
 from shardlab.launch import launch
-from shardlab.launch.placement import take_placement
+from shardlab.launch.placement import policy_nodes, prefer_node, take_placement
 from tests.commands import ROOT, Command, said, start, torchrun, typed
 from tests.launch.workers import tells_affinity
 from tests.ranks import run_ranks

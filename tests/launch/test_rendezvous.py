@@ -6,8 +6,8 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from shardlab.launch.devices import gpu_index
-from shardlab.launch.rendezvous import Rendezvous, rendezvous
+from shardlab.launch.placement import gpu_index
+from shardlab.launch.rank import Rendezvous, rendezvous
 
 
 @pytest.fixture

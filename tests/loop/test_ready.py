@@ -13,12 +13,11 @@ import torch.distributed as dist
 from shardlab.core.errors import UserError
 from shardlab.core.files import sha256_of_file, write_text
 from shardlab.data.corpus.corpus_file import write_corpus
-from shardlab.data.sources.synthetic import generate
+from shardlab.data.sources.corpus import generate
 from shardlab.data.tokenize.tokenize import build_tokens, recipe_sha256
-from shardlab.data.tokens.manifest import MANIFEST, read_manifest
-from shardlab.data.tokens.tokens import open_split
+from shardlab.data.tokens.tokens import MANIFEST, open_split, read_manifest
 from shardlab.experiment.schema import Tokenize
-from shardlab.loop.ready import TokenPlan, build_once, ensure_tokens
+from shardlab.loop.plan import TokenPlan, build_once, ensure_tokens
 from tests.ranks import run_ranks
 
 PLAN = TokenPlan(0.1, Tokenize(vocabulary=300, shards=6))

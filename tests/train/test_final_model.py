@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from shardlab.launch import RunFailed
-from shardlab.train.final_model import gather_trained
+from shardlab.train.outputs import gather_trained
 from tests.deep_models import (
     deep_model,
     engine_of,

@@ -20,12 +20,11 @@ from shardlab.evaluation.validate import evaluate
 from shardlab.experiment.schema import Model, Tokenize, Train
 from shardlab.hardware.topology import read_topology
 from shardlab.launch import RunFailed
-from shardlab.loop.plan import RunPlan
-from shardlab.loop.ready import TokenPlan
+from shardlab.loop.plan import RunPlan, TokenPlan
 from shardlab.records.run import Record
 from shardlab.strategy.strategy import parse_strategy
-from shardlab.train.measure import measure
 from shardlab.train.run import train_run
+from stages.trial import measure
 from tests.families import config_of
 
 TRAIN = Train(

@@ -2,7 +2,6 @@ rule propose:
     input:
         code(
             "propose",
-            "shardlab/agent/judges",
             "shardlab/agent/proposals",
             "shardlab/agent/records",
             "shardlab/buffers",

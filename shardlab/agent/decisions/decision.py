@@ -9,9 +9,15 @@ One seed has no interval, so it cannot show a gain: the trial is rejected and th
 import math
 
 from shardlab.agent.records.history import History, Measured
-from shardlab.agent.records.proposal import Proposal
-from shardlab.agent.records.rounds import Comparison, Decision, Measurement, Round, TrialSummary
-from shardlab.agent.records.trial import Trial
+from shardlab.agent.records.rounds import (
+    Comparison,
+    Decision,
+    Measurement,
+    Proposal,
+    Round,
+    Trial,
+    TrialSummary,
+)
 from shardlab.core.errors import UserError
 from shardlab.core.interval import interval_factor
 

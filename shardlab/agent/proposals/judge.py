@@ -4,8 +4,14 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from shardlab.agent.proposals.changes import SHARDING, Change, changes, in_words
-from shardlab.agent.proposals.effects import expected_effect, measured_effects
+from shardlab.agent.proposals.changes import (
+    SHARDING,
+    Change,
+    changes,
+    expected_effect,
+    in_words,
+    measured_effects,
+)
 from shardlab.agent.proposals.seeds import EXPOSED_WORTH
 from shardlab.agent.records.history import History, Measured
 from shardlab.agent.records.rounds import Candidate, Verdict

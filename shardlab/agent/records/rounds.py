@@ -1,10 +1,12 @@
-"""Documents of one round of the search: candidates, verdict, trial, decision."""
+"""Documents of one round of the search: candidates, verdict, proposal, trial, decision."""
 
+from pathlib import Path
 from typing import ClassVar, Literal
 
-from shardlab.core.document import Document
+from shardlab.core.document import Document, validate
+from shardlab.core.files import read_json
 from shardlab.records.run import Record
-from shardlab.strategy.strategy import CanonicalStrategy
+from shardlab.strategy.strategy import CanonicalStrategy, Strategy
 
 Outcome = Literal["ok", "timeout", "crash", "memory", "none"]
 """outcome of a trial; none: nothing was chosen, so nothing ran"""
@@ -120,3 +122,55 @@ class Round(Decision):
     candidates: list[Candidate]
     refused: list[Refused]
     trial: TrialSummary
+
+
+class Proposal(Document):
+    """Candidates of one round and the choice among them."""
+
+    round: int
+    incumbent_hash: str
+    evidence: str
+    memory_limit_bytes: int
+    candidates: list[Candidate]
+    refused: list[Refused]
+    verdict: Verdict
+    chosen: Strategy | None
+    chosen_hash: str | None
+
+
+def read_proposal(path: str | Path) -> Proposal:
+    """Read the proposal in a file.
+
+    Raises:
+        UserError: the file is not a proposal.
+    """
+    return validate(Proposal, read_json(path), str(path))
+
+
+class Trial(Document):
+    """Outcome of a trial."""
+
+    outcome: Outcome
+    detail: str = ""
+    """text of the error, for a failed trial"""
+    strategy: CanonicalStrategy | None = None
+    hash: str | None = None
+    key: str | None = None
+    """key in the store"""
+    limit_s: float | None = None
+    records: list[Record] = []
+    """one per seed; empty unless the outcome is ok"""
+
+
+def no_trial(reason: str) -> Trial:
+    """Return the trial of a round in which nothing was chosen."""
+    return Trial(outcome="none", detail=reason)
+
+
+def read_trial(path: str | Path) -> Trial:
+    """Read the trial in a file.
+
+    Raises:
+        UserError: the file is not a trial.
+    """
+    return validate(Trial, read_json(path), str(path))

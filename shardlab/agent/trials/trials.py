@@ -14,8 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from shardlab.agent.records.rounds import Outcome
-from shardlab.agent.records.trial import Trial, read_trial
+from shardlab.agent.records.rounds import Outcome, Trial, read_trial
 from shardlab.core.errors import UserError
 from shardlab.core.files import sha256_of_file, sha256_of_value, write_json
 from shardlab.core.progress import stopwatch

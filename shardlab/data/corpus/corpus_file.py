@@ -1,4 +1,4 @@
-"""The corpus file: a JSON array with one document per line, so that lines can be sought."""
+"""The corpus file: a JSON array with one document per line."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -7,7 +7,19 @@ from typing import NamedTuple
 
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic
-from shardlab.data.corpus.document import Document
+
+
+class Document(NamedTuple):
+    """One document of a corpus."""
+
+    id: str
+    title: str
+    text: str
+
+    @property
+    def content(self) -> str:
+        """Text for the model: title, newline, text."""
+        return f"{self.title}\n{self.text}"
 
 
 class CorpusSize(NamedTuple):

