@@ -23,7 +23,7 @@ import torch.distributed as dist
 from benchmarks.children import on_ranks
 from benchmarks.engines import STRATEGIES
 from benchmarks.traced import Trainee
-from shardlab.comm import all_to_all, codec_collective, collective, linear
+from shardlab.comm import all_to_all, codec_collective, collective
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
 from shardlab.environment.host import describe_host, git_revision
@@ -112,7 +112,7 @@ def _no_ledger() -> Iterator[None]:
         ):
             for name in names:
                 stack.enter_context(patch.object(owner, name, lambda *_, **__: None))
-        for module in (codec_collective, all_to_all, linear):
+        for module in (codec_collective, all_to_all):
             stack.enter_context(patch.object(module, "timed", lambda *_: nullcontext()))
         yield
 

@@ -1,54 +1,57 @@
-"""Collectives over any codec: all-to-all of payloads, decoded and summed by the owner.
+"""Collectives over any codec: all-to-all of payloads, or sums of payloads on the wire.
 
-One quantization per value and float32 sums, so the error does not grow with the number of ranks
-(qgZ of ZeRO++, Wang et al. 2023, section 3.3; SDP4Bit, Jia et al. 2024).
+In the all-to-all the owner of a chunk decodes and sums what it receives: one quantization per value
+and float32 sums, so the error does not grow with the number of ranks (qgZ of ZeRO++, Wang et al.
+2023, section 3.3; SDP4Bit, Jia et al. 2024).
 """
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from shardlab.codecs.base import Codec
 from shardlab.codecs.unit import Unit
 from shardlab.codecs.wire import HEADER, seal
-from shardlab.comm.codec_collective import CodecCollective, Sealed
-from shardlab.comm.collective import add_up, labelled
-from shardlab.comm.ledger import timed
+from shardlab.comm.codec_collective import DEFAULT, CodecCollective, CodecSettings, Sealed
+from shardlab.comm.collective import Native, add_up, labelled, sum_scatter
+from shardlab.comm.ledger import Kind, Ledger, timed
 
 
 class AllToAllCollective(CodecCollective):
-    """Moves vectors as payloads of a codec, each in an envelope.
+    """All-to-all of payloads, each in an envelope.
 
-    Vectors that the codec does not take, and all vectors of codec `none`, travel as they are: no
-    envelope, no copy, the owner adds up what it receives.
+    Vectors that the codec does not support, and all vectors of codec `none`, are sent uncompressed
+    without an envelope or a copy; their owner sums what it receives.
     """
 
     @labelled
     def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
         step = self._begin(vector, unit)
-        if self._takes(vector):
+        if self._compresses(vector):
             payloads, part = self._scatter(vector, unit, step), f"{unit.name}>{self.rank}"
+            keys = [self._key(part, step, rank) for rank in range(self.world_size)]
             with timed(self.account, "decode_s"):
-                self.codec.decode_sum(payloads, output, scale, self._keys(part, step))
+                self.codec.decode_sum(payloads, output, scale, keys)
         else:
-            parts = self._chunks(vector)
-            mine = parts[self.rank]
-            room = self._buffers.bytes("received", vector.nbytes, vector.device)
-            taken = self._chunks(room.view(vector.dtype))
-            taken[self.rank] = mine
-            self.transport.exchange(parts, taken)
-            add_up(taken, output, scale)
-            self._count_plain(vector)
+            chunks = self._chunks(vector)
+            buffer = self._buffers.bytes("received", vector.nbytes, vector.device)
+            received = self._chunks(buffer.view(vector.dtype))
+            received[self.rank] = chunks[self.rank]
+            self.transport.exchange(chunks, received)
+            add_up(received, output, scale)
+            self._count_uncompressed(vector)
         self._check_finite(output)
         self._audit(output, vector, scale)
 
     @labelled
     def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:
-        """A reduce-scatter and an all-gather of the owners' sums; each has its own residual.
+        """Reduce-scatter, then all-gather the owners' sums; each has its own residual.
 
         Payloads that can be summed are encoded once: the owners gather the summed payloads.
         """
         n, size = vector.numel(), self.world_size
         padded = vector if n % size == 0 else torch.nn.functional.pad(vector, (0, -n % size))
-        if self.codec.linear and self._takes(padded):
+        if self.codec.linear and self._compresses(padded):
             self._sum_linear(padded, scale, unit)
         else:
             self._sum(padded, scale, unit)
@@ -57,25 +60,23 @@ class AllToAllCollective(CodecCollective):
 
     @labelled
     def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:
-        """The owner too uses its decoded payload, so that all ranks hold the same values."""
+        """Gather decoded payloads; the owner decodes its own, so all ranks hold the same values."""
         step = self._begin(output, unit)
-        if not self._takes(output):
+        if not self._compresses(output):
             self.transport.gather(shard, self._chunks(output))
-            self._count_plain(output)
+            self._count_uncompressed(output)
             return
         part, n = f"{unit.name}<", shard.numel()
         (sealed,) = self._seal([shard], [part], step)
         payloads = self._swap([sealed] * self.world_size, n, part, step)
         with timed(self.account, "decode_s"):
-            for rank, (chunk, payload) in enumerate(
-                zip(self._chunks(output), payloads, strict=True)
-            ):
-                self.codec.decode_sum([payload], chunk, 1.0, [self._key(part, step, rank)])
+            for rank, chunk in enumerate(self._chunks(output)):
+                self.codec.decode_sum([payloads[rank]], chunk, 1.0, [self._key(part, step, rank)])
         self._count(raw=self._share_of_others(output.nbytes), wire=0.0)
         self._count_sent(n, sealed, self.world_size - 1)
 
     def _scatter(self, vector: Tensor, unit: Unit, step: int) -> list[Tensor]:
-        """Chunk i goes to rank i, encoded; returns the payloads of this rank's chunk."""
+        """Send chunk i to rank i, encoded; return the payloads of this rank's chunk."""
         parts = [f"{unit.name}>{to}" for to in range(self.world_size)]
         chunks = self._chunks(vector)
         sealed = self._seal(chunks, parts, step)
@@ -110,7 +111,8 @@ class AllToAllCollective(CodecCollective):
     def _decode_sums(
         self, vector: Tensor, sums: list[Tensor], scale: float, unit: Unit, step: int
     ) -> None:
-        """Chunk i of `vector` becomes scale * what the summed payload i holds."""
+        """Set chunk i of `vector` to scale * the decoded sum of payloads i."""
+        # the audit needs the values that are overwritten here
         given = vector if self.ledger.audit is None else vector.clone()
         chunks = self._chunks(vector)
         with timed(self.account, "decode_s"):
@@ -120,10 +122,85 @@ class AllToAllCollective(CodecCollective):
         self._check_finite(vector)
         self._audit(chunks[self.rank], given, scale)
 
-    def _count_plain(self, vector: Tensor) -> None:
-        """A vector [world_size * n] of which every rank gets a part, as it is."""
+    def _count_uncompressed(self, vector: Tensor) -> None:
+        """Count a vector [world_size * n] of which every rank sends or receives W - 1 parts."""
         needed = self._share_of_others(vector.nbytes)
         elements = vector.numel() // self.world_size * (self.world_size - 1)
         self._count(raw=needed, wire=needed)
         self.account.elements += elements
         self.account.elements_sent += elements
+
+
+class LinearNative(AllToAllCollective):
+    """The `native` route of linear codecs: the process group's own collectives sum the payloads.
+
+    Payloads are viewed as float32 and have no envelope, since sums have no checksum. Reductions
+    equal those of `AllToAllCollective` up to the order of sums; all_gather is inherited.
+
+    Raises:
+        ValueError: the codec's payloads cannot be summed.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        ledger: Ledger,
+        kind: Kind,
+        codec: Codec,
+        settings: CodecSettings = DEFAULT,
+    ) -> None:
+        if not codec.linear:
+            raise ValueError(f"codec {codec.name!r} cannot be summed on the wire")
+        super().__init__(group, ledger, kind, codec, settings)
+        self._native = Native(group, ledger, kind)
+
+    @labelled
+    def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
+        if not self._compresses(vector):
+            self._report(vector)
+            self._native.reduce_scatter(output, vector, scale, unit)
+            return
+        step = self._begin(vector, unit)
+        payloads, first = self._encode_all(vector, unit, step)
+        total = self._buffers.floats("summed", payloads.numel() // self.world_size, vector.device)
+        wire = sum_scatter(total, payloads, self.group, self.ledger.traffic)
+        self._count(raw=self._share_of_others(vector.nbytes), wire=0.0)
+        self._count_sent(output.numel(), first, round(wire / first.message.nbytes))
+        key = self._key(f"{unit.name}>{self.rank}", step, self.rank)
+        payload = total.view(torch.uint8)[: first.payload.numel()]
+        with timed(self.account, "decode_s"):
+            self.codec.decode_sum([payload], output, scale, [key])
+        self._check_finite(output)
+        self._audit(output, vector, scale)
+
+    def _sum_linear(self, vector: Tensor, scale: float, unit: Unit) -> None:
+        step = self._begin(vector, unit)
+        payloads, first = self._encode_all(vector, unit, step)
+        copies = 2 * (self.world_size - 1)
+        with self.ledger.traffic.operation(copies * first.message.nbytes):
+            dist.all_reduce(payloads, group=self.group)
+        self._count(raw=2 * self._share_of_others(vector.nbytes), wire=0.0)
+        self._count_sent(vector.numel() // self.world_size, first, copies)
+        size = first.payload.numel()
+        sums = [chunk.view(torch.uint8)[:size] for chunk in self._chunks(payloads)]
+        self._decode_sums(vector, sums, scale, unit, step)
+
+    def _sum(self, vector: Tensor, scale: float, unit: Unit) -> None:
+        self._report(vector)
+        self._native.all_reduce(vector, scale, unit)
+
+    def _encode_all(self, vector: Tensor, unit: Unit, step: int) -> tuple[Tensor, Sealed]:
+        """Return the payloads of all chunks as one float32 vector, and the first one alone.
+
+        Each is padded with zeros to a multiple of 8 bytes.
+        """
+        chunks = self._chunks(vector)
+        size = self.codec.payload_bytes(chunks[0].numel())
+        stride = size + -size % 8
+        buffer = self._buffers.bytes("sent", stride * len(chunks), vector.device)
+        slots = self._chunks(buffer)
+        with timed(self.account, "encode_s"):
+            for to, (chunk, slot) in enumerate(zip(chunks, slots, strict=True)):
+                self._encode(chunk, f"{unit.name}>{to}", step, slot[:size])
+                slot[size:].zero_()
+        return buffer.view(torch.float32), Sealed(slots[0], slots[0][:size])

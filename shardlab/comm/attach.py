@@ -1,4 +1,4 @@
-"""One call that compresses what somebody else's FSDP2, FSDP1 or DDP model communicates."""
+"""`attach`: compressed communication of an FSDP2, FSDP1 or DDP model in one call."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -15,14 +15,13 @@ from shardlab.codecs.registry import make_codec, make_method, spec_of
 from shardlab.comm.build import Route, between_replicas, make_collective
 from shardlab.comm.collective import Attachable, Collective
 from shardlab.comm.ddp_hooks import attach_ddp
-from shardlab.comm.feedback import ErrorFeedback
+from shardlab.comm.feedback import ErrorFeedback, Updates, register_step_hook
 from shardlab.comm.fsdp1_hooks import attach_fsdp1, unit_names
 from shardlab.comm.fsdp2_hooks import attach_fsdp2
-from shardlab.comm.handle import Handle, PerGroup, Stateful
+from shardlab.comm.handle import Handle, PerGroup
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.names import matching, parameter_names, whole_units
 from shardlab.comm.residuals import Residual
-from shardlab.comm.steps import StepListener, Updates, register_step_hook
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.strategy.compression import Compression, WeightCompression
@@ -49,7 +48,7 @@ def attach(
     replicas: dist.ProcessGroup | None = None,
     seed: int = 0,
 ) -> Handle:
-    """Sends the gradients (and gathered parameters) of `model` through codecs; counts every byte.
+    """Compress the gradients (and gathered parameters) of `model`, and count every byte.
 
     Args:
         model: wrapped by `fully_shard`, FullyShardedDataParallel or DistributedDataParallel, or a
@@ -57,30 +56,30 @@ def attach(
             forward pass.
         gradients: codec by name with options (`"int8:group=64"`), as a mapping, or as an object.
         weights: codec of the parameters that `fully_shard` or FullyShardedDataParallel gathers.
-        error_feedback: what was not sent is added to the next gradient of the same unit.
-        residual: how error feedback stores that: fp32, bf16 or int8.
+        error_feedback: add what was not sent to the next gradient of the same unit.
+        residual: storage of that: fp32, bf16 or int8.
         route: native (the group's own collective) or exchange (all-to-all of payloads); by default
             native for `none` and exchange for the others.
         minimum_size: gradient messages with fewer elements are sent uncompressed.
-        exclude: patterns of the names of parameters (`"*.bias"`) whose gradients travel
+        exclude: patterns of the names of parameters (`"*.bias"`) whose gradients are sent
             uncompressed.
         warmup_steps: gradient messages of each unit, from the start, that are sent uncompressed.
-        between_nodes: codec of a second level between nodes; `gradients` serves inside them. On a
-            two-dimensional mesh it also serves between replicas.
-        ranks_per_node: size of a node; by default as the launcher says.
+        between_nodes: codec of a second level between nodes; `gradients` is that inside nodes. On a
+            two-dimensional mesh it is also that between replicas.
+        ranks_per_node: size of a node; by default that of the launcher.
         weights_minimum_size: gathered parameters of fewer elements are sent uncompressed.
-        overlap: `fully_shard` on devices without streams, where torch communicates and computes by
-            turns: communication runs beside computation as far as the model prefetches. After
-            backward call `handle.drain()`, before anybody reads a gradient.
-        replicas: FullyShardedDataParallel over a part of the ranks: those that hold the same shard
-            of other copies of the model, over which gradients are averaged too.
+        overlap: overlap communication with computation, for `fully_shard` on devices without
+            streams, as far as the model prefetches. After backward call `handle.drain()`, before
+            gradients are read.
+        replicas: FullyShardedDataParallel over a part of the ranks: the group of the ranks that
+            hold the same shard of other replicas, over which gradients are averaged too.
         seed: of random codecs.
 
-    The ledger says what was sent uncompressed, and why.
+    The ledger lists what was sent uncompressed, and why.
 
     Raises:
         UserError: in one line: unknown codec or option, options that do not fit each other or the
-            model, a pattern that matches nothing, a model that nobody wrapped.
+            model, a pattern that matches nothing, a model that is not wrapped.
     """
     patterns = (exclude,) if isinstance(exclude, str) else tuple(exclude)
     method, weight_codec = make_method(gradients), make_codec(weights)
@@ -112,7 +111,7 @@ def attach(
     excluded = wrapped.excluded(patterns)
     if plain:
         minimum_size, excluded, warmup_steps = 0, frozenset(), 0
-    return _wire(
+    return _attach_routes(
         model,
         wrapped,
         Route(method, native, minimum_size, excluded, warmup_steps, between, ranks_per_node, seed),
@@ -123,73 +122,58 @@ def attach(
 
 
 class _Wrapped(NamedTuple):
-    """What differs between the ways to wrap a model."""
+    """Model by the way it is wrapped."""
 
     attach: Callable[[PerGroup, PerGroup, PerGroup, Lanes | None], Callable[[], None]]
     """with the collectives of gradients, of weights, and of gradients between replicas"""
     excluded: Callable[[Sequence[str]], frozenset[str]]
     """names of blocks, from patterns of parameters"""
     whole_weights: str | None = None
-    """why no codec can serve weights"""
+    """why weights cannot be compressed"""
     overlaps: bool = False
-    """whether communication can run beside computation"""
+    """whether communication can overlap with computation"""
     takes_replicas: bool = False
-    """whether somebody has to say which ranks hold copies"""
+    """whether the group of replicas is an argument"""
 
 
-def _find(model: nn.Module, replicas: dist.ProcessGroup | None) -> _Wrapped:
-    """The wrapper, which may lie inside of `model`."""
-    for module in model.modules():
-        if isinstance(module, Attachable):
-            return _ours(module)
-        if isinstance(module, FSDPModule):
-            return _fsdp2(model)
-        if isinstance(module, FullyShardedDataParallel):
-            return _fsdp1(model, replicas)
-        if isinstance(module, DistributedDataParallel):
-            return _ddp(module)
+def _find(model: nn.Module, between: dist.ProcessGroup | None) -> _Wrapped:
+    """Return the wrapper, which may be a submodule of `model`."""
+    kinds = Attachable, FSDPModule, FullyShardedDataParallel, DistributedDataParallel
+    found = next((module for module in model.modules() if isinstance(module, kinds)), None)
+    if isinstance(found, Attachable):
+        return _Wrapped(
+            lambda gradients, weights, replicas, _: found.attach_collectives(
+                gradients, weights, replicas
+            ),
+            lambda patterns: whole_units(found.unit_names(), patterns),
+        )
+    if isinstance(found, FSDPModule):
+        return _Wrapped(
+            lambda *collectives: attach_fsdp2(model, *collectives),
+            lambda patterns: matching(patterns, parameter_names(model).values()),
+            overlaps=True,
+        )
+    if isinstance(found, FullyShardedDataParallel):
+        return _Wrapped(
+            lambda gradients, weights, replicas, _: attach_fsdp1(
+                model, gradients, weights, replicas, between
+            ),
+            lambda patterns: whole_units(unit_names(model), patterns),
+            takes_replicas=True,
+        )
+    if isinstance(found, DistributedDataParallel):
+        return _Wrapped(
+            lambda gradients, *_: attach_ddp(found, gradients),
+            lambda patterns: matching(patterns, parameter_names(found.module).values()),
+            "DistributedDataParallel gathers no parameters",
+        )
     raise UserError(
         f"attach: {type(model).__name__} is wrapped neither by fully_shard nor by "
         "FullyShardedDataParallel or DistributedDataParallel: wrap it first"
     )
 
 
-def _ours(model: Attachable) -> _Wrapped:
-    return _Wrapped(
-        lambda gradients, weights, replicas, _: model.attach_collectives(
-            gradients, weights, replicas
-        ),
-        lambda patterns: whole_units(model.unit_names(), patterns),
-    )
-
-
-def _fsdp2(model: nn.Module) -> _Wrapped:
-    return _Wrapped(
-        lambda *collectives: attach_fsdp2(model, *collectives),
-        lambda patterns: matching(patterns, parameter_names(model).values()),
-        overlaps=True,
-    )
-
-
-def _fsdp1(model: nn.Module, between: dist.ProcessGroup | None) -> _Wrapped:
-    return _Wrapped(
-        lambda gradients, weights, replicas, _: attach_fsdp1(
-            model, gradients, weights, replicas, between
-        ),
-        lambda patterns: whole_units(unit_names(model), patterns),
-        takes_replicas=True,
-    )
-
-
-def _ddp(model: DistributedDataParallel) -> _Wrapped:
-    return _Wrapped(
-        lambda gradients, *_: attach_ddp(model, gradients),
-        lambda patterns: matching(patterns, parameter_names(model.module).values()),
-        "DistributedDataParallel gathers no parameters",
-    )
-
-
-def _wire(
+def _attach_routes(
     model: nn.Module,
     wrapped: _Wrapped,
     gradients: Route,
@@ -213,10 +197,8 @@ def _wire(
         PerGroup("weights", for_weights),
         PerGroup("replicas", for_replicas),
     )
-    undo, stateful = [wrapped.attach(*kinds, lanes)], list[Stateful](kinds)
-    listeners: list[StepListener] = []
-    if feedback is not None:
-        listeners.append(feedback)
+    undo, stateful = [wrapped.attach(*kinds, lanes)], list[PerGroup | Updates](kinds)
+    listeners: list[ErrorFeedback | Updates] = [] if feedback is None else [feedback]
     if not weights.untouched:
         listeners.append(updates)
         stateful.append(updates)
@@ -226,4 +208,4 @@ def _wire(
         for each in undo:
             each()
 
-    return Handle(ledger, feedback, stateful, detach, lanes, listeners)
+    return Handle(ledger, feedback, stateful, listeners, lanes, detach)

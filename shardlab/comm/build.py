@@ -1,4 +1,4 @@
-"""Construction of the collective of a process group, from all its classes."""
+"""Construction of the collective of a process group from the options of `attach`."""
 
 import copy
 import os
@@ -9,15 +9,14 @@ import torch.distributed as dist
 from shardlab.codecs.base import Codec
 from shardlab.codecs.identity import Identity
 from shardlab.codecs.multi_phase import Method, MultiPhaseMethod
-from shardlab.comm.all_to_all import AllToAllCollective
+from shardlab.comm.all_to_all import AllToAllCollective, LinearNative
 from shardlab.comm.bypass import BypassCollective
+from shardlab.comm.codec_collective import CodecSettings
 from shardlab.comm.collective import Collective, Native
-from shardlab.comm.feedback import ErrorFeedback
+from shardlab.comm.feedback import ErrorFeedback, Updates
 from shardlab.comm.hierarchy import HierarchicalCollective
 from shardlab.comm.ledger import Kind, Ledger
-from shardlab.comm.linear import LinearNative
 from shardlab.comm.multi_phase import MultiPhaseCollective
-from shardlab.comm.steps import Updates
 from shardlab.core.errors import UserError
 
 
@@ -27,7 +26,7 @@ class Route:
 
     method: Method
     native: bool = False
-    """by the group's own collective"""
+    """use the process group's own collectives"""
     minimum_size: int = 0
     excluded: frozenset[str] = frozenset()
     """names of blocks that are sent uncompressed"""
@@ -39,7 +38,7 @@ class Route:
 
     @property
     def untouched(self) -> bool:
-        """Whether everything is sent as it would be without `attach`."""
+        """Whether all messages are sent as without `attach`."""
         return self.native and self.method.name == "none" and self.between_nodes is None
 
 
@@ -57,71 +56,43 @@ def make_collective(
     feedback: ErrorFeedback | None = None,
     updates: Updates | None = None,
 ) -> Collective:
-    """Return the collective that moves the messages of `kind` over `group`.
+    """Return the collective for the messages of `kind` over `group`.
 
     Args:
         updates: of parameters that are gathered.
 
     Raises:
-        UserError: two levels are asked for, but the ranks are not whole nodes, or nobody says how
-            large a node is.
+        UserError: two levels are requested, but the ranks are not whole nodes, or the size of a
+            node is unknown.
     """
     if route.untouched:
         return Native(group, ledger, kind)
-    # on gloo the native reduce-scatter moves twice what is needed
+    settings = CodecSettings(feedback, route.minimum_size, route.seed, updates)
+    inner = _compressing(group, ledger, kind, route, settings)
+    # on gloo the native reduce-scatter sends twice what is needed
     exact: Collective = Native(group, ledger, kind)
     if dist.get_backend(group) == "gloo":
         exact = AllToAllCollective(group, ledger, kind, Identity())
-    inner = _compressing(group, ledger, kind, route, feedback, updates)
-    ranks_per_node = inner.ranks_per_node if isinstance(inner, HierarchicalCollective) else 0
-    return BypassCollective(inner, exact, route.excluded, route.warmup, feedback, ranks_per_node)
+    return BypassCollective(inner, exact, route.excluded, route.warmup, feedback)
 
 
 def _compressing(
-    group: dist.ProcessGroup,
-    ledger: Ledger,
-    kind: Kind,
-    route: Route,
-    feedback: ErrorFeedback | None,
-    updates: Updates | None,
+    group: dist.ProcessGroup, ledger: Ledger, kind: Kind, route: Route, settings: CodecSettings
 ) -> Collective:
-    method, minimum_size, seed = route.method, route.minimum_size, route.seed
+    method = route.method
     if isinstance(method, MultiPhaseMethod):
         # a copy, since its state belongs to the units of one group
-        method = copy.deepcopy(method)
-        return MultiPhaseCollective(
-            group, ledger, kind, method, feedback=feedback, minimum_size=minimum_size, seed=seed
-        )
+        return MultiPhaseCollective(group, ledger, kind, copy.deepcopy(method), settings)
     if route.between_nodes is not None:
+        size = _ranks_per_node(route)
         return HierarchicalCollective(
-            group,
-            ledger,
-            kind,
-            inside=method,
-            between=route.between_nodes,
-            ranks_per_node=_ranks_per_node(route),
-            feedback=feedback,
-            minimum_size=minimum_size,
-            seed=seed,
+            group, ledger, kind, method, route.between_nodes, size, settings
         )
-    if route.native:
-        return LinearNative(
-            group, ledger, kind, method, feedback=feedback, minimum_size=minimum_size, seed=seed
-        )
-    return AllToAllCollective(
-        group,
-        ledger,
-        kind,
-        method,
-        feedback=feedback,
-        minimum_size=minimum_size,
-        seed=seed,
-        updates=updates,
-    )
+    single_level = LinearNative if route.native else AllToAllCollective
+    return single_level(group, ledger, kind, method, settings)
 
 
 def _ranks_per_node(route: Route) -> int:
-    """Return the number as given, else that of the launcher."""
     if route.ranks_per_node is not None:
         return route.ranks_per_node
     local_size = os.environ.get("LOCAL_WORLD_SIZE")

@@ -1,4 +1,4 @@
-"""Messages that no codec may touch: sent uncompressed, with the reason in the ledger."""
+"""Collective that sends excluded messages uncompressed, with the reason in the ledger."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -9,8 +9,8 @@ from torch import Tensor
 from shardlab.codecs.unit import Unit
 from shardlab.comm.collective import Collective, Native
 from shardlab.comm.feedback import ErrorFeedback
-from shardlab.comm.layout import Layout
 from shardlab.comm.ledger import extra_collective
+from shardlab.comm.residuals import Layout
 
 BY_NAME = "excluded by name"
 WARM_UP = "warm-up"
@@ -19,19 +19,17 @@ _MESSAGES = "messages:"
 
 
 class BypassCollective(Collective):
-    """Sends through `inner` what a codec may touch and the rest as it is.
+    """Collective that sends messages through `inner`, except those that bypass it uncompressed.
 
-    Uncompressed travel, in this order: messages that are not float32; messages in which parameters
-    of the unit are missing; the first `warmup` messages of a unit; excluded blocks, taken out of
-    the message and sent as one of their own.
+    Uncompressed are, in this order: messages that are not float32; messages without the gradients
+    of some parameters of the unit; the first `warmup` messages of a unit; excluded blocks, which
+    are taken out of the message and sent as a separate one.
 
     Args:
-        inner: for the rest.
-        exact: uncompressed, for float32.
+        exact: sends float32 uncompressed.
         excluded: names of blocks.
-        warmup: messages of each unit.
-        feedback: learns how its residuals are laid out.
-        ranks_per_node: of `inner`, where it has two levels.
+        warmup: number of messages of each unit.
+        feedback: records the layouts of its residuals.
     """
 
     def __init__(
@@ -41,7 +39,6 @@ class BypassCollective(Collective):
         excluded: frozenset[str] = frozenset(),
         warmup: int = 0,
         feedback: ErrorFeedback | None = None,
-        ranks_per_node: int = 0,
     ) -> None:
         super().__init__(inner.group, inner.ledger, inner.kind)
         self.inner = inner
@@ -50,7 +47,6 @@ class BypassCollective(Collective):
         self._excluded = excluded
         self._warmup = warmup
         self._feedback = feedback
-        self._ranks_per_node = ranks_per_node
         self._messages: dict[str, int] = {}
 
     def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
@@ -68,7 +64,9 @@ class BypassCollective(Collective):
         if not self._excludes(unit):
             send(self.inner, unit, vector, output)
             return
-        self._apart(unit, widths, vector.view(self.world_size, -1), output.view(1, -1), send)
+        self._send_separately(
+            unit, widths, vector.view(self.world_size, -1), output.view(1, -1), send
+        )
 
     def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
         widths = unit.chunk_sizes(1)
@@ -88,7 +86,7 @@ class BypassCollective(Collective):
             send(self.inner, unit, vector, vector)
             return
         rows = vector.view(1, -1)
-        self._apart(unit, widths, rows, rows, send)
+        self._send_separately(unit, widths, rows, rows, send)
 
     def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
         widths = unit.chunk_sizes(self.world_size)
@@ -107,7 +105,7 @@ class BypassCollective(Collective):
     def _uncompressed(
         self, vector: Tensor, widths: list[int], n: int, unit: Unit
     ) -> Collective | None:
-        """Who takes a message that no codec may touch; None if one may."""
+        """Return the collective of a message that bypasses the codec, else None."""
         if vector.dtype != torch.float32:
             self._report(str(vector.dtype))
             return self._native
@@ -123,13 +121,13 @@ class BypassCollective(Collective):
 
     def _lay_out(self, unit: Unit, layout: Layout) -> None:
         if self._feedback is not None:
-            layout = layout._replace(ranks_per_node=self._ranks_per_node)
+            layout = layout._replace(ranks_per_node=self.inner.ranks_per_node)
             self._feedback.lay_out(unit.name, layout)
 
     def _excludes(self, unit: Unit) -> bool:
         return any(block.name in self._excluded for block in unit.blocks)
 
-    def _apart(
+    def _send_separately(
         self,
         unit: Unit,
         widths: list[int],
@@ -137,7 +135,7 @@ class BypassCollective(Collective):
         taken: Tensor,
         send: Callable[[Collective, Unit, Tensor, Tensor], None],
     ) -> None:
-        """Two messages from the columns of `given`, whose results are columns of `taken`."""
+        """Send the columns of `given` as two messages, whose results are columns of `taken`."""
         self._report(BY_NAME)
         first = True
         for collective, wanted in ((self._exact, True), (self.inner, False)):

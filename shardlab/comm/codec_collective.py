@@ -1,4 +1,4 @@
-"""Base of collectives over a codec: selection of messages, their steps, envelopes and counts."""
+"""Base of collectives over a codec: envelopes, counts and exchange of payloads."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -21,25 +21,35 @@ from shardlab.codecs.wire import (
     unseal,
 )
 from shardlab.comm.collective import Collective
-from shardlab.comm.feedback import ErrorFeedback
+from shardlab.comm.feedback import ErrorFeedback, Updates
 from shardlab.comm.ledger import Kind, Ledger, extra_collective, timed
-from shardlab.comm.steps import Updates
+
+
+class CodecSettings(NamedTuple):
+    """Settings that all collectives with a codec or a multi-phase method share."""
+
+    feedback: ErrorFeedback | None = None
+    """residuals of this rank"""
+    minimum_size: int = 0
+    """messages of fewer elements are sent uncompressed"""
+    seed: int = 0
+    """of random codecs; the same on all ranks"""
+    updates: Updates | None = None
+    """of the parameters that are sent: all messages of a unit between two updates use the same
+    random numbers; without it every message has new ones"""
+
+
+DEFAULT = CodecSettings()
 
 
 class CodecCollective(Collective):
-    """A collective that moves vectors as payloads of a codec.
+    """Collective that sends vectors as payloads of a codec.
 
-    A vector that the codec cannot take is sent as it is and is listed in the ledger under
-    `uncompressed`: one that is not float32, and one of fewer than `minimum_size` elements.
-
-    Args:
-        feedback: residuals of this rank, or None.
-        seed: of random codecs; the same on all ranks.
-        updates: of the parameters that are sent: until the next one all messages of a unit are
-            drawn alike. None: every message is drawn anew.
+    A vector that the codec does not support is sent uncompressed, and the ledger lists the reason
+    under `uncompressed`: another dtype than float32, or fewer than `minimum_size` elements.
 
     Raises:
-        PayloadError: (all collectives) a payload is damaged, or the ranks do not do the same.
+        PayloadError: (all collectives) a payload is damaged, or ranks call different collectives.
     """
 
     def __init__(
@@ -48,36 +58,28 @@ class CodecCollective(Collective):
         ledger: Ledger,
         kind: Kind,
         codec: Codec,
-        feedback: ErrorFeedback | None = None,
-        minimum_size: int = 0,
-        seed: int = 0,
-        updates: Updates | None = None,
+        settings: CodecSettings = DEFAULT,
     ) -> None:
         super().__init__(group, ledger, kind)
         self.codec = codec
-        self.feedback = feedback
-        self.minimum_size = minimum_size
-        self._seed = seed
-        self._updates = updates
+        self.feedback, self.minimum_size, self._seed, self._updates = settings
         self._name = describe(codec)
         self._steps: dict[str, int] = {}
         self._agreed: set[tuple[str, int, str]] = set()
         self._buffers = Buffers()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """How many messages of each unit went through: random codecs continue from there."""
+        """Return the number of messages of each unit, from which random codecs continue."""
         return {unit: torch.tensor(step) for unit, step in self._steps.items()}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continues from saved counts."""
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:  # noqa: D102
         self._steps = {unit: int(step) for unit, step in state.items()}
 
-    def _takes(self, vector: Tensor) -> bool:
-        """Whether the codec serves for this message."""
+    def _compresses(self, vector: Tensor) -> bool:
         return not isinstance(self.codec, Identity) and self._obstacle(vector) is None
 
     def _obstacle(self, vector: Tensor) -> str | None:
-        """Why a message cannot go through the codec."""
+        """Return why the codec does not support a message."""
         if vector.dtype != torch.float32:
             return f"{vector.dtype}"
         if vector.numel() < self.minimum_size:
@@ -85,16 +87,16 @@ class CodecCollective(Collective):
         return None
 
     def _report(self, vector: Tensor) -> None:
-        """The ledger learns of a message that a codec was meant for but does not take."""
+        """Count a message that a codec was meant for but does not support."""
         obstacle = self._obstacle(vector)
         if obstacle is not None and not isinstance(self.codec, Identity):
             self.account.uncompressed[obstacle] += 1
 
     def _begin(self, vector: Tensor, unit: Unit) -> int:
-        """The step of this message of the unit.
+        """Return the step of this message of the unit.
 
-        When a rank sees a message of this kind for the first time, all ranks compare what they are
-        about to do: bytes of another number than awaited would end the process without a word.
+        Before the first message of each kind all ranks compare what they are about to send: gloo
+        aborts the process, without an error, when a message has an unexpected size.
         """
         if self._updates is None:
             step = self._steps.get(unit.name, 0)
@@ -102,7 +104,7 @@ class CodecCollective(Collective):
         else:
             step = self._updates.count
         self._report(vector)
-        what = self._name if self._takes(vector) else f"none ({vector.dtype})"
+        what = self._name if self._compresses(vector) else f"none ({vector.dtype})"
         seen = (unit.name, vector.numel(), what)
         if seen not in self._agreed and self.world_size > 1:
             self._agree(Contents(what, vector.numel(), unit.name, step), vector.device)
@@ -120,7 +122,7 @@ class CodecCollective(Collective):
             contents.check(int(other), rank)
 
     def _encode(self, vector: Tensor, part: str, step: int, out: Tensor) -> Tensor:
-        """The payload of a vector, at the beginning of `out`."""
+        """Return the payload of a vector, written to the beginning of `out`."""
         key = self._key(part, step, self.rank)
         if self.feedback is None:
             payload = self.codec.encode(vector, key, out)
@@ -132,38 +134,38 @@ class CodecCollective(Collective):
         return payload
 
     def _seal(self, vectors: Sequence[Tensor], parts: Sequence[str], step: int) -> list["Sealed"]:
-        """The messages of vectors of equal length; part i names vector i."""
+        """Return the messages of vectors of equal length; part i names vector i."""
         n = vectors[0].numel()
         bound = self.codec.payload_bytes(n)
         sizes = [message_bytes(bound)] * len(vectors)
-        room = self._buffers.messages("sent", sizes, vectors[0].device)
+        buffers = self._buffers.messages("sent", sizes, vectors[0].device)
         result = []
         with timed(self.account, "encode_s"):
-            for vector, part, message in zip(vectors, parts, room, strict=True):
+            for vector, part, message in zip(vectors, parts, buffers, strict=True):
                 payload = self._encode(vector, part, step, message[HEADER : HEADER + bound])
                 message = seal(message, payload.numel(), self._contents(n, part, step))
                 result.append(Sealed(message, payload))
         return result
 
     def _swap(self, mine: Sequence["Sealed"], n: int, part: str, step: int) -> list[Tensor]:
-        """Message i goes to rank i; returns the payloads of all ranks, in rank order.
+        """Send message i to rank i; return the payloads of all ranks, in rank order.
 
         Args:
             part: names what this rank receives.
         """
         sizes = self._incoming(mine, n)
-        wanted = [0 if rank == self.rank else message_bytes(s) for rank, s in enumerate(sizes)]
-        room = self._buffers.messages("received", wanted, mine[0].message.device)
-        self.transport.exchange([sealed.message for sealed in mine], room)
+        expected = [0 if rank == self.rank else message_bytes(s) for rank, s in enumerate(sizes)]
+        received = self._buffers.messages("received", expected, mine[0].message.device)
+        self.transport.exchange([sealed.message for sealed in mine], received)
         contents = self._contents(n, part, step)
         with timed(self.account, "decode_s"):
             return [
                 mine[rank].payload if rank == self.rank else unseal(message, size, contents, rank)
-                for rank, (message, size) in enumerate(zip(room, sizes, strict=True))
+                for rank, (message, size) in enumerate(zip(received, sizes, strict=True))
             ]
 
     def _incoming(self, mine: Sequence["Sealed"], n: int) -> list[int]:
-        """Bytes of the payloads that this rank will get; those of variable codecs are asked for."""
+        """Return the bytes of each payload to receive; variable codecs exchange them first."""
         bound = self.codec.payload_bytes(n)
         if not self.codec.variable or self.world_size == 1:
             return [bound] * self.world_size
@@ -186,21 +188,17 @@ class CodecCollective(Collective):
     def _key(self, part: str, step: int, rank: int) -> MessageKey:
         return MessageKey(self._seed, step, part, rank)
 
-    def _keys(self, part: str, step: int) -> list[MessageKey]:
-        """Of the messages of all ranks, in rank order."""
-        return [self._key(part, step, rank) for rank in range(self.world_size)]
-
     def _contents(self, n: int, part: str, step: int) -> Contents:
         return Contents(self._name, n, part, step)
 
     def _count_number(self) -> None:
-        """A number of 8 bytes to every other rank."""
+        """Count a number of 8 bytes sent to every other rank."""
         nbytes = 8 * (self.world_size - 1)
         self._count(raw=0.0, wire=float(nbytes))
         self.account.metadata_bytes += nbytes
 
     def _count_sent(self, n: int, sealed: "Sealed", copies: int) -> None:
-        """A message of n elements to so many ranks."""
+        """Count a message of n elements sent to `copies` ranks."""
         account, content = self.account, self.codec.content(n, sealed.payload)
         envelope = sealed.message.numel() - sealed.payload.numel()
         account.bytes_wire += copies * sealed.message.numel()
@@ -211,7 +209,7 @@ class CodecCollective(Collective):
 
 
 class Sealed(NamedTuple):
-    """A payload in its envelope, as it is sent."""
+    """Payload in its envelope."""
 
     message: Tensor
     payload: Tensor

@@ -1,4 +1,4 @@
-"""The contract of a collective, its trivial implementation, and the contract of its users."""
+"""Contract of collectives, the native implementation, and the contract of modules that use them."""
 
 import math
 from abc import ABC, abstractmethod
@@ -23,7 +23,7 @@ _Future = torch.futures.Future[list[Tensor]]
 
 
 def labelled(method: _Method) -> _Method:
-    """Label what the method moves in profiles by the name of its unit, its last argument."""
+    """Label the method in profiles with the name of its unit, the last argument."""
 
     @wraps(method)
     def call(*args: Any) -> Any:
@@ -34,14 +34,14 @@ def labelled(method: _Method) -> _Method:
 
 
 class FutureWork(dist.Work):
-    """Work that ends with a future, whose value is the list of results as in torch."""
+    """Work that ends with a future, whose value is a list of results as in torch."""
 
     def __init__(self, future: _Future) -> None:
         super().__init__()
         self._future = future
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for the end; raise the error of the operation. The group's own timeout applies."""
+        """Wait for the end; raise the error of the operation. The group's timeout applies."""
         self._future.wait()
         return True
 
@@ -55,7 +55,7 @@ class FutureWork(dist.Work):
 
 
 class CompletedWork(FutureWork):
-    """Work of an operation that was carried out (on a GPU: issued) before it is returned."""
+    """Work of an operation that was completed (on a GPU: issued) before it is returned."""
 
     def __init__(self, result: Tensor) -> None:
         future: _Future = torch.futures.Future()
@@ -67,18 +67,20 @@ class Collective(ABC):
     """reduce-scatter, all-reduce and all-gather of float vectors over one process group.
 
     Laws:
-    - every rank ends with the same bytes wherever the mathematics says "the same vector";
-    - what moves is in the ledger, under `kind`, in bytes that this rank sends to others;
+    - all ranks hold the same bytes of a result that several of them hold;
+    - the ledger counts, under `kind`, the bytes that this rank sends to others;
     - a message belongs to a `unit`, which is the same on all ranks and in all steps;
-    - `start_*` followed by `wait()` gives the bits of the blocking form, and its counts;
-    - profiles show whose unit's values move, where a method is `labelled`.
+    - `start_*` followed by `wait()` has the bits and the counts of the blocking form;
+    - profiles show the unit of an operation, where a method is `labelled`.
 
-    Between `start_*` and the end of `wait()` the tensors belong to the collective. All ranks start
-    the collectives of one group in the same order.
+    Between `start_*` and the end of `wait()` callers must not use the tensors. All ranks start the
+    collectives of one group in the same order.
     """
 
     elementwise: ClassVar[bool] = False
     """whether all_reduce treats elements independently: the grouping into messages may change"""
+    ranks_per_node: int = 0
+    """of a two-level collective; 0 for one level"""
 
     def __init__(self, group: dist.ProcessGroup, ledger: Ledger, kind: Kind) -> None:
         self.group = group
@@ -90,7 +92,7 @@ class Collective(ABC):
 
     @property
     def account(self) -> Account:
-        """The account that counts the messages of this collective."""
+        """Counts of the messages of this collective's kind."""
         return self.ledger.accounts[self.kind]
 
     @abstractmethod
@@ -126,7 +128,7 @@ class Collective(ABC):
         return CompletedWork(output)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return what later messages depend on besides their vectors, the same on all ranks."""
+        """Return the state that later messages depend on, the same on all ranks."""
         return {}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:  # noqa: B027
@@ -148,7 +150,7 @@ class Collective(ABC):
 
     def _check_finite(self, reduced: Tensor) -> None:
         """Count a result with a NaN or an infinity."""
-        # every such element shows in the sum, which may also overflow by itself
+        # the sum shows a NaN or an infinity in one pass, but a sum of finite elements may overflow
         if not math.isfinite(float(reduced.sum())) and not bool(reduced.isfinite().all()):
             self.account.not_finite += 1
 
@@ -172,9 +174,9 @@ class Collective(ABC):
 class Native(Collective):
     """The process group's own collectives, uncompressed.
 
-    On gloo a reduce-scatter is an all-reduce of the full vector of which each rank keeps its part,
-    so twice the necessary bytes move; the ledger counts them. gloo's all-gather of long vectors
-    uses half of a link, so `Transport` does it there, with the same bytes.
+    On gloo a reduce-scatter is an all-reduce of the full vector of which each rank keeps its chunk,
+    so twice the necessary bytes are sent; the ledger counts them. gloo's all-gather of long vectors
+    uses half of a link's bandwidth: `Transport` replaces it, with the same bytes.
     """
 
     elementwise = True
@@ -197,7 +199,7 @@ class Native(Collective):
 
     @labelled
     def start_all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> dist.Work:
-        """Start the all-reduce and return at once; it ends by itself, concurrently."""
+        """Start the all-reduce; the backend completes it concurrently with computation."""
         if scale != 1:
             vector.mul_(scale)
         nbytes = self._count_all_reduce(vector)
@@ -212,21 +214,21 @@ class Native(Collective):
 
     @labelled
     def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
-        if self._gathers_in_pieces(output):
+        if self._uses_transport(output):
             self.transport.gather(shard, self._chunks(output))
         else:
             dist.all_gather_single(output, shard, group=self.group)
 
     @labelled
     def start_all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> dist.Work:
-        """Start the all-gather and return at once; on gloo `wait()` moves most of it."""
-        if self._gathers_in_pieces(output):
+        """Start the all-gather; on gloo `wait()` sends most of it."""
+        if self._uses_transport(output):
             return self.transport.start_gather(shard, self._chunks(output))
         work: dist.Work = dist.all_gather_single(output, shard, group=self.group, async_op=True)
         return work
 
-    def _gathers_in_pieces(self, output: Tensor) -> bool:
-        """Count an all-gather; return whether `Transport` carries it out."""
+    def _uses_transport(self, output: Tensor) -> bool:
+        """Count an all-gather; return whether `Transport` performs it."""
         needed = self._share_of_others(output.nbytes)
         self._count(raw=needed, wire=needed)
         return dist.get_backend(self.group) == "gloo"
@@ -275,7 +277,7 @@ MakeCollective = Callable[[dist.ProcessGroup], Collective]
 
 
 class Attachable(ABC):
-    """A module that takes collectives from `attach` without `attach` importing its class."""
+    """Module whose collectives `attach` can replace without an import of its class."""
 
     @abstractmethod
     def attach_collectives(
@@ -284,7 +286,7 @@ class Attachable(ABC):
         """Use these collectives for the module's process groups; return a function that undoes it.
 
         Args:
-            replicas: of gradients, between copies of the model.
+            replicas: of gradients, between replicas of the model.
         """
 
     @abstractmethod

@@ -1,11 +1,11 @@
-"""Puts collectives into DistributedDataParallel models through `register_comm_hook`.
+"""Collectives of DistributedDataParallel models, through `register_comm_hook`.
 
-DDP calls its hook for every bucket of gradients that is ready, and lays its buckets out anew after
-the first backward pass of a process, in the order in which gradients became ready. What is held
-back, counted and grouped by a codec belongs to a message, so messages have a layout of their own
-that neither the pass nor the process nor the number of ranks changes: modules in the reverse of
-their order in the model, in messages as large as DDP's buckets. Where gradients become ready in
-that order both are the same from the second pass on, and nothing is copied.
+DDP calls its hook for every bucket of gradients that is ready, and rebuilds its buckets after the
+first backward pass of a process, in the order in which gradients became ready. Residuals, counts
+and groups of a codec belong to a message, so messages have a separate layout that does not depend
+on the pass, the process or the number of ranks: modules in the reverse of their order in the model,
+in messages as large as DDP's buckets. Where gradients become ready in that order, messages equal
+the buckets from the second pass on, and nothing is copied.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,15 +27,15 @@ _Future = torch.futures.Future[Tensor]
 def attach_ddp(
     model: DistributedDataParallel, gradients: Callable[[dist.ProcessGroup], Collective]
 ) -> Callable[[], None]:
-    """Gives the gradients of `model` our collective; returns a function that takes it out.
+    """Use this collective for the gradients of `model`; return a function that restores DDP's.
 
     Raises:
-        UserError: the model has a communication hook already, or leaves out buckets.
+        UserError: the model has a communication hook already, or skips buckets.
     """
     collective = gradients(model.process_group)
     if model.skip_all_reduce_unused_params and not collective.elementwise:
         raise UserError(
-            "ddp: skip_all_reduce_unused_params leaves out gradients that messages are made of: "
+            "ddp: skip_all_reduce_unused_params skips gradients that messages contain: "
             "wrap the model without it"
         )
     hook = _BucketHook(collective, model)
@@ -53,7 +53,7 @@ class _Message(NamedTuple):
 
 
 class _Bucket(NamedTuple):
-    """What DDP waits for."""
+    """Bucket of which DDP awaits the average."""
 
     parameters: frozenset[int]
     buffer: Tensor
@@ -70,7 +70,7 @@ class _BucketHook:
         self._order = {key: place for place, key in enumerate(_backwards(model.module))}
         self._limits = _limits(model)
         self._messages: list[_Message] = []
-        """known from the end of the first pass, which has shown every parameter"""
+        """known from the end of the first pass, which has seen every parameter"""
         self._parameters: list[Tensor] = []
         self._ready: dict[int, Tensor] = {}
         """gradients of the running pass by the `id` of their parameter, as parts of buffers"""
@@ -78,19 +78,22 @@ class _BucketHook:
         self._waiting: list[_Bucket] = []
 
     def disable(self) -> None:
-        """DDP hooks cannot be taken out: from now on this one does what DDP itself would."""
+        """Average as DDP itself does, since torch cannot remove a hook."""
         self._collective = self._native
 
     def average(self, state: object, bucket: dist.GradBucket) -> _Future:
-        """What DDP calls for every bucket that is ready."""
+        """Start the average of a bucket that is ready; DDP calls it."""
         buffer = bucket.buffer()
         if self._collective.elementwise:
-            # DDP's own buckets will do, so nothing waits for the rest of a message
+            # any grouping gives the same sums, so a bucket need not wait for a whole message
             unit, scale = Unit(f"bucket{bucket.index()}"), 1 / self._collective.world_size
             work = self._collective.start_all_reduce(buffer, scale, unit)
             return work.get_future().then(_first)
         if bucket.index() == 0:
-            self._begin()
+            # a new pass; the last one may have failed and left gradients behind
+            self._ready.clear()
+            self._sent.clear()
+            self._waiting.clear()
         given = bucket.parameters()
         parts = buffer.split([parameter.numel() for parameter in given])
         self._ready |= {id(p): part for p, part in zip(given, parts, strict=True)}
@@ -103,14 +106,9 @@ class _BucketHook:
         self._send()
         return averaged
 
-    def _begin(self) -> None:
-        self._ready.clear()
-        self._sent.clear()
-        self._waiting.clear()
-
     def _lay_out(self) -> list[_Message]:
         backwards = sorted(self._parameters, key=lambda p: self._order[id(p)])
-        # keeps types and devices apart
+        # private: DDP's own rule, which separates dtypes and devices
         places, _ = dist._compute_bucket_assignment_by_size(
             backwards, self._limits, [False] * len(backwards)
         )
@@ -121,7 +119,7 @@ class _BucketHook:
         ]
 
     def _send(self) -> None:
-        """Every message that is complete, in the order of their layout, as on all ranks."""
+        """Send every complete message, in the order of the layout, which all ranks share."""
         for unit, parameters in self._messages:
             if parameters[0] in self._sent or not all(key in self._ready for key in parameters):
                 continue
@@ -146,7 +144,7 @@ def _first(done: torch.futures.Future[list[Tensor]]) -> Tensor:
 
 
 def _limits(model: DistributedDataParallel) -> list[int]:
-    """Bytes of the first bucket, of the next ones and so on, as DDP has them."""
+    """Return DDP's limits in bytes of the first bucket and of later ones."""
     if model.bucket_bytes_cap_list:
         return list(model.bucket_bytes_cap_list)
     first = [dist._DEFAULT_FIRST_BUCKET_BYTES] if model.bucket_bytes_cap_default else []
@@ -154,9 +152,9 @@ def _limits(model: DistributedDataParallel) -> list[int]:
 
 
 def _backwards(model: nn.Module) -> list[int]:
-    """Parameters by `id`, as their gradients become ready where modules ran in their order.
+    """Return the parameters by `id` in the order of their gradients, if modules run in their order.
 
-    Autograd adds up the bias of a matrix product before its matrix, but other parameters of a
+    Autograd accumulates the bias of a matrix product before its matrix, but other parameters of a
     module as they are listed.
     """
     seen: set[int] = set()
@@ -169,7 +167,7 @@ def _backwards(model: nn.Module) -> list[int]:
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """The parts as one vector; no copy if they follow one another in one buffer."""
+    """Return the parts as one vector, without a copy if they are adjacent in one buffer."""
     first, *_ = parts
     place = first.data_ptr()
     for part in parts:

@@ -1,12 +1,12 @@
-"""Puts collectives into FSDP1 (`torch.distributed.fsdp.FullyShardedDataParallel`) models.
+"""Collectives of FSDP1 (`torch.distributed.fsdp.FullyShardedDataParallel`) models, unit by unit.
 
 `register_comm_hook(state, hook)` is for gradients alone: torch calls `hook(state, gradient, shard)`
-with the padded flat gradient of one unit and the shard to fill, or `hook(state, gradient)` where
-nothing is sharded (NO_SHARD), and leaves the averaging to the hook. It does not say whose gradient
-it is, but keeps the state that it passes in each unit: after registration every unit gets its own
-(torch 2.13, `torch/distributed/fsdp/_runtime_utils.py`, `_reduce_grad`).
+with the padded flat gradient of one unit and the shard to fill, or `hook(state, gradient)` without
+sharding (NO_SHARD); the hook averages. The arguments do not name the unit, but each unit keeps the
+state that is passed to its hook, which is replaced after registration by one of the unit (torch
+2.13, `torch/distributed/fsdp/_runtime_utils.py`, `_reduce_grad`).
 
-For parameters there is no hook: we replace the method of a unit's handle that gathers
+There is no hook for parameters: the method of a unit's handle that gathers them is replaced
 (`_flat_param.py`, `_all_gather_flat_param`).
 """
 
@@ -22,15 +22,15 @@ from torch.distributed.fsdp._flat_param import FlatParamHandle
 
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.collective import Collective, MakeCollective
-from shardlab.comm.layout import REPLICAS
 from shardlab.comm.names import plain
+from shardlab.comm.residuals import REPLICAS
 from shardlab.core.errors import UserError
 
 _HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 
 
 class _State(NamedTuple):
-    """What a unit passes to its hook."""
+    """State that torch passes to the hook of a unit."""
 
     collective: Collective
     unit: Unit
@@ -45,14 +45,14 @@ def attach_fsdp1(
     replicas: MakeCollective,
     between: dist.ProcessGroup | None = None,
 ) -> Callable[[], None]:
-    """Gives every unit of `model` our collectives; returns a function that takes them out.
+    """Use these collectives for every unit of `model`; return a function that restores torch's.
 
     Args:
-        replicas: of gradients, between copies of the model.
-        between: the ranks that hold the same shard in other copies.
+        replicas: of gradients, between replicas of the model.
+        between: the ranks that hold the same shard in other replicas.
 
     Raises:
-        UserError: hybrid sharding, or a hook is there already.
+        UserError: hybrid sharding, or a hook is registered already.
     """
     found = units(model)
     for name, module in found.items():
@@ -61,6 +61,7 @@ def attach_fsdp1(
                 f"fsdp1: torch takes no communication hook for {module.sharding_strategy.name} "
                 f"({name}): use fully_shard with a two-dimensional mesh"
             )
+    # torch registers a hook from a root in all its units
     inner = {m for unit in found.values() for m in unit.modules() if m is not unit}
     for root in (unit for unit in found.values() if unit not in inner):
         try:
@@ -88,12 +89,17 @@ def attach_fsdp1(
 
 
 def unit_names(model: nn.Module) -> dict[str, list[str]]:
-    """The names of the parameters of each unit."""
-    return {name: _names(name, unit) for name, unit in units(model).items()}
+    """Return the names of the parameters of each unit."""
+    names = {}
+    for name, unit in units(model).items():
+        prefix = "" if name == "root" else f"{name}."
+        flat = unit._flat_param
+        names[name] = [] if flat is None else [prefix + plain(each) for each in flat._fqns]
+    return names
 
 
 def units(model: nn.Module) -> dict[str, FullyShardedDataParallel]:
-    """By name."""
+    """Return the units by name."""
     return {
         plain(name) or "root": module
         for name, module in model.named_modules()
@@ -101,14 +107,8 @@ def units(model: nn.Module) -> dict[str, FullyShardedDataParallel]:
     }
 
 
-def _names(name: str, unit: FullyShardedDataParallel) -> list[str]:
-    prefix = "" if name == "root" else f"{name}."
-    flat = unit._flat_param
-    return [] if flat is None else [prefix + plain(each) for each in flat._fqns]
-
-
 def _blocks(name: str, unit: FullyShardedDataParallel) -> tuple[Block, ...]:
-    """One, without the padding at its end, whose length depends on the number of ranks."""
+    """Return one block, without the padding at its end, which depends on the number of ranks."""
     flat = unit._flat_param
     if flat is None:
         return ()
@@ -117,7 +117,7 @@ def _blocks(name: str, unit: FullyShardedDataParallel) -> tuple[Block, ...]:
 
 
 def _average(state: _State, gradient: Tensor, shard: Tensor | None = None) -> None:
-    """What FSDP1 calls for every flat gradient."""
+    """Average a flat gradient; FSDP1 calls it."""
     collective, unit, between = state
     scale = 1 / collective.world_size
     if collective.world_size == 1:
@@ -132,7 +132,7 @@ def _average(state: _State, gradient: Tensor, shard: Tensor | None = None) -> No
 
 
 def _clear_padding(handle: FlatParamHandle) -> None:
-    """torch pads with 42, which would take the range of a group of quantized parameters."""
+    """Set padding to 0: torch's 42 would widen the range of a group of quantized parameters."""
     flat = handle.flat_param
     shard = flat.data
     first, end = handle.rank * shard.numel(), 0
@@ -144,9 +144,9 @@ def _clear_padding(handle: FlatParamHandle) -> None:
 
 
 def _gather(handle: FlatParamHandle, collective: Collective, unit: Unit, whole: Tensor) -> Tensor:
-    """What FSDP1 calls for the parameters of a unit, of which it holds the own shard."""
+    """Gather the parameters of a unit into `whole`; FSDP1 calls it."""
     if handle._training_state == HandleTrainingState.SUMMON_FULL_PARAMS:
-        # for somebody who looks at the parameters or saves them
+        # exact, since these parameters are saved or read by the user
         return FlatParamHandle._all_gather_flat_param(handle, whole)
     collective.all_gather(whole, handle.flat_param.data, unit)
     return whole

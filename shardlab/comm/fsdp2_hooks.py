@@ -1,19 +1,18 @@
-"""Puts collectives into FSDP2 (`torch.distributed.fsdp.fully_shard`) models.
+"""Collectives of FSDP2 (`torch.distributed.fsdp.fully_shard`) models, unit by unit.
 
 FSDP2 has no communication hooks; its extension point is a custom `ReduceScatter` and `AllGather`
-per module (torch 2.13, `torch/distributed/fsdp/_fully_shard/_fsdp_api.py`). Neither is told whose
-values it moves, so every unit gets its own, made from the parameters of its group.
+per module (torch 2.13, `torch/distributed/fsdp/_fully_shard/_fsdp_api.py`). Their arguments do not
+name the parameters, so every unit has its own, made from the parameters of its group.
 
-With two-dimensional meshes (HSDP) FSDP2 itself calls `dist.all_reduce` on what the reduce-scatter
-gave, over the group of the replicas, and then an all-reduce hook (`foreach_reduce` in
-`_fsdp_collectives.py`). That call cannot be taken out, but its group can be exchanged: we give it
-one of this rank alone, over which nothing is summed, and the hook sums over the replicas. So FSDP2
-keeps deciding when (`set_requires_all_reduce`), and by its own rules leaves the division by the
-number of replicas, which it does not see, to the hook.
+With two-dimensional meshes (HSDP) FSDP2 itself calls `dist.all_reduce` on the result of the
+reduce-scatter, over the group of the replicas, and then an all-reduce hook (`foreach_reduce` in
+`_fsdp_collectives.py`). That call cannot be removed, but its group can be replaced: by one of this
+rank alone, over which nothing is summed, and the hook sums over the replicas. FSDP2 still decides
+when (`set_requires_all_reduce`). It does not see the number of replicas, so the hook divides by it.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,16 +20,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
-from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo
+from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMeshInfo
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-from shardlab.codecs.unit import Unit
+from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.collective import Collective, MakeCollective
-from shardlab.comm.fsdp2_units import block_of, replicated, units_of
 from shardlab.comm.hierarchy import subgroup
 from shardlab.comm.names import plain
+from shardlab.comm.residuals import REPLICAS
 from shardlab.core.errors import UserError
 from shardlab.transport.background import Lanes
+
+_UnitGroup = tuple[str, FSDPModule, FSDPParamGroup]
+"""name, module and parameters of a unit"""
 
 
 def attach_fsdp2(
@@ -40,37 +42,36 @@ def attach_fsdp2(
     replicas: MakeCollective,
     lanes: Lanes | None = None,
 ) -> Callable[[], None]:
-    """Gives every unit of `model` our collectives; returns a function that takes them out.
+    """Use these collectives for every unit of `model`; return a function that restores torch's.
 
     Args:
         replicas: of gradients, between the replicas of a two-dimensional mesh.
-        lanes: the collectives run there, beside computation.
+        lanes: threads in which the collectives run concurrently with computation.
 
     Raises:
         UserError: a unit has several groups of parameters.
     """
-    units = units_of(model)
+    units = _units_of(model)
     if lanes is not None:
         _overlap(units, True)
     names = {module: plain(name) for name, module in model.named_modules()}
     undo = []
     for name, module, group in units:
-        # made here, so that what does not fit is said by `attach` and not in a backward pass
+        # created here, so that `attach` reports invalid options, not a backward pass
         gradients(group._reduce_scatter_process_group)
         weights(group._all_gather_process_group)
         undo.append((module, group._reduce_scatter_comm, group._all_gather_comm))
-        trained = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
-        sent = Unit(name, tuple(block_of(p, names, group) for p in trained))
-        gathered = Unit(name, tuple(block_of(p, names, group) for p in group.fsdp_params))
+        sent = Unit(name, tuple(_blocks(group, names, trained_alone=True)))
+        gathered = Unit(name, tuple(_blocks(group, names, trained_alone=False)))
         module.set_custom_reduce_scatter(_ReduceScatterHook(gradients, sent, group, lanes))
         module.set_custom_all_gather(_AllGatherHook(weights, gathered, lanes))
-    taken = _take_all_reduces(model, names, replicas)
+    replaced = _replace_all_reduces(units, names, replicas)
 
     def detach() -> None:
         for module, reduce_scatter, all_gather in undo:
             module.set_custom_reduce_scatter(reduce_scatter)
             module.set_custom_all_gather(all_gather)
-        for group, mesh_info, hook in taken:
+        for group, mesh_info, hook in replaced:
             group.mesh_info, group._all_reduce_hook = mesh_info, hook
         if lanes is not None:
             _overlap(units, False)
@@ -78,20 +79,56 @@ def attach_fsdp2(
     return detach
 
 
-def _overlap(units: list[tuple[str, FSDPModule, FSDPParamGroup]], on: bool) -> None:
-    """Gathers and reductions get a process group each, and gathers may be under way."""
+def _units_of(model: nn.Module) -> list[_UnitGroup]:
+    """Return every unit's name, module and group of parameters; modules of one unit count once."""
+    found: dict[int, _UnitGroup] = {}
+    for name, module in model.named_modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        groups = module._get_fsdp_state()._fsdp_param_groups
+        if len(groups) > 1 or not all(isinstance(g.mesh_info, FSDPMeshInfo) for g in groups):
+            raise UserError(
+                f"fsdp2: {plain(name) or 'root'!r} does not shard its parameters over one mesh, "
+                "and torch takes no custom collectives for that: shard it by fully_shard alone"
+            )
+        for group in groups:
+            found.setdefault(id(group), (plain(name) or "root", module, group))
+    return list(found.values())
+
+
+def _blocks(
+    group: FSDPParamGroup, names: dict[nn.Module, str], trained_alone: bool
+) -> Iterator[Block]:
+    """Return the blocks of a unit, whose rows are cut into chunks.
+
+    A parameter that is sharded along another dimension than the first has the rows of every rank's
+    shard, one after another.
+    """
+    for parameter in group.fsdp_params:
+        if trained_alone and not parameter.sharded_param.requires_grad:
+            continue
+        info, size = parameter._module_info, parameter._orig_size
+        ranks = group._reduce_scatter_process_group.size()
+        rows = size[0] * (ranks if parameter.fsdp_placement.dim else 1)
+        name = ".".join(filter(None, [names[info.module], info.param_name]))
+        yield Block(name, rows, size.numel() // rows)
+
+
+def _overlap(units: Sequence[_UnitGroup], on: bool) -> None:
     for _, module, _ in units:
+        # each lane has an order of its own, so it needs a process group of its own
         module.set_separate_reduce_scatter_group(on, recurse=False)
+        # private: torch 2.13 has no public switch for gathers that return before they end
         module._set_unshard_async_op(on)
 
 
-def _take_all_reduces(
-    model: nn.Module, names: dict[nn.Module, str], replicas: MakeCollective
+def _replace_all_reduces(
+    units: Sequence[_UnitGroup], names: dict[nn.Module, str], replicas: MakeCollective
 ) -> list[tuple[FSDPParamGroup, DDPMeshInfo, Callable[[Tensor], None] | None]]:
-    """The all-reduces between replicas go through ours; returns what there was before."""
+    """Replace the all-reduces between replicas; return the former groups and hooks."""
     before = []
     alone: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
-    for name, _, group in units_of(model):
+    for name, _, group in units:
         info = group.mesh_info
         if not isinstance(info, DDPMeshInfo):
             continue
@@ -99,10 +136,17 @@ def _take_all_reduces(
         if between not in alone:
             alone[between] = subgroup(between, [dist.get_rank()])
         before.append((group, info, group._all_reduce_hook))
+        # a copy, since units share the object; private attributes, as the module's docstring says
         group.mesh_info = copy.copy(info)
         group.mesh_info.replicate_process_group = alone[between]
+        # one rank's part of a unit: its rows of every block
+        ranks = group._reduce_scatter_process_group.size()
+        blocks = _blocks(group, names, trained_alone=True)
+        unit = Unit(
+            name + REPLICAS, tuple(Block(b.name, -(-b.rows // ranks), b.columns) for b in blocks)
+        )
         group._all_reduce_hook = _AllReduceHook(
-            replicas(between), replicated(name, names, group), group, group._all_reduce_hook
+            replicas(between), unit, group, group._all_reduce_hook
         )
     return before
 
@@ -137,11 +181,12 @@ class _ReduceScatterHook(_Allocate, ReduceScatter):
             collective.reduce_scatter(*arguments)
             return
         running = self._lanes.reductions.start(collective.reduce_scatter, *arguments)
+        # FSDP2 scales and converts the sum on this thread, which must not overtake the reduction
         if op != dist.ReduceOp.AVG or self._is_read_at_once(output_tensor):
             running.wait()
 
     def _is_read_at_once(self, gradient: Tensor) -> bool:
-        """Whether FSDP2 does more with the sum than to store it (`foreach_reduce`)."""
+        """Return whether FSDP2 reads the sum after this call returns (`foreach_reduce`)."""
         group = self._group
         return (
             gradient.dtype != group._orig_dtype
@@ -155,7 +200,7 @@ class _ReduceScatterHook(_Allocate, ReduceScatter):
 
 
 class _AllGatherHook(_Allocate, AllGather):
-    """`input_tensor` is the own part of `output_tensor`: a codec reads it before it writes."""
+    """All-gather of a unit; `input_tensor` is the part of this rank in `output_tensor`."""
 
     def __init__(self, make: MakeCollective, unit: Unit, lanes: Lanes | None) -> None:
         self._make = make
@@ -182,7 +227,7 @@ class _AllGatherHook(_Allocate, AllGather):
 
 
 class _AllReduceHook:
-    """Sums over replicas what FSDP2 took for the whole sum."""
+    """Sum over replicas of the result of a reduce-scatter."""
 
     def __init__(
         self,
@@ -197,12 +242,12 @@ class _AllReduceHook:
         self._then = then
 
     def __call__(self, gradient: Tensor) -> None:
-        # a factor of the user's is the whole division, and FSDP2 has done it
-        whole = self._group.gradient_divide_factor is not None
-        scale = 1.0 if whole else 1 / self._collective.world_size
+        # FSDP2 has already divided by a factor that the user set, in place of all ranks
+        divided = self._group.gradient_divide_factor is not None
+        scale = 1.0 if divided else 1 / self._collective.world_size
         self._collective.all_reduce(gradient, scale, self._unit)
         if gradient.is_cuda:
-            # FSDP2 may free it before the all-reduce stream, on which this ran, is done with it
+            # FSDP2 may free it before the all-reduce stream, on which this runs, has used it
             gradient.record_stream(torch.cuda.current_stream())
         if self._then is not None:
             self._then(gradient)
@@ -215,5 +260,5 @@ def _scale(op: Any, world_size: int) -> float:
         return 1.0
     raise UserError(
         f"fsdp2: reduction {op} cannot be compressed: call set_force_sum_reduction_for_comms(True) "
-        "beside set_gradient_divide_factor"
+        "with set_gradient_divide_factor"
     )

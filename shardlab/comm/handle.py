@@ -1,61 +1,47 @@
 """Handle that `attach` returns: ledger, state, detaching."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch.distributed as dist
-from torch import Tensor
 
 from shardlab.comm.collective import Collective
-from shardlab.comm.feedback import ErrorFeedback
+from shardlab.comm.feedback import ErrorFeedback, Updates
 from shardlab.comm.ledger import Ledger
-from shardlab.comm.reshard import merge_residuals
-from shardlab.comm.steps import StepListener
+from shardlab.comm.residuals import State, merge_residuals
 from shardlab.core.errors import UserError
 from shardlab.transport.background import Lanes
 
 RESIDUALS = "gradients.residual."
-"""what the names of residuals begin with in a state"""
-_State = dict[str, Tensor]
-
-
-class Stateful(Protocol):
-    """Has a part of the state, under names of its own."""
-
-    def state_dict(self) -> _State:
-        """That part."""
-
-    def load_state_dict(self, state: _State) -> None:
-        """Takes that part from the whole state."""
+"""prefix of the names of residuals in a state"""
 
 
 class PerGroup:
-    """The collectives of one purpose, each made when its process group is first used."""
+    """Collectives for one purpose, each made when its process group is first used."""
 
     def __init__(self, purpose: str, make: Callable[[dist.ProcessGroup], Collective]) -> None:
         self._purpose = purpose
         self._make = make
         self._made: dict[dist.ProcessGroup, Collective] = {}
-        self._loaded: _State = {}
+        self._loaded: State = {}
 
     def __call__(self, group: dist.ProcessGroup) -> Collective:
-        """The collective of `group`."""
+        """Return the collective of `group`."""
         if group not in self._made:
             prefix = self._prefix(len(self._made))
             self._made[group] = self._make(group)
             self._made[group].load_state_dict(_below(prefix, self._loaded))
         return self._made[group]
 
-    def state_dict(self) -> _State:
-        """The states of all collectives, by the order in which their groups were first used."""
+    def state_dict(self) -> State:
+        """Return the states of all collectives, in the order in which their groups were used."""
         return {
             self._prefix(index) + key: tensor
             for index, collective in enumerate(self._made.values())
             for key, tensor in collective.state_dict().items()
         }
 
-    def load_state_dict(self, state: _State) -> None:
-        """Continues from `state_dict()`, also with the groups that are still to come."""
+    def load_state_dict(self, state: State) -> None:
+        """Continue from `state_dict()`, for groups that are used later, too."""
         self._loaded = state
         for index, collective in enumerate(self._made.values()):
             collective.load_state_dict(_below(self._prefix(index), state))
@@ -65,49 +51,49 @@ class PerGroup:
 
 
 class Handle:
-    """The ledger, the residuals, the state to save, and the way out."""
+    """Ledger, residuals and state of an attached model, and the function that detaches it."""
 
     def __init__(
         self,
         ledger: Ledger,
         feedback: ErrorFeedback | None,
-        stateful: Sequence[Stateful],
+        stateful: Sequence[PerGroup | Updates],
+        listeners: Sequence[ErrorFeedback | Updates],
+        lanes: Lanes | None,
         detach: Callable[[], None],
-        lanes: Lanes | None = None,
-        listeners: Sequence[StepListener] = (),
     ) -> None:
         self.ledger = ledger
         self.feedback = feedback
         self._stateful = stateful
-        self._detach = detach
-        self._lanes = lanes
         self._listeners = listeners
+        self._lanes = lanes
+        self._detach = detach
 
     def drain(self) -> None:
-        """With `overlap`: returns when all gradients are there; raises what went wrong."""
+        """With `overlap`: wait until all gradients are reduced; raise errors of communication."""
         if self._lanes is not None:
             self._lanes.drain()
 
     def step_ended(self) -> None:
-        """The parameters are updated; to be called where no optimizer of torch does that."""
+        """Note that the parameters are updated; call it where no optimizer of torch does that."""
         for each in self._listeners:
             each.step_ended()
 
     def rollback(self) -> None:
         """Roll back error feedback to the last update of the parameters.
 
-        To be called on all ranks when a gradient is not used, as it is not finite: what was sent
-        with it was not applied.
+        Call it on all ranks when a gradient is discarded because it is not finite: what was sent
+        for it was not applied.
         """
         if self.feedback is not None:
             self.feedback.rollback()
 
     def detach(self) -> None:
-        """The model communicates as it did before; the ledger keeps its counts."""
+        """Restore the communication of the model; the ledger keeps its counts."""
         self._detach()
 
-    def state_dict(self) -> _State:
-        """This rank's residuals and counters, to be saved with the checkpoint of the same rank.
+    def state_dict(self) -> State:
+        """Return this rank's residuals and counters, to be saved with its checkpoint.
 
         A flat mapping of names to tensors, none of which is written to later.
         """
@@ -117,8 +103,8 @@ class Handle:
             state |= each.state_dict()
         return {name: tensor.clone() for name, tensor in state.items()}
 
-    def load_state_dict(self, state: _State) -> None:
-        """Continues from `state_dict()` of the same rank, or from `merge_states`.
+    def load_state_dict(self, state: State) -> None:
+        """Continue from `state_dict()` of the same rank, or from `merge_states`.
 
         Raises:
             UserError: the state holds residuals, but there is no error feedback.
@@ -136,19 +122,19 @@ class Handle:
 
 
 def merge_states(
-    states: Sequence[_State], world_size: int, rank: int, ranks_per_node: int | None = None
-) -> _State:
-    """The state for `rank` of `world_size`, from `Handle.state_dict()` of all old ranks in order.
+    states: Sequence[State], world_size: int, rank: int, ranks_per_node: int | None = None
+) -> State:
+    """Return the state for `rank` of `world_size`, from `Handle.state_dict()` of all old ranks.
 
-    Residuals are merged (`shardlab.comm.reshard`), counters are the same everywhere. What a
-    method learned about vectors of the old layout begins anew.
+    Residuals are merged (`shardlab.comm.residuals`), counters are the same on all ranks. State of
+    multi-phase methods is dropped, since it depends on the old layout.
 
     Args:
         ranks_per_node: size of the new nodes, where there are two levels; by default as before.
 
     Raises:
         UserError: a state is missing, a residual has no layout or is of a two-dimensional mesh, or
-            the new ranks do not make up whole nodes.
+            the new ranks are not whole nodes.
     """
     if not states:
         raise UserError("merge_states: give the states of all old ranks, in their order")
@@ -163,5 +149,5 @@ def merge_states(
     return {**{RESIDUALS + name: tensor for name, tensor in residuals.items()}, **counters}
 
 
-def _below(prefix: str, state: _State) -> _State:
+def _below(prefix: str, state: State) -> State:
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}

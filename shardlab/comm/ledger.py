@@ -1,4 +1,4 @@
-"""The ledger: what one rank asked to move, what moved, and what the codec cost."""
+"""Ledger of one rank: bytes requested, bytes sent, and the time of codecs."""
 
 import threading
 from collections import Counter
@@ -24,12 +24,12 @@ class Account:
     extra_collectives: int = 0
     """collectives that an uncompressed run would not need"""
     extra_collective_s: float = 0.0
-    """wall time in them, waits for other ranks included"""
+    """wall time in them, including waits for other ranks"""
     bytes_raw: float = 0.0
-    """what the operation has to send in the dtype it was asked for, by the best algorithm"""
+    """bytes that the best algorithm sends uncompressed, in the dtype of the vectors"""
     bytes_wire: float = 0.0
     bytes_between_nodes: float = 0.0
-    """of bytes_wire: what a two-level collective sends from node to node"""
+    """of bytes_wire: those that a two-level collective sends between nodes"""
     index_bytes: float = 0.0
     metadata_bytes: float = 0.0
     elements: int = 0
@@ -38,17 +38,17 @@ class Account:
     encode_s: float = 0.0
     decode_s: float = 0.0
     not_finite: int = 0
-    """results of reductions that hold a NaN or an infinity, as far as this rank sees them"""
+    """results of reductions that hold a NaN or an infinity on this rank"""
     uncompressed: Counter[str] = field(default_factory=Counter)
-    """messages that a codec was meant for but did not touch, by reason"""
+    """messages that a codec was meant for but does not support, by reason"""
 
     def add(self, other: "Account") -> None:
-        """Takes in the sums of another one."""
+        """Add the sums of another account."""
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     def summary(self) -> dict[str, Any]:
-        """The sums with the ratio of raw to wire bytes and the share of elements sent."""
+        """Return the sums with the ratio of raw to wire bytes and the fraction of elements sent."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {
             **values,
@@ -60,7 +60,7 @@ class Account:
 
 @dataclass
 class Audit:
-    """Compressed against exact reductions of the same vectors, as sums over this rank's shards."""
+    """Errors of compressed reductions, as sums over this rank's shards."""
 
     error_squared: float = 0.0
     exact_squared: float = 0.0
@@ -68,7 +68,7 @@ class Audit:
     product: float = 0.0
 
     def add(self, reduced: Tensor, exact: Tensor) -> None:
-        """Takes in one reduced vector and its exact counterpart."""
+        """Add a reduced vector and the exact one."""
         reduced, exact = reduced.double(), exact.double()
         self.error_squared += float((reduced - exact).square().sum())
         self.exact_squared += float(exact.square().sum())
@@ -84,66 +84,67 @@ def _new() -> Accounts:
 
 
 class Ledger:
-    """Counts every message of one rank; `reset` starts anew."""
+    """Counts of all messages of one rank."""
 
     def __init__(self) -> None:
         self.traffic = Traffic()
-        """what every message passes through on its way"""
+        """timer of all operations, which also emulates a link"""
         self._accounts: Accounts = {}
         self._apart: dict[int, Accounts] = {}
         self._thread = threading.local()
         self.audit: Audit | None = None
-        """set while exact reductions run beside the compressed ones"""
+        """set while compressed reductions are compared with exact ones"""
         self.reset()
 
     @property
     def accounts(self) -> Accounts:
-        """By kind of message."""
+        """Accounts of this thread by kind of message."""
         apart: Accounts | None = getattr(self._thread, "apart", None)
         return self._accounts if apart is None else apart
 
     def reset(self) -> None:
-        """Forgets all counts, but for those apart."""
+        """Set all counts to 0, except those of `apart`."""
         self._accounts = _new()
 
     @contextmanager
     def apart(self, step: int | None) -> Iterator[None]:
-        """While the block runs, its thread counts for a step that may not have begun yet.
+        """Count operations of this thread separately, for a step that may not have begun yet.
 
         Args:
-            step: None for what is of no step, which nobody counts.
+            step: None for operations that belong to no step and are not counted.
         """
         self._thread.apart = _new() if step is None else self._apart.setdefault(step, _new())
         try:
             yield
         finally:
+            # the thread is reused, also after an error
             self._thread.apart = None
 
     def join(self, step: int) -> None:
-        """Counts what was counted apart for a step; all of that has ended."""
+        """Add the counts of `apart` for a step; all its operations must have ended."""
         for kind, account in self._apart.pop(step, {}).items():
             self._accounts[kind].add(account)
 
     def sums(self) -> dict[Kind, dict[str, Any]]:
-        """All counts as plain values."""
+        """Return all counts as plain values."""
         return {
             kind: {**vars(account), "uncompressed": dict(account.uncompressed)}
             for kind, account in self._accounts.items()
         }
 
     def load_sums(self, sums: Mapping[Kind, Mapping[str, Any]]) -> None:
-        """Continues from `sums()`."""
+        """Continue from `sums()`."""
         for kind, values in sums.items():
             uncompressed = Counter(values["uncompressed"])
             self._accounts[kind] = Account(**{**values, "uncompressed": uncompressed})
 
     def summary(self) -> dict[str, dict[str, Any]]:
-        """Per kind of message: bytes_raw, bytes_wire, compression_ratio, collectives and more."""
+        """Return bytes_raw, bytes_wire, compression_ratio and so on by kind of message."""
         return {kind: account.summary() for kind, account in self._accounts.items()}
 
     @contextmanager
     def auditing(self) -> Iterator[Audit]:
-        """While the block runs, reductions are repeated exactly and compared."""
+        """Repeat reductions exactly while the block runs, and compare."""
         self.audit = Audit()
         try:
             yield self.audit
@@ -153,7 +154,7 @@ class Ledger:
 
 @contextmanager
 def timed(account: Account, what: Literal["encode_s", "decode_s"]) -> Iterator[None]:
-    """Adds the wall time of the block to the account."""
+    """Add the wall time of the block to the account."""
     start = perf_counter()
     yield
     setattr(account, what, getattr(account, what) + perf_counter() - start)
@@ -161,7 +162,7 @@ def timed(account: Account, what: Literal["encode_s", "decode_s"]) -> Iterator[N
 
 @contextmanager
 def extra_collective(account: Account) -> Iterator[None]:
-    """Counts the block as a collective that only the codec needs; coding in it is told apart."""
+    """Count the block as a collective that only the codec needs, without the coding in it."""
     seconds, coding = account.extra_collective_s, account.encode_s + account.decode_s
     start = perf_counter()
     yield

@@ -1,4 +1,4 @@
-"""Parameters by the names that their users know, without those of wrappers around modules."""
+"""Parameters by the names in the user's model, without those of wrappers around modules."""
 
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,18 +14,18 @@ _WRAPPERS = (
     "_original_module.",
     "_orig_mod.",
 )
-"""what FSDP1, activation checkpointing, Lightning Fabric and torch.compile put into names"""
+"""names added by FSDP1, activation checkpointing, Lightning Fabric and torch.compile"""
 
 
 def plain(name: str) -> str:
-    """The name that the module or parameter had before it was wrapped."""
+    """Return the name of a module or parameter before it was wrapped."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "").removesuffix(wrapper.removesuffix("."))
     return name.removesuffix(".")
 
 
 def parameter_names(model: nn.Module) -> dict[int, list[str]]:
-    """All names of each parameter (tied ones have several), by its `id`; the first comes first."""
+    """Return all names of each parameter by its `id`; tied parameters have several."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         known = names.setdefault(id(parameter), [])
@@ -35,28 +35,28 @@ def parameter_names(model: nn.Module) -> dict[int, list[str]]:
 
 
 def matching(patterns: Sequence[str], names: Iterable[Sequence[str]]) -> frozenset[str]:
-    """The first names of the parameters of which any name matches any of the patterns.
+    """Return the first names of the parameters of which any name matches any of the patterns.
 
     Args:
-        patterns: of `fnmatch`, as in `*.bias`; letter case counts.
+        patterns: of `fnmatch`, as in `*.bias`; case-sensitive.
 
     Raises:
         UserError: a pattern matches nothing.
     """
+    matched: set[str] = set()
     every = list(names)
     for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(name, pattern) for known in every for name in known):
+        found = {known[0] for known in every if fnmatch.filter(known, pattern)}
+        if not found:
             hint = nearest(pattern, [name for known in every for name in known])
-            raise UserError(f"exclude: no parameter matches {pattern!r}; {_short(hint)}")
-    return frozenset(
-        known[0]
-        for known in every
-        if any(fnmatch.fnmatchcase(name, pattern) for name in known for pattern in patterns)
-    )
+            hint = hint if len(hint) < 300 else f"{hint[:300]} ..."
+            raise UserError(f"exclude: no parameter matches {pattern!r}; {hint}")
+        matched |= found
+    return frozenset(matched)
 
 
 def whole_units(units: Mapping[str, Sequence[str]], patterns: Sequence[str]) -> frozenset[str]:
-    """The units, each one flat vector, of which every parameter matches a pattern.
+    """Return the units, each one flat vector, of which every parameter matches a pattern.
 
     Args:
         units: the names of the parameters of each unit.
@@ -72,11 +72,7 @@ def whole_units(units: Mapping[str, Sequence[str]], patterns: Sequence[str]) -> 
             whole.add(unit)
         elif len(left) < len(inside):
             raise UserError(
-                f"exclude: unit {unit!r} travels as one flat vector, which cannot be split by "
+                f"exclude: unit {unit!r} is sent as one flat vector, which cannot be split by "
                 f"parameter ({left[0]!r} does not match): match whole units, or use fully_shard"
             )
     return frozenset(whole)
-
-
-def _short(hint: str) -> str:
-    return hint if len(hint) < 300 else f"{hint[:300]} ..."

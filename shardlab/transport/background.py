@@ -1,4 +1,4 @@
-"""Communication beside computation, also on devices that have no streams."""
+"""Communication concurrent with computation, on CPUs as on devices with streams."""
 
 from collections.abc import Callable
 from concurrent import futures
@@ -17,56 +17,58 @@ _CPU = torch.device("cpu")
 
 
 class Background:
-    """A thread that carries out calls one after another, in the order in which they were started.
+    """Thread that runs calls one after another, in the order in which they were started.
 
-    Collectives of one process group need the same order on all ranks: whoever starts them in one
-    order on all ranks may do so ahead of their use. gloo and the kernels let other threads run.
+    Collectives of one process group need the same order on all ranks, which one thread keeps. gloo
+    and the kernels release the GIL.
 
-    On a GPU the thread has a stream of its own: what it launches begins after what was launched
-    before `start`, and what is launched after `wait` begins after it.
+    On a GPU the thread has a separate stream: its work begins after all work that was launched
+    before `start`, and work that is launched after `wait` begins after it.
 
     Args:
-        name: of the thread, for profiles.
+        name: of the thread, in profiles.
         device: of the tensors.
     """
 
     def __init__(self, name: str, device: torch.device = _CPU) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        # a new thread would take as many cores as there are
+        # the number of threads is per thread: a new one would use all cores
         self._threads = ThreadPoolExecutor(
             1, name, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)
         )
         self._last: Running | None = None
         self._error: BaseException | None = None
-        """that of the first call that had one"""
+        """of the first call that failed"""
 
     def start(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> "Running":
-        """Queues a call and returns at once."""
-        do = partial(self._noting, partial(call, *args, **kwargs))
+        """Queue a call."""
+        do = partial(self._run, partial(call, *args, **kwargs))
         if self._stream is None:
             self._last = Running(self._threads.submit(do))
         else:
+            # the call reads what the starter's stream still computes
             launched = torch.cuda.current_stream(self._stream.device).record_event()
             self._last = Running(self._threads.submit(_launch, self._stream, launched, do))
         return self._last
 
     def check(self) -> None:
-        """Raises the error of a call that has failed already."""
+        """Raise the error of a call that has failed already."""
         if self._error is not None:
             raise self._error
 
     def drain(self) -> None:
-        """Returns when every call has ended; raises the error of the first one that has one."""
+        """Wait until every call has ended; raise the error of the first one that failed."""
         if self._last is None:
             return
         last, self._last = self._last, None
+        # calls run in order, so all have ended with the last one; it must not raise before `_error`
         last.settle()
         error, self._error = self._error, None
         if error is not None:
             raise error
         last.wait()
 
-    def _noting(self, call: Callable[[], None]) -> None:
+    def _run(self, call: Callable[[], None]) -> None:
         try:
             call()
         except BaseException as error:
@@ -75,14 +77,15 @@ class Background:
 
 
 def drain_all(*lanes: Background) -> None:
-    """Returns when every call of all lanes has ended; raises one of their errors."""
+    """Wait until every call of all lanes has ended; raise one of their errors."""
+    # a stack, so that all lanes are drained if one raises
     with ExitStack() as every:
         for lane in lanes:
             every.callback(lane.drain)
 
 
 class Running(dist.Work):
-    """A call that was started."""
+    """Call that was started."""
 
     def __init__(self, future: "Future[torch.cuda.Event | None]") -> None:
         super().__init__()
@@ -90,22 +93,23 @@ class Running(dist.Work):
 
     @property
     def went_well(self) -> bool:
-        """Whether the call has ended without an error."""
+        """Return whether the call has ended without an error."""
         return self._future.done() and self._future.exception() is None
 
     def settle(self) -> None:
-        """Returns when the call has ended, well or not."""
+        """Wait until the call has ended or failed."""
         futures.wait([self._future])
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Returns when the call has ended; raises its error. Collectives have timeouts already."""
+        """Wait until the call has ended; raise its error. Collectives have their own timeouts."""
         launched = self._future.result()
         if launched is not None:
+            # the caller's stream waits, not its thread
             torch.cuda.current_stream(launched.device).wait_event(launched)
         return True
 
     def synchronize(self) -> None:
-        """Returns when the device, too, has done what the call launched; raises its error."""
+        """Wait until the device, too, has completed the call; raise its error."""
         launched = self._future.result()
         if launched is not None:
             launched.synchronize()
@@ -122,7 +126,7 @@ def _launch(
 
 
 class Lanes:
-    """Gathers and reductions, each in an order of its own and so on a process group of its own."""
+    """Threads of gathers and of reductions, which need separate process groups."""
 
     def __init__(self) -> None:
         self.gathers = Background("gather")

@@ -54,7 +54,7 @@ class LinkThrottle:
 
 
 class Traffic:
-    """Timer of all operations of the collectives that share one ledger, from issue to end.
+    """Timer of the operations of all collectives that share one ledger, from issue to end.
 
     The bytes of an operation are those that this rank sends to others, or those that it receives if
     these are more. Operations without bytes are ignored.
@@ -167,6 +167,6 @@ class _Awaited(dist.Work):
             self._work.wait()
             self._traffic._wait(self._carried)
         finally:
-            # an operation that failed is over, too
+            # an operation that failed has ended, too
             self._traffic._end()
         return True

@@ -1,13 +1,13 @@
-"""Moves bytes of known sizes between the ranks of a group, in pieces on gloo.
+"""All-to-all and all-gather of bytes between the ranks of a group, in pieces on gloo.
 
-gloo carries one large message in one direction at a time: two ranks that exchange 16 MiB use about
-half of a full-duplex link. Pieces make it full duplex, whether of 256 KiB or of 1 MiB; the smaller
-ones take up to several times as long where no link limits them. With more than two ranks, a rank
-turns to one other after the other: streams to several at once meet at the same receivers, share
-their links unevenly and leave some idle at the end. So a message is cut at least in halves and no
-more than two pieces are in flight: it is nearly done with before the next begins. Messages that are
-small leave to all ranks at once. Figures: `benchmarks/transport.py`. Pieces are slices of the
-caller's buffers: nothing is copied.
+gloo sends one large message in one direction at a time: two ranks that exchange 16 MiB use about
+half of a full-duplex link. Pieces of 256 KiB or of 1 MiB make it full duplex; the smaller ones take
+up to several times as long where no link limits them. With more than two ranks, a rank exchanges
+with one other rank after another: concurrent streams to several ranks congest the same receivers,
+share their links unevenly and leave some idle at the end. So a message is cut at least in halves
+and at most two pieces are in flight: it has nearly ended before the next begins. Small messages are
+sent to all ranks at once. Figures: `benchmarks/transport.py`. Pieces are slices of the caller's
+buffers: nothing is copied.
 """
 
 from collections import deque
@@ -26,25 +26,24 @@ from shardlab.transport.traffic import Traffic
 PIECE = 1 << 20
 """bytes at most"""
 SMALL = 1 << 17
-"""bytes that are not cut, and so many times two are in flight in any case"""
+"""bytes: shorter messages are not cut, and AT_ONCE times as many are always in flight"""
 AT_ONCE = 2
-"""pieces to other ranks, and as many from them, from which on the next one waits"""
+"""maximum number of pieces in flight, in each direction"""
 _TAG = 0x51AB
-"""keeps our messages from those that a program sends between the same ranks by itself"""
+"""separates these messages from those of the program between the same ranks"""
 
 
 class Transport:
     """All-to-all and all-gather of bytes over one process group.
 
-    Messages between two ranks arrive in the order in which both ranks asked for them, so all ranks
-    of a group make the same calls in the same order; groups do not disturb each other. What a rank
-    sends to itself stays where it is.
+    Messages between two ranks arrive in the order of the calls, so all ranks of a group make the
+    same calls in the same order; groups are independent. A rank sends nothing to itself.
 
     Args:
-        traffic: that its operations belong to.
+        traffic: times the operations.
 
     Raises:
-        RuntimeError: (all methods) a rank is gone or silent; names the rank.
+        RuntimeError: (all methods) a rank has ended or does not answer; names the rank.
     """
 
     def __init__(self, group: dist.ProcessGroup, traffic: Traffic | None = None) -> None:
@@ -55,23 +54,23 @@ class Transport:
         self._in_pieces = dist.get_backend(group) == "gloo"
 
     def exchange(self, given: Sequence[Tensor], taken: Sequence[Tensor]) -> None:
-        """given[i] goes to rank i, taken[i] comes from rank i.
+        """Send given[i] to rank i and receive taken[i] from rank i.
 
         Args:
-            given, taken: one contiguous vector per rank, of any dtype and of any size down to none;
-                rank a's given[b] has as many bytes as rank b's taken[a]. Those of this rank itself
-                are not touched.
+            given, taken: one contiguous vector per rank, of any dtype and size, also empty.
+                given[b] of rank a has as many bytes as taken[a] of rank b. Those of this rank
+                itself are ignored.
         """
         with self._traffic.operation(self._load(given, taken)):
             self._start(given, taken).wait()
 
     def start(self, given: Sequence[Tensor], taken: Sequence[Tensor]) -> dist.Work:
-        """The same, but returns before all is done; `given` must stay as it is until then."""
+        """Start `exchange`; `given` must not change until the end of `wait()`."""
         start = partial(self._start, given, taken)
         return self._traffic.awaited(start, self._load(given, taken))
 
     def gather(self, shard: Tensor, parts: Sequence[Tensor]) -> None:
-        """Brings the shard of every rank, all of one size, to all ranks.
+        """Send the shard of every rank, all of one size, to all ranks.
 
         Args:
             parts: one per rank; this rank's own part may be `shard` itself.
@@ -79,7 +78,7 @@ class Transport:
         self.exchange(*self._gathering(shard, parts))
 
     def start_gather(self, shard: Tensor, parts: Sequence[Tensor]) -> dist.Work:
-        """The same, but returns before all is done."""
+        """Start `gather`."""
         return self.start(*self._gathering(shard, parts))
 
     def _gathering(
@@ -91,21 +90,21 @@ class Transport:
         return [shard] * self.world_size, parts
 
     def _load(self, given: Sequence[Tensor], taken: Sequence[Tensor]) -> int:
-        """The bytes of the larger direction."""
+        """Return the bytes of the larger direction."""
         return max(
             sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank)
             for parts in (given, taken)
         )
 
     def _start(self, given: Sequence[Tensor], taken: Sequence[Tensor]) -> dist.Work:
-        # cut before anything is posted: in a profile, communication lasts from then on
+        # cut before anything is posted: in a profile, communication begins with the first post
         waves = self._waves([_bytes(part) for part in given], [_bytes(part) for part in taken])
         return _Transfer(self._post, waves)
 
     def _waves(self, given: list[Tensor], taken: list[Tensor]) -> list[list["_Piece"]]:
-        """Time after time a piece to one rank and a piece from another, rank after rank."""
+        """Return pairs of a piece to one rank and a piece from another, rank after rank."""
         waves: list[list[_Piece]] = []
-        # every rank turns to another one first
+        # every rank begins with another one, so that no receiver is congested
         for shift in range(1, self.world_size):
             source = (self.rank - shift) % self.world_size
             to = (self.rank + shift) % self.world_size
@@ -118,7 +117,7 @@ class Transport:
         return [list(chain.from_iterable(waves))]
 
     def _cut(self, part: Tensor) -> Sequence[Tensor]:
-        """No pieces of nothing: the other rank may have nothing to post at all."""
+        """Return the pieces of a message; none if it is empty, since the peer posts nothing."""
         if part.numel() == 0:
             return ()
         if not self._in_pieces:
@@ -141,7 +140,7 @@ class Transport:
             )
             for piece in pieces
         ]
-        # devices carry them out as one operation
+        # NCCL runs them as one operation; separate ones could wait for each other
         return [_Posted(pieces[0], work) for work in dist.batch_isend_irecv(operations)]
 
     def _post_one(self, piece: "_Piece") -> dist.Work | None:
@@ -173,8 +172,10 @@ _Post = Callable[[list[_Piece]], list[_Posted]]
 
 
 class _Transfer(dist.Work):
-    """One exchange under way. Its first pieces are posted at once, the others while it is awaited,
-    and so in the same order on all ranks."""
+    """Exchange whose first pieces are posted at once and the others in `wait()`.
+
+    All ranks post in the same order, since they start and await exchanges in the same order.
+    """
 
     def __init__(self, post: _Post, waves: list[list[_Piece]]) -> None:
         super().__init__()
@@ -182,11 +183,11 @@ class _Transfer(dist.Work):
         self._waiting = deque(waves)
         self._limit = AT_ONCE * max([SMALL, *(_size(wave) for wave in waves)])
         self._in_flight: deque[tuple[int, list[_Posted]]] = deque()
-        """bytes of the larger direction, and what was posted"""
+        """bytes of the larger direction, and the posted pieces"""
         self._fill()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Returns when every piece has arrived; the group's own timeout holds."""
+        """Wait until every piece has arrived, up to the group's timeout."""
         while self._in_flight:
             for posted in self._in_flight[0][1]:
                 posted.wait()
@@ -195,15 +196,15 @@ class _Transfer(dist.Work):
         return True
 
     def _fill(self) -> None:
-        room = self._limit - sum(size for size, _ in self._in_flight)
-        while self._waiting and room > 0:
+        free = self._limit - sum(size for size, _ in self._in_flight)
+        while self._waiting and free > 0:
             wave = self._waiting.popleft()
             self._in_flight.append((_size(wave), self._post(wave)))
-            room -= _size(wave)
+            free -= _size(wave)
 
 
 def _size(wave: list[_Piece]) -> int:
-    """Bytes of the larger direction."""
+    """Return the bytes of the larger direction."""
     return max(piece.data.numel() for piece in wave)
 
 

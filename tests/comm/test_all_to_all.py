@@ -11,6 +11,7 @@ from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Unit
 from shardlab.codecs.wire import message_bytes
 from shardlab.comm.all_to_all import AllToAllCollective
+from shardlab.comm.codec_collective import CodecSettings
 from shardlab.comm.collective import Native
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
@@ -41,9 +42,8 @@ def vector_of(rank: int, n: int, step: int = 0) -> torch.Tensor:
 
 def collective(group, spec, feedback=False, minimum_size=0, seed=0):
     residuals = ErrorFeedback() if feedback else None
-    return AllToAllCollective(
-        group, Ledger(), "gradients", make_codec(spec), residuals, minimum_size, seed
-    )
+    settings = CodecSettings(residuals, minimum_size, seed)
+    return AllToAllCollective(group, Ledger(), "gradients", make_codec(spec), settings)
 
 
 def serial_sum(codec, chunks, part, step=0, scale=1.0):

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 import shardlab
-from shardlab.comm.layout import Layout
+from shardlab.comm.residuals import Layout
 from tests.comm.wire import wire
 from tests.comm.wrapped_models import backward, full, gradients_after, hsdp
 from tests.ranks import run_ranks

@@ -8,9 +8,9 @@ import shardlab
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.build import Route, make_collective
-from shardlab.comm.layout import Layout
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.names import matching
+from shardlab.comm.residuals import Layout
 from shardlab.core.errors import UserError
 from tests.comm.wrapped_models import WRAPPERS, backward, full, gradients_after
 from tests.ranks import on_ranks, run_ranks

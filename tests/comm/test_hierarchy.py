@@ -8,6 +8,7 @@ from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Unit
 from shardlab.codecs.wire import message_bytes
 from shardlab.comm.all_to_all import AllToAllCollective
+from shardlab.comm.codec_collective import CodecSettings
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.hierarchy import HierarchicalCollective
 from shardlab.comm.ledger import Ledger
@@ -25,8 +26,8 @@ def vector_of(rank, n, step=0):
 
 def two_level(group, inside, between, feedback=False, ranks_per_node=L):
     codecs = make_codec(inside), make_codec(between)
-    residuals = ErrorFeedback() if feedback else None
-    return HierarchicalCollective(group, Ledger(), "gradients", *codecs, ranks_per_node, residuals)
+    settings = CodecSettings(ErrorFeedback() if feedback else None)
+    return HierarchicalCollective(group, Ledger(), "gradients", *codecs, ranks_per_node, settings)
 
 
 def all_operations(collective, rank):

@@ -6,10 +6,10 @@ import torch.distributed as dist
 
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Unit
-from shardlab.comm.all_to_all import AllToAllCollective
+from shardlab.comm.all_to_all import AllToAllCollective, LinearNative
+from shardlab.comm.codec_collective import CodecSettings
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
-from shardlab.comm.linear import LinearNative
 from tests.comm.codec_factory import RandomHalf
 from tests.ranks import on_ranks, run_ranks
 
@@ -24,7 +24,7 @@ def vector_of(rank, n, step=0):
 
 def make(route, group, feedback=False, minimum_size=0):
     residuals = ErrorFeedback() if feedback else None
-    return route(group, Ledger(), "gradients", RandomHalf(), residuals, minimum_size)
+    return route(group, Ledger(), "gradients", RandomHalf(), CodecSettings(residuals, minimum_size))
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

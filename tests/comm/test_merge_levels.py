@@ -10,9 +10,8 @@ from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.build import Route, make_collective
 from shardlab.comm.feedback import ErrorFeedback
-from shardlab.comm.layout import Layout
 from shardlab.comm.ledger import Ledger
-from shardlab.comm.reshard import merge_residuals
+from shardlab.comm.residuals import Layout, merge_residuals
 from shardlab.core.errors import UserError
 from tests.ranks import run_ranks
 
@@ -129,5 +128,5 @@ def test_residuals_of_two_dimensional_meshes_say_what_to_do():
     feedback = ErrorFeedback()
     feedback.lay_out("root", Layout.whole(2, 8))
     feedback.lay_out("root@replicas", Layout.whole(2, 4))
-    with pytest.raises(UserError, match="serve the same mesh alone: go on with it, or remove"):
+    with pytest.raises(UserError, match="fit the same mesh alone: continue with it, or remove"):
         merge_residuals([feedback.state_dict()] * 4, 2, 0)

@@ -6,8 +6,7 @@ import torch
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.handle import merge_states
-from shardlab.comm.layout import Layout
-from shardlab.comm.reshard import merge_residuals
+from shardlab.comm.residuals import Layout, merge_residuals
 from shardlab.core.errors import UserError
 
 UNIT = Unit("block.0", (Block("w", 7, 5), Block("b", 3, 1), Block("e", 1, 11), Block("v", 8, 2)))

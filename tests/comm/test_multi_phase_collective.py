@@ -7,6 +7,7 @@ import torch.distributed as dist
 from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.codecs.registry import make_method
 from shardlab.codecs.unit import Block, Unit
+from shardlab.comm.codec_collective import CodecSettings
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.multi_phase import MultiPhaseCollective
@@ -25,7 +26,8 @@ def collective(group, spec, feedback=False, minimum_size=0):
     method = make_method(spec)
     assert isinstance(method, MultiPhaseMethod)
     residuals = ErrorFeedback() if feedback else None
-    return MultiPhaseCollective(group, Ledger(), "gradients", method, residuals, minimum_size)
+    settings = CodecSettings(residuals, minimum_size)
+    return MultiPhaseCollective(group, Ledger(), "gradients", method, settings)
 
 
 def counted():
