@@ -33,9 +33,8 @@ from transformers import AutoModelForCausalLM
 from benchmarks.children import on_ranks
 from shardlab.core.files import write_json
 from shardlab.core.progress import say
-from shardlab.engines.common.base import Optimization
-from shardlab.engines.common.computation import prepare
-from shardlab.engines.common.setup import EngineSetup
+from shardlab.engines.common.base import EngineSetup, Optimization
+from shardlab.engines.common.units import prepare
 from shardlab.engines.slide.copies import ThrottledCopies
 from shardlab.engines.slide.engine import SlideEngine
 from shardlab.environment.host import describe_host, git_revision
@@ -178,8 +177,8 @@ def _bytes(options: argparse.Namespace, group: dist.ProcessGroup) -> tuple[int, 
 def _exposed(engine: SlideEngine) -> Waits:
     waits, schedule = Waits(), engine._schedule
     waits.around(schedule, "_wait", "in")
-    waits.around(schedule._offload._outgoing, "_settle", "out")
-    waits.around(engine._optimizer, "squares", "landing")
+    waits.around(schedule._offload._vectors, "_settle", "out")
+    waits.around(engine._optimizer, "sum_of_squares", "landing")
     return waits
 
 

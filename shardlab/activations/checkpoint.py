@@ -3,22 +3,24 @@
 import os
 import sys
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import checkpoint
 
-from shardlab.activations.saved import Input, KeptTensor, Region, Use
 from shardlab.activations.stores import (
     ActivationStore,
     FileStore,
     HostStore,
+    KeptTensor,
+    StoredTensor,
     WhenFull,
     unchanged,
 )
@@ -29,6 +31,66 @@ FOLDER_VARIABLE = "SHARDLAB_ACTIVATIONS"
 """of the environment: see `scratch_folder`"""
 
 _SAVE_INPUTS = checkpoint._CheckpointFrame.save_inputs.__code__
+
+
+class Region:
+    """Inputs that one call of `checkpoint` has saved."""
+
+    def __init__(self, number: int, frame: Callable[[], object | None]) -> None:
+        self.number, self.frame = number, frame
+        self.inputs: list[weakref.ref[Input]] = []
+
+    def alive(self) -> list["Input"]:
+        """Return the inputs that backward still needs."""
+        return [each for ref in self.inputs if (each := ref()) is not None]
+
+
+class Input:
+    """A tensor that one or more regions have saved.
+
+    A write to it in the meantime is an error of `offload` and `take`.
+    """
+
+    def __init__(self, tensor: Tensor, store: ActivationStore) -> None:
+        self.uses = 0
+        self._store = store
+        self._tensor: Tensor | None = tensor.detach()
+        self._version = tensor._version
+        self._stored: StoredTensor | None = None
+        # keeps the storage's address, by which inputs are found, from being used again
+        self._storage = StorageWeakRef(tensor.untyped_storage())
+
+    def __del__(self) -> None:
+        if self._stored is not None:
+            self._store.drop(self._stored)
+
+    def offload(self) -> None:
+        """Start the off-load to the store; once, however often it is called."""
+        if self._stored is None and self._tensor is not None:
+            self._stored = self._store.put(unchanged(self._tensor, self._version))
+            self._tensor = None
+
+    def prefetch(self) -> None:
+        """Start to load it ahead of `take`."""
+        if self._tensor is None and self._stored is not None:
+            self._store.prefetch(self._stored)
+
+    def take(self) -> Tensor:
+        """Return the tensor, as often as it is wanted."""
+        if self._tensor is not None:
+            return unchanged(self._tensor, self._version)
+        assert self._stored is not None, "it was off-loaded"
+        tensor = self._store.take(self._stored)
+        if self.uses > 1:  # another region needs it soon
+            self._tensor, self._version = tensor, tensor._version
+        return tensor
+
+
+class Use(NamedTuple):
+    """Use of an input by one region."""
+
+    input: Input
+    region: Region
 
 
 class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -177,6 +177,21 @@ class FileStore(ActivationStore):
         if when_full == "memory":
             storage = FallbackStorage(storage, HostStorage(device))
         super().__init__(storage, device)
+
+
+class KeptTensor(NamedTuple):
+    """A saved tensor that stays on the device; `unchanged` checks its version, as hooks do not."""
+
+    tensor: Tensor
+    version: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "KeptTensor":
+        """Return what is saved in place of a tensor, without its graph."""
+        # a tensor that holds its own graph would only go with the garbage collector; a leaf must
+        # stay itself, as its data may move before backward (FSDP's parameters)
+        kept = tensor if tensor.is_leaf else tensor.detach()
+        return cls(kept, tensor._version)
 
 
 def unchanged(tensor: Tensor, version: int) -> Tensor:

@@ -7,10 +7,9 @@ import torch.distributed as dist
 from torch import nn
 
 from shardlab.core.errors import UserError
-from shardlab.engines.common.base import Engine, Optimization
-from shardlab.engines.common.computation import prepare
-from shardlab.engines.common.precision import dtype_of, uses_fp16
-from shardlab.engines.common.setup import EngineSetup, Fill
+from shardlab.engines.common.base import Engine, EngineSetup, Fill, Optimization
+from shardlab.engines.common.numerics import dtype_of, uses_fp16
+from shardlab.engines.common.units import prepare
 from shardlab.engines.manual.engine import ManualEngine
 from shardlab.engines.slide.engine import SlideEngine
 from shardlab.engines.wrapped.ddp import DDPEngine

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from shardlab.engines.common.precision import dtype_of, uses_fp16
+from shardlab.engines.common.numerics import dtype_of, uses_fp16
 from shardlab.engines.common.units import UnitPlan, checkpointing_modes, plan_units
 from shardlab.experiment.schema import Train
 from shardlab.memory.sizes import Sizes, UnitShape

@@ -21,9 +21,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from shardlab.engines.common.computation import prepare
-from shardlab.engines.common.mesh import make_mesh, mesh_copies
-from shardlab.engines.common.precision import dtype_of
+from shardlab.engines.common.flat import make_mesh, mesh_copies
+from shardlab.engines.common.numerics import dtype_of
+from shardlab.engines.common.units import prepare
 from shardlab.engines.wrapped.fsdp1 import wrap_model
 from shardlab.engines.wrapped.fsdp2 import gather_ahead, shard_model
 from shardlab.experiment.schema import Train

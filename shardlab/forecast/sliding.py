@@ -15,7 +15,7 @@ from shardlab.forecast.work import COMPUTE, Step, Work
 
 IN, OUT = "in", "out"
 _LEAVING = 2
-"""gradient vectors in flight (`shardlab.engines.scheduled.outgoing`)"""
+"""gradient vectors in flight (`shardlab.engines.scheduling`)"""
 
 
 class Slide(Step):

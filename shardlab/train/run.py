@@ -19,7 +19,7 @@ from shardlab.data.tokens.tokens import open_split
 from shardlab.emulation.link import Emulation, emulated
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Engine, Optimization
-from shardlab.engines.common.precision import dtype_of, uses_fp16
+from shardlab.engines.common.numerics import dtype_of, uses_fp16
 from shardlab.evaluation.validate import save_model
 from shardlab.kernels import native
 from shardlab.launch import launch

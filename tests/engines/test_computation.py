@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2LMHeadModel
 
-from shardlab.engines.common.computation import prepare
+from shardlab.engines.common.units import prepare
 from shardlab.models.presets import Shape, shape_config
 from shardlab.strategy.strategy import parse_strategy
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlab.engines.common.norm import norm_of, sum_of_squares
+from shardlab.engines.common.numerics import norm_of, sum_of_squares
 from shardlab.kernels import native
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from shardlab.core.errors import UserError
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Optimization
-from shardlab.engines.common.precision import LossScale, dtype_of
+from shardlab.engines.common.numerics import LossScale, dtype_of
 from shardlab.strategy.strategy import parse_strategy
 from tests.engines.engine_cases import batch_of, losses_of, make, train
 from tests.ranks import run_ranks

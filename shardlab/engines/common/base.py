@@ -1,17 +1,22 @@
-"""The contract of an engine."""
+"""The contract of an engine, and the arguments that every engine is built with."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from torch import Tensor
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardlab.comm.ledger import Audit, Ledger
+from shardlab.strategy.strategy import CanonicalStrategy
 
 State = dict[str, dict[str, Tensor]]
 """tensors by what they are, then by name"""
+Fill = Callable[[nn.Module], None]
+"""loads the weights of a module's parameters, on the device that computes"""
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,21 @@ class Optimization:
     eps: float = 1e-8
     accumulation: int | None = None
     """micro-batches of a step where that is known: for one `slide` needs less memory"""
+
+
+@dataclass(frozen=True)
+class EngineSetup:
+    """Strategy, optimization, ranks and device of an engine."""
+
+    strategy: CanonicalStrategy
+    optimization: Optimization
+    group: dist.ProcessGroup
+    """all ranks that train the model"""
+    seed: int
+    """of codecs that draw random numbers"""
+    device: torch.device
+    """that computes"""
+    fill: Fill
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,33 @@
-"""Which modules of a model are gathered and reduced together, and with which settings."""
+"""Units of a model (modules that are gathered and reduced together) and settings of its blocks."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from shardlab.comm.names import plain
 from shardlab.core.errors import UserError
-from shardlab.engines.common.precision import dtype_of
+from shardlab.engines.common.numerics import dtype_of
 from shardlab.models.parts import model_parts, transformer_blocks
 from shardlab.records.timing import UnitSize
 from shardlab.strategy.strategy import CanonicalStrategy
+
+_aten = torch.ops.aten
+_PRODUCTS = [
+    _aten.mm.default,
+    _aten.addmm.default,
+    _aten.bmm.default,
+    _aten.baddbmm.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
+]
+"""operations whose results selective checkpointing keeps: what costs most to compute again"""
 
 
 class UnitPlan(NamedTuple):
@@ -133,6 +148,30 @@ def checkpointing_modes(model: nn.Module, strategy: CanonicalStrategy) -> dict[n
     own = layer_settings(strategy, len(blocks))
     key, default = "activation_checkpointing", strategy.activation_checkpointing
     return {block: own.get(n, {}).get(key) or default for n, block in enumerate(blocks)}
+
+
+def prepare(model: nn.Module, strategy: CanonicalStrategy) -> None:
+    """Checkpoints, then compiles the forward methods of the blocks; sharding comes after it.
+
+    A block keeps its names and hooks: what gathers and frees its parameters stays outside of what
+    is computed again or compiled, so that nothing is gathered twice.
+    """
+    modes = checkpointing_modes(model, strategy)
+    if not strategy.compile and not modes:
+        return
+    for block in transformer_blocks(model):
+        mode = modes.get(block, "none")
+        if mode != "none":
+            block.forward = _checkpointed(block, mode)
+        if strategy.compile:
+            block.forward = torch.compile(block.forward)
+
+
+def _checkpointed(block: nn.Module, mode: str) -> partial[object]:
+    again = partial(checkpoint, block.forward, use_reentrant=False)
+    if mode == "full":
+        return again
+    return partial(again, context_fn=partial(create_selective_checkpoint_contexts, _PRODUCTS))
 
 
 def _grouped(blocks: Sequence[nn.Module], strategy: CanonicalStrategy) -> Iterator[tuple[int, ...]]:

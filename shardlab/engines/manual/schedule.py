@@ -10,8 +10,7 @@ from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.collective import Collective
 from shardlab.comm.residuals import REPLICAS
 from shardlab.engines.manual.unit import FlatUnit
-from shardlab.engines.scheduled.outgoing import Outgoing
-from shardlab.engines.scheduled.watch import MissingGradients
+from shardlab.engines.scheduling import MissingGradients, UnitSchedule, VectorPool
 from shardlab.transport.background import Background, Running
 
 Reduced = Literal["nothing", "shards", "all"]
@@ -28,7 +27,7 @@ class Collectives(NamedTuple):
     """over copies of the model"""
 
 
-class Schedule:
+class Schedule(UnitSchedule):
     """Order of communication of one step, for units that are used one after another.
 
     forward   unit i is gathered while unit i - 1 computes, and freed after its use;
@@ -64,7 +63,7 @@ class Schedule:
         self._gathers = Background("gather", device)
         self._reductions = Background("reduce", device)
         self._pending: dict[str, Running] = {}
-        self._outgoing = Outgoing(reduce_dtype, device)
+        self._vectors = VectorPool(reduce_dtype, device)
         self._missing = MissingGradients()
         self._summed: set[str] = set()
 
@@ -76,26 +75,22 @@ class Schedule:
         self._start_all(range(self._ahead))
         self._wait(self.root)
 
-    def before_forward(self, index: int) -> None:
-        """Gather unit `index`, which is about to compute, and prefetch the next ones."""
+    def before_forward(self, index: int) -> None:  # noqa: D102
         # recomputed by activation checkpointing: what comes next is before it, not after
         ahead = 0 if self._backward else self._ahead
         self._need(index, range(index + 1, index + 1 + ahead))
 
-    def after_forward(self, index: int) -> None:
-        """Free unit `index`, which has computed, unless backward needs it next."""
+    def after_forward(self, index: int) -> None:  # noqa: D102
         unit = self.units[index]
         if not unit.kept and not self._backward and index + 1 < len(self.units):
             unit.free()
 
-    def before_backward(self, index: int) -> None:
-        """Gather unit `index` for backward, which has the gradient of its output."""
+    def before_backward(self, index: int) -> None:  # noqa: D102
         self._backward = True
         before = range(index - 1, index - 1 - self._ahead_backward, -1)
         self._need(index, before)
 
-    def accumulated(self, unit: FlatUnit) -> None:
-        """Note that one more parameter of a unit has its gradient."""
+    def accumulated(self, unit: FlatUnit) -> None:  # noqa: D102
         if self._missing.arrived(unit):
             self._complete(unit)
 
@@ -104,7 +99,7 @@ class Schedule:
         for unit in (*reversed(self.units), self.root):
             if self._missing.give_up(unit):  # of parameters that the model did not use
                 self._complete(unit)
-        self._outgoing.drain()
+        self._vectors.drain()
         self._summed.clear()
         for unit in (self.root, *self.units):
             unit.shard.grad = unit.gradient
@@ -149,10 +144,11 @@ class Schedule:
             unit.free()
         if self.reducing == "nothing":
             return
-        vector = self._outgoing.take(unit.full.numel())
+        vector = self._vectors.acquire(unit.full.numel())
         unit.collect(vector)
         last = self.reducing == "all"
-        self._outgoing.leaving(vector, self._reductions.start(self._reduce, unit, vector, last))
+        running = self._reductions.start(self._reduce, unit, vector, last)
+        self._vectors.release_after(running, vector)
 
     def _reduce(self, unit: FlatUnit, vector: Tensor, last: bool) -> None:
         """Add the mean over ranks of a vector of gradients to the gradient of the shard."""

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from shardlab.codecs.unit import Block, Unit
 from shardlab.engines.common.flat import named_parts
+from shardlab.engines.scheduling import ParameterUnit
 
 
-class FlatUnit:
+class FlatUnit(ParameterUnit):
     """Parameters as one flat vector, of which every rank keeps 1/W.
 
     The parameters lie one after another, then zeros up to W equal chunks; the shard is one chunk.
@@ -41,10 +42,9 @@ class FlatUnit:
         needed_in_backward: bool = True,
         device: torch.device | None = None,
     ) -> None:
-        self.name = name
+        super().__init__(name, parameters)
         self.kept = kept
         self.needed_in_backward = needed_in_backward
-        self.parameters = dict(parameters)
         self.shapes = {name: parameter.shape for name, parameter in parameters.items()}
         self.count = sum(p.numel() for p in parameters.values())
         """elements, without the zeros at the end"""

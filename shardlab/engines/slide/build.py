@@ -1,7 +1,6 @@
 """Construction of the parts of a slide engine, and of the host memory that they share."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,24 +16,22 @@ from shardlab.buffers.slide import (
     window_slots,
 )
 from shardlab.comm.hierarchy import timeout_of
-from shardlab.comm.ledger import Ledger
 from shardlab.core.errors import UserError
-from shardlab.engines.common.precision import dtype_of, uses_fp16
-from shardlab.engines.common.setup import EngineSetup
+from shardlab.engines.common.base import EngineSetup
+from shardlab.engines.common.numerics import dtype_of, uses_fp16
 from shardlab.engines.common.units import UnitPlan, owned_parameters
-from shardlab.engines.slide.copies import Copies
+from shardlab.engines.slide.copies import Copies, NodeContext
 from shardlab.engines.slide.grad_offload import GradBuffers, GradOffload
 from shardlab.engines.slide.groups import RankGroups
 from shardlab.engines.slide.model import SlideModule
 from shardlab.engines.slide.moments import KINDS, FileMoments, MemoryMoments, Moments, MomentStore
 from shardlab.engines.slide.optimizer import GradReduction, HostOptimizer, update_workers
-from shardlab.engines.slide.prefetch import Prefetcher
+from shardlab.engines.slide.prefetch import Prefetcher, Window
 from shardlab.engines.slide.schedule import Schedule
 from shardlab.engines.slide.shared_file import NodeFile
 from shardlab.engines.slide.shared_memory import NodeMemory
-from shardlab.engines.slide.sync import EVENTS, ErrorRelay, RankProgress
+from shardlab.engines.slide.sync import EVENTS
 from shardlab.engines.slide.unit import Precision, SlideUnit
-from shardlab.engines.slide.window import Window
 
 
 def make_units(
@@ -199,71 +196,45 @@ def store_model(
         copies.pin(vector)
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Parts that the optimizer and the schedule both refer to.
+def make_optimizer(
+    setup: EngineSetup,
+    context: NodeContext,
+    module: SlideModule,
+    moments: MomentStore,
+    order: Sequence[SlideUnit],
+) -> HostOptimizer:
+    """Return the optimizer in host memory.
 
-    `module` has its collectives attached.
+    Args:
+        module: with its collectives attached.
+        order: of updates, see `HostOptimizer`.
     """
+    reduce = None if setup.strategy.grad_sync == "gpu_reduce" else module.reduce
+    reduction = GradReduction(context, keeping_of(setup), reduce, module.average)
+    workers = update_workers(context.groups.here, setup.device)
+    return HostOptimizer(context, reduction, workers, moments, order, setup.seed)
 
-    setup: EngineSetup
-    groups: RankGroups
-    copies: Copies
-    buffers: GradBuffers
-    progress: RankProgress
-    errors: ErrorRelay
-    ledger: Ledger
-    module: SlideModule
 
-    def optimizer(self, moments: MomentStore, order: Sequence[SlideUnit]) -> HostOptimizer:
-        """Return the optimizer in host memory.
-
-        Args:
-            order: of updates, see `HostOptimizer`.
-        """
-        setup, module = self.setup, self.module
-        reduction = GradReduction(
-            self.progress,
-            self.groups,
-            keeping_of(setup),
-            None if setup.strategy.grad_sync == "gpu_reduce" else module.reduce,
-            module.average,
-            self.ledger,
-        )
-        workers = update_workers(self.groups.here, setup.device)
-        return HostOptimizer(
-            self.progress, self.errors, reduction, workers, moments, order, setup.seed
-        )
-
-    def schedule(self, units: Sequence[SlideUnit], optimizer: HostOptimizer) -> Schedule:
-        """Return what moves the units, the root and others."""
-        (root, *others), strategy, device = units, self.setup.strategy, self.setup.device
-        precision, groups = precision_of(self.setup, self.groups), self.groups
-        reduce = self.module.reduce if strategy.grad_sync == "gpu_reduce" else None
-        largest = max(unit.whole for unit in others)
-        return Schedule(
-            root,
-            others,
-            torch.empty(root.whole, dtype=precision.compute, device=device),
-            Window(window_slots(strategy, len(others)), largest, precision.compute, device),
-            Prefetcher(
-                self.copies,
-                self.progress,
-                self.errors,
-                self.module.gather,
-                self.ledger,
-                groups.rank,
-                groups.world_size,
-            ),
-            GradOffload(
-                self.copies,
-                self.buffers,
-                optimizer.receive,
-                self.errors,
-                reduce,
-                precision.offload,
-                device,
-            ),
-            optimizer,
-            holds_updates(self.setup),
-        )
+def make_schedule(
+    setup: EngineSetup,
+    context: NodeContext,
+    module: SlideModule,
+    units: Sequence[SlideUnit],
+    buffers: GradBuffers,
+    optimizer: HostOptimizer,
+) -> Schedule:
+    """Return what moves the units, the root and others."""
+    (root, *others), strategy, device = units, setup.strategy, setup.device
+    precision = root.precision
+    reduce = module.reduce if strategy.grad_sync == "gpu_reduce" else None
+    largest = max(unit.whole for unit in others)
+    return Schedule(
+        root,
+        others,
+        torch.empty(root.whole, dtype=precision.compute, device=device),
+        Window(window_slots(strategy, len(others)), largest, precision.compute, device),
+        Prefetcher(context, module.gather),
+        GradOffload(context, buffers, optimizer.receive, reduce, precision.offload, device),
+        optimizer,
+        holds_updates(setup),
+    )

@@ -1,13 +1,17 @@
-"""Copies between host memory and the device, concurrent with computation on both."""
+"""Copies between host memory and the device, and the context of those who start them."""
 
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ParamSpec
 
 import torch
 from torch import Tensor
 
+from shardlab.comm.ledger import Ledger
+from shardlab.engines.slide.groups import RankGroups
+from shardlab.engines.slide.sync import ErrorRelay, RankProgress
 from shardlab.transport.background import Background, Running, drain_all
 
 P = ParamSpec("P")
@@ -99,6 +103,25 @@ class CudaCopies(Copies):
                 result = torch.cuda.cudart().cudaHostUnregister(self._pinned[-1].data_ptr())
                 torch.cuda.check_error(int(result))
                 del self._pinned[-1]
+
+
+@dataclass(frozen=True)
+class NodeContext:
+    """Objects of one engine that its parts share."""
+
+    groups: RankGroups
+    copies: Copies
+    progress: RankProgress
+    errors: ErrorRelay
+    ledger: Ledger
+
+    def start_in(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> Running:
+        """Queue a call in the lane to the device; others see its error."""
+        return self.copies.start_in(self.errors.guard(call), *args, **kwargs)
+
+    def start_out(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> Running:
+        """Queue a call in the lane from the device; others see its error."""
+        return self.copies.start_out(self.errors.guard(call), *args, **kwargs)
 
 
 def copies_for(device: torch.device) -> Copies:

@@ -14,23 +14,23 @@ from torch import Tensor, nn
 
 from shardlab.activations.checkpoint import scratch_folder
 from shardlab.core.errors import UserError
-from shardlab.engines.common.base import State, StepOutcome
+from shardlab.engines.common.autograd import ModuleEngine
+from shardlab.engines.common.base import EngineSetup, State, StepOutcome
 from shardlab.engines.common.flat import laid_out, split_vector
-from shardlab.engines.common.module import ModuleEngine
-from shardlab.engines.common.norm import clip_coefficient, norm_of
-from shardlab.engines.common.setup import EngineSetup
+from shardlab.engines.common.numerics import clip_coefficient, norm_of
 from shardlab.engines.common.units import checkpointing_modes, plan_units
 from shardlab.engines.slide.build import (
-    Parts,
     holds_updates,
     make_buffers,
+    make_optimizer,
+    make_schedule,
     make_units,
     moments_in_memory,
     moments_on_disk,
     share_memory,
     store_model,
 )
-from shardlab.engines.slide.copies import Copies, copies_for
+from shardlab.engines.slide.copies import Copies, NodeContext, copies_for
 from shardlab.engines.slide.groups import PooledGroups, RankGroups, acquire_groups
 from shardlab.engines.slide.model import SlideModule
 from shardlab.engines.slide.moments import KINDS
@@ -100,14 +100,12 @@ class SlideEngine(ModuleEngine):
             self._holding = holds_updates(setup)
             progress = self._memory.progress
             self._errors = ErrorRelay(progress)
-            parts = Parts(
-                setup, groups, copies, buffers, progress, self._errors, self.ledger, module
-            )
+            context = NodeContext(groups, copies, progress, self._errors, self.ledger)
             order = trained if self._holding else [*reversed(trained)]
-            self._optimizer = parts.optimizer(self._moments, order)
+            self._optimizer = make_optimizer(setup, context, module, self._moments, order)
             # first: it waits for the copies of gradients, and takes longest
             resources.callback(self._optimizer.drain)
-            self._schedule = parts.schedule(units, self._optimizer)
+            self._schedule = make_schedule(setup, context, module, units, buffers, self._optimizer)
             # weak: the model may outlive the engine, and must not keep it
             module.schedule, module.owner = self._schedule, weakref.ref(self)
             self._touched = True

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from shardlab.buffers.slide import KeptGradients, slot_sizes
 from shardlab.comm.collective import Collective
-from shardlab.engines.scheduled.outgoing import Outgoing
-from shardlab.engines.slide.copies import Copies
+from shardlab.engines.scheduling import VectorPool
+from shardlab.engines.slide.copies import NodeContext
 from shardlab.engines.slide.shared_memory import NodeMemory
-from shardlab.engines.slide.sync import REDUCED, UPDATED, ErrorRelay, RankProgress
+from shardlab.engines.slide.sync import REDUCED, UPDATED, RankProgress
 from shardlab.engines.slide.unit import SlideUnit, own_vector
 from shardlab.transport.background import Running
 
@@ -167,18 +167,17 @@ class GradOffload:
 
     def __init__(
         self,
-        copies: Copies,
+        context: NodeContext,
         buffers: GradBuffers,
         receive: Receive,
-        errors: ErrorRelay,
         reduce: Collective | None,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._copies, self._receive, self._errors = copies, receive, errors
-        self._buffers, self._reduce = buffers, reduce
+        self._context, self._buffers = context, buffers
+        self._receive, self._reduce = receive, reduce
         self._dtype, self._device = dtype, device
-        self._outgoing = Outgoing(dtype, device)
+        self._vectors = VectorPool(dtype, device)
         self._current: _Offload | None = None
         self._uncollected = 0
         """gradients of the next unit that have not been collected yet"""
@@ -201,16 +200,16 @@ class GradOffload:
             current.vector[gap].zero_()
             self._take(current, gap)
         if self._reduce is not None:
-            move = self._errors.guard(self._reduce_and_copy)
-            current.last = self._copies.start_out(move, unit, current.vector, current.buffer)
+            move = self._reduce_and_copy
+            current.last = self._context.start_out(move, unit, current.vector, current.buffer)
         assert current.last is not None, "a unit has at least one part"
         # the vector is used again, but not before its last part was read
-        self._outgoing.leaving(current.vector, current.last)
+        self._vectors.release_after(current.last, current.vector)
         self._receive(unit, current.last, current.buffer, first, last)
 
     def _collect(self, unit: SlideUnit) -> _Offload:
         if self._current is None:
-            vector = self._outgoing.take(unit.size)
+            vector = self._vectors.acquire(unit.size)
             self._current = _Offload(unit, vector, self._buffers.reserve(unit))
         assert self._current.unit is unit, "one unit is off-loaded after another"
         self._uncollected = 0
@@ -222,9 +221,9 @@ class GradOffload:
         """Note a part of the vector as filled, and copy it where ranks do not reduce first."""
         offload.filled.append(part)
         if self._reduce is None:
-            copy = self._errors.guard(self._copy_part)
-            source = offload.vector[part]
-            offload.last = self._copies.start_out(copy, offload.buffer, part, source, offload.last)
+            source, copy = offload.vector[part], self._copy_part
+            before = offload.last
+            offload.last = self._context.start_out(copy, offload.buffer, part, source, before)
 
     def _copy_part(
         self, buffer: GradBuffer, part: slice, source: Tensor, before: Running | None
@@ -232,14 +231,14 @@ class GradOffload:
         if before is not None:
             before.wait()  # has ended, as lanes keep their order; raises its error
         self._buffers.wait(buffer)
-        self._copies.copy(buffer.own[part], source)
+        self._context.copies.copy(buffer.own[part], source)
 
     def _reduce_and_copy(self, unit: SlideUnit, vector: Tensor, buffer: GradBuffer) -> None:
         assert self._reduce is not None
         chunk = torch.empty(unit.chunk, dtype=self._dtype, device=self._device)
         self._reduce.reduce_scatter(chunk, vector, 1 / self._reduce.world_size, unit.message)
         self._buffers.wait(buffer)
-        self._copies.copy(buffer.own[unit.own], chunk)
+        self._context.copies.copy(buffer.own[unit.own], chunk)
 
 
 def _gaps(parts: Sequence[slice], size: int) -> Iterator[slice]:

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardlab.comm.hierarchy import subgroup, timeout_of
 from shardlab.core.errors import UserError
-from shardlab.engines.common.mesh import REPLICATE, SHARD
+from shardlab.engines.common.flat import REPLICATE, SHARD
 from shardlab.strategy.strategy import CanonicalStrategy
 from shardlab.transport.object_collectives import gather_values
 

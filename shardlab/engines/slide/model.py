@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.utils import checkpoint
 
-from shardlab.comm.collective import Attachable, Collective, MakeCollective
+from shardlab.comm.collective import Collective, MakeCollective
 from shardlab.core.errors import UserError
 from shardlab.engines.common.units import UnitPlan
-from shardlab.engines.scheduled.watch import watch, watch_gradients, with_gradient
+from shardlab.engines.scheduling import ScheduledModule, with_gradient
 from shardlab.engines.slide.groups import RankGroups
 from shardlab.engines.slide.schedule import Schedule
 from shardlab.engines.slide.unit import SlideUnit
@@ -20,7 +20,7 @@ P = ParamSpec("P")
 Result = TypeVar("Result")
 
 
-class SlideModule(nn.Module, Attachable):
+class SlideModule(ScheduledModule):
     """Wrapper of `model` whose units are on the device while they are used.
 
     `schedule` and `owner` are set after `attach`.
@@ -43,9 +43,7 @@ class SlideModule(nn.Module, Attachable):
         checkpointed: Container[nn.Module],
         groups: RankGroups,
     ) -> None:
-        super().__init__()
-        # not a submodule: its parameters are on the device for a moment only
-        self._model = [model]
+        super().__init__(model, plans, units)
         self._units = units
         self._groups = groups
         self.gather: Collective | None = None
@@ -55,13 +53,11 @@ class SlideModule(nn.Module, Attachable):
         model.register_forward_pre_hook(lambda *_: self._begin())
         model.register_forward_hook(lambda *_: self.schedule.computed())
         for index, (plan, unit) in enumerate(zip(plans, units[1:], strict=True)):
-            watch(plan.modules, index, lambda: self.schedule)
             for module in plan.modules:
                 if unit.frozen_shapes:
                     module.register_forward_hook(partial(self._returned, index))
                 if module not in checkpointed:
                     module.forward = self._saving_positions(module.forward)
-        watch_gradients(units, self)
 
     def attach_collectives(  # noqa: D102
         self, gradients: MakeCollective, weights: MakeCollective, replicas: MakeCollective
@@ -80,15 +76,6 @@ class SlideModule(nn.Module, Attachable):
     def unit_names(self) -> dict[str, list[str]]:
         """Return the names of the trained parameters of each unit."""
         return {unit.name: list(unit.shapes) for unit in self._units}
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model."""
-        return self._model[0](*args, **kwargs)
-
-    def train(self, mode: bool = True) -> "SlideModule":
-        """Set the mode of the model, too, which is no submodule."""
-        self._model[0].train(mode)
-        return super().train(mode)
 
     def _returned(self, index: int, module: nn.Module, inputs: Any, output: Any) -> None:
         if [*with_gradient(output)]:

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from shardlab.buffers.slide import KeptGradients
 from shardlab.comm.collective import Collective
-from shardlab.comm.ledger import Ledger
+from shardlab.engines.slide.copies import NodeContext
 from shardlab.engines.slide.grad_offload import GradBuffer
-from shardlab.engines.slide.groups import RankGroups
 from shardlab.engines.slide.moments import MomentStore
 from shardlab.engines.slide.prefetch import count_shared_memory
-from shardlab.engines.slide.sync import OFFLOADED, REDUCED, UPDATED, ErrorRelay, RankProgress
+from shardlab.engines.slide.sync import OFFLOADED, REDUCED, UPDATED
 from shardlab.engines.slide.unit import SlideUnit, own_vector
 from shardlab.hardware.placement import RankLocation, place_here
 from shardlab.kernels.adam import Hyper, adam_, sum_of_squares
@@ -30,24 +29,20 @@ class GradReduction:
     """Sum of gradients over ranks, micro-batches and nodes, in float32 and the order of ranks.
 
     Args:
-        groups: the ranks of a node, which may add up each other's vectors.
         reduce_scatter: of this rank's vector with the others', by messages; None where ranks read
             each other's memory, or where what arrives is the mean already.
         average: between nodes, of the sum within each.
-        ledger: counts what ranks read of each other in host memory.
     """
 
     def __init__(
         self,
-        progress: RankProgress,
-        groups: RankGroups,
+        context: NodeContext,
         keeping: KeptGradients,
         reduce_scatter: Collective | None,
         average: Collective | None,
-        ledger: Ledger,
     ) -> None:
-        self._progress, self._ledger = progress, ledger
-        self._groups, self._keeping = groups, keeping
+        self._progress, self._ledger = context.progress, context.ledger
+        self._groups, self._keeping = context.groups, keeping
         self._reduce, self._average = reduce_scatter, average
 
     def add(
@@ -132,8 +127,7 @@ class HostOptimizer:
 
     def __init__(
         self,
-        progress: RankProgress,
-        errors: ErrorRelay,
+        context: NodeContext,
         reduction: GradReduction,
         workers: Workers | None,
         moments: MomentStore,
@@ -144,7 +138,8 @@ class HostOptimizer:
         """of the updates that are started from now on"""
         self.scale = 1.0
         """what the sum over ranks is multiplied by to be the gradient"""
-        self._progress, self._errors, self._reduction = progress, errors, reduction
+        self._progress, self._errors = context.progress, context.errors
+        self._reduction = reduction
         self._workers, self._moments, self._seed = workers, moments, seed
         self._following = dict(zip(order, [*order[1:], order[0]], strict=True))
         self._lane = Background("update")

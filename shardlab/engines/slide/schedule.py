@@ -8,16 +8,15 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from shardlab.engines.scheduled.watch import MissingGradients, Uses
+from shardlab.engines.scheduling import MissingGradients, UnitSchedule
 from shardlab.engines.slide.grad_offload import GradOffload
 from shardlab.engines.slide.optimizer import HostOptimizer
-from shardlab.engines.slide.prefetch import Prefetcher
+from shardlab.engines.slide.prefetch import Prefetcher, Window
 from shardlab.engines.slide.unit import SlideUnit
-from shardlab.engines.slide.window import Window
 from shardlab.transport.background import Running
 
 
-class Schedule(Uses):
+class Schedule(UnitSchedule):
     """Order of one step, for units that are used one after another.
 
     forward   a unit is fetched while those before it compute, and gives its slot to the next one
@@ -149,8 +148,7 @@ class Schedule(Uses):
         if self._awaited(self.units[index]):
             self._need(index, self._awaited_before(index))
 
-    def accumulated(self, unit: SlideUnit) -> None:
-        """Note that one more parameter of a unit has its gradient."""
+    def accumulated(self, unit: SlideUnit) -> None:  # noqa: D102
         self.in_backward = True
         if unit is self.root:
             return

@@ -10,6 +10,7 @@ from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.residuals import REPLICAS
 from shardlab.core.errors import UserError
 from shardlab.engines.common.flat import named_parts
+from shardlab.engines.scheduling import ParameterUnit
 from shardlab.engines.slide.moments import KINDS
 from shardlab.engines.slide.shared_file import NodeFile
 from shardlab.engines.slide.shared_memory import NodeMemory
@@ -31,7 +32,7 @@ class Precision(NamedTuple):
     moments: torch.dtype
 
 
-class SlideUnit:
+class SlideUnit(ParameterUnit):
     """Some parameters as one vector: the trained ones, 1/W by each rank of a node, then the frozen.
 
     In each part the parameters lie one after another, then zeros up to W equal chunks. Host memory,
@@ -63,11 +64,12 @@ class SlideUnit:
         precision: Precision,
         slots: int,
     ) -> None:
-        self.index, self.name = index, name
+        self.index = index
         self.shapes = {n: p.shape for n, p in parameters.items() if p.requires_grad}
         """of trained parameters"""
         self.frozen_shapes = {n: p.shape for n, p in parameters.items() if not p.requires_grad}
-        self.parameters = {n: parameters[n] for n in (*self.shapes, *self.frozen_shapes)}
+        names = (*self.shapes, *self.frozen_shapes)
+        super().__init__(name, {n: parameters[n] for n in names})
         self.count = _elements(self.shapes)
         """trained elements, without the zeros at the end"""
         self.chunk = -(-self.count // world_size)

@@ -9,8 +9,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.comm.names import plain
 from shardlab.engines.common.autograd import AutogradEngine
-from shardlab.engines.common.precision import dtype_of
-from shardlab.engines.common.setup import EngineSetup
+from shardlab.engines.common.base import EngineSetup
+from shardlab.engines.common.numerics import dtype_of
 
 
 class DDPEngine(AutogradEngine):

@@ -22,10 +22,16 @@ from torch.distributed.fsdp.wrap import CustomPolicy, size_based_auto_wrap_polic
 
 from shardlab.comm.fsdp1_hooks import unit_names, units
 from shardlab.core.errors import UserError
-from shardlab.engines.common.flat import FlatEngine, FlatVector
-from shardlab.engines.common.mesh import SHARD, make_mesh, mesh_copies, replica_group
-from shardlab.engines.common.precision import dtype_of
-from shardlab.engines.common.setup import EngineSetup, Fill
+from shardlab.engines.common.base import EngineSetup, Fill
+from shardlab.engines.common.flat import (
+    SHARD,
+    FlatEngine,
+    FlatVector,
+    make_mesh,
+    mesh_copies,
+    replica_group,
+)
+from shardlab.engines.common.numerics import dtype_of
 from shardlab.models.parts import transformer_blocks
 from shardlab.strategy.strategy import CanonicalStrategy
 

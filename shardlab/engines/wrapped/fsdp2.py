@@ -20,9 +20,9 @@ from torch.distributed.tensor import Shard
 
 from shardlab.core.errors import UserError
 from shardlab.engines.common.autograd import AutogradEngine
-from shardlab.engines.common.mesh import SHARD, make_mesh, mesh_copies
-from shardlab.engines.common.precision import dtype_of
-from shardlab.engines.common.setup import EngineSetup, Fill
+from shardlab.engines.common.base import EngineSetup, Fill
+from shardlab.engines.common.flat import SHARD, make_mesh, mesh_copies
+from shardlab.engines.common.numerics import dtype_of
 from shardlab.engines.common.units import plan_units
 from shardlab.strategy.strategy import CanonicalStrategy
 

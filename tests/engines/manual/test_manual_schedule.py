@@ -6,9 +6,9 @@ import torch.distributed as dist
 from torch import nn
 
 from shardlab.comm.attach import attach
-from shardlab.engines.common.mesh import make_mesh
+from shardlab.engines.common.flat import make_mesh
 from shardlab.engines.common.units import UnitPlan
-from shardlab.engines.manual.model import FlatSharded
+from shardlab.engines.manual.engine import FlatSharded
 from tests.ranks import run_ranks
 
 
@@ -62,7 +62,7 @@ def test_gradients_of_shards_are_the_mean_over_ranks(ends):
         }
         _, wrapped, _ = sharded(group, ends=ends)
         loss_of(wrapped, rank).backward()
-        wrapped.finish()
+        wrapped.schedule.finish()
         errors = []
         for unit in wrapped.units:
             whole = [torch.empty_like(unit.shard.grad) for _ in range(2)]
@@ -88,7 +88,7 @@ def test_only_units_in_use_and_the_next_have_memory():
             block.register_forward_hook(count)
             block.register_full_backward_hook(count)
         loss_of(wrapped, 0).backward()
-        wrapped.finish()
+        wrapped.schedule.finish()
         left = sum(unit.allocated for unit in wrapped.units)
         return {"most": torch.tensor(most), "left": torch.tensor(left)}
 
@@ -104,7 +104,7 @@ def test_gathers_and_reductions_are_as_many_as_theory_says():
         for reshard in (True, False):
             _, wrapped, handle = sharded(group, layers=5, reshard=reshard)
             loss_of(wrapped, 0).backward()
-            wrapped.finish()
+            wrapped.schedule.finish()
             for account in handle.ledger.accounts.values():
                 # the ranks once compare what they are about to send
                 counts.append(account.collectives - account.extra_collectives)
@@ -118,7 +118,7 @@ def test_a_tied_embedding_of_its_own_is_gathered_once_and_moves_nothing_else():
     def on_rank(group):
         _, wrapped, handle = sharded(group, layers=5, ends=("embedding", "head"))
         loss_of(wrapped, 0).backward()
-        wrapped.finish()
+        wrapped.schedule.finish()
         account = handle.ledger.accounts["weights"]
         return {"gathers": torch.tensor(account.collectives - account.extra_collectives)}
 

@@ -8,9 +8,8 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 from shardlab.engines.build import build_engine
-from shardlab.engines.common.base import Optimization
-from shardlab.engines.common.computation import prepare
-from shardlab.engines.common.setup import EngineSetup
+from shardlab.engines.common.base import EngineSetup, Optimization
+from shardlab.engines.common.units import prepare
 from shardlab.engines.slide.copies import ThrottledCopies
 from shardlab.engines.slide.engine import SlideEngine
 from shardlab.models.presets import Shape, shape_config

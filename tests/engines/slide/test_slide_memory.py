@@ -105,8 +105,8 @@ def allocated(layers, clip, mode):
         regions = engine._memory._places.items()
         gradients = [place for name, place in regions if "gradient" in name]
         schedule = engine._schedule
-        outgoing, window = schedule._offload._outgoing, schedule.window
-        device = tensors_of(schedule._vector, vars(window), vars(outgoing))
+        vectors, window = schedule._offload._vectors, schedule.window
+        device = tensors_of(schedule._vector, vars(window), vars(vectors))
         sizes = sum(map(len, gradients)), sum(tensor.nbytes for tensor in device)
         return {"sizes": torch.tensor(sizes)}
 

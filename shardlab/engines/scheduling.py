@@ -1,0 +1,171 @@
+"""Shared parts of `manual` and `slide`: wrapper, hooks of units, gradient counts and vectors."""
+
+import weakref
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from shardlab.comm.collective import Attachable
+from shardlab.engines.common.units import UnitPlan
+from shardlab.transport.background import Running
+
+_MOST_VECTORS = 2
+"""in flight: with fewer, backward waits for each; more would only take memory"""
+
+
+class ParameterUnit:
+    """Parameters that move together, by name."""
+
+    def __init__(self, name: str, parameters: Mapping[str, nn.Parameter]) -> None:
+        self.name = name
+        self.parameters = dict(parameters)
+
+
+class UnitSchedule(ABC):
+    """Order of what happens to units, called by hooks; a number is a unit's place in the model."""
+
+    @abstractmethod
+    def before_forward(self, index: int) -> None:
+        """Prepare a unit that is about to compute."""
+
+    @abstractmethod
+    def after_forward(self, index: int) -> None:
+        """Note that a unit has computed."""
+
+    @abstractmethod
+    def before_backward(self, index: int) -> None:
+        """Prepare a unit for backward; called once for each output tensor with a gradient."""
+
+    @abstractmethod
+    def accumulated(self, unit: Any) -> None:
+        """Note that one more parameter of a unit has its gradient."""
+
+
+class ScheduledModule(nn.Module, Attachable):
+    """Wrapper of `model` whose hooks call `schedule`, which a subclass sets.
+
+    Args:
+        plans: its units, in the order of their use; what is left makes up the root.
+        units: the root, then those of `plans`.
+    """
+
+    schedule: UnitSchedule
+
+    def __init__(
+        self, model: nn.Module, plans: Sequence[UnitPlan], units: Sequence[ParameterUnit]
+    ) -> None:
+        super().__init__()
+        # not a submodule: its parameters have memory only while they are used
+        self._model = [model]
+        for index, plan in enumerate(plans):
+            self._watch_uses(index, plan.modules)
+        for unit in units:
+            # weak: autograd keeps these hooks where Python's garbage collector does not look, so
+            # that nothing they refer to would ever be freed
+            hook = partial(_accumulated, weakref.ref(self), weakref.ref(unit))
+            for parameter in unit.parameters.values():
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(hook)
+
+    def _watch_uses(self, index: int, modules: Sequence[nn.Module]) -> None:
+        def watch_backward(module: nn.Module, inputs: Any, output: Any) -> None:
+            for tensor in with_gradient(output):
+                tensor.register_hook(lambda _: self.schedule.before_backward(index))
+
+        modules[0].register_forward_pre_hook(lambda *_: self.schedule.before_forward(index))
+        modules[-1].register_forward_hook(lambda *_: self.schedule.after_forward(index))
+        for module in modules:
+            module.register_forward_hook(watch_backward)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model."""
+        return self._model[0](*args, **kwargs)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of the model, too, which is no submodule."""
+        self._model[0].train(mode)
+        return super().train(mode)
+
+
+def _accumulated(
+    module: "weakref.ref[ScheduledModule]", unit: "weakref.ref[ParameterUnit]", _: Tensor
+) -> None:
+    here, whose = module(), unit()
+    if here is not None and whose is not None:  # the model may outlive both
+        here.schedule.accumulated(whose)
+
+
+def with_gradient(output: Any) -> Iterator[Tensor]:
+    """Iterate over the tensors of a module's output for which backward computes a gradient."""
+    for tensor in tree_leaves(output):
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            yield tensor
+
+
+class MissingGradients:
+    """Number of parameters of each unit that have no gradient yet in a backward pass."""
+
+    def __init__(self) -> None:
+        self._left: dict[str, int] = {}
+
+    def expect(self, units: Iterable[ParameterUnit]) -> None:
+        """Begin a backward pass: all trained parameters are missing."""
+        self._left = {
+            unit.name: sum(p.requires_grad for p in unit.parameters.values()) for unit in units
+        }
+
+    def arrived(self, unit: ParameterUnit) -> bool:
+        """Count one gradient; return whether none of the unit is missing any more."""
+        self._left[unit.name] -= 1
+        assert self._left[unit.name] >= 0, f"{unit.name}: a gradient after its backward"
+        return self._left[unit.name] == 0
+
+    def of(self, unit: ParameterUnit) -> bool:
+        """Return whether some of a unit are missing."""
+        return self._left[unit.name] > 0
+
+    def give_up(self, unit: ParameterUnit) -> bool:
+        """Expect no more of a unit; return whether some were missing."""
+        some = self.of(unit)
+        self._left[unit.name] = 0
+        return some
+
+
+class VectorPool:
+    """Vectors for gradients in flight, as few as are in use at a time, which are used again.
+
+    Memory allocated for each would lie between the holes that freed ones leave.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype, self._device = dtype, device
+        self._running: deque[tuple[Running, Tensor]] = deque()
+        self._spare: dict[int, list[Tensor]] = {}
+
+    def acquire(self, size: int) -> Tensor:
+        """Return a vector of so many elements, uninitialised; wait while too many are in flight."""
+        while len(self._running) >= _MOST_VECTORS:
+            self._settle()
+        spare = self._spare.setdefault(size, [])
+        return spare.pop() if spare else torch.empty(size, dtype=self._dtype, device=self._device)
+
+    def release_after(self, running: Running, vector: Tensor) -> None:
+        """Return a vector to the pool as soon as a call has ended."""
+        self._running.append((running, vector))
+
+    def drain(self) -> None:
+        """Return when none is in flight; raise the error of the first call that failed."""
+        while self._running:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Wait for the oldest."""
+        running, vector = self._running.popleft()
+        running.wait()
+        self._spare[vector.numel()].append(vector)
