@@ -26,39 +26,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.speed import as_received, best_times
-from shardlab.kernels import (
-    casts,
-    dynamic8,
-    efsign,
-    fp8,
-    int4,
-    int8,
-    native,
-    natural,
-    onebit,
-    qsgd,
-)
+from shardlab.kernels import float8, floats, integers, native, signs
 from shardlab.kernels.grouped import GroupedKernel
 
 KERNELS: dict[str, tuple[GroupedKernel, int]] = {
-    "int8": (int8.KERNEL, 128),
-    "int8 stochastic": (int8.STOCHASTIC, 128),
-    "int4": (int4.NEAREST, 128),
-    "int4 stochastic": (int4.STOCHASTIC, 128),
-    "int4 nf4": (int4.NORMAL_FLOAT, 128),
-    "qsgd 127": (qsgd.KERNELS[127], 128),
-    "qsgd 7": (qsgd.KERNELS[7], 128),
-    "qsgd 1": (qsgd.KERNELS[1], 128),
-    "bf16": (casts.BF16, casts.GROUP),
-    "fp16": (casts.FP16, casts.GROUP),
-    "fp8 e4m3": (fp8.KERNELS["e4m3"], 128),
-    "fp8 e5m2": (fp8.KERNELS["e5m2"], 128),
-    "dynamic8": (dynamic8.KERNEL, 256),
-    "natural": (natural.KERNEL, natural.GROUP),
-    "efsign": (efsign.KERNEL, 512),
-    "onebit": (onebit.KERNEL, 512),
+    **{name: (kernel, 128) for name, kernel in integers.KERNELS.items()},
+    **{name: (kernel, floats.GROUP) for name, kernel in floats.KERNELS.items()},
+    **{name: (kernel, 128) for name, kernel in float8.KERNELS.items()},
+    "dynamic8": (float8.KERNELS["dynamic8"], 256),
+    **{name: (kernel, 512) for name, kernel in signs.KERNELS.items()},
 }
-"""by label: the kernel and its group"""
+"""by format: the kernel and its group"""
 
 RANKS = (2, 4, 8)
 KEY = (0x12345678, 0x9ABCDEF0)
@@ -138,10 +116,11 @@ def _table(title: str, rows: dict[str, list[str]], columns: list[str]) -> None:
 
 def _overhead() -> float:
     x = torch.zeros(1)
-    payload = int8.KERNEL.encode(x, 8)
+    kernel = integers.KERNELS["int8"]
+    payload = kernel.encode(x, 8)
     start, calls = time.perf_counter(), 5000
     for _ in range(calls):
-        int8.KERNEL.encode(x, 8, payload=payload)
+        kernel.encode(x, 8, payload=payload)
     return (time.perf_counter() - start) / calls * 1e6
 
 

@@ -1,4 +1,4 @@
-// Random places that all ranks draw alike: shardlab/kernels/randomk.py defines them.
+// Random places that all ranks draw alike: shardlab/kernels/random.py defines them.
 #include "random.h"
 
 // For j from start to stop, places[j] = turn + a random element of the j-th of k parts of [0, n), modulo n.

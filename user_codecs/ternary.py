@@ -13,7 +13,7 @@ from torch import Tensor
 import shardlab
 from shardlab.codecs.grouped import GroupedCodec
 from shardlab.kernels.grouped import Format, GroupedKernel
-from shardlab.kernels.scales import scale_words, widened
+from shardlab.kernels.scales import read_scales, scale_words, widened
 from shardlab.strategy.codec_options import Group
 
 
@@ -33,7 +33,7 @@ class TernaryFormat(Format):
     name = "ternary"
     head_bytes = 2
     bits = 2
-    compiled = False  # no kernel in csrc/: these two methods serve
+    compiled = False  # no kernel in csrc/: these two methods run
 
     def quantize(self, rows: Tensor, chance: Tensor | None) -> tuple[Tensor, Tensor]:  # noqa: D102
         words = scale_words(rows, 1)
@@ -43,7 +43,7 @@ class TernaryFormat(Format):
         return words.view(torch.uint8), 1 + positive.to(torch.uint8) - negative.to(torch.uint8)
 
     def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:  # noqa: D102
-        return widened(heads.clone().view(torch.int16)) * (codes.float() - 1)
+        return read_scales(heads) * (codes.float() - 1)
 
 
 class Ternary(GroupedCodec):

@@ -1,8 +1,7 @@
-"""Integers with a scale per group: `int8` and `int4`."""
+"""Integers with a scale per group: `int8`, `int4` and `qsgd`."""
 
 from shardlab.codecs.grouped import GroupedCodec
-from shardlab.kernels import int4, int8
-from shardlab.kernels.grouped import GroupedKernel
+from shardlab.kernels.integers import KERNELS
 
 
 class Int8(GroupedCodec):
@@ -12,7 +11,7 @@ class Int8(GroupedCodec):
     per element. `nearest` (ties to even) is biased, |x_i - C(x)_i| <= s/2, a contraction;
     `stochastic` rounds up with the probability that makes it unbiased, |x_i - C(x)_i| < s, and
     E|C(x) - x|^2 <= n s^2 / 4. Not linear: every sender has its own scales. Wire: see
-    `shardlab.kernels.int8`. A group with a value that is not finite decodes to NaN.
+    `shardlab.kernels.integers`. A group with a value that is not finite decodes to NaN.
 
     Args:
         group: elements that share one scale.
@@ -23,13 +22,13 @@ class Int8(GroupedCodec):
 
     def __init__(self, group: int = 128, rounding: str = "nearest") -> None:
         self.unbiased = rounding == "stochastic"
-        super().__init__(int8.STOCHASTIC if self.unbiased else int8.KERNEL, group)
+        super().__init__(KERNELS["int8_stochastic" if self.unbiased else "int8"], group)
 
 
 class Int4(GroupedCodec):
     """C(x)_i = s * code, four bits for each code: the quantizer of ZeRO++ and SDP4Bit.
 
-    4 + 16/group bits per element. Not linear. Wire: see `shardlab.kernels.int4`. A group with a
+    4 + 16/group bits per element. Not linear. Wire: see `shardlab.kernels.integers`. A group with a
     value that is not finite decodes to NaN. By rounding and levels:
 
     - nearest, uniform: codes -8 to 7, the element of largest magnitude has -8 and its sign lies in
@@ -51,10 +50,26 @@ class Int4(GroupedCodec):
         self, group: int = 128, rounding: str = "nearest", levels: str = "uniform"
     ) -> None:
         self.unbiased = rounding == "stochastic"
-        super().__init__(_int4_kernel(levels, self.unbiased), group)
+        uniform = "int4_stochastic" if self.unbiased else "int4"
+        super().__init__(KERNELS["nf4" if levels == "nf4" else uniform], group)
 
 
-def _int4_kernel(levels: str, stochastic: bool) -> GroupedKernel:
-    if levels == "nf4":
-        return int4.NORMAL_FLOAT
-    return int4.STOCHASTIC if stochastic else int4.NEAREST
+class Qsgd(GroupedCodec):
+    """C(x)_i = |x|_2 / s * sgn(x_i) * l, l = s |x_i| / |x|_2 rounded down or up at random.
+
+    QSGD (Alistarh et al. 2017, section 3.1) with buckets: |x|_2 is the norm of a group. Unbiased;
+    E|C(x) - x|^2 <= min(group / s^2, sqrt(group) / s) |x|^2 in a group (lemma 3.1). Codes of equal
+    width rather than the paper's Elias codes: 2, 4 or 8 bits for s = 1, 7 or 127, and 16/group for
+    the norm. Not linear. Wire: see `shardlab.kernels.integers`. A group with a value that is not
+    finite decodes to NaN.
+
+    Args:
+        levels: s, levels above zero.
+        group: elements that share one norm.
+    """
+
+    name = "qsgd"
+    unbiased = True
+
+    def __init__(self, levels: int = 127, group: int = 128) -> None:
+        super().__init__(KERNELS[f"qsgd{levels}"], group)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from shardlab.codecs.base import Codec, Content, MessageKey
 from shardlab.codecs.grouped import GroupedCodec
-from shardlab.kernels import efsign, onebit, sign
+from shardlab.kernels import sign
+from shardlab.kernels.signs import KERNELS
 
 
 class Sign(Codec):
@@ -83,7 +84,7 @@ class EfSign(GroupedCodec):
     delta >= (1 - 2^-16) ||x||_1^2 / (d ||x||_2^2) (their section 4, less the rounding of m; a group
     whose m is below 2^-126 decodes to zeros): larger than for a whole gradient, whose tails are
     heavy. It needs error feedback. Not linear: every sender has its own means.
-    Wire: see `shardlab.kernels.efsign`. A group with a value that is not finite decodes to NaN.
+    Wire: see `shardlab.kernels.signs`. A group with a value that is not finite decodes to NaN.
 
     Args:
         group: elements that share one magnitude.
@@ -93,7 +94,7 @@ class EfSign(GroupedCodec):
     unbiased = False
 
     def __init__(self, group: int = 512) -> None:
-        super().__init__(efsign.KERNEL, group)
+        super().__init__(KERNELS["efsign"], group)
 
 
 class OneBit(GroupedCodec):
@@ -104,7 +105,7 @@ class OneBit(GroupedCodec):
     bfloat16. 1 + 32/group bits per element. Biased; a contraction, with an error no larger than
     that of `efsign` up to the rounding of the means, since two means are the best two values. It
     needs error feedback. Not linear: every sender has its own means.
-    Wire: see `shardlab.kernels.onebit`. A group with a value that is not finite decodes to NaN.
+    Wire: see `shardlab.kernels.signs`. A group with a value that is not finite decodes to NaN.
 
     Args:
         group: elements that share two means.
@@ -114,4 +115,4 @@ class OneBit(GroupedCodec):
     unbiased = False
 
     def __init__(self, group: int = 512) -> None:
-        super().__init__(onebit.KERNEL, group)
+        super().__init__(KERNELS["onebit"], group)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shardlab.codecs.base import Codec, Content, MessageKey
-from shardlab.codecs.casts import BFloat16, Float16
+from shardlab.codecs.floats import BFloat16, Float16
 from shardlab.codecs.identity import Identity
 from shardlab.codecs.integers import Int4, Int8
 from shardlab.kernels import indices as coding

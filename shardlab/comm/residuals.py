@@ -4,7 +4,7 @@ Storage of a residual:
 
     fp32    4 bytes per element, exact
     bf16    2 bytes, rounded to nearest even
-    int8    1 byte and 1/64 for the scales: `shardlab.kernels.int8` in groups of 128
+    int8    1 byte and 1/64 for the scales: `shardlab.kernels.integers` in groups of 128
 
 Error feedback loses what this rounding drops, as in LoCo (Xie et al. 2024), which stores residuals
 in eight bits. Magnitudes are clamped to 2**126, the largest that both narrow forms hold.
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from shardlab.codecs.unit import Block, Unit
 from shardlab.core.errors import UserError
-from shardlab.kernels import int8
+from shardlab.kernels.integers import KERNELS
 
 Residual = Literal["fp32", "bf16", "int8"]
 State = dict[str, Tensor]
@@ -38,6 +38,7 @@ REPLICAS = "@replicas"
 ACROSS = "@nodes"
 """suffix of units at the second level of `shardlab.comm.hierarchy`"""
 
+_INT8 = KERNELS["int8"]
 _GROUP = 128
 _LARGEST = 2.0**126
 _LARGEST_SCALE = torch.tensor(_LARGEST / 127, dtype=torch.bfloat16)
@@ -51,7 +52,7 @@ _DTYPES: dict[Residual, torch.dtype] = {
 
 def blank(kind: Residual, n: int, device: torch.device) -> Tensor:
     """Return n stored zeros."""
-    size = int8.KERNEL.payload_bytes(n, _GROUP) if kind == "int8" else n
+    size = _INT8.payload_bytes(n, _GROUP) if kind == "int8" else n
     return torch.zeros(size, dtype=_DTYPES[kind], device=device)
 
 
@@ -74,7 +75,7 @@ def widen(stored: Tensor, out: Tensor | None = None) -> Tensor:
     if out is None:
         out = torch.empty(elements(stored), dtype=torch.float32, device=stored.device)
     if stored.dtype == torch.uint8:
-        int8.KERNEL.decode_sum([stored], _GROUP, out)
+        _INT8.decode_sum([stored], _GROUP, out)
     else:
         out.copy_(stored)
     return out
@@ -85,11 +86,11 @@ def narrow(vector: Tensor, stored: Tensor) -> None:
     if stored.dtype == torch.float32:
         stored.copy_(vector)
     elif stored.dtype == torch.uint8:
-        int8.KERNEL.encode(vector, _GROUP, payload=stored)
+        _INT8.encode(vector, _GROUP, payload=stored)
         # checking the scales is cheaper than a pass over all elements; NaN means too large
         scales = stored[: 2 * -(-vector.numel() // _GROUP)].view(torch.bfloat16)
         if scales.numel() and not scales.amax() < _LARGEST_SCALE:
-            int8.KERNEL.encode(vector.clamp_(-_LARGEST, _LARGEST), _GROUP, payload=stored)
+            _INT8.encode(vector.clamp_(-_LARGEST, _LARGEST), _GROUP, payload=stored)
     else:
         stored.copy_(vector.clamp_(-_LARGEST, _LARGEST))
 

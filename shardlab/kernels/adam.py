@@ -12,8 +12,8 @@ each operation rounded once and `fma` a single one:
     p = p + (-(learning_rate / (1 - beta1^step)) * m) / (sqrt(v) / sqrt(1 - beta2^step) + eps)
 
 What depends on the step alone is computed in float64 and rounded once. Every element is treated
-alike, so that neither threads nor the places of cuts between calls change a bit; torch rounds the
-last n mod 16 elements otherwise.
+alike, so that neither threads nor cuts between calls change a bit; torch rounds the last n mod 16
+elements otherwise.
 
 Vectors of 16 bits are widened when read. What is written to them is rounded:
 * `exp_avg` and `mirror` to the nearest, ties to even, as torch rounds;
@@ -29,13 +29,14 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from shardlab.kernels import native
 from shardlab.kernels.adam_reference import SQUARES_BLOCK, adam_reference, squares_reference
-from shardlab.kernels.native import FLOAT, INT, POINTER, function
+from shardlab.kernels.native import FLOAT, INT, POINTER, addresses, function
 from shardlab.kernels.operators import register
 from shardlab.kernels.workers import Workers
 
@@ -52,7 +53,7 @@ _c_squares = function("sum_of_squares", POINTER, *_VECTORS, INT, FLOAT, INT, POI
 
 @dataclass(frozen=True)
 class Hyper:
-    """The settings of Adam, with the names and defaults of torch.optim."""
+    """Hyperparameters of Adam, with the defaults of torch.optim."""
 
     learning_rate: float
     betas: tuple[float, float] = (0.9, 0.999)
@@ -62,7 +63,7 @@ class Hyper:
     """AdamW (Loshchilov & Hutter 2019); otherwise the decay is part of the gradient"""
 
     def constants(self, step: int, scale: float) -> list[float]:
-        """What the kernel takes, still in float64: the order is that of `Constants` in csrc."""
+        """Return the constants of the kernel in float64, in the order of `Constants` in csrc."""
         (beta1, beta2), decay = self.betas, self.weight_decay
         return [
             scale,
@@ -91,18 +92,18 @@ def adam_(
     offset: int = 0,
     workers: Workers | None = None,
 ) -> None:
-    """Updates parameter and moments, contiguous vectors [n], in place.
+    """Update parameter and moments, contiguous vectors [n], in place.
 
     Args:
         parameter: float32, bfloat16 or float16.
         exp_avg: float32 or bfloat16; `exp_avg_sq` likewise.
         gradients: at least one vector [n], all float32, bfloat16 or float16.
-        step: from 1, of the update that is made.
-        scale: what the sum of the gradients is multiplied by.
-        mirror: bfloat16 or float16 [n], written: the parameter, rounded. For parameters of float32.
+        step: number of the update, from 1.
+        scale: factor of the sum of the gradients.
+        mirror: bfloat16 or float16 [n], set to the rounded parameter, which is float32.
         seed: of stochastic rounding, with `step` and the number of the element.
-        offset: the number of the first element, below 2**63 - n.
-        workers: run the kernel; by default the caller does. No vectors may overlap.
+        offset: number of the first element, below 2**63 - n.
+        workers: threads that run the kernel (default: the caller). No vectors may overlap.
 
     Raises:
         ValueError: names the vector that is of another kind, shape or device.
@@ -127,11 +128,11 @@ def adam_(
 def sum_of_squares(
     gradients: Sequence[Tensor], scale: float = 1.0, offset: int = 0, workers: Workers | None = None
 ) -> float:
-    """The squared norm of what `adam_` would take as the gradient; NaN and infinity come through.
+    """Return the squared norm of the gradient that `adam_` would use; NaN and infinity propagate.
 
     Squares are summed in float64, for each block of `SQUARES_BLOCK` elements that begins at a
-    multiple of it (counted from `offset`), and the sums of the blocks exactly. Threads change no
-    bit, nor does it matter which other elements there are.
+    multiple of it (counted from `offset`), and the sums of the blocks exactly. Neither threads nor
+    other elements change a bit of a block's sum.
 
     Args:
         gradients: as for `adam_`; `scale`, `offset` and `workers` too.
@@ -185,11 +186,11 @@ def _run_adam(
         return
     _c_adam(
         workers,
-        *_place(parameter),
-        *_place(exp_avg),
-        *_place(exp_avg_sq),
-        *_places(gradients),
-        *((None, 0) if mirror is None else _place(mirror)),
+        *_one(parameter),
+        *_one(exp_avg),
+        *_one(exp_avg_sq),
+        *_several(gradients),
+        *((None, 0) if mirror is None else _one(mirror)),
         parameter.numel(),
         (ctypes.c_float * len(constants))(*constants),
         *(key[0] | key[1] << 32, offset),
@@ -203,16 +204,15 @@ def _run_squares(
         squares_reference(gradients, scale, offset, sums)
         return
     n = gradients[0].numel()
-    _c_squares(workers, *_places(gradients), n, scale, offset, sums.data_ptr())
+    _c_squares(workers, *_several(gradients), n, scale, offset, sums.data_ptr())
 
 
-def _place(vector: Tensor) -> tuple[int, int]:
+def _one(vector: Tensor) -> tuple[int, int]:
     return vector.data_ptr(), _DTYPES.index(vector.dtype)
 
 
-def _places(vectors: Sequence[Tensor]) -> tuple[ctypes.Array[ctypes.c_void_p], int, int]:
-    addresses = (ctypes.c_void_p * len(vectors))(*(each.data_ptr() for each in vectors))
-    return addresses, _DTYPES.index(vectors[0].dtype), len(vectors)
+def _several(vectors: Sequence[Tensor]) -> tuple[Any, int, int]:
+    return addresses(vectors), _DTYPES.index(vectors[0].dtype), len(vectors)
 
 
 _adam = register(

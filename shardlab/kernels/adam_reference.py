@@ -1,4 +1,4 @@
-"""The operators of `shardlab.kernels.adam` in PyTorch, with the same bits."""
+"""Operators of `shardlab.kernels.adam` in PyTorch, with the same bits."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from shardlab.kernels.random import bits_of
-from shardlab.kernels.rounding import fused, square_root, to_bf16_by_chance, to_fp16_by_chance
+from shardlab.kernels.rounding import fused, square_root, stochastic_bf16, stochastic_fp16
 
 SQUARES_BLOCK = 1 << 14
 """elements whose squares are summed to one float64"""
@@ -23,7 +23,7 @@ def adam_reference(
     key: Sequence[int],
     offset: int,
 ) -> None:
-    """The operator `adam` in PyTorch; the arguments are `adam_`'s and the words of the key."""
+    """Run the operator `adam` in PyTorch; arguments as of `adam_`, and the words of the key."""
     as_floats = parameter.new_tensor(constants, dtype=torch.float32)
     scale, keep, decay, weight1, beta2, weight2, root, eps, rate = as_floats
     p, m, v = parameter.float() * keep, exp_avg.float(), exp_avg_sq.float()
@@ -43,11 +43,11 @@ def adam_reference(
 
 
 def squares_reference(gradients: Sequence[Tensor], scale: float, offset: int, sums: Tensor) -> None:
-    """The operator `sum_of_squares` in PyTorch.
+    """Run the operator `sum_of_squares` in PyTorch.
 
     Args:
         offset: of the first element in the first block.
-        sums: float64 [blocks], written. Each is a sum of lanes, which take the elements in turn.
+        sums: float64 [blocks], written. Each is a sum of lanes: lane l adds every 16th element.
     """
     g = _total(gradients)
     g = (g * g.new_tensor(scale)).double()
@@ -71,5 +71,5 @@ def _total(gradients: Sequence[Tensor]) -> Tensor:
 
 def _rounded(values: Tensor, dtype: torch.dtype, chance: Tensor) -> Tensor:
     if dtype == torch.bfloat16:
-        return to_bf16_by_chance(values, chance)
-    return values if dtype == torch.float32 else to_fp16_by_chance(values, chance & 0x1FFF)
+        return stochastic_bf16(values, chance)
+    return values if dtype == torch.float32 else stochastic_fp16(values, chance & 0x1FFF)

@@ -1,13 +1,13 @@
-"""Places of k of n elements as bytes: a bitmap or gaps of variable length.
+"""Positions of k of n elements as bytes: a bitmap or gaps of variable length.
 
 * bitmap: ceil(n / 8) bytes; bit i % 8 of byte i // 8, lowest bit first, says whether element i is
-  there. Bits from n on are 0.
-* varint: for each place the gap to the one before it (place - previous - 1, where -1 comes before
+  among them. Bits from n on are 0.
+* varint: for each position the gap to the previous one (position - previous - 1, with -1 before
   the first), in LEB128: 7 bits in a byte, lowest first; a set upper bit says that more follow. At
   most 5 bytes, none of which is superfluous.
 
-`smaller` is varint if it takes fewer bytes than the bitmap would, else the bitmap: whoever knows n
-and the number of bytes knows which it is.
+`smaller` is varint if it takes fewer bytes than the bitmap would, else the bitmap: n and the number
+of bytes determine which it is.
 """
 
 from collections.abc import Sequence
@@ -31,16 +31,16 @@ _c_from_bitmap = function("indices_from_bitmap", POINTER, INT, INT, POINTER, POI
 
 
 def bitmap_bytes(n: int) -> int:
-    """Size of a bitmap of n elements."""
+    """Return the size of a bitmap of n elements."""
     return -(-n // 8)
 
 
 def most_bytes(n: int, k: int, coding: Coding) -> int:
-    """The largest possible size of k of n places."""
+    """Return the largest possible size of k of n positions."""
     bitmap = bitmap_bytes(n)
     if coding == "bitmap":
         return bitmap
-    # the gaps add up to n - k at most, and every further byte of a gap takes so much more of it
+    # the gaps sum to n - k at most, and each further byte of a gap uses up `price` of that sum
     most, left, price = k, n - k, 0
     for bits in (7, 14, 21, 28):
         price = (1 << bits) - price
@@ -50,11 +50,11 @@ def most_bytes(n: int, k: int, coding: Coding) -> int:
 
 
 def encode(places: Tensor, n: int, coding: Coding, out: Tensor) -> int:
-    """Writes the places to the start of `out`; returns the number of bytes.
+    """Write the positions to the start of `out`; return the number of bytes.
 
     Args:
         places: int32 [k], contiguous, ascending, all different and below n.
-        out: uint8, with `most_bytes(n, k, coding)` elements at least.
+        out: uint8 of at least `most_bytes(n, k, coding)` elements.
     """
     size = torch.empty(1, dtype=torch.int64)
     _encode(places, n, coding, out, size)
@@ -62,10 +62,10 @@ def encode(places: Tensor, n: int, coding: Coding, out: Tensor) -> int:
 
 
 def decode(coded: Sequence[Tensor], n: int, counts: Sequence[int], coding: Coding) -> list[Tensor]:
-    """The places, int32, of each of the given uint8 vectors.
+    """Return the positions, int32, in each of the given uint8 vectors.
 
     Raises:
-        ValueError: one does not consist of `count` ascending places below n.
+        ValueError: one does not consist of `count` ascending positions below n.
     """
     device = coded[0].device
     places = [torch.empty(count, dtype=torch.int32, device=device) for count in counts]
@@ -80,7 +80,7 @@ def decode(coded: Sequence[Tensor], n: int, counts: Sequence[int], coding: Codin
 
 
 def encode_reference(places: Tensor, n: int, coding: str, out: Tensor, size: Tensor) -> None:
-    """The operator `indices_encode` in PyTorch."""
+    """Run the operator `indices_encode` in PyTorch."""
     place = places.long()
     gaps = place - torch.cat([place.new_full((1,), -1), place[:-1]]) - 1
     lengths = sum(((gaps >= 1 << bits).long() for bits in (7, 14, 21, 28)), torch.ones_like(gaps))
@@ -101,7 +101,7 @@ def encode_reference(places: Tensor, n: int, coding: str, out: Tensor, size: Ten
 
 
 def decode_reference(coded: Tensor, n: int, coding: str, places: Tensor) -> bool:
-    """One of the vectors of the operator `indices_decode` in PyTorch; whether it is valid."""
+    """Decode one vector of the operator `indices_decode` in PyTorch; return whether it is valid."""
     if _is_bitmap(coded, n, coding):
         weights = torch.arange(8, dtype=torch.uint8, device=coded.device)
         found = (coded[:, None] >> weights & 1).flatten().nonzero().flatten()
@@ -175,7 +175,8 @@ def _run_decode(
     if native.compiled(valid if not coded else coded[0]):
         for_each(range(len(coded)), read)
         return
-    for index in range(len(coded)):  # a device's stream belongs to the calling thread
+    # not on threads: a device's current stream is that of the calling thread
+    for index in range(len(coded)):
         read(index)
 
 

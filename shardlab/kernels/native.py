@@ -1,16 +1,18 @@
-"""The compiled kernels: shared libraries beside this module, called through ctypes.
+"""The compiled kernels, called through ctypes, and the choice between them, Triton and PyTorch.
 
-One library runs on every processor; of those for AVX2 and AVX-512 the best that the processor runs
-is taken. All compute the same bits.
-ctypes releases the interpreter lock while a kernel runs, so communication threads go on.
-`SHARDLAB_KERNELS=reference` in the environment leaves the library aside.
+The shared library of csrc/ lies beside this module, once for every processor and once each for
+AVX2 and AVX-512; the widest that the processor supports is loaded. All compute the same bits.
+ctypes releases the interpreter lock while a kernel runs, so that other threads communicate.
+`SHARDLAB_KERNELS=reference` in the environment disables the library.
 """
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 from torch import Tensor
@@ -19,19 +21,19 @@ from shardlab.core.errors import UserError
 from shardlab.core.progress import say
 
 LIBRARY = Path(__file__).with_name("libshardlab_kernels.so")
-"""for every processor; those for levels of x86-64 lie beside it, with _v3 and _v4 after the name"""
+"""for every processor; those for levels of x86-64 have _v3 and _v4 after the name"""
 
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
 def available() -> bool:
-    """Whether kernels run compiled; otherwise their PyTorch reference does."""
+    """Return whether the compiled kernels are used; otherwise their PyTorch reference is."""
     return library() is not None
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The kernels, or None where there are none to use; the first call says so on stderr.
+    """Load the kernels; None where there are none, which the first call reports on stderr.
 
     The answer is kept for the life of the process and of those forked from it.
 
@@ -53,14 +55,14 @@ def library() -> ctypes.CDLL | None:
 
 
 def builds() -> list[Path]:
-    """The libraries that this processor runs, the fastest last."""
+    """Return the libraries that this processor supports, the fastest last."""
     level = ctypes.CDLL(str(LIBRARY)).shardlab_cpu_level()
     wider = [LIBRARY.with_stem(f"{LIBRARY.stem}_v{wide}") for wide in range(2, level + 1)]
     return [LIBRARY, *(path for path in wider if path.exists())]
 
 
 def function(name: str, *arguments: type) -> Callable[..., None]:
-    """The kernel `name` of csrc/, bound when it is first called.
+    """Return the kernel `name` of csrc/, bound when it is first called.
 
     Raises:
         UserError: (when called) the library was built from sources without it.
@@ -81,5 +83,31 @@ def function(name: str, *arguments: type) -> Callable[..., None]:
 
 
 def compiled(values: Tensor) -> bool:
-    """Whether the compiled kernels serve for this vector; otherwise the PyTorch reference does."""
+    """Return whether the compiled kernels serve this vector; otherwise the reference does."""
     return values.device.type == "cpu" and library() is not None
+
+
+def triton_kernels(values: Tensor) -> ModuleType | None:
+    """Return `shardlab.kernels.triton` for a vector on a GPU where Triton is installed, or None."""
+    return _triton() if values.is_cuda else None
+
+
+@cache
+def _triton() -> ModuleType | None:
+    if find_spec("triton") is None:
+        say("shardlab: Triton is not installed: using the PyTorch reference on the GPU, slower")
+        return None
+    import shardlab.kernels.triton.formats
+    import shardlab.kernels.triton.select
+
+    return shardlab.kernels.triton
+
+
+def address(vector: Tensor | None) -> int | None:
+    """Return where a vector begins in memory."""
+    return None if vector is None else vector.data_ptr()
+
+
+def addresses(vectors: Sequence[Tensor]) -> Any:
+    """Return an array of the addresses of vectors, as the C ABI takes it."""
+    return (ctypes.c_void_p * len(vectors))(*(each.data_ptr() for each in vectors))

@@ -1,4 +1,4 @@
-"""Kernels as PyTorch operators: profiles, dispatch modes and compilers know them by name."""
+"""Kernels as PyTorch operators, which profiles, dispatch modes and compilers know by name."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ _LIBRARY = torch.library.Library("shardlab", "FRAGMENT")
 
 
 def register(schema: str, kernel: Callable[..., None]) -> Callable[..., None]:
-    """The operator `shardlab::NAME`, where `schema` is `NAME(arguments) -> ()`.
+    """Register and return the operator `shardlab::NAME`, where `schema` is `NAME(arguments) -> ()`.
 
     All outputs of a kernel are arguments that it writes to, so its fake does nothing.
     """
@@ -23,25 +23,29 @@ def register(schema: str, kernel: Callable[..., None]) -> Callable[..., None]:
     return operator
 
 
-def check_floats(**vectors: Tensor) -> None:
-    """Kernels walk raw memory: only contiguous float32 vectors of one length and device pass.
+def check_floats(**vectors: Tensor | None) -> None:
+    """Refuse all but contiguous float32 vectors of one length and device: kernels get addresses.
+
+    Args:
+        vectors: by the name for messages; None is skipped.
 
     Raises:
-        ValueError: names the vector that is none.
+        ValueError: names the vector and what it is instead.
     """
-    first = next(iter(vectors.values()))
-    for name, vector in vectors.items():
+    given = {name: vector for name, vector in vectors.items() if vector is not None}
+    first_name, first = next(iter(given.items()))
+    for name, vector in given.items():
         if vector.dtype != torch.float32 or vector.dim() != 1 or not vector.is_contiguous():
             raise ValueError(
                 f"{name} must be a contiguous float32 vector, not {vector.dtype} of shape "
                 f"{tuple(vector.shape)} and strides {vector.stride()}"
             )
         if vector.numel() != first.numel() or vector.device != first.device:
-            raise ValueError(f"{name} must have the length and device of {next(iter(vectors))}")
+            raise ValueError(f"{name} must have the length and device of {first_name}")
 
 
 def check_payload(payload: Tensor, size: int, like: Tensor) -> None:
-    """Refuses a buffer that is no contiguous uint8 vector of `size` bytes beside `like`.
+    """Refuse a buffer that is no contiguous uint8 vector of `size` bytes on the device of `like`.
 
     Raises:
         ValueError: what it is instead.
@@ -56,5 +60,5 @@ def check_payload(payload: Tensor, size: int, like: Tensor) -> None:
 
 
 def new_payload(size: int, like: Tensor) -> Tensor:
-    """An uninitialised buffer of `size` bytes on the device of `like`."""
+    """Return an uninitialized buffer of `size` bytes on the device of `like`."""
     return torch.empty(size, dtype=torch.uint8, device=like.device)

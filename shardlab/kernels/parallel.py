@@ -1,4 +1,4 @@
-"""Kernels over ranges of a vector, on as many threads as torch uses."""
+"""Execution of kernels over ranges of a vector, on as many threads as torch uses."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -9,18 +9,18 @@ from typing import TypeVar
 import torch
 
 _WORTH_A_THREAD = 1 << 16
-"""elements; below, handing work to a thread costs more than it saves"""
+"""elements; for fewer a thread costs more than it saves"""
 
 _RANGE = 1 << 18
-"""elements of a range at most: a thread that other work slows down takes fewer of them"""
+"""most elements of a range: small enough that a thread that other work slows down runs fewer"""
 
 _Item = TypeVar("_Item")
 
 
 def for_ranges(n: int, multiple: int, kernel: Callable[[int, int], None]) -> None:
-    """Calls `kernel(start, stop)` on ranges that make up [0, n), on as many threads as torch uses.
+    """Call `kernel(start, stop)` on ranges that partition [0, n), on as many threads as torch uses.
 
-    Compiled kernels release the interpreter lock, so the ranges run side by side.
+    Compiled kernels release the interpreter lock, so the ranges run in parallel.
 
     Args:
         multiple: every range but the last starts and stops at a multiple of it.
@@ -39,13 +39,13 @@ def for_ranges(n: int, multiple: int, kernel: Callable[[int, int], None]) -> Non
     later = [_pool().submit(work) for _ in range(threads - 1)]
     work()
     for future in later:
-        # one that has not begun by now has nothing left to do
+        # all ranges are taken by now, so one that has not begun would find none
         if not future.cancel():
             future.result()
 
 
 def ranges(n: int, multiple: int) -> list[tuple[int, int]]:
-    """The (start, stop) that make up [0, n), one for each thread that is worth its while."""
+    """Return the (start, stop) that partition [0, n), one for each thread that speeds it up."""
     threads = min(torch.get_num_threads(), n // max(_WORTH_A_THREAD, multiple))
     if threads < 2:
         return [(0, n)]
@@ -54,7 +54,7 @@ def ranges(n: int, multiple: int) -> list[tuple[int, int]]:
 
 
 def for_each(items: Sequence[_Item], kernel: Callable[[_Item], None]) -> None:
-    """Calls `kernel(item)` for each of at least one items, side by side on torch's threads."""
+    """Call `kernel(item)` for each item (at least one), in parallel on as many threads as torch."""
     if torch.get_num_threads() < 2:
         for item in items:
             kernel(item)
@@ -70,5 +70,5 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max(1, torch.get_num_threads() - 1), "shardlab-kernel")
 
 
-# a forked process has none of its parent's threads
+# since a forked process has none of its parent's threads
 os.register_at_fork(after_in_child=_pool.cache_clear)

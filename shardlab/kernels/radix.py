@@ -1,7 +1,7 @@
-"""Radix select over the compiled kernels of csrc/select.cpp.
+"""Radix select by the compiled kernels of csrc/select.cpp.
 
-A random sample guesses a magnitude that somewhat more than k elements reach. One pass over the
-vector gathers those elements (and adds the residual); a radix select of 11 + 10 + 10 bits among
+A magnitude that somewhat more than k elements reach is guessed from a random sample. One pass over
+the vector gathers those elements (and adds the residual); a radix select of 11 + 10 + 10 bits among
 them finds the exact threshold. Where the guess was wrong the radix select runs over the whole
 vector. The result depends neither on the guess nor on the number of threads.
 """
@@ -15,13 +15,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shardlab.kernels.native import INT, POINTER, function
+from shardlab.kernels.native import INT, POINTER, address, function
 from shardlab.kernels.parallel import for_each, ranges
 
 _INT32 = ctypes.c_int32
 _SAMPLES = 1 << 13
 _BLOCK = 1024  # csrc/select.cpp
-_WORD = 64  # csrc/select.cpp: room that the kernel wants to have before it writes
+_WORD = 64  # csrc/select.cpp: the kernel stops before fewer free elements than these
 _KEPT = 1 << 22
 """words of memory that a thread keeps at most"""
 _DIGITS = ((20, 11), (10, 10), (0, 10))
@@ -40,7 +40,7 @@ _c_collect = function(
 
 
 class _Part(NamedTuple):
-    """x[start:stop] (+ residual), by address; `names` are the places, if not start to stop."""
+    """x[start:stop] (+ residual), by address; `names` are its positions, if not start to stop."""
 
     x: int
     residual: int | None
@@ -50,7 +50,7 @@ class _Part(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """What to take: magnitudes above `threshold`, and in each part the first `ties` equal to it."""
+    """Selected magnitudes: all above `threshold`, and in each part the first `ties` equal to it."""
 
     threshold: int
     above: list[int]
@@ -66,18 +66,17 @@ def select(
     values: Tensor,
     places: Tensor,
 ) -> int:
-    """Writes the largest elements of `x + residual`; returns how many there were to write.
+    """Write the largest elements of `x + residual`; return how many were written.
 
     Arguments as in `shardlab.kernels.select.largest`.
     """
     n, k = x.numel(), values.numel()
-    before, after = (None if each is None else each.data_ptr() for each in (residual, kept))
-    whole = [_Part(x.data_ptr(), before, None, *each) for each in ranges(n, _BLOCK)]
-    guess, room = _guess(whole[0], n, k, floor)
-    rooms = [min(room, part.stop - part.start) + _WORD for part in whole]
-    store = _scratch(rooms)
-    counts = _gather(whole, after, guess, rooms, store)
-    fits = all(count <= size - _WORD for count, size in zip(counts, rooms, strict=True))
+    whole, after = _parts(x, residual), address(kept)
+    guess, capacity = _guess(whole[0], n, k, floor)
+    capacities = [min(capacity, part.stop - part.start) + _WORD for part in whole]
+    store = _scratch(capacities)
+    counts = _gather(whole, after, guess, capacities, store)
+    fits = all(count <= size - _WORD for count, size in zip(counts, capacities, strict=True))
     wanted = k if guess > floor else min(k, sum(counts))
     if fits and sum(counts) >= wanted:
         parts = [
@@ -90,7 +89,7 @@ def select(
         # all that is not zero, and as many zeros as it takes
         parts = whole
         zeros = [part.stop - part.start - count for part, count in zip(whole, counts, strict=True)]
-        cut = _Cut(0, counts, _shared_out(wanted - sum(counts), zeros))
+        cut = _Cut(0, counts, _share(wanted - sum(counts), zeros))
     else:
         parts, cut = whole, _cut(whole, wanted)
     _collect(parts, cut, values, places)
@@ -98,26 +97,25 @@ def select(
 
 
 def count_at_least(x: Tensor, residual: Tensor | None, kept: Tensor | None, floor: int) -> int:
-    """How many elements of `x + residual` have a magnitude of at least `floor`; writes `kept`."""
-    before, after = (None if each is None else each.data_ptr() for each in (residual, kept))
-    whole = [_Part(x.data_ptr(), before, None, *each) for each in ranges(x.numel(), _BLOCK)]
+    """Count the elements of `x + residual` of magnitude `floor` or more; write `kept`."""
+    whole = _parts(x, residual)
     none = (x.new_empty(0), torch.empty(0, dtype=torch.int32))
-    return sum(_gather(whole, after, floor, [0] * len(whole), [none] * len(whole)))
+    return sum(_gather(whole, address(kept), floor, [0] * len(whole), [none] * len(whole)))
 
 
 class _Scratch(threading.local):
-    """Memory for values and places, kept from call to call: fresh pages cost more than the work."""
+    """Buffers for values and positions, reused by a thread: fresh pages cost more than the work."""
 
     _memory = torch.empty(0, dtype=torch.int32)
 
-    def __call__(self, rooms: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        size = 2 * sum(rooms)
+    def __call__(self, capacities: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        size = 2 * sum(capacities)
         memory = (
             self._memory if size <= self._memory.numel() else torch.empty(size, dtype=torch.int32)
         )
         if size <= _KEPT:
             self._memory = memory
-        pieces = memory[:size].split([room for room in rooms for _ in range(2)])
+        pieces = memory[:size].split([capacity for capacity in capacities for _ in range(2)])
         return [
             (values.view(torch.float32), places)
             for values, places in zip(pieces[::2], pieces[1::2], strict=True)
@@ -127,8 +125,13 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
+def _parts(x: Tensor, residual: Tensor | None) -> list[_Part]:
+    spans = ranges(x.numel(), _BLOCK)
+    return [_Part(x.data_ptr(), address(residual), None, *span) for span in spans]
+
+
 def _guess(first: _Part, n: int, k: int, floor: int) -> tuple[int, int]:
-    """A magnitude that at least k elements reach, most likely, and room for those that do."""
+    """Return a magnitude that most likely k elements reach, and the capacity for those that do."""
     if n <= 4 * _SAMPLES:
         return floor, n
     expected = k * _SAMPLES / n
@@ -145,7 +148,7 @@ def _gather(
     parts: Sequence[_Part],
     kept: int | None,
     floor: int,
-    rooms: Sequence[int],
+    capacities: Sequence[int],
     store: Sequence[tuple[Tensor, Tensor]],
 ) -> list[int]:
     counts = torch.empty(len(parts), dtype=torch.int64)
@@ -153,7 +156,7 @@ def _gather(
     def gather(index: int) -> None:
         part, (values, places) = parts[index], store[index]
         _c_gather(
-            *(part.x, part.residual, kept, part.start, part.stop, floor, rooms[index]),
+            *(part.x, part.residual, kept, part.start, part.stop, floor, capacities[index]),
             *(values.data_ptr(), places.data_ptr(), counts[index:].data_ptr()),
         )
 
@@ -162,7 +165,7 @@ def _gather(
 
 
 def _cut(parts: Sequence[_Part], wanted: int) -> _Cut:
-    """The cut that takes `wanted` elements, of at least as many."""
+    """Return the cut that selects `wanted` elements, of at least as many."""
     found = torch.zeros(2 * len(parts) + 2, dtype=torch.int64)
     above, equal, missing, digit = found.split([len(parts), len(parts), 1, 1])
     missing.fill_(wanted)
@@ -174,11 +177,11 @@ def _cut(parts: Sequence[_Part], wanted: int) -> _Cut:
             *(equal.data_ptr(), digit.data_ptr()),
         )
         threshold = threshold << width | int(digit)
-    return _Cut(threshold, above.tolist(), _shared_out(int(missing), equal.tolist()))
+    return _Cut(threshold, above.tolist(), _share(int(missing), equal.tolist()))
 
 
 def _counts(parts: Sequence[_Part], prefix: int, shift: int, width: int) -> Tensor:
-    """Per part, how many magnitudes have each digit after the prefix: int64 [parts, 2**width]."""
+    """Count the magnitudes with each digit after the prefix, by part: int64 [parts, 2**width]."""
     counts = torch.empty(len(parts), 1 << width, dtype=torch.int64)
 
     def count(index: int) -> None:
@@ -189,8 +192,8 @@ def _counts(parts: Sequence[_Part], prefix: int, shift: int, width: int) -> Tens
     return counts
 
 
-def _shared_out(ties: int, equal: Sequence[int]) -> list[int]:
-    """How many ties each part may take: the first ones."""
+def _share(ties: int, equal: Sequence[int]) -> list[int]:
+    """Return how many ties each part may select: the first ones."""
     shares = []
     for count in equal:
         shares.append(min(count, ties))

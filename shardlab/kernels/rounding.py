@@ -1,7 +1,7 @@
 """Arithmetic that PyTorch lacks on float32 tensors, with the bits of the compiled kernels.
 
 float64 holds the product of two float32 exactly. What it rounds away of a sum is kept as its last
-bit (rounding to odd), so that the second rounding, to float32, comes out as the only one.
+bit (rounding to odd), so that the second rounding, to float32, has the result of a single one.
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def fused(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """a * b + c, rounded once; float32 tensors."""
+    """Return a * b + c, rounded once; float32 tensors."""
     product, addend = a.double() * b.double(), c.double()
     total = product + addend
     # Knuth's TwoSum: what rounding took away, exactly
@@ -22,12 +22,12 @@ def fused(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
 
 def square_root(a: Tensor) -> Tensor:
-    """The root, rounded correctly: PyTorch's own of float32 is not on every processor."""
+    """Return the correctly rounded root: PyTorch's own of float32 is not, on some processors."""
     return a.double().sqrt().float()
 
 
-def to_bf16_by_chance(values: Tensor, chance: Tensor) -> Tensor:
-    """Up or down to bfloat16, nearer values likelier, so that the mean is the value.
+def stochastic_bf16(values: Tensor, chance: Tensor) -> Tensor:
+    """Round up or down to bfloat16 at random, unbiased.
 
     Args:
         values: float32.
@@ -40,8 +40,8 @@ def to_bf16_by_chance(values: Tensor, chance: Tensor) -> Tensor:
     )
 
 
-def to_fp16_by_chance(values: Tensor, chance: Tensor) -> Tensor:
-    """The same to float16, subnormal numbers included; above 65504 towards infinity.
+def stochastic_fp16(values: Tensor, chance: Tensor) -> Tensor:
+    """Round to float16 likewise, subnormal numbers included; above 65504 towards infinity.
 
     Args:
         values: float32.

@@ -1,4 +1,4 @@
-"""One bfloat16 scale for each group: how it is found and how it travels.
+"""One bfloat16 scale for each group: its value and its bits in a payload.
 
 A scale is (magnitude that the largest code stands for) / (that code) in float32, raised to 2**-126
 (the smallest normal number: no host flushes it to zero) and rounded up to bfloat16, so that no code
@@ -19,21 +19,21 @@ _SMALLEST_SCALE = 2.0**-126
 
 
 def scale_words(rows: Tensor, levels: float, smallest: float = _SMALLEST_SCALE) -> Tensor:
-    """Bits of the scales that make the largest magnitude the code `levels`.
+    """Return the bits of the scales that make the largest magnitude the code `levels`.
 
     Args:
-        rows: float32 [groups, G]
-        smallest: no scale but that of zeros is smaller.
+        rows: float32 [groups, G].
+        smallest: smallest scale, but for that of a group of zeros.
 
     Returns:
-        bits of bfloat16, int16 [groups, 1]
+        bits of bfloat16, int16 [groups, 1].
     """
     largest = rows.abs().amax(1, keepdim=True)
     return _words(largest, _divided(largest, levels).clamp_min(smallest), TOO_LARGE)
 
 
 def signed_scale_words(rows: Tensor, levels: float) -> Tensor:
-    """The same, negative where the largest magnitude is that of a positive element.
+    """Return those of `scale_words`, negative where the largest element is positive.
 
     The element of largest magnitude then has the code -levels.
     """
@@ -43,7 +43,7 @@ def signed_scale_words(rows: Tensor, levels: float) -> Tensor:
 
 
 def norm_words(rows: Tensor, levels: float) -> Tensor:
-    """Bits of the scales that make the Euclidean norm of a group the code `levels`.
+    """Return the bits of the scales that make the Euclidean norm of a group the code `levels`.
 
     Squares are summed in sixteen lanes, element i in lane i mod 16, then halves are added to
     halves. If a sum is not between 2**-60 and 2**100, the elements are first brought near 1 by a
@@ -60,8 +60,14 @@ def norm_words(rows: Tensor, levels: float) -> Tensor:
 
 
 def widened(words: Tensor) -> Tensor:
-    """float32 from the bits of bfloat16, int16."""
+    """Return float32 from the bits of bfloat16, int16."""
     return (words.to(torch.int32) << 16).view(torch.float32)
+
+
+def read_scales(heads: Tensor) -> Tensor:
+    """Return the float32 scales [groups, count] in heads, uint8 [groups, 2 * count]."""
+    # a copy, since slices of larger messages may start at odd addresses
+    return widened(heads.clone().view(torch.int16))
 
 
 def _words(largest: Tensor, scale: Tensor, limit: float) -> Tensor:

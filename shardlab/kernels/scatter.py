@@ -1,4 +1,4 @@
-"""Sums of sparse vectors, given as values at ascending places, in a dense one."""
+"""Sums of sparse vectors, given as values at ascending positions, in a dense one."""
 
 import ctypes
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from shardlab.kernels import native
-from shardlab.kernels.native import FLOAT, INT, POINTER, function
+from shardlab.kernels.native import FLOAT, INT, POINTER, addresses, function
 from shardlab.kernels.operators import check_floats, register
 from shardlab.kernels.parallel import for_ranges
 
@@ -18,7 +18,7 @@ _c_add = function("scatter_add", POINTER, POINTER, INT, INT, INT, FLOAT, POINTER
 
 
 def scatter_add(values: Tensor, places: Tensor, out: Tensor, alpha: float = 1.0) -> None:
-    """out[places] += alpha * values.
+    """Add `alpha * values` to out[places].
 
     Args:
         values: float32 [k], contiguous.
@@ -31,14 +31,14 @@ def scatter_add(values: Tensor, places: Tensor, out: Tensor, alpha: float = 1.0)
 def scatter_sum(
     values: Sequence[Tensor], places: Sequence[Tensor], out: Tensor, alpha: float = 1.0
 ) -> None:
-    """out = alpha * (the sum of the sparse vectors, in their order), in one pass over `out`."""
+    """Set `out` to `alpha * sum of the sparse vectors`, in their order, in one pass over it."""
     _sum(list(values), list(places), out, alpha)
 
 
 def sum_reference(
     values: Sequence[Tensor], places: Sequence[Tensor], out: Tensor, alpha: float
 ) -> None:
-    """The operator `scatter_sum` in PyTorch."""
+    """Run the operator `scatter_sum` in PyTorch."""
     out.zero_()
     for each, place in zip(values, places, strict=True):
         out[place.long()] += each
@@ -46,7 +46,7 @@ def sum_reference(
 
 
 def add_reference(values: Tensor, places: Tensor, out: Tensor, alpha: float) -> None:
-    """The operator `scatter_add` in PyTorch."""
+    """Run the operator `scatter_add` in PyTorch."""
     out[places.long()] += values * alpha
 
 
@@ -58,9 +58,7 @@ def _run_sum(values: Sequence[Tensor], places: Sequence[Tensor], out: Tensor, al
         sum_reference(values, places, out, alpha)
         return
     count = len(values)
-    addresses = ctypes.c_void_p * count
-    from_values = addresses(*(each.data_ptr() for each in values))
-    from_places = addresses(*(place.data_ptr() for place in places))
+    from_values, from_places = addresses(values), addresses(places)
     sizes = (ctypes.c_int64 * count)(*(each.numel() for each in values))
 
     def part(start: int, stop: int) -> None:

@@ -1,6 +1,6 @@
-"""The largest elements of a vector by magnitude, exactly as many as are wanted.
+"""Exact selection of the largest elements of a vector by magnitude.
 
-What is selected: the k elements of largest magnitude, ties to the lower index, in ascending order
+Selected are the k elements of largest magnitude, ties to the lower index, in ascending order
 of their index; only magnitudes of at least `floor`, of which there may be fewer than k. Magnitudes
 are compared as the bit patterns of |x|: infinity lies above every finite number and NaN above it.
 """
@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from shardlab.kernels import native, radix
-from shardlab.kernels.gpu import triton_kernels
-from shardlab.kernels.native import INT, POINTER, function
+from shardlab.kernels.native import INT, POINTER, address, function, triton_kernels
 from shardlab.kernels.operators import check_floats, register
 from shardlab.kernels.parallel import for_ranges
 
@@ -29,13 +28,13 @@ def largest(
     residual: Tensor | None = None,
     kept: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Values, float32, and places, int32, of the largest elements of `x + residual`.
+    """Return values, float32, and positions, int32, of the largest elements of `x + residual`.
 
     Args:
         x: float32 [n], contiguous, n < 2**31.
         k: at most n.
         floor: smallest magnitude that is selected, as a bit pattern.
-        kept: float32 [n] that becomes `x + residual`, or `residual` where that is not finite; not
+        kept: float32 [n], set to `x + residual`, or to `residual` where that is not finite; not
             the memory of `residual`.
     """
     values = x.new_empty(k)
@@ -46,7 +45,7 @@ def largest(
 
 
 def not_finite(x: Tensor, residual: Tensor | None = None, kept: Tensor | None = None) -> int:
-    """How many elements of `x + residual` are not finite; `kept` as in `largest`."""
+    """Count the elements of `x + residual` that are not finite; `kept` as in `largest`."""
     count = torch.empty(1, dtype=torch.int64)
     _not_finite(x, residual, kept, count)
     return int(count)
@@ -60,10 +59,10 @@ def keep(
     values: Tensor,
     decoded: Tensor,
 ) -> None:
-    """What is left when `decoded` is sent for the `values` at `places` of `x + residual`.
+    """Write the new residual after `decoded` was sent for `values` at `places` of `x + residual`.
 
-    kept[places] = values - decoded; all other elements become x + residual if x is given. Residual
-    where these are not finite.
+    kept[places] = values - decoded; all other elements become x + residual if x is given. Where
+    these are not finite, `kept` is the old residual.
 
     Args:
         residual, kept: float32 [n]; `kept` may be `residual` if x is given.
@@ -82,7 +81,7 @@ def largest_reference(
     places: Tensor,
     count: Tensor,
 ) -> None:
-    """The operator `select_largest` in PyTorch."""
+    """Run the operator `select_largest` in PyTorch."""
     given = x if residual is None else x + residual
     magnitude = given.view(torch.int32) & 0x7FFFFFFF
     found = min(int((magnitude >= floor).sum()), values.numel())
@@ -96,7 +95,7 @@ def largest_reference(
 
 
 def _places_of_largest(given: Tensor, magnitude: Tensor, k: int) -> Tensor:
-    """int64 [k], ascending."""
+    """Return int64 [k], ascending."""
     if (triton := triton_kernels(given)) is not None:
         places: Tensor = triton.select.select(given, k)[0]
         return places.long()
@@ -114,7 +113,7 @@ def keep_reference(
     values: Tensor,
     decoded: Tensor,
 ) -> None:
-    """The operator `select_keep` in PyTorch."""
+    """Run the operator `select_keep` in PyTorch."""
     place, rest = places.long(), values - decoded
     rest = torch.where(rest.isfinite(), rest, residual[place])
     if x is not None:
@@ -161,13 +160,13 @@ def _run_keep(
     decoded: Tensor,
 ) -> None:
     check_floats(values=values, decoded=decoded)
-    check_floats(residual=residual, kept=kept, **({} if x is None else {"x": x}))
+    check_floats(residual=residual, kept=kept, x=x)
     if places.dtype != torch.int32 or len(places) != len(values) or not places.is_contiguous():
         raise ValueError("places must be a contiguous int32 vector, one for each value")
     if not native.compiled(residual):
         keep_reference(x, residual, kept, places, values, decoded)
         return
-    source = None if x is None else x.data_ptr()
+    source = address(x)
     at = (places.data_ptr(), values.data_ptr(), decoded.data_ptr(), len(places))
 
     def part(start: int, stop: int) -> None:
@@ -177,8 +176,7 @@ def _run_keep(
 
 
 def _check(x: Tensor, residual: Tensor | None, kept: Tensor | None) -> None:
-    given = {"x": x, "residual": residual, "kept": kept}
-    check_floats(**{name: each for name, each in given.items() if each is not None})
+    check_floats(x=x, residual=residual, kept=kept)
     if x.numel() >= 2**31:
         raise ValueError(f"places are numbers of 31 bits: {x.numel()} elements are too many")
 

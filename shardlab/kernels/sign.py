@@ -1,4 +1,4 @@
-"""Signs with the mean magnitude of the message, of which the majority wins.
+"""Signs with the mean magnitude of the message, summed by majority vote.
 
 Payload of n float32 elements:
 
@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from shardlab.kernels import native
-from shardlab.kernels.native import FLOAT, INT, POINTER, function
+from shardlab.kernels.grouped import pack, unpack
+from shardlab.kernels.native import FLOAT, INT, POINTER, address, addresses, function
 from shardlab.kernels.operators import check_floats, check_payload, new_payload, register
 from shardlab.kernels.parallel import for_ranges
-from shardlab.kernels.planes import pack, unpack
 from shardlab.kernels.signs import lane_sums
 
 MAGNITUDE_BYTES = 4
@@ -40,12 +40,12 @@ _c_decode = function("sign_decode", POINTER, INT, INT, INT, FLOAT, ctypes.c_int,
 
 
 def payload_bytes(n: int) -> int:
-    """Bytes that n elements take."""
+    """Return the size of the payload of n elements."""
     return MAGNITUDE_BYTES + (n + 7) // 8
 
 
 def encode(x: Tensor, payload: Tensor | None = None) -> Tensor:
-    """The payload of `x`, float32 [n], in `payload`, uint8 [payload_bytes(n)], or a new one."""
+    """Return the payload of `x`, float32 [n], in `payload`, uint8 [payload_bytes(n)], if given."""
     payload = new_payload(payload_bytes(x.numel()), x) if payload is None else payload
     _encode(x, None, None, payload)
     return payload
@@ -54,13 +54,13 @@ def encode(x: Tensor, payload: Tensor | None = None) -> Tensor:
 def encode_residual(
     x: Tensor, residual: Tensor, kept: Tensor, payload: Tensor | None = None
 ) -> Tensor:
-    """The payload of `x + residual`; `kept` becomes what it loses.
+    """Return the payload of `x + residual`; write to `kept` what it loses.
 
     Two passes over memory, since what is lost depends on the mean of the whole message.
 
     Args:
         residual, kept: float32 [n], contiguous; `kept` may be `residual`. Where what is lost is not
-            finite, `kept` is the residual as it was.
+            finite, `kept` is the old residual.
     """
     payload = new_payload(payload_bytes(x.numel()), x) if payload is None else payload
     _encode(x, residual, kept, payload)
@@ -68,19 +68,19 @@ def encode_residual(
 
 
 def decode_add(payload: Tensor, out: Tensor, alpha: float = 1.0) -> None:
-    """`out += alpha * decoded payload`, with alpha rounded to float32; out is float32 [n]."""
+    """Add `alpha * decoded payload` to `out`, float32 [n], with alpha rounded to float32."""
     _decode([payload], out, alpha, True)
 
 
 def decode_votes(payloads: Sequence[Tensor], out: Tensor, alpha: float = 1.0) -> None:
-    """`out = alpha * (sum of the means) * (sign of the sum of the signs)`."""
+    """Set `out` to `alpha * (sum of the means) * (sign of the sum of the signs)`."""
     _decode(list(payloads), out, alpha, False)
 
 
 def encode_reference(
     x: Tensor, residual: Tensor | None, kept: Tensor | None, payload: Tensor
 ) -> None:
-    """The operator `sign_encode` in PyTorch."""
+    """Run the operator `sign_encode` in PyTorch."""
     wanted = x if residual is None else x + residual
     full = x.numel() // _BLOCK * _BLOCK
     blocks = [wanted[:full].view(-1, _BLOCK), wanted[full:].view(1, -1)]
@@ -94,7 +94,7 @@ def encode_reference(
 
 
 def decode_reference(payloads: Sequence[Tensor], out: Tensor, alpha: float, add: bool) -> None:
-    """The operator `sign_decode` in PyTorch."""
+    """Run the operator `sign_decode` in PyTorch."""
     total = torch.zeros(1, device=out.device)
     votes = torch.zeros_like(out)
     for payload in payloads:
@@ -113,7 +113,7 @@ def _blocks(n: int) -> int:
 
 
 def _mean(sums: Tensor, n: int) -> Tensor:
-    """float32 [1] from the sums of the blocks of n elements."""
+    """Return the mean, float32 [1], from the sums of the blocks of n elements."""
     sums = sums.to(torch.float64)
     while len(sums) > 1:
         lower, upper = sums.split([-(-len(sums) // 2), len(sums) // 2])
@@ -124,7 +124,7 @@ def _mean(sums: Tensor, n: int) -> Tensor:
 
 
 def _parts(payload: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """The magnitude, float32 [1], and the signs, float32 [n] of 1 and -1."""
+    """Return the magnitude, float32 [1], and the signs, float32 [n] of 1 and -1."""
     # a copy, since slices of larger messages may start at odd addresses
     magnitude = payload[:MAGNITUDE_BYTES].clone().view(torch.float32)
     bits, full = payload[MAGNITUDE_BYTES:], n // _BLOCK * _BLOCK
@@ -137,16 +137,13 @@ def _parts(payload: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 def _run_encode(x: Tensor, residual: Tensor | None, kept: Tensor | None, payload: Tensor) -> None:
-    if residual is None or kept is None:
-        check_floats(x=x)
-    else:
-        check_floats(x=x, residual=residual, kept=kept)
+    check_floats(x=x, residual=residual, kept=kept)
     check_payload(payload, payload_bytes(x.numel()), x)
     if not native.compiled(x):
         encode_reference(x, residual, kept, payload)
         return
     n, source, target = x.numel(), x.data_ptr(), payload.data_ptr()
-    before, after = (None if each is None else each.data_ptr() for each in (residual, kept))
+    before, after = address(residual), address(kept)
     block_sums = torch.empty(_blocks(n), dtype=torch.float64)
     sums = block_sums.data_ptr()
     for_ranges(n, _BLOCK, lambda a, b: _c_encode(source, before, n, a, b, sums, target))
@@ -163,7 +160,7 @@ def _run_decode(payloads: list[Tensor], out: Tensor, alpha: float, add: bool) ->
         decode_reference(payloads, out, alpha, add)
         return
     n, count, target = out.numel(), len(payloads), out.data_ptr()
-    sources = (ctypes.c_void_p * count)(*(payload.data_ptr() for payload in payloads))
+    sources = addresses(payloads)
     for_ranges(n, _BLOCK, lambda a, b: _c_decode(sources, count, a, b, alpha, add, target))
 
 

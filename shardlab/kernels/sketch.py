@@ -1,4 +1,4 @@
-"""Count sketches: linear summaries of a vector from which its largest elements are found.
+"""Count sketches: linear summaries of a vector by which its largest elements are found.
 
 A table has `rows` rows of `buckets` float32 numbers. With b = the 32 random bits of element i under
 the two key words of a row (`shardlab.kernels.random`):
@@ -8,7 +8,7 @@ the two key words of a row (`shardlab.kernels.random`):
 * estimate of x_i: the median over rows of sign(i) * table[row][bucket(i)]; of an even number of
   rows the mean of the two in the middle (0.5 * lower + 0.5 * upper).
 
-Charikar, Chen and Farach-Colton 2002; hashes are computed, so nothing is stored beside the table.
+Charikar, Chen and Farach-Colton 2002; hashes are computed, so only the table is stored.
 Tables of the same keys can be added. A NaN or an infinity makes its buckets NaN or infinite.
 """
 
@@ -30,7 +30,7 @@ Keys = Sequence[tuple[int, int]]
 
 
 def add(x: Tensor, keys: Keys, table: Tensor) -> None:
-    """Adds the sketch of `x` to `table`.
+    """Add the sketch of `x` to `table`.
 
     Args:
         x: float32 [n], contiguous.
@@ -40,14 +40,14 @@ def add(x: Tensor, keys: Keys, table: Tensor) -> None:
 
 
 def estimate(table: Tensor, keys: Keys, n: int) -> Tensor:
-    """What the table says of the elements 0 to n - 1: float32 [n]."""
+    """Return the estimates of the elements 0 to n - 1: float32 [n]."""
     estimates = table.new_empty(n)
     _ESTIMATE(table, _flat(keys), estimates)
     return estimates
 
 
 def add_reference(x: Tensor, keys: list[int], table: Tensor) -> None:
-    """The operator `sketch_add` in PyTorch."""
+    """Run the operator `sketch_add` in PyTorch."""
     for row, (k0, k1) in zip(table, _pairs(keys), strict=True):
         bucket, sign = _places(x.numel(), table.shape[1], k0, k1, x.device)
         if x.is_cuda:
@@ -58,7 +58,7 @@ def add_reference(x: Tensor, keys: list[int], table: Tensor) -> None:
 
 
 def estimate_reference(table: Tensor, keys: list[int], estimates: Tensor) -> None:
-    """The operator `sketch_estimate` in PyTorch."""
+    """Run the operator `sketch_estimate` in PyTorch."""
     n, rows = estimates.numel(), len(table)
     values = torch.empty(rows, n, device=table.device)
     for row, (k0, k1), into in zip(table, _pairs(keys), values, strict=True):

@@ -1,6 +1,6 @@
-"""A pool of threads for the kernels that are given one: csrc/workers.h.
+"""Thread pool of the kernels that accept one: csrc/workers.h.
 
-The threads belong to the object: they use no OpenMP and share nothing with torch's own.
+Its threads use no OpenMP and are separate from those of torch.
 """
 
 import ctypes
@@ -8,6 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
+from itertools import cycle, islice
 
 from shardlab.kernels import native
 from shardlab.kernels.native import INT, POINTER, function
@@ -19,20 +20,20 @@ _ANYWHERE = -1
 
 
 class Workers:
-    """Threads that wait for kernels, each pinned to one processor if these are told.
+    """Thread pool for kernels, whose threads may each be pinned to one processor.
 
-    Any thread may hand work to them; one kernel runs at a time, the others wait. The caller only
-    waits, without the interpreter lock. A forked process has none of its parent's threads: it
-    starts its own when it first needs them. Where no compiled kernels are, no threads are started
-    and the reference runs on the caller's.
+    Any thread may submit a kernel; one runs at a time, the others wait. The caller only waits,
+    without the interpreter lock. A forked process has none of its parent's threads: it starts its
+    own when it first needs them. Without compiled kernels no threads are started, and the
+    reference runs on the caller's.
 
     Args:
         threads: at least 1.
-        cpus: the processors of the threads, in turn. By default they are not pinned, since other
-            processes may have a pool as well: they may run where the caller may that starts them.
+        cpus: processors of the threads, round-robin. By default they are not pinned, since other
+            processes may have a pool as well, and inherit the affinity of the starting thread.
 
     Raises:
-        ValueError: no thread, or a processor that the caller may not run on.
+        ValueError: fewer threads than 1, or a processor outside the affinity of the caller.
     """
 
     def __init__(self, threads: int, cpus: Sequence[int] | None = None) -> None:
@@ -48,23 +49,22 @@ class Workers:
         _ALL.add(self)
 
     def handle(self) -> int | None:
-        """The pool of the C ABI, whose threads the first call starts; None without kernels."""
+        """Return the pool of the C ABI, started by the first call; None without kernels."""
         with _starting:
             if self._handle is None and native.library() is not None:
-                turns = self.cpus or [_ANYWHERE]
-                cpus = [turns[i % len(turns)] for i in range(self.threads)]
+                cpus = list(islice(cycle(self.cpus or [_ANYWHERE]), self.threads))
                 pool = ctypes.c_void_p()
                 _c_create((ctypes.c_int64 * len(cpus))(*cpus), len(cpus), ctypes.addressof(pool))
                 if pool.value is None:
                     raise RuntimeError(f"workers: the system starts no {self.threads} threads")
                 self._handle = pool.value
                 self._end = weakref.finalize(self, _c_destroy, pool.value)
-                # the end of the process ends them too, even beside a kernel of a daemon thread
+                # not at exit: a daemon thread may still be running a kernel then
                 self._end.atexit = False
         return self._handle
 
     def close(self) -> None:
-        """Ends the threads. No other thread may be using them; the next use starts them again."""
+        """End the threads, which no other thread may be using; the next use starts them again."""
         if self._end is not None:
             self._handle = None
             self._end()

@@ -29,7 +29,7 @@ class NoneSpec(CodecSpec):
 class Fp16Spec(CodecSpec):
     """Rounded to float16."""
 
-    factory = "shardlab.codecs.casts:Float16"
+    factory = "shardlab.codecs.floats:Float16"
     examples = ("fp16",)
 
     name: Literal["fp16"] = "fp16"
@@ -38,7 +38,7 @@ class Fp16Spec(CodecSpec):
 class Bf16Spec(CodecSpec):
     """Rounded to bfloat16."""
 
-    factory = "shardlab.codecs.casts:BFloat16"
+    factory = "shardlab.codecs.floats:BFloat16"
     examples = ("bf16",)
 
     name: Literal["bf16"] = "bf16"
@@ -92,7 +92,7 @@ class Int4Spec(CodecSpec):
 class Dynamic8Spec(CodecSpec):
     """Eight-bit dynamic tree data type with one scale per group."""
 
-    factory = "shardlab.codecs.dynamic:Dynamic8"
+    factory = "shardlab.codecs.floats:Dynamic8"
     examples = ("dynamic8",)
 
     name: Literal["dynamic8"] = "dynamic8"
@@ -103,7 +103,7 @@ class Dynamic8Spec(CodecSpec):
 class QsgdSpec(CodecSpec):
     """Stochastic levels of the Euclidean norm of a group."""
 
-    factory = "shardlab.codecs.qsgd:Qsgd"
+    factory = "shardlab.codecs.integers:Qsgd"
     examples = ("qsgd:levels=1", "qsgd:levels=7", "qsgd:levels=127")
 
     name: Literal["qsgd"] = "qsgd"
@@ -116,7 +116,7 @@ class QsgdSpec(CodecSpec):
 class NaturalSpec(CodecSpec):
     """Stochastic powers of two."""
 
-    factory = "shardlab.codecs.natural:Natural"
+    factory = "shardlab.codecs.floats:Natural"
     examples = ("natural",)
 
     name: Literal["natural"] = "natural"

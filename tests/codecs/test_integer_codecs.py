@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
-from shardlab.kernels.int4 import NF4
+from shardlab.kernels.integers import NF4
 
 RANDOM = {
     "int8:rounding=stochastic": lambda x: x.abs().max() / 127,

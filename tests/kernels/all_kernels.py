@@ -1,4 +1,4 @@
-"""Every compiled kernel, and a digest of what all of them compute.
+"""Every compiled kernel, and a digest of the results of all of them.
 
 `python tests/kernels/all_kernels.py LIBRARY` prints the digest with another build of csrc/.
 """
@@ -11,50 +11,29 @@ from pathlib import Path
 import torch
 
 from shardlab.kernels import (
-    casts,
-    dynamic8,
-    efsign,
-    fp8,
+    float8,
+    floats,
     indices,
-    int4,
-    int8,
+    integers,
     native,
-    natural,
-    onebit,
-    qsgd,
     scatter,
     select,
     sign,
+    signs,
     sketch,
 )
 from shardlab.kernels.adam import sum_of_squares
-from shardlab.kernels.randomk import random_places
+from shardlab.kernels.random import random_places
 from tests.kernels.adam_cases import BF16, FP16, FP32, Case, stepped
 from tests.kernels.kernel_vectors import any_bits, bits
 
-GROUPED = {
-    kernel.format.name: kernel
-    for kernel in (
-        int8.KERNEL,
-        int8.STOCHASTIC,
-        int4.NEAREST,
-        int4.STOCHASTIC,
-        int4.NORMAL_FLOAT,
-        *qsgd.KERNELS.values(),
-        casts.BF16,
-        casts.FP16,
-        *fp8.KERNELS.values(),
-        dynamic8.KERNEL,
-        natural.KERNEL,
-        efsign.KERNEL,
-        onebit.KERNEL,
-    )
-}
+SIGNS = signs.KERNELS
+GROUPED = {**integers.KERNELS, **floats.KERNELS, **float8.KERNELS, **SIGNS}
 KEY = (0x12345678, 0x9ABCDEF0)
 
 
 def digest() -> str:
-    """Of what all kernels compute from random bits and from normal numbers."""
+    """Hash the results of all kernels for random bits and for normal numbers."""
     result = hashlib.sha256()
     for n, wild in itertools.product([1, 7, 129, 5000], [True, False]):
         generator = torch.Generator().manual_seed(n)
@@ -75,7 +54,7 @@ def digest() -> str:
 
 
 def votes(x: torch.Tensor) -> tuple[object, ...]:
-    """What the kernels of majority votes compute."""
+    """Return the results of the kernels of majority votes."""
     residual, kept = torch.linspace(-1, 1, len(x)), torch.empty(len(x))
     payloads = [sign.encode_residual(x, residual, kept), *(sign.encode(x.roll(i)) for i in (1, 2))]
     sign.decode_votes(payloads, residual, 1 / 3)
@@ -83,14 +62,14 @@ def votes(x: torch.Tensor) -> tuple[object, ...]:
 
 
 def sparse(n: int) -> tuple[object, ...]:
-    """What the kernels of sparse vectors compute from random bits."""
+    """Return the results of the kernels of sparse vectors for random bits."""
     x, residual, kept = any_bits(n, n), torch.linspace(-1, 1, n), torch.empty(n)
     values, places = select.largest(x, n // 7, 0, residual, kept)
     select.keep(None, residual, kept, places, values, values / 3)
     coded = []
     for coding in ("bitmap", "varint"):
-        room = torch.zeros(indices.most_bytes(n, n // 7, coding), dtype=torch.uint8)
-        coded.append(room[: indices.encode(places, n, coding, room)])
+        buffer = torch.zeros(indices.most_bytes(n, n // 7, coding), dtype=torch.uint8)
+        coded.append(buffer[: indices.encode(places, n, coding, buffer)])
         (places,) = indices.decode(coded[-1:], n, [n // 7], coding)
     drawn = random_places(n, n // 7, KEY, x.device)
     scatter.scatter_sum([values, values], [places, drawn], residual, 1 / 3)
@@ -98,14 +77,14 @@ def sparse(n: int) -> tuple[object, ...]:
 
 
 def sketches(n: int) -> tuple[object, ...]:
-    """What the kernels of count sketches compute from random bits."""
+    """Return the results of the kernels of count sketches for random bits."""
     keys, table = [KEY, KEY[::-1], (1, 2)], torch.zeros(3, 100)
     sketch.add(any_bits(n, n), keys, table)
     return bits(table), bits(sketch.estimate(table, keys, n))
 
 
 def steps_of_adam(n: int, wild: bool) -> list[object]:
-    """What the kernels of Adam compute."""
+    """Return the results of the kernels of Adam."""
     dtypes = itertools.product([FP32, BF16, FP16], [FP32, BF16], [FP32, BF16], [FP32, BF16, FP16])
     cases = [
         Case(n, wild=wild, dtypes=each, ranks=ranks, mirror=mirror)

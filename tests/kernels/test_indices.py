@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardlab.kernels import indices
-from tests.kernels.sparse_vectors import places
+from tests.kernels.kernel_vectors import places
 
 CODINGS = st.sampled_from(["smaller", "bitmap", "varint"])
 

@@ -7,19 +7,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardlab.kernels import casts, int8, native
+from shardlab.kernels import floats, integers, native
 from tests.kernels.all_kernels import digest
+from tests.kernels.kernel_vectors import needs_compiled
 
+INT8 = integers.KERNELS["int8"]
 SOURCES = Path(__file__).parents[2] / "csrc"
 PROBE = """
 import sys
 import torch
 from pathlib import Path
-from shardlab.kernels import int8, native
+from shardlab.kernels import integers, native
 if len(sys.argv) > 1:
     native.LIBRARY = Path(sys.argv[1])
 x = torch.arange(10.0)
-encode = int8.KERNEL.encode
+encode = integers.KERNELS["int8"].encode
 print(native.available(), encode(x, 8).tolist() == encode(x, 8).tolist())
 """
 
@@ -33,19 +35,19 @@ def probe(*arguments, **environment):
     )
 
 
-def test_without_a_library_the_reference_runs_and_says_so_once(tmp_path):
+def test_missing_library_is_reported_once_and_the_reference_runs(tmp_path):
     run = probe(str(tmp_path / "absent.so"), SHARDLAB_KERNELS="")
     assert run.stdout.split() == ["False", "True"]
     assert run.stderr.count("no compiled kernels") == 1
 
 
-def test_the_reference_can_be_chosen_silently():
+def test_reference_chosen_by_environment_is_not_reported():
     run = probe(SHARDLAB_KERNELS="reference")
     assert run.stdout.split() == ["False", "True"]
     assert run.stderr == ""
 
 
-def test_another_choice_is_refused():
+def test_unknown_value_of_environment_variable_is_refused():
     run = probe(SHARDLAB_KERNELS="fast")
     assert "SHARDLAB_KERNELS: set it to 'reference' or not at all (found 'fast')" in run.stderr
 
@@ -53,8 +55,8 @@ def test_another_choice_is_refused():
 def test_kernels_appear_in_profiles_by_name():
     x = torch.randn(64)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        casts.BF16.encode(x, casts.GROUP)
-        int8.KERNEL.decode_add(int8.KERNEL.encode(x, 8), 8, x)
+        floats.KERNELS["bf16"].encode(x, floats.GROUP)
+        INT8.decode_add(INT8.encode(x, 8), 8, x)
     names = {event.key for event in profile.key_averages()}
     assert {"shardlab::bf16_encode", "shardlab::int8_encode", "shardlab::int8_decode"} <= names
 
@@ -62,8 +64,8 @@ def test_kernels_appear_in_profiles_by_name():
 def test_operators_trace_without_data():
     with torch._subclasses.FakeTensorMode():
         x = torch.empty(100)
-        payload = int8.KERNEL.encode_residual(x, torch.empty(100), torch.empty(100), 8)
-        int8.KERNEL.decode_add(payload, 8, x, 0.5)
+        payload = INT8.encode_residual(x, torch.empty(100), torch.empty(100), 8)
+        INT8.decode_add(payload, 8, x, 0.5)
         assert payload.shape == (2 * 13 + 100,)
 
 
@@ -78,19 +80,17 @@ def digest_of(path):
     return run.stdout.strip()
 
 
-def test_all_instruction_sets_give_the_same_bits(tmp_path):
-    if not native.available():
-        pytest.skip("no compiled kernels")
+@needs_compiled
+def test_all_instruction_sets_compute_the_same_bits(tmp_path):
     expected = digest()
     for build in native.builds():
         alone = shutil.copy(build, tmp_path / "alone.so")
         assert digest_of(alone) == expected, build.name
 
 
+@needs_compiled
 @pytest.mark.skipif(not shutil.which("c++"), reason="no C++ compiler")
-def test_optimisation_does_not_change_the_bits(tmp_path):
-    if not native.available():
-        pytest.skip("no compiled kernels")
+def test_optimization_does_not_change_the_bits(tmp_path):
     plain = tmp_path / "plain.so"
     sources = map(str, SOURCES.glob("*.cpp"))
     flags = ["-std=c++17", "-O0", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-psabi"]

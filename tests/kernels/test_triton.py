@@ -1,6 +1,9 @@
 """The Triton kernels in Triton's interpreter on the CPU, against the PyTorch reference."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 from shardlab.kernels.triton import formats  # noqa: E402
+from shardlab.kernels.triton.select import select  # noqa: E402
 
 FORMATS = {name: (GROUPED[name], format) for name, format in formats.FORMATS.items()}
 GROUPS = st.sampled_from([8, 16, 128, 1000])
@@ -24,7 +28,7 @@ every_format = pytest.mark.parametrize(("kernel", "format"), FORMATS.values(), i
 
 
 def check(kernel, format, x, residual, group):
-    """Payload, residual and sums of both."""
+    """Compare payload, residual and sums of both."""
     size = kernel.payload_bytes(len(x), group)
     payload, expected = torch.zeros(2, size, dtype=torch.uint8)
     kept, kept_expected, out, out_expected = torch.ones(4, len(x))
@@ -45,7 +49,7 @@ def check(kernel, format, x, residual, group):
 @every_format
 @given(st.data(), GROUPS)
 @settings(max_examples=20)
-def test_payloads_residuals_and_sums_equal_the_reference(kernel, format, data, group):
+def test_formats_match_reference(kernel, format, data, group):
     x = data.draw(vectors())
     check(kernel, format, x, data.draw(vectors(n=len(x))), group)
 
@@ -53,7 +57,44 @@ def test_payloads_residuals_and_sums_equal_the_reference(kernel, format, data, g
 @every_format
 @given(st.integers(0, 2**31), st.integers(1, 600), GROUPS)
 @settings(max_examples=20)
-def test_every_bit_pattern_equals_the_reference(kernel, format, seed, n, group):
+def test_formats_match_reference_for_any_bit_pattern(kernel, format, seed, n, group):
     x, residual = any_bits(n, seed), any_bits(n, seed + 1)
     residual[x.isnan() & residual.isnan()] = 0.0
     check(kernel, format, x, residual, group)
+
+
+with_ties = st.one_of(
+    st.builds(any_bits, st.integers(1, 5000), st.integers(0, 2**31)),
+    # few different values, so that there are many ties
+    st.builds(
+        lambda n, seed: (
+            torch.randint(-3, 4, (n,), generator=torch.Generator().manual_seed(seed)) / 2
+        ),
+        st.integers(1, 5000),
+        st.integers(0, 2**31),
+    ),
+)
+
+
+@given(with_ties, st.floats(0, 1))
+@settings(max_examples=30)
+def test_selection_keeps_the_largest_and_the_first_of_equal_ones(x, share):
+    k = round(share * len(x))
+    patterns = x.view(torch.int32) & 0x7FFFFFFF
+    expected = patterns.sort(descending=True, stable=True).indices[:k].sort().values
+    indices, values = select(x, k)
+    assert indices.tolist() == expected.tolist()
+    assert bits(values) == bits(x[expected])
+
+
+def test_all_kernels_compile_for_a_gpu_without_fused_multiply_add():
+    script = Path(__file__).with_name("triton_compiles.py")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, script],
+        env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    assert len(run.stdout.splitlines()) >= 7 and "True" not in run.stdout, run.stdout

@@ -6,24 +6,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardlab.kernels import native
 from shardlab.kernels.adam import Hyper, adam_
 from shardlab.kernels.workers import Workers
 from tests.kernels.adam_cases import Case, stepped
+from tests.kernels.kernel_vectors import needs_compiled
 
 CASE = Case(n=100_003)
 
 
 def threads():
-    """The processors of each of this process's worker threads."""
+    """Return the affinity of each worker thread of this process."""
     tasks = Path("/proc/self/task").iterdir()
     workers = [task.name for task in tasks if (task / "comm").read_text() == "shardlab-worker\n"]
     return [sorted(os.sched_getaffinity(int(number))) for number in workers]
 
 
-def test_each_thread_is_pinned_to_its_processor_and_ends_with_the_pool():
-    if not native.available():
-        pytest.skip("no compiled kernels")
+@needs_compiled
+def test_threads_are_pinned_and_end_with_the_pool():
     before, cpu = threads(), max(os.sched_getaffinity(0))
     workers = Workers(3, [cpu])
     assert threads() == before
@@ -35,9 +34,8 @@ def test_each_thread_is_pinned_to_its_processor_and_ends_with_the_pool():
     assert len(threads()) == len(before) + 3
 
 
-def test_threads_without_a_processor_of_theirs_run_where_their_caller_may():
-    if not native.available():
-        pytest.skip("no compiled kernels")
+@needs_compiled
+def test_unpinned_threads_inherit_the_affinity_of_the_caller():
     before, own = threads(), sorted(os.sched_getaffinity(0))
     workers = Workers(2)
     stepped(CASE, workers)
@@ -45,23 +43,23 @@ def test_threads_without_a_processor_of_theirs_run_where_their_caller_may():
     workers.close()
 
 
-def test_many_callers_share_the_threads():
+def test_pool_serves_concurrent_callers():
     expected, workers = stepped(CASE), Workers(2)
     with ThreadPoolExecutor(4) as callers:
         assert all(callers.map(lambda _: stepped(CASE, workers) == expected, range(20)))
 
 
-def test_a_forked_process_starts_threads_of_its_own():
+def test_forked_process_starts_its_own_threads():
     expected, workers = stepped(CASE), Workers(2)
     stepped(CASE, workers)
-    # forked while a caller holds the pool
+    # forked while a caller uses the pool
     stop = threading.Event()
 
-    def go_on():
+    def run_steps():
         while not stop.is_set():
             stepped(CASE, workers)
 
-    caller = threading.Thread(target=go_on)
+    caller = threading.Thread(target=run_steps)
     caller.start()
     children = []
     for _ in range(5):
@@ -76,10 +74,9 @@ def test_a_forked_process_starts_threads_of_its_own():
     assert stepped(CASE, workers) == expected
 
 
+@needs_compiled
 @pytest.mark.parametrize("workers", [None, Workers(1)])
-def test_other_threads_go_on_while_a_kernel_runs(workers):
-    if not native.available():
-        pytest.skip("no compiled kernels")
+def test_kernel_releases_the_interpreter_lock(workers):
     parameter, exp_avg, exp_avg_sq, gradient = torch.ones(4, 1 << 24)
     running, over = threading.Event(), threading.Event()
 
@@ -99,6 +96,6 @@ def test_other_threads_go_on_while_a_kernel_runs(workers):
 
 
 @pytest.mark.parametrize(("count", "cpus"), [(0, None), (1, []), (1, [100_000])])
-def test_threads_that_cannot_be_are_refused(count, cpus):
+def test_impossible_threads_are_refused(count, cpus):
     with pytest.raises(ValueError, match="workers: "):
         Workers(count, cpus)

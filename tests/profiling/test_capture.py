@@ -12,7 +12,7 @@ from shardlab.codecs.unit import Unit
 from shardlab.comm.all_to_all import AllToAllCollective
 from shardlab.comm.collective import Native
 from shardlab.comm.ledger import Ledger
-from shardlab.kernels import int8
+from shardlab.kernels.integers import KERNELS
 from shardlab.launch import launch
 from shardlab.profiling.analysis.breakdown import OTHER, analyse, read_steps
 from shardlab.profiling.capture.capture import Capture
@@ -45,7 +45,7 @@ def blocking(weight, group):
     with record_function("shardlab::backward"):
         loss.backward()
         dist.all_reduce(weight.grad, group=group)
-    int8.KERNEL.encode(weight.grad.view(-1), 128)
+    KERNELS["int8"].encode(weight.grad.view(-1), 128)
 
 
 def overlapping(weight, group):

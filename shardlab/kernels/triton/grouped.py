@@ -40,14 +40,14 @@ def _encode_kernel(
     PLANES: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Groups of `group` elements each; the caller gives the shorter last one a call of its own."""
+    """Encode groups of `group` elements each; the shorter last one has a launch for itself."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None, None]
     plane = tl.arange(0, PLANES)[None, :, None]
     column = tl.arange(0, WIDTH)[None, None, :]
     width = (group * BITS + 7) // 8 if BITS < 8 else group
-    place = plane * width + column
-    inside = (row < groups) & (column < width) & (place < group)
-    element = first_element + row * group + place
+    position = plane * width + column
+    inside = (row < groups) & (column < width) & (position < group)
+    element = first_element + row * group + position
     given = tl.load(x + element, mask=inside, other=0.0)
     if RESIDUAL:
         before = tl.load(residual + element, mask=inside, other=0.0)
@@ -95,8 +95,8 @@ def _decode_kernel(
     plane = tl.arange(0, PLANES)[None, :, None]
     column = tl.arange(0, WIDTH)[None, None, :]
     width = (group * BITS + 7) // 8 if BITS < 8 else group
-    place = plane * width + column
-    inside = (row < groups) & (column < width) & (place < group)
+    position = plane * width + column
+    inside = (row < groups) & (column < width) & (position < group)
     total = tl.zeros([ROWS, PLANES, WIDTH], tl.float32)
     for index in range(count):
         payload = tl.load(payloads + index).to(tl.pointer_type(tl.uint8))
@@ -106,7 +106,7 @@ def _decode_kernel(
         code = (packed.to(tl.int32) >> (BITS * plane)) & ((1 << BITS) - 1)
         value = VALUE(code, word)
         total = tl.where(index == 0, value, total + value)
-    element = first_element + row * group + place
+    element = first_element + row * group + position
     if ADD:
         before = tl.load(out + element, mask=inside, other=0.0)
         tl.store(out + element, before + total * alpha, mask=inside)
@@ -115,7 +115,7 @@ def _decode_kernel(
 
 
 class TritonFormat(NamedTuple):
-    """Functions of one format whose head is one word of 16 bits, and the kernels made of them."""
+    """Functions of one format whose head is one word of 16 bits, and its kernels."""
 
     bits: int
     head: Any
@@ -136,7 +136,7 @@ class TritonFormat(NamedTuple):
         k1: int,
         payload: Tensor,
     ) -> None:
-        """The operator `NAME_encode` of `shardlab.kernels.grouped`, where the vectors are."""
+        """Run the operator `NAME_encode` of `shardlab.kernels.grouped` on the GPU."""
         for span in _spans(x.numel(), group, self.bits):
             _encode_kernel[(triton.cdiv(span.groups, span.rows),)](
                 x,
@@ -168,7 +168,7 @@ class TritonFormat(NamedTuple):
         alpha: float,
         add: bool,
     ) -> None:
-        """The operator `NAME_decode` of `shardlab.kernels.grouped`, where the vectors are."""
+        """Run the operator `NAME_decode` of `shardlab.kernels.grouped` on the GPU."""
         addresses = torch.tensor([each.data_ptr() for each in payloads], device=out.device)
         for span in _spans(out.numel(), group, self.bits):
             _decode_kernel[(triton.cdiv(span.groups, span.rows),)](
@@ -204,7 +204,7 @@ class _Span(NamedTuple):
         return max(1, _TILE // triton.next_power_of_2(self.group))
 
     def tile(self) -> dict[str, int]:
-        """Sizes of a program's tile, powers of two."""
+        """Return the sizes of a program's tile, powers of two."""
         planes = max(1, 8 // self.bits)
         width = -(-self.group // planes)
         return {"ROWS": self.rows, "PLANES": planes, "WIDTH": triton.next_power_of_2(width)}

@@ -1,8 +1,8 @@
 """The k largest magnitudes in Triton: exact radix selection, ties to the lower index.
 
 Magnitudes are compared as bit patterns without the sign, so NaN is above infinity above all finite
-numbers. Four histograms of 8 bits each narrow down the smallest pattern that is kept, without the
-host looking at any of them; then blocks count what they keep, and write it in order.
+numbers. Four histograms of 8 bits each narrow down the smallest pattern that is kept, without any
+synchronisation with the host; then blocks count what they keep, and write it in order.
 """
 
 import torch
@@ -15,19 +15,21 @@ _BINS = 256
 
 
 @triton.jit
-def _pattern(x, n, place):
-    return tl.load(x + place, mask=place < n, other=0.0).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+def _pattern(x, n, position):
+    return (
+        tl.load(x + position, mask=position < n, other=0.0).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    )
 
 
 @triton.jit
 def _histogram_kernel(x, n, prefix, counts, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    """Counts the 8 bits at SHIFT among the patterns whose bits above are `prefix`."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    pattern = _pattern(x, n, place)
-    # bits 31 and up are zero, so that a shift by 32 is never asked for
-    alike = (place < n) & ((pattern >> SHIFT) >> 8 == tl.load(prefix))
+    """Count the 8 bits at SHIFT among the patterns whose bits above are `prefix`."""
+    position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    pattern = _pattern(x, n, position)
+    # in two shifts, since a shift by 32 is undefined; bits 31 and up are zero
+    alike = (position < n) & ((pattern >> SHIFT) >> 8 == tl.load(prefix))
     digit = (pattern >> SHIFT) & 255
-    # patterns that do not count go to a bin of their own, beyond the last
+    # patterns with another prefix are counted in a further bin, which is dropped
     found = tl.histogram(tl.where(alike, digit, 256), 512)
     bins = tl.arange(0, 512)
     tl.atomic_add(counts + bins, found, mask=bins < 256)
@@ -35,12 +37,12 @@ def _histogram_kernel(x, n, prefix, counts, SHIFT: tl.constexpr, BLOCK: tl.const
 
 @triton.jit
 def _count_kernel(x, n, smallest, above, equal, BLOCK: tl.constexpr):
-    """How many patterns of each block are above the smallest kept one, and equal to it."""
+    """Count the patterns of each block above the smallest kept one, and those equal to it."""
     block = tl.program_id(0)
-    place = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    pattern, limit = _pattern(x, n, place), tl.load(smallest)
-    tl.store(above + block, tl.sum(((pattern > limit) & (place < n)).to(tl.int32)))
-    tl.store(equal + block, tl.sum(((pattern == limit) & (place < n)).to(tl.int32)))
+    position = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    pattern, limit = _pattern(x, n, position), tl.load(smallest)
+    tl.store(above + block, tl.sum(((pattern > limit) & (position < n)).to(tl.int32)))
+    tl.store(equal + block, tl.sum(((pattern == limit) & (position < n)).to(tl.int32)))
 
 
 @triton.jit
@@ -55,22 +57,22 @@ def _write_kernel(
     values,
     BLOCK: tl.constexpr,
 ):
-    """Writes what each block keeps behind what the blocks before it keep."""
+    """Write the kept elements of each block after those of the blocks before it."""
     block = tl.program_id(0)
-    place = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    pattern, limit, ties = _pattern(x, n, place), tl.load(smallest), tl.load(wanted)
+    position = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    pattern, limit, ties = _pattern(x, n, position), tl.load(smallest), tl.load(wanted)
     before = tl.load(equal_before + block)
-    equal = ((pattern == limit) & (place < n)).to(tl.int32)
+    equal = ((pattern == limit) & (position < n)).to(tl.int32)
     kept_tie = (equal == 1) & (before + tl.cumsum(equal) <= ties)
-    kept = ((pattern > limit) & (place < n)) | kept_tie
+    kept = ((pattern > limit) & (position < n)) | kept_tie
     start = tl.load(above_before + block) + tl.minimum(before, ties)
     target = start + tl.cumsum(kept.to(tl.int32)) - 1
-    tl.store(indices + target, place.to(tl.int32), mask=kept)
-    tl.store(values + target, tl.load(x + place, mask=place < n, other=0.0), mask=kept)
+    tl.store(indices + target, position.to(tl.int32), mask=kept)
+    tl.store(values + target, tl.load(x + position, mask=position < n, other=0.0), mask=kept)
 
 
 def select(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Indices of the k elements of largest magnitude, ascending, and their values.
+    """Return the indices of the k elements of largest magnitude, ascending, and their values.
 
     Args:
         x: float32 [n], contiguous.
@@ -103,7 +105,7 @@ def select(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _smallest_kept(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k-th largest pattern, and how many elements equal to it are kept; int32 [1] each."""
+    """Return the k-th largest pattern, and how many equal to it are kept; int32 [1] each."""
     n = x.numel()
     prefix = torch.zeros(1, dtype=torch.int32, device=x.device)
     wanted = torch.full((1,), k, dtype=torch.int32, device=x.device)
@@ -112,11 +114,11 @@ def _smallest_kept(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         grid = (triton.cdiv(n, _BLOCK),)
         _histogram_kernel[grid](x, n, prefix, counts, SHIFT=shift, BLOCK=_BLOCK)
         from_above = counts.flip(0).cumsum(0, dtype=torch.int32)
-        # the first bin, from above, at which enough elements have been seen
-        place = torch.searchsorted(from_above, wanted)
-        seen = torch.where(place > 0, from_above[(place - 1).clamp_min(0)], 0)
+        # the highest bin at which enough elements are counted
+        position = torch.searchsorted(from_above, wanted)
+        seen = torch.where(position > 0, from_above[(position - 1).clamp_min(0)], 0)
         wanted = (wanted - seen).to(torch.int32)
-        prefix = (prefix << 8 | (_BINS - 1 - place)).to(torch.int32)
+        prefix = (prefix << 8 | (_BINS - 1 - position)).to(torch.int32)
     return prefix, wanted
 
 

@@ -1,20 +1,21 @@
-"""Signs with the mean magnitude of the message, and the vote over them."""
+"""Signs with the mean magnitude of the message, and majority votes."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardlab.kernels import native, sign
-from tests.kernels.kernel_vectors import ALPHAS, any_bits, bits, vectors
+from shardlab.kernels import sign
+from tests.kernels.kernel_vectors import (
+    ALPHAS,
+    any_bits,
+    bits,
+    check_thread_counts,
+    needs_compiled,
+    vectors,
+)
 
 NAN = float("nan")
-
-
-@pytest.fixture
-def compiled():
-    if not native.available():
-        pytest.skip("no compiled kernels")
 
 
 def payload_for(x):
@@ -33,22 +34,22 @@ def check_encoding(x, residual):
     assert bits(residual) == bits(kept_expected)
 
 
-@pytest.mark.usefixtures("compiled")
+@needs_compiled
 @given(st.data())
-def test_encoding_equals_the_reference_bit_for_bit(data):
+def test_encode_matches_reference(data):
     x = data.draw(vectors())
     check_encoding(x, data.draw(vectors(n=len(x))))
 
 
-@pytest.mark.usefixtures("compiled")
+@needs_compiled
 @given(st.integers(0, 2**31), st.integers(0, 3000))
-def test_every_bit_pattern_encodes_as_the_reference_does(seed, n):
+def test_encode_matches_reference_for_any_bit_pattern(seed, n):
     check_encoding(any_bits(n, seed), any_bits(n, seed + 1))
 
 
-@pytest.mark.usefixtures("compiled")
+@needs_compiled
 @given(st.data(), st.integers(1, 20), ALPHAS)
-def test_the_vote_equals_the_reference_bit_for_bit(data, count, alpha):
+def test_votes_match_reference(data, count, alpha):
     first = data.draw(vectors())
     others = [data.draw(vectors(n=len(first))) for _ in range(count - 1)]
     payloads = [sign.encode(x) for x in (first, *others)]
@@ -67,8 +68,8 @@ def test_the_vote_equals_the_reference_bit_for_bit(data, count, alpha):
     st.one_of(st.integers(1, 30), st.integers(500, 1100)),
 )
 @settings(max_examples=50)
-def test_the_majority_wins_and_ties_are_zero(count, seed, n):
-    """Signs with magnitude 1, so that the vote is the sign of their sum."""
+def test_majority_wins_and_ties_are_zero(count, seed, n):
+    """Vote on signs of magnitude 1, so that the result is the sign of their sum."""
     generator = torch.Generator().manual_seed(seed)
     signs = torch.randint(0, 2, (count, n), generator=generator) * 2.0 - 1.0
     out = torch.empty(n)
@@ -76,7 +77,7 @@ def test_the_majority_wins_and_ties_are_zero(count, seed, n):
     assert torch.equal(out, signs.sum(0).sign() * (count / 4))
 
 
-def test_the_vote_of_three_real_messages():
+def test_vote_of_three_messages_has_the_sum_of_their_means():
     messages = [[2.0, -2.0, 2.0, 2.0], [-1.0, -1.0, 1.0, 0.0], [-3.0, 3.0, 3.0, -3.0]]
     payloads = [sign.encode(torch.tensor(x)) for x in messages]
     out = torch.empty(4)
@@ -87,7 +88,7 @@ def test_the_vote_of_three_real_messages():
     assert out.tolist() == [0, -1.375, 1.375, 1.375]
 
 
-def test_a_message_of_zeros_decodes_to_zeros_and_has_no_vote():
+def test_message_of_zeros_decodes_to_zeros_and_has_no_vote():
     zeros = sign.encode(torch.zeros(600))
     out = torch.full((600,), NAN)
     sign.decode_votes([zeros, zeros], out)
@@ -98,7 +99,7 @@ def test_a_message_of_zeros_decodes_to_zeros_and_has_no_vote():
 
 
 @pytest.mark.parametrize("bad", [NAN, float("inf"), -float("inf")])
-def test_a_value_that_is_not_finite_spoils_the_message_but_no_residual(bad):
+def test_message_with_a_non_finite_value_decodes_to_nan_and_keeps_the_residual(bad):
     x = torch.ones(1000)
     x[700] = bad
     kept = torch.linspace(-1, 1, 1000)
@@ -108,12 +109,12 @@ def test_a_value_that_is_not_finite_spoils_the_message_but_no_residual(bad):
     out = torch.zeros(1000)
     sign.decode_add(payload, out)
     assert out.isnan().all()
-    # two votes that differ everywhere: not even a tie hides it
+    # also where all votes are ties
     sign.decode_votes([payload, sign.encode(-torch.ones(1000))], out)
     assert out.isnan().all()
 
 
-def test_the_payload_is_laid_out_as_documented():
+def test_payload_has_the_documented_layout():
     x = torch.ones(512 + 17)
     x[0] = x[64] = x[130] = x[512 + 3] = x[512 + 16] = -1.0
     expected = [0x00, 0x00, 0x80, 0x3F] + [0] * (64 + 3)
@@ -124,21 +125,18 @@ def test_the_payload_is_laid_out_as_documented():
     assert sign.encode(x).tolist() == expected
 
 
-@pytest.mark.usefixtures("compiled")
-def test_any_number_of_threads_makes_the_same_bytes():
+@needs_compiled
+def test_payloads_do_not_depend_on_the_number_of_threads():
     n = 300_001
     x, residual = torch.randn(n), torch.randn(n)
-    results, before = [], torch.get_num_threads()
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            kept, out = torch.empty(n), torch.empty(n)
-            payload = sign.encode_residual(x, residual, kept)
-            sign.decode_votes([payload, sign.encode(x)], out, 0.5)
-            results.append((payload.tolist(), bits(kept), bits(out)))
-    finally:
-        torch.set_num_threads(before)
-    assert results[0] == results[1] == results[2]
+
+    def compute():
+        kept, out = torch.empty(n), torch.empty(n)
+        payload = sign.encode_residual(x, residual, kept)
+        sign.decode_votes([payload, sign.encode(x)], out, 0.5)
+        return payload.tolist(), bits(kept), bits(out)
+
+    check_thread_counts(compute)
 
 
 def test_payloads_may_start_at_odd_addresses():
@@ -152,7 +150,7 @@ def test_payloads_may_start_at_odd_addresses():
     assert bits(out) == bits(expected)
 
 
-def test_memory_that_does_not_fit_is_refused():
+def test_unsuitable_tensors_are_refused():
     good, payload = torch.zeros(16), torch.zeros(6, dtype=torch.uint8)
     for x, target in (
         (torch.zeros(16, dtype=torch.float64), payload),
