@@ -2,8 +2,7 @@
 
 from shardlab.agent.decisions.decision import conclude
 from shardlab.agent.records.history import known_before
-from shardlab.agent.records.rounds import read_proposal, read_trial
-from shardlab.core.files import write_json
+from shardlab.agent.records.rounds import Proposal, Trial
 from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
 from shardlab.records.run import read_records
@@ -17,10 +16,10 @@ def main(params: Parameters, number: str) -> None:
     plan, agent = params(f"rounds.{number}", "agent")
     folder = f"results/rounds/{number}"
     before = known_before(plan.after, RESULTS, read_records(RESULTS), agent.start)
-    proposal = read_proposal(f"{folder}/proposal.json")
-    trial = read_trial(f"{folder}/trial.json")
+    proposal = Proposal.from_file(f"{folder}/proposal.json")
+    trial = Trial.from_file(f"{folder}/trial.json")
     history = conclude(before, proposal, trial, agent.quality_tolerance)
-    write_json(f"{folder}/history.json", history.model_dump(mode="json"))
+    history.to_file(f"{folder}/history.json")
     say(f"round {number}: {history.rounds[-1].decision}: {history.rounds[-1].reason}")
 
 

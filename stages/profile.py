@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from shardlab.core.files import atomic, write_json
+from shardlab.core.files import atomic
 from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
 from shardlab.profiling.analysis.breakdown import StepTimes, read_steps, summarize
@@ -20,7 +20,7 @@ def main(params: Parameters, run: str, seed: str) -> None:
     mean = summarize(steps)
     output = Path("results/profile", run)
     write_rows(output / f"{folder.name}.csv", steps)
-    write_json(output / f"{folder.name}.json", mean.model_dump(mode="json"))
+    mean.to_file(output / f"{folder.name}.json")
     say(
         f"{run} seed {seed}: step {mean.profiled_step_ms:.1f} ms, "
         f"communication {mean.comm_share:.0%} of it, {mean.overlap:.0%} overlapped"

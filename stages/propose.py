@@ -7,7 +7,6 @@ from shardlab.agent.proposals.http_judge import HttpJudge
 from shardlab.agent.proposals.judge import Judge, RuleJudge
 from shardlab.agent.proposals.proposal import propose
 from shardlab.agent.records.history import known_before
-from shardlab.core.files import write_json
 from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
 from shardlab.experiment.schema import Agent
@@ -25,7 +24,7 @@ def main(params: Parameters, number: str) -> None:
     history = known_before(plan.after, RESULTS, read_records(RESULTS), agent.start)
     unmeasured = {name: each for name, each in strategies.items() if name not in runs}
     proposal = propose(integer("round", number), history, agent, unmeasured, judge_of(agent))
-    write_json(f"results/rounds/{number}/proposal.json", proposal.model_dump(mode="json"))
+    proposal.to_file(f"results/rounds/{number}/proposal.json")
     chosen = proposal.chosen.label() if proposal.chosen else "nothing"
     say(f"round {number}: {chosen} ({proposal.verdict.judge}: {proposal.verdict.reason})")
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from shardlab.agent.records.history import read_history
+from shardlab.agent.records.history import History
 from shardlab.collection.stage_files import read_loss_curve
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
@@ -35,7 +35,7 @@ def main(params: Parameters) -> None:
         records=select(read_records(results), runs, seeds),
         baseline=baseline,
         losses={name: {seed: _losses(name, seed) for seed in seeds} for name in runs},
-        history=read_history(history),
+        history=History.from_file(history),
         source=read_json("data/source.json"),
         statistics=read_json("data/statistics.json"),
         timed=[

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from shardlab.agent.records.rounds import Trial, no_trial, read_proposal
+from shardlab.agent.records.rounds import Proposal, Trial
 from shardlab.agent.trials.trials import TrialFailed, run_trial, trial_key
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
-from shardlab.core.files import read_json, write_json
+from shardlab.core.files import read_json
 from shardlab.core.progress import say
 from shardlab.evaluation.validate import validate_run
 from shardlab.experiment.parameters import Parameters
@@ -25,12 +25,12 @@ STORE = Path(".trials")
 def main(params: Parameters, number: str) -> None:
     """Write trial.json of the round; a failed trial is a result like any other."""
     folder = Path("results/rounds", str(integer("round", number)))
-    proposal = read_proposal(folder / "proposal.json")
+    proposal = Proposal.from_file(folder / "proposal.json")
     if proposal.chosen is None:
-        trial = no_trial(proposal.verdict.reason)
+        trial = Trial(outcome="none", detail=proposal.verdict.reason)
     else:
         trial = _trial(params, proposal.chosen)
-    write_json(folder / "trial.json", trial.model_dump(mode="json"))
+    trial.to_file(folder / "trial.json")
     say(f"round {number}: trial ended with outcome {trial.outcome}")
 
 

@@ -1,4 +1,4 @@
-"""What a process has open."""
+"""Open file descriptors of this process."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which network namespaces there are, and who holds them."""
+"""Network namespaces, and the processes that hold them."""
 
 from contextlib import suppress
 from pathlib import Path

@@ -1,12 +1,14 @@
 """Base class of everything that a user writes: strict, frozen documents."""
 
-from typing import Any, ClassVar, TypeVar, overload
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar, overload
 
 import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
 from shardlab.core.errors import UserError, nearest
+from shardlab.core.files import read_json, write_json
 
 AS_TUPLE = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 """for fields that are tuples, as frozen documents have them, where YAML and JSON have lists"""
@@ -40,6 +42,19 @@ class Document(BaseModel):
                         {"key": str(key), "hint": nearest(str(key), cls.model_fields)},
                     )
         return value
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """Read the document in a JSON file.
+
+        Raises:
+            UserError: the file holds something else.
+        """
+        return validate(cls, read_json(path), str(path))
+
+    def to_file(self, path: str | Path) -> None:
+        """Write the document as JSON, atomically."""
+        write_json(path, self.model_dump(mode="json"))
 
 
 T = TypeVar("T")

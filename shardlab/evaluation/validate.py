@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from transformers.utils.logging import disable_progress_bar
 
 from shardlab.core.errors import UserError
-from shardlab.core.files import write_json
 from shardlab.core.progress import track
 from shardlab.data.tokens.loader import blocks
 from shardlab.data.tokens.tokens import TokenSplit, open_split
@@ -151,4 +150,4 @@ def _work(
         val_tokens=trained.tokens,
         untrained_ppl=untrained.perplexity,
     )
-    write_json(output, validation.model_dump(mode="json"))
+    validation.to_file(output)

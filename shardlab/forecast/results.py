@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
-from shardlab.core.files import atomic, read_json, write_json, write_text
+from shardlab.core.files import atomic, read_json, write_text
 from shardlab.experiment.schema import Forecast
 from shardlab.forecast.breakeven import BreakEven, break_even
 from shardlab.forecast.chakra import execution_trace
@@ -101,7 +101,7 @@ def predict(
 
 def write_forecast(folder: Path, predicted: ForecastDocument, traces: Mapping[str, bytes]) -> None:
     """Write forecast.json, its tables as CSV, and chakra.zip with a RUN.0.et for every run."""
-    write_json(folder / "forecast.json", predicted.model_dump(mode="json"))
+    predicted.to_file(folder / "forecast.json")
     tables: dict[str, tuple[type[Document], Iterable[Document]]] = {
         "checks": (Check, predicted.checks),
         "scaling": (Point, predicted.points),

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
-from shardlab.core.files import read_json, write_json
+from shardlab.core.files import read_json
 from shardlab.records.run import LinkEmulation
 from shardlab.strategy.strategy import CanonicalStrategy
 
@@ -109,4 +109,4 @@ def read_calibration(path: str | Path) -> Calibration:
 
 def write_calibration(path: str | Path, calibration: Calibration) -> None:
     """Write one JSON document."""
-    write_json(path, calibration.model_dump(mode="json"))
+    calibration.to_file(path)

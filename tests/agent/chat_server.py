@@ -5,10 +5,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from shardlab.agent.proposals.endpoint import Endpoint
 from shardlab.agent.proposals.http_judge import HttpJudge
+from shardlab.agent.records.rounds import Verdict
 from tests.agent.searches import ask, begin, candidate
 
 KEY = "sk-very-secret-0123456789"
@@ -101,3 +103,13 @@ def judge(server: Server, store, key: str | None = KEY, **options: Any) -> HttpJ
 
 def question():
     return ask(begin(), *CANDIDATES)
+
+
+def asked(store: Path, reply: Any, **options: Any) -> tuple[Verdict, Server]:
+    """Return the verdict of a judge, and the server that it asked.
+
+    Args:
+        reply: a rule as of `Server`, or the body of every answer.
+    """
+    with serving(reply if callable(reply) else lambda request, n: (200, reply)) as server:
+        return judge(server, store, **options).choose(question()), server

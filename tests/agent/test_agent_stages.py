@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from shardlab.agent.records.history import read_history
-from shardlab.agent.records.rounds import no_trial, read_proposal
+from shardlab.agent.records.history import History
+from shardlab.agent.records.rounds import Proposal, Trial
 from shardlab.core.errors import UserError
-from shardlab.core.files import read_json, write_json
+from shardlab.core.files import read_json
 from shardlab.experiment.parameters import Parameters
 from shardlab.records.run import write_records
 from stages import decide, propose
@@ -37,9 +37,13 @@ def params(tmp_path, monkeypatch) -> Parameters:
 
 
 def save_trial(number: str, **changes) -> None:
-    proposal = read_proposal(f"results/rounds/{number}/proposal.json")
-    trial = trial_of(proposal.chosen, **changes) if proposal.chosen else no_trial("nothing")
-    write_json(f"results/rounds/{number}/trial.json", trial.model_dump(mode="json"))
+    proposal = Proposal.from_file(f"results/rounds/{number}/proposal.json")
+    trial = (
+        trial_of(proposal.chosen, **changes)
+        if proposal.chosen
+        else Trial(outcome="none", detail="nothing")
+    )
+    trial.to_file(f"results/rounds/{number}/trial.json")
 
 
 def test_two_rounds_build_on_each_other(params):
@@ -49,7 +53,7 @@ def test_two_rounds_build_on_each_other(params):
     propose.main(params, "2")
     save_trial("2", step_ms_p50=90.0)
     decide.main(params, "2")
-    history = read_history("results/rounds/2/history.json")
+    history = History.from_file("results/rounds/2/history.json")
     assert [each.decision for each in history.rounds] == ["accept", "reject"]
     assert history.incumbent.source == "round 1"
     assert read_json("results/rounds/2/proposal.json")["incumbent_hash"] == history.incumbent.hash
@@ -72,7 +76,7 @@ def test_spent_budget_flows_through_to_the_history(params):
     propose.main(tight, "2")
     save_trial("2")
     decide.main(tight, "2")
-    last = read_history("results/rounds/2/history.json").rounds[-1]
+    last = History.from_file("results/rounds/2/history.json").rounds[-1]
     assert (last.decision, last.trial.outcome, last.candidates) == ("none", "none", [])
     assert "budget of 1 trials is spent" in last.reason
 

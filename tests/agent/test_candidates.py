@@ -22,7 +22,7 @@ CONSEQUENCES = {
 
 
 @given(ANY_STRATEGY)
-def test_an_action_is_legal_and_changes_one_setting(strategy: Strategy):
+def test_action_is_valid_and_changes_one_setting(strategy: Strategy):
     drafts = actions(strategy)
     assert drafts
     for draft in drafts:
@@ -33,7 +33,7 @@ def test_an_action_is_legal_and_changes_one_setting(strategy: Strategy):
 
 
 @given(ANY_STRATEGY, st.data())
-def test_a_second_action_sets_the_changed_setting_back(strategy: Strategy, data: st.DataObject):
+def test_every_action_can_be_undone(strategy: Strategy, data: st.DataObject):
     draft = data.draw(st.sampled_from(actions(strategy)))
     setting = draft.why.removeprefix("action: ").partition(":")[0]
     undone = [parse_strategy(each.document) for each in actions(parse_strategy(draft.document))]
@@ -41,7 +41,7 @@ def test_a_second_action_sets_the_changed_setting_back(strategy: Strategy, data:
 
 
 @given(ANY_STRATEGY)
-def test_changes_are_empty_for_equal_meanings_alone(strategy: Strategy):
+def test_changes_are_empty_iff_strategies_are_equivalent(strategy: Strategy):
     assert changes(strategy, strategy.canonical()) == ()
     assert (changes(strategy, default()) == ()) == (strategy.hash() == default().hash())
 
@@ -68,7 +68,7 @@ def test_changes_in_words():
 
 
 @pytest.mark.parametrize("mode", ["action", "config"])
-def test_drafts_are_a_function_of_the_history(mode):
+def test_drafts_are_deterministic(mode):
     named = {"mine": parse_strategy({"wrap": "root"})}
     once = draft_candidates(mode, begin(), named, LIMIT)
     assert once == draft_candidates(mode, begin(), named, LIMIT)
@@ -81,7 +81,7 @@ def test_config_mode_offers_every_source():
         assert source in whys
 
 
-def test_actions_of_every_kind_come_early():
+def test_kinds_of_actions_alternate():
     early = [each.why for each in actions(Strategy())[:6]]
     kinds = [why.removeprefix("action: ").partition(":")[0] for why in early]
     assert kinds == ["reshard_after_forward", "prefetch", "codec", "weights", "engine", "route"]
@@ -91,7 +91,7 @@ def labels(strategy: Strategy) -> set[str]:
     return {parse_strategy(draft.document).label() for draft in actions(strategy)}
 
 
-def test_coarse_codecs_come_with_error_feedback_which_another_action_takes_off():
+def test_coarse_codecs_are_offered_with_removable_error_feedback():
     offered = labels(Strategy())
     for codec in ("int4:group=128", "efsign:group=512", "onebit:group=512", "powersgd:rank=4"):
         assert f"fsdp2, {codec}, error feedback" in offered
@@ -103,14 +103,14 @@ def test_coarse_codecs_come_with_error_feedback_which_another_action_takes_off()
         assert f"fsdp2, {codec}, error feedback" in labels(strategy)
 
 
-def test_gathered_weights_get_a_codec_and_lose_it_again():
+def test_weight_codec_can_be_added_and_removed():
     coded = parse_strategy({"weights": {"codec": "int8"}})
     assert coded.label() in labels(Strategy())
     assert Strategy().label() in labels(coded)
     assert not any("weights" in label for label in labels(parse_strategy({"engine": "ddp"})))
 
 
-def test_another_codec_leaves_the_filters_of_the_gradients_alone():
+def test_changing_the_codec_keeps_the_bypass_settings():
     kept = {"exclude": ["*.bias"], "warmup_steps": 5, "minimum_size": 64}
     gradients = {"codec": "int4", "error_feedback": True, "residual": "bf16", **kept}
     strategy = parse_strategy({"gradients": gradients})
@@ -128,7 +128,7 @@ def test_random_strategies_repeat_by_seed():
     assert random_strategies(7, 5) != random_strategies(8, 5)
 
 
-def test_heuristic_shards_only_as_far_as_memory_asks():
+def test_heuristic_shards_no_further_than_memory_requires():
     history = begin()
     assert heuristic(history, LIMIT).engine == "ddp"
     peak = history.incumbent.measurements[0].memory_peak_bytes
@@ -139,7 +139,7 @@ def test_heuristic_shards_only_as_far_as_memory_asks():
     assert heuristic(history, 1).reshard_after_forward is None
 
 
-def test_heuristic_compresses_only_where_communication_is_waited_for():
+def test_heuristic_compresses_only_exposed_communication():
     waits = begin()
     assert heuristic(waits, LIMIT).gradients.codec.name == "bf16"
     measurements = [

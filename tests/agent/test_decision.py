@@ -36,7 +36,9 @@ RATIOS = st.lists(st.floats(0.2, 5), min_size=1, max_size=3)
 
 
 @given(RATIOS, st.floats(0.5, 2), st.integers(1, 2 * LIMIT))
-def test_accepted_exactly_when_faster_for_sure_as_good_and_small_enough(ratios, quality, peak):
+def test_trial_is_accepted_iff_significantly_faster_within_quality_and_memory_limits(
+    ratios, quality, peak
+):
     decision = judged(measured(ratios, quality, peak))
     comparison = decision.comparison
     shown = comparison.interval is not None and comparison.interval[1] < 1
@@ -45,7 +47,7 @@ def test_accepted_exactly_when_faster_for_sure_as_good_and_small_enough(ratios, 
 
 
 @given(RATIOS)
-def test_interval_holds_the_ratio_and_one_seed_has_none(ratios):
+def test_interval_contains_the_ratio_and_needs_two_seeds(ratios):
     comparison = judged(measured(ratios)).comparison
     if len(ratios) < 2:
         assert comparison.interval is None
@@ -62,7 +64,7 @@ def test_interval_by_hand():
     assert comparison.interval == pytest.approx([math.exp(-0.2 - half), math.exp(-0.2 + half)])
 
 
-def test_gain_that_the_seeds_agree_on_is_accepted():
+def test_significant_gain_is_accepted():
     decision = judged(measured([0.90, 0.91, 0.92]))
     assert decision.decision == "accept"
     assert "3 seeds" in decision.reason
@@ -74,13 +76,13 @@ def test_equal_to_the_incumbent_is_rejected():
     assert "the interval reaches 1" in decision.reason
 
 
-def test_one_seed_is_never_enough():
+def test_single_seed_is_rejected():
     decision = judged(measured([0.1]))
     assert decision.decision == "reject"
     assert "add seeds" in decision.reason
 
 
-def test_seeds_are_compared_with_themselves():
+def test_comparison_is_paired_by_seed():
     backwards = measured([0.90, 0.91, 0.92])[::-1]
     assert judged(backwards).comparison.step_ratio == pytest.approx(
         judged(measured([0.90, 0.91, 0.92])).comparison.step_ratio
@@ -99,7 +101,7 @@ def test_quality_beyond_the_tolerance_is_rejected_however_fast(quality):
     assert "perplexity" in decision.reason
 
 
-def test_quality_is_held_against_the_start_and_cannot_drift():
+def test_quality_is_compared_with_the_start_not_the_incumbent():
     worse = measured([1.0] * 3, quality=1.02)
     incumbent = HISTORY.incumbent.model_copy(update={"measurements": worse})
     drifted = HISTORY.model_copy(update={"incumbent": incumbent})
@@ -111,7 +113,7 @@ def test_memory_above_the_limit_is_rejected():
     assert "peak memory" in judged(measured([0.5] * 3, peak=LIMIT + 1)).reason
 
 
-def test_the_reason_tells_the_ratio_and_both_ends_of_its_interval():
+def test_reason_states_ratio_and_interval():
     decision = judged(measured([0.90, 0.91, 0.92]))
     low, high = decision.comparison.interval
     assert f"{decision.comparison.step_ratio:.3f} times the incumbent's" in decision.reason

@@ -8,7 +8,17 @@ import pytest
 from shardlab.agent.proposals.endpoint import KEY_VARIABLE, Endpoint
 from shardlab.agent.proposals.http_judge import HttpJudge
 from shardlab.core.errors import UserError
-from tests.agent.chat_server import KEY, WANTED, chat, dialect, judge, question, says, serving
+from tests.agent.chat_server import (
+    KEY,
+    WANTED,
+    asked,
+    chat,
+    dialect,
+    judge,
+    question,
+    says,
+    serving,
+)
 
 
 def everything_in(folder) -> str:
@@ -27,14 +37,13 @@ def test_next_dialect_is_tried_and_then_kept(tmp_path, refusal, spoken, tried):
     def rule(request, n):
         return (200, says(WANTED)) if dialect(request) == spoken else (refusal, {"error": "no"})
 
-    with serving(rule) as server:
-        verdict = judge(server, tmp_path).choose(question())
+    verdict, server = asked(tmp_path, rule)
     assert verdict.choice == WANTED
     assert [dialect(request) for request in server.requests] == tried
 
 
 @pytest.mark.parametrize("status", [429, 502, 503])
-def test_busy_server_is_asked_again(tmp_path, status):
+def test_request_is_retried_while_the_server_is_busy(tmp_path, status):
     def rule(request, n):
         return (status, {}) if n <= 2 else (200, says(WANTED))
 
@@ -43,7 +52,7 @@ def test_busy_server_is_asked_again(tmp_path, status):
     assert len(server.requests) == 4
 
 
-def test_server_that_stays_broken_is_an_error_and_nothing_is_kept(tmp_path):
+def test_persistent_server_error_is_raised_and_nothing_is_stored(tmp_path):
     with (
         serving(lambda request, n: (503, {})) as server,
         pytest.raises(UserError, match=r"status 503 after 4 attempts.*agent.judge to rules"),
@@ -53,7 +62,7 @@ def test_server_that_stays_broken_is_an_error_and_nothing_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize("status", [301, 401, 403, 404])
-def test_what_asking_again_cannot_mend_is_asked_once(tmp_path, status):
+def test_permanent_http_errors_are_not_retried(tmp_path, status):
     with (
         serving(lambda request, n: (status, {"echo": KEY})) as server,
         pytest.raises(UserError, match=f"status {status}"),
@@ -76,7 +85,7 @@ def test_slow_server_is_an_error_of_the_user(tmp_path):
         release.set()
 
 
-def test_dripping_server_does_not_hold_the_stage(tmp_path):
+def test_timeout_covers_the_whole_reply(tmp_path):
     """Each byte comes in time, the answer does not."""
 
     class Dripping(BaseHTTPRequestHandler):
@@ -140,7 +149,7 @@ def test_key_is_in_no_error(tmp_path, status):
 
 
 @pytest.mark.parametrize("key", ["two words", "line\nbreak", "schlüssel"])
-def test_key_that_is_none_is_refused_without_showing_it(key):
+def test_invalid_key_is_refused_without_printing_it(key):
     with pytest.raises(UserError, match=KEY_VARIABLE) as error:
         Endpoint("http://localhost/v1", "a-model", key)
     assert key not in str(error.value)
@@ -156,7 +165,7 @@ def test_without_a_key_no_header_and_no_password_of_netrc(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("url", ["localhost:80/v1", "file:///etc/passwd", "http://me:pw@host/v1"])
-def test_endpoint_that_is_no_plain_url_is_refused(url):
+def test_invalid_endpoint_url_is_refused(url):
     with pytest.raises(UserError, match=r"agent\.endpoint") as error:
         Endpoint(url, "a-model")
     assert "pw" not in str(error.value)

@@ -23,14 +23,14 @@ def test_figures_are_means_over_seeds():
     assert f"step {sum(steps) / 3:.2f} ms +- " in describe(history, AGENT, LIMIT)
 
 
-def test_order_of_strategies_says_nothing_of_their_speed():
+def test_strategies_are_listed_by_hash():
     history = begin()
     lines = lines_of_strategies(describe(history, AGENT, LIMIT))
     by_hash = [history.measured[key].strategy.label() for key in sorted(history.measured)]
     assert [line.split(" [")[0].removeprefix("Strategy ") for line in lines] == by_hash
 
 
-def test_failed_trial_is_a_fact_too_and_counts_against_the_budget():
+def test_failed_trial_is_listed_and_counts_against_the_budget():
     history = begin()
     proposal = proposal_of(history)
     failed = Trial(outcome="timeout", detail="after 300 s", hash=proposal.chosen_hash)
@@ -40,6 +40,6 @@ def test_failed_trial_is_a_fact_too_and_counts_against_the_budget():
     assert f"Trials left: {AGENT.budget - 1} of {AGENT.budget}." in text
 
 
-def test_bytes_are_told_by_kind_of_message():
+def test_bytes_are_listed_by_kind_of_message():
     text = describe(begin(["fsdp2"]), AGENT, LIMIT)
     assert "gradients 2.600 MB asked, 2.600 MB moved; weights 5.200 MB asked, 5.200 MB" in text

@@ -3,10 +3,9 @@ import json
 import pytest
 
 from shardlab.agent.decisions.decision import conclude
-from shardlab.agent.records.history import initial_history, known_before, read_history
-from shardlab.agent.records.rounds import Trial, no_trial
+from shardlab.agent.records.history import History, initial_history, known_before
+from shardlab.agent.records.rounds import Trial
 from shardlab.core.errors import UserError
-from shardlab.core.files import write_json
 from shardlab.strategy.strategy import parse_strategy
 from tests.agent.searches import begin, proposal_of, trial_of
 from tests.record_factory import STRATEGIES, make_record, make_records
@@ -20,7 +19,7 @@ def test_every_strategy_of_the_matrix_is_measured_from_the_start():
     assert [each.seed for each in history.incumbent.measurements] == [0, 1, 2]
 
 
-def test_two_runs_of_one_meaning_are_one_strategy_under_the_starts_name():
+def test_equivalent_runs_are_one_strategy_named_after_the_start():
     twin = [make_record("another-name", seed) for seed in range(3)]
     history = initial_history([*twin, *make_records(["fsdp2"])], "fsdp2")
     assert [entry.source for entry in history.measured.values()] == ["run fsdp2"]
@@ -55,8 +54,8 @@ def test_history_accumulates_over_rounds_and_survives_the_file(tmp_path):
     assert len(history.measured) == len(STRATEGIES) + 2
 
     path = tmp_path / "history.json"
-    write_json(path, history.model_dump(mode="json"))
-    assert read_history(path) == history
+    history.to_file(path)
+    assert History.from_file(path) == history
     assert json.loads(path.read_text())["rounds"][1]["trial"]["detail"] == "rank 1: boom"
 
 
@@ -64,7 +63,7 @@ def test_round_without_a_choice_still_reaches_the_history():
     history = begin()
     stopped = history.model_copy(update={"measured": dict(history.measured)})
     proposal = proposal_of(history).model_copy(update={"chosen": None, "chosen_hash": None})
-    after = conclude(stopped, proposal, no_trial("no ground"), 0.03)
+    after = conclude(stopped, proposal, Trial(outcome="none", detail="no ground"), 0.03)
     assert after.rounds[0].decision == "none"
     assert after.rounds[0].trial.outcome == "none"
     assert after.incumbent == history.incumbent
@@ -81,7 +80,7 @@ def test_trial_of_another_strategy_is_refused():
 def test_history_older_than_the_matrix_is_refused(tmp_path):
     old = begin(["fsdp2", "ddp"])
     path = tmp_path / "history.json"
-    write_json(path, old.model_dump(mode="json"))
+    old.to_file(path)
     records = make_records(["fsdp2", "ddp"])
     assert known_before(str(path), "results.jsonl", records, "fsdp2") == old
     with pytest.raises(UserError, match="knows nothing of run ddp-int8"):

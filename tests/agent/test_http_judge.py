@@ -11,6 +11,7 @@ from tests.agent.chat_server import (
     CANDIDATES,
     IDS,
     WANTED,
+    asked,
     chat,
     judge,
     listed,
@@ -22,8 +23,7 @@ from tests.agent.searches import ask, begin
 
 
 def test_same_choice_in_both_orders_is_the_verdict(tmp_path):
-    with serving(lambda request, n: (200, says(WANTED))) as server:
-        verdict = judge(server, tmp_path).choose(question())
+    verdict, server = asked(tmp_path, says(WANTED))
     assert (verdict.choice, verdict.judge) == (WANTED, "http: a-model")
     assert verdict.reason == "exposed communication is 31 %"
     assert [listed(request) for request in server.requests] == [IDS, IDS[::-1]]
@@ -31,15 +31,13 @@ def test_same_choice_in_both_orders_is_the_verdict(tmp_path):
 
 
 def test_only_offered_ids_and_abstention_are_in_the_schema(tmp_path):
-    with serving(lambda request, n: (200, says(WANTED))) as server:
-        judge(server, tmp_path).choose(question())
+    _, server = asked(tmp_path, says(WANTED))
     schema = server.requests[0]["response_format"]["json_schema"]["schema"]
     assert schema["properties"]["choice"]["enum"] == [*IDS, "abstain"]
 
 
-def test_every_setting_and_codec_of_the_schema_is_explained(tmp_path):
-    with serving(lambda request, n: (200, says(WANTED))) as server:
-        judge(server, tmp_path).choose(question())
+def test_prompt_explains_every_setting_and_codec(tmp_path):
+    _, server = asked(tmp_path, says(WANTED))
     lines = server.requests[0]["messages"][0]["content"].splitlines()
     described = {line.partition(":")[0] for line in lines}
     for document, path in (
@@ -56,16 +54,14 @@ def test_every_setting_and_codec_of_the_schema_is_explained(tmp_path):
     assert any(line.startswith("int4: ") and "levels (uniform, nf4)" in line for line in lines)
 
 
-def test_judge_that_always_takes_the_first_abstains(tmp_path):
-    with serving(lambda request, n: (200, says(listed(request)[0]))) as server:
-        verdict = judge(server, tmp_path).choose(question())
+def test_position_bias_is_an_abstention(tmp_path):
+    verdict, _ = asked(tmp_path, lambda request, n: (200, says(listed(request)[0])))
     assert verdict.choice is None
     assert IDS[0] in verdict.reason and IDS[-1] in verdict.reason
 
 
-def test_abstention_of_the_model_is_one(tmp_path):
-    with serving(lambda request, n: (200, says("abstain", "too close"))) as server:
-        verdict = judge(server, tmp_path).choose(question())
+def test_abstention_of_the_model_is_kept(tmp_path):
+    verdict, _ = asked(tmp_path, says("abstain", "too close"))
     assert (verdict.choice, verdict.reason) == (None, "too close")
 
 
@@ -88,49 +84,44 @@ def test_abstention_of_the_model_is_one(tmp_path):
     ],
 )
 def test_invalid_answer_is_an_abstention(tmp_path, body):
-    with serving(lambda request, n: (200, body)) as server:
-        verdict = judge(server, tmp_path).choose(question())
+    verdict, _ = asked(tmp_path, body)
     assert verdict.choice is None
     assert verdict.reason.startswith("abstains: ")
 
 
-def test_half_a_surrogate_pair_can_be_kept(tmp_path):
+def test_lone_surrogate_in_an_answer_is_stored(tmp_path):
     answer = chat(f'\ud800 {{"choice": "{WANTED}"}}')
-    with serving(lambda request, n: (200, answer)) as server:
-        assert judge(server, tmp_path).choose(question()).choice == WANTED
+    assert asked(tmp_path, answer)[0].choice == WANTED
 
 
-def test_text_of_the_model_is_tamed(tmp_path):
+def test_reason_is_one_printable_line_of_bounded_length(tmp_path):
     reason = "line one\nline two\x1b[31m\ud800 " + "x" * 9000
-    with serving(lambda request, n: (200, says(WANTED, reason[:3000]))) as server:
-        verdict = judge(server, tmp_path).choose(question())
+    verdict, _ = asked(tmp_path, says(WANTED, reason[:3000]))
     assert verdict.choice == WANTED
     assert len(verdict.reason) <= 500
     assert verdict.reason.isprintable()
 
 
-def test_object_inside_of_text_is_found(tmp_path):
+def test_json_object_inside_of_text_is_found(tmp_path):
     answer = chat(f'Sure {{ so:\n```json\n{{"reason": "r", "choice": "{WANTED}"}}\n```')
-    with serving(lambda request, n: (200, answer)) as server:
-        assert judge(server, tmp_path).choose(question()).choice == WANTED
+    assert asked(tmp_path, answer)[0].choice == WANTED
 
 
 def test_answers_are_replayed_without_a_server(tmp_path):
-    with serving(lambda request, n: (200, says(WANTED))) as server:
-        first = judge(server, tmp_path).choose(question())
+    first, _ = asked(tmp_path, says(WANTED))
     assert len(list(tmp_path.glob("*.json"))) == 2
     elsewhere = Endpoint("http://127.0.0.1:9/v1", "a-model", attempts=1)
     assert HttpJudge(elsewhere, tmp_path).choose(question()) == first
 
 
-def test_invalid_answers_are_replayed_as_well(tmp_path):
+def test_invalid_answers_are_replayed_too(tmp_path):
     with serving(lambda request, n: (200, b"nonsense")) as server:
         first = judge(server, tmp_path).choose(question())
         assert judge(server, tmp_path).choose(question()) == first
     assert len(server.requests) == 1
 
 
-def test_another_question_or_model_is_asked_anew(tmp_path):
+def test_other_questions_and_models_are_asked_separately(tmp_path):
     with serving(lambda request, n: (200, says(WANTED))) as server:
         judge(server, tmp_path).choose(question())
         judge(server, tmp_path).choose(ask(begin(), *CANDIDATES[:2]))
@@ -138,15 +129,14 @@ def test_another_question_or_model_is_asked_anew(tmp_path):
     assert len(server.requests) == 6
 
 
-def test_half_an_order_resumes_where_it_stopped(tmp_path):
+def test_question_answered_in_one_order_resumes_with_the_other(tmp_path):
     with (
         serving(lambda request, n: (200, says(WANTED)) if n == 1 else (503, {})) as server,
         pytest.raises(UserError),
     ):
         judge(server, tmp_path, attempts=1).choose(question())
-    with serving(lambda request, n: (200, says(WANTED))) as server:
-        assert judge(server, tmp_path).choose(question()).choice == WANTED
-    assert len(server.requests) == 1
+    verdict, server = asked(tmp_path, says(WANTED))
+    assert (verdict.choice, len(server.requests)) == (WANTED, 1)
 
 
 def test_damaged_answer_is_named(tmp_path):

@@ -30,7 +30,7 @@ def test_verdict_does_not_depend_on_the_order(candidates):
     assert verdict.choice in {each.id for each in CANDIDATES}
 
 
-def test_waiting_for_communication_calls_for_a_codec():
+def test_exposed_communication_selects_a_codec():
     history = with_terms(begin(["fsdp2"]), exposed_comm_ms=20.0, idle_ms=1.0)
     verdict = RuleJudge().choose(ask(history, *CANDIDATES[:4]))
     assert verdict.choice == CANDIDATES[3].id
@@ -53,7 +53,7 @@ def test_codec_of_the_kind_with_more_bytes_comes_first():
         assert f"2.600 MB of gradients and {moved / 1e6:.3f} MB of weights" in verdict.reason
 
 
-def test_dropping_a_codec_is_no_remedy_for_communication():
+def test_removing_a_codec_does_not_act_on_communication():
     coded = candidate(weights={"codec": "int8"}, gradients={"codec": "bf16"})
     record = make_record("coded", 0, strategy=coded.strategy.model_dump(mode="json"))
     history = with_terms(initial_history([record], "coded"), exposed_comm_ms=20.0, idle_ms=1.0)
@@ -64,7 +64,7 @@ def test_dropping_a_codec_is_no_remedy_for_communication():
     assert "weights: int8:group=128 to none does not act on it" in alone.reason
 
 
-def test_idle_time_calls_for_fewer_units():
+def test_idle_time_selects_fewer_units():
     history = with_terms(begin(["fsdp2"]), exposed_comm_ms=1.0, idle_ms=20.0)
     assert RuleJudge().choose(ask(history, *CANDIDATES)).choice == CANDIDATES[0].id
 
@@ -81,14 +81,14 @@ def kept_everywhere(step: float, ppl: float) -> History:
     return initial_history(list(figures.values()), "fsdp2")
 
 
-def test_change_that_was_faster_elsewhere_wins_over_what_was_never_measured():
+def test_change_measured_as_faster_precedes_unmeasured_ones():
     history = kept_everywhere(step=40.0, ppl=180.0)
     verdict = RuleJudge().choose(ask(history, *CANDIDATES))
     assert verdict.choice == CANDIDATES[1].id
     assert "steps took 0.800 times as long" in verdict.reason
 
 
-def test_change_that_was_slower_or_worse_elsewhere_is_left_out():
+def test_change_measured_as_slower_or_worse_is_excluded():
     for history in (kept_everywhere(60.0, 180.0), kept_everywhere(40.0, 200.0)):
         alone = RuleJudge().choose(ask(history, CANDIDATES[1]))
         assert alone.choice is None
@@ -96,7 +96,7 @@ def test_change_that_was_slower_or_worse_elsewhere_is_left_out():
         assert RuleJudge().choose(ask(history, *CANDIDATES)).choice != CANDIDATES[1].id
 
 
-def test_codec_is_judged_by_its_family():
+def test_codec_effect_is_looked_up_by_name_without_options():
     other_groups = CANDIDATES[3]
     history = initial_history(
         [
@@ -135,7 +135,7 @@ def test_effects_of_sharding_and_of_gradients_add_up():
     assert f"steps took {0.9 * 0.8:.3f} times as long" in verdict.reason
 
 
-def test_effect_of_a_weight_codec_is_looked_up_on_its_own():
+def test_effect_of_a_weight_codec_is_looked_up_separately():
     coded = candidate(weights={"codec": "int8"})
     history = initial_history(
         [

@@ -1,6 +1,6 @@
 import pytest
 
-from shardlab.agent.records.rounds import read_trial
+from shardlab.agent.records.rounds import Trial
 from shardlab.agent.trials.trials import (
     TrialFailed,
     code_digest,
@@ -8,7 +8,6 @@ from shardlab.agent.trials.trials import (
     trial_key,
 )
 from shardlab.core.errors import UserError
-from shardlab.core.files import write_json
 from shardlab.experiment.schema import Model, Train
 from shardlab.strategy.strategy import parse_strategy
 from tests.record_factory import make_record
@@ -37,7 +36,7 @@ def run(store, measure, limit_s=300.0, seeds=(0, 1, 2)):
     return run_trial(STRATEGY, "a" * 64, list(seeds), limit_s, store, measure)
 
 
-def test_each_seed_is_measured_once_and_never_again(tmp_path):
+def test_successful_trial_is_measured_once(tmp_path):
     first, second = Measuring(), Measuring()
     trial = run(tmp_path, first)
     assert (trial.outcome, first.seeds) == ("ok", [0, 1, 2])
@@ -46,7 +45,7 @@ def test_each_seed_is_measured_once_and_never_again(tmp_path):
     assert second.seeds == []
 
 
-def test_only_the_result_stays(tmp_path):
+def test_only_the_result_is_kept(tmp_path):
     run(tmp_path, Measuring())
     run(tmp_path / "other", Measuring(fails_at=1))
     assert [path.name for path in tmp_path.glob("*.*")] == ["a" * 64 + ".json"]
@@ -62,12 +61,12 @@ def test_failure_is_data_and_ends_the_trial(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["crash", "memory"])
-def test_failure_that_the_machine_may_have_caused_is_measured_again(tmp_path, kind):
+def test_crash_and_out_of_memory_are_not_cached(tmp_path, kind):
     run(tmp_path, Measuring(fails_at=0, kind=kind))
     assert run(tmp_path, Measuring()).outcome == "ok"
 
 
-def test_timeout_holds_until_the_limit_is_raised(tmp_path):
+def test_timeout_is_cached_until_the_limit_is_raised(tmp_path):
     run(tmp_path, Measuring(fails_at=0, kind="timeout"), limit_s=300.0)
     for limit in (300.0, 200.0):
         measure = Measuring()
@@ -83,14 +82,14 @@ def test_no_time_left_for_the_next_seed_is_a_timeout(tmp_path):
     assert "before seed 0" in trial.detail
 
 
-def test_remains_of_a_killed_trial_are_cleared(tmp_path):
+def test_working_folder_of_a_killed_trial_is_removed(tmp_path):
     remains = tmp_path / ("a" * 64 + ".work") / "seed0"
     remains.mkdir(parents=True)
     (remains / "half a trace").write_text("x")
     assert run(tmp_path, Measuring()).outcome == "ok"
 
 
-def test_an_unforeseen_error_is_no_result(tmp_path):
+def test_unexpected_error_is_raised_and_not_stored(tmp_path):
     def broken(seed, folder, left_s):
         raise OSError("disk full")
 
@@ -105,10 +104,10 @@ def test_damaged_store_is_named(tmp_path):
         run(tmp_path, Measuring())
 
 
-def test_trial_survives_the_file(tmp_path):
+def test_trial_round_trips_through_its_file(tmp_path):
     trial = run(tmp_path, Measuring())
-    write_json(tmp_path / "trial.json", trial.model_dump(mode="json"))
-    assert read_trial(tmp_path / "trial.json") == trial
+    trial.to_file(tmp_path / "trial.json")
+    assert Trial.from_file(tmp_path / "trial.json") == trial
 
 
 def test_key_changes_with_everything_that_a_result_depends_on(tmp_path):

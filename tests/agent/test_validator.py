@@ -26,20 +26,20 @@ def drafts(*documents):
 
 
 @pytest.mark.parametrize("document", ILLEGAL)
-def test_illegal_combination_is_refused_with_its_reason(document):
+def test_invalid_combination_is_refused_with_its_reason(document):
     admitted, refused = admit(drafts(document), begin(), LIMIT, 6)
     assert admitted == []
     assert refused[0].reason.startswith("strategy")
 
 
-def test_what_was_measured_is_refused_by_any_of_its_spellings():
+def test_measured_strategy_is_refused_in_any_spelling():
     spelled = {"engine": "fsdp2", "wrap": "block", "gradients": {"codec": "int8"}}
     admitted, refused = admit(drafts(spelled), begin(), LIMIT, 6)
     assert admitted == []
     assert refused[0].reason == "already measured: run fsdp2-int8"
 
 
-def test_what_needs_too_much_memory_is_refused_with_the_estimate():
+def test_strategy_over_the_memory_limit_is_refused_with_the_estimate():
     history = begin()
     peak = history.incumbent.measurements[0].memory_peak_bytes
     document = {"wrap": "root"}
@@ -49,7 +49,7 @@ def test_what_needs_too_much_memory_is_refused_with_the_estimate():
     assert admit(drafts(document), history, 2 * peak, 6)[0] != []
 
 
-def test_offer_is_capped_and_in_the_order_of_ids():
+def test_candidates_are_limited_and_sorted_by_id():
     documents = [each.model_dump(mode="json") for each in random_strategies(3, 40)]
     admitted, _ = admit(drafts(*documents), begin(), LIMIT, 6)
     ids = [each.id for each in admitted]
@@ -58,7 +58,7 @@ def test_offer_is_capped_and_in_the_order_of_ids():
 
 
 @given(st.permutations([{"wrap": "root"}, {"reshard_after_forward": False}, {"engine": "ddp"}]))
-def test_offer_does_not_depend_on_the_order_of_drafts(documents):
+def test_candidates_do_not_depend_on_the_order_of_drafts(documents):
     admitted, _ = admit(drafts(*documents), begin(["fsdp2"]), LIMIT, 6)
     assert [each.id for each in admitted] == sorted(each.id for each in admitted)
     assert {each.label for each in admitted} == {
@@ -96,14 +96,14 @@ def test_search_stops_after_rejections_in_a_row():
     assert reason_to_stop(history.model_copy(update={"rounds": broken}), agent) is None
 
 
-def test_nothing_is_offered_when_the_search_has_to_stop():
+def test_no_candidates_after_the_search_has_stopped():
     rounds = [past_round(number, "accept") for number in range(1, 9)]
     proposal = proposal_of(begin().model_copy(update={"rounds": rounds}), agent=AGENT)
     assert (proposal.candidates, proposal.chosen, proposal.verdict.choice) == ([], None, None)
     assert "budget" in proposal.verdict.reason
 
 
-def test_a_budget_that_was_lowered_below_what_is_spent_stops_the_search():
+def test_lowered_budget_stops_the_search():
     rounds = [past_round(number, "accept") for number in (1, 2, 3)]
     history = begin().model_copy(update={"rounds": rounds})
     assert reason_to_stop(history, Agent(budget=2)) == "the budget of 2 trials is spent"

@@ -22,6 +22,11 @@ from shardlab.strategy.strategy import parse_strategy
 
 ENGINES = ("ddp", "fsdp1", "fsdp2", "manual", "slide")
 INT4 = {"codec": "int4:group=64", "error_feedback": True}
+FORMATS = {
+    "full": {"format": "full"},
+    "sharded": {"format": "sharded"},
+    "asynchronous": {"format": "sharded", "asynchronous": True},
+}
 SAMPLES = 12
 """of a step, at every number of ranks"""
 

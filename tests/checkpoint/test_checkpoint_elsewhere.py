@@ -25,7 +25,7 @@ def losses(run: Run) -> torch.Tensor:
     ids=["full", "sharded", "sharded-int8"],
 )
 @pytest.mark.parametrize("engine", ENGINES)
-def test_four_ranks_become_one_two_or_three(data, tmp_path, engine, format, gradients):
+def test_resumption_on_fewer_ranks(data, tmp_path, engine, format, gradients):
     strategy = strategy_of(engine, **gradients)
 
     def straight(group):
@@ -74,7 +74,7 @@ def test_a_full_checkpoint_serves_every_engine(group, data, tmp_path, source) ->
 
 
 @pytest.mark.parametrize("format", ["full", "sharded"])
-def test_moments_of_any_place_and_type_serve_all_others(data, tmp_path, monkeypatch, format):
+def test_moments_are_converted_between_storage_and_dtypes(data, tmp_path, monkeypatch, format):
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "disk"))
     places = {
         f"{place} {dtype}": {"engine": "slide", "moments": place, "moment_dtype": dtype}
@@ -103,7 +103,7 @@ def test_moments_of_any_place_and_type_serve_all_others(data, tmp_path, monkeypa
 
 @pytest.mark.parametrize("engine", ENGINES)
 @on_ranks(2)
-def test_another_strategy_begins_with_nothing_held_back(group, data, tmp_path, engine) -> None:
+def test_error_feedback_is_reset_for_another_strategy(group, data, tmp_path, engine) -> None:
     Run.start(plan_of(data, strategy_of("fsdp2", **INT8)), tmp_path, group, every=3).to(3)
     plan = plan_of(data, strategy_of(engine, codec="int4", error_feedback=True))
     run = Run.start(plan, tmp_path, group, elastic=True)
@@ -113,23 +113,19 @@ def test_another_strategy_begins_with_nothing_held_back(group, data, tmp_path, e
 
 @pytest.mark.parametrize("format", ["full", "sharded"])
 @pytest.mark.parametrize("engine", ["fsdp1", "fsdp2", "manual"])
-def test_one_dimension_becomes_two_and_one_again(data, tmp_path, engine, format):
+@on_ranks(4)
+def test_resumption_between_full_and_hybrid_sharding(group, data, tmp_path, engine, format):
     one = strategy_of(engine)
     two = {**one, "sharding": "hybrid_shard", "replicas": 2}
-
-    def on_rank(group):
-        straight = losses(Run.start(plan_of(data, one, 4), tmp_path / "none", group).to(5))
-        run = Run.start(plan_of(data, one, 4), tmp_path, group, every=2, format=format).to(2)
-        for strategy, step in ((two, 4), (one, 5)):
-            saved = run.whole()
-            plan = plan_of(data, strategy, 4)
-            run = Run.start(plan, tmp_path, group, elastic=True, every=2, format=format)
-            assert not differing(run.whole(), saved)
-            run.to(step)
-        torch.testing.assert_close(losses(run), straight, rtol=1e-5, atol=0)
-        return {}
-
-    run_ranks(4, on_rank)
+    straight = losses(Run.start(plan_of(data, one, 4), tmp_path / "none", group).to(5))
+    run = Run.start(plan_of(data, one, 4), tmp_path, group, every=2, format=format).to(2)
+    for strategy, step in ((two, 4), (one, 5)):
+        saved = run.whole()
+        plan = plan_of(data, strategy, 4)
+        run = Run.start(plan, tmp_path, group, elastic=True, every=2, format=format)
+        assert not differing(run.whole(), saved)
+        run.to(step)
+    torch.testing.assert_close(losses(run), straight, rtol=1e-5, atol=0)
 
 
 def test_a_sharded_checkpoint_of_other_units_is_refused(data, tmp_path):

@@ -1,4 +1,4 @@
-"""What is damaged, half written, of another experiment or too large for the disk."""
+"""Checkpoints that are damaged, incomplete, of another experiment or too large for the disk."""
 
 import dataclasses
 import resource
@@ -14,14 +14,9 @@ from shardlab.checkpoint.folder import Folder, read_manifest
 from shardlab.core.errors import UserError
 from shardlab.experiment.schema import Model
 from shardlab.loop.loop import StepEvent
-from tests.checkpoint.checkpointed import Run, plan_of, strategy_of
+from tests.checkpoint.checkpointed import FORMATS, Run, plan_of, strategy_of
 from tests.ranks import run_ranks
 
-FORMATS = {
-    "full": {"format": "full"},
-    "sharded": {"format": "sharded"},
-    "asynchronous": {"format": "sharded", "asynchronous": True},
-}
 INT4_FSDP2 = strategy_of("fsdp2", codec="int4:group=64", error_feedback=True)
 
 
@@ -84,7 +79,7 @@ def test_a_damaged_checkpoint_is_named_and_not_loaded(data, saved, tmp_path, for
 
 
 @pytest.mark.parametrize("content", [None, "{", "{}", '{"step": 4}'])
-def test_a_checkpoint_that_does_not_describe_itself_is_damaged(data, saved, tmp_path, content):
+def test_damaged_manifest_is_named(data, saved, tmp_path, content):
     root = tmp_path / "root"
     shutil.copytree(saved / "full", root)
     manifest = root / "step-00000004/checkpoint.json"
@@ -95,7 +90,7 @@ def test_a_checkpoint_that_does_not_describe_itself_is_damaged(data, saved, tmp_
     assert message.endswith(f"remove {manifest.parent} to continue from what was before it")
 
 
-def test_what_was_left_unfinished_is_removed(data, saved, tmp_path):
+def test_incomplete_checkpoint_is_removed(data, saved, tmp_path):
     root = tmp_path / "root"
     shutil.copytree(saved / "full", root)
     (root / "step-00000004").rename(root / ".step-00000006.partial")
@@ -123,13 +118,13 @@ def test_a_checkpoint_of_another_experiment_is_refused(data, saved, tmp_path):
         )
 
 
-def test_values_that_change_no_step_may_differ(data, saved):
+def test_settings_without_effect_on_steps_may_differ(data, saved):
     plan = plan_of(data, INT4_FSDP2, timeout_s=30.0, audit_steps=0, profiled_steps=1)
     assert resumed_step(plan, saved / "full", every=7, keep=1) == 4
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_full_disk_leaves_the_checkpoint_before(data, tmp_path, name):
+def test_full_disk_keeps_the_previous_checkpoint(data, tmp_path, name):
     """Files beyond a size cannot be written by one rank, from step 4 on."""
     options = FORMATS[name]
     plan = plan_of(data, INT4_FSDP2)
@@ -151,7 +146,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(data, tmp_path, name):
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
 
 
-def test_what_another_version_made_is_refused(saved, data, tmp_path, monkeypatch):
+def test_checkpoint_of_another_version_is_refused(saved, data, tmp_path, monkeypatch):
     @dataclasses.dataclass(frozen=True)
     class OfALaterVersion(StepEvent):
         figure: float

@@ -1,4 +1,4 @@
-"""A rank that is killed, whenever, costs nothing but time."""
+"""Killed runs resume from their checkpoints with the same results."""
 
 import dataclasses
 import random
@@ -23,7 +23,7 @@ FORMATS = {
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_killed_run_continues_bit_for_bit(data, tmp_path, engine):
+def test_killed_run_resumes_bit_for_bit(data, tmp_path, engine):
     plan = plan_of(data, strategy_of(engine, **INT4), steps=16, audit_steps=0, profiled_steps=1)
     straight = run_straight(plan, tmp_path / "straight")
     for in_a_save in (False, True):
@@ -52,7 +52,7 @@ def stopped(data, tmp_path):
     return plan, folder, root
 
 
-def test_a_resumed_run_tells_of_all_steps(stopped, tmp_path):
+def test_resumed_run_reports_all_steps(stopped, tmp_path):
     plan, folder, root = stopped
     train_run(with_train(plan, checkpoint=None), tmp_path / "straight")
     train_run(plan, folder, telemetry=tmp_path / "scalars", checkpoints=root)
@@ -81,7 +81,7 @@ def test_a_run_with_other_values_is_refused_in_one_line(stopped):
         train_run(with_train(plan, clip=0.5), folder, checkpoints=root)
 
 
-def test_without_checkpoints_nothing_is_saved(data, tmp_path):
+def test_no_checkpoint_is_saved_unless_configured(data, tmp_path):
     plan = plan_of(data, strategy_of("ddp"))
     train_run(plan, tmp_path / "run", checkpoints=tmp_path / "checkpoints")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -1,4 +1,4 @@
-"""What is continued from a checkpoint is what was interrupted."""
+"""Resumed runs match uninterrupted ones."""
 
 import shutil
 
@@ -6,35 +6,33 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.checkpoint.checkpointed import ENGINES, INT4, Run, differing, plan_of, strategy_of
-from tests.ranks import run_ranks
-
-FORMATS = {
-    "full": {"format": "full"},
-    "sharded": {"format": "sharded"},
-    "asynchronous": {"format": "sharded", "asynchronous": True},
-}
+from tests.checkpoint.checkpointed import (
+    ENGINES,
+    FORMATS,
+    INT4,
+    Run,
+    differing,
+    plan_of,
+    strategy_of,
+)
+from tests.ranks import on_ranks, run_ranks
 
 
 @pytest.mark.parametrize("gradients", [{}, INT4], ids=["none", "int4"])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_resumed_run_equals_one_that_was_never_interrupted(data, tmp_path, engine, gradients):
+@on_ranks(2)
+def test_resumed_run_matches_uninterrupted_run(group, data, tmp_path, engine, gradients):
     plan = plan_of(data, strategy_of(engine, **gradients))
-
-    def on_rank(group):
-        straight = Run.start(plan, tmp_path / "none", group).to(5)
-        for name, options in FORMATS.items():
-            Run.start(plan, tmp_path / name, group, every=2, keep=5, **options).to(4)
-            for step in (4, 2):
-                resumed = Run.start(plan, tmp_path / name, group, **options)
-                assert resumed.loop.step == step, name
-                resumed.to(5)
-                assert torch.equal(resumed.curve(), straight.curve()), name
-                assert not differing(resumed.tensors(), straight.tensors()), name
-                forget(tmp_path / name / f"step-{step:08d}", group)
-        return {}
-
-    run_ranks(2, on_rank)
+    straight = Run.start(plan, tmp_path / "none", group).to(5)
+    for name, options in FORMATS.items():
+        Run.start(plan, tmp_path / name, group, every=2, keep=5, **options).to(4)
+        for step in (4, 2):
+            resumed = Run.start(plan, tmp_path / name, group, **options)
+            assert resumed.loop.step == step, name
+            resumed.to(5)
+            assert torch.equal(resumed.curve(), straight.curve()), name
+            assert not differing(resumed.tensors(), straight.tensors()), name
+            forget(tmp_path / name / f"step-{step:08d}", group)
 
 
 @pytest.mark.parametrize(
@@ -50,52 +48,40 @@ def test_a_resumed_run_equals_one_that_was_never_interrupted(data, tmp_path, eng
     ],
     ids=["factors", "random", "everything"],
 )
-def test_whatever_communication_carries_on_is_continued(data, tmp_path, strategy):
+@on_ranks(2)
+def test_communication_state_is_resumed(group, data, tmp_path, strategy):
     plan = plan_of(data, strategy)
-
-    def on_rank(group):
-        straight = Run.start(plan, tmp_path, group, every=2, keep=1).to(5)
-        resumed = Run.start(plan, tmp_path, group)
-        assert resumed.loop.step == 4
-        resumed.to(5)
-        assert torch.equal(resumed.curve(), straight.curve())
-        assert not differing(resumed.tensors(), straight.tensors())
-        return {}
-
-    run_ranks(2, on_rank)
+    straight = Run.start(plan, tmp_path, group, every=2, keep=1).to(5)
+    resumed = Run.start(plan, tmp_path, group)
+    assert resumed.loop.step == 4
+    resumed.to(5)
+    assert torch.equal(resumed.curve(), straight.curve())
+    assert not differing(resumed.tensors(), straight.tensors())
 
 
-def test_four_ranks_on_gloo_continue_bit_for_bit(data, tmp_path):
+@on_ranks(4)
+def test_four_ranks_resume_bit_for_bit(group, data, tmp_path):
     """With more than two ranks a sum depends on its order, and so on how buckets are laid out."""
     plans = [plan_of(data, strategy_of(engine), 4) for engine in ENGINES]
-
-    def on_rank(group):
-        for plan in plans:
-            root = tmp_path / plan.strategy.engine
-            straight = Run.start(plan, root, group, every=2).to(5)
-            resumed = Run.start(plan, root, group).to(5)
-            assert not differing(resumed.tensors(), straight.tensors()), plan.strategy.engine
-        return {}
-
-    run_ranks(4, on_rank)
+    for plan in plans:
+        root = tmp_path / plan.strategy.engine
+        straight = Run.start(plan, root, group, every=2).to(5)
+        resumed = Run.start(plan, root, group).to(5)
+        assert not differing(resumed.tensors(), straight.tensors()), plan.strategy.engine
 
 
-def test_random_numbers_and_counts_go_on(data, tmp_path):
+@on_ranks(2)
+def test_random_state_and_ledger_are_resumed(group, data, tmp_path):
     plan = plan_of(data, strategy_of("fsdp2", **INT4))
-
-    def on_rank(group):
-        straight = Run.start(plan, tmp_path, group, every=2)
-        torch.manual_seed(7 + dist.get_rank(group))
-        straight.to(4)
-        expected = torch.rand(3)
-        resumed = Run.start(plan, tmp_path, group)
-        assert torch.equal(torch.rand(3), expected)
-        assert resumed.engine.ledger.sums() == straight.engine.ledger.sums()
-        assert resumed.events == straight.events
-        assert resumed.loop.sample == straight.loop.sample == 4 * 12
-        return {}
-
-    run_ranks(2, on_rank)
+    straight = Run.start(plan, tmp_path, group, every=2)
+    torch.manual_seed(7 + dist.get_rank(group))
+    straight.to(4)
+    expected = torch.rand(3)
+    resumed = Run.start(plan, tmp_path, group)
+    assert torch.equal(torch.rand(3), expected)
+    assert resumed.engine.ledger.sums() == straight.engine.ledger.sums()
+    assert resumed.events == straight.events
+    assert resumed.loop.sample == straight.loop.sample == 4 * 12
 
 
 def test_nothing_is_unpickled(data, tmp_path):
@@ -116,7 +102,7 @@ def test_nothing_is_unpickled(data, tmp_path):
     assert files and {path.suffix for path in files} == {".json", ".safetensors"}
 
 
-def test_the_last_ones_are_kept(data, tmp_path):
+def test_last_checkpoints_are_kept(data, tmp_path):
     plan = plan_of(data, strategy_of("ddp"), 1)
 
     def on_rank(group):

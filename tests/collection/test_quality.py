@@ -1,4 +1,4 @@
-"""When a training curve reaches a loss, and which loss it has after a time."""
+"""Time to quality and quality at a time of training curves."""
 
 import math
 
@@ -12,46 +12,46 @@ from shardlab.collection.quality import (
 )
 
 
-def test_smoothing_leaves_a_constant_and_a_short_curve_as_they_are() -> None:
+def test_smoothing_keeps_constant_and_short_curves() -> None:
     assert smoothed([2.0] * 100) == [2.0] * 100
     assert smoothed([3.0, 1.0, 2.0]) == [3.0, 1.0, 2.0]
 
 
-def test_smoothing_takes_out_what_changes_from_batch_to_batch() -> None:
+def test_smoothing_averages_over_a_twentieth_of_the_steps() -> None:
     curve = smoothed([5.0 + (-1) ** step for step in range(80)])
     assert curve[3:] == [5.0] * 77
     assert curve[0] == 6.0
 
 
-def test_a_loss_that_is_not_finite_is_told_for_its_steps_alone() -> None:
+def test_non_finite_loss_affects_its_window_only() -> None:
     curve = smoothed([1.0] * 10 + [math.nan] + [1.0] * 29)
     assert [step for step, loss in enumerate(curve) if math.isnan(loss)] == [10, 11]
 
 
-def test_the_step_is_interpolated() -> None:
+def test_steps_to_quality_are_interpolated() -> None:
     losses = [5.0, 4.0, 3.0, 2.0]
     assert steps_to_quality(losses, 3.0) == 3.0
     assert steps_to_quality(losses, 3.25) == pytest.approx(2.75)
 
 
-def test_it_is_the_first_step_that_counts() -> None:
+def test_first_crossing_counts() -> None:
     assert steps_to_quality([5.0, 2.0, 5.0, 1.0], 2.0) == 2.0
     assert steps_to_quality([5.0, 4.0], 6.0) == 1.0
 
 
 @pytest.mark.parametrize("losses", [[5.0, 4.0], [math.nan, math.nan], []])
-def test_a_curve_that_stays_above_never_gets_there(losses: list[float]) -> None:
+def test_unreached_threshold_is_none(losses: list[float]) -> None:
     assert steps_to_quality(losses, 3.9) is None
 
 
-def test_after_a_time_the_loss_is_that_of_the_last_step_that_ended() -> None:
+def test_quality_at_time_is_that_of_the_last_completed_step() -> None:
     losses, times = [5.0, 4.0, 3.0], [10.0, 20.0, 30.0]
     assert quality_at_time(losses, times, 9.9) is None
     assert quality_at_time(losses, times, 20.0) == 4.0
     assert quality_at_time(losses, times, 1000.0) == 3.0
 
 
-def test_the_time_to_a_loss_is_when_its_steps_had_ended() -> None:
+def test_time_to_quality_follows_steps_to_quality() -> None:
     losses, times = [5.0, 4.0, 3.0, 2.0], [10.0, 20.0, 40.0, 50.0]
     assert time_to_quality(losses, times, 6.0) == 10.0
     assert time_to_quality(losses, times, 4.0) == 20.0

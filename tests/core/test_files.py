@@ -17,7 +17,7 @@ JSON = st.recursive(
 )
 
 
-def test_a_failed_block_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     target = tmp_path / "result.json"
     target.write_text("old")
     with pytest.raises(RuntimeError), files.atomic(target) as temporary:
@@ -27,7 +27,7 @@ def test_a_failed_block_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_nothing_has_the_name_before_the_block_ends(tmp_path: Path) -> None:
+def test_file_appears_when_the_block_ends(tmp_path: Path) -> None:
     target = tmp_path / "deep" / "result.txt"
     with files.atomic(target) as temporary:
         temporary.write_text("new")
@@ -36,7 +36,7 @@ def test_nothing_has_the_name_before_the_block_ends(tmp_path: Path) -> None:
     assert list(target.parent.iterdir()) == [target]
 
 
-def test_a_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+def test_folder_replaces_the_old_one(tmp_path: Path) -> None:
     target = tmp_path / "model"
     for content in ("old", "new"):
         with files.atomic(target) as temporary:
@@ -47,7 +47,7 @@ def test_a_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("exchanges", [True, False])
-def test_a_folder_that_cannot_take_its_place_leaves_the_old_one(
+def test_failed_replacement_keeps_the_old_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool
 ) -> None:
     target = tmp_path / "model"
@@ -111,7 +111,7 @@ def test_sigkill_in_the_middle_never_shows_half_a_file(tmp_path: Path, old: str 
 
 
 @given(JSON)
-def test_json_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
+def test_json_round_trips(tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
     target = tmp_path_factory.mktemp("json") / "value.json"
     files.write_json(target, value)
     assert files.read_json(target) == value
@@ -124,12 +124,12 @@ def test_the_order_of_keys_changes_neither_hash_nor_file(value: dict[str, int]) 
 
 
 @given(JSON, JSON)
-def test_other_values_have_other_hashes(one: object, other: object) -> None:
+def test_hashes_differ_between_values(one: object, other: object) -> None:
     same = files.sha256_of_value(one) == files.sha256_of_value(other)
     assert not same or one == other
 
 
-def test_json_lines_come_back_as_they_were(tmp_path: Path) -> None:
+def test_json_lines_round_trip(tmp_path: Path) -> None:
     values = [{"text": "two\nlines"}, [], None, 1.5]
     files.write_json_lines(tmp_path / "values.jsonl", values)
     assert files.read_json_lines(tmp_path / "values.jsonl") == values

@@ -1,4 +1,3 @@
-import hashlib
 from itertools import pairwise
 
 import numpy as np
@@ -9,7 +8,8 @@ from hypothesis import strategies as st
 
 from shardlab.core.errors import UserError
 from shardlab.data.tokens.loader import Batches, blocks
-from shardlab.data.tokens.tokens import Manifest, Shard, open_split, write_manifest
+from shardlab.data.tokens.tokens import open_split
+from tests.token_data import write_tokens
 
 TOKENS = 1003
 
@@ -18,33 +18,14 @@ TOKENS = 1003
 def split(tmp_path_factory):
     """Tokens 0 to 1002 in three shards, one of them empty."""
     folder = tmp_path_factory.mktemp("tokens")
-    shards = []
-    for i, part in enumerate(np.split(np.arange(TOKENS, dtype="<u2"), [400, 400])):
-        raw = part.tobytes()
-        (folder / f"train-{i}.bin").write_bytes(raw)
-        digest = hashlib.sha256(raw).hexdigest()
-        shards.append(
-            Shard(file=f"train-{i}.bin", tokens=len(part), documents=1, bytes=1, sha256=digest)
-        )
-    manifest = Manifest(
-        dtype="uint16",
-        vocabulary=TOKENS,
-        end_of_text=0,
-        end_of_text_token="end",
-        corpus_sha256="0" * 64,
-        tokenizer_sha256="0" * 64,
-        recipe_sha256="0" * 64,
-        train=shards,
-        validation=[],
-    )
-    write_manifest(folder, manifest)
+    write_tokens(folder, np.split(np.arange(TOKENS), [400, 400]), TOKENS)
     return open_split(folder, "train")
 
 
 @given(
     seed=st.integers(0, 2**31 - 1), first=st.integers(0, 10**4), cuts=st.sets(st.integers(1, 39))
 )
-def test_the_order_does_not_depend_on_how_it_is_chopped(split, seed, first, cuts):
+def test_order_does_not_depend_on_batch_boundaries(split, seed, first, cuts):
     whole = Batches(split, 16, seed).batch(first, 40)
     edges = [0, *sorted(cuts), 40]
     reader = Batches(split, 16, seed)
@@ -64,9 +45,7 @@ def divisions(draw, samples):
 
 
 @given(data=st.data(), seed=st.integers(0, 2**31 - 1), samples=st.sampled_from([1, 6, 8, 12]))
-def test_any_ranks_from_any_step_on_take_the_samples_that_one_rank_takes(
-    split, data, seed, samples
-):
+def test_samples_do_not_depend_on_world_size_or_resumption(split, data, seed, samples):
     steps = data.draw(st.integers(1, 12))
     expected = Batches(split, 16, seed).batch(0, steps * samples)
     found = []
@@ -86,7 +65,7 @@ def test_any_ranks_from_any_step_on_take_the_samples_that_one_rank_takes(
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(0, 5), st.sampled_from([1, 7, 16, 1002]))
-def test_an_epoch_predicts_each_token_of_the_blocks_once(split, seed, epoch, length):
+def test_each_epoch_predicts_every_token_once(split, seed, epoch, length):
     batches = Batches(split, length, seed)
     count = batches.samples_per_epoch
     samples = batches.batch(epoch * count, count)
@@ -94,7 +73,7 @@ def test_an_epoch_predicts_each_token_of_the_blocks_once(split, seed, epoch, len
     assert samples[:, 1:].flatten().sort().values.tolist() == list(range(1, count * length + 1))
 
 
-def test_seeds_and_epochs_have_orders_of_their_own(split):
+def test_order_differs_between_seeds_and_epochs(split):
     batches = Batches(split, 16, 0)
     count = batches.samples_per_epoch
     first = batches.batch(0, count)
@@ -103,7 +82,7 @@ def test_seeds_and_epochs_have_orders_of_their_own(split):
     assert not torch.equal(first, first.sort(dim=0).values)
 
 
-def test_the_order_is_the_one_of_earlier_versions(split):
+def test_order_is_stable_between_versions(split):
     assert Batches(split, 100, 7).batch(8, 4)[:, 0].tolist() == [900, 0, 300, 900]
 
 

@@ -17,7 +17,7 @@ def file(tmp_path_factory):
 
 
 @given(DOCUMENTS)
-def test_what_is_written_is_read_and_is_a_json_array(file, documents):
+def test_corpus_round_trips_and_is_a_json_array(file, documents):
     size = write_corpus(file, documents)
     assert [line.document for line in read_corpus(file)] == documents
     assert json.loads(file.read_text(encoding="utf-8")) == [d._asdict() for d in documents]
@@ -42,6 +42,6 @@ def test_a_truncated_corpus_is_never_read_to_its_end(file, data):
         list(read_corpus(file))
 
 
-def test_an_absent_corpus_is_told_with_the_mend(tmp_path):
+def test_missing_corpus_is_reported_with_the_fix(tmp_path):
     with pytest.raises(UserError, match=r"python -m stages\.prepare"):
         list(read_corpus(tmp_path / "corpus.json"))

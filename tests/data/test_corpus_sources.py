@@ -11,6 +11,7 @@ import pytest
 from shardlab.core.errors import UserError
 from shardlab.data.corpus.corpus_file import read_corpus
 from shardlab.data.sources.corpus import generate, prepare
+from shardlab.data.sources.mediawiki import plain_text
 from shardlab.experiment.schema import Data
 
 RECORDS = [{"id": str(i), "title": f"Title {i}", "text": f"Text {i} é🦊"} for i in range(5)]
@@ -79,7 +80,7 @@ def test_bad_records_are_skipped_counted_and_named(tmp_path, corpus):
     ]
 
 
-def test_a_bad_line_is_told_by_line_and_byte(tmp_path, corpus):
+def test_bad_line_is_reported_by_line_and_byte(tmp_path, corpus):
     good = json.dumps(RECORDS[0], ensure_ascii=False).encode()
     lone = b'{"title": "a", "text": "\\ud800"}'
     lines = [good, b'{"title": ?', b'{"title": "\xff"}', lone]
@@ -107,7 +108,7 @@ def test_a_truncated_json_keeps_the_old_corpus(tmp_path, corpus):
     assert [p.name for p in corpus.parent.iterdir()] == ["corpus.json"]
 
 
-def test_only_as_many_documents_as_asked(tmp_path, corpus):
+def test_documents_limits_the_corpus(tmp_path, corpus):
     path = write_json(tmp_path, RECORDS)
     assert run(tmp_path, corpus, "json", path, documents=2)[0] == RECORDS[:2]
 
@@ -149,7 +150,7 @@ DUMP = (
 
 
 @pytest.mark.parametrize("suffix", [".xml", ".xml.bz2"])
-def test_a_dump_gives_its_articles_in_order(tmp_path, corpus, suffix):
+def test_articles_of_a_dump_are_read_in_order(tmp_path, corpus, suffix):
     path = tmp_path / f"dump{suffix}"
     path.write_bytes(bz2.compress(DUMP.encode()) if suffix == ".xml.bz2" else DUMP.encode())
     documents, summary = run(tmp_path, corpus, "mediawiki", path, bad_records="skip")
@@ -161,7 +162,7 @@ def test_a_dump_gives_its_articles_in_order(tmp_path, corpus, suffix):
     assert summary["left_out"] == {"not in the article namespace": 1, "redirect": 1}
 
 
-def test_a_dump_that_is_not_read_to_its_end_leaves_no_worker(tmp_path, corpus):
+def test_partially_read_dump_leaves_no_worker_process(tmp_path, corpus):
     path = tmp_path / "dump.xml"
     path.write_text(DUMP)
     before = set(multiprocessing.active_children())  # ranks that other tests keep
@@ -207,7 +208,7 @@ def test_a_dataset_without_titles_is_refused(tmp_path, corpus):
         run(tmp_path, corpus, "huggingface", path)
 
 
-def test_a_missing_datasets_package_is_told_with_the_mend(tmp_path, corpus, monkeypatch):
+def test_missing_datasets_package_is_reported_with_the_fix(tmp_path, corpus, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"pip install 'shardlab\[datasets\]'"):
         run(tmp_path, corpus, "huggingface", "some/name")
@@ -229,3 +230,26 @@ def test_synthetic_words_can_be_predicted_from_the_word_before():
 
     pairs = entropy(Counter(pairwise(words)))
     assert pairs - entropy(Counter(words)) < entropy(Counter(words)) - 2
+
+
+@pytest.mark.parametrize(
+    ("markup", "text"),
+    [
+        ("'''Bold''' and [[Target|shown]] and [[plain]]", "Bold and shown and plain"),
+        ("Cat ({{IPA|k}}) sits.{{cite}}", "Cat sits."),
+        ("One.<ref>a book</ref> Two.", "One. Two."),
+        ("[[File:a.jpg|thumb|with [[link]]]]Text", "Text"),
+        ("''[[Image:a.jpg|thumb|x]]slanted''", "slanted"),
+        ("Text\n[[Category:Things]]\n[[de:Sache]]", "Text"),
+        ("Before\n{|\n| cell\n|}\nAfter", "Before\n\nAfter"),
+        ("[http://example.org a site] &amp; more", "a site & more"),
+    ],
+)
+def test_markup_becomes_prose(markup, text):
+    assert plain_text(markup) == text
+
+
+def test_an_appendix_ends_at_the_next_section_of_its_level():
+    text = plain_text("Lead\n== Notes ==\nn1\n=== Old ===\nn2\n== Life ==\nlived\n==See also==\nx")
+    assert "lived" in text
+    assert not any(word in text for word in ("n1", "n2", "Old", "x", "Notes"))

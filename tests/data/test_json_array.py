@@ -24,7 +24,7 @@ def test_any_text_survives(file, records, ascii_only):
 
 
 @given(st.data())
-def test_a_truncated_file_is_told_by_byte_and_record(file, data):
+def test_truncated_file_is_reported_by_byte_and_record(file, data):
     records = data.draw(RECORDS.filter(bool))
     pieces = [json.dumps(record, ensure_ascii=False).encode() for record in records]
     whole = b"[" + b",".join(pieces) + b"]"
@@ -50,7 +50,7 @@ def test_memory_does_not_grow_with_the_file(file):
 
 
 @pytest.mark.parametrize("good", [0, 1, 700, 5000])
-def test_a_syntax_error_is_told_by_byte_and_record(file, good):
+def test_syntax_error_is_reported_by_byte_and_record(file, good):
     records = b"".join(b'{"title":"a","text":"%060d"},' % i for i in range(good))
     before = b"[" + records + b'{"title":"b",'
     file.write_bytes(before + b'#"text":"c"}]')
@@ -69,7 +69,7 @@ def test_a_syntax_error_is_told_by_byte_and_record(file, good):
         (b'[{"title": NaN}]', "byte 11, record 1"),
     ],
 )
-def test_what_is_no_array_is_refused_in_one_line(file, content, place):
+def test_other_content_than_an_array_is_refused_in_one_line(file, content, place):
     file.write_bytes(content)
     with pytest.raises(UserError, match=place) as caught:
         list(read_json_array(file))

@@ -34,7 +34,7 @@ def saved(tokenizer, tmp_path):
 
 
 @given(st.lists(TEXT | st.just("a<|endoftext|>b"), max_size=5))
-def test_any_text_is_decoded_from_its_tokens_and_holds_no_special_one(tokenizer, texts):
+def test_tokens_decode_to_the_text_without_special_tokens(tokenizer, texts):
     for text, ids in zip(texts, tokenizer.encode(texts), strict=True):
         assert tokenizer.decode(ids) == text
         assert tokenizer.end_of_text_id not in ids
@@ -100,7 +100,7 @@ def test_a_configured_end_is_used(tmp_path, end):
     assert given_tokenizer(str(tmp_path), tmp_path).end_of_text == "</s>"
 
 
-def test_what_is_no_tokenizer_is_refused_by_name(tmp_path):
+def test_invalid_tokenizer_is_refused_by_name(tmp_path):
     with pytest.raises(UserError, match=r"there is no absent.*save_pretrained"):
         given_tokenizer("absent", tmp_path)
     path = tmp_path / "tokenizer.json"

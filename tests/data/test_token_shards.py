@@ -61,7 +61,7 @@ def test_shards_weigh_about_the_same(built):
     assert max(sizes) < 1.2 * min(sizes)
 
 
-def test_nothing_is_left_to_clean(built):
+def test_build_leaves_no_working_files(built):
     assert not any((built / ".work").iterdir())
 
 
@@ -99,7 +99,7 @@ def test_ranges_part_the_training_documents(tmp_path_factory, titles, shards):
     assert [title for title in found if not is_validation(title, SHARE)] == train
 
 
-def test_a_large_vocabulary_takes_four_bytes_per_token(built, tmp_path):
+def test_large_vocabulary_uses_uint32(built, tmp_path):
     big = load_tokenizer(built / "tokenizer.json")
     big._tokenizer.add_tokens([f"<{i}>" for i in range(70_000)])
     (tmp_path / "tokenizer.json").write_text(big.to_json(), encoding="utf-8")
@@ -147,3 +147,19 @@ def test_a_damaged_manifest_is_refused_by_name(tokens, text):
         (tokens / "manifest.json").write_text(text)
     with pytest.raises(UserError, match=r"manifest\.json"):
         open_split(tokens, "train")
+
+
+TITLES = st.text(st.characters(exclude_categories=["Cs"]))
+SHARES = st.floats(0.001, 0.999)
+
+
+@given(TITLES, SHARES, SHARES)
+def test_a_larger_share_keeps_the_documents_of_a_smaller(title, one, other):
+    small, large = sorted([one, other])
+    assert is_validation(title, large) or not is_validation(title, small)
+
+
+def test_validation_share_is_met_and_stable_between_versions():
+    chosen = [i for i in range(20000) if is_validation(f"title {i}", 0.02)]
+    assert 340 < len(chosen) < 460  # three standard deviations
+    assert chosen[:5] == [21, 130, 145, 195, 339]

@@ -60,7 +60,7 @@ def expected(tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_run_goes_on_to_the_same_bytes(expected, tmp_path, number):
+def test_killed_build_resumes_to_the_same_bytes(expected, tmp_path, number):
     killed = prepare(tmp_path)
     stage = start(killed)
     while not receipts(killed):
@@ -85,7 +85,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(expected, tmp_path, number):
     assert {name: (tokens / f"{name}.bin").stat().st_ino for name in inodes} == inodes
 
 
-def test_fewer_shards_leave_no_older_ones(tmp_path):
+def test_fewer_shards_remove_stale_ones(tmp_path):
     folder = prepare(tmp_path)
     finish(folder)
     (folder / "params.yaml").write_text(PARAMS.replace("12", "2"))

@@ -30,7 +30,7 @@ def pin(monkeypatch, tmp_path, digest):
     monkeypatch.setattr(wheels, "_PINS", pins)
 
 
-def test_a_failed_download_is_one_line_with_the_mend(tmp_path, no_index):
+def test_failed_download_is_one_line_with_the_fix(tmp_path, no_index):
     with pytest.raises(UserError, match=r"gensim==4\.4\.0.*connect this machine") as caught:
         wheels.fetch("gensim", tmp_path)
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""A record names the code that made it."""
+"""Revision, memory and processor of the host."""
 
 import mmap
 import os
@@ -50,7 +50,7 @@ def test_changed_code_is_marked_and_made_results_are_not(repository: Path) -> No
     assert git_revision() == f"{clean}+"
 
 
-def test_without_git_it_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_revision_without_git_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert git_revision() == "unknown"
 
@@ -96,7 +96,7 @@ def group_of_200_mb() -> Iterator[Path]:
     pytest.skip("no control groups can be made here")
 
 
-def test_the_limit_of_a_control_group_is_all_memory_there_is(group_of_200_mb: Path) -> None:
+def test_memory_is_limited_by_the_control_group(group_of_200_mb: Path) -> None:
     ours, theirs = get_context("fork").Pipe(duplex=False)
 
     def ask() -> None:

@@ -1,4 +1,4 @@
-"""final_model/ is a model of Hugging Face, whatever the family and whoever trained it."""
+"""Saved models load in transformers, whatever family and engine."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def tokenizer(tmp_path_factory):
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_transformers_loads_what_an_engine_trained(family, tied, tokenizer, tmp_path):
+def test_transformers_loads_the_model_of_every_engine(family, tied, tokenizer, tmp_path):
     config = CONFIG_MAPPING[family](**FAMILIES[family], tie_word_embeddings=tied)
     config.eos_token_id = config.bos_token_id = 0
     tokens = torch.arange(24).view(2, 12)

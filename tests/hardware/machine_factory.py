@@ -1,4 +1,4 @@
-"""Machines that never were, as trees like those of sysfs."""
+"""Factory of machines, written as trees like those of sysfs."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field

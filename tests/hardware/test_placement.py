@@ -1,4 +1,4 @@
-"""Ranks share a machine fairly and near their memory, whatever the machine is."""
+"""Laws of the assignment of CPUs and memory nodes to ranks, on generated machines."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,7 +32,7 @@ def masks(machine: Machine) -> st.SearchStrategy[list[int]]:
 
 
 @given(machines(), st.data())
-def test_every_rank_gets_some_of_what_it_may_use_with_room_for_control_and_workers(
+def test_every_rank_gets_usable_cpus_for_control_and_workers(
     machine: Machine, data: st.DataObject
 ) -> None:
     nodes = st.none() | st.sampled_from([*machine.nodes, 99])
@@ -54,7 +54,7 @@ def test_every_rank_gets_some_of_what_it_may_use_with_room_for_control_and_worke
 
 
 @given(machines(), RANKS, st.data())
-def test_ranks_of_one_mask_share_no_cpu_while_there_is_one_for_each(
+def test_ranks_of_one_mask_get_disjoint_cpus(
     machine: Machine, count: int, data: st.DataObject
 ) -> None:
     mask = data.draw(masks(machine))
@@ -88,9 +88,7 @@ def test_a_core_is_split_only_where_cores_are_fewer_than_ranks(
 
 
 @given(machines(), RANKS, st.data())
-def test_ranks_that_are_bound_already_keep_what_they_have(
-    machine: Machine, count: int, data: st.DataObject
-) -> None:
+def test_bound_ranks_keep_their_cpus(machine: Machine, count: int, data: st.DataObject) -> None:
     assume(len(machine.cpus) >= count)
     owner = {cpu: data.draw(st.integers(0, count - 1)) for cpu in machine.cpus}
     own = [sorted(cpu for cpu in owner if owner[cpu] == rank) for rank in range(count)]
@@ -100,7 +98,7 @@ def test_ranks_that_are_bound_already_keep_what_they_have(
 
 
 @given(machines(), RANKS)
-def test_to_place_the_placed_changes_nothing(machine: Machine, count: int) -> None:
+def test_placement_is_idempotent(machine: Machine, count: int) -> None:
     assume(len(machine.cpus) >= count)
     once = place(machine, [RankLocation(machine.cpus)] * count)
     assert place(machine, [RankLocation(got.cpus) for got in once]) == once
@@ -133,11 +131,11 @@ UNEVEN = Machine({0: [[0], [1], [2], [3], [4]], 2: [[6]], 5: []})
         (Machine({0: [[0]]}), 2, ["0 | 0 | None"] * 2),
     ],
 )
-def test_machines_of_a_server_room(machine: Machine, ranks: int, expected: list[str]) -> None:
+def test_placement_on_typical_machines(machine: Machine, ranks: int, expected: list[str]) -> None:
     assert described(place(machine, [RankLocation(machine.cpus)] * ranks)) == expected
 
 
-def test_gpus_decide_over_turns_and_over_room() -> None:
+def test_gpu_locality_precedes_balance() -> None:
     gpus = [1, 1, 0, None]
     placed = place(TWO_SOCKETS, [RankLocation(TWO_SOCKETS.cpus, node) for node in gpus])
     assert [got.memory_node for got in placed] == [1, 1, 0, 0]
@@ -146,7 +144,7 @@ def test_gpus_decide_over_turns_and_over_room() -> None:
 
 
 @pytest.mark.parametrize("value", ["auto", "cores", "none", ["0-3,8", 4], ["0"]])
-def test_ways_to_place(value: object) -> None:
+def test_placement_policies_are_accepted(value: object) -> None:
     expected = tuple(value) if isinstance(value, list) else value
     assert validate(CpuAffinity, value, "train.placement") == expected
 
@@ -162,6 +160,6 @@ def test_ways_to_place(value: object) -> None:
         ([["0"]], "list of CPUs"),
     ],
 )
-def test_other_ways_are_refused_in_one_line(value: object, told: str) -> None:
+def test_invalid_placement_policies_are_refused_in_one_line(value: object, told: str) -> None:
     with pytest.raises(UserError, match=rf"^train\.placement: {told}[^\n]*$"):
         validate(CpuAffinity, value, "train.placement")

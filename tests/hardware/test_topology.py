@@ -1,4 +1,4 @@
-"""The processors are read as the kernel tells them, on machines of every kind."""
+"""CPU topology read from sysfs, on generated machines and on this one."""
 
 import os
 import shutil
@@ -47,7 +47,7 @@ def test_cores_and_nodes_are_those_of_the_machine_as_far_as_they_may_be_used(
     assert list(topology.cores) == sorted(topology.cores, key=lambda core: (core.node, core.cpus))
 
 
-def test_a_kernel_that_tells_nothing_has_one_node_of_single_cpus(tmp_path: Path) -> None:
+def test_without_sysfs_there_is_one_node_of_single_cpus(tmp_path: Path) -> None:
     expected = tuple(Core((cpu,), 0) for cpu in (0, 2, 5))
     assert read_topology({0, 2, 5}, tmp_path) == Topology(expected)
     assert {cpu for core in read_topology(None, tmp_path).cores for cpu in core.cpus} == (
@@ -55,14 +55,14 @@ def test_a_kernel_that_tells_nothing_has_one_node_of_single_cpus(tmp_path: Path)
     )
 
 
-def test_cpus_that_no_node_claims_are_of_the_first(tmp_path: Path) -> None:
+def test_unassigned_cpus_belong_to_the_first_node(tmp_path: Path) -> None:
     TWO_SOCKETS.write(tmp_path)
     (tmp_path / "devices/system/node/node1/cpulist").write_text("4-6,12-14\n")
     assert [core.node for core in read_topology({0, 4, 7, 15}, tmp_path).cores] == [0, 0, 1]
 
 
 @pytest.mark.skipif(shutil.which("lscpu") is None, reason="no lscpu to compare with")
-def test_this_machine_is_what_lscpu_says() -> None:
+def test_topology_of_this_machine_matches_lscpu() -> None:
     told = subprocess.run(["lscpu", "-p=CPU,CORE,NODE"], capture_output=True, text=True, check=True)
     lines = [line.split(",") for line in told.stdout.splitlines() if not line.startswith("#")]
     cores: dict[tuple[str, str], set[int]] = {}
@@ -76,24 +76,22 @@ def test_this_machine_is_what_lscpu_says() -> None:
     ("address", "node"),
     [("0000:3b:00.0", 1), ("0000:3B:00.0", 1), ("0000:5e:00.0", None), ("0000:00:1f.0", None)],
 )
-def test_a_gpu_is_on_the_node_that_its_slot_is_close_to(
-    tmp_path: Path, address: str, node: int | None
-) -> None:
+def test_numa_node_of_a_pci_device(tmp_path: Path, address: str, node: int | None) -> None:
     Machine({0: [[0]]}, gpus={"0000:3b:00.0": 1, "0000:5e:00.0": -1}).write(tmp_path)
     assert node_of_pci(address, tmp_path) == node
 
 
 @given(st.sets(st.integers(0, 999_999), min_size=1))
-def test_lists_of_cpus_come_back_as_they_were(cpus: set[int]) -> None:
+def test_cpu_lists_round_trip(cpus: set[int]) -> None:
     assert parse_cpus(format_cpus(cpus)) == tuple(sorted(cpus))
 
 
-def test_lists_are_written_as_the_kernel_writes_them() -> None:
+def test_cpu_lists_have_the_format_of_the_kernel() -> None:
     assert format_cpus([9, 0, 1, 2, 8, 5]) == "0-2,5,8-9"
     assert parse_cpus(" 8, 0-2,1 ") == (0, 1, 2, 8)
 
 
 @pytest.mark.parametrize("text", ["", "a", "3-1", "0-", "-1", "0,,1", "1.5", "0-3:2", "٣"])
-def test_anything_else_is_refused_in_one_line(text: str) -> None:
+def test_invalid_cpu_list_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(UserError, match=r"^list of CPUs '.*': write numbers and ranges, such as"):
         parse_cpus(text)

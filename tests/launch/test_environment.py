@@ -1,4 +1,4 @@
-"""The environment of torchrun or srun tells a process which rank it is."""
+"""Variables of torchrun and srun that identify a rank."""
 
 import os
 
@@ -45,18 +45,18 @@ def srun(variables):
     return srun
 
 
-def test_a_process_without_a_launcher_starts_all_ranks():
+def test_without_a_launcher_all_ranks_are_local():
     assert rank_environment(4) is None
 
 
 @pytest.mark.parametrize(("agent", "agent_store"), [("True", True), ("False", False)])
-def test_torchrun_sets_it(variables, agent, agent_store):
+def test_variables_of_torchrun_are_read(variables, agent, agent_store):
     local = {"LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_USE_AGENT_STORE": agent}
     variables(RANK=3, WORLD_SIZE=4, **local, **MASTER)
     assert rank_environment(4) == RankEnvironment(3, 4, 1, 2, "node0", 29500, agent_store)
 
 
-def test_another_launcher_may_set_the_least(variables):
+def test_minimal_variables_suffice(variables):
     variables(RANK=1, WORLD_SIZE=2, **MASTER)
     assert rank_environment(2) == RankEnvironment(1, 2, 1, 2, "node0", 29500)
 
@@ -73,18 +73,18 @@ def test_ranks_of_an_unknown_launcher_are_refused(variables):
         rank_environment(2)
 
 
-def test_restarts_are_left_to_torchrun(variables):
+def test_max_restarts_is_refused_under_torchrun(variables):
     variables(RANK=0, WORLD_SIZE=2, **MASTER)
     with pytest.raises(UserError, match=r"^--max-restarts: give it to torchrun"):
         launch(lambda group: None, 2, 1, timeout_s=5, max_restarts=1)
 
 
-def test_fewer_than_no_restarts_are_refused():
+def test_negative_max_restarts_is_refused():
     with pytest.raises(UserError, match=r"^--max-restarts -1: expected 0 or more$"):
         launch(lambda group: None, 2, 1, timeout_s=5, max_restarts=-1)
 
 
-def test_srun_is_mapped_to_it(srun):
+def test_variables_of_srun_are_mapped_to_those_of_torchrun(srun):
     srun()
     found = rank_environment(4)
     assert found is not None
@@ -92,7 +92,7 @@ def test_srun_is_mapped_to_it(srun):
     assert 1024 < found.master_port < 32768, "the kernel gives ports above to anybody"
 
 
-def test_steps_of_one_job_have_ports_of_their_own(srun):
+def test_steps_of_one_job_have_different_ports(srun):
     ports = set()
     for step in range(20):
         srun(STEP_ID=step)
@@ -100,14 +100,14 @@ def test_steps_of_one_job_have_ports_of_their_own(srun):
     assert len(ports) == 20
 
 
-def test_the_address_of_the_user_comes_before_that_of_slurm(srun, variables):
+def test_master_address_of_the_user_precedes_that_of_slurm(srun, variables):
     srun()
     variables(**MASTER)
     found = rank_environment(4)
     assert (found.master_addr, found.master_port) == ("node0", 29500)
 
 
-def test_torchrun_in_a_task_of_srun_comes_before_slurm(srun, variables):
+def test_torchrun_inside_srun_precedes_slurm(srun, variables):
     srun()
     variables(RANK=1, WORLD_SIZE=2, **MASTER)
     assert rank_environment(2) == RankEnvironment(1, 2, 1, 2, "node0", 29500)
@@ -119,7 +119,7 @@ def test_one_task_for_several_ranks_is_refused(srun):
         rank_environment(8)
 
 
-def test_a_batch_script_is_one_command(variables):
+def test_batch_script_without_srun_starts_all_ranks(variables):
     """srun was forgotten, or starts the ranks of another program."""
     names = ("JOB_ID", "PROCID", "LOCALID", "NODEID")
     variables(SLURM_NTASKS=4, **{f"SLURM_{name}": 0 for name in names})
@@ -139,7 +139,7 @@ def test_a_step_of_one_task_starts_all_ranks(srun):
         {"STEP_NUM_TASKS": 3, "PROCID": 2, "LOCALID": 0},  # two and one
     ],
 )
-def test_tasks_that_are_no_equal_blocks_are_refused(srun, changes):
+def test_unequal_or_cyclic_task_distribution_is_refused(srun, changes):
     srun(**changes)
     with pytest.raises(UserError, match="give --ntasks-per-node and --distribution=block"):
         rank_environment(4)

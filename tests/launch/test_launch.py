@@ -31,7 +31,7 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_every_rank_knows_its_place_and_its_threads(tmp_path):
+def test_ranks_have_local_rank_and_thread_count(tmp_path):
     def worker(group):
         adds_up(tmp_path)(group)
         assert torch.get_num_threads() == 1
@@ -48,13 +48,13 @@ def test_ranks_without_gpus_use_gloo_on_the_cpu(group) -> None:
 
 
 @on_ranks(3)
-def test_values_and_bytes_of_all_ranks_arrive_in_order(group) -> None:
+def test_values_and_bytes_are_gathered_in_rank_order(group) -> None:
     rank = dist.get_rank(group)
     assert gather_values({"rank": rank}, group) == [{"rank": r} for r in range(3)]
     assert gather_bytes(b"x" * rank, group) == [b"", b"x", b"xx"]
 
 
-def test_every_group_has_the_timeout_of_the_run():
+def test_every_process_group_has_the_timeout_of_the_run():
     """torch gives half an hour to groups that are made later, a device mesh's among them."""
 
     def on_rank(group):
@@ -70,7 +70,7 @@ def test_every_group_has_the_timeout_of_the_run():
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_the_first_error_is_the_one_that_is_told(rank):
+def test_first_error_is_reported(rank):
     with pytest.raises(RunFailed, match="wrong sum on purpose") as caught:
         launch(one_raises(rank, ArithmeticError("wrong sum on purpose")), 3, 1, timeout_s=30)
     assert caught.value.kind == "crash"
@@ -78,7 +78,7 @@ def test_the_first_error_is_the_one_that_is_told(rank):
     assert "onnection" not in caught.value.detail
 
 
-def test_a_lack_of_memory_is_told_as_such():
+def test_memory_error_is_reported_as_memory():
     with pytest.raises(RunFailed) as caught:
         launch(one_raises(1, MemoryError()), 2, 1, timeout_s=30)
     assert caught.value.kind == "memory"
@@ -89,7 +89,7 @@ def test_a_mistake_of_the_user_stays_one_line():
         launch(mistaken, 2, 1, timeout_s=30)
 
 
-def test_an_exit_without_a_word_is_told():
+def test_silent_exit_is_reported():
     def worker(group):
         if dist.get_rank(group) == 1:
             os._exit(3)
@@ -117,13 +117,13 @@ def test_a_killed_rank_is_named_with_its_signal(number, kind, told):
     assert caught.value.kind == kind
 
 
-def test_a_run_over_its_limit_is_ended_for_good():
+def test_run_over_its_time_limit_is_ended_without_restart():
     with pytest.raises(RunFailed, match=r"not done after 0\.5 s") as caught:
         launch(lambda group: time.sleep(60), 2, 1, 60, limit_s=0.5, max_restarts=9)
     assert caught.value.kind == "timeout"
 
 
-def test_a_killed_rank_takes_the_others_along(tmp_path):
+def test_killed_rank_ends_the_others(tmp_path):
     command = launching(tmp_path, sleeps(tmp_path), 3)
     wait_for(lambda: pids(tmp_path, 3) is not None)
     os.kill(pids(tmp_path, 3)[2], signal.SIGKILL)
@@ -142,7 +142,7 @@ def test_no_rank_and_no_file_outlives_a_killed_command(tmp_path, number):
     command.leaves_nothing()
 
 
-def test_a_run_begins_again_with_fresh_ranks(tmp_path, capfd):
+def test_crashed_run_restarts_with_new_ranks(tmp_path, capfd):
     launch(dies_at_first(1, tmp_path, times=2), 3, 1, 30, max_restarts=3)
     assert files(tmp_path) == [f"{attempt}.{rank}" for attempt in range(3) for rank in range(3)]
     told = [line for line in capfd.readouterr().err.splitlines() if "restart" in line]
@@ -150,13 +150,13 @@ def test_a_run_begins_again_with_fresh_ranks(tmp_path, capfd):
     assert told == [f"restart {n} of 3: {cause}" for n in (1, 2)]
 
 
-def test_it_does_so_as_often_as_it_may(tmp_path):
+def test_restarts_are_limited(tmp_path):
     with pytest.raises(RunFailed, match="rank 0 was killed"):
         launch(dies_at_first(0, tmp_path, times=9), 2, 1, 30, max_restarts=1)
     assert sorted(name.partition(".")[0] for name in files(tmp_path)) == ["0", "0", "1", "1"]
 
 
-def test_a_mistake_of_the_user_is_not_tried_again(capfd):
+def test_user_error_is_not_retried(capfd):
     with pytest.raises(UserError):
         launch(mistaken, 2, 1, 30, max_restarts=5)
     assert "restart 1" not in capfd.readouterr().err

@@ -5,10 +5,11 @@ import signal
 import socket
 import time
 
+import psutil
 import pytest
 import torch.distributed as dist
 
-from tests.commands import Command, agents, free_port, launching, wait_for
+from tests.commands import Command, agents, free_port, launching, said, start, torchrun, wait_for
 from tests.launch.workers import (
     adds_up,
     dies_at_first,
@@ -29,7 +30,7 @@ def join(commands: list[Command]) -> list[int]:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_nodes_are_one_world(tmp_path, count):
+def test_nodes_form_one_process_group(tmp_path, count):
     commands = agents(tmp_path, adds_up(tmp_path), 2 * count, count)
     assert join(commands) == [0] * count, commands[0].said()
     total = sum(range(2 * count))
@@ -62,7 +63,7 @@ def test_a_stopped_rank_of_another_node_is_named(tmp_path):
     assert all("rank 1: stopped by a signal" in command.said() for command in commands)
 
 
-def test_ranks_that_do_not_communicate_end_with_a_failed_one(tmp_path):
+def test_ranks_without_communication_end_with_a_failed_rank(tmp_path):
     def worker(group):
         if dist.get_rank(group) == 0:
             raise ValueError("on purpose")
@@ -74,7 +75,7 @@ def test_ranks_that_do_not_communicate_end_with_a_failed_one(tmp_path):
 
 
 @pytest.mark.parametrize("killed", [0, 1])
-def test_no_node_outlives_another(tmp_path, killed):
+def test_nodes_end_with_a_killed_node(tmp_path, killed):
     commands = agents(tmp_path, sums_for_ever(tmp_path), 4)
     wait_for(lambda: pids(tmp_path, 4) is not None)
     commands[killed].kill()
@@ -82,7 +83,7 @@ def test_no_node_outlives_another(tmp_path, killed):
     assert codes[1 - killed] == 1
 
 
-def test_ranks_that_were_killed_with_their_node_are_named(tmp_path):
+def test_ranks_of_a_killed_node_are_named(tmp_path):
     commands = agents(tmp_path, sums_for_ever(tmp_path), 4)
     wait_for(lambda: pids(tmp_path, 4) is not None)
     here = set(pids(tmp_path, 4)) & set(commands[1].family())
@@ -153,7 +154,7 @@ def test_a_mistake_of_the_user_is_one_line_on_each_node(tmp_path):
     assert (first.said().count("\n"), second.wait()) == (1, 2)
 
 
-def test_a_task_that_does_not_come_is_named(tmp_path):
+def test_missing_tasks_are_named(tmp_path):
     environment = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1"}
     environment["MASTER_PORT"] = str(free_port())
     command = launching(tmp_path, mistaken, 3, 1, environment)
@@ -161,7 +162,7 @@ def test_a_task_that_does_not_come_is_named(tmp_path):
     assert "TimeoutError: rank 1, 2 did not join within the time-out" in command.said()
 
 
-def test_a_first_task_that_does_not_come_is_reported(tmp_path):
+def test_missing_rank_0_is_reported(tmp_path):
     environment = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     environment["MASTER_PORT"] = str(free_port())
     command = launching(tmp_path, mistaken, 2, 1, environment)
@@ -176,3 +177,48 @@ def test_a_port_in_use_is_reported(tmp_path):
         command = launching(tmp_path, mistaken, 2, 30, environment | {"MASTER_PORT": str(port)})
         assert join([command]) == [2]
     assert f"error: port {port} is in use: choose another in MASTER_PORT\n" in command.said()
+
+
+ONE = ("--standalone", "--nproc-per-node=2")
+
+
+def test_ranks_of_two_nodes_join(tmp_path):
+    """With a fixed address, which needs no rendezvous between the agents."""
+    port = str(free_port())
+    options = ["--nnodes=2", "--nproc-per-node=2", "--master-addr=127.0.0.1", "--master-port", port]
+    agents = [
+        start(torchrun(tmp_path, "workers.adds_up(folder)", 4, *options, "--node-rank", node))
+        for node in "01"
+    ]
+    output = [said(agent) for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], output
+    sums = [(tmp_path / str(rank)).read_text() for rank in range(4)]
+    assert sums == ["6 0/2", "6 1/2", "6 0/2", "6 1/2"]
+
+
+def test_torchrun_reports_the_first_error_once(tmp_path):
+    agent = start(torchrun(tmp_path, "workers.one_raises(1, ValueError('on purpose'))", 2, *ONE))
+    output = said(agent)
+    assert agent.returncode != 0
+    assert output.count("RunFailed: crash: rank 1: Traceback") == 1
+    assert "rank 0 ends, too: rank 1: ValueError: on purpose" in output
+    assert "onnection closed" not in output
+
+
+def test_a_killed_rank_is_named_and_restarted(tmp_path):
+    """torch alone fails here: its second attempt finds the addresses of the first."""
+    worker = "workers.dies_at_first(1, folder)"
+    agent = start(torchrun(tmp_path, worker, 2, *ONE, "--max-restarts=1"))
+    output = said(agent)
+    assert agent.returncode == 0, output
+    assert output.count("RunFailed: memory: rank 1 was killed by signal 9") == 1
+    attempts = sorted(path.name for path in tmp_path.glob("?.?"))
+    assert attempts == [f"{attempt}.{rank}" for attempt in range(2) for rank in range(2)]
+
+
+def test_no_rank_outlives_a_killed_torchrun(tmp_path):
+    agent = start(torchrun(tmp_path, "workers.sleeps(folder)", 2, *ONE))
+    wait_for(lambda: pids(tmp_path, 2) is not None, 60)
+    ranks = pids(tmp_path, 2)
+    agent.kill()
+    wait_for(lambda: not any(psutil.pid_exists(rank) for rank in ranks))

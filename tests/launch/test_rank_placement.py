@@ -1,9 +1,10 @@
-"""Ranks run where they are placed: real processes, asked for their affinity from inside."""
+"""CPUs and memory of real ranks, which report their affinity from inside."""
 
 import json
 import os
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def launched(folder: Path, placement: CpuAffinity, world_size: int = 2) -> list[
 
 
 @SEVERAL_CPUS
-def test_each_rank_has_cores_of_its_own(tmp_path):
+def test_ranks_get_disjoint_cores(tmp_path):
     first, second = launched(tmp_path, "cores")
     assert first and second and not set(first) & set(second)
     assert {*first, *second} <= set(USABLE)
@@ -48,12 +49,12 @@ def test_each_rank_has_cores_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize("placement", [pytest.param("auto", marks=ONE_NODE), "none"])
-def test_nothing_changes_where_there_is_nothing_to_choose(tmp_path, placement):
+def test_affinity_is_unchanged_on_one_numa_node_or_without_placement(tmp_path, placement):
     assert launched(tmp_path, placement) == [USABLE, USABLE]
 
 
 @SEVERAL_CPUS
-def test_the_lists_of_the_user_win(tmp_path):
+def test_cpu_lists_of_the_user_are_applied(tmp_path):
     first, last = USABLE[0], USABLE[-1]
     lists = (last, f"{first},{last}", f"{first}")
     assert launched(tmp_path, lists) == [[last], [first, last]]
@@ -66,12 +67,12 @@ def test_the_lists_of_the_user_win(tmp_path):
         ((str(USABLE[0]),), r"train\.placement: CPUs for 1 of the 2 ranks of this machine: name "),
     ],
 )
-def test_lists_that_do_not_fit_are_told_in_one_line(lists, complaint):
+def test_invalid_cpu_lists_are_refused_in_one_line(lists, complaint):
     with pytest.raises(UserError, match=rf"^{complaint}[^\n]*$"):
         launch(lambda group: None, 2, 1, timeout_s=30, placement=lists)
 
 
-def test_ranks_share_one_core_where_the_command_has_no_more(tmp_path):
+def test_ranks_share_a_single_core(tmp_path):
     def call() -> None:
         os.sched_setaffinity(0, {USABLE[-1]})
         launch(tells_affinity(tmp_path), 2, 1, timeout_s=30, placement="cores")
@@ -81,7 +82,7 @@ def test_ranks_share_one_core_where_the_command_has_no_more(tmp_path):
 
 
 @SEVERAL_CPUS
-def test_on_several_nodes_ranks_are_bound_without_being_told_to(tmp_path):
+def test_auto_binds_ranks_on_several_numa_nodes(tmp_path):
     """Of a made-up machine with the CPUs of this one on two nodes."""
     half = len(USABLE) // 2
     nodes = tmp_path / "devices/system/node"
@@ -128,17 +129,17 @@ def under_torchrun(
 
 @ONE_NODE
 @SEVERAL_CPUS
-def test_ranks_of_torchrun_share_what_it_may_use(tmp_path):
+def test_ranks_of_torchrun_divide_its_affinity_mask(tmp_path):
     first, last = USABLE[0], USABLE[-1]
     assert under_torchrun(tmp_path, [first, last]) == [[first], [last]]
 
 
-def test_ranks_of_torchrun_share_its_one_core(tmp_path):
+def test_ranks_of_torchrun_share_a_single_core(tmp_path):
     assert under_torchrun(tmp_path, USABLE[-1:]) == [USABLE[-1:]] * 2
 
 
 @SEVERAL_CPUS
-def test_ranks_that_torchrun_has_bound_keep_their_cores(tmp_path):
+def test_ranks_bound_by_torchrun_keep_their_cores(tmp_path):
     """As with --numa-binding=exclusive, which needs GPUs."""
     first, last = USABLE[0], USABLE[-1]
     bind = f'[ $LOCAL_RANK = 0 ] && cpu={last} || cpu={first}; exec taskset -c $cpu "$@"'
@@ -154,7 +155,7 @@ def show(folder: Path, placement: str) -> Command:
     return typed(folder / "command", folder, "stages.train", *options)
 
 
-def test_what_ranks_get_is_shown_on_request_and_nothing_is_trained(tmp_path):
+def test_show_placement_prints_cpus_without_training(tmp_path):
     first, last = USABLE[0], USABLE[-1]
     run = show(tmp_path, f'["{last}", "{first}"]')
     assert run.wait() == 0, run.said()
@@ -166,7 +167,28 @@ def test_what_ranks_get_is_shown_on_request_and_nothing_is_trained(tmp_path):
     assert not (tmp_path / "results").exists()
 
 
-def test_a_list_that_is_none_ends_the_command_in_one_line(tmp_path):
+def test_malformed_cpu_list_is_one_line(tmp_path):
     run = show(tmp_path, '["0-", "1"]')
     complaint = "train.placement: list of CPUs '0-': write numbers and ranges, such as 0-3,8"
     assert (run.wait(), run.said()) == (2, f"train: error: {complaint}\n")
+
+
+def test_memory_policy_is_inherited_by_child_threads_only() -> None:
+    node = max(read_topology().memory_nodes, default=0)
+
+    def prefer() -> tuple[bool, tuple[int, ...], tuple[int, ...]]:
+        taken = prefer_node(node)
+        with ThreadPoolExecutor(1) as inner:
+            return taken, policy_nodes(), inner.submit(policy_nodes).result()
+
+    before = policy_nodes()
+    with ThreadPoolExecutor(1) as outer:
+        taken, own, inherited = outer.submit(prefer).result()
+    assert own == inherited == ((node,) if taken else before)
+    assert policy_nodes() == before
+
+
+def test_missing_numa_node_leaves_the_policy_unchanged() -> None:
+    before = policy_nodes()
+    assert not prefer_node(4000)
+    assert policy_nodes() == before

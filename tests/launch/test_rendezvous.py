@@ -40,13 +40,13 @@ def test_an_attempt_never_joins_an_earlier_one(stores, order):
     assert len(set(names)) == 4
 
 
-def test_an_attempt_that_never_began_is_passed_over(stores):
+def test_incomplete_earlier_attempt_is_ignored(stores):
     with pytest.raises(TimeoutError, match="rank 1, 2 did not join"):
         rendezvous(stores(), 0, 3, "", timedelta(seconds=0.1))
     assert len({each.name for each in attempt(stores, [1, 2, 0])}) == 1
 
 
-def test_a_rank_without_the_others_gives_up(stores):
+def test_rank_without_rank_0_times_out(stores):
     with pytest.raises(TimeoutError, match="rank 1 found no rendezvous of rank 0"):
         rendezvous(stores(), 1, 2, "", timedelta(seconds=0.1))
 
@@ -60,7 +60,7 @@ def test_a_rank_without_the_others_gives_up(stores):
         (["", ""], False),
     ],
 )
-def test_all_ranks_use_nccl_or_none(stores, gpus, nccl):
+def test_nccl_needs_a_gpu_for_every_rank(stores, gpus, nccl):
     expected = "cpu:gloo,cuda:nccl" if nccl else "gloo"
     assert [each.backend for each in attempt(stores, [0, 1], gpus)] == [expected] * 2
 
@@ -75,7 +75,7 @@ def test_all_ranks_use_nccl_or_none(stores, gpus, nccl):
         (0, False, None),
     ],
 )
-def test_every_rank_takes_a_gpu_of_its_own(monkeypatch, visible, forked, expected):
+def test_rank_takes_the_gpu_of_its_local_rank(monkeypatch, visible, forked, expected):
     monkeypatch.setenv("LOCAL_RANK", "7")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert gpu_index(visible, forked=forked) == expected

@@ -1,4 +1,4 @@
-"""A rank that neither goes on nor ends is named, whoever waits for it."""
+"""Ranks that hang or are stopped are named by the ranks that time out."""
 
 import signal
 import time
@@ -31,7 +31,7 @@ def test_a_stopped_rank_is_named(world_size):
         launch(one_dies(1, signal.SIGSTOP), world_size, 1, timeout_s=2)
 
 
-def test_a_rank_that_does_something_else_is_named():
+def test_busy_rank_is_named_when_others_time_out():
     def worker(group):
         if dist.get_rank(group) == 1:
             time.sleep(60)
@@ -42,7 +42,7 @@ def test_a_rank_that_does_something_else_is_named():
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_a_rank_whose_link_is_cut_says_so(links, world_size):
+def test_rank_with_a_cut_link_is_named(links, world_size):
     def worker(group):
         for number in range(100):
             if number == 3 and dist.get_rank(group) == 1:

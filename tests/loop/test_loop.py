@@ -1,4 +1,4 @@
-"""The learning rate grows, peaks once and decays to a tenth."""
+"""Learning-rate schedule."""
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,7 @@ from shardlab.loop.loop import learning_rate
 
 
 @given(steps=st.integers(2, 500), warmup=st.integers(0, 100))
-def test_it_grows_to_the_peak_and_falls_to_a_tenth(steps, warmup):
+def test_learning_rate_warms_up_and_decays_to_a_tenth(steps, warmup):
     rates = [learning_rate(step, steps, 2.0, warmup) for step in range(steps + warmup + 5)]
     assert all(0 < rate <= 2.0 for rate in rates)
     grow, fall = rates[:warmup], rates[warmup:]
@@ -18,7 +18,7 @@ def test_it_grows_to_the_peak_and_falls_to_a_tenth(steps, warmup):
 
 
 @given(steps=st.integers(2, 500), warmup=st.integers(0, 100))
-def test_without_decay_it_stays_at_the_peak(steps, warmup):
+def test_constant_learning_rate_stays_at_the_peak(steps, warmup):
     rates = [learning_rate(step, steps, 2.0, warmup, "constant") for step in range(steps + warmup)]
     assert rates[:warmup] == sorted(rates[:warmup])
     assert set(rates[warmup:]) == {2.0}

@@ -1,4 +1,4 @@
-"""Ranks that need tokens wait for the one that builds them, in no collective and not for ever."""
+"""Tokens that rank 0 builds while the other ranks wait outside of any collective."""
 
 import multiprocessing
 import os
@@ -57,7 +57,7 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in (folder / "tokens").iterdir()}
 
 
-def test_ranks_wait_longer_than_a_collective_would(folder):
+def test_ranks_wait_beyond_the_collective_timeout(folder):
     timeout_s = 3
 
     def slow():
@@ -83,7 +83,7 @@ def test_ranks_wait_longer_than_a_collective_would(folder):
     ]
 
 
-def test_what_is_there_is_not_built_again(ready):
+def test_existing_tokens_are_not_rebuilt(ready):
     before = {path: path.stat().st_mtime_ns for path in (ready / "tokens").iterdir()}
     for rank in (0, 1):
         ensure_tokens(ready, PLAN, rank, patience_s=1)
@@ -98,7 +98,7 @@ def test_what_is_there_is_not_built_again(ready):
         TokenPlan(0.1, Tokenize(vocabulary=300, shards=5)),
     ],
 )
-def test_tokens_of_other_options_are_built_anew(ready, other):
+def test_tokens_of_other_options_are_rebuilt(ready, other):
     with pytest.raises(UserError, match="without a sign of life from rank 0"):
         ensure_tokens(ready, other, 1, patience_s=0.3)
     ensure_tokens(ready, other, 0, patience_s=1)
@@ -106,7 +106,7 @@ def test_tokens_of_other_options_are_built_anew(ready, other):
     assert read_manifest(ready / "tokens").recipe_sha256 == recipe(ready, other)
 
 
-def test_tokens_of_another_corpus_or_tokenizer_are_built_anew(ready):
+def test_tokens_of_another_corpus_or_tokenizer_are_rebuilt(ready):
     given = ready / "given.json"
     write_text(given, (ready / "tokenizer.json").read_text())
     plan = TokenPlan(0.1, Tokenize(tokenizer=str(given), vocabulary=None, shards=2))
@@ -138,7 +138,7 @@ def run_alone(folder, rank):
         write_text(folder / f"{rank}.said", str(error))
 
 
-def test_when_rank_0_is_killed_the_others_end_and_nothing_looks_whole(folder, built):
+def test_killed_build_ends_all_ranks_without_a_manifest(folder, built):
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=run_alone, args=(folder, rank)) for rank in range(3)]
     for process in processes:
@@ -160,7 +160,7 @@ def test_when_rank_0_is_killed_the_others_end_and_nothing_looks_whole(folder, bu
     assert contents(folder) == contents(built)
 
 
-def test_what_rank_0_complains_of_ends_all_ranks_at_once(folder):
+def test_build_error_on_rank_0_ends_all_ranks(folder):
     (folder / "corpus.json").write_text("[\n")
 
     def on_rank(group):

@@ -1,4 +1,4 @@
-"""What the ranks measured comes to the metrics of a run."""
+"""Metrics of a run from the measurements of its ranks."""
 
 from pathlib import Path
 
@@ -79,7 +79,7 @@ def test_bandwidth_is_bytes_over_the_time_of_collectives():
     assert found["extra_collective_ms"] == pytest.approx(0.5)
 
 
-def test_who_sends_nothing_has_no_bandwidth():
+def test_bandwidth_is_absent_without_traffic():
     events = [event(step, collective_ms=0.0) for step in range(STEPS)]
     found = summarize(PLAN, events, [rank(events)])
     assert found["effective_bandwidth_raw"] is found["effective_bandwidth_wire"] is None

@@ -1,4 +1,4 @@
-"""One finished pipeline of small size, made once and copied to whoever changes something."""
+"""A finished pipeline of small size, made once and copied for tests that change it."""
 
 import fcntl
 import os

@@ -46,19 +46,19 @@ def test_a_stage_declares_little_that_it_does_not_import(
 
 
 @pytest.mark.parametrize("lost", [d for d in DECLARED["train"] if d.split("/")[0] != "data"])
-def test_a_lost_dependency_is_told(graph: grimp.ImportGraph, lost: str) -> None:
+def test_missing_dependency_is_reported(graph: grimp.ImportGraph, lost: str) -> None:
     rest = [path for path in DECLARED["train"] if path != lost]
     assert any(lost in line for line in complaints(graph, ROOT, "train", rest))
 
 
-def test_a_needless_dependency_is_told(graph: grimp.ImportGraph) -> None:
+def test_needless_dependency_is_reported(graph: grimp.ImportGraph) -> None:
     declared = [*DECLARED["collect"], "shardlab/comm"]
     assert complaints(graph, ROOT, "collect", declared) == [
         "collect: declared for nothing: shardlab/comm"
     ]
 
 
-def test_an_import_from_afar_is_told() -> None:
+def test_new_import_is_a_dependency_of_every_stage() -> None:
     """A package that core starts to import becomes a dependency of every stage."""
     graph = import_graph()
     graph.add_import(importer="shardlab.core.errors", imported="shardlab.models.presets")
@@ -66,7 +66,7 @@ def test_an_import_from_afar_is_told() -> None:
     assert "readme: not declared: shardlab/models/presets.py" in told
 
 
-def test_the_library_itself_loads_nothing() -> None:
+def test_import_of_shardlab_loads_no_module() -> None:
     """Why `import shardlab`, which every stage does, is no dependency on shardlab.comm."""
     script = "import sys, shardlab; print([m for m in sys.modules if m.startswith('shardlab.')])"
     run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Whoever is killed: no process stays, no output looks finished, and the rerun succeeds."""
+"""Killed commands leave no process and no final output, and the rerun succeeds."""
 
 import os
 import shutil
@@ -74,7 +74,7 @@ def recover(root: Path, *command: str) -> None:
     assert (root / RUN / "final_model/model.safetensors").exists()
 
 
-def test_a_killed_stage_takes_its_ranks_with_it(endless: Path, start) -> None:
+def test_killed_stage_ends_its_ranks(endless: Path, start) -> None:
     marked = start("python", "-m", "stages.train", "--run", "fsdp2")
     os.kill(stages(marked)[0], signal.SIGKILL)
     wait_for(lambda: not marked.family(), 15, "no process left")

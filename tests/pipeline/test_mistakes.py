@@ -1,4 +1,4 @@
-"""A mistake of the user is answered in one line, and what was good stays."""
+"""Mistakes of the user are one line, and good files are kept."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,9 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize("changes, message", MISTAKES)
-def test_snakemake_tells_it(project: Path, changes: dict[str, object], message: str) -> None:
+def test_snakemake_reports_invalid_params(
+    project: Path, changes: dict[str, object], message: str
+) -> None:
     set_params(project, **changes)
     told = run(project, "snakemake", "--cores", "1", check=False)
     assert told.returncode != 0
@@ -32,7 +34,9 @@ def test_snakemake_tells_it(project: Path, changes: dict[str, object], message: 
 
 
 @pytest.mark.parametrize("changes, message", MISTAKES[:1])
-def test_every_stage_tells_it(project: Path, changes: dict[str, object], message: str) -> None:
+def test_every_stage_reports_invalid_params(
+    project: Path, changes: dict[str, object], message: str
+) -> None:
     """Of keys that are not its own too, so under DVC nothing runs either."""
     set_params(project, **changes)
     told = run(project, "python", "-m", "stages.prepare", check=False)
@@ -54,7 +58,7 @@ def test_parameters_that_would_not_reach_the_stages_are_refused(project: Path) -
     assert "change params.yaml instead" in told.stdout
 
 
-def test_a_bad_source_leaves_a_good_corpus(tmp_path: Path) -> None:
+def test_bad_source_keeps_the_good_corpus(tmp_path: Path) -> None:
     root = copy_project(tmp_path / "project")
     set_params(root, data={"source": "json", "path": "mine.json"})
     words = [{"id": str(i), "title": f"t{i}", "text": "some words " * 30} for i in range(20)]

@@ -29,7 +29,9 @@ def test_both_tools_describe_one_pipeline() -> None:
     assert 50 < len(dvc) < 100, "DVC needs a second per stage from about 100 stages on"
 
 
-def test_they_do_so_at_the_small_size_too(dvc: dict[str, Job], snakemake: dict[str, Job]) -> None:
+def test_both_tools_describe_one_small_pipeline(
+    dvc: dict[str, Job], snakemake: dict[str, Job]
+) -> None:
     assert differences(dvc, snakemake) == []
 
 
@@ -46,7 +48,7 @@ def test_they_do_so_at_the_small_size_too(dvc: dict[str, Job], snakemake: dict[s
         ("      - ${item.after}\n      - results/results.jsonl\n", "", "propose 1: inputs"),
     ],
 )
-def test_a_drift_of_dvc_yaml_is_told(
+def test_difference_in_dvc_yaml_is_reported(
     project: Path, tmp_path: Path, snakemake: dict[str, Job], old: str, new: str, told: str
 ) -> None:
     root = copy_project(tmp_path / "project")
@@ -76,7 +78,7 @@ def test_a_drift_of_dvc_yaml_is_told(
         ("common.smk", 'path.suffix != ".so"', 'path.suffix != ".j2"', "report: inputs"),
     ],
 )
-def test_a_drift_of_the_rules_is_told(
+def test_difference_in_the_rules_is_reported(
     tmp_path: Path, dvc: dict[str, Job], file: str, old: str, new: str, told: str
 ) -> None:
     root = copy_project(tmp_path / "project")
@@ -96,7 +98,7 @@ def test_stages_that_run_codecs_depend_on_those_of_the_user(
         assert found == {"train", "timing", "calibrate", "estimate", "trial"}
 
 
-def test_order_and_comments_have_no_meaning(tmp_path: Path, snakemake: dict[str, Job]) -> None:
+def test_order_and_comments_are_ignored(tmp_path: Path, snakemake: dict[str, Job]) -> None:
     root = copy_project(tmp_path / "project")
     drift(
         root / "dvc.yaml",

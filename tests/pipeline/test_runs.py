@@ -27,18 +27,18 @@ def every(root: Path, *names: str) -> set[str]:
     return {j.command.removeprefix("exec python -m stages.") for j in jobs if j.name in names}
 
 
-def test_snakemake_leaves_nothing_to_do(finished: Path) -> None:
+def test_snakemake_is_up_to_date_after_a_run(finished: Path) -> None:
     assert pending(finished) == set()
     assert "Nothing to be done" in run(finished, "snakemake", "--cores", "2").stdout
 
 
-def test_what_snakemake_made_dvc_takes_over(recorded: Path) -> None:
+def test_dvc_accepts_results_of_snakemake(recorded: Path) -> None:
     assert run(recorded, "dvc", "status").stdout.strip() == UP_TO_DATE
     assert executed(run(recorded, "dvc", "repro").stdout) == set()
     assert pending(recorded) == set()
 
 
-def test_what_dvc_made_snakemake_takes_over(tmp_path: Path) -> None:
+def test_snakemake_accepts_results_of_dvc(tmp_path: Path) -> None:
     root = copy_project(tmp_path / "project")
     # every kind of stage, each as few times as possible
     set_params(root, runs=["fsdp2", "fsdp2-int8"], seeds=[0])
@@ -64,7 +64,7 @@ def test_git_sees_small_results_only(recorded: Path) -> None:
     assert max(sizes.values()) < 100_000, sizes
 
 
-def test_committed_results_spare_a_fresh_clone_nothing(recorded: Path, tmp_path: Path) -> None:
+def test_fresh_clone_repeats_all_jobs(recorded: Path, tmp_path: Path) -> None:
     """Snakemake knows nothing of results that came by git, so it makes all of them."""
     source, clone = tmp_path / "source", tmp_path / "clone"
     shutil.copytree(recorded, source, symlinks=True)

@@ -22,12 +22,12 @@ def test_the_committed_schema_is_current() -> None:
 @pytest.mark.parametrize(
     "name", ["params.yaml", "params/small.yaml", "params/codecs.yaml", "params/links.yaml"]
 )
-def test_it_accepts_the_files_that_come_with_shardlab(name: str) -> None:
+def test_schema_accepts_the_params_files(name: str) -> None:
     jsonschema.validate(yaml.safe_load((ROOT / name).read_text()), json.loads(SCHEMA.read_text()))
 
 
 @pytest.mark.parametrize("key, value", [("stepz", 5), ("steps", "5"), ("steps", 1)])
-def test_it_refuses_what_the_library_refuses(key: str, value: object) -> None:
+def test_schema_refuses_invalid_params(key: str, value: object) -> None:
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
     params["train"][key] = value
     with pytest.raises(jsonschema.ValidationError):

@@ -17,7 +17,7 @@ SLURM_PROCID=0 SLURM_NODEID=0 "$@" && wait $!
 """
 
 
-def test_tasks_are_asked_for_by_resources_alone(tmp_path: Path) -> None:
+def test_slurm_tasks_are_requested_by_resources(tmp_path: Path) -> None:
     root = copy_project(tmp_path / "project")
     plan = ("snakemake", "-n", "-p", "--set-resources", "train:tasks=2")
     command = "python -m stages.train --run fsdp2 --seed 0"
@@ -28,7 +28,7 @@ def test_tasks_are_asked_for_by_resources_alone(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_a_run_of_two_tasks_learns_what_one_command_learns(workspace: Path, tmp_path: Path) -> None:
+def test_two_slurm_tasks_match_one_command(workspace: Path, tmp_path: Path) -> None:
     srun = tmp_path / "bin/srun"
     srun.parent.mkdir()
     srun.write_text(SRUN)

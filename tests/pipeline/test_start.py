@@ -1,4 +1,4 @@
-"""What the command of a stage does before its work."""
+"""Start of a stage: imports and garbage collection."""
 
 import os
 import shutil
@@ -49,5 +49,5 @@ def test_garbage_is_collected_from_the_work_on_but_not_among_imports(tmp_path: P
     assert said("-m", "stages.probe", folder=tmp_path) == ["False", "True", "True"]
 
 
-def test_whoever_imports_a_stage_keeps_collecting_garbage() -> None:
+def test_import_of_a_stage_keeps_garbage_collection() -> None:
     assert said("-c", "import gc, stages.readme; print(gc.isenabled())") == ["True"]

@@ -1,4 +1,4 @@
-"""Where no C++ compiler was at hand, training runs on the PyTorch reference and says so once."""
+"""Training without compiled kernels uses the PyTorch reference and says so once."""
 
 from pathlib import Path
 

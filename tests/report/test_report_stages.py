@@ -131,9 +131,9 @@ def test_collect_refuses_the_metrics_of_another_run(measured):
 def collected(measured):
     """A project that has everything a report needs."""
     collect.main(Parameters())
-    write_json("results/forecast/forecast.json", make_forecast(RUNS).model_dump(mode="json"))
+    make_forecast(RUNS).to_file("results/forecast/forecast.json")
     history = make_history(make_records(RUNS))
-    write_json("results/rounds/1/history.json", history.model_dump(mode="json"))
+    history.to_file("results/rounds/1/history.json")
     write_json("data/source.json", {"name": "wikipedia", "licence": "CC BY-SA 4.0"})
     write_json("data/statistics.json", {"vocabulary": 2048})
     return measured

@@ -1,4 +1,4 @@
-"""Whole runs over an emulated link: what they tell of it, and what they do when it is cut."""
+"""Whole runs over an emulated link: measurements, and behaviour when it is cut."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ def linked(data, strategy, **train):
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2", "manual"])
-def test_a_link_in_namespaces_changes_times_and_nothing_else(permitted, data, tmp_path, engine):
+def test_link_in_namespaces_changes_times_only(permitted, data, tmp_path, engine):
     plan, on_link = linked(data, strategy_of(engine))
     train_run(plan, tmp_path / "loopback")
     train_run(on_link, tmp_path / "link", telemetry=tmp_path / "scalars")
@@ -60,9 +60,7 @@ def test_a_link_in_namespaces_changes_times_and_nothing_else(permitted, data, tm
 
 
 @pytest.mark.parametrize("engine", ["ddp", "manual"])
-def test_a_link_in_the_ranks_changes_times_and_nothing_else(
-    data, tmp_path, monkeypatch, capfd, engine
-):
+def test_in_process_link_changes_times_only(data, tmp_path, monkeypatch, capfd, engine):
     plan, on_link = linked(data, strategy_of(engine, **INT4))
     train_run(plan, tmp_path / "loopback")
     capfd.readouterr()
@@ -83,7 +81,7 @@ def test_a_link_in_the_ranks_changes_times_and_nothing_else(
 
 
 @pytest.mark.parametrize("path", ["", None])
-def test_ranks_of_others_get_no_link(data, tmp_path, monkeypatch, path):
+def test_link_is_refused_under_torchrun(data, tmp_path, monkeypatch, path):
     _, on_link = linked(data, strategy_of("ddp"))
     if path is not None:
         monkeypatch.setenv("PATH", path)
@@ -98,7 +96,9 @@ def test_ranks_of_others_get_no_link(data, tmp_path, monkeypatch, path):
 
 
 @pytest.mark.long
-def test_two_runs_at_once_do_not_meet_and_a_killed_one_leaves_nothing(permitted, data, tmp_path):
+def test_concurrent_runs_are_isolated_and_a_killed_one_leaves_no_namespace(
+    permitted, data, tmp_path
+):
     _, plan = linked(data, strategy_of("manual"))
     endless = replace(plan, train=plan.train.model_copy(update={"steps": 100_000}))
     killed, *others = (
@@ -147,7 +147,7 @@ def interrupted(plan, target, root, event):
 @pytest.mark.parametrize(
     ("event", "told"), [("cut", "its link is cut"), ("stop", "stopped by a signal")]
 )
-def test_a_run_that_lost_a_rank_names_it_and_continues_bit_for_bit(
+def test_run_that_lost_a_rank_names_it_and_resumes_bit_for_bit(
     permitted, data, tmp_path, engine, gradients, event, told
 ):
     plan = plan_of(data, strategy_of(engine, **gradients), steps=8, audit_steps=0, timeout_s=3.0)

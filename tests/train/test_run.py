@@ -1,4 +1,4 @@
-"""A whole run: files that say what happened, the same twice, and a model that others load."""
+"""Whole runs: output files, reproducibility, and the saved model."""
 
 import gzip
 import json
@@ -51,7 +51,7 @@ def measured(data, tmp_path_factory) -> tuple[Record, Path]:
     return measure(plan(data), folder), folder
 
 
-def test_the_record_adds_up(measured):
+def test_record_is_consistent(measured):
     record, folder = measured
     assert (record.run, record.seed, record.codec, record.error_feedback) == (
         "a-run",
@@ -87,7 +87,7 @@ def test_the_record_adds_up(measured):
     assert 0 < record.flops_share < 1
 
 
-def test_the_same_plan_gives_the_same_losses_and_weights(measured, data, tmp_path):
+def test_runs_are_reproducible(measured, data, tmp_path):
     _, folder = measured
     train_run(plan(data), tmp_path)
     first, second = (
@@ -98,7 +98,7 @@ def test_the_same_plan_gives_the_same_losses_and_weights(measured, data, tmp_pat
     assert (folder / weights).read_bytes() == (tmp_path / weights).read_bytes()
 
 
-def test_four_ranks_see_what_one_sees(data, tmp_path):
+def test_losses_do_not_depend_on_the_number_of_ranks(data, tmp_path):
     losses = {}
     for world_size in (1, 4):
         train = TRAIN.model_copy(update={"world_size": world_size, "batch_size": 4 // world_size})
@@ -130,7 +130,7 @@ def test_other_families_train_alike_on_any_number_of_ranks(family, data, tmp_pat
     assert read_json_lines(tmp_path / "on" / "events.jsonl")[0]["loss"] < losses[2][0] - 0.1
 
 
-def test_a_run_makes_the_tokens_that_are_missing(measured, data, tmp_path):
+def test_missing_tokens_are_built_by_the_run(measured, data, tmp_path):
     for name in ("corpus.json", "source.json"):
         shutil.copy(data / name, tmp_path)
     train_run(replace(plan(tmp_path), tokens=TOKENS), tmp_path / "run")
@@ -159,7 +159,7 @@ def test_the_trace_shows_both_ranks_and_our_operators(measured):
     assert {"shardlab::int8_encode", "shardlab::backward", "gloo:send", "gloo:recv"} <= names
 
 
-def test_a_run_that_fails_leaves_nothing_that_looks_finished(data, tmp_path):
+def test_failed_run_leaves_no_final_files(data, tmp_path):
     endless = TRAIN.model_copy(update={"steps": 1_000_000})
     with pytest.raises(RunFailed):
         train_run(plan(data, train=endless), tmp_path, limit_s=1)
@@ -181,7 +181,7 @@ def test_a_uniform_model_has_the_perplexity_of_its_vocabulary(data):
     assert quality.bits_per_byte == pytest.approx(bits, rel=1e-4)
 
 
-def test_metrics_name_what_they_were_made_with(measured):
+def test_metrics_name_strategy_torch_and_host(measured):
     record, folder = measured
     metrics = read_json(folder / "metrics.json")
     assert metrics["strategy_hash"] == parse_strategy(INT8).hash()

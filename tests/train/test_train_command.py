@@ -1,7 +1,8 @@
-"""What a user types to train, and what is answered."""
+"""Command line of training: runs, restarts, mistakes, codecs of the user."""
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import shardlab.train.run  # noqa: F401 - imported once, before the commands are forked
 from shardlab.core.files import read_json, read_json_lines
 from tests.commands import Command, free_port, typed, wait_for
+from tests.pipeline.workspace import ROOT
 
 PARAMS = {
     "model": {"preset": "tiny"},
@@ -53,7 +55,7 @@ def losses(project: Path, run: str, seed: int = 0) -> list[float]:
     return [event["loss"] for event in read_json_lines(folder / "events.jsonl")]
 
 
-def test_ranks_of_two_commands_learn_what_one_command_learns(train, project):
+def test_ranks_of_two_commands_match_one_command(train, project):
     """Also with another seed, from parameters in JSON and a number as JSON writes it."""
     options = ("--run", "fsdp2", "--seed", "3", "--set", "train.learning_rate=2e-3")
     alone = train(*options)
@@ -108,7 +110,7 @@ def test_a_run_restarts_after_a_rank_was_killed(train, project):
         ("--run ddp --max-restarts -1", "--max-restarts -1: expected 0 or more"),
     ],
 )
-def test_a_mistake_is_one_line(train, project, arguments, told):
+def test_user_error_is_one_line(train, project, arguments, told):
     command = train(*arguments.split())
     assert command.wait() == 2
     assert command.said() == f"train: error: {told}\n"
@@ -121,3 +123,23 @@ def test_the_options_are_explained(train):
     assert command.wait() == 0
     for words in ("--run RUN", "--max-restarts", "start new ranks", "(default 0)"):
         assert words in command.said()
+
+
+CODEC = {"codec": "ternary:group=64", "error_feedback": True, "minimum_size": 64}
+
+
+def test_a_run_is_trained_with_a_codec_in_plain_pytorch(data, tmp_path):
+    project = tmp_path / "project"
+    (project / "user_codecs").mkdir(parents=True)
+    shutil.copy(ROOT / "user_codecs/ternary.py", project / "user_codecs")
+    (project / "data").symlink_to(data)
+    strategies = {"ternary": {"engine": "fsdp2", "gradients": CODEC}}
+    params = {**PARAMS, "strategies": strategies, "codecs": ["user_codecs.ternary"]}
+    (project / "params.yaml").write_text(json.dumps(params))
+    command = typed(tmp_path / "command", project, "stages.train", "--run", "ternary")
+    assert command.wait(60) == 0, command.said()
+    metrics = read_json(project / "results/train/ternary/seed0/metrics.json")
+    assert metrics["strategy"]["gradients"]["codec"] == {"name": "ternary", "group": 64}
+    assert losses(project, "ternary")
+    # 2 bits, 16 bits of scale for 64 elements, and the envelope
+    assert 14 < metrics["ledger"]["gradients"]["compression_ratio"] < 14.3

@@ -11,7 +11,7 @@ from tests.ranks import run_ranks
 
 
 @pytest.mark.parametrize("family", ["gpt2-tied", "gpt2-untied", "llama-tied", "qwen3-untied"])
-def test_the_formula_is_what_torch_counts_of_forward_and_backward(family):
+def test_flops_formula_matches_the_flop_counter(family):
     length = 32
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config_of(family), attn_implementation="eager")
@@ -24,7 +24,7 @@ def test_the_formula_is_what_torch_counts_of_forward_and_backward(family):
     assert flops_per_token(model, length) == pytest.approx(counted, rel=0.03)
 
 
-def test_all_ranks_multiply_at_once():
+def test_product_rate_is_measured_on_all_ranks():
     def on_rank(group):
         speed = product_flops_per_s(torch.device("cpu"), torch.float32, group)
         return {"speed": torch.tensor(speed)}

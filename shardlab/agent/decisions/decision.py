@@ -40,12 +40,12 @@ def decide(
             decision="reject", reason="no seed was measured with both the trial and the incumbent"
         )
     objections = _objections(comparison, quality_tolerance, memory_limit_bytes)
-    figures = _figures(comparison)
-    if objections:
-        return Decision(
-            decision="reject", reason=f"{'; '.join(objections)}. {figures}", comparison=comparison
-        )
-    return Decision(decision="accept", reason=f"shorter steps. {figures}", comparison=comparison)
+    why = "; ".join(objections) or "shorter steps"
+    return Decision(
+        decision="reject" if objections else "accept",
+        reason=f"{why}. {_figures(comparison)}",
+        comparison=comparison,
+    )
 
 
 def compare(history: History, measurements: list[Measurement]) -> Comparison | None:
@@ -137,9 +137,7 @@ def _round(
             label=proposal.chosen.label() if proposal.chosen else None,
             measurements=measurements,
         ),
-        decision=decision.decision,
-        reason=decision.reason,
-        comparison=decision.comparison,
+        **dict(decision),
     )
 
 

@@ -112,56 +112,52 @@ def _codecs(strategy: Strategy, form: dict[str, Any]) -> Iterator[Draft]:
     for text, feedback in CODECS:
         if text != now and accepts_codec(strategy.engine, text.partition(":")[0]):
             gradients = {**rest, "codec": text, "error_feedback": feedback}
-            words = in_words((Change("codec", now, text),))
-            yield Draft(document={**form, "gradients": gradients}, why=f"action: {words}")
+            yield _action({**form, "gradients": gradients}, Change("codec", now, text))
 
 
 def _weights(strategy: Strategy, form: dict[str, Any]) -> Iterator[Draft]:
-    if "reshard_after_forward" not in form:  # nothing is gathered
+    if "reshard_after_forward" not in form:  # no parameters are gathered
         return
     now = codec_text(strategy.weights.codec) if strategy.weights else "none"
     for text in WEIGHT_CODECS:
         if text != now:
-            words = in_words((Change("weights", now, text),))
-            yield Draft(document={**form, "weights": {"codec": text}}, why=f"action: {words}")
+            yield _action({**form, "weights": {"codec": text}}, Change("weights", now, text))
 
 
 def _engines(form: dict[str, Any]) -> Iterator[Draft]:
     now = form["engine"]
     for other in ENGINES_TRIED:
         if other != now and accepts_codec(other, form["gradients"]["codec"]["name"]):
-            yield _change(
-                form, "engine", now, other, without=(*inapplicable(other), *_AHEAD, "overrides")
-            )
+            without = (*inapplicable(other), *_AHEAD, "overrides")
+            yield _change(form, "engine", now, other, without)
 
 
 def _messages(form: dict[str, Any]) -> Iterator[Draft]:
     gradients = form["gradients"]
+
+    def change(key: str, after: Any, without: tuple[str, ...] = ()) -> Draft:
+        rest = {name: value for name, value in gradients.items() if name not in without}
+        document = {**form, "gradients": {**rest, key: after}}
+        return _action(document, Change(key, gradients[key], after))
+
     if gradients["codec"]["name"] == "none":
-        other = "exchange" if gradients["route"] == "native" else "native"
-        yield _change_gradients(gradients, form, "route", other)
+        yield change("route", "exchange" if gradients["route"] == "native" else "native")
         return
-    without_residual = {key: value for key, value in gradients.items() if key != "residual"}
-    feedback = not gradients["error_feedback"]
-    yield _change_gradients(without_residual, form, "error_feedback", feedback)
+    yield change("error_feedback", not gradients["error_feedback"], without=("residual",))
     for size in MINIMUM_SIZES:
         if size != gradients["minimum_size"]:
-            yield _change_gradients(gradients, form, "minimum_size", size)
+            yield change("minimum_size", size)
 
 
 def _change(
     form: dict[str, Any], key: str, before: Any, after: Any, without: tuple[str, ...] = ()
 ) -> Draft:
     rest = {name: value for name, value in form.items() if name not in without}
-    words = in_words((Change(key, before, after),))
-    return Draft(document={**rest, key: after}, why=f"action: {words}")
+    return _action({**rest, key: after}, Change(key, before, after))
 
 
-def _change_gradients(
-    gradients: dict[str, Any], form: dict[str, Any], key: str, after: Any
-) -> Draft:
-    words = in_words((Change(key, gradients[key], after),))
-    return Draft(document={**form, "gradients": {**gradients, key: after}}, why=f"action: {words}")
+def _action(document: dict[str, Any], change: Change) -> Draft:
+    return Draft(document=document, why=f"action: {in_words((change,))}")
 
 
 def _whole_strategies(

@@ -15,9 +15,9 @@ from shardlab.agent.proposals.changes import changes, in_words
 from shardlab.agent.proposals.endpoint import Endpoint, Messages
 from shardlab.agent.proposals.judge import Judge, Question
 from shardlab.agent.records.rounds import Candidate, Verdict
-from shardlab.core.document import Document, validate
+from shardlab.core.document import Document
 from shardlab.core.errors import UserError
-from shardlab.core.files import read_json, sha256_of_value, write_json
+from shardlab.core.files import sha256_of_value
 from shardlab.strategy.codec_table import all_specs
 from shardlab.strategy.strategy import Strategy
 
@@ -86,30 +86,26 @@ class HttpJudge(Judge):
             )
         return self._verdict(None if choice == ABSTAIN else choice, reason)
 
-    def _verdict(self, choice: str | None, reason: str) -> Verdict:
-        return Verdict(choice=choice, reason=reason, judge=self.name)
-
     def _answer(self, question: Question, candidates: list[Candidate]) -> tuple[str, str]:
         order = [candidate.id for candidate in candidates]
-        messages, schema = _messages(question, candidates), _schema(order)
-        identity = {
-            "model": self._endpoint.model,
-            "messages": messages,
-            "schema": schema,
-            "order": order,
-        }
+        model, messages, schema = (
+            self._endpoint.model,
+            _messages(question, candidates),
+            _schema(order),
+        )
+        identity = {"model": model, "messages": messages, "schema": schema, "order": order}
         path = self._store / f"{sha256_of_value(identity)}.json"
         if path.exists():
             return read_choice(_replay(path), order)
         answer = self._endpoint.complete(messages, schema)
         stored = Stored(
-            model=self._endpoint.model,
+            model=model,
             dialect=self._endpoint.dialect,
             order=order,
             messages=messages,
             answer=answer,
         )
-        write_json(path, stored.model_dump(mode="json"))
+        stored.to_file(path)
         return read_choice(answer, order)
 
 
@@ -155,10 +151,9 @@ def _tame(reason: Any) -> str:
 
 def _replay(path: Path) -> str | None:
     try:
-        stored: Stored = validate(Stored, read_json(path), str(path))
+        return Stored.from_file(path).answer
     except ValueError as error:
         raise UserError(f"{path}: not a stored answer ({error}): delete it") from None
-    return stored.answer
 
 
 def _messages(question: Question, candidates: list[Candidate]) -> Messages:

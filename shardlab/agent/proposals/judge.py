@@ -44,8 +44,11 @@ class Judge(ABC):
         """Return the verdict.
 
         Raises:
-            UserError: the judge cannot be asked (only judges that are somewhere else).
+            UserError: the judge cannot be asked (only judges on a server).
         """
+
+    def _verdict(self, choice: str | None, reason: str) -> Verdict:
+        return Verdict(choice=choice, reason=reason, judge=self.name)
 
 
 _CODECS = {"codec": "gradients", "weights": "weights"}
@@ -83,8 +86,7 @@ class RuleJudge(Judge):
 
     name = "rules"
 
-    def choose(self, question: Question) -> Verdict:
-        """Return the verdict of the rule; its reason cites the figures."""
+    def choose(self, question: Question) -> Verdict:  # noqa: D102
         incumbent = question.history.incumbent
         term, share = _largest_term(incumbent)
         effects = measured_effects(question.history)
@@ -100,7 +102,7 @@ class RuleJudge(Judge):
         if known:
             log_step, _, _, candidate = min(known)
             return self._verdict(
-                candidate,
+                candidate.id,
                 f"{_words(incumbent, candidate)}: where such a change was measured, steps took "
                 f"{math.exp(log_step):.3f} times as long",
             )
@@ -108,7 +110,7 @@ class RuleJudge(Judge):
             directness, _, _, candidate = min(unknown)
             acts = "acts on it" if directness < _INDIRECT else "does not act on it"
             return self._verdict(
-                candidate,
+                candidate.id,
                 f"{term} is the largest term, {share:.0%} of a traced step"
                 f"{_bytes(term, incumbent)}; {_words(incumbent, candidate)} {acts} "
                 "and was never measured",
@@ -118,10 +120,7 @@ class RuleJudge(Judge):
             if unknown
             else "every candidate was slower or worse where such a change was measured"
         )
-        return Verdict(choice=None, reason=f"abstains: {why}", judge=self.name)
-
-    def _verdict(self, candidate: Candidate, reason: str) -> Verdict:
-        return Verdict(choice=candidate.id, reason=reason, judge=self.name)
+        return self._verdict(None, f"abstains: {why}")
 
 
 def _largest_term(incumbent: Measured) -> tuple[str, float]:
@@ -152,20 +151,15 @@ def _remedies(term: str, incumbent: Measured) -> list[str]:
     """Return the settings of `_REMEDIES`, first the codec of the kind that sends more bytes."""
     settings = _REMEDIES[term]
     codecs = [key for key in settings if key in _CODECS]
-    codecs.sort(key=lambda key: -_moved(incumbent, _CODECS[key]))
+    codecs.sort(key=lambda key: -incumbent.mean(f"{_CODECS[key]}_bytes_wire"))
     return [*codecs, *(key for key in settings if key not in _CODECS)]
-
-
-def _moved(measured: Measured, kind: str) -> float:
-    """Return the bytes of a kind of message on the wire, per rank and step."""
-    return measured.mean(f"{kind}_bytes_wire")
 
 
 def _bytes(term: str, incumbent: Measured) -> str:
     """Describe the composition of a term of communication."""
     if term != _EXPOSED:
         return ""
-    moved = (_moved(incumbent, kind) / 1e6 for kind in _CODECS.values())
+    moved = (incumbent.mean(f"{kind}_bytes_wire") / 1e6 for kind in _CODECS.values())
     return ", with {:.3f} MB of gradients and {:.3f} MB of weights on the wire".format(*moved)
 
 

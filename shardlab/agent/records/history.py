@@ -1,11 +1,8 @@
 """State of the search: the incumbent, everything measured so far, and the rounds."""
 
-from pathlib import Path
-
 from shardlab.agent.records.rounds import Measurement, Outcome, Round
-from shardlab.core.document import Document, validate
+from shardlab.core.document import Document
 from shardlab.core.errors import UserError, nearest
-from shardlab.core.files import read_json
 from shardlab.records.run import Record
 from shardlab.strategy.strategy import CanonicalStrategy, parse_strategy
 
@@ -88,15 +85,6 @@ def initial_history(records: list[Record], start_run: str) -> History:
     )
 
 
-def read_history(path: str | Path) -> History:
-    """Read the history that a round wrote.
-
-    Raises:
-        UserError: the file is not a history.
-    """
-    return validate(History, read_json(path), str(path))
-
-
 def known_before(after: str, results: str, records: list[Record], start_run: str) -> History:
     """Return the state that a round starts from: the matrix (`after` is `results`), or a history.
 
@@ -106,7 +94,7 @@ def known_before(after: str, results: str, records: list[Record], start_run: str
     first = initial_history(records, start_run)
     if after == results:
         return first
-    history = read_history(after)
+    history = History.from_file(after)
     for key, entry in first.measured.items():
         if key not in history.measured:
             raise UserError(

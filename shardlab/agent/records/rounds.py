@@ -1,10 +1,8 @@
 """Documents of one round of the search: candidates, verdict, proposal, trial, decision."""
 
-from pathlib import Path
 from typing import ClassVar, Literal
 
-from shardlab.core.document import Document, validate
-from shardlab.core.files import read_json
+from shardlab.core.document import Document
 from shardlab.records.run import Record
 from shardlab.strategy.strategy import CanonicalStrategy, Strategy
 
@@ -138,17 +136,8 @@ class Proposal(Document):
     chosen_hash: str | None
 
 
-def read_proposal(path: str | Path) -> Proposal:
-    """Read the proposal in a file.
-
-    Raises:
-        UserError: the file is not a proposal.
-    """
-    return validate(Proposal, read_json(path), str(path))
-
-
 class Trial(Document):
-    """Outcome of a trial."""
+    """Outcome of a trial, `none` in a round in which nothing was chosen."""
 
     outcome: Outcome
     detail: str = ""
@@ -160,17 +149,3 @@ class Trial(Document):
     limit_s: float | None = None
     records: list[Record] = []
     """one per seed; empty unless the outcome is ok"""
-
-
-def no_trial(reason: str) -> Trial:
-    """Return the trial of a round in which nothing was chosen."""
-    return Trial(outcome="none", detail=reason)
-
-
-def read_trial(path: str | Path) -> Trial:
-    """Read the trial in a file.
-
-    Raises:
-        UserError: the file is not a trial.
-    """
-    return validate(Trial, read_json(path), str(path))

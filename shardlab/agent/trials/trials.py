@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from shardlab.agent.records.rounds import Outcome, Trial, read_trial
+from shardlab.agent.records.rounds import Outcome, Trial
 from shardlab.core.errors import UserError
-from shardlab.core.files import sha256_of_file, sha256_of_value, write_json
+from shardlab.core.files import sha256_of_file, sha256_of_value
 from shardlab.core.progress import stopwatch
 from shardlab.experiment.schema import Model, Train
 from shardlab.records.run import Record
@@ -65,7 +65,7 @@ def run_trial(
     finally:
         shutil.rmtree(work, ignore_errors=True)
     if trial.outcome in ("ok", "timeout"):
-        write_json(path, trial.model_dump(mode="json"))
+        trial.to_file(path)
     return trial
 
 
@@ -110,7 +110,7 @@ def _kept(path: Path, limit_s: float) -> Trial | None:
     if not path.exists():
         return None
     try:
-        trial = read_trial(path)
+        trial = Trial.from_file(path)
     except ValueError as error:
         raise UserError(f"{path}: not a stored trial ({error}): delete it") from None
     if trial.outcome == "timeout" and (trial.limit_s is None or trial.limit_s < limit_s):

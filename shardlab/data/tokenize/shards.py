@@ -9,9 +9,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from shardlab.core.document import validate
 from shardlab.core.errors import UserError
-from shardlab.core.files import atomic, read_json, sha256_of_file, write_json
+from shardlab.core.files import atomic, sha256_of_file
 from shardlab.data.corpus.corpus_file import Document, read_corpus
 from shardlab.data.tokenize.tokenizer import TextTokenizer, load_tokenizer
 from shardlab.data.tokens.tokens import Shard
@@ -95,13 +94,13 @@ def build_shard(job: Job, piece: Piece) -> Shard:
     shard = _kept(path, receipt)
     if shard is None:
         shard = _write(job, piece, path)
-        write_json(receipt, shard.model_dump())
+        shard.to_file(receipt)
     return shard
 
 
 def _kept(path: Path, receipt: Path) -> Shard | None:
     try:
-        shard = validate(Shard, read_json(receipt), str(receipt))
+        shard = Shard.from_file(receipt)
         return shard if sha256_of_file(path) == shard.sha256 else None
     except (OSError, ValueError):  # absent or torn: build it again
         return None

@@ -24,7 +24,7 @@ from shardlab.data.tokenize.tokenizer import (
     load_tokenizer,
     train_tokenizer,
 )
-from shardlab.data.tokens.tokens import MANIFEST, Manifest, Shard, write_manifest
+from shardlab.data.tokens.tokens import MANIFEST, Manifest, Shard
 from shardlab.experiment.schema import Tokenize
 
 _FORMAT = 1
@@ -124,7 +124,7 @@ def _publish(job: Job, manifest: Manifest, out: Path) -> None:
     _link(job.tokenizer, out / "tokenizer.json")
     for shard in [*manifest.train, *manifest.validation]:
         _link(job.folder / shard.file, tokens / shard.file)
-    write_manifest(tokens, manifest)
+    manifest.to_file(tokens / MANIFEST)
 
 
 def _link(source: Path, target: Path) -> None:

@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints
 
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
-from shardlab.core.files import read_json, sha256_of_file, write_json
+from shardlab.core.files import read_json, sha256_of_file
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 MANIFEST = "manifest.json"
@@ -42,11 +42,6 @@ class Manifest(Document):
     """hash of the corpus and of every option that the tokens depend on"""
     train: list[Shard]
     validation: list[Shard]
-
-
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest; to be called when all shards are in place."""
-    write_json(folder / MANIFEST, manifest.model_dump())
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -1,11 +1,19 @@
-"""The trained model is whole on the rank that writes it, and the same on all."""
+"""The trained model is gathered on rank 0, and TensorBoard finds scalars and traces."""
+
+import re
 
 import pytest
 import torch
 import torch.distributed as dist
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from shardlab.experiment.schema import Model, Train
 from shardlab.launch import RunFailed
+from shardlab.loop.plan import RunPlan
+from shardlab.profiling.traces.trace_file import read_events, read_header
+from shardlab.strategy.strategy import parse_strategy
 from shardlab.train.outputs import gather_trained
+from shardlab.train.run import train_run
 from tests.deep_models import (
     deep_model,
     engine_of,
@@ -26,7 +34,7 @@ STRATEGIES = {
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_only_the_first_rank_holds_the_whole_model(name):
+def test_whole_model_is_gathered_on_rank_0_only(name):
     def on_rank(group):
         keep_no_freed_memory()
         model = deep_model()
@@ -46,7 +54,7 @@ def test_only_the_first_rank_holds_the_whole_model(name):
     assert max(others) < 0.5
 
 
-def test_ranks_that_drifted_apart_are_found():
+def test_diverged_replicas_are_refused():
     def on_rank(group):
         engine = engine_of(deep_model(), STRATEGIES["ddp"], group)
         if dist.get_rank(group) == 1:
@@ -56,3 +64,20 @@ def test_ranks_that_drifted_apart_are_found():
 
     with pytest.raises(RunFailed, match=r"different parameters.*\['transformer.h.3.ln_1.bias'\]"):
         run_ranks(2, on_rank)
+
+
+TRAIN = Train(steps=2, batch_size=2, sequence_length=16, untimed_steps=1, warmup_steps=1)
+# torch_tb_profiler/consts.py, version 0.4.3
+WORKER = re.compile(r"^(.*?)(\.\d+)?\.pt\.trace\.json(?:\.gz)?$")
+
+
+def test_a_run_leaves_scalars_and_traces_for_tensorboard(data, tmp_path):
+    strategy, folder = parse_strategy({"engine": "ddp"}), tmp_path / "logs"
+    plan = RunPlan("a-run", 0, strategy, TRAIN, Model(preset="tiny"), data)
+    train_run(plan, tmp_path / "run", telemetry=folder)
+    assert len(EventAccumulator(str(folder)).Reload().Scalars("train/loss")) == 2
+    workers = {match[1]: path for path in folder.iterdir() if (match := WORKER.match(path.name))}
+    assert workers.keys() == {"rank0", "rank1"}
+    for worker, path in workers.items():
+        assert f"rank{read_header(path)['distributedInfo']['rank']}" == worker
+        assert any(event["name"].startswith("ProfilerStep#") for event in read_events(path))
