@@ -10,7 +10,9 @@ Every numeric field of a record is a measure. One that is computed from several 
 
 import json
 import math
+import statistics
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -134,6 +136,12 @@ def means_by_name(mappings: Sequence[dict[str, float]]) -> str:
     return json.dumps(values, sort_keys=True)
 
 
+def mean_over_seeds(values: Sequence[float | None]) -> float:
+    """Return the mean; NaN if a seed has no value."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if len(known) == len(values) else math.nan
+
+
 def seed_warning(records: Sequence[Record]) -> str | None:
     """Return the warning that is shown with every table of too few seeds."""
     count = len({record.seed for record in records})
@@ -200,27 +208,8 @@ def comparison(records: list[Record], runs: list[str], baseline: str) -> pd.Data
     measures = [name for name in table.columns if name not in ("run", "seed")]
     grouped = table.groupby("run")[measures]
     by_run = {run: [record for record in records if record.run == run] for run in runs}
-    strategies = {run: parse_strategy(found[0].strategy) for run, found in by_run.items()}
-    parts = [
-        pd.DataFrame(
-            {
-                "strategy": [strategy.label() for strategy in strategies.values()],
-                "engine": [strategy.engine for strategy in strategies.values()],
-                "codec": [strategy.gradients.codec.name for strategy in strategies.values()],
-                **pd.DataFrame(map(codec_texts, strategies.values())).to_dict("list"),
-                "seeds": grouped.size().reindex(runs).to_numpy(),
-                **{
-                    name: [
-                        means_by_name([getattr(record, name) for record in found])
-                        for found in by_run.values()
-                    ]
-                    for name in ("comm_ms_by_op", "comm_ms_by_unit")
-                },
-                "uncompressed": [uncompressed(found) for found in by_run.values()],
-            },
-            index=pd.Index(runs, name="run"),
-        )
-    ]
+    index = pd.Index(runs, name="run")
+    parts = [pd.DataFrame([_description(found) for found in by_run.values()], index=index)]
     mean = grouped.mean(skipna=False)
     deviation = grouped.std(ddof=1, skipna=False)
     for name in measures:
@@ -232,10 +221,24 @@ def comparison(records: list[Record], runs: list[str], baseline: str) -> pd.Data
         ("bits_per_byte_difference", paired_difference, "val_bits_per_byte"),
     ):
         paired = compare(table.pivot(index="seed", columns="run", values=measure), baseline)
-        parts.append(
-            paired.rename(columns={"mean": name, "low": f"{name}_low", "high": f"{name}_high"})
-        )
+        ends = {"mean": name, "low": f"{name}_low", "high": f"{name}_high"}
+        parts.append(paired.rename(columns=ends))
     return pd.concat([part.reindex(runs) for part in parts], axis=1)
+
+
+def _description(records: Sequence[Record]) -> dict[str, Any]:
+    """Return the columns on one run that are no measures."""
+    strategy = parse_strategy(records[0].strategy)
+    return {
+        "strategy": strategy.label(),
+        "engine": strategy.engine,
+        "codec": strategy.gradients.codec.name,
+        **codec_texts(strategy),
+        "seeds": len(records),
+        "comm_ms_by_op": means_by_name([record.comm_ms_by_op for record in records]),
+        "comm_ms_by_unit": means_by_name([record.comm_ms_by_unit for record in records]),
+        "uncompressed": uncompressed(records),
+    }
 
 
 def loss_curves(losses: dict[str, dict[int, dict[int, float]]]) -> pd.DataFrame:
@@ -252,14 +255,7 @@ def loss_curves(losses: dict[str, dict[int, dict[int, float]]]) -> pd.DataFrame:
         table = pd.DataFrame(seeds).sort_index()
         if any(set(steps) != set(table.index) for steps in seeds.values()):
             raise UserError(f"events of run {run!r}: the seeds have different steps: train again")
-        parts.append(
-            pd.DataFrame(
-                {
-                    "run": run,
-                    "step": table.index,
-                    "loss": table.mean(axis=1, skipna=False).to_numpy(),
-                    "sd": table.std(axis=1, ddof=1, skipna=False).to_numpy(),
-                }
-            )
-        )
+        means, deviations = table.mean(axis=1, skipna=False), table.std(axis=1, skipna=False)
+        curve = {"run": run, "step": table.index, "loss": means, "sd": deviations}
+        parts.append(pd.DataFrame(curve))
     return pd.concat(parts, ignore_index=True)

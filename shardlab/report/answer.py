@@ -8,8 +8,8 @@ import pandas as pd
 from shardlab.report.aggregate import verdict
 from shardlab.report.evidence import Evidence
 from shardlab.report.numbers import figure, fixed, plus_minus, within
+from shardlab.report.sections.appendix import outcome
 from shardlab.report.sections.scaling import bottleneck_of
-from shardlab.report.sections.search import outcome
 
 
 def answer(evidence: Evidence) -> list[str]:

@@ -1,6 +1,6 @@
 """Evidence of a report, and what is computed from it once for all sections."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ from shardlab.forecast.results import ForecastDocument
 from shardlab.records.run import Record
 from shardlab.records.timing import TimedRun
 from shardlab.report.aggregate import comparison, loss_curves, seed_warning
-from shardlab.report.tables import Column, Table, make_table
+from shardlab.report.tables import Column, Section, Table, make_table
 from shardlab.report.timings import Crossover, crossovers, timing_table
 
 
@@ -69,3 +69,12 @@ class Evidence:
     def timing_table(self, title: str, columns: Sequence[Column], rows: pd.DataFrame) -> Table:
         """Return a table with a line for each of `rows`, a selection of `timing_rows`."""
         return make_table(title, columns, rows.to_dict("records"), self.baseline)
+
+
+Builder = Callable[[Evidence], Section | None]
+"""builder of a section; returns None where the evidence has nothing for it"""
+
+
+def section_of_runs(title: str, columns: Sequence[Column]) -> Callable[[Evidence], Section]:
+    """Return the builder of a section that is one table with a row per run."""
+    return lambda evidence: Section(title, tables=[evidence.run_table(title, columns)])

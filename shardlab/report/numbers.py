@@ -1,6 +1,18 @@
-"""Numbers as text: few digits, one style everywhere."""
+"""Numbers as text: few digits, one style everywhere; and the cells of tables that show them.
+
+Cell helpers read the column `name` of a row, a row of `aggregate.comparison` or of another table.
+Those for numbers share one signature: `digits` significant digits of the value times `scale`.
+"""
 
 import math
+from collections.abc import Callable
+from typing import Any
+
+Row = dict[str, Any]
+Cell = Callable[[Row], str]
+
+MB = 1e-6
+KB = 1e-3
 
 ABSENT = "\N{EN DASH}"
 _MINUS = "\N{MINUS SIGN}"
@@ -57,6 +69,13 @@ def within(mean: float, low: float, high: float, places: int, unit: str = "") ->
     return f"{text} ({fixed(low, places)} to {fixed(high, places)})"
 
 
+def ratio(mean: float, low: float, high: float, *, places: int) -> str:
+    """Format a ratio with its interval; 1 alone for the reference itself, a dash for NaN."""
+    if math.isnan(mean):
+        return ABSENT
+    return "1" if mean == low == high == 1 else within(mean, low, high, places)
+
+
 def percent(fraction: float, places: int = 1) -> str:
     """Format a fraction between 0 and 1 in percent."""
     return f"{fixed(100 * fraction, places)} %" if math.isfinite(fraction) else NOT_FINITE
@@ -72,3 +91,34 @@ def rate_text(bits_per_second: float) -> str:
 def plural(count: int, noun: str) -> str:
     """Format a count with its noun, as in `2 seeds`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def plain(name: str, digits: int = 3, scale: float = 1) -> Cell:
+    """Show a measure that every run has; NaN means that the run diverged."""
+    return lambda row: figure(row[name] * scale, digits)
+
+
+def where_known(name: str, digits: int = 3, scale: float = 1) -> Cell:
+    """Show a measure that not every run has; NaN is a dash."""
+    return lambda row: optional(row[name] * scale, digits)
+
+
+def spread(name: str, digits: int = 3, scale: float = 1) -> Cell:
+    """Show a measure ± its standard deviation, which is in the column `NAME_sd`."""
+    return lambda row: plus_minus(row[name] * scale, row[f"{name}_sd"] * scale, digits)
+
+
+def share(name: str, places: int = 1) -> Cell:
+    """Show a fraction between 0 and 1 in percent with so many decimals; NaN is a dash."""
+    return lambda row: ABSENT if math.isnan(row[name]) else fixed(100 * row[name], places)
+
+
+def interval(name: str, places: int = 2) -> Cell:
+    """Show a ratio with the interval `NAME_low` to `NAME_high`; 1 alone for the reference."""
+
+    return lambda row: ratio(*(row[f"{name}{end}"] for end in ("", "_low", "_high")), places=places)
+
+
+def words(name: str) -> Cell:
+    """Show a value as text."""
+    return lambda row: str(row[name])

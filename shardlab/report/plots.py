@@ -1,11 +1,11 @@
-"""Plots of the report; a run has the same colour in all of them.
+"""Plots of runs, and the style of all plots: a run has the same colour in each of them.
 
 Figures are drawn without a display. Equal data give equal files: identifiers inside an SVG come
 from a fixed salt and no date or version is written.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -14,12 +14,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from shardlab.forecast.extrapolation import Point
 from shardlab.records.timing import NO_COMMUNICATION
 from shardlab.report.aggregate import verdict
 from shardlab.report.numbers import figure as number
-from shardlab.report.numbers import percent, rate_text, within
-from shardlab.report.timings import Crossover, speed_up
+from shardlab.report.numbers import within
 
 BASELINE_COLOUR = "#000000"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7A5195", "#767676")
@@ -49,11 +47,6 @@ STYLE: dict[Any, Any] = {
 }
 WIDTH = 4.7
 """inches: narrow, so that the text stays readable when a phone scales the figure to its width"""
-_BOUND: dict[str, Any] = {"color": "#000000", "linestyle": (0, (1, 2)), "linewidth": 1.3}
-_ACROSS = 2
-"""panels side by side"""
-_TOP = 112
-"""upper end of a panel, %"""
 
 
 def save(figure: Figure, file: Path | TextIO, kind: Literal["svg", "png"]) -> None:
@@ -63,16 +56,26 @@ def save(figure: Figure, file: Path | TextIO, kind: Literal["svg", "png"]) -> No
         figure.savefig(file, format=kind, dpi=160, metadata=dict.fromkeys(unstamped))
 
 
-def colours(runs: Sequence[str], baseline: str) -> dict[str, str]:
-    """Return black for the baseline, and the palette in the order of the other runs."""
+def line_styles(runs: Iterable[str], baseline: str) -> dict[str, dict[str, Any]]:
+    """Return colour, dashes and width of each run, and of the no-communication bound, dotted.
+
+    The baseline is black; the others take the palette in their order, with another dash pattern
+    each time that the palette begins again.
+    """
+    runs = [*dict.fromkeys(run for run in runs if run != NO_COMMUNICATION)]
     others = [run for run in runs if run != baseline]
-    chosen = {run: COLOURS[i % len(COLOURS)] for i, run in enumerate(others)}
-    return {**chosen, baseline: BASELINE_COLOUR}
+    colours = {run: COLOURS[i % len(COLOURS)] for i, run in enumerate(others)}
+    dashes = {run: DASHES[i // len(COLOURS) % len(DASHES)] for i, run in enumerate(runs)}
+    dashes[NO_COMMUNICATION] = (0, (1, 2))
+    return {
+        run: {"color": colours.get(run, BASELINE_COLOUR), "linestyle": dash, "linewidth": 1.3}
+        for run, dash in dashes.items()
+    }
 
 
-def dashes(runs: Sequence[str]) -> dict[str, Any]:
-    """Return a dash pattern for each use of the palette, which tells equal colours apart."""
-    return {run: DASHES[i // len(COLOURS) % len(DASHES)] for i, run in enumerate(runs)}
+def new_figure(height: float) -> Figure:
+    """Return an empty figure of the common width; the height is in inches."""
+    return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
 @mpl.rc_context(STYLE)
@@ -82,18 +85,19 @@ def loss_plot(losses: pd.DataFrame, runs: Sequence[str], baseline: str) -> Figur
     Args:
         losses: `aggregate.loss_curves`.
     """
-    figure = Figure(figsize=(WIDTH, 5.2), layout="constrained")
+    figure = new_figure(5.2)
     top, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    colour, dash = colours(runs, baseline), dashes(runs)
+    styles = line_styles(runs, baseline)
     curves = {run: losses[losses["run"] == run].set_index("step") for run in runs}
     smooth = max(1, len(curves[baseline]) // 20)
     for run, curve in curves.items():
-        style = {"color": colour[run], "linestyle": dash[run], "linewidth": 1.3}
-        top.plot(curve.index, curve["loss"], label=run, **style)
+        top.plot(curve.index, curve["loss"], label=run, **styles[run])
         band = curve["loss"] - curve["sd"], curve["loss"] + curve["sd"]
-        top.fill_between(curve.index, *band, color=colour[run], alpha=0.12, linewidth=0)
+        top.fill_between(curve.index, *band, color=styles[run]["color"], alpha=0.12, linewidth=0)
         difference = curve["loss"] - curves[baseline]["loss"]
-        below.plot(difference.index, difference.rolling(smooth, min_periods=1).mean(), **style)
+        below.plot(
+            difference.index, difference.rolling(smooth, min_periods=1).mean(), **styles[run]
+        )
     ends = {run: curve["loss"].tail(smooth).mean() for run, curve in curves.items()}
     best, worst = min(ends, key=ends.__getitem__), max(ends, key=ends.__getitem__)
     top.set_title(
@@ -117,12 +121,12 @@ def step_time_plot(compared: pd.DataFrame, baseline: str) -> Figure:
     """
     ordered = compared.sort_values("step_ms_mean", ascending=False, kind="stable")
     figure, axes = _bars(len(ordered))
-    colour = colours([*map(str, compared.index)], baseline)
+    styles = line_styles(compared.index, baseline)
     axes.barh(
         ordered.index,
         ordered["step_ms_mean"],
         xerr=None if ordered["step_ms_mean_sd"].isna().all() else ordered["step_ms_mean_sd"],
-        color=[colour[run] for run in ordered.index],
+        color=[styles[run]["color"] for run in ordered.index],
         error_kw={"ecolor": "#666666", "capsize": 3},
         height=0.65,
     )
@@ -142,9 +146,9 @@ def step_time_plot(compared: pd.DataFrame, baseline: str) -> Figure:
 @mpl.rc_context(STYLE)
 def bytes_quality_plot(compared: pd.DataFrame, baseline: str) -> Figure:
     """Plot validation perplexity over the compression ratio of `aggregate.comparison`."""
-    figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
+    figure = new_figure(4.4)
     axes = figure.subplots()
-    colour = colours([*map(str, compared.index)], baseline)
+    styles = line_styles(compared.index, baseline)
     spread = compared["compression_ratio"].max() / compared["compression_ratio"].min()
     engines = list(dict.fromkeys(compared["engine"]))
     positions = _side_by_side(compared["compression_ratio"], spread)
@@ -153,7 +157,7 @@ def bytes_quality_plot(compared: pd.DataFrame, baseline: str) -> Figure:
             positions[run],
             row["val_ppl"],
             yerr=row["val_ppl_sd"] if math.isfinite(row["val_ppl_sd"]) else None,
-            color=colour[run],
+            color=styles[run]["color"],
             marker=MARKERS[engines.index(row["engine"]) % len(MARKERS)],
             markersize=7,
             markeredgecolor="white",
@@ -232,171 +236,7 @@ def breakdown_plot(compared: pd.DataFrame) -> Figure:
 
 def _bars(count: int, legend_height: float = 0.0) -> tuple[Figure, Axes]:
     """Return a figure that fits so many horizontal bars."""
-    figure = Figure(
-        figsize=(WIDTH, 1.3 + 0.31 * max(count, 3) + legend_height), layout="constrained"
-    )
+    figure = new_figure(1.3 + 0.31 * max(count, 3) + legend_height)
     axes = figure.subplots()
     axes.grid(axis="y", visible=False)
     return figure, axes
-
-
-def _styles(runs: Sequence[str], baseline: str) -> dict[str, dict[str, Any]]:
-    """Return colour and dashes of each run; the no-communication bound is dotted."""
-    runs = [*dict.fromkeys(run for run in runs if run != NO_COMMUNICATION)]
-    colour, dash = colours(runs, baseline), dashes(runs)
-    styles = {run: {"color": colour[run], "linestyle": dash[run], "linewidth": 1.3} for run in runs}
-    return {**styles, NO_COMMUNICATION: _BOUND}
-
-
-@mpl.rc_context(STYLE)
-def scaling_plot(rows: pd.DataFrame, runs: Sequence[str], baseline: str) -> Figure:
-    """Plot tokens per second by ranks; below, the fraction of backward with communication.
-
-    Args:
-        rows: of `timings.timing_table`, without an emulated link.
-        runs: in the order of their colours in all plots; others follow.
-    """
-    if rows.empty:
-        return _message("No timing without an emulated link.")
-    styles = _styles([*runs, *rows["run"]], baseline)
-    figure = Figure(figsize=(WIDTH, 5.4), layout="constrained")
-    top, below = figure.subplots(2, 1, sharex=True)
-    for run, found in rows.sort_values("world_size", kind="stable").groupby("run", sort=False):
-        marker = "x" if run == NO_COMMUNICATION else "o"
-        style = {**styles[run], "marker": marker, "markersize": 4}
-        top.plot(found["world_size"], found["tokens_per_s"], label=run, **style)
-        if run != NO_COMMUNICATION:
-            below.plot(found["world_size"], 100 * found["backward_comm_share"], **style)
-    top.set_ylim(bottom=0)
-    top.set_ylabel("tokens/s, all ranks")
-    below.set_ylim(0, 100)
-    below.set_ylabel("communication,\n% of backward")
-    below.set_xlabel("ranks")
-    sizes = sorted(set(rows["world_size"]))
-    below.set_xticks(sizes, [str(size) for size in sizes])
-    top.set_title(_most_ranks(rows, baseline))
-    _legend(figure, top)
-    return figure
-
-
-def _most_ranks(rows: pd.DataFrame, baseline: str) -> str:
-    own = rows[rows["run"] == baseline]
-    if own.empty:
-        return f"{baseline} is not timed"
-    most = own.loc[own["world_size"].idxmax()]
-    return (
-        f"{most['world_size']} ranks: {percent(1 / most['bound_ratio'], 0)} of the\n"
-        f"no-communication bound ({baseline})"
-    )
-
-
-@mpl.rc_context(STYLE)
-def crossover_plot(
-    groups: Sequence[Crossover], timed: Sequence[str], runs: Sequence[str], baseline: str
-) -> Figure:
-    """Plot the speed-up over the baseline by link rate, a panel per number of ranks.
-
-    Args:
-        timed: names of timed runs, which may include others than `runs`.
-        runs: in the order of their colours in all plots; others follow.
-    """
-    styles = _styles([*runs, *timed], baseline)
-    groups = [group for group in groups if baseline in _on_links(group)]
-    if not groups:
-        return _message(f"No timing of {baseline} on an emulated link.")
-    figure = Figure(figsize=(WIDTH, 1.2 + 3.4 * len(groups)), layout="constrained")
-    panels = figure.subplots(len(groups), 1, squeeze=False)[:, 0]
-    for axes, group in zip(panels, groups, strict=True):
-        _speed_ups(axes, group, styles, baseline)
-        axes.set_ylabel(f"times as fast as {baseline}")
-        axes.set_title(_slowest(group, baseline))
-    panels[-1].set_xlabel("link rate")
-    _legend(figure, *panels)
-    return figure
-
-
-def _on_links(group: Crossover) -> set[str]:
-    return {run for timing in group.measured for run in timing.runs}
-
-
-def _slowest(group: Crossover, baseline: str) -> str:
-    """Return the speed-up on the slowest link, on which compression can gain most."""
-    timing = next(timing for timing in group.measured if baseline in timing.runs)
-    best = timing.fastest()
-    gain = speed_up(timing.ratio(best, baseline))["mean"]
-    than = f"{number(gain)} times as fast as {baseline}" if best != baseline else "the baseline"
-    return f"{group.title}, {timing.link}: {best}\nis fastest, {than}"
-
-
-def _speed_ups(
-    axes: Axes, group: Crossover, styles: dict[str, dict[str, Any]], baseline: str
-) -> None:
-    for run in group.runs:
-        gains = pd.DataFrame([speed_up(t.ratio(run, baseline)) for t in group.measured])
-        if gains["mean"].isna().all():
-            continue  # timed without an emulated link alone
-        rates = [timing.bits_per_second for timing in group.measured]
-        marker = "" if run == NO_COMMUNICATION else "o"
-        axes.plot(rates, gains["mean"], label=run, marker=marker, markersize=4, **styles[run])
-        if run != NO_COMMUNICATION and gains["low"].notna().all():
-            colour = styles[run]["color"]
-            axes.fill_between(rates, gains["low"], gains["high"], alpha=0.12, color=colour)
-    axes.set_xscale("log")
-    axes.set_yscale("log", base=2)
-    rates = sorted({timing.bits_per_second for timing in group.measured})
-    axes.set_xticks(rates, [rate_text(rate) for rate in rates])
-    axes.set_xticks([], minor=True)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-
-
-def _legend(figure: Figure, *axes: Axes) -> None:
-    """Draw one legend for all panels."""
-    found: dict[str, Any] = {}
-    for each in axes:
-        for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=2)
-
-
-def _message(text: str) -> Figure:
-    figure = Figure(figsize=(WIDTH, 1.2), layout="constrained")
-    figure.text(0.5, 0.5, text, ha="center", va="center")
-    return figure
-
-
-@mpl.rc_context(STYLE)
-def forecast_plot(points: Sequence[Point], runs: Sequence[str], baseline: str) -> Figure:
-    """Plot predicted throughput by ranks, a panel per cluster, with the 95 % interval of the fits.
-
-    Args:
-        runs: in the order of their colours in all plots; others follow.
-    """
-    styles = _styles([*runs, *(point.run for point in points)], baseline)
-    links = [*dict.fromkeys(point.link for point in points)]
-    sizes = sorted({point.ranks for point in points})
-    down = -(-len(links) // _ACROSS)
-    figure = Figure(figsize=(WIDTH, 1.2 + 1.7 * down), layout="constrained")
-    panels = figure.subplots(down, _ACROSS, sharex=True, sharey=True, squeeze=False).flatten()
-    for axes, link in zip(panels, links, strict=False):
-        for run in dict.fromkeys(point.run for point in points):
-            _line(axes, [p for p in points if (p.run, p.link) == (run, link)], styles[run])
-        axes.set_title(link, fontsize=9)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=7, rotation=45)
-        axes.set_ylim(0, _TOP)
-    for spare in panels[len(links) :]:
-        spare.set_visible(False)
-    for axes in panels[: len(links)][-_ACROSS:]:
-        axes.set_xlabel("ranks")
-    figure.supylabel("% of a rank without communication", fontsize=9)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    return figure
-
-
-def _line(axes: Axes, points: Sequence[Point], style: dict[str, Any]) -> None:
-    ranks = [point.ranks for point in points]
-    axes.plot(ranks, [100 * p.efficiency for p in points], label=points[0].run, **style)
-    worst = [100 * point.compute_ms / point.high_ms for point in points]
-    # an interval of few observations may begin at 0 ms
-    best = [100 * p.compute_ms / max(p.low_ms, 100 * p.compute_ms / _TOP) for p in points]
-    axes.fill_between(ranks, worst, best, color=style["color"], alpha=0.12, linewidth=0)

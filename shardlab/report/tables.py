@@ -1,30 +1,13 @@
-"""Tables of text cells: columns with their definitions, cell helpers, Markdown.
+"""Sections of the report, their tables of text cells and their figures, also as Markdown."""
 
-Cell helpers read the column `name` of a row, a row of `aggregate.comparison` or of another table.
-Those for numbers share one signature: `digits` significant digits of the value times `scale`.
-"""
-
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from shardlab.report.numbers import (
-    ABSENT,
-    NOT_FINITE,
-    figure,
-    fixed,
-    optional,
-    plus_minus,
-    within,
-)
+import matplotlib.figure
 
-Row = dict[str, Any]
-Cell = Callable[[Row], str]
-
-MB = 1e-6
-KB = 1e-3
+from shardlab.report.numbers import ABSENT, NOT_FINITE, Cell, Row, figure, optional, words
 
 
 @dataclass(frozen=True)
@@ -42,47 +25,6 @@ class Column:
     def heading(self) -> str:
         """Title and unit in one line."""
         return f"{self.title}, {self.unit}" if self.unit else self.title
-
-
-def plain(name: str, digits: int = 3, scale: float = 1) -> Cell:
-    """Show a measure that every run has; NaN means that the run diverged."""
-    return lambda row: figure(row[name] * scale, digits)
-
-
-def where_known(name: str, digits: int = 3, scale: float = 1) -> Cell:
-    """Show a measure that not every run has; NaN is a dash."""
-    return lambda row: optional(row[name] * scale, digits)
-
-
-def spread(name: str, digits: int = 3, scale: float = 1) -> Cell:
-    """Show a measure ± its standard deviation, which is in the column `NAME_sd`."""
-    return lambda row: plus_minus(row[name] * scale, row[f"{name}_sd"] * scale, digits)
-
-
-def share(name: str, places: int = 1) -> Cell:
-    """Show a fraction between 0 and 1 in percent with so many decimals; NaN is a dash."""
-
-    def cell(row: Row) -> str:
-        return ABSENT if math.isnan(row[name]) else fixed(100 * row[name], places)
-
-    return cell
-
-
-def interval(name: str, places: int = 2) -> Cell:
-    """Show a ratio with the interval `NAME_low` to `NAME_high`; 1 alone for the reference."""
-
-    def cell(row: Row) -> str:
-        mean, low, high = (row[f"{name}{end}"] for end in ("", "_low", "_high"))
-        if math.isnan(mean):
-            return ABSENT
-        return "1" if mean == low == high == 1 else within(mean, low, high, places)
-
-    return cell
-
-
-def words(name: str) -> Cell:
-    """Show a value as text."""
-    return lambda row: str(row[name])
 
 
 RUN = Column("run", "", words("run"), "name of the strategy in params.yaml", False)
@@ -163,9 +105,80 @@ def facts(tree: Mapping[str, Any], path: str = "") -> list[tuple[str, str]]:
     return lines
 
 
+def by_run(title: str, unit: str, values: Mapping[str, float], meaning: str = "") -> Column:
+    """Return a column with a number for each run; NaN is a dash."""
+    return Column(title, unit, lambda row: optional(values[row["run"]]), meaning)
+
+
 def _fact(value: Any) -> str:
     if value is None:
         return ABSENT
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     return f"{value:,}" if isinstance(value, int) else figure(value, 4)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A plot with its name, which is also the name of its files, and its caption."""
+
+    name: str
+    caption: str
+    drawing: matplotlib.figure.Figure
+
+
+@dataclass(frozen=True)
+class Section:
+    """A titled part of the report; its contents are shown in the order of the fields.
+
+    Texts may come from a judge, a crash or a user: renderers escape all of them.
+    """
+
+    title: str
+    sentences: Sequence[str] = ()
+    """a paragraph each"""
+    items: Sequence[str] = ()
+    """a bulleted list"""
+    figures: Sequence[Figure] = ()
+    tables: Sequence[Table] = ()
+    notes: Sequence[str] = ()
+    """small print on the tables"""
+    sections: Sequence["Section"] = ()
+    details: Sequence["Section"] = ()
+    """subsections that the page shows folded"""
+
+    @property
+    def anchor(self) -> str:
+        """Identifier on the page."""
+        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
+
+    def walk(self) -> Iterator["Section"]:
+        """Yield the section and all below it, in the order of the page."""
+        yield self
+        for section in (*self.sections, *self.details):
+            yield from section.walk()
+
+    def markdown(self, level: int = 2) -> str:
+        """Return the section as Markdown; `level` is that of its heading."""
+        parts = [f"{'#' * level} {escape(self.title)}", *map(escape, self.sentences)]
+        if self.items:
+            parts.append("\n".join(f"- {escape(item)}" for item in self.items))
+        parts += [f"![{escape(f.caption)}](plots/{f.name}.svg)" for f in self.figures]
+        for table in self.tables:
+            if table.title != self.title:
+                parts.append(f"{'#' * (level + 1)} {escape(table.title)}")
+            parts.append(table.markdown().rstrip("\n"))
+            parts += [escape(text) for text in (table.warning, table.note) if text]
+        parts += map(escape, self.notes)
+        below = [each.markdown(level + 1) for each in (*self.sections, *self.details)]
+        return "\n\n".join([*parts, *below])
+
+
+def tables_of(sections: Sequence[Section]) -> list[Table]:
+    """Return all tables of the sections, in the order of the page."""
+    return [table for top in sections for section in top.walk() for table in section.tables]
+
+
+def figures_of(sections: Sequence[Section]) -> list[Figure]:
+    """Return all figures of the sections, in the order of the page."""
+    return [figure for top in sections for section in top.walk() for figure in section.figures]

@@ -50,6 +50,11 @@ def link_name(run: TimedRun) -> str:
     return f"{run.link} (in-process)" if run.link_emulation == "in-process" else run.link
 
 
+def step_sd(run: TimedRun) -> float:
+    """Return the standard deviation of the step time over repetitions; NaN for a single one."""
+    return float(np.std(run.step_ms, ddof=1)) if len(run.step_ms) > 1 else math.nan
+
+
 def step_ratios(runs: Sequence[TimedRun], reference: str) -> pd.DataFrame:
     """Return the step time of each run of a timing over that of `reference`, by `paired_ratio`.
 
@@ -86,7 +91,7 @@ def _row(run: TimedRun) -> dict[str, object]:
         "cores": run.host["cores"],
         "repetitions": len(run.step_ms),
         "step_ms": step,
-        "step_ms_sd": float(np.std(run.step_ms, ddof=1)) if len(run.step_ms) > 1 else math.nan,
+        "step_ms_sd": step_sd(run),
         "tokens_per_s": tokens / step * 1e3,
         "bytes_raw": run.bytes_raw,
         "bytes_wire": run.bytes_wire,

@@ -1,4 +1,9 @@
-"""Files of the report: the page, tables.md, plots, CSV and JSON."""
+"""Files of the report: the page, tables.md, plots, CSV and JSON.
+
+To add a section: write a module in `sections` with a function from evidence to a section, add it to
+`SECTIONS`, and test it. Its tables are then on the page and in tables.md, its figures on the page
+and in plots/, and the meanings of its columns in the section Definitions.
+"""
 
 import io
 import math
@@ -15,13 +20,46 @@ from markupsafe import Markup
 from shardlab.core.files import atomic, write_json, write_json_lines, write_text
 from shardlab.report.aggregate import seed_warning
 from shardlab.report.answer import answer
-from shardlab.report.contents import SECTIONS, Builder, report_sections
-from shardlab.report.evidence import Evidence
+from shardlab.report.evidence import Builder, Evidence
 from shardlab.report.plots import save
-from shardlab.report.section import Section, figures_of
-from shardlab.report.sections.appendix import setting_line
-from shardlab.report.sections.runs import headline_table
-from shardlab.report.tables import escape
+from shardlab.report.sections.appendix import (
+    data,
+    definitions,
+    environment,
+    regenerate,
+    search,
+    setting_line,
+)
+from shardlab.report.sections.forecast import forecast
+from shardlab.report.sections.links import links
+from shardlab.report.sections.measures import (
+    codec_statistics,
+    efficiency,
+    time_to_quality,
+    traffic,
+)
+from shardlab.report.sections.runs import breakdown, comparison, headline, headline_table, plots
+from shardlab.report.sections.scaling import scaling
+from shardlab.report.tables import Section, escape, figures_of, tables_of
+
+SECTIONS: tuple[Builder, ...] = (
+    headline,
+    plots,
+    comparison,
+    breakdown,
+    traffic,
+    codec_statistics,
+    efficiency,
+    time_to_quality,
+    scaling,
+    links,
+    forecast,
+    search,
+    data,
+    environment,
+    regenerate,
+)
+"""in the order of the page"""
 
 _TITLE = "Sharding and communication compression compared"
 _SUMMARY = {
@@ -32,6 +70,12 @@ _SUMMARY = {
     "val_ppl": "val_ppl",
     "val_bits_per_byte": "val_bits_per_byte",
 }
+
+
+def report_sections(evidence: Evidence, builders: Sequence[Builder] = SECTIONS) -> list[Section]:
+    """Return all sections; the last one defines the columns of the others."""
+    sections = [section for build in builders if (section := build(evidence)) is not None]
+    return [*sections, definitions(tables_of(sections))]
 
 
 def write_report(evidence: Evidence, folder: Path, builders: Sequence[Builder] = SECTIONS) -> None:

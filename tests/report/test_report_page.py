@@ -10,11 +10,10 @@ import pandas as pd
 import pytest
 
 from shardlab.core.files import read_json, read_json_lines
-from shardlab.report.contents import SECTIONS, report_sections
-from shardlab.report.plots import BASELINE_COLOUR, colours
-from shardlab.report.section import Figure, Section, figures_of, tables_of
-from shardlab.report.tables import RUN, Column, plain, text_table
-from shardlab.report.write import write_report
+from shardlab.report.numbers import plain
+from shardlab.report.plots import BASELINE_COLOUR, line_styles
+from shardlab.report.tables import RUN, Column, Figure, Section, figures_of, tables_of, text_table
+from shardlab.report.write import SECTIONS, report_sections, write_report
 from shardlab.strategy.strategy import parse_strategy
 from tests.evidence_factory import make_evidence
 from tests.record_factory import STRATEGIES, make_history, make_record, make_records
@@ -235,7 +234,6 @@ def test_baseline_alone_can_be_reported(tmp_path):
 
 
 def test_every_run_has_a_colour_and_the_baseline_is_black():
-    chosen = colours(["a", "b", "c"], "b")
-    assert list(chosen) == ["a", "c", "b"]
-    assert len(set(chosen.values())) == 3
-    assert chosen["b"] == BASELINE_COLOUR
+    colours = {run: style["color"] for run, style in line_styles("abc", "b").items()}
+    assert len({colours[run] for run in "abc"}) == 3
+    assert colours["b"] == BASELINE_COLOUR

@@ -4,14 +4,20 @@ import pytest
 
 from shardlab.report.aggregate import seed_warning
 from shardlab.report.answer import answer
-from shardlab.report.contents import report_sections
-from shardlab.report.numbers import ABSENT, figure, plus_minus, scientific
-from shardlab.report.section import tables_of
+from shardlab.report.numbers import (
+    ABSENT,
+    figure,
+    plain,
+    plus_minus,
+    scientific,
+    spread,
+    where_known,
+)
 from shardlab.report.sections.appendix import setting_line
-from shardlab.report.sections.efficiency import time_to_quality
+from shardlab.report.sections.measures import time_to_quality
 from shardlab.report.sections.runs import comparison, headline_table
-from shardlab.report.tables import escape, facts, plain, spread, text_table, where_known
-from shardlab.report.write import comparison_rows, headline_markdown, summary
+from shardlab.report.tables import escape, facts, tables_of, text_table
+from shardlab.report.write import comparison_rows, headline_markdown, report_sections, summary
 from tests.evidence_factory import make_evidence
 from tests.record_factory import BASELINE, STRATEGIES, make_record, make_records
 

@@ -5,7 +5,6 @@ import math
 import pytest
 
 from shardlab.records.timing import NO_COMMUNICATION
-from shardlab.report.section import tables_of
 from shardlab.report.sections.links import links
 from shardlab.report.sections.scaling import (
     bottleneck,
@@ -14,6 +13,7 @@ from shardlab.report.sections.scaling import (
     scaling,
     scaling_rows,
 )
+from shardlab.report.tables import tables_of
 from shardlab.report.timings import timing_table
 from shardlab.report.write import write_report
 from tests.evidence_factory import make_evidence

@@ -6,11 +6,10 @@ from shardlab.core.document import Document
 from shardlab.forecast.extrapolation import Point
 from shardlab.forecast.results import ForecastDocument
 from shardlab.report.evidence import Evidence
-from shardlab.report.numbers import fixed, percent, rate_text, within
-from shardlab.report.plots import forecast_plot
-from shardlab.report.section import Figure, Section
-from shardlab.report.sections.scaling import RANKS
-from shardlab.report.tables import RUN, Column, Row, Table, make_table, plain, share, words
+from shardlab.report.numbers import Row, fixed, percent, plain, rate_text, share, within, words
+from shardlab.report.sections.scaling import LINK, RANKS
+from shardlab.report.tables import RUN, Column, Figure, Section, Table, make_table
+from shardlab.report.timing_plots import forecast_plot
 
 _MEDIAN_GOAL, _WORST_GOAL = 0.05, 0.15
 
@@ -28,7 +27,7 @@ def _pays_up_to(row: Row) -> str:
 CHECKS = [
     RUN,
     RANKS,
-    Column("link", "", words("link"), "loopback, or rate and delay of an emulated link", False),
+    LINK,
     Column(
         "predicted step",
         "ms",
@@ -77,7 +76,6 @@ def forecast(evidence: Evidence) -> Section:
     predicted = evidence.predicted
     held_out = [each for each in predicted.checks if each.held_out]
     largest_first = sorted(held_out, key=lambda each: -abs(each.error))
-    break_even = _table("Predicted break-even rates", BREAK_EVEN, predicted.break_even)
     return Section(
         "Forecast",
         sentences=[accuracy(predicted)],
@@ -100,20 +98,18 @@ def forecast(evidence: Evidence) -> Section:
                     *(f"{name}: {source}." for name, source in predicted.links.items()),
                 ],
             ),
-            *(
-                [
-                    Section(
-                        break_even.title,
-                        ["For two ranks, each with cores that no other rank uses."],
-                        tables=[break_even],
-                    )
-                ]
-                if predicted.break_even
-                else []
-            ),
+            *_break_even(predicted),
         ],
         details=[Section("Predicted throughput", tables=[_scaling(predicted.points)])],
     )
+
+
+def _break_even(predicted: ForecastDocument) -> list[Section]:
+    if not predicted.break_even:
+        return []
+    table = _table("Predicted break-even rates", BREAK_EVEN, predicted.break_even)
+    sentence = "For two ranks, each with cores that no other rank uses."
+    return [Section(table.title, [sentence], tables=[table])]
 
 
 def accuracy(predicted: ForecastDocument) -> str:

@@ -6,42 +6,46 @@ times over logarithm of the rate.
 """
 
 import math
-import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-import pandas as pd
-
 from shardlab.collection.quality import quality_at_time, steps_to_quality
 from shardlab.experiment.link import FRAME_HEADERS
+from shardlab.report.aggregate import mean_over_seeds
 from shardlab.report.evidence import Evidence
-from shardlab.report.numbers import ABSENT, figure, plus_minus, rate_text
-from shardlab.report.plots import crossover_plot
-from shardlab.report.section import Figure, Section
-from shardlab.report.sections.scaling import EXPOSED, IN_BACKWARD, RANKS, TIMED_STEP, TIMED_TOKENS
-from shardlab.report.tables import (
+from shardlab.report.numbers import (
+    ABSENT,
     MB,
-    RUN,
     Cell,
-    Column,
     Row,
-    Table,
+    figure,
     interval,
-    make_table,
     plain,
+    plus_minus,
+    rate_text,
+    ratio,
     share,
     where_known,
     words,
 )
-from shardlab.report.timings import Crossover, LinkTiming, speed_up
+from shardlab.report.sections.scaling import (
+    EXPOSED,
+    IN_BACKWARD,
+    LINK,
+    RANKS,
+    TIMED_STEP,
+    TIMED_TOKENS,
+)
+from shardlab.report.tables import RUN, Column, Figure, Section, Table, by_run, make_table
+from shardlab.report.timing_plots import crossover_plot
+from shardlab.report.timings import Crossover, LinkTiming, speed_up, step_sd
 from shardlab.strategy.strategy import Strategy
 
 TIMED = [
     RUN,
     RANKS,
-    Column("link", "", words("link"), "loopback, or rate and delay of an emulated link", False),
+    LINK,
     TIMED_STEP,
     Column(
         "timed step / baseline",
@@ -224,65 +228,49 @@ def fastest(group: Crossover, baseline: str) -> str:
 
 def step_table(group: Crossover, baseline: str) -> Table:
     """Return the step time of every run on every link, and its ratio to the baseline."""
-    rows: list[Row] = [
-        {"run": run, **_by_link(group, [t.ratio(run, baseline) for t in group.timings])}
-        for run in group.runs
-    ]
     columns = [RUN]
-    for number, timing in enumerate(group.timings):
+    for timing in group.timings:
         columns += [
             Column(timing.link, "ms", _step(timing), ""),
-            Column("/ baseline", timing.link, interval(f"link{number}", 3), ""),
+            Column("/ baseline", timing.link, _step_ratio(timing, baseline), ""),
         ]
+    rows: list[Row] = [{"run": run} for run in group.runs]
     return make_table(f"Step time by link, {group.title}", columns, rows, baseline)
-
-
-def _by_link(group: Crossover, ratios: Sequence[pd.Series]) -> dict[str, float]:
-    """Return a mean with its interval for each link, as `tables.interval` reads it."""
-    return {
-        f"link{number}{end}": each[key]
-        for number, each in enumerate(ratios)
-        for key, end in (("mean", ""), ("low", "_low"), ("high", "_high"))
-    }
 
 
 def _step(timing: LinkTiming) -> Cell:
     def cell(row: Row) -> str:
         run = timing.runs.get(row["run"])
-        if run is None:
-            return ABSENT
-        deviation = float(np.std(run.step_ms, ddof=1)) if len(run.step_ms) > 1 else math.nan
-        return plus_minus(timing.step_ms(row["run"]), deviation)
+        return ABSENT if run is None else plus_minus(timing.step_ms(run.run), step_sd(run))
 
     return cell
+
+
+def _step_ratio(timing: LinkTiming, baseline: str) -> Cell:
+    return lambda row: ratio(*timing.ratio(row["run"], baseline), places=3)
+
+
+def _speed_up(timing: LinkTiming) -> Cell:
+    return lambda row: ratio(*speed_up(timing.ratio(row["run"], row["reference"])), places=2)
 
 
 def codec_table(group: Crossover) -> Table:
     """Return the speed-up of each codec on each link, and its break-even rate."""
     rows: list[Row] = [
-        {
-            "run": run,
-            "reference": reference,
-            "stop": stops_paying(group, run, reference),
-            **_by_link(group, [speed_up(t.ratio(run, reference)) for t in group.timings]),
-        }
+        {"run": run, "reference": reference, "stop": stops_paying(group, run, reference)}
         for run, reference in references(group).items()
     ]
     columns = [
         RUN,
         Column("relative to", "", words("reference"), "", False),
-        *(
-            Column("speed-up", timing.link, interval(f"link{number}"), "")
-            for number, timing in enumerate(group.timings)
-        ),
+        *(Column("speed-up", timing.link, _speed_up(timing), "") for timing in group.timings),
         Column("stops paying at", "", words("stop"), "", False),
     ]
     return make_table(f"Where codecs stop paying, {group.title}", columns, rows)
 
 
-Curves = dict[str, list[list[float]]]
+Curves = Mapping[str, list[list[float]]]
 """losses by run and seed"""
-Cells = tuple[list[Column], dict[str, list[float]]]
 
 
 def quality_tables(group: Crossover, evidence: Evidence) -> list[Table]:
@@ -291,57 +279,48 @@ def quality_tables(group: Crossover, evidence: Evidence) -> list[Table]:
     A link changes the time of a step and not its loss: losses are those of the training runs, times
     those of the timings. Means over seeds; absent if a seed does not reach the loss.
     """
-    losses, quality = evidence.losses, evidence.quality
     curves = {
-        run: [[seed[step] for step in sorted(seed)] for seed in losses[run].values()]
+        run: [[seed[step] for step in sorted(seed)] for seed in evidence.losses[run].values()]
         for run in group.runs
-        if run in losses
+        if run in evidence.losses
     }
     titles = {
-        f"Time to a training loss, {group.title}": _times(group, curves, quality.train_loss),
-        f"Training loss at equal time, {group.title}": _losses(group, curves, quality.time_s),
+        "Time to a training loss": _times(group, curves, evidence.quality.train_loss),
+        "Training loss at equal time": _losses(group, curves, evidence.quality.time_s),
     }
+    rows: list[Row] = [{"run": run} for run in curves]
     return [
-        make_table(
-            title,
-            [RUN, *columns],
-            pd.DataFrame({"run": [*curves], **cells}).to_dict("records"),
-            evidence.baseline,
-        )
-        for title, (columns, cells) in titles.items()
+        make_table(f"{title}, {group.title}", [RUN, *columns], rows, evidence.baseline)
+        for title, columns in titles.items()
         if curves and columns
     ]
 
 
-def _times(group: Crossover, curves: Curves, wanted: Sequence[float]) -> Cells:
-    columns: list[Column] = []
-    cells: dict[str, list[float]] = {}
+def _times(group: Crossover, curves: Curves, wanted: Sequence[float]) -> list[Column]:
+    columns = []
     for loss in wanted:
-        steps = [_mean([steps_to_quality(each, loss) for each in curves[run]]) for run in curves]
         title = f"loss {loss:g}"
-        cells[title] = steps
-        columns.append(Column(title, "steps", where_known(title), ""))
+        steps = {
+            run: mean_over_seeds([steps_to_quality(seed, loss) for seed in seeds])
+            for run, seeds in curves.items()
+        }
+        columns.append(by_run(title, "steps", steps))
         for timing in group.timings:
-            key = f"{title} {timing.link}"
-            cells[key] = [
-                count * timing.step_ms(run) / 1e3 for run, count in zip(curves, steps, strict=True)
-            ]
-            columns.append(Column(title, f"s, {timing.link}", where_known(key), ""))
-    return columns, cells
+            seconds = {run: count * timing.step_ms(run) / 1e3 for run, count in steps.items()}
+            columns.append(by_run(title, f"s, {timing.link}", seconds))
+    return columns
 
 
-def _losses(group: Crossover, curves: Curves, wanted: Sequence[float]) -> Cells:
-    columns: list[Column] = []
-    cells: dict[str, list[float]] = {}
+def _losses(group: Crossover, curves: Curves, wanted: Sequence[float]) -> list[Column]:
+    columns = []
     for seconds in wanted:
         for timing in group.timings:
-            key = f"{seconds:g} {timing.link}"
-            cells[key] = [
-                _mean([_loss_after(each, timing.step_ms(run), seconds) for each in curves[run]])
-                for run in curves
-            ]
-            columns.append(Column(f"after {seconds:g} s", timing.link, where_known(key), ""))
-    return columns, cells
+            losses = {
+                run: mean_over_seeds([_loss_after(s, timing.step_ms(run), seconds) for s in seeds])
+                for run, seeds in curves.items()
+            }
+            columns.append(by_run(f"after {seconds:g} s", timing.link, losses))
+    return columns
 
 
 def _loss_after(losses: list[float], step_ms: float, seconds: float) -> float | None:
@@ -349,8 +328,3 @@ def _loss_after(losses: list[float], step_ms: float, seconds: float) -> float | 
         return None
     times = [(step + 1) * step_ms / 1e3 for step in range(len(losses))]
     return quality_at_time(losses, times, seconds)
-
-
-def _mean(values: Sequence[float | None]) -> float:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if len(known) == len(values) else math.nan

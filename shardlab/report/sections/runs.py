@@ -2,12 +2,23 @@
 
 import json
 
-from shardlab.report.evidence import Evidence
-from shardlab.report.numbers import ABSENT, figure, within
+from shardlab.report.evidence import Evidence, section_of_runs
+from shardlab.report.numbers import (
+    ABSENT,
+    MB,
+    Cell,
+    Row,
+    figure,
+    plain,
+    share,
+    spread,
+    within,
+    words,
+)
 from shardlab.report.plots import breakdown_plot, bytes_quality_plot, loss_plot, step_time_plot
-from shardlab.report.section import Figure, Section
 from shardlab.report.sections.appendix import setting_line
-from shardlab.report.tables import MB, RUN, Cell, Column, Row, Table, plain, share, spread, words
+from shardlab.report.sections.scaling import IN_BACKWARD
+from shardlab.report.tables import RUN, Column, Figure, Section, Table
 
 
 def _step_ratio(row: Row) -> str:
@@ -79,6 +90,12 @@ BITS = Column(
     spread("val_bits_per_byte", 4),
     "validation loss in bits per byte of text; comparable between tokenizers",
 )
+EXPOSED = Column(
+    "exposed comm.",
+    "ms",
+    plain("exposed_comm_ms"),
+    "communication per profiled step that did not overlap with compute",
+)
 
 HEADLINE = [RUN, STEP, STEP_RATIO, WIRE, RATIO, PPL, PPL_CHANGE, BITS]
 
@@ -109,12 +126,7 @@ COMPARISON = [
         share("comm_share"),
         "fraction of the profiled steps in which a collective ran (union of intervals)",
     ),
-    Column(
-        "exposed comm.",
-        "ms",
-        plain("exposed_comm_ms"),
-        "communication per profiled step that did not overlap with compute",
-    ),
+    EXPOSED,
     Column(
         "overlap",
         "% of comm.",
@@ -155,12 +167,7 @@ BREAKDOWN = [
         "the rest of the step: gradient clipping, optimizer, waits",
     ),
     Column("compute", "ms", plain("compute_ms"), "time in which an operator ran"),
-    Column(
-        "exposed comm.",
-        "ms",
-        plain("exposed_comm_ms"),
-        "communication per profiled step that did not overlap with compute",
-    ),
+    EXPOSED,
     Column(
         "exposed copies",
         "ms",
@@ -191,12 +198,7 @@ BREAKDOWN = [
         "communication by unit of the model; other: of no unit, as the gradient norm",
         False,
     ),
-    Column(
-        "in backward",
-        "% of backward",
-        share("backward_comm_share"),
-        "fraction of the backward pass in which a collective ran",
-    ),
+    IN_BACKWARD,
     Column("step p50", "ms", plain("step_ms_p50"), "median of the timed steps"),
     Column("step p90", "ms", plain("step_ms_p90"), "90th percentile of the timed steps"),
     Column("step p95", "ms", plain("step_ms_p95"), "95th percentile of the timed steps"),
@@ -244,12 +246,5 @@ def plots(evidence: Evidence) -> Section:
     return Section("Plots", figures=figures)
 
 
-def comparison(evidence: Evidence) -> Section:
-    """Show time, communication, quality and memory of every run."""
-    return Section("Comparison", tables=[evidence.run_table("Comparison", COMPARISON)])
-
-
-def breakdown(evidence: Evidence) -> Section:
-    """Show where the time of the profiled steps goes."""
-    table = evidence.run_table("Step breakdown", BREAKDOWN)
-    return Section(table.title, tables=[table])
+comparison = section_of_runs("Comparison", COMPARISON)
+breakdown = section_of_runs("Step breakdown", BREAKDOWN)

@@ -5,10 +5,19 @@ import pandas as pd
 from shardlab.records.run import Setting
 from shardlab.report.aggregate import verdict
 from shardlab.report.evidence import Evidence
-from shardlab.report.numbers import ABSENT, percent, plural, plus_minus, within
-from shardlab.report.plots import scaling_plot
-from shardlab.report.section import Figure, Section
-from shardlab.report.tables import RUN, Column, Row, plain, share, words
+from shardlab.report.numbers import (
+    ABSENT,
+    Row,
+    percent,
+    plain,
+    plural,
+    share,
+    spread,
+    within,
+    words,
+)
+from shardlab.report.tables import RUN, Column, Figure, Section
+from shardlab.report.timing_plots import scaling_plot
 from shardlab.report.timings import without_link
 
 _HALF = 2.0
@@ -23,10 +32,11 @@ def _of_bound(row: Row) -> str:
 
 
 RANKS = Column("ranks", "", words("world_size"), "number of processes")
+LINK = Column("link", "", words("link"), "loopback, or rate and delay of an emulated link", False)
 TIMED_STEP = Column(
     "timed step",
     "ms",
-    lambda row: plus_minus(row["step_ms"], row["step_ms_sd"]),
+    spread("step_ms"),
     "wall time of a step of the slowest rank; mean ± standard deviation over repetitions, in each "
     "of which every run makes one step",
 )

@@ -1,4 +1,4 @@
-"""Break-even rates of codecs, and time to quality by link."""
+"""Break-even rates of codecs, time to quality by link, and the plots of timings and forecast."""
 
 import math
 
@@ -7,7 +7,6 @@ import pytest
 from shardlab.experiment.schema import Quality
 from shardlab.records.timing import NO_COMMUNICATION
 from shardlab.report.numbers import ABSENT, rate_text
-from shardlab.report.plots import crossover_plot
 from shardlab.report.sections.links import (
     codec_table,
     crossing,
@@ -18,9 +17,10 @@ from shardlab.report.sections.links import (
     step_table,
     stops_paying,
 )
+from shardlab.report.timing_plots import crossover_plot, forecast_plot
 from shardlab.report.timings import crossovers
 from shardlab.strategy.strategy import parse_strategy
-from tests.evidence_factory import make_evidence
+from tests.evidence_factory import make_evidence, make_forecast
 from tests.record_factory import BASELINE, STRATEGIES, make_losses, make_records
 from tests.timed_run_factory import make_timed, make_timings
 
@@ -181,3 +181,14 @@ def test_losses_hold_for_the_ranks_of_the_training_runs_alone():
     two, four = links(evidence).sections
     assert any("training loss" in table.title for table in two.tables)
     assert not any("training loss" in table.title for table in four.tables)
+
+
+def test_an_interval_that_begins_at_no_time_reaches_the_top_of_its_panel():
+    points = [p.model_copy(update={"low_ms": 0.0}) for p in make_forecast().points]
+    figure = forecast_plot(points, [*STRATEGIES], BASELINE)
+    for axes in figure.axes:
+        _, top = axes.get_ylim()
+        for band in axes.collections:
+            highest = max(float(path.vertices[:, 1].max()) for path in band.get_paths())
+            assert abs(highest - top) < 1e-6
+    assert any(axes.collections for axes in figure.axes)
