@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shardlab.standalone.adam import LayerAdam as LayerAdam
     from shardlab.standalone.slide_config import SlideConfig as SlideConfig
     from shardlab.standalone.slide_fsdp import SlideFSDP as SlideFSDP
-    from shardlab.strategy.codec_spec import CodecSpec as CodecSpec
+    from shardlab.strategy.codec_options import CodecSpec as CodecSpec
     from shardlab.strategy.codec_table import register as register
 
 __all__ = [
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _PLACES = {
-    "CodecSpec": "shardlab.strategy.codec_spec",
+    "CodecSpec": "shardlab.strategy.codec_options",
     "LayerAdam": "shardlab.standalone.adam",
     "SlideConfig": "shardlab.standalone.slide_config",
     "SlideFSDP": "shardlab.standalone.slide_fsdp",

@@ -11,7 +11,7 @@ an element that the device computes with.
 from collections.abc import Sequence
 from typing import Literal
 
-from shardlab.strategy.overrides import DTYPE_BYTES
+from shardlab.strategy.settings import DTYPE_BYTES
 from shardlab.strategy.strategy import CanonicalStrategy
 
 _HOST_SLOTS = 3

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.wire import HEADER, Buffers, Contents, describe, message_bytes, seal, unseal
-from shardlab.strategy.codec_spec import codec_text
+from shardlab.strategy.codec_table import codec_text
 from shardlab.strategy.strategy import Strategy
 
 ELEMENTS = [1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20]

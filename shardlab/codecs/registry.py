@@ -10,7 +10,7 @@ from shardlab.codecs.base import Codec
 from shardlab.codecs.multi_phase import Method, MultiPhaseMethod
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
-from shardlab.strategy.codec_spec import CodecSpec
+from shardlab.strategy.codec_options import CodecSpec
 from shardlab.strategy.codec_table import AnyCodec, find
 
 

@@ -9,7 +9,7 @@ from shardlab.forecast.machine import CodecLines
 from shardlab.forecast.model import Model, strategy_of
 from shardlab.forecast.step import step_seconds
 from shardlab.records.timing import TimedRun
-from shardlab.strategy.codec_spec import codec_text
+from shardlab.strategy.codec_table import codec_text
 from shardlab.strategy.strategy import CanonicalStrategy, parse_strategy
 
 SLOWEST, FASTEST = 1e6, 1e12

@@ -9,7 +9,7 @@ from shardlab.forecast.machine import CodecLines, Machine, framing
 from shardlab.forecast.presets import Cluster
 from shardlab.forecast.schedule import Phase, Rank
 from shardlab.measurements.calibration import MemoryOperation, Operation, wire_bytes
-from shardlab.strategy.codec_spec import codec_text
+from shardlab.strategy.codec_table import codec_text
 from shardlab.strategy.strategy import CanonicalStrategy
 
 

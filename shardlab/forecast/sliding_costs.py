@@ -11,7 +11,7 @@ from shardlab.buffers.slide import gradient_bytes, gradient_vectors, kept_gradie
 from shardlab.forecast.costs import Costs
 from shardlab.forecast.schedule import Phase
 from shardlab.forecast.work import Work
-from shardlab.strategy.overrides import DTYPE_BYTES
+from shardlab.strategy.settings import DTYPE_BYTES
 
 PARTS = 4
 """parts per unit, about (`shardlab.engines.slide.grad_offload`)"""

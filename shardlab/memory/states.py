@@ -27,7 +27,7 @@ from shardlab.buffers.slide import (
     slot_sizes,
 )
 from shardlab.memory.sizes import Categories, Sizes
-from shardlab.strategy.overrides import DTYPE_BYTES
+from shardlab.strategy.settings import DTYPE_BYTES
 from shardlab.strategy.strategy import CanonicalStrategy
 
 _FLOAT = DTYPE_BYTES["fp32"]

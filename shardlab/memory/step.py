@@ -35,7 +35,7 @@ from collections.abc import Iterable
 from shardlab.buffers.slide import offload_bytes, window_bytes
 from shardlab.memory.sizes import Categories, Sizes, UnitShape
 from shardlab.memory.states import device_states, host_states
-from shardlab.strategy.overrides import DTYPE_BYTES
+from shardlab.strategy.settings import DTYPE_BYTES
 from shardlab.strategy.strategy import CanonicalStrategy, Strategy
 
 _FLOAT = DTYPE_BYTES["fp32"]

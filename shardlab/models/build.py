@@ -1,16 +1,21 @@
-"""The model of an experiment: architecture and source of its weights."""
+"""The model of an experiment, without randomness in its forward pass, and its weights."""
 
-from typing import NamedTuple
+import re
+from pathlib import Path
+from typing import NamedTuple, cast
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from shardlab.core.errors import UserError
 from shardlab.experiment.schema import Model
 from shardlab.models.checkpoint import CheckpointWeights
-from shardlab.models.huggingface import foreign_config
 from shardlab.models.presets import preset_config
 from shardlab.models.weights import RandomWeights, Weights
+
+_RANDOM = re.compile("drop|jitter")
+"""names of noise settings in configurations, as in resid_pdrop or router_jitter_noise"""
 
 
 class BuiltModel(NamedTuple):
@@ -19,7 +24,7 @@ class BuiltModel(NamedTuple):
     module: PreTrainedModel
     """on the meta device"""
     weights: Weights
-    """first weights, the same on every rank"""
+    """initial weights, the same on every rank"""
 
     def whole(self) -> PreTrainedModel:
         """Return the module with all of its weights, float32 on the CPU."""
@@ -33,7 +38,7 @@ def build_model(
     """Build a causal language model whose forward pass has no randomness.
 
     Args:
-        vocabulary: tokens of the tokenizer; other people's models must have at least as many.
+        vocabulary: tokens of the tokenizer; a Hugging Face model must have at least as many.
         positions: longest sequence.
         end_of_text: id of the token between documents.
         seed: of random weights.
@@ -47,7 +52,7 @@ def build_model(
         config = preset_config(model.preset, vocabulary, positions, end_of_text)
     else:
         key = "pretrained" if model.pretrained is not None else "config"
-        config = foreign_config(key, model.name, vocabulary, positions, end_of_text)
+        config = _huggingface_config(key, model.name, vocabulary, positions, end_of_text)
     try:
         with torch.device("meta"):
             module = AutoModelForCausalLM.from_config(
@@ -64,3 +69,67 @@ def build_model(
     if model.pretrained is not None:
         return BuiltModel(module, CheckpointWeights(model.pretrained, module))
     return BuiltModel(module, RandomWeights(module, seed))
+
+
+def _huggingface_config(
+    key: str, source: str, vocabulary: int, positions: int, end_of_text: int
+) -> PretrainedConfig:
+    """Return the configuration of a Hugging Face model without randomness in its forward pass.
+
+    Dropout is 0, so that equal seeds give equal losses on any number of ranks; `use_cache` is off;
+    documents begin and end with `end_of_text`.
+
+    Args:
+        key: the parameter that names it, for messages.
+        source: folder, config.json or name on the Hugging Face hub.
+        vocabulary, positions, end_of_text: see `build_model`.
+
+    Raises:
+        UserError: it cannot be read, is no causal language model, or does not fit the tokenizer
+            or the sequence length.
+    """
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # the library raises nothing narrower
+        where = "" if Path(source).exists() else ", which is no folder or file here"
+        reason = " ".join(str(error).split())
+        raise UserError(f"model.{key}: cannot load {source!r}{where}: {reason}") from None
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UserError(f"model.{key}: {source!r} is no causal language model: {config.model_type}")
+    if getattr(config, "quantization_config", None) is not None:
+        raise UserError(f"model.{key}: {source!r} is quantized, which cannot be trained")
+    text = config.get_text_config()
+    _check_fit(text, key, source, vocabulary, positions)
+    _silence(config)
+    for part in (config, text):
+        part.use_cache = False
+        part.bos_token_id = part.eos_token_id = end_of_text
+    return cast(PretrainedConfig, config)
+
+
+def _check_fit(
+    config: PretrainedConfig, key: str, source: str, vocabulary: int, positions: int
+) -> None:
+    if config.vocab_size < vocabulary:
+        other = "raise vocab_size in it, or " if key == "config" else ""
+        raise UserError(
+            f"model.{key}: vocabulary of {config.vocab_size} tokens, but the tokenizer has "
+            f"{vocabulary}: {other}set tokenize.tokenizer to the model's own"
+        )
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None and longest < positions:
+        raise UserError(
+            f"train.sequence_length: {positions}, but model.{key} {source!r} has {longest} "
+            "positions: lower it"
+        )
+
+
+def _silence(config: PretrainedConfig) -> None:
+    """Set every noise setting to 0, also in nested configurations."""
+    for name, value in vars(config).items():
+        if _RANDOM.search(name) and type(value) in (int, float):
+            setattr(config, name, type(value)(0))
+    for name in config.sub_configs:
+        part = getattr(config, name, None)
+        if part is not None:
+            _silence(part)

@@ -1,4 +1,4 @@
-"""First weights of a model, part by part, so that no process has to hold all of them."""
+"""Initial weights of a model, part by part, so that no process has to hold all of them."""
 
 import hashlib
 import math
@@ -17,14 +17,14 @@ from shardlab.core.errors import UserError
 
 
 class Weights(ABC):
-    """Source of the first value of every parameter and buffer of one model.
+    """Source of the initial value of every parameter and buffer of one model.
 
     Laws:
-    - a value depends on the source, the seed and its name alone: not on what else is asked for, nor
-      on the order or the rank;
-    - tied parameters have one value, which each of their names gives;
-    - `materialize` puts into modules what `values` returns;
-    - only what is asked for takes memory, and the random state of the caller stays as it is.
+    - a value depends on the source, the seed and its name alone: not on the other requested names,
+      their order or the rank;
+    - tied parameters have one value, under each of their names;
+    - `materialize` assigns what `values` returns;
+    - only requested tensors are allocated, and the random state of the caller does not change.
 
     Names are those of the model before it is wrapped.
 
@@ -51,33 +51,33 @@ class Weights(ABC):
         """Allocate and fill everything below `module` that is on the meta device.
 
         The tensors keep their identity, so that tied parameters stay tied, also with those outside
-        of `module`. What has memory already is left alone.
+        of `module`. Tensors that are not on the meta device are not changed.
 
         Args:
             module: not sharded yet.
             prefix: its name in the model; empty for the model itself.
         """
         start = f"{prefix}." if prefix else ""
-        places: dict[str, Tensor] = {
+        tensors: dict[str, Tensor] = {
             **dict(module.named_parameters()),
             **dict(module.named_buffers()),
         }
-        missing = {start + name: place for name, place in places.items() if place.is_meta}
+        missing = {start + name: tensor for name, tensor in tensors.items() if tensor.is_meta}
         for name, value in self.values(missing).items():
-            place = missing[name]
-            assert type(place) in (Tensor, nn.Parameter), "weights come before sharding"
-            if isinstance(place, nn.Parameter):
-                value = nn.Parameter(value, place.requires_grad)
-            swap_tensors(place, value)
+            target = missing[name]
+            assert type(target) in (Tensor, nn.Parameter), "weights come before sharding"
+            if isinstance(target, nn.Parameter):
+                value = nn.Parameter(value, target.requires_grad)
+            swap_tensors(target, value)
 
 
 class RandomWeights(Weights):
     """Random weights as the family of the model draws them, by its `_init_weights` (transformers).
 
-    What lies in a module itself is drawn alone, from a random stream seeded by (seed, name of the
-    module), while the rest of the model has no memory. Those around the module follow, as they do
-    in `PreTrainedModel.initialize_weights`: GPT-2's attention draws the weight of its projection
-    again.
+    The direct tensors of a module are drawn separately, from a random stream seeded by (seed, name
+    of the module), while the rest of the model is on the meta device. Then the modules around it
+    are initialized, as in `PreTrainedModel.initialize_weights`: GPT-2's attention draws the weight
+    of its projection again.
     """
 
     def __init__(self, model: PreTrainedModel, seed: int) -> None:
@@ -143,7 +143,8 @@ def _all_names(model: nn.Module) -> dict[str, list[str]]:
 
 @contextmanager
 def _memory(module: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Allocate what lies directly in the module while the block runs."""
+    """Allocate the direct parameters and buffers of the module while the block runs."""
+    # private dicts, replaced as a whole, so that the module gets back its own (tied) tensors
     kept = module._parameters, module._buffers
     parameters = {n: p if p is None else nn.Parameter(_blank(p)) for n, p in kept[0].items()}
     buffers = {n: b if b is None else _blank(b) for n, b in kept[1].items()}

@@ -20,7 +20,7 @@ import pandas as pd
 from shardlab.core.errors import UserError
 from shardlab.core.interval import interval_factor
 from shardlab.records.run import Breakdown, Joined, Record, Training, Validation
-from shardlab.strategy.codec_spec import codec_text
+from shardlab.strategy.codec_table import codec_text
 from shardlab.strategy.strategy import Strategy, parse_strategy
 
 ENOUGH_SEEDS = 3

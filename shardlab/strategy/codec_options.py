@@ -1,19 +1,52 @@
-"""The specifications of the built-in codecs: every class of this module is one.
+"""Specifications of the built-in codecs: every class that derives from `CodecSpec` is one.
 
 The factories are named, not imported: a strategy is validated without torch.
 """
 
-from typing import Annotated, Literal, Self
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from shardlab.strategy.codec_spec import CodecSpec
+from shardlab.core.document import Document
 
 Group = Annotated[int, Field(ge=8, le=4096, multiple_of=8)]
 Density = Annotated[float, Field(gt=0, le=1)]
 Rounding = Literal["nearest", "stochastic"]
 Values = Literal["fp32", "fp16", "bf16", "int8", "int4"]
 Indices = Literal["smaller", "bitmap", "varint"]
+
+
+class CodecSpec(Document):
+    """Name, options and traits of one codec.
+
+    A subclass declares `name: Literal["int8"] = "int8"` and its options as fields, and its traits
+    as class variables. Its docstring is the description that tables and judges show.
+    `shardlab.strategy.codec_table` holds all of them.
+    """
+
+    name: str
+    """as strategies write it"""
+
+    factory: ClassVar[str | Callable[..., Any]] = ""
+    """makes the codec from the options as keyword arguments. `"module:Class"` is imported when the
+    first codec is made: stages that only read strategies start without torch"""
+    examples: ClassVar[tuple[str, ...]] = ()
+    """specs as text that the laws, the golden payloads and the benchmarks are run with"""
+    summable: ClassVar[bool] = False
+    """payloads can be summed on the wire, so that `route: native` is possible"""
+    multi_phase: ClassVar[bool] = False
+    """sums vectors in several collectives instead of one payload per message"""
+    sparse: ClassVar[bool] = False
+    """leaves elements out, so that it cannot serve parameters"""
+    one_bit: ClassVar[bool] = False
+    """has no code for zero"""
+    needs_matrices: ClassVar[bool] = False
+    """factors matrices and leaves flat vectors as they are"""
+
+    def feedback_conflict(self) -> str | None:
+        """Return why these options must not be combined with error feedback, with the fix."""
+        return None
 
 
 class NoneSpec(CodecSpec):

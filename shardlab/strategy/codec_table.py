@@ -1,6 +1,6 @@
-"""The table of codec specifications: the built-in ones and those that users register.
+"""Table of codec specifications, the built-in ones and those that users register, and their text.
 
-Validation of strategies, the making of codecs, the benchmarks and the judges all read it.
+Validation of strategies, construction of codecs, benchmarks and judges read it.
 """
 
 import re
@@ -9,18 +9,27 @@ from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, Union
 
+import yaml
 from pydantic import BeforeValidator, Field, SerializeAsAny, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from shardlab.core.errors import UserError, nearest
 from shardlab.strategy import codec_options
-from shardlab.strategy.codec_spec import CodecSpec, codec_name, split_text
+from shardlab.strategy.codec_options import CodecSpec
 
 ENTRY_POINTS = "shardlab.codecs"
 """group of entry points by which an installed package announces codecs: `NAME = "module"`, whose
 import registers NAME"""
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
+_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+
+
+def codec_name(spec: type[CodecSpec]) -> str:
+    """Return the name that a class of specs declares."""
+    return str(spec.model_fields["name"].default)
+
+
 _BUILT_IN: dict[str, type[CodecSpec]] = {
     codec_name(spec): spec
     for spec in vars(codec_options).values()
@@ -125,6 +134,43 @@ def _parse(value: Any) -> CodecSpec:
             "unknown_codec", "unknown codec {name}; {hint}", {"name": repr(name), "hint": hint}
         )
     return spec.model_validate(value)
+
+
+def split_text(text: str) -> dict[str, Any]:
+    """Return `"int8:group=64"` as `{"name": "int8", "group": 64}`; option values are YAML.
+
+    `1e-3` and `1e5` are numbers here, as everywhere but in YAML 1.1.
+
+    Raises:
+        UserError: an option that is not `key=value`.
+    """
+    name, _, options = text.partition(":")
+    parsed: dict[str, Any] = {"name": name}
+    for option in filter(None, options.split(",")):
+        key, equals, literal = option.partition("=")
+        if not equals:
+            raise UserError(f"codec option {option!r} is not key=value")
+        parsed[key] = _value(literal)
+    return parsed
+
+
+def _value(literal: str) -> Any:
+    # YAML 1.1 reads a number with an exponent as text unless it has a point and a sign
+    if _EXPONENT.fullmatch(literal.strip()):
+        return float(literal)
+    return yaml.safe_load(literal)
+
+
+def codec_text(codec: CodecSpec) -> str:
+    """Return `"int8:group=64"`: the name, the first option, and all that are not the default."""
+    fields = [key for key in type(codec).model_fields if key != "name"]
+    values = codec.model_dump()
+    shown = [
+        f"{key}={values[key]}"
+        for key in fields
+        if key == fields[0] or values[key] != type(codec).model_fields[key].default
+    ]
+    return f"{codec.name}:{','.join(shown)}" if shown else codec.name
 
 
 # for editors: the built-in specs with their options, other names, and text

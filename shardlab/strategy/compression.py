@@ -6,8 +6,7 @@ from pydantic import Field, model_validator
 
 from shardlab.core.document import AS_TUPLE, Document
 from shardlab.strategy.codec_options import NoneSpec
-from shardlab.strategy.codec_spec import codec_text
-from shardlab.strategy.codec_table import AnyCodec
+from shardlab.strategy.codec_table import AnyCodec, codec_text
 
 Route = Literal["native", "exchange"]
 

@@ -1,8 +1,7 @@
 """Labels: a strategy in a few words."""
 
 from shardlab.strategy.compression import gradient_words, weight_words
-from shardlab.strategy.overrides import Override, ranges
-from shardlab.strategy.settings import Settings
+from shardlab.strategy.settings import Override, Settings, ranges
 
 _WHERE = {"memory": "in memory", "disk": "on disk"}
 

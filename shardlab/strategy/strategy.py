@@ -13,8 +13,7 @@ from shardlab.core.document import Document, validate
 from shardlab.core.files import sha256_of_value
 from shardlab.strategy.compression import CanonicalCompression
 from shardlab.strategy.label import label
-from shardlab.strategy.overrides import canonical_overrides
-from shardlab.strategy.settings import Settings
+from shardlab.strategy.settings import Settings, canonical_overrides
 from shardlab.strategy.validation import check
 
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 from shardlab.core.errors import UserError
 from shardlab.strategy.engine_traits import accepts_codec, inapplicable
-from shardlab.strategy.overrides import SETTINGS, canonical_overrides
-from shardlab.strategy.settings import Settings
+from shardlab.strategy.settings import SETTINGS, Settings, canonical_overrides
 
 
 def check(strategy: Settings) -> None:

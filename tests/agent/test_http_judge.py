@@ -5,7 +5,7 @@ from shardlab.agent.proposals.http_judge import HttpJudge, InvalidAnswerError, r
 from shardlab.core.errors import UserError
 from shardlab.strategy.codec_table import built_in
 from shardlab.strategy.compression import Compression, WeightCompression
-from shardlab.strategy.overrides import Override
+from shardlab.strategy.settings import Override
 from shardlab.strategy.strategy import Strategy
 from tests.agent.chat_server import (
     CANDIDATES,

@@ -5,8 +5,7 @@ import json
 import pytest
 import torch
 
-from shardlab.strategy.codec_spec import split_text
-from shardlab.strategy.codec_table import built_in
+from shardlab.strategy.codec_table import built_in, split_text
 from tests.codecs.codec_examples import SPECS
 from tests.codecs.golden_payloads import FOLDER, decoded, from_hex, made, path
 

@@ -14,7 +14,7 @@ from shardlab.codecs.randomk import RandomK
 from shardlab.codecs.registry import make_codec, make_method, spec_of
 from shardlab.core.errors import UserError
 from shardlab.strategy import codec_table
-from shardlab.strategy.codec_spec import CodecSpec
+from shardlab.strategy.codec_options import CodecSpec
 from shardlab.strategy.codec_table import built_in, register
 from tests.pipeline.workspace import ROOT
 

@@ -5,20 +5,20 @@ from shardlab.core.errors import UserError
 from shardlab.experiment.link import Link, bits_per_second
 
 
-def test_rates_are_bits_of_powers_of_ten():
+def test_units_of_rates_are_powers_of_ten():
     assert bits_per_second("100mbit") == 100_000_000
     assert bits_per_second("2.5gbit") == 2_500_000_000
     assert bits_per_second("64kbit") == 64_000
 
 
 @pytest.mark.parametrize("rate", ["", "100", "100 mbit", "0mbit", "-1gbit", "100mbps", "1mbit;ls"])
-def test_other_rates_are_refused(rate):
+def test_invalid_rates_are_refused(rate):
     with pytest.raises(UserError, match="100mbit"):
         bits_per_second(rate)
     with pytest.raises(UserError, match=r"link\.rate: .*100mbit"):
         validate(Link, {"rate": rate}, "link")
 
 
-def test_a_link_is_called_by_its_rate_and_its_delay_if_it_has_one():
+def test_name_of_link_has_rate_and_delay():
     assert Link(rate="1gbit").name == "1gbit"
     assert Link(rate="100mbit", delay_ms=2.5).name == "100mbit + 2.5 ms"

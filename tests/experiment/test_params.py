@@ -8,6 +8,7 @@ import yaml
 from shardlab.core.errors import UserError
 from shardlab.experiment.parameters import Parameters
 from shardlab.experiment.schema import Params
+from shardlab.strategy.codec_table import built_in
 from shardlab.strategy.strategy import Strategy
 
 ROOT = Path(__file__).parents[2]
@@ -16,13 +17,20 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     "name", ["params.yaml", "params/small.yaml", "params/codecs.yaml", "params/links.yaml"]
 )
-def test_the_files_that_come_with_shardlab_are_whole(name: str) -> None:
+def test_provided_files_are_complete(name: str) -> None:
     values = Parameters(ROOT / name)(*Params.model_fields)
     assert len(values) == len(Params.model_fields)
 
 
+def test_experiment_on_all_codecs_runs_every_built_in_codec() -> None:
+    runs, strategies = Parameters(ROOT / "params/codecs.yaml")("runs", "strategies")
+    assert runs == list(strategies)
+    missing = set(built_in()) - {strategy.gradients.codec.name for strategy in strategies.values()}
+    assert not missing, f"params/codecs.yaml: add a strategy and a run with {sorted(missing)}"
+
+
 def refusal(*overrides: str) -> str:
-    """What the user is told about params.yaml with these overrides."""
+    """Return the error about params.yaml with these overrides."""
     with pytest.raises(UserError) as error:
         Parameters(ROOT / "params.yaml", overrides)
     message = str(error.value)
@@ -82,11 +90,11 @@ def refusal(*overrides: str) -> str:
         ("seeds.0=1", "--set seeds.0: 'seeds' is a value, not a section"),
     ],
 )
-def test_a_mistake_is_answered_with_its_key_and_the_mend(override: str, message: str) -> None:
+def test_error_names_the_key_and_the_fix(override: str, message: str) -> None:
     assert refusal(override) == message
 
 
-def test_names_cannot_leave_their_folder() -> None:
+def test_names_with_paths_are_refused() -> None:
     assert refusal("strategies.{name}={{}}".format(name="../x")).startswith("strategies")
     assert "pattern" in refusal("strategies.Ünï={}")
 
@@ -104,18 +112,18 @@ def write(path: Path, tree: Any) -> Path:
         ("a: !!python/object/apply:os.getcwd []", "not YAML"),
     ],
 )
-def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_file_without_a_mapping_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         Parameters(write(tmp_path / "params.yaml", text))
 
 
-def test_an_absent_file_is_named(tmp_path: Path) -> None:
+def test_absent_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"absent\.yaml: no such file"):
         Parameters(tmp_path / "absent.yaml")
 
 
-def test_a_stage_reads_the_part_that_it_declared(tmp_path: Path) -> None:
-    """A file may hold a part; a key outside of it is missing, however valid it is."""
+def test_file_with_a_part_of_the_parameters_is_read(tmp_path: Path) -> None:
+    """Report a valid key outside of the part as missing."""
     part = {"strategies": {"one": {"engine": "ddp"}}, "seeds": [3]}
     params = Parameters(write(tmp_path / "params.yaml", part))
     strategy, seeds = params("strategies.one", "seeds")
@@ -127,20 +135,20 @@ def test_a_stage_reads_the_part_that_it_declared(tmp_path: Path) -> None:
         params("strategies.on")
 
 
-def test_a_mistake_anywhere_is_found_before_any_key_is_read(tmp_path: Path) -> None:
+def test_whole_file_is_validated_before_any_key_is_read(tmp_path: Path) -> None:
     part = {"seeds": [3], "tokenize": {"shards": 0}}
     with pytest.raises(UserError, match=r"^tokenize\.shards: "):
         Parameters(write(tmp_path / "params.yaml", part))
 
 
-def test_overrides_come_before_the_checks() -> None:
+def test_overrides_are_applied_before_validation() -> None:
     params = Parameters(ROOT / "params.yaml", ["train.steps=7", "runs=[fsdp2, ddp]"])
     assert params("train").steps == 7
     assert params("runs") == ["fsdp2", "ddp"]
 
 
 def test_json_is_read_as_json(tmp_path: Path) -> None:
-    """With tabs and 1e-3, which PyYAML takes for a mistake and a text."""
+    """Use tabs and 1e-3, which PyYAML reads as an error and as text."""
     tree = {"train": {"learning_rate": 1e-3}, "seeds": [3]}
     path = tmp_path / "run.json"
     path.write_text(json.dumps(tree, indent="\t").replace("0.001", "1e-3"))
@@ -150,6 +158,6 @@ def test_json_is_read_as_json(tmp_path: Path) -> None:
     assert data.source == "synthetic"
 
 
-def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
+def test_invalid_json_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"run\.json: not JSON: Expecting ',' delimiter: line 2"):
         Parameters(write(tmp_path / "run.json", '{"seeds": [3]\n"train": {}}'))

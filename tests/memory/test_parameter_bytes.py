@@ -16,7 +16,7 @@ FEEDBACK = {"codec": "int8", "error_feedback": True}
         ({"engine": "manual"}, 4.0),
         ({"reshard_after_forward": False}, 8.0),
         ({"engine": "fsdp1", "sharding": "no_shard"}, 16.0),
-        # fsdp2 computes with a copy even so
+        # where fsdp2 still computes with a copy
         ({"sharding": "no_shard"}, 16.0 + 4.0),
         # gathered parameters, and gradients as autograd makes them and as they are reduced
         ({"wrap": "root"}, 4.0 + 4.0 + 8.0),
@@ -30,6 +30,6 @@ FEEDBACK = {"codec": "int8", "error_feedback": True}
         ({"engine": "slide", "moments": "disk"}, 1.0 + 4.0),
     ],
 )
-def test_bytes_of_parameters_by_hand(document, expected):
+def test_bytes_of_parameters_match_hand_calculation(document, expected):
     found = parameter_bytes(parse_strategy(document), 1_000_000, 4)
     assert found / 1e6 == pytest.approx(expected, rel=0.02)

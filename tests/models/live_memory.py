@@ -1,4 +1,4 @@
-"""Counts the memory of the tensors that are alive."""
+"""Measurement of the memory of live tensors."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveMemory(TorchDispatchMode):
-    """Bytes of the CPU storages that operators returned while this is on, as long as they live."""
+    """Mode that counts the live bytes of the CPU storages that operators return."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -17,12 +17,12 @@ class LiveMemory(TorchDispatchMode):
         self.highest = 0
 
     def now(self) -> int:
-        """Bytes that are alive."""
+        """Return the live bytes."""
         self._storages = {ref: n for ref, n in self._storages.items() if not ref.expired()}
         return sum(self._storages.values())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs the operator and notes what it made."""
+        """Run the operator and record the storages of its results."""
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor) and tensor.device.type == "cpu":

@@ -1,4 +1,4 @@
-"""Presets have the size that they are named after, and other people's models are made fit."""
+"""Presets have the size in their names; Hugging Face models fit the tokenizer or are refused."""
 
 import json
 
@@ -31,31 +31,31 @@ def refusal(model, **fit):
 @pytest.mark.parametrize(
     ("name", "millions"), [("10m", 10), ("18m", 18), ("62m", 62), ("90m", 90), ("300m", 300)]
 )
-def test_a_preset_is_as_large_as_its_name(name, millions):
+def test_preset_has_the_size_in_its_name(name, millions):
     with torch.device("meta"):
         model = GPT2LMHeadModel(preset_config(name, GPT2_VOCABULARY, 1024, 0))
     size = sum(parameter.numel() for parameter in model.parameters())
     assert size == pytest.approx(millions * 1e6, rel=0.06)
 
 
-def test_every_preset_is_offered_in_the_parameters():
+def test_every_preset_is_valid_in_the_parameters():
     for name in PRESETS:
         assert Model(preset=name).name == name
 
 
-def test_a_model_is_given_in_just_one_way():
+def test_model_needs_exactly_one_source():
     for given in ({}, {"preset": "tiny", "config": "a"}, {"pretrained": "a", "config": "a"}):
         with pytest.raises(ValidationError, match="give one of preset, pretrained and config"):
             Model(**given)
 
 
-def test_a_built_model_takes_no_memory():
+def test_built_model_is_on_the_meta_device():
     built = build(Model(preset="300m"))
     assert all(tensor.is_meta for tensor in [*built.module.parameters(), *built.module.buffers()])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_configuration_alone_is_enough(family, tmp_path):
+def test_model_is_built_from_a_configuration(family, tmp_path):
     config = config_of(family)
     config.save_pretrained(tmp_path)
     expected = type(AutoModelForCausalLM.from_config(config))
@@ -69,7 +69,7 @@ def test_a_configuration_alone_is_enough(family, tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_nothing_is_random_in_training_and_nothing_is_cached(family, tmp_path):
+def test_training_forward_is_deterministic_and_returns_no_cache(family, tmp_path):
     config_of(family).save_pretrained(tmp_path)
     model = build(Model(config=str(tmp_path))).whole()
     assert model.training
@@ -78,7 +78,7 @@ def test_nothing_is_random_in_training_and_nothing_is_cached(family, tmp_path):
     assert first.past_key_values is None
 
 
-def test_random_routing_is_switched_off_too(tmp_path):
+def test_router_jitter_is_disabled(tmp_path):
     config_of("mixtral-tied", router_jitter_noise=0.3).save_pretrained(tmp_path)
     model = build(Model(config=str(tmp_path))).whole()
     assert model.config.router_jitter_noise == 0
@@ -86,14 +86,14 @@ def test_random_routing_is_switched_off_too(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["config", "pretrained"])
-def test_documents_end_as_the_tokens_say(key, tmp_path):
+def test_documents_end_with_the_token_of_the_tokenizer(key, tmp_path):
     config = config_of("llama-tied", eos_token_id=[1, 2])
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     found = build(Model(**{key: str(tmp_path)})).module.config
     assert (found.bos_token_id, found.eos_token_id) == (7, 7)
 
 
-def test_every_token_is_learned_where_a_model_pads_with_one(tmp_path):
+def test_embedding_of_the_padding_token_is_trained(tmp_path):
     config_of("llama-untied", pad_token_id=5).save_pretrained(tmp_path)
     model = build(Model(config=str(tmp_path))).whole()
     model(input_ids=TOKENS).logits.logsumexp(-1).sum().backward()
@@ -101,7 +101,7 @@ def test_every_token_is_learned_where_a_model_pads_with_one(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["config", "pretrained"])
-def test_a_model_that_does_not_fit_is_refused(key, tmp_path):
+def test_model_that_does_not_fit_is_refused(key, tmp_path):
     AutoModelForCausalLM.from_config(config_of("llama-tied")).save_pretrained(tmp_path)
     model = Model(**{key: str(tmp_path)})
     small = refusal(model, vocabulary=VOCABULARY + 1)
@@ -113,7 +113,7 @@ def test_a_model_that_does_not_fit_is_refused(key, tmp_path):
     )
 
 
-def test_what_is_no_language_model_is_refused(tmp_path):
+def test_other_configurations_are_refused(tmp_path):
     path = tmp_path / "config.json"
     path.write_text("{}")
     assert "cannot load" in refusal(Model(config=str(path)))

@@ -1,4 +1,4 @@
-"""Weights of a checkpoint are what from_pretrained loads, tensor by tensor."""
+"""Weights of a checkpoint match those of from_pretrained."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ def logits(model):
 
 
 def change(folder, function):
-    """Replaces the tensors of a checkpoint by what `function` makes of them."""
+    """Replace the tensors of a checkpoint by `function` of them."""
     tensors = function(load_file(folder / FILE))
     save_file(tensors, folder / FILE, {"format": "pt"})
 
@@ -62,14 +62,14 @@ def llama(tmp_path):
     return tmp_path
 
 
-def test_logits_are_those_of_from_pretrained_bit_for_bit(saved):
+def test_logits_match_from_pretrained_bit_for_bit(saved):
     expected = AutoModelForCausalLM.from_pretrained(saved, dtype=torch.float32)
     assert torch.equal(logits(build(saved).whole()), logits(expected))
 
 
 @settings(max_examples=10)
 @given(data=st.data())
-def test_a_value_depends_neither_on_the_order_nor_on_what_else_is_asked(saved, data):
+def test_value_does_not_depend_on_order_or_other_names(saved, data):
     built = build(saved)
     every = {
         **dict(built.module.named_parameters(remove_duplicate=False)),
@@ -85,7 +85,7 @@ def test_a_value_depends_neither_on_the_order_nor_on_what_else_is_asked(saved, d
 
 
 @pytest.mark.parametrize("family", ["gpt2-tied", "llama-tied", "mixtral-untied"])
-def test_files_may_be_many(family, tmp_path):
+def test_checkpoint_in_several_files(family, tmp_path):
     model = random_model(family)
     model.save_pretrained(tmp_path, max_shard_size="50KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
@@ -93,14 +93,14 @@ def test_files_may_be_many(family, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["gpt2-tied", "llama-tied", "qwen3-tied"])
-def test_a_checkpoint_without_the_prefix_of_the_base_model_fits(family, tmp_path):
+def test_checkpoint_without_base_model_prefix(family, tmp_path):
     model = random_model(family)
     model.base_model.save_pretrained(tmp_path)
     assert not any(n.startswith(("model.", "transformer.")) for n in load_file(tmp_path / FILE))
     assert torch.equal(logits(build(tmp_path).whole()), logits(model))
 
 
-def test_either_name_of_tied_weights_will_do(tmp_path):
+def test_either_name_of_tied_weights_is_accepted(tmp_path):
     model = random_model("llama-tied")
     model.save_pretrained(tmp_path)
     change(
@@ -119,7 +119,7 @@ def test_half_precision_becomes_float32(llama):
     assert torch.equal(logits(model), logits(expected))
 
 
-def test_a_model_does_not_change_with_its_file(llama):
+def test_model_is_independent_of_the_file_after_loading(llama):
     model = build(llama).whole()
     expected = logits(model)
     with (llama / FILE).open("r+b") as file:
@@ -130,7 +130,7 @@ def test_a_model_does_not_change_with_its_file(llama):
     assert not torch.equal(logits(build(llama).whole()), expected)
 
 
-def test_only_what_is_asked_for_takes_memory(tmp_path):
+def test_only_requested_tensors_are_allocated(tmp_path):
     random_model("llama-untied", num_hidden_layers=12).save_pretrained(tmp_path)
     built = build(tmp_path)
     parts = model_parts(built.module)
@@ -149,7 +149,7 @@ def test_only_what_is_asked_for_takes_memory(tmp_path):
     assert memory.highest < 1.1 * (largest + biggest)
 
 
-def test_a_name_of_the_hub_is_looked_up_in_its_cache(tmp_path):
+def test_hub_name_is_read_from_the_cache(tmp_path):
     snapshot = tmp_path / "models--someone--something" / "snapshots" / ("0" * 40)
     model = random_model("qwen2-tied")
     model.save_pretrained(snapshot)

@@ -1,4 +1,4 @@
-"""Blocks, embedding and head are found in models of any family, wherever their memory is."""
+"""Blocks, embedding and head of models of any family, on any device."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from tests.families import FAMILIES, config_of
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_parts_of_every_family(family, device):
+def test_parts_of_every_family(family, device):
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config_of(family))
     parts = model_parts(model)
@@ -24,7 +24,7 @@ def test_the_parts_of_every_family(family, device):
     assert parts.tied == family.endswith("-tied")
 
 
-def test_experts_are_not_taken_for_blocks():
+def test_experts_are_no_blocks():
     class Block(nn.Module):
         def __init__(self):
             super().__init__()
@@ -35,7 +35,7 @@ def test_experts_are_not_taken_for_blocks():
     assert transformer_blocks(model) == list(model["layers"])
 
 
-def test_a_model_of_plain_torch_has_blocks():
+def test_blocks_of_a_model_of_plain_torch():
     layer = nn.TransformerEncoderLayer(8, 2, 16)
     parts = model_parts(nn.TransformerEncoder(layer, 3, enable_nested_tensor=False))
     assert parts.paths == ["layers.0", "layers.1", "layers.2"]
@@ -44,6 +44,6 @@ def test_a_model_of_plain_torch_has_blocks():
     assert transformer_blocks(nn.ModuleDict({"body": stack, "end": nn.Linear(8, 2)})) == list(stack)
 
 
-def test_a_model_without_blocks_is_refused():
+def test_model_without_blocks_is_refused():
     with pytest.raises(UserError, match="Linear has no list of blocks"):
         model_parts(nn.Linear(2, 2))

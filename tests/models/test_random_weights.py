@@ -1,4 +1,4 @@
-"""Random weights are the family's own, and each is the same however it is asked for."""
+"""Random weights are those of the family, and do not depend on how they are requested."""
 
 import hashlib
 import subprocess
@@ -35,7 +35,7 @@ def all_tensors(model):
 
 @pytest.fixture(params=FAMILIES, scope="module")
 def drawn(request):
-    """Weights, and all of their values, asked for together."""
+    """Weights, and all of their values, requested together."""
     model = skeleton(request.param)
     weights = RandomWeights(model, seed=3)
     return request.param, weights, weights.values(all_tensors(model))
@@ -43,7 +43,7 @@ def drawn(request):
 
 @settings(max_examples=15)
 @given(data=st.data())
-def test_a_value_depends_neither_on_the_order_nor_on_what_else_is_asked(drawn, data):
+def test_value_does_not_depend_on_order_or_other_names(drawn, data):
     _, weights, values = drawn
     names = data.draw(st.lists(st.sampled_from(sorted(values)), min_size=1, unique=True))
     found = weights.values(names)
@@ -51,7 +51,7 @@ def test_a_value_depends_neither_on_the_order_nor_on_what_else_is_asked(drawn, d
     assert all(torch.equal(found[name], values[name]) for name in names)
 
 
-def test_a_whole_model_has_just_these_values(drawn):
+def test_materialized_model_has_these_values(drawn):
     family, weights, values = drawn
     model = skeleton(family)
     weights.materialize(model)
@@ -65,7 +65,7 @@ def test_a_whole_model_has_just_these_values(drawn):
     )
 
 
-def test_modules_in_any_order_make_the_same_model(drawn):
+def test_order_of_materialization_has_no_effect(drawn):
     family, weights, values = drawn
     model = skeleton(family)
     for name, module in reversed(list(model.named_modules())):
@@ -75,7 +75,7 @@ def test_modules_in_any_order_make_the_same_model(drawn):
     assert model_parts(model).tied == family.endswith("-tied")
 
 
-def test_parameters_are_distributed_as_the_family_does_it(drawn):
+def test_parameters_have_the_distribution_of_the_family(drawn):
     family, _, values = drawn
     usual = AutoModelForCausalLM.from_config(config_of(family))
     for name, parameter in usual.named_parameters(remove_duplicate=False):
@@ -91,14 +91,14 @@ def test_parameters_are_distributed_as_the_family_does_it(drawn):
             assert not torch.equal(value, parameter), name
 
 
-def test_buffers_are_those_of_a_model_that_is_built_as_usual(drawn):
+def test_buffers_match_those_of_from_config(drawn):
     family, _, values = drawn
     buffers = dict(AutoModelForCausalLM.from_config(config_of(family)).named_buffers())
     assert bool(buffers) == (not family.startswith("gpt2"))
     assert all(torch.equal(values[name], buffer) for name, buffer in buffers.items())
 
 
-def test_no_two_modules_or_seeds_share_their_numbers(drawn):
+def test_modules_and_seeds_draw_different_numbers(drawn):
     family, _, values = drawn
     names = [name for name, _ in skeleton(family).named_parameters() if values[name].std() > 0]
     others = RandomWeights(skeleton(family), seed=4).values(names)
@@ -109,7 +109,7 @@ def test_no_two_modules_or_seeds_share_their_numbers(drawn):
     assert cosines.abs().max() < 0.75
 
 
-def test_the_random_numbers_of_the_caller_go_on_as_if_nothing_was_drawn():
+def test_random_state_of_the_caller_does_not_change():
     weights = RandomWeights(skeleton("gpt2-tied"), seed=0)
     torch.manual_seed(5)
     expected = torch.rand(3)
@@ -118,7 +118,7 @@ def test_the_random_numbers_of_the_caller_go_on_as_if_nothing_was_drawn():
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_what_has_memory_is_left_alone():
+def test_allocated_tensors_are_not_changed():
     model = skeleton("llama-tied")
     weights = RandomWeights(model, seed=0)
     mine = nn.Parameter(torch.ones(model.model.norm.weight.shape) * 7)
@@ -132,7 +132,7 @@ def test_what_has_memory_is_left_alone():
     assert torch.equal(model.lm_head.weight, before + 1)
 
 
-def test_a_model_that_was_taken_apart_gives_the_same_values(drawn):
+def test_values_do_not_depend_on_later_changes_of_the_model(drawn):
     family, _, values = drawn
     model = skeleton(family)
     weights = RandomWeights(model, seed=3)
@@ -150,7 +150,7 @@ def fingerprint():
     return digest.hexdigest()
 
 
-def test_another_process_draws_the_same():
+def test_other_process_draws_the_same_values():
     code = "import test_random_weights as t; print(t.fingerprint())"
     run = subprocess.run(
         [sys.executable, "-c", code],
@@ -163,7 +163,7 @@ def test_another_process_draws_the_same():
 
 
 @pytest.mark.parametrize("family", ["gpt2-tied", "llama-untied"])
-def test_unit_by_unit_never_more_than_the_largest_has_memory(family):
+def test_materializing_by_unit_allocates_at_most_the_largest_unit(family):
     layers = "n_layer" if family.startswith("gpt2") else "num_hidden_layers"
     model = skeleton(family, **{layers: 12})
     parts, weights = model_parts(model), RandomWeights(model, seed=0)
@@ -183,7 +183,7 @@ def test_unit_by_unit_never_more_than_the_largest_has_memory(family):
     assert memory.highest < 1.4 * largest
 
 
-def test_a_parameter_that_the_family_forgets_is_named():
+def test_uninitialized_parameter_is_named():
     model = skeleton("llama-tied")
     model.model.norm.forgotten = nn.Parameter(torch.empty(3, device="meta"))
     with pytest.raises(UserError, match=r"does not say how model\.norm\.forgotten begins"):

@@ -11,7 +11,7 @@ from hypothesis import given
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.strategy.engine_traits import ENGINES, EngineName, inapplicable
-from shardlab.strategy.overrides import Override
+from shardlab.strategy.settings import Override
 from shardlab.strategy.strategy import CanonicalStrategy, Strategy, parse_strategy
 from tests.strategy.drawn_strategies import documents
 

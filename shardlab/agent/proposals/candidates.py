@@ -21,7 +21,7 @@ from shardlab.agent.proposals.seeds import (
 )
 from shardlab.agent.records.history import History
 from shardlab.core.document import Document
-from shardlab.strategy.codec_spec import codec_text
+from shardlab.strategy.codec_table import codec_text
 from shardlab.strategy.engine_traits import ENGINES, accepts_codec, inapplicable
 from shardlab.strategy.strategy import Strategy
 

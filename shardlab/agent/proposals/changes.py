@@ -9,7 +9,7 @@ import math
 from typing import Any, NamedTuple
 
 from shardlab.agent.records.history import History
-from shardlab.strategy.codec_spec import codec_text
+from shardlab.strategy.codec_table import codec_text
 from shardlab.strategy.label import override_words
 from shardlab.strategy.strategy import Strategy
 

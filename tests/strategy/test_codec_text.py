@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardlab.strategy.codec_options import TopKSpec
-from shardlab.strategy.codec_spec import codec_text, split_text
+from shardlab.strategy.codec_table import codec_text, split_text
 from shardlab.strategy.strategy import parse_strategy
 
 
