@@ -16,12 +16,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.children import on_ranks
-from shardlab.calibration.memory_costs import memory_times
+from shardlab.calibration.costs import memory_times
 from shardlab.core.files import read_json, write_json
 from shardlab.engines.common.units import unit_sizes
 from shardlab.forecast.costs import Measured, codings
-from shardlab.forecast.fit import Line
-from shardlab.forecast.machine import Machine, fit_memory
+from shardlab.forecast.machine import Line, Machine, fit_memory
 from shardlab.forecast.schedule import Phase, simulate
 from shardlab.forecast.sliding import Slide
 from shardlab.forecast.work import COMPUTE, Compute, Overhead, Work

@@ -1,11 +1,12 @@
 """Measure the costs of single operations on this machine, for the forecast."""
 
-from shardlab.calibration.codec_costs import codecs_of
+from shardlab.calibration.costs import codecs_of
 from shardlab.calibration.measure import Network, calibrate
 from shardlab.core.errors import UserError
+from shardlab.core.files import write_json
 from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
-from shardlab.measurements.calibration import memory_operations, write_calibration
+from shardlab.measurements.calibration import memory_operations
 from stages.common import run
 
 _OUTPUT = "results/calibration.json"
@@ -30,7 +31,7 @@ def main(params: Parameters) -> None:
         placement=train.placement,
         memory=[*memory],
     )
-    write_calibration(_OUTPUT, found)
+    write_json(_OUTPUT, found.model_dump(mode="json"))
     say(f"calibrate: {_OUTPUT}")
 
 

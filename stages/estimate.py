@@ -13,7 +13,7 @@ from shardlab.experiment.parameters import Parameters
 from shardlab.memory.sizes import Categories
 from shardlab.memory.step import closed_form, host_memory
 from shardlab.models.build import build_model
-from shardlab.records.estimate import Estimate
+from shardlab.records.run import Estimate
 from shardlab.strategy.strategy import Strategy
 from stages.common import run
 

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from shardlab.core.errors import UserError
+from shardlab.collection.stage_files import read_document
 from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
 from shardlab.forecast.results import predict, write_forecast
-from shardlab.measurements.calibration import read_calibration
+from shardlab.measurements.calibration import Calibration
 from shardlab.records.timing import read_timing
 from stages.common import run
 
@@ -16,19 +16,17 @@ _FOLDER, _TIMINGS = Path("results/forecast"), Path("results/timings")
 def main(params: Parameters) -> None:
     """Write results/forecast: forecast.json, its tables as CSV, chakra.zip."""
     forecast, timings = params("forecast", "timings")
-    calibration = Path("results/calibration.json")
-    if not calibration.is_file():
-        raise UserError(f"{calibration}: no such file: run python -m stages.calibrate")
+    calibration = read_document(Calibration, Path("results/calibration.json"), "calibrate")
     # sorted by name: their order in the parameters has no meaning
     timed = [
         each for name in sorted(timings) for each in read_timing(_TIMINGS, name, timings[name])
     ]
-    predicted, traces = predict(read_calibration(calibration), timed, forecast)
+    predicted, traces = predict(calibration, timed, forecast)
     write_forecast(_FOLDER, predicted, traces)
     if predicted.summary is not None:
         found = predicted.summary
         say(
-            f"forecast: {found.runs} runs that it had not seen: error {found.median:.1%} (median), "
+            f"forecast: {found.runs} held-out runs: error {found.median:.1%} (median), "
             f"{found.worst:.1%} (worst)"
         )
 

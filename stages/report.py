@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from shardlab.agent.records.history import History
-from shardlab.collection.stage_files import read_loss_curve
+from shardlab.collection.stage_files import read_document, read_loss_curve
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
 from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
-from shardlab.forecast.results import read_forecast
+from shardlab.forecast.results import ForecastDocument
 from shardlab.records.run import read_records
 from shardlab.records.timing import read_timing
 from shardlab.report.aggregate import select
@@ -18,31 +18,29 @@ from stages.common import run
 
 _RESULTS = Path("results")
 _FOLDER, _TIMINGS = _RESULTS / "report", _RESULTS / "timings"
+_FORECAST = _RESULTS / "forecast" / "forecast.json"
 
 
 def main(params: Parameters) -> None:
     """Write everything in results/report except readme.md."""
     runs, seeds, baseline, last = params("runs", "seeds", "baseline", "last_round")
     timings, quality = params("timings", "quality")
-    results, history = "results/results.jsonl", f"results/rounds/{last}/history.json"
-    predicted = "results/forecast/forecast.json"
+    results, history = "results/results.jsonl", _RESULTS / "rounds" / str(last) / "history.json"
     _require(results, "collect")
-    _require(history, f"decide {last}")
-    _require(predicted, "forecast")
     _require("data/source.json", "prepare")
     _require("data/statistics.json", "tokenize")
     evidence = Evidence(
         records=select(read_records(results), runs, seeds),
         baseline=baseline,
         losses={name: {seed: _losses(name, seed) for seed in seeds} for name in runs},
-        history=History.from_file(history),
+        history=read_document(History, history, f"decide {last}"),
         source=read_json("data/source.json"),
         statistics=read_json("data/statistics.json"),
         timed=[
             run for name, timing in timings.items() for run in read_timing(_TIMINGS, name, timing)
         ],
         quality=quality,
-        predicted=read_forecast(predicted),
+        predicted=read_document(ForecastDocument, _FORECAST, "forecast"),
     )
     write_report(evidence, _FOLDER)
     say(f"report: {_FOLDER / 'report.html'}")

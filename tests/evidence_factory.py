@@ -3,9 +3,8 @@
 from typing import Any
 
 from shardlab.experiment.schema import Quality
-from shardlab.forecast.breakeven import BreakEven
 from shardlab.forecast.check import Check, summarize
-from shardlab.forecast.extrapolation import Point
+from shardlab.forecast.extrapolation import BreakEven, Point
 from shardlab.forecast.results import ForecastDocument
 from shardlab.records.run import Record
 from shardlab.report.evidence import Evidence

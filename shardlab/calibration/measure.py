@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, get_args
 import torch
 import torch.distributed as dist
 
-from shardlab.calibration.codec_costs import Times, codec_times, interleave
-from shardlab.calibration.memory_costs import memory_times
+from shardlab.calibration.costs import Times, codec_times, interleave, memory_times
 from shardlab.core.files import read_json, write_json
 from shardlab.core.progress import say
 from shardlab.emulation.link import emulated

@@ -10,9 +10,9 @@ from shardlab.collection.stage_files import LossCurve, read_document, read_loss_
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic
 from shardlab.experiment.schema import Quality
-from shardlab.records.estimate import Estimate
 from shardlab.records.run import (
     Breakdown,
+    Estimate,
     Joined,
     Record,
     Setting,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, read_json_lines
-from shardlab.records.estimate import Estimate
+from shardlab.records.run import Estimate
 
 D = TypeVar("D", bound=Document)
 T = TypeVar("T")

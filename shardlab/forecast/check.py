@@ -1,12 +1,17 @@
-"""Validation of the model against runs that it was not fitted on."""
+"""Validation: of the fits against operations, of the model against runs it was not fitted on."""
 
 from collections.abc import Iterable, Sequence
 from statistics import mean, median
 
 from shardlab.core.document import Document
+from shardlab.experiment.link import bucket_bytes
 from shardlab.experiment.schema import Forecast
+from shardlab.forecast.costs import Measured
+from shardlab.forecast.machine import Machine, quickly
 from shardlab.forecast.model import Model, fit_compute, step_s
+from shardlab.forecast.schedule import Task, duration, simulate
 from shardlab.forecast.uncertainty import estimate
+from shardlab.measurements.calibration import Calibration, Operation
 from shardlab.records.timing import NO_COMMUNICATION, TimedRun
 
 
@@ -107,3 +112,52 @@ def summarize(checks: Iterable[Check]) -> Summary | None:
         worst_of_communication=max(own),
         within=mean(each.low_ms <= each.measured_ms <= each.high_ms for each in held_out),
     )
+
+
+class OperationFit(Document):
+    """Measured and fitted time of one operation at one size."""
+
+    operation: Operation
+    world_size: int
+    link: str
+    nbytes: int
+    """bytes of the whole vector"""
+    measured_ms: float
+    fitted_ms: float
+    error: float
+    """fitted / measured - 1"""
+    efficiency: float
+    """fraction of asymptotic bandwidth, the rate of the fit for infinite size, reached at this size
+    """
+
+
+def operation_fits(calibration: Calibration, machine: Machine) -> list[OperationFit]:
+    """Compare every measured operation with the fit."""
+    fits = []
+    for each in calibration.transfers:
+        bits = each.bits_per_second
+        costs = Measured(
+            machine,
+            each.world_size,
+            float(calibration.host["cores"]),
+            bits,
+            bucket=0.0 if bits is None else bucket_bytes(bits),
+        )
+        phase = costs.transfer(each.operation, each.nbytes)
+        task = Task("one", "one", (phase,))
+        fitted, measured = duration(simulate([task], costs.rank)), quickly(each.seconds)
+        beta = machine.transport[each.operation].beta * each.wire_bytes
+        endless = max(beta, phase.nbytes / costs.rank.bytes_per_second)
+        fits.append(
+            OperationFit(
+                operation=each.operation,
+                world_size=each.world_size,
+                link=each.link,
+                nbytes=each.nbytes,
+                measured_ms=1e3 * measured,
+                fitted_ms=1e3 * fitted,
+                error=fitted / measured - 1,
+                efficiency=endless / measured,
+            )
+        )
+    return fits

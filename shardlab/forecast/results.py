@@ -7,24 +7,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from shardlab.core.document import Document, validate
-from shardlab.core.errors import UserError
-from shardlab.core.files import atomic, read_json, write_text
+from shardlab.core.document import Document
+from shardlab.core.files import atomic, write_text
 from shardlab.experiment.schema import Forecast
-from shardlab.forecast.breakeven import BreakEven, break_even
 from shardlab.forecast.chakra import execution_trace
-from shardlab.forecast.check import Check, Summary, check, fitted_runs, summarize, unknown
+from shardlab.forecast.check import (
+    Check,
+    OperationFit,
+    Summary,
+    check,
+    fitted_runs,
+    operation_fits,
+    summarize,
+    unknown,
+)
 from shardlab.forecast.costs import OnCluster
 from shardlab.forecast.extrapolation import (
     ASSUMPTIONS,
+    BreakEven,
     Point,
+    break_even,
     by_itself,
     extrapolate,
     first_of_each,
 )
 from shardlab.forecast.machine import fit_machine
 from shardlab.forecast.model import fit_model
-from shardlab.forecast.operations import OperationFit, operation_fits
 from shardlab.forecast.presets import PRESETS, preset
 from shardlab.forecast.step import step_tasks
 from shardlab.measurements.calibration import Calibration
@@ -118,17 +126,3 @@ def write_forecast(folder: Path, predicted: ForecastDocument, traces: Mapping[st
         for run, trace in traces.items():
             # no time stamps, so that equal forecasts make equal files
             archive.writestr(zipfile.ZipInfo(f"{run}.0.et"), trace)
-
-
-def read_forecast(path: str | Path) -> ForecastDocument:
-    """Read what `write_forecast` wrote.
-
-    Raises:
-        UserError: the file holds something else.
-    """
-    try:
-        predicted: ForecastDocument = validate(ForecastDocument, read_json(path), "")
-    except ValueError as error:
-        fix = "run python -m stages.forecast"
-        raise UserError(f"{path}: not a forecast ({error}): {fix}") from None
-    return predicted

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from shardlab.buffers.slide import slot_sizes, window_slots
 from shardlab.forecast.costs import Coding, Costs
 from shardlab.forecast.sliding_costs import Movements
-from shardlab.forecast.sliding_moments import UPDATE, MomentsOnDisk
 from shardlab.forecast.work import COMPUTE, Step, Work
 
-IN, OUT = "in", "out"
+IN, OUT, UPDATE, LOAD, STORE = "in", "out", "update", "load", "store"
+"""lanes"""
 _LEAVING = 2
 """gradient vectors in flight (`shardlab.engines.scheduling`)"""
 
@@ -27,8 +27,7 @@ class Slide(Step):
         self._units = range(1, len(work.units))
         self._stay = self._units[: window_slots(work.strategy, len(self._units))]
         """units resident at the start of forward: as many as the window holds"""
-        self._there = {*self._stay}  # they were prefetched during the previous step
-        self._coming: dict[int, str] = {}
+        self.gathered = {*self._stay}  # they were prefetched during the previous step
         self._leaving: deque[str] = deque()
         self._landed: dict[int, str] = {}
         self._updated: dict[int, str] = {}
@@ -50,22 +49,22 @@ class Slide(Step):
 
     def _pass_forward(self) -> None:
         self._bring_first()
-        self._use("forward", 0, 0.0)
+        self.use("forward", 0, 0.0)
         for unit in self._units:
             self._start_all(self._units[unit - 1 :])
-            self._use("forward", unit, self._forward * self._share[unit])
+            self.use("forward", unit, self._forward * self._share[unit])
             if unit <= len(self._units) - len(self._stay):
-                self._there.discard(unit)
+                self.gathered.discard(unit)
                 self._start_all(self._units[unit:])
-        self._use("forward", 0, self._forward * self._share[0])
+        self.use("forward", 0, self._forward * self._share[0])
 
     def _pass_backward(self, first: bool, last: bool) -> None:
-        self._use("backward", 0, self._backward * self._share[0])
+        self.use("backward", 0, self._backward * self._share[0])
         for unit in reversed(self._units):
             self._start_all(self._units[:unit][::-1])
             left = self._pass_unit_backward(unit)
             if last or unit not in self._stay:
-                self._there.discard(unit)
+                self.gathered.discard(unit)
             self._start_all(self._units[: unit - 1][::-1])
             self._land(unit, left, first, last)
         self._stale = last
@@ -75,7 +74,7 @@ class Slide(Step):
         """Off-load the gradients of a unit in parts as they are computed; return the last copy."""
         parts, left = self._moves.parts(unit), ""
         for part in range(parts):
-            self._use("backward", unit, self._backward * self._share[unit] / parts)
+            self.use("backward", unit, self._backward * self._share[unit] / parts)
             left = self._leave(unit, part)
         return left
 
@@ -91,7 +90,7 @@ class Slide(Step):
         self.compute("rest", max(self.work.compute.rest - self.work.update_s, 0.0))
 
     def _bring_first(self) -> None:
-        self._there.intersection_update(self._stay)
+        self.gathered.intersection_update(self._stay)
         if self._stale:
             self._stale = False
             self._start(0)
@@ -100,22 +99,21 @@ class Slide(Step):
     def _start_all(self, units: Sequence[int]) -> None:
         """Prefetch as many units as the window has free slots."""
         for unit in units:
-            if unit not in self._there:
-                if len(self._there) == len(self._stay):
+            if unit not in self.gathered:
+                if len(self.gathered) == len(self._stay):
                     return
-                self._there.add(unit)
+                self.gathered.add(unit)
                 self._start(unit)
 
     def _start(self, unit: int) -> None:
         after = [self._updated[unit]] if unit in self._updated else []
         name = self.launch(f"bring {unit}", IN, self._moves.arrival(unit), after)
         assert name is not None
-        self._coming[unit] = name
+        self.arriving[unit] = name
 
-    def _use(self, what: str, unit: int, seconds: float) -> None:
-        assert unit == 0 or unit in self._there, "a unit is used that has no memory"
-        after = [self._coming.pop(unit)] if unit in self._coming else []
-        self.compute(f"{what} {unit}", seconds, after)
+    def use(self, what: str, unit: int, seconds: float) -> None:  # noqa: D102
+        assert unit == 0 or unit in self.gathered, "a unit is used that has no memory"
+        super().use(what, unit, seconds)
 
     def _leave(self, unit: int, part: int = 0) -> str:
         if part == 0 and len(self._leaving) == _LEAVING:
@@ -154,3 +152,36 @@ class Slide(Step):
             self._updated[unit] = self.add(f"update {unit}", UPDATE, self._moves.update(unit))
         else:
             self._updated[unit] = self._moments.update(unit)
+
+
+class MomentsOnDisk:
+    """Tasks of updates whose moments are on disk (`shardlab.engines.slide.moments`).
+
+    Moments are loaded one unit ahead of their update and stored after it.
+
+    Args:
+        order: of updates in every step.
+    """
+
+    def __init__(self, step: Step, moves: Movements, order: Sequence[int]) -> None:
+        self._step, self._moves = step, moves
+        self._following = dict(zip(order, [*order[1:], order[0]], strict=True))
+        self._loads: dict[int, str] = {}
+        self._stores: dict[int, str] = {}
+        """name of the last update"""
+
+    def update(self, unit: int) -> str:
+        """Add an update; return the name of the task after which the unit may be used."""
+        add, following = self._step.add, self._following[unit]
+        load = self._loads.pop(unit) if unit in self._loads else self._load(unit, [])
+        loaded = add(f"loaded {unit}", UPDATE, (), [load])
+        own = [self._stores[following]] if following in self._stores else []
+        self._loads[following] = self._load(following, [loaded, *own])
+        updated = add(f"update {unit}", UPDATE, self._moves.update(unit))
+        # the buffer is free once its unit has been stored
+        stored = add(f"stored before {unit}", UPDATE, (), [*self._stores.values()])
+        self._stores = {unit: add(f"store {unit}", STORE, self._moves.store(unit), [stored])}
+        return updated
+
+    def _load(self, unit: int, after: Sequence[str]) -> str:
+        return self._step.add(f"load {unit}", LOAD, self._moves.load(unit), after)

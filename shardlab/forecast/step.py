@@ -57,7 +57,7 @@ def step_seconds(work: Work, costs: Costs) -> float:
 
 
 def _step(work: Work, costs: Costs) -> Step:
-    assert obstacle(work.strategy) is None, "somebody asked before"
+    assert obstacle(work.strategy) is None, "callers check obstacle() first"
     return _STEP_OF[work.strategy.traits.residency](work, costs)
 
 
@@ -97,42 +97,38 @@ class _Sharded(Step):
         self._last_stays = traits.last_unit_stays
         self._pooled = traits.gradient_buffers == "pool"
         self._last = len(work.units) - 1
-        self._there: set[int] = set()
-        """units that are gathered"""
-        self._gathering: dict[int, str] = {}
         self._reducing: list[str] = []
 
     def add_step(self) -> None:
-        for number in range(self.work.accumulation):
-            last = number == self.work.accumulation - 1
+        for left in reversed(range(self.work.accumulation)):
             self._pass_forward()
-            self._pass_backward(last or self.work.strategy.reduce_every_micro_batch)
+            self._pass_backward(left == 0 or self.work.strategy.reduce_every_micro_batch)
         self._update()
 
     def _pass_forward(self) -> None:
         units = range(1, self._last + 1)
         self._start(0)
         self._start_all(units[: self._ahead])
-        self._wait_and_compute(0, 0.0, "forward")
+        self.use("forward", 0, 0.0)
         for unit in units:
             self._start(unit)
             self._start_all(units[unit : unit + self._ahead])
-            self._wait_and_compute(unit, self._forward * self._share[unit], "forward")
+            self.use("forward", unit, self._forward * self._share[unit])
             # gathered parameters that backward starts with stay
             if self._freed and not (self._last_stays and unit == self._last):
-                self._there.discard(unit)
-        self._wait_and_compute(0, self._forward * self._share[0], "forward")
+                self.gathered.discard(unit)
+        self.use("forward", 0, self._forward * self._share[0])
 
     def _pass_backward(self, reduced: bool) -> None:
-        self._wait_and_compute(0, self._backward * self._share[0], "backward")
+        self.use("backward", 0, self._backward * self._share[0])
         for unit in range(self._last, 0, -1):
             self._start(unit)
             self._start_all(range(unit - 1, max(unit - 1 - self._ahead_backward, 0), -1))
-            self._wait_and_compute(unit, self._backward * self._share[unit], "backward")
-            self._there.discard(unit)
+            self.use("backward", unit, self._backward * self._share[unit])
+            self.gathered.discard(unit)
             if reduced:
                 self._reduce(unit)
-        self._there.discard(0)
+        self.gathered.discard(0)
         if reduced:
             self._reduce(0)
 
@@ -146,18 +142,14 @@ class _Sharded(Step):
                 self._start(unit)
 
     def _start(self, unit: int) -> None:
-        if unit in self._there:
+        if unit in self.gathered:
             return
-        self._there.add(unit)
+        self.gathered.add(unit)
         phases = self.costs.gather(self.work.units[unit], self.work.weights)
         lane = _GATHER if self._asynchronous else COMPUTE
         name = self.launch(f"gather {unit}", lane, phases)
         if name:
-            self._gathering[unit] = name
-
-    def _wait_and_compute(self, unit: int, seconds: float, what: str) -> None:
-        gathered = self._gathering.pop(unit, None)
-        self.compute(f"{what} {unit}", seconds, [gathered] if gathered else [])
+            self.arriving[unit] = name
 
     def _reduce(self, unit: int) -> None:
         elements, coding = self.work.units[unit], self.work.gradients

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardlab.forecast.fit import Line
+from shardlab.forecast.machine import Line
 from shardlab.forecast.model import Model
 from shardlab.forecast.work import Compute
 

@@ -62,6 +62,10 @@ class Step(ABC):
         self.work, self.costs = work, costs
         self.ends: list[str] = []
         """task that ends each step"""
+        self.gathered: set[int] = set()
+        """units whose parameters are on the device, or on their way to it"""
+        self.arriving: dict[int, str] = {}
+        """task that brings the parameters of a unit, until their first use"""
         self._tasks: list[Task] = []
         total = sum(work.units)
         self._share = [elements / total for elements in work.units]
@@ -85,12 +89,17 @@ class Step(ABC):
         """Add computation; return its name."""
         return self.add(name, COMPUTE, (Phase(seconds),), after)
 
+    def use(self, what: str, unit: int, seconds: float) -> None:
+        """Add computation with the parameters of a unit, which waits until they have arrived."""
+        arriving = self.arriving.pop(unit, None)
+        self.compute(f"{what} {unit}", seconds, [arriving] if arriving else [])
+
     def launch(
         self, name: str, lane: str, phases: tuple[Phase, ...], after: Sequence[str] = ()
     ) -> str | None:
         """Add a task that starts when all computation so far is done; None if there is nothing.
 
-        The engine's own work for it is computation, also where one rank has nobody to talk to.
+        The engine's own work for it is computation, also where a rank has no peers.
         """
         before = self.compute(f"start {name}", self.work.overhead.work)
         if not phases:

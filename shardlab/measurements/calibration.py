@@ -1,13 +1,10 @@
 """Records of a calibration: costs of single operations on a machine."""
 
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
-from shardlab.core.document import Document, validate
-from shardlab.core.errors import UserError
-from shardlab.core.files import read_json
+from shardlab.core.document import Document
 from shardlab.records.run import LinkEmulation
 from shardlab.strategy.strategy import CanonicalStrategy
 
@@ -91,22 +88,3 @@ class Calibration(Document):
     revision: str
     torch: str
     host: dict[str, Any]
-
-
-def read_calibration(path: str | Path) -> Calibration:
-    """Read what `write_calibration` wrote.
-
-    Raises:
-        UserError: the file holds something else.
-    """
-    try:
-        calibration: Calibration = validate(Calibration, read_json(path), "")
-    except ValueError as error:
-        fix = "run python -m stages.calibrate"
-        raise UserError(f"{path}: not a calibration ({error}): {fix}") from None
-    return calibration
-
-
-def write_calibration(path: str | Path, calibration: Calibration) -> None:
-    """Write one JSON document."""
-    calibration.to_file(path)

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlab.forecast.fit import fit_line
+from shardlab.forecast.machine import fit_line
 
 SIZES = [2.0**n for n in range(12, 23, 2)]
 

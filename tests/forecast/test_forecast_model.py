@@ -5,13 +5,17 @@ import pytest
 
 from shardlab.core.errors import UserError
 from shardlab.experiment.schema import Forecast
-from shardlab.forecast.breakeven import break_even, exposed_rate
-from shardlab.forecast.check import check, fitted_runs, summarize, unknown
+from shardlab.forecast.check import check, fitted_runs, operation_fits, summarize, unknown
 from shardlab.forecast.costs import Measured
-from shardlab.forecast.extrapolation import by_itself, extrapolate, first_of_each
+from shardlab.forecast.extrapolation import (
+    break_even,
+    by_itself,
+    exposed_rate,
+    extrapolate,
+    first_of_each,
+)
 from shardlab.forecast.machine import fit_machine, framing
 from shardlab.forecast.model import Engines, fit_model
-from shardlab.forecast.operations import operation_fits
 from shardlab.forecast.step import step_seconds
 from shardlab.forecast.uncertainty import estimate
 from shardlab.records.timing import NO_COMMUNICATION

@@ -3,15 +3,16 @@ import zipfile
 
 import pytest
 
-from shardlab.calibration.codec_costs import ELEMENTS, codecs_of
+from shardlab.calibration.costs import ELEMENTS, codecs_of
 from shardlab.calibration.measure import SIZES, Network, calibrate
+from shardlab.collection.stage_files import read_document
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
 from shardlab.experiment.link import Link
 from shardlab.experiment.parameters import Parameters
 from shardlab.forecast.machine import fit_machine
-from shardlab.forecast.results import read_forecast
-from shardlab.measurements.calibration import memory_operations, read_calibration, write_calibration
+from shardlab.forecast.results import ForecastDocument
+from shardlab.measurements.calibration import Calibration, memory_operations
 from shardlab.records.timing import write_timings
 from shardlab.strategy.strategy import parse_strategy
 from stages import calibrate as calibrate_stage
@@ -36,7 +37,7 @@ def timed(tmp_path, monkeypatch):
     """A project that has everything a forecast needs."""
     monkeypatch.chdir(tmp_path)
     write_json("params.yaml", PARAMS)
-    write_calibration("results/calibration.json", made_calibration())
+    write_json("results/calibration.json", made_calibration().model_dump(mode="json"))
     runs = made_timings()
     for name in NAMES:
         write_timings(f"results/timings/{name}.jsonl", [r for r in runs if r.timing == name])
@@ -46,7 +47,7 @@ def timed(tmp_path, monkeypatch):
 def test_a_forecast_is_written_from_files(timed):
     forecast.main(Parameters())
     folder = timed / "results/forecast"
-    found = read_forecast(folder / "forecast.json")
+    found = read_document(ForecastDocument, folder / "forecast.json", "forecast")
     assert found.summary is not None and found.summary.runs == 16
     assert found.left_out == {}
     assert len(found.points) == 5 * 2 * 2
@@ -80,7 +81,7 @@ def test_a_forecast_names_what_is_missing(timed, path, fix):
 
 def test_what_is_no_calibration_is_refused(timed):
     (timed / "results/calibration.json").write_text("{}")
-    with pytest.raises(UserError, match=r"not a calibration .*: run python -m stages\.calibrate"):
+    with pytest.raises(UserError, match=r"calibration\.json.*: run python -m stages\.calibrate"):
         forecast.main(Parameters())
 
 
@@ -90,8 +91,7 @@ def test_operations_codecs_and_memory_of_real_ranks_are_measured(tmp_path, monke
     codecs = [(INT8, False), ("int4:group=128", True)]
     memory = memory_operations(parse_strategy({"engine": "slide", "moments": "disk"}))
     found = calibrate(places, codecs, threads=1, timeout_s=60, repetitions=2, memory=memory)
-    write_calibration(tmp_path / "calibration.json", found)
-    assert read_calibration(tmp_path / "calibration.json") == found
+    assert Calibration.model_validate_json(found.model_dump_json()) == found
     loopback = [each for each in found.transfers if each.link == "loopback"]
     assert len(loopback) == 4 * len(SIZES)
     assert all(len(each.seconds) == 2 for each in found.transfers)

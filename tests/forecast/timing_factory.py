@@ -4,8 +4,7 @@ from typing import Any
 
 from shardlab.experiment.link import bits_per_second, bucket_bytes
 from shardlab.forecast.costs import Measured
-from shardlab.forecast.fit import Line
-from shardlab.forecast.machine import CodecLines, Machine
+from shardlab.forecast.machine import CodecLines, Line, Machine
 from shardlab.forecast.model import Engines, Model
 from shardlab.forecast.schedule import Task, duration, simulate
 from shardlab.forecast.work import Compute
