@@ -24,8 +24,9 @@ backward begins where forward has ended.
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,25 +139,15 @@ def summarize(times: Sequence[StepTimes]) -> Breakdown:
         return {key: statistics.fmean(each.get(key, 0.0) for each in found) for key in keys}
 
     comm, exposed = mean("comm_ms"), mean("exposed_comm_ms")
-    same = (
-        "compute_ms",
-        "comm_skew_ms",
-        "comm_transfer_ms",
-        "exposed_comm_ms",
-        "copy_ms",
-        "exposed_copy_ms",
-        "idle_ms",
-        *(f"{part}_{what}" for part in _PARTS for what in ("ms", "compute_ms", "comm_ms")),
-    )
+    shared = Breakdown.model_fields.keys() & {field.name for field in fields(StepTimes)}
+    values: dict[str, Any] = {n: means(n) if "_by_" in n else mean(n) for n in shared}
     return Breakdown(
         profiled_step_ms=mean("step_ms"),
         comm_ms_per_step=comm,
         comm_share=comm / mean("step_ms"),
-        comm_ms_by_op=means("comm_ms_by_op"),
-        comm_ms_by_unit=means("comm_ms_by_unit"),
         overlap=1 - exposed / comm if comm else 0.0,
         backward_comm_share=mean("backward_comm_ms") / mean("backward_ms"),
-        **{name: mean(name) for name in same},
+        **values,
     )
 
 

@@ -20,10 +20,9 @@ from shardlab.profiling.analysis.attribution import (
     units_of_calls,
     units_of_worker,
 )
-from shardlab.profiling.analysis.device_columns import Device, Launches
 from shardlab.profiling.analysis.intervals import Intervals, merge
 from shardlab.profiling.analysis.operators import Operators, OutOfOrder
-from shardlab.profiling.analysis.trace import Collectives, Launched, Trace
+from shardlab.profiling.analysis.trace import Collectives, Device, Launched, Launches, Trace
 from shardlab.profiling.traces.labels import BACKWARD, FORWARD, LINK, unit_of
 from shardlab.profiling.traces.trace_file import Event, read_events, read_header
 
