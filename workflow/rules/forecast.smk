@@ -40,6 +40,7 @@ rule forecast:
         code(
             "forecast",
             "shardlab/buffers",
+            "shardlab/collection",
             "shardlab/core",
             "shardlab/experiment",
             "shardlab/forecast",
