@@ -3,7 +3,6 @@
 from shardlab.calibration.costs import codecs_of
 from shardlab.calibration.measure import Network, calibrate
 from shardlab.core.errors import UserError
-from shardlab.core.files import write_json
 from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
 from shardlab.measurements.calibration import memory_operations
@@ -31,7 +30,7 @@ def main(params: Parameters) -> None:
         placement=train.placement,
         memory=[*memory],
     )
-    write_json(_OUTPUT, found.model_dump(mode="json"))
+    found.to_file(_OUTPUT)
     say(f"calibrate: {_OUTPUT}")
 
 

@@ -37,7 +37,7 @@ def timed(tmp_path, monkeypatch):
     """A project that has everything a forecast needs."""
     monkeypatch.chdir(tmp_path)
     write_json("params.yaml", PARAMS)
-    write_json("results/calibration.json", made_calibration().model_dump(mode="json"))
+    made_calibration().to_file("results/calibration.json")
     runs = made_timings()
     for name in NAMES:
         write_timings(f"results/timings/{name}.jsonl", [r for r in runs if r.timing == name])
