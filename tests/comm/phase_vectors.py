@@ -12,6 +12,7 @@ from shardlab.codecs.registry import make_method
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.multi_phase import GroupCommunicator
+from tests.comm.wire import gathered
 
 UNIT = Unit(
     "layer",
@@ -35,6 +36,13 @@ def scattered(matrices: list[Tensor], world_size: int) -> Tensor:
 
 def whole(matrices: list[Tensor], world_size: int) -> Tensor:
     return torch.cat([m.flatten() for m in matrices])
+
+
+def joined(result: Tensor, group: dist.ProcessGroup, how: str) -> Tensor:
+    """The whole sum from the results of all ranks."""
+    results = gathered(result, group)
+    assert how != "sum" or all(torch.equal(result, other) for other in results)
+    return result if how == "sum" else torch.cat(results)
 
 
 LAYOUTS: dict[str, Callable[[list[Tensor], int], Tensor]] = {

@@ -10,17 +10,16 @@ from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Unit
 from shardlab.codecs.wire import message_bytes
-from shardlab.comm.all_to_all import AllToAllCollective
+from shardlab.comm.all_to_all import AllToAllCollective, LinearNative
 from shardlab.comm.codec_collective import CodecSettings
 from shardlab.comm.collective import Native
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
 from tests.comm.codec_factory import Positive, RandomHalf
-from tests.comm.wire import wire
-from tests.ranks import run_ranks
+from tests.comm.wire import gathered, is_same_everywhere, vector_of, vectors_of, wire
+from tests.ranks import on_ranks
 
 SPECS = ["none", "bf16", "int8:group=32", "topk:density=0.1", RandomHalf(), Positive()]
-CODED = SPECS[1:]
 N = 250
 UNIT = Unit("unit")
 AGREEMENT = 8
@@ -32,18 +31,24 @@ def name_of(spec):
 
 
 specs = pytest.mark.parametrize("spec", SPECS, ids=name_of)
-coded = pytest.mark.parametrize("spec", CODED, ids=name_of)
+compressing = pytest.mark.parametrize("spec", SPECS[1:], ids=name_of)
 all_sizes = pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 
 
-def vector_of(rank: int, n: int, step: int = 0) -> torch.Tensor:
-    return torch.randn(n, generator=torch.Generator().manual_seed(100 * step + rank))
+def collective(group, spec, feedback=False, minimum_size=0, seed=0, route=AllToAllCollective):
+    settings = CodecSettings(ErrorFeedback() if feedback else None, minimum_size, seed)
+    return route(group, Ledger(), "gradients", make_codec(spec), settings)
 
 
-def collective(group, spec, feedback=False, minimum_size=0, seed=0):
-    residuals = ErrorFeedback() if feedback else None
-    settings = CodecSettings(residuals, minimum_size, seed)
-    return AllToAllCollective(group, Ledger(), "gradients", make_codec(spec), settings)
+def scatter(ours, step=0, scale=1.0):
+    """The shard of a reduce-scatter of the vectors of all ranks."""
+    out = torch.empty(N)
+    ours.reduce_scatter(out, vector_of(ours.rank, ours.world_size * N, step), scale, UNIT)
+    return out
+
+
+def exact_shard(rank, world_size, step=0):
+    return vectors_of(world_size, world_size * N, step).sum(0).chunk(world_size)[rank]
 
 
 def serial_sum(codec, chunks, part, step=0, scale=1.0):
@@ -56,322 +61,280 @@ def serial_sum(codec, chunks, part, step=0, scale=1.0):
 
 
 @all_sizes
-def test_reduce_scatter_is_the_sum_of_decoded_chunks(world_size):
-    def on_rank(group):
-        outs = {name_of(spec): torch.empty(2, N) for spec in SPECS}
-        for spec in SPECS:
-            exchange = collective(group, spec)
-            for step, out in enumerate(outs[name_of(spec)]):
-                vector = vector_of(dist.get_rank(group), N * world_size, step)
-                exchange.reduce_scatter(out, vector, 0.5, UNIT)
-        return outs
-
-    for rank, result in enumerate(run_ranks(world_size, on_rank)):
-        for spec in SPECS:
-            for step, out in enumerate(result[name_of(spec)]):
-                vectors = [vector_of(r, N * world_size, step) for r in range(world_size)]
-                chunks = [vector.chunk(world_size)[rank] for vector in vectors]
-                expected = serial_sum(make_codec(spec), chunks, f"unit>{rank}", step, 0.5)
-                assert torch.equal(out, expected), spec
+@on_ranks()
+def test_reduce_scatter_is_the_sum_of_decoded_chunks(group, world_size):
+    for spec in SPECS:
+        ours = collective(group, spec)
+        for step in range(2):
+            vectors = vectors_of(world_size, world_size * N, step)
+            chunks = [vector.chunk(world_size)[ours.rank] for vector in vectors]
+            expected = serial_sum(make_codec(spec), chunks, f"unit>{ours.rank}", step, 0.5)
+            assert torch.equal(scatter(ours, step, 0.5), expected), spec
 
 
 @all_sizes
-def test_all_reduce_leaves_the_same_bytes_on_all_ranks(world_size):
+@on_ranks()
+def test_all_reduce_gives_all_ranks_the_same_bytes(group, world_size):
     n = 4 * N - 1
-
-    def on_rank(group):
-        vectors = {name_of(spec): vector_of(dist.get_rank(group), n) for spec in SPECS}
-        for spec in SPECS:
-            collective(group, spec).all_reduce(vectors[name_of(spec)], 1 / 3, UNIT)
-        return vectors
-
-    first, *others = run_ranks(world_size, on_rank)
-    exact = sum(vector_of(rank, n) for rank in range(world_size)) / 3
-    for name, reduced in first.items():
-        assert all(torch.equal(reduced, other[name]) for other in others), name
+    exact = vectors_of(world_size, n).sum(0) / 3
+    for spec in SPECS:
+        vector, name = vector_of(dist.get_rank(group), n), name_of(spec)
+        collective(group, spec).all_reduce(vector, 1 / 3, UNIT)
+        assert is_same_everywhere(vector, group), spec
         if name in ("none", "bf16", "int8"):
-            error = (reduced - exact).norm() / exact.norm()
+            error = (vector - exact).norm() / exact.norm()
             assert error < (1e-6 if name == "none" else 0.02)
-    # summed payloads are not encoded again: what all ranks chose arrives exactly
-    chosen = first["random half"] != 0
-    assert int(chosen.sum()) >= n // 2 - world_size
-    torch.testing.assert_close(first["random half"][chosen], exact[chosen])
+        if name == "random half":
+            # summed payloads are not encoded again: elements that all ranks sent are exact
+            sent = vector != 0
+            assert int(sent.sum()) >= n // 2 - world_size
+            torch.testing.assert_close(vector[sent], exact[sent])
 
 
 @all_sizes
-def test_the_owner_too_uses_what_it_sent(world_size):
-    def on_rank(group):
-        results = {}
-        for spec in SPECS:
-            out, in_place = torch.empty(2, world_size * N)
-            shard = vector_of(dist.get_rank(group), N)
-            collective(group, spec).all_gather(out, shard, UNIT)
-            own = in_place.chunk(world_size)[dist.get_rank(group)]
-            own.copy_(shard)
-            collective(group, spec).all_gather(in_place, own, UNIT)
-            assert torch.equal(out, in_place)
-            results[name_of(spec)] = out
-        return results
-
-    for result in run_ranks(world_size, on_rank):
-        for spec in SPECS:
-            codec, expected = make_codec(spec), []
-            for rank in range(world_size):
-                key = MessageKey(0, 0, "unit<", rank)
-                expected.append(codec.decode(codec.encode(vector_of(rank, N), key), N, key))
-            assert torch.equal(result[codec.name], torch.cat(expected))
+@on_ranks()
+def test_all_gather_decodes_the_shard_of_the_owner_too(group, world_size):
+    rank = dist.get_rank(group)
+    for spec in SPECS:
+        codec, expected = make_codec(spec), []
+        for sender in range(world_size):
+            key = MessageKey(0, 0, "unit<", sender)
+            expected.append(codec.decode(codec.encode(vector_of(sender, N), key), N, key))
+        out, in_place = torch.empty(2, world_size * N)
+        collective(group, spec).all_gather(out, vector_of(rank, N), UNIT)
+        own = in_place.chunk(world_size)[rank]
+        own.copy_(vector_of(rank, N))
+        collective(group, spec).all_gather(in_place, own, UNIT)
+        assert torch.equal(out, in_place) and torch.equal(out, torch.cat(expected)), spec
 
 
 @specs
-def test_the_ledger_counts_the_bytes_that_moved(spec):
-    def on_rank(group):
-        rank, exchange = dist.get_rank(group), collective(group, spec)
-        account = exchange.account
-        counts = []
-        for operation in ("reduce_scatter", "all_gather", "all_reduce"):
-            exchange.ledger.reset()
-            account = exchange.account
-            with wire() as sent:
-                vector = vector_of(rank, 3 * N)
-                if operation == "all_reduce":
-                    exchange.all_reduce(vector, 1.0, UNIT)
-                else:
-                    getattr(exchange, operation)(*_arguments(operation, vector))
-            counts.append([sent.bytes, account.bytes_wire, account.bytes_raw])
-        counts.append([account.metadata_bytes, account.elements, account.elements_sent])
-        return {"counts": torch.tensor(counts)}
-
-    def _arguments(operation, vector):
-        if operation == "all_gather":
-            return torch.empty(3 * N), vector[:N].clone(), UNIT
-        return torch.empty(N), vector, 1.0, UNIT
-
-    codec, plain = make_codec(spec), spec == "none"
-    for result in run_ranks(3, on_rank):
-        counts = result["counts"].tolist()
-        for (moved, wired, raw), times in zip(counts[:3], (1, 1, 2), strict=True):
-            assert moved == wired and raw == times * 2 * 4 * N
-        if not codec.variable:
-            one = 4 * N if plain else message_bytes(codec.payload_bytes(N))
-            assert [row[0] for row in counts[:3]] == [2 * one + 2 * AGREEMENT, 2 * one, 4 * one]
-            metadata, elements, elements_sent = counts[3]
-            content = codec.content(N, torch.empty(codec.payload_bytes(N), dtype=torch.uint8))
-            envelope = one - codec.payload_bytes(N)
-            assert metadata == 4 * (content.metadata_bytes + envelope)
-            assert [elements, elements_sent] == [4 * N, 4 * content.elements]
+@on_ranks(3)
+def test_ledger_counts_the_bytes_that_are_sent(group, spec):
+    ours, codec = collective(group, spec), make_codec(spec)
+    vector = vector_of(ours.rank, 3 * N)
+    one = 4 * N if spec == "none" else message_bytes(codec.payload_bytes(N))
+    operations = {
+        lambda: scatter(ours): 2 * one + 2 * AGREEMENT,
+        lambda: ours.all_gather(torch.empty(3 * N), vector[:N].clone(), UNIT): 2 * one,
+        lambda: ours.all_reduce(vector, 1.0, UNIT): 4 * one,
+    }
+    for times, (operation, expected) in zip((1, 1, 2), operations.items(), strict=True):
+        ours.ledger.reset()
+        with wire() as sent:
+            operation()
+        assert sent.bytes == ours.account.bytes_wire
+        assert ours.account.bytes_raw == times * 2 * 4 * N
+        assert codec.variable or sent.bytes == expected
+    if not codec.variable:
+        account = ours.account
+        content = codec.content(N, torch.empty(codec.payload_bytes(N), dtype=torch.uint8))
+        envelope = one - codec.payload_bytes(N)
+        assert account.metadata_bytes == 4 * (content.metadata_bytes + envelope)
+        assert (account.elements, account.elements_sent) == (4 * N, 4 * content.elements)
 
 
-def test_a_variable_codec_sends_what_it_has_and_the_sizes():
-    def on_rank(group):
-        exchange = collective(group, Positive())
-        exchange.all_gather(torch.empty(2 * N), torch.ones(N), UNIT)
-        exchange.ledger.reset()
-        shard = torch.zeros(N)
-        shard[: 3 * dist.get_rank(group)] = 1.0
-        start = perf_counter()
-        exchange.all_gather(torch.empty(2 * N), shard, UNIT)
-        account = exchange.account
-        assert 0 < account.extra_collective_s < perf_counter() - start
-        return {"n": torch.tensor([account.bytes_wire, account.extra_collectives])}
-
-    first, second = (result["n"].tolist() for result in run_ranks(2, on_rank))
-    assert first == [8 + message_bytes(0), 1]
-    assert second == [8 + message_bytes(18), 1]
+@on_ranks(2)
+def test_variable_codec_sends_its_payload_and_its_size(group):
+    ours = collective(group, Positive())
+    ours.all_gather(torch.empty(2 * N), torch.ones(N), UNIT)
+    ours.ledger.reset()
+    shard = torch.zeros(N)
+    shard[: 3 * ours.rank] = 1.0
+    start = perf_counter()
+    ours.all_gather(torch.empty(2 * N), shard, UNIT)
+    account = ours.account
+    assert 0 < account.extra_collective_s < perf_counter() - start
+    assert account.bytes_wire == 8 + message_bytes(18 * ours.rank)
+    assert account.extra_collectives == 1
 
 
 @pytest.mark.parametrize("spec", ["int8:group=32", "topk:density=0.1", Positive()], ids=name_of)
-def test_error_feedback_conserves_every_gradient(spec):
-    steps = 5
-
-    def on_rank(group):
-        rank = dist.get_rank(group)
-        exchange = collective(group, spec, feedback=True)
-        total = torch.zeros(N)
-        for step in range(steps):
-            out = torch.empty(N)
-            exchange.reduce_scatter(out, vector_of(rank, 2 * N, step), 1.0, UNIT)
-            total += out
-        assert exchange.feedback is not None
-        state = exchange.feedback.state_dict()
-        return {"total": total, **{part.replace(">", "_"): r for part, r in state.items()}}
-
-    results = run_ranks(2, on_rank)
-    for owner in range(2):
-        given = sum(
-            vector_of(rank, 2 * N, step).chunk(2)[owner]
-            for rank in range(2)
-            for step in range(steps)
-        )
-        held_back = sum(result[f"unit_{owner}"] for result in results)
-        torch.testing.assert_close(results[owner]["total"] + held_back, given, rtol=1e-4, atol=1e-4)
-        assert held_back.norm() > 0
+@on_ranks(2)
+def test_error_feedback_conserves_gradients(group, spec):
+    ours, steps = collective(group, spec, feedback=True), range(5)
+    total = sum(scatter(ours, step) for step in steps)
+    assert ours.feedback is not None
+    states = gathered(ours.feedback.state_dict(), group)
+    residual = sum(state[f"unit>{ours.rank}"] for state in states)
+    given = sum(exact_shard(ours.rank, 2, step) for step in steps)
+    torch.testing.assert_close(total + residual, given, rtol=1e-4, atol=1e-4)
+    assert residual.norm() > 0
 
 
-def test_random_codecs_go_on_after_a_resume_as_if_there_was_none():
-    def on_rank(group):
-        rank = dist.get_rank(group)
+@on_ranks(2)
+def test_resumed_random_codec_matches_an_uninterrupted_one(group):
+    def steps(ours, first, last):
+        return torch.stack([scatter(ours, step) for step in range(first, last)])
 
-        def steps(exchange, first, last):
-            outs = torch.empty(last - first, N)
-            for out, step in zip(outs, range(first, last), strict=True):
-                exchange.reduce_scatter(out, vector_of(rank, 2 * N, step), 1.0, UNIT)
-            return outs
-
-        straight = collective(group, RandomHalf(), seed=7)
-        before = steps(straight, 0, 5)
-        saved = straight.state_dict()
-        after = steps(straight, 5, 15)
-        resumed = collective(group, RandomHalf(), seed=7)
-        resumed.load_state_dict(saved)
-        again = steps(resumed, 5, 15)
-        other = steps(collective(group, RandomHalf(), seed=8), 0, 15)
-        return {"straight": torch.cat([before, after]), "after": after, "again": again, "o": other}
-
-    for result in run_ranks(2, on_rank):
-        assert torch.equal(result["after"], result["again"])
-        # which half is chosen changes from step to step and with the seed
-        starts = result["straight"][:, 0] != 0
-        assert 0 < starts.sum() < len(starts)
-        assert not torch.equal(starts, result["o"][:, 0] != 0)
+    straight = collective(group, RandomHalf(), seed=7)
+    before = steps(straight, 0, 5)
+    saved = straight.state_dict()
+    after = steps(straight, 5, 15)
+    resumed = collective(group, RandomHalf(), seed=7)
+    resumed.load_state_dict(saved)
+    assert torch.equal(after, steps(resumed, 5, 15))
+    # the half that is sent changes from step to step and with the seed
+    starts = torch.cat([before, after])[:, 0] != 0
+    assert 0 < starts.sum() < len(starts)
+    other = steps(collective(group, RandomHalf(), seed=8), 0, 15)
+    assert not torch.equal(starts, other[:, 0] != 0)
 
 
-def test_short_messages_travel_uncompressed_and_are_reported():
-    def on_rank(group):
-        exchange = collective(group, "topk:density=0.1", feedback=True, minimum_size=1000)
-        out = torch.empty(N)
-        exchange.reduce_scatter(out, vector_of(dist.get_rank(group), 2 * N), 1.0, UNIT)
-        count = exchange.account.uncompressed["fewer than 1000 elements"]
-        return {"out": out, "count": torch.tensor(count)}
-
-    for rank, result in enumerate(run_ranks(2, on_rank)):
-        exact = sum(vector_of(sender, 2 * N).chunk(2)[rank] for sender in range(2))
-        assert torch.equal(result["out"], exact) and result["count"] == 1
+@on_ranks(2)
+def test_short_messages_are_sent_uncompressed_and_reported(group):
+    ours = collective(group, "topk:density=0.1", feedback=True, minimum_size=1000)
+    assert torch.equal(scatter(ours), exact_shard(ours.rank, 2))
+    assert ours.account.uncompressed == {"fewer than 1000 elements": 1}
 
 
-def test_other_dtypes_travel_as_they_are_and_are_summed_in_float32():
-    def on_rank(group):
-        exchange = collective(group, "int8")
-        out = torch.empty(N, dtype=torch.bfloat16)
-        vector = vector_of(dist.get_rank(group), 3 * N).bfloat16()
-        exchange.reduce_scatter(out, vector, 0.5, UNIT)
-        account = exchange.account
-        count = account.uncompressed["torch.bfloat16"]
-        return {"out": out, "count": torch.tensor([count, account.bytes_wire, account.bytes_raw])}
-
-    for rank, result in enumerate(run_ranks(3, on_rank)):
-        exact = sum(vector_of(s, 3 * N).chunk(3)[rank].bfloat16().float() for s in range(3)) * 0.5
-        assert torch.equal(result["out"], exact.bfloat16())
-        assert result["count"].tolist() == [1, 2 * 2 * N + 2 * AGREEMENT, 2 * 2 * N]
+@on_ranks(3)
+def test_other_dtypes_are_sent_uncompressed_and_summed_in_float32(group):
+    ours, out = collective(group, "int8"), torch.empty(N, dtype=torch.bfloat16)
+    vectors = vectors_of(3, 3 * N).bfloat16()
+    ours.reduce_scatter(out, vectors[ours.rank], 0.5, UNIT)
+    exact = sum(vector.chunk(3)[ours.rank].float() for vector in vectors) * 0.5
+    assert torch.equal(out, exact.bfloat16())
+    account = ours.account
+    assert account.uncompressed == {"torch.bfloat16": 1}
+    assert (account.bytes_wire, account.bytes_raw) == (2 * 2 * N + 2 * AGREEMENT, 2 * 2 * N)
 
 
 @specs
-def test_messages_may_be_empty(spec):
-    if name_of(spec) == "topk":
-        spec = "bf16"
-
-    def on_rank(group):
-        exchange, empty = collective(group, spec), torch.empty(0)
-        exchange.reduce_scatter(empty, empty, 1.0, UNIT)
-        exchange.all_gather(empty, empty, UNIT)
-        exchange.all_reduce(empty, 1.0, UNIT)
-        one = torch.ones(1)
-        exchange.all_reduce(one, 1.0, UNIT)
-        return {"one": one}
-
-    first, second = run_ranks(2, on_rank)
-    assert torch.equal(first["one"], second["one"])
+@on_ranks(2)
+def test_messages_may_be_empty(group, spec):
+    ours = collective(group, "bf16" if name_of(spec) == "topk" else spec)
+    empty, one = torch.empty(0), torch.ones(1)
+    ours.reduce_scatter(empty, empty, 1.0, UNIT)
+    ours.all_gather(empty, empty, UNIT)
+    ours.all_reduce(empty, 1.0, UNIT)
+    ours.all_reduce(one, 1.0, UNIT)
+    assert is_same_everywhere(one, group)
 
 
-def test_native_and_exchange_agree_without_a_codec():
-    def on_rank(group):
-        rank = dist.get_rank(group)
-        native = Native(group, Ledger(), "gradients")
-        ours = collective(group, "none")
-        results = {}
-        for name, c in {"native": native, "ours": ours}.items():
-            out, vector, gathered = torch.empty(N), vector_of(rank, 2 * N), torch.empty(2 * N)
-            c.reduce_scatter(out, vector, 0.5, UNIT)
-            assert torch.equal(vector, vector_of(rank, 2 * N))
-            c.all_gather(gathered, out, UNIT)
-            whole = vector_of(rank, 2 * N)
-            c.all_reduce(whole, 0.5, Unit("unit2"))
-            results |= {f"{name}_rs": out, f"{name}_ar": whole, f"{name}_ag": gathered}
-        wire = [native.account.bytes_wire, ours.account.bytes_wire]
-        return {**results, "wire": torch.tensor(wire)}
-
-    for result in run_ranks(2, on_rank):
-        for operation in ("rs", "ar", "ag"):
-            assert torch.equal(result[f"native_{operation}"], result[f"ours_{operation}"])
-        # gloo's reduce-scatter moves twice what is needed: 2 + 1 + 2 against 1 + 1 + 2 shards
-        assert result["wire"].tolist() == [5 * 4 * N, 4 * 4 * N + 2 * AGREEMENT]
+@on_ranks(2)
+def test_native_and_exchange_agree_without_a_codec(group):
+    native, ours = Native(group, Ledger(), "gradients"), collective(group, "none")
+    results = []
+    for each in (native, ours):
+        out, vector = torch.empty(N), vector_of(each.rank, 2 * N)
+        each.reduce_scatter(out, vector, 0.5, UNIT)
+        assert torch.equal(vector, vector_of(each.rank, 2 * N))
+        shards = torch.empty(2 * N)
+        each.all_gather(shards, out, UNIT)
+        each.all_reduce(vector, 0.5, Unit("unit2"))
+        results.append(torch.cat([out, shards, vector]))
+    assert torch.equal(*results)
+    # gloo's reduce-scatter sends twice what is needed: 2 + 1 + 2 against 1 + 1 + 2 shards
+    assert native.account.bytes_wire == 5 * 4 * N
+    assert ours.account.bytes_wire == 4 * 4 * N + 2 * AGREEMENT
 
 
-@coded
-def test_the_audit_measures_the_error_of_the_codec(spec):
-    def on_rank(group):
-        exchange = collective(group, spec)
-        out = torch.empty(N)
-        exchange.reduce_scatter(out, vector_of(dist.get_rank(group), 2 * N), 0.5, UNIT)
-        wired = exchange.account.bytes_wire
-        with exchange.ledger.auditing() as audit:
-            exchange.reduce_scatter(out, vector_of(dist.get_rank(group), 2 * N), 0.5, UNIT)
-        sums = torch.tensor([audit.error_squared, audit.exact_squared])
-        return {"out": out, "sums": sums, "more": torch.tensor(exchange.account.bytes_wire - wired)}
-
-    for rank, result in enumerate(run_ranks(2, on_rank)):
-        exact = sum(vector_of(sender, 2 * N).chunk(2)[rank] for sender in range(2)) / 2
-        torch.testing.assert_close(result["sums"][1], exact.square().sum())
-        error = (result["out"] - exact).square().sum()
-        torch.testing.assert_close(result["sums"][0], error, rtol=1e-3, atol=1e-9)
-        assert result["sums"][0] > 0
-        assert result["more"] < 2 * 4 * N, "the exact reduction is not counted"
+@compressing
+@on_ranks(2)
+def test_audit_measures_the_error_of_the_codec(group, spec):
+    ours = collective(group, spec)
+    scatter(ours)
+    sent = ours.account.bytes_wire
+    with ours.ledger.auditing() as audit:
+        out = scatter(ours, scale=0.5)
+    exact = exact_shard(ours.rank, 2) / 2
+    error = float((out - exact).square().sum())
+    assert audit.exact_squared == pytest.approx(float(exact.square().sum()), rel=1e-5)
+    assert audit.error_squared == pytest.approx(error, rel=1e-3, abs=1e-9)
+    assert audit.error_squared > 0
+    assert ours.account.bytes_wire - sent < 2 * 4 * N, "the exact reduction is not counted"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("spec", ["none", "int8"])
-def test_results_that_are_not_finite_are_counted_where_they_are(spec, value):
-    def on_rank(group):
-        exchange = collective(group, spec)
-        vector, out = torch.ones(2 * N), torch.empty(N)
-        exchange.reduce_scatter(out, vector, 1.0, UNIT)
-        # the sum of finite elements may overflow
-        huge = torch.full((2 * N,), 1e38 * (dist.get_rank(group) == 0))
-        if spec == "none":
-            exchange.reduce_scatter(out, huge, 1.0, UNIT)
-        before = exchange.account.not_finite
-        vector[3] = value if dist.get_rank(group) == 1 else 1.0
-        exchange.reduce_scatter(out, vector, 1.0, UNIT)
-        return {"count": torch.tensor([before, exchange.account.not_finite])}
-
-    owner, other = run_ranks(2, on_rank)
-    assert owner["count"].tolist() == [0, 1] and other["count"].tolist() == [0, 0]
+@on_ranks(2)
+def test_results_that_are_not_finite_are_counted_by_their_owner(group, spec, value):
+    ours = collective(group, spec)
+    vector, out = torch.ones(2 * N), torch.empty(N)
+    ours.reduce_scatter(out, vector, 1.0, UNIT)
+    # the sum of finite elements may overflow
+    if spec == "none":
+        ours.reduce_scatter(out, torch.full((2 * N,), 1e38 * (ours.rank == 0)), 1.0, UNIT)
+    assert ours.account.not_finite == 0
+    vector[3] = value if ours.rank == 1 else 1.0
+    ours.reduce_scatter(out, vector, 1.0, UNIT)
+    assert ours.account.not_finite == (1 if ours.rank == 0 else 0)
 
 
 @pytest.mark.parametrize("operation", ["reduce_scatter", "all_reduce"])
-def test_any_scale_multiplies_the_sum(operation):
-    scales = (0.5, 1.0, 2.0, -3.0)
+@pytest.mark.parametrize("name", ["native", "none", "int8"])
+@on_ranks(2)
+def test_any_scale_multiplies_the_sum(group, name, operation):
+    results = {}
+    for scale in (1.0, 0.5, 2.0, -3.0):
+        native = name == "native"
+        ours = Native(group, Ledger(), "gradients") if native else collective(group, name)
+        if operation == "reduce_scatter":
+            results[scale] = scatter(ours, scale=scale)
+        else:
+            results[scale] = vector_of(ours.rank, 2 * N)
+            ours.all_reduce(results[scale], scale, UNIT)
+    # an all-reduce encodes the scaled sums once more
+    atol = 0.2 if name == "int8" and operation == "all_reduce" else 1e-5
+    for scale, found in results.items():
+        torch.testing.assert_close(found, scale * results[1.0], rtol=1e-5, atol=atol)
 
-    def on_rank(group):
-        results = {}
-        for name in ("native", "none", "int8"):
-            ours = collective(group, name if name != "native" else "none")
-            if name == "native":
-                ours = Native(group, Ledger(), "gradients")
-            for scale in scales:
-                vector, out = vector_of(dist.get_rank(group), 2 * N), torch.empty(N)
-                if operation == "reduce_scatter":
-                    ours.reduce_scatter(out, vector, scale, UNIT)
-                else:
-                    ours.all_reduce(vector, scale, UNIT)
-                results[f"{name} {scale}"] = out if operation == "reduce_scatter" else vector
-        return results
 
-    for result in run_ranks(2, on_rank):
-        for name in ("native", "none", "int8"):
-            for scale in scales:
-                expected = scale * result[f"{name} 1.0"]
-                # an all-reduce encodes the scaled sums once more
-                atol = 0.2 if name == "int8" and operation == "all_reduce" else 1e-5
-                torch.testing.assert_close(
-                    result[f"{name} {scale}"], expected, rtol=1e-5, atol=atol
-                )
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("feedback", [False, True])
+@on_ranks()
+def test_routes_of_linear_codecs_agree(group, world_size, feedback):
+    results = []
+    for route in (AllToAllCollective, LinearNative):
+        ours, found = collective(group, RandomHalf(), feedback, route=route), []
+        for step in range(3):
+            whole = vector_of(ours.rank, world_size * N, step)[:-1]
+            ours.all_reduce(whole, 0.5, Unit("whole"))
+            found += [scatter(ours, step, 0.5), whole]
+        results.append(torch.cat(found))
+    exchanged, native = results
+    torch.testing.assert_close(exchanged, native, rtol=1e-6, atol=1e-6)
+    assert torch.equal(exchanged == 0, native == 0) and native.any()
+
+
+@on_ranks(2)
+def test_native_route_of_linear_codecs_counts_the_bytes_of_gloo(group):
+    ours = collective(group, RandomHalf(), route=LinearNative)
+    scatter(ours)
+    counts = []
+    for operation in (scatter, lambda ours: ours.all_reduce(torch.ones(2 * N), 1.0, UNIT)):
+        ours.ledger.reset()
+        operation(ours)
+        account = ours.account
+        counts.append(
+            [account.bytes_wire, account.bytes_raw, account.elements, account.elements_sent]
+        )
+    padded = 4 * (N // 2) + 4 * (N // 2) % 8
+    # gloo reduces and scatters by an all-reduce
+    assert counts == [[2 * padded, 4 * N, 2 * N, N], [2 * padded, 8 * N, 2 * N, N]]
+
+
+@on_ranks(2)
+def test_native_route_of_linear_codecs_sends_short_messages_uncompressed(group):
+    ours = collective(group, RandomHalf(), minimum_size=10_000, route=LinearNative)
+    assert torch.equal(scatter(ours), exact_shard(ours.rank, 2))
+    vector = vector_of(ours.rank, 2 * N)
+    ours.all_reduce(vector, 1.0, UNIT)
+    assert torch.equal(vector, vectors_of(2, 2 * N).sum(0))
+    assert ours.account.uncompressed == {"fewer than 10000 elements": 2}
+
+
+@on_ranks(2)
+def test_audit_measures_the_error_of_the_native_route(group):
+    ours = collective(group, RandomHalf(), route=LinearNative)
+    with ours.ledger.auditing() as audit:
+        scatter(ours)
+        ours.all_reduce(vector_of(ours.rank, 2 * N), 1.0, UNIT)
+    assert 0.3 < audit.error_squared / audit.exact_squared < 0.7
+
+
+@on_ranks(1)
+def test_native_route_refuses_codecs_that_are_not_linear(group):
+    with pytest.raises(ValueError, match="int8' cannot be summed"):
+        collective(group, "int8", route=LinearNative)

@@ -1,4 +1,7 @@
-"""`MultiPhaseCollective`: the contract of a collective over methods of several rounds."""
+"""`MultiPhaseCollective`: the contract of a collective over multi-phase methods."""
+
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,7 +15,8 @@ from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.multi_phase import MultiPhaseCollective
 from tests.comm.phase_vectors import UNIT, gradients, scattered, whole
-from tests.ranks import on_ranks, run_ranks
+from tests.comm.wire import gathered, is_same_everywhere
+from tests.ranks import on_ranks
 
 SPECS = [
     "powersgd:rank=2",
@@ -30,25 +34,41 @@ def collective(group, spec, feedback=False, minimum_size=0):
     return MultiPhaseCollective(group, Ledger(), "gradients", method, settings)
 
 
+def reduce(ours, step, operation="reduce_scatter", scale=1.0):
+    """The vector of this rank and the result of its reduction."""
+    lay_out = scattered if operation == "reduce_scatter" else whole
+    vector = lay_out(gradients(ours.rank, step), ours.world_size)
+    if operation == "reduce_scatter":
+        out = torch.empty(vector.numel() // ours.world_size)
+        ours.reduce_scatter(out, vector, scale, UNIT)
+    else:
+        out = vector.clone()
+        ours.all_reduce(out, scale, UNIT)
+    return vector, out
+
+
+@contextmanager
 def counted():
-    """Wraps torch's collectives so that they count the bytes each algorithm sends from a rank."""
+    """Count the calls of torch's collectives and the bytes each algorithm sends from a rank."""
     moved = {"bytes": 0.0, "calls": 0}
 
-    def count(name, bytes_of):
-        original = getattr(dist, name)
-
-        def counting(*args, **kwargs):
-            size = dist.get_world_size(kwargs["group"])
-            moved["bytes"] += bytes_of(args, size)
+    def counting(original, bytes_of):
+        def call(*args, **kwargs):
+            moved["bytes"] += bytes_of(args, dist.get_world_size(kwargs["group"]))
             moved["calls"] += 1
             return original(*args, **kwargs)
 
-        setattr(dist, name, counting)
+        return call
 
-    count("all_reduce", lambda args, size: 2 * args[0].nbytes * (size - 1) / size)
-    count("all_to_all_single", lambda args, size: args[1].nbytes * (size - 1) / size)
-    count("all_gather_single", lambda args, size: args[1].nbytes * (size - 1))
-    return moved
+    rules = {
+        "all_reduce": lambda args, size: 2 * args[0].nbytes * (size - 1) / size,
+        "all_to_all_single": lambda args, size: args[1].nbytes * (size - 1) / size,
+        "all_gather_single": lambda args, size: args[1].nbytes * (size - 1),
+    }
+    with ExitStack() as stack:
+        for name, rule in rules.items():
+            stack.enter_context(patch.object(dist, name, counting(getattr(dist, name), rule)))
+        yield moved
 
 
 def powersgd_numbers(blocks, rank, world_size):
@@ -60,7 +80,8 @@ def powersgd_numbers(blocks, rank, world_size):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_the_ledger_counts_the_bytes_of_every_round(world_size):
+@on_ranks()
+def test_ledger_counts_the_bytes_of_every_phase(group, world_size):
     n = sum(UNIT.chunk_sizes(world_size))
     share, w = (world_size - 1) / world_size, world_size
     reduced, rest = powersgd_numbers(UNIT.blocks, 2, world_size)
@@ -70,130 +91,81 @@ def test_the_ledger_counts_the_bytes_of_every_round(world_size):
         SPECS[1]: 4 * share * w * (5 * buckets + 1 + k) + 4 * (w - 1) * (1 + -(-k // 2)),
         SPECS[2]: 4 * share * w * (4 * -(-n // 16) + 1),
     }
-
-    def on_rank(group):
-        found = {}
-        for spec in SPECS:
-            ours = collective(group, spec)
-            vector = scattered(gradients(dist.get_rank(group), 0), world_size)
-            ours.reduce_scatter(torch.empty(n), vector, 1.0, UNIT)
-            ours.ledger.reset()
-            original = (dist.all_reduce, dist.all_to_all_single, dist.all_gather_single)
-            moved = counted()
-            ours.reduce_scatter(torch.empty(n), vector, 1.0, UNIT)
-            dist.all_reduce, dist.all_to_all_single, dist.all_gather_single = original
-            account = ours.account
-            assert account.collectives == moved["calls"] == account.extra_collectives + 1
-            assert account.encode_s > 0
-            assert (account.extra_collective_s > 0) == (account.extra_collectives > 0)
-            figures = [account.bytes_wire, account.bytes_raw, moved["bytes"]]
-            found[spec] = torch.tensor(figures, dtype=torch.float64)
-        return found
-
-    for found in run_ranks(world_size, on_rank):
-        for spec in SPECS:
-            wire, raw, moved = found[spec].tolist()
-            assert wire == pytest.approx(expected[spec]) and wire == pytest.approx(moved)
-            assert raw == pytest.approx(4 * share * world_size * n)
+    for spec in SPECS:
+        ours = collective(group, spec)
+        reduce(ours, 0)
+        ours.ledger.reset()
+        with counted() as moved:
+            reduce(ours, 0)
+        account = ours.account
+        assert account.collectives == moved["calls"] == account.extra_collectives + 1
+        assert account.encode_s > 0
+        assert (account.extra_collective_s > 0) == (account.extra_collectives > 0)
+        assert account.bytes_wire == pytest.approx(expected[spec]) == pytest.approx(moved["bytes"])
+        assert account.bytes_raw == pytest.approx(4 * share * world_size * n)
 
 
 @every_method
-@pytest.mark.parametrize("how", ["reduce_scatter", "all_reduce"])
-def test_error_feedback_conserves_every_gradient(spec, how):
-    steps, world_size = 5, 2
-
-    def on_rank(group):
-        ours, total, given = collective(group, spec, feedback=True), 0, 0
-        for step in range(steps):
-            matrices = gradients(dist.get_rank(group), step)
-            if how == "reduce_scatter":
-                vector = scattered(matrices, world_size)
-                out = torch.empty(vector.numel() // world_size)
-                ours.reduce_scatter(out, vector, 1.0, UNIT)
-            else:
-                vector = whole(matrices, world_size)
-                out = vector.clone()
-                ours.all_reduce(out, 1.0, UNIT)
-            total, given = total + out, given + vector
-        assert ours.feedback is not None
-        return {"total": total, "given": given, "rest": ours.feedback.state_dict()["layer*"]}
-
-    ranks = run_ranks(world_size, on_rank)
-    if how == "all_reduce":
-        assert torch.equal(ranks[0]["total"], ranks[1]["total"])
-        total = ranks[0]["total"]
+@pytest.mark.parametrize("operation", ["reduce_scatter", "all_reduce"])
+@on_ranks(2)
+def test_error_feedback_conserves_gradients(group, spec, operation):
+    ours, total, given = collective(group, spec, feedback=True), 0, 0
+    for step in range(5):
+        vector, out = reduce(ours, step, operation)
+        total, given = total + out, given + vector
+    totals = gathered(total, group)
+    if operation == "all_reduce":
+        assert torch.equal(*totals)
     else:
-        total = torch.cat([found["total"] for found in ranks])
-    rest = ranks[0]["rest"] + ranks[1]["rest"]
-    torch.testing.assert_close(
-        total + rest, ranks[0]["given"] + ranks[1]["given"], rtol=1e-3, atol=1e-3
-    )
+        total = torch.cat(totals)
+    rest = sum(gathered(ours.feedback.state_dict()["layer*"], group))
+    torch.testing.assert_close(total + rest, sum(gathered(given, group)), rtol=1e-3, atol=1e-3)
     assert rest.norm() > 0
 
 
 @every_method
-def test_a_run_goes_on_from_its_saved_state(spec):
-    def on_rank(group):
-        def steps_of(ours, first, last):
-            outs = []
-            for step in range(first, last):
-                vector = scattered(gradients(dist.get_rank(group), step), 2)
-                outs.append(torch.empty(vector.numel() // 2))
-                ours.reduce_scatter(outs[-1], vector, 0.5, UNIT)
-            return torch.cat(outs)
+@on_ranks(2)
+def test_resumed_run_matches_uninterrupted_run(group, spec):
+    def steps_of(ours, first, last):
+        return torch.cat([reduce(ours, step, scale=0.5)[1] for step in range(first, last)])
 
-        ours = collective(group, spec, feedback=True)
-        steps_of(ours, 0, 3)
-        state = {name: value.clone() for name, value in ours.state_dict().items()}
-        residuals = {name: value.clone() for name, value in ours.feedback.state_dict().items()}
-        straight = steps_of(ours, 3, 6)
-        other = collective(group, spec, feedback=True)
-        other.load_state_dict(state)
-        other.feedback.load_state_dict(residuals)
-        return {"straight": straight, "resumed": steps_of(other, 3, 6)}
-
-    for found in run_ranks(2, on_rank):
-        assert torch.equal(found["straight"], found["resumed"])
+    ours, other = (collective(group, spec, feedback=True) for _ in range(2))
+    steps_of(ours, 0, 3)
+    other.load_state_dict({name: value.clone() for name, value in ours.state_dict().items()})
+    other.feedback.load_state_dict(ours.feedback.state_dict())
+    assert torch.equal(steps_of(ours, 3, 6), steps_of(other, 3, 6))
 
 
 @every_method
 @on_ranks(2)
-def test_residuals_outlive_a_step_with_a_number_that_is_not_finite(group, spec) -> None:
+def test_residuals_do_not_change_in_a_step_that_is_not_finite(group, spec) -> None:
     ours = collective(group, spec, feedback=True)
-    vectors = [scattered(gradients(dist.get_rank(group), step), 2) for step in range(3)]
-    out = torch.empty(vectors[0].numel() // 2)
-    for vector in vectors[:2]:
-        ours.reduce_scatter(out, vector, 1.0, UNIT)
+    for step in range(2):
+        _, out = reduce(ours, step)
     before = ours.feedback.state_dict()["layer*"].clone()
     assert out.isfinite().all()
-    vectors[2][0] = float("nan") if dist.get_rank(group) == 1 else 0.0
-    ours.reduce_scatter(out, vectors[2], 1.0, UNIT)
+    vector = scattered(gradients(ours.rank, 2), 2)
+    vector[0] = float("nan") if ours.rank == 1 else 0.0
+    ours.reduce_scatter(out, vector, 1.0, UNIT)
     assert not out.isfinite().all()
     assert torch.equal(before, ours.feedback.state_dict()["layer*"]) and before.any()
 
 
-def test_short_messages_travel_uncompressed_and_are_reported():
-    def on_rank(group):
-        ours = collective(group, SPECS[1], feedback=True, minimum_size=10**6)
-        vector = scattered(gradients(dist.get_rank(group), 0), 2)
-        out, all_of_it = torch.empty(vector.numel() // 2), vector.clone()
-        ours.reduce_scatter(out, vector, 0.5, UNIT)
-        ours.all_reduce(all_of_it, 0.5, UNIT)
-        assert ours.account.uncompressed == {"fewer than 1000000 elements": 2}
-        assert ours.account.elements == 0 and not ours.feedback.state_dict()
-        return {"out": out, "all": all_of_it, "vector": vector}
-
-    ranks = run_ranks(2, on_rank)
-    exact = (ranks[0]["vector"] + ranks[1]["vector"]) / 2
-    assert torch.equal(torch.cat([found["out"] for found in ranks]), exact)
-    assert all(torch.equal(found["all"], exact) for found in ranks)
+@on_ranks(2)
+def test_short_messages_are_sent_uncompressed_and_reported(group):
+    ours = collective(group, SPECS[1], feedback=True, minimum_size=10**6)
+    vector, out = reduce(ours, 0, scale=0.5)
+    ours.all_reduce(all_of_it := vector.clone(), 0.5, UNIT)
+    exact = sum(gathered(vector, group)) / 2
+    assert torch.equal(out, exact.chunk(2)[ours.rank]) and torch.equal(all_of_it, exact)
+    assert ours.account.uncompressed == {"fewer than 1000000 elements": 2}
+    assert ours.account.elements == 0 and not ours.feedback.state_dict()
 
 
 @on_ranks(2)
-def test_the_ledger_says_how_much_a_sketch_sends(group) -> None:
+def test_ledger_reports_the_density_of_a_sketch(group) -> None:
     ours = collective(group, "sketch:density=0.1")
-    vector = scattered(gradients(dist.get_rank(group), 0), 2)
-    ours.reduce_scatter(torch.empty(vector.numel() // 2), vector, 1.0, UNIT)
+    vector, _ = reduce(ours, 0)
     summary = ours.ledger.summary()["gradients"]
     assert summary["density"] == pytest.approx(0.1, rel=0.01)
     k = round(0.1 * vector.numel() / 2)
@@ -201,26 +173,18 @@ def test_the_ledger_says_how_much_a_sketch_sends(group) -> None:
 
 
 @every_method
-def test_the_audit_measures_the_error_of_the_method(spec):
+@on_ranks(2)
+def test_audit_measures_the_error_of_the_method(group, spec):
     unit = Unit("odd", (Block("m", 47, 31), Block("b", 4, 1)))  # no multiple of the world size
-
-    def on_rank(group):
-        ours = collective(group, spec)
-        vector = torch.cat([m.flatten() for m in gradients(dist.get_rank(group), 0, unit)])
-        reduced = vector.clone()
-        ours.all_reduce(reduced.clone(), 0.5, unit)
-        with ours.ledger.auditing() as audit:
-            ours.all_reduce(reduced, 0.5, unit)
-        return {
-            "vector": vector,
-            "reduced": reduced,
-            "sums": torch.tensor([audit.error_squared, audit.exact_squared]),
-        }
-
-    ranks = run_ranks(2, on_rank)
-    exact = (ranks[0]["vector"] + ranks[1]["vector"]) / 2
-    error = (ranks[0]["reduced"] - exact).square().sum()
-    measured = ranks[0]["sums"] + ranks[1]["sums"]
-    expected = torch.stack([error, exact.square().sum()])
+    ours = collective(group, spec)
+    vector = torch.cat([m.flatten() for m in gradients(ours.rank, 0, unit)])
+    reduced = vector.clone()
+    ours.all_reduce(reduced.clone(), 0.5, unit)
+    with ours.ledger.auditing() as audit:
+        ours.all_reduce(reduced, 0.5, unit)
+    exact = sum(gathered(vector, group)) / 2
+    error = float((reduced - exact).square().sum())
+    measured = sum(gathered(torch.tensor([audit.error_squared, audit.exact_squared]), group))
+    expected = torch.tensor([error, exact.square().sum()])
     torch.testing.assert_close(measured, expected, rtol=1e-3, atol=1e-6)
-    assert error > 0
+    assert error > 0 and is_same_everywhere(reduced, group)

@@ -1,4 +1,4 @@
-"""What each method of several rounds is for: sums that it sends without loss."""
+"""Multi-phase methods: the sums that each sends without loss."""
 
 import pytest
 import torch
@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from shardlab.codecs.sketch import pack_places, unpack_places
 from shardlab.codecs.unit import Block, Unit
-from tests.comm.phase_vectors import LAYOUTS, UNIT, Call, gradients, scattered, whole
-from tests.ranks import on_ranks, run_ranks
+from tests.comm.phase_vectors import LAYOUTS, UNIT, Call, gradients, joined
+from tests.comm.wire import vector_of, vectors_of
+from tests.ranks import on_ranks
 
 both_ways = pytest.mark.parametrize("how", list(LAYOUTS))
 
@@ -27,31 +28,25 @@ def of_low_rank(rank: int, step: int, columns_space: int = 3) -> list[torch.Tens
 
 def summed(matrices, world_size, how):
     total = [sum(parts) for parts in zip(*(matrices(r) for r in range(world_size)), strict=True)]
-    return {"sum": whole, "sum_scatter": scattered}[how](total, world_size)
-
-
-def joined(parts, how):
-    return parts[0] if how == "sum" else torch.cat(parts)
+    return LAYOUTS[how](total, world_size)
 
 
 @both_ways
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_powersgd_sends_sums_of_low_rank_exactly(how, world_size):
-    def on_rank(group):
-        call = Call(group, "powersgd:rank=3", how)
-        # after a step of zeros and one of a single dimension, too
-        call(torch.zeros_like(call.lay_out(gradients(0, 0))), 0)
-        call(call.lay_out(of_low_rank(dist.get_rank(group), 1, 1)), 1)
-        call(call.lay_out(of_low_rank(dist.get_rank(group), 2)), 2)
-        result, _ = call(call.lay_out(of_low_rank(dist.get_rank(group), 3)), 3)
-        return {"result": result}
-
-    parts = [found["result"] for found in run_ranks(world_size, on_rank)]
+@on_ranks()
+def test_powersgd_sends_sums_of_low_rank_exactly(group, how, world_size):
+    call, rank = Call(group, "powersgd:rank=3", how), dist.get_rank(group)
+    # after a step of zeros and one of a single dimension, too
+    call(torch.zeros_like(call.lay_out(gradients(0, 0))), 0)
+    call(call.lay_out(of_low_rank(rank, 1, 1)), 1)
+    call(call.lay_out(of_low_rank(rank, 2)), 2)
+    result, _ = call(call.lay_out(of_low_rank(rank, 3)), 3)
     exact = summed(lambda rank: of_low_rank(rank, 3), world_size, how)
-    torch.testing.assert_close(joined(parts, how), exact, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(joined(result, group, how), exact, rtol=1e-3, atol=1e-3)
 
 
-def test_powersgd_comes_close_to_the_best_approximation_of_its_rank():
+@on_ranks(2)
+def test_powersgd_approaches_the_best_approximation_of_its_rank(group):
     unit = Unit("u", (Block("m", 60, 50),))
     spectrum = 0.7 ** torch.arange(50)
 
@@ -61,30 +56,23 @@ def test_powersgd_comes_close_to_the_best_approximation_of_its_rank():
         right = torch.linalg.qr(torch.randn(50, 50, generator=generator)).Q
         return left * spectrum @ right
 
-    def on_rank(group):
-        call = Call(group, "powersgd:rank=4", "sum", unit)
-        for step in range(12):
-            result, _ = call(matrix().flatten() / 2, step)
-        return {"error": (result - matrix().flatten()).norm()}
-
-    best = spectrum[4:].norm()
-    for found in run_ranks(2, on_rank):
-        assert best * (1 - 1e-4) < found["error"] < best * 1.01
+    call = Call(group, "powersgd:rank=4", "sum", unit)
+    for step in range(12):
+        result, _ = call(matrix().flatten() / 2, step)
+    best, error = spectrum[4:].norm(), (result - matrix().flatten()).norm()
+    assert best * (1 - 1e-4) < error < best * 1.01
 
 
-def test_powersgd_leaves_alone_what_it_would_not_shorten():
-    def on_rank(group):
-        rank = dist.get_rank(group)
-        call = Call(group, "powersgd:rank=30", "sum_scatter")
-        result, rest = call(call.lay_out(gradients(rank, 0)), 0)
-        assert not rest.any() and not call.method.state
-        reported = call.ledger.accounts["gradients"].uncompressed
-        assert reported == {"no matrix that rank 30 makes shorter": 1}
-        return {"result": result}
-
-    parts = [found["result"] for found in run_ranks(2, on_rank)]
+@on_ranks(2)
+def test_powersgd_does_not_compress_matrices_that_it_would_not_shorten(group):
+    call = Call(group, "powersgd:rank=30", "sum_scatter")
+    result, rest = call(call.lay_out(gradients(dist.get_rank(group), 0)), 0)
+    assert not rest.any() and not call.method.state
+    reported = call.ledger.accounts["gradients"].uncompressed
+    assert reported == {"no matrix that rank 30 makes shorter": 1}
     exact = summed(lambda rank: gradients(rank, 0), 2, "sum_scatter")
-    torch.testing.assert_close(torch.cat(parts), exact, rtol=1e-6, atol=1e-6)
+    found = joined(result, group, "sum_scatter")
+    torch.testing.assert_close(found, exact, rtol=1e-6, atol=1e-6)
 
 
 @on_ranks(1)
@@ -96,10 +84,11 @@ def test_powersgd_refuses_a_vector_of_another_length_than_its_blocks(group) -> N
 
 @both_ways
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_sketch_finds_what_is_large_in_the_sum_and_sends_it_exactly(how, world_size):
+@on_ranks()
+def test_sketch_sends_the_largest_elements_of_the_sum_exactly(group, how, world_size):
     n, large = 6000, 12
 
-    def vectors(world_size):
+    def vectors():
         """Large only in the sum; on single ranks hidden below elements that cancel."""
         generator = torch.Generator().manual_seed(1)
         noise = 0.001 * torch.randn(world_size, n, generator=generator)
@@ -111,19 +100,13 @@ def test_sketch_finds_what_is_large_in_the_sum_and_sends_it_exactly(how, world_s
         signal[:, places[large:40]] += cancelling[:, places[large:40]]
         return signal + noise
 
-    def on_rank(group):
-        call = Call(group, "sketch:rows=7,width=0.1,density=0.01", how, Unit("flat"))
-        result, rest = call(vectors(world_size)[dist.get_rank(group)].contiguous(), 0)
-        return {"result": result, "rest": rest}
-
-    ranks = run_ranks(world_size, on_rank)
-    result = joined([found["result"] for found in ranks], how)
-    exact = vectors(world_size).sum(0)
+    call = Call(group, "sketch:rows=7,width=0.1,density=0.01", how, Unit("flat"))
+    result, rest = call(vectors()[dist.get_rank(group)].contiguous(), 0)
+    result, exact = joined(result, group, how), vectors().sum(0)
     found = exact.abs() > 10
     assert found.sum() == large
     torch.testing.assert_close(result[found], exact[found], rtol=1e-6, atol=1e-6)
-    for rank in ranks:
-        assert not rank["rest"][found].any()
+    assert not rest[found].any()
 
 
 @given(st.integers(1, 300_000), st.integers(0, 2**31), st.integers(1, 400))
@@ -140,7 +123,8 @@ def test_places_are_packed_in_sixteen_bits_each(n, seed, k):
 
 @both_ways
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_gradiveq_sends_slices_of_few_dimensions_exactly(how, world_size):
+@on_ranks()
+def test_gradiveq_sends_slices_of_few_dimensions_exactly(group, how, world_size):
     n, size, dimensions = 12 * 40, 40, 5
 
     def vector(rank, step):
@@ -149,37 +133,24 @@ def test_gradiveq_sends_slices_of_few_dimensions_exactly(how, world_size):
         own = torch.Generator().manual_seed(100 * step + rank)
         return (torch.randn(n // size, dimensions, generator=own) @ space).flatten()
 
-    def on_rank(group):
-        call = Call(group, "gradiveq:slice=40,components=5,refresh=4", how, Unit("flat"))
-        found = {}
-        for step in range(5):
-            result, _ = call(vector(dist.get_rank(group), step), step)
-            found[f"result{step}"] = result
-        renewed = call.ledger.accounts["gradients"].uncompressed
-        assert renewed == {"renews the principal components": 2}
-        return found
-
-    ranks = run_ranks(world_size, on_rank)
+    call = Call(group, "gradiveq:slice=40,components=5,refresh=4", how, Unit("flat"))
     for step in range(5):
-        result = joined([found[f"result{step}"] for found in ranks], how)
+        result, _ = call(vector(dist.get_rank(group), step), step)
         exact = sum(vector(rank, step) for rank in range(world_size))
-        torch.testing.assert_close(result, exact, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(joined(result, group, how), exact, rtol=1e-4, atol=1e-4)
+    renewed = call.ledger.accounts["gradients"].uncompressed
+    assert renewed == {"renews the principal components": 2}
 
 
 @both_ways
-def test_gradiveq_leaves_alone_what_it_would_not_shorten(how):
-    def on_rank(group):
-        rank, n = dist.get_rank(group), 40
-        call = Call(group, "gradiveq:slice=256,components=64,refresh=2", how, Unit("flat"))
-        vector = torch.randn(n, generator=torch.Generator().manual_seed(rank))
-        for step in range(3):
-            result, rest = call(vector, step)
-            assert not rest.any()
-        account = call.ledger.accounts["gradients"]
-        assert account.uncompressed == {"no longer than its coefficients": 3}
-        assert not call.method.state
-        return {"result": result, "vector": vector}
-
-    ranks = run_ranks(2, on_rank)
-    result = joined([found["result"] for found in ranks], how)
-    torch.testing.assert_close(result, ranks[0]["vector"] + ranks[1]["vector"])
+@on_ranks(2)
+def test_gradiveq_does_not_compress_vectors_that_it_would_not_shorten(group, how):
+    call = Call(group, "gradiveq:slice=256,components=64,refresh=2", how, Unit("flat"))
+    vector = vector_of(dist.get_rank(group), 40)
+    for step in range(3):
+        result, rest = call(vector, step)
+        assert not rest.any()
+    account = call.ledger.accounts["gradients"]
+    assert account.uncompressed == {"no longer than its coefficients": 3}
+    assert not call.method.state
+    torch.testing.assert_close(joined(result, group, how), vectors_of(2, 40).sum(0))

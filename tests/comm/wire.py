@@ -1,12 +1,33 @@
-"""What really goes through torch.distributed: the transport posts every byte by `dist.isend`."""
+"""Vectors of ranks, values of all ranks, and the bytes that ranks send."""
 
 from contextlib import contextmanager
 
+import torch
 import torch.distributed as dist
 
 
+def vector_of(rank, n, step=0):
+    """The vector of a rank, which every rank can compute."""
+    return torch.randn(n, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def vectors_of(world_size, n, step=0):
+    return torch.stack([vector_of(rank, n, step) for rank in range(world_size)])
+
+
+def gathered(value, group):
+    """The values of all ranks, in rank order."""
+    values = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
+def is_same_everywhere(tensor, group):
+    return all(torch.equal(tensor, other) for other in gathered(tensor, group))
+
+
 class Sent:
-    """Bytes that this rank handed to `dist.isend`, and a way to change them in flight."""
+    """Bytes that this rank passed to `dist.isend`, and a way to change them in flight."""
 
     def __init__(self):
         self.bytes = 0
@@ -16,9 +37,9 @@ class Sent:
 
 @contextmanager
 def wire():
-    """Counts, and lets a test change, the bytes that this rank sends while the block runs."""
+    """Count, and let a test change, the bytes that the transport sends while the block runs."""
     sent, original = Sent(), dist.isend
-    kept = []  # what is sent must live until it has been
+    kept = []  # a tensor must live until it has been sent
 
     def isend(tensor, *args, **kwargs):
         sent.bytes += tensor.nbytes
