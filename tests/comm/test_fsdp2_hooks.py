@@ -1,0 +1,163 @@
+"""FSDP2: overlapped communication, and codecs between the replicas of two-dimensional meshes."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+import shardlab
+from shardlab.comm.residuals import Layout
+from shardlab.core.errors import UserError
+from tests.comm.wire import gathered, is_same_everywhere, wire
+from tests.comm.wrapped_models import backward, ddp, fsdp2, full, gradients_after, hsdp, network
+from tests.ranks import on_ranks
+
+W, S = 4, 2
+
+
+def two_dimensions(group):
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards"))
+    return fully_shard(network(), mesh=mesh)
+
+
+def reduced_in_another_type(group):
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    return fully_shard(network(), mp_policy=policy)
+
+
+def computed_in_another_type(group):
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return fully_shard(network(), mp_policy=policy)
+
+
+@pytest.mark.parametrize("codec", ["none", "int8:group=64"])
+@pytest.mark.parametrize(
+    "make", [fsdp2, two_dimensions, reduced_in_another_type, computed_in_another_type]
+)
+@on_ranks(2)
+def test_overlapped_gradients_equal_those_of_blocking_communication(group, make, codec):
+    found = []
+    for overlap in (False, True):
+        model = make(group)
+        options = {"error_feedback": codec != "none", "minimum_size": 0, "route": "exchange"}
+        handle = shardlab.attach(model, codec, codec, overlap=overlap, **options)
+        for step in range(3):
+            # the second pass adds to the gradients of the first one
+            if step != 1:
+                model.zero_grad()
+            backward(model, group, step)
+            handle.drain()
+            found += [p.grad.to_local().clone() for p in model.parameters()]
+    blocking, overlapped = found[: len(found) // 2], found[len(found) // 2 :]
+    assert all(map(torch.equal, blocking, overlapped))
+
+
+@on_ranks(2)
+def test_detach_restores_blocking_communication(group) -> None:
+    def settings():
+        groups = [
+            each
+            for module in model.modules()
+            if isinstance(module, FSDPModule)
+            for each in module._get_fsdp_state()._fsdp_param_groups
+        ]
+        return [(each.unshard_async_op, each._reduce_scatter_process_group) for each in groups]
+
+    model = fsdp2(group)
+    before = settings()
+    shardlab.attach(model, "int8", overlap=True).detach()
+    assert settings() == before
+
+
+@on_ranks(2)
+def test_overlap_is_refused_for_other_wrappers(group) -> None:
+    with pytest.raises(UserError, match="overlap is for fully_shard"):
+        shardlab.attach(ddp(group), "int8", overlap=True)
+    dist.barrier(group)
+
+
+def two_micro_batches(model, group, factor):
+    """Gradients that are reduced in replicas twice and between them once."""
+    if factor is not None:
+        model.set_gradient_divide_factor(factor)
+        model.set_force_sum_reduction_for_comms(True)
+    model.zero_grad()
+    for step, last in ((0, False), (1, True)):
+        model.set_requires_all_reduce(last)
+        backward(model, group, step)
+    return torch.cat([grad.flatten() for grad in full(model, "grad").values()])
+
+
+@pytest.mark.parametrize(
+    ("options", "bound"),
+    [
+        ({"gradients": "int8:group=64"}, 0.02),
+        ({"gradients": "none", "between_nodes": "int8", "ranks_per_node": 2}, 0.02),
+        ({"gradients": "bf16", "between_nodes": "int8", "ranks_per_node": 2}, 0.02),
+        ({"gradients": "powersgd:rank=4"}, 0.9),
+    ],
+    ids=str,
+)
+@on_ranks(W)
+def test_sums_between_replicas_are_compressed(group, options, bound):
+    exact, model = gradients_after(hsdp(group), group, 2), hsdp(group)
+    handle = shardlab.attach(model, **options)
+    lossy = gradients_after(model, group, 2)
+    assert handle.ledger.summary()["gradients"]["uncompressed"] == {}
+    assert is_same_everywhere(lossy, group)
+    assert 0 < (lossy - exact).norm() / exact.norm() < bound
+    handle.detach()
+    assert torch.equal(gradients_after(model, group, 2), exact)
+
+
+@on_ranks(W)
+def test_ledger_counts_both_sums(group):
+    model = hsdp(group)
+    handle = shardlab.attach(model, "int8:group=64")
+    backward(model, group, 0)
+    handle.ledger.reset()
+    with wire() as sent:
+        backward(model, group, 1)
+    gradients, weights = handle.ledger.accounts["gradients"], handle.ledger.accounts["weights"]
+    assert sent.bytes == gradients.bytes_wire + weights.bytes_wire
+    # the shard to the other rank of the replica, and half of it twice to the other replica
+    elements = sum(p.to_local().numel() for p in model.parameters())
+    assert gradients.bytes_raw >= 2 * 4 * elements
+    assert handle.ledger.summary()["gradients"]["compression_ratio"] > 3.5
+
+
+@pytest.mark.parametrize("factor", [None, 3.0])
+@pytest.mark.parametrize("route", ["native", "exchange"])
+@on_ranks(W)
+def test_uncompressed_sums_equal_those_of_torch(group, route, factor):
+    exact, model = two_micro_batches(hsdp(group), group, factor), hsdp(group)
+    shardlab.attach(model, "none", route=route)
+    found = two_micro_batches(model, group, factor)
+    torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-7)
+
+
+@on_ranks(W)
+def test_error_feedback_of_both_sums_conserves_gradients(group):
+    steps, model, sent = 4, hsdp(group), 0
+    exact = sum(gradients_after(hsdp(group), group, step + 1) for step in range(steps))
+    handle = shardlab.attach(model, "topk:density=0.2", error_feedback=True, minimum_size=0)
+    for step in range(steps):
+        model.zero_grad()
+        backward(model, group, step)
+        sent += torch.cat([grad.flatten() for grad in full(model, "grad").values()])
+    states = gathered(handle.feedback.state_dict(), group)
+    # of the reduce-scatter: the mean over ranks of the chunks for each shard
+    owed = [sum(state[f"root>{to}"] for state in states) / W for to in range(S)]
+    for rank, state in enumerate(states):
+        replica, place = divmod(rank, S)
+        n, half = owed[place].numel(), state["root@replicas<"].numel()
+        # of the all-reduce: what this rank sent to owners, and what it owns of the mean
+        owed[place] += torch.cat([state[f"root@replicas>{to}"] for to in range(2)])[:n] / 2
+        mean = owed[place].new_zeros(2 * half)
+        mean[replica * half :][:half] = state["root@replicas<"]
+        owed[place] += mean[:n]
+    blocks = Layout.of(states[0]["layout:root"]).blocks_of(owed)
+    held = torch.cat([block.flatten() for block in blocks])
+    assert held.norm() > 0
+    torch.testing.assert_close(sent + held, exact, rtol=1e-4, atol=1e-6)
