@@ -1,156 +1,131 @@
-"""`shardlab.attach` on models that other people's code wrapped."""
+"""`shardlab.attach` on models that other code wrapped, and its messages about mistakes."""
 
 import gc
 import os
+import re
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer
 
 import shardlab
+from shardlab.core.errors import UserError
+from tests.comm.wire import is_same_everywhere
 from tests.comm.wrapped_models import (
     WRAPPERS,
     backward,
     batch,
+    ddp,
+    fsdp1,
     fsdp2,
     full,
     gradients_after,
     network,
 )
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_three_lines_compress_somebody_elses_model(name):
+@on_ranks(2)
+def test_gradients_of_wrapped_models_are_compressed_until_detach(group, name):
     wrap = WRAPPERS[name]
-
-    def on_rank(group):
-        exact = gradients_after(wrap(group), group, 2)
-        model = wrap(group)
-        handle = shardlab.attach(model, gradients="int8:group=64", minimum_size=100)
-        lossy = gradients_after(model, group, 2)
-        summary = handle.ledger.summary()["gradients"]
-        handle.detach()
-        restored = gradients_after(model, group, 2)
-        ratio = torch.tensor(summary["compression_ratio"])
-        return {"exact": exact, "lossy": lossy, "restored": restored, "ratio": ratio}
-
-    first, second = run_ranks(2, on_rank)
-    assert torch.equal(first["lossy"], second["lossy"])
-    assert torch.equal(first["restored"], first["exact"])
-    error = (first["lossy"] - first["exact"]).norm() / first["exact"].norm()
-    assert 0 < error < 0.02
+    exact, model = gradients_after(wrap(group), group, 2), wrap(group)
+    handle = shardlab.attach(model, gradients="int8:group=64", minimum_size=100)
+    lossy = gradients_after(model, group, 2)
     # fsdp2 pads every unit to whole rows per rank
-    assert first["ratio"] > 3
+    assert handle.ledger.summary()["gradients"]["compression_ratio"] > 3
+    assert is_same_everywhere(lossy, group)
+    assert 0 < (lossy - exact).norm() / exact.norm() < 0.02
+    handle.detach()
+    assert torch.equal(gradients_after(model, group, 2), exact)
 
 
 @pytest.mark.parametrize(
     ("name", "world_size"), [*((name, 3) for name in WRAPPERS), ("fsdp2", 1), ("fsdp1", 1)]
 )
-def test_nothing_is_lost_where_nothing_is_compressed(name, world_size):
-    def on_rank(group):
-        exact = gradients_after(WRAPPERS[name](group), group, 2)
-        results = {"exact": exact}
-        for route in ("native", "exchange"):
-            model = WRAPPERS[name](group)
-            shardlab.attach(model, "none", route=route)
-            results[route] = gradients_after(model, group, 2)
-        return results
-
-    for result in run_ranks(world_size, on_rank):
-        torch.testing.assert_close(result["native"], result["exact"], rtol=1e-5, atol=1e-7)
-        torch.testing.assert_close(result["exchange"], result["exact"], rtol=1e-5, atol=1e-7)
+@on_ranks()
+def test_uncompressed_gradients_equal_those_of_torch(group, name, world_size):
+    exact = gradients_after(WRAPPERS[name](group), group, 2)
+    for route in ("native", "exchange"):
+        model = WRAPPERS[name](group)
+        shardlab.attach(model, "none", route=route)
+        found = gradients_after(model, group, 2)
+        torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("fsdp2", True), ("fsdp2", False), ("ddp", True), ("fsdp1", True)]
+    ("name", "ranks_per_node"), [("fsdp2", 2), ("fsdp2", None), ("ddp", 2), ("fsdp1", 2)]
 )
-def test_two_levels_serve_a_model(name, told):
-    def on_rank(group):
-        os.environ["LOCAL_WORLD_SIZE"] = "2"  # the launcher knows that all are on one machine
-        exact = gradients_after(WRAPPERS[name](group), group, 2)
-        model = WRAPPERS[name](group)
-        handle = shardlab.attach(
-            model,
-            "int8:group=64",
-            between_nodes="bf16",
-            ranks_per_node=2 if told else None,
-            error_feedback=True,
-            minimum_size=100,
-        )
-        lossy = gradients_after(model, group, 2)
-        between = handle.ledger.summary()["gradients"]["bytes_between_nodes"]
-        return {"exact": exact, "lossy": lossy, "between": torch.tensor(between)}
-
-    first, *others = run_ranks(4, on_rank)
-    assert all(torch.equal(first["lossy"], other["lossy"]) for other in others)
-    error = (first["lossy"] - first["exact"]).norm() / first["exact"].norm()
-    assert 0 < error < 0.02 and first["between"] > 0
+@on_ranks(4)
+def test_two_levels_compress_a_model(group, name, ranks_per_node):
+    os.environ["LOCAL_WORLD_SIZE"] = "2"  # the launcher sets 4, since all are on one machine
+    exact, model = gradients_after(WRAPPERS[name](group), group, 2), WRAPPERS[name](group)
+    handle = shardlab.attach(
+        model,
+        "int8:group=64",
+        between_nodes="bf16",
+        ranks_per_node=ranks_per_node,
+        error_feedback=True,
+        minimum_size=100,
+    )
+    lossy = gradients_after(model, group, 2)
+    assert is_same_everywhere(lossy, group)
+    assert 0 < (lossy - exact).norm() / exact.norm() < 0.02
+    assert handle.ledger.summary()["gradients"]["bytes_between_nodes"] > 0
 
 
-def test_gathered_parameters_travel_through_their_own_codec():
-    def on_rank(group):
-        exact = fsdp2(group)
-        model = fsdp2(group)
-        handle = shardlab.attach(model, weights="int8:group=64", weights_minimum_size=100)
-        x = batch(dist.get_rank(group), 0)
-        handle.ledger.reset()
-        difference = (model(x) - exact(x)).norm() / exact(x).norm()
-        model[0].unshard()
-        gathered = model[0].weight.detach().clone()
-        model[0].reshard()
-        summary = handle.ledger.summary()["weights"]
-        same = [torch.equal(full(model, "data")[k], v) for k, v in full(exact, "data").items()]
-        return {
-            "difference": difference,
-            "gathered": gathered,
-            "ratio": torch.tensor(summary["compression_ratio"]),
-            "short": torch.tensor(summary["uncompressed"]["fewer than 100 elements"]),
-            "same": torch.tensor(same),
-        }
-
-    first, second = run_ranks(2, on_rank)
-    assert torch.equal(first["gathered"], second["gathered"])
-    assert 0 < first["difference"] < 0.05
-    assert first["ratio"] > 3.5 and first["short"] == 1
+@on_ranks(2)
+def test_gathered_parameters_have_their_own_codec(group):
+    exact, model = fsdp2(group), fsdp2(group)
+    handle = shardlab.attach(model, weights="int8:group=64", weights_minimum_size=100)
+    x = batch(dist.get_rank(group), 0)
+    handle.ledger.reset()
+    assert 0 < (model(x) - exact(x)).norm() / exact(x).norm() < 0.05
+    model[0].unshard()
+    assert is_same_everywhere(model[0].weight.detach(), group)
+    model[0].reshard()
+    summary = handle.ledger.summary()["weights"]
+    assert summary["compression_ratio"] > 3.5
+    assert summary["uncompressed"] == {"fewer than 100 elements": 1}
     # the shards themselves stay exact
-    assert first["same"].all()
+    assert all(torch.equal(full(model, "data")[k], v) for k, v in full(exact, "data").items())
 
 
-def test_what_a_codec_cannot_take_is_reported():
-    def on_rank(group):
-        model = network()
-        fully_shard(model, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16))
-        handle = shardlab.attach(model, "int8", "int8")
-        backward(model, group, 0)
-        summary = handle.ledger.summary()
-        return {
-            kind: torch.tensor(summary[kind]["uncompressed"]["torch.bfloat16"])
-            for kind in ("gradients", "weights")
-        }
-
-    for result in run_ranks(2, on_rank):
-        assert result["gradients"] == 1 and result["weights"] >= 1
+@on_ranks(2)
+def test_dtypes_without_codec_are_reported(group):
+    model = network()
+    fully_shard(model, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16))
+    handle = shardlab.attach(model, "int8", "int8")
+    backward(model, group, 0)
+    summary = handle.ledger.summary()
+    assert summary["gradients"]["uncompressed"]["torch.bfloat16"] == 1
+    assert summary["weights"]["uncompressed"]["torch.bfloat16"] >= 1
 
 
-def test_a_unit_in_which_a_parameter_has_no_gradient_travels_uncompressed():
-    def on_rank(group):
-        model = network()
-        fully_shard(model)
-        handle = shardlab.attach(model, "topk:density=0.1", error_feedback=True)
-        model[0].weight.requires_grad_(False)
-        backward(model, group, 0)
-        reported = handle.ledger.summary()["gradients"]["uncompressed"]
-        return {"count": torch.tensor(reported["a parameter without gradient"])}
-
-    assert run_ranks(2, on_rank)[0]["count"] == 1
+@on_ranks(2)
+def test_unit_with_a_frozen_parameter_is_sent_uncompressed(group):
+    model = network()
+    fully_shard(model)
+    handle = shardlab.attach(model, "topk:density=0.1", error_feedback=True)
+    model[0].weight.requires_grad_(False)
+    backward(model, group, 0)
+    reported = handle.ledger.summary()["gradients"]["uncompressed"]
+    assert reported["a parameter without gradient"] == 1
 
 
 @pytest.mark.parametrize("name", ["fsdp2", "fsdp1", "ddp"])
-def test_a_wrapper_may_lie_inside_of_the_model(name):
+@on_ranks(2)
+def test_wrapper_may_be_a_submodule(group, name):
     class Around(nn.Module):
         def __init__(self, inner):
             super().__init__()
@@ -159,26 +134,80 @@ def test_a_wrapper_may_lie_inside_of_the_model(name):
         def forward(self, x):
             return self._forward_module(x)
 
-    def on_rank(group):
-        model = Around(WRAPPERS[name](group))
-        handle = shardlab.attach(
-            model, "int8", minimum_size=0, exclude=() if name == "fsdp1" else ["3.bias"]
-        )
-        backward(model, group, 0)
-        backward(model, group, 1)
-        return {"wire": torch.tensor(handle.ledger.summary()["gradients"]["bytes_wire"])}
-
-    assert run_ranks(2, on_rank)[0]["wire"] > 0
+    model = Around(WRAPPERS[name](group))
+    exclude = () if name == "fsdp1" else ["3.bias"]
+    handle = shardlab.attach(model, "int8", minimum_size=0, exclude=exclude)
+    backward(model, group, 0)
+    backward(model, group, 1)
+    assert handle.ledger.summary()["gradients"]["bytes_wire"] > 0
 
 
-def test_a_handle_lets_go_of_its_model():
-    def on_rank(group):
-        counts = []
-        for _ in range(2):
-            shardlab.attach(fsdp2(group), "int8", error_feedback=True)
-            counts.append(len(optimizer._global_optimizer_post_hooks))
-        gc.collect()
-        counts.append(len(optimizer._global_optimizer_post_hooks))
-        return {"counts": torch.tensor(counts)}
+@on_ranks(1)
+def test_handle_keeps_no_model_alive(group):
+    for _ in range(2):
+        shardlab.attach(fsdp2(group), "int8", error_feedback=True)
+    gc.collect()
+    assert not optimizer._global_optimizer_post_hooks
 
-    assert run_ranks(1, on_rank)[0]["counts"][-1] == 0
+
+def hybrid(group):
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b"))
+    return FullyShardedDataParallel(
+        network(),
+        sharding_strategy=ShardingStrategy.HYBRID_SHARD,
+        device_mesh=mesh,
+        device_id=torch.device("cpu"),
+    )
+
+
+def ddp_skipping(group):
+    return DistributedDataParallel(
+        network(), find_unused_parameters=True, skip_all_reduce_unused_params=True
+    )
+
+
+def attached(wrap):
+    def make(group):
+        model = wrap(group)
+        shardlab.attach(model, "int8")
+        return model
+
+    return make
+
+
+MISTAKES = [
+    (fsdp2, {"gradients": "int9"}, "unknown codec 'int9'; did you mean 'int8'?"),
+    (fsdp2, {"gradients": "int8:groop=8"}, "groop: unknown key; did you mean 'group'?"),
+    (fsdp2, {"gradients": "int8", "route": "native"}, "cannot be summed"),
+    (fsdp2, {"gradients": "none", "error_feedback": True}, "pointless"),
+    (fsdp2, {"gradients": "int8", "residual": "int8"}, "does nothing without error_feedback"),
+    (fsdp2, {"gradients": "int8", "ranks_per_node": 2}, "does nothing without between_nodes"),
+    (fsdp2, {"gradients": "int8", "minimum_size": -1}, "minimum_size"),
+    (fsdp2, {"weights": "topk"}, "weights need every element"),
+    (fsdp2, {"exclude": "2.bia"}, "no parameter matches '2.bia'; did you mean '2.bias'?"),
+    (ddp, {"weights": "int8"}, "gathers no parameters"),
+    (fsdp1, {"gradients": "int8", "exclude": ["*.bias"]}, "unit 'root' is sent as one flat vector"),
+    (hybrid, {"gradients": "int8"}, "no communication hook for HYBRID_SHARD"),
+    (ddp_skipping, {"gradients": "int8"}, "skip_all_reduce_unused_params skips"),
+    (attached(ddp), {"gradients": "int8"}, "ddp: .*register_comm_hook"),
+    (attached(fsdp1), {"gradients": "int8"}, "already registered"),
+    (fsdp2, {"gradients": "int8", "between_nodes": "bf16", "ranks_per_node": 3}, "not whole nodes"),
+    (ddp, {"gradients": "int8", "between_nodes": "bf16"}, "no launcher says how large a node is"),
+    (fsdp2, {"gradients": "powersgd", "between_nodes": "bf16"}, "has no two-level form"),
+    (fsdp2, {"gradients": "int8", "between_nodes": "powersgd"}, "one level only"),
+    (fsdp2, {"weights": "powersgd"}, "gradients of one level only"),
+    (fsdp2, {"gradients": "powersgd", "route": "native"}, "cannot be summed"),
+    (lambda group: network(), {}, "wrapped neither by fully_shard nor"),
+]
+
+
+@on_ranks(2)
+def test_mistakes_are_answered_in_one_line(group):
+    del os.environ["LOCAL_WORLD_SIZE"]  # as another launcher may do
+    for make, options, expected in MISTAKES:
+        model = make(group)
+        with pytest.raises(UserError) as error:
+            shardlab.attach(model, **options)
+        answer = str(error.value)
+        assert re.search(expected, answer), f"{expected!r} is not in {answer!r}"
+        assert "\n" not in answer

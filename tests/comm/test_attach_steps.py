@@ -1,4 +1,4 @@
-"""Steps of an attached model: resumed, left out, continued on another number of ranks."""
+"""Steps of an attached model: resumed, rolled back, continued on another number of ranks."""
 
 import pytest
 import torch
@@ -9,6 +9,25 @@ from shardlab.comm.feedback import ErrorFeedback
 from shardlab.core.errors import UserError
 from tests.comm.wrapped_models import WRAPPERS, backward, batch, full, hsdp
 from tests.ranks import on_ranks, run_ranks
+
+TOPK = "topk:density=0.1"
+
+
+def attached(group, name, codec=TOPK, **options):
+    model = {**WRAPPERS, "hsdp": hsdp}[name](group)
+    handle = shardlab.attach(model, codec, error_feedback=True, minimum_size=0, **options)
+    return model, handle, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def train(model, sgd, group, steps):
+    for step in steps:
+        sgd.zero_grad()
+        backward(model, group, step)
+        sgd.step()
+
+
+def are_equal(first, second):
+    return all(torch.equal(first[key], second[key]) for key in first)
 
 
 @pytest.mark.parametrize(
@@ -25,140 +44,90 @@ from tests.ranks import on_ranks, run_ranks
         ("ddp", "bf16"),
     ],
 )
-def test_a_run_that_is_resumed_equals_one_that_is_not(name, residual):
-    def attach(model):
-        return shardlab.attach(
-            model,
-            "topk:density=0.1",
-            error_feedback=True,
-            residual=residual,
-            minimum_size=0,
-            warmup_steps=3,
-        )
-
-    def train(model, sgd, group, steps):
-        for step in steps:
-            sgd.zero_grad()
-            backward(model, group, step)
-            sgd.step()
-
-    def make(group):
-        model = {**WRAPPERS, "hsdp": hsdp}[name](group)
-        return model, attach(model), torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def on_rank(group):
-        model, handle, sgd = make(group)
-        train(model, sgd, group, range(5))
-        saved = handle.state_dict()
-        weights = {k: v.clone() for k, v in model.state_dict().items()}
-        train(model, sgd, group, range(5, 8))
-        other, fresh, sgd = make(group)
-        other.load_state_dict(weights)
-        fresh.load_state_dict(saved)
-        train(other, sgd, group, range(5, 8))
-        straight, resumed = full(model, "data"), full(other, "data")
-        same = [torch.equal(straight[key], resumed[key]) for key in straight]
-        state, again = handle.state_dict(), fresh.state_dict()
-        same += [torch.equal(state[key], again[key]) for key in state]
-        return {"same": torch.tensor(same), "norm": torch.tensor(handle.feedback.norm())}
-
-    for result in run_ranks(2, on_rank):
-        assert result["same"].all() and result["norm"] > 0
+@on_ranks(2)
+def test_resumed_run_matches_uninterrupted_run(group, name, residual):
+    options = {"residual": residual, "warmup_steps": 3}
+    model, handle, sgd = attached(group, name, **options)
+    train(model, sgd, group, range(5))
+    saved = handle.state_dict()
+    weights = {k: v.clone() for k, v in model.state_dict().items()}
+    train(model, sgd, group, range(5, 8))
+    other, fresh, sgd = attached(group, name, **options)
+    other.load_state_dict(weights)
+    fresh.load_state_dict(saved)
+    train(other, sgd, group, range(5, 8))
+    assert are_equal(full(model, "data"), full(other, "data"))
+    assert are_equal(handle.state_dict(), fresh.state_dict())
+    assert handle.feedback.norm() > 0
 
 
 @pytest.mark.parametrize(
     ("name", "reductions"), [("fsdp2", 1), ("fsdp2", 2), ("ddp", 2), ("fsdp1", 2)]
 )
-def test_a_step_that_is_left_out_leaves_no_trace_on_any_rank(name, reductions):
+@on_ranks(2)
+def test_rollback_restores_residuals_on_all_ranks(group, name, reductions):
     """A NaN on one rank; with two reductions the first of the step is still finite."""
+    model, handle, sgd = attached(group, name, "int8:group=32")
+    train(model, sgd, group, range(3))
+    sgd.zero_grad()
+    residuals, parameters = handle.feedback.state_dict(), full(model, "data")
+    residuals = {name: stored.clone() for name, stored in residuals.items()}
+    for reduction in range(reductions):
+        x = batch(dist.get_rank(group), reduction)
+        if reduction == reductions - 1 and dist.get_rank(group) == 0:
+            x[0, 0] = float("nan")
+        model(x).pow(3).mean().backward()
+    assert not all(grad.isfinite().all() for grad in full(model, "grad").values())
+    # the rank whose gradients were finite had changed its residuals
+    assert dist.get_rank(group) == 0 or not are_equal(residuals, handle.feedback.state_dict())
+    handle.rollback()
+    assert are_equal(residuals, handle.feedback.state_dict())
+    assert are_equal(parameters, full(model, "data"))
 
+
+def states_of_three_ranks(name, codec=TOPK):
     def on_rank(group):
-        model = WRAPPERS[name](group)
-        handle = shardlab.attach(model, "int8:group=32", error_feedback=True, minimum_size=0)
-        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-        for step in range(3):
-            sgd.zero_grad()
-            backward(model, group, step)
-            sgd.step()
-        sgd.zero_grad()
-        residuals, parameters = handle.state_dict(), full(model, "data")
-        for reduction in range(reductions):
-            x = batch(dist.get_rank(group), reduction)
-            if reduction == reductions - 1 and dist.get_rank(group) == 0:
-                x[0, 0] = float("nan")
-            model(x).pow(3).mean().backward()
-        finite = all(grad.isfinite().all() for grad in full(model, "grad").values())
-        changed = handle.state_dict()
-        handle.rollback()
-        after, unchanged = handle.state_dict(), full(model, "data")
-        kept = [key for key in residuals if ".residual." in key]
-        same = [torch.equal(residuals[key], after[key]) for key in kept]
-        same += [torch.equal(parameters[key], unchanged[key]) for key in parameters]
-        moved = any(not torch.equal(residuals[key], changed[key]) for key in kept)
-        return {
-            "finite": torch.tensor(finite),
-            "same": torch.tensor(same),
-            "moved": torch.tensor(moved),
-        }
-
-    results = run_ranks(2, on_rank)
-    for result in results:
-        assert not result["finite"] and result["same"].all()
-    # the rank whose numbers were good had taken the step into its residuals
-    assert results[1]["moved"]
-
-
-def three_steps(name, codec):
-    """The states of three ranks, and a function that attaches anew."""
-
-    def attach(group):
-        model = WRAPPERS[name](group)
-        return model, shardlab.attach(model, codec, error_feedback=True, minimum_size=0)
-
-    def on_rank(group):
-        model, handle = attach(group)
+        model, handle, _ = attached(group, name, codec)
         for step in range(3):
             backward(model, group, step)
         return handle.state_dict()
 
-    return run_ranks(3, on_rank), attach
+    return run_ranks(3, on_rank)
 
 
 @pytest.mark.parametrize(
     ("name", "codec"),
     [
-        ("fsdp2", "topk:density=0.1"),
+        ("fsdp2", TOPK),
         ("fsdp2", "powersgd:rank=1"),
-        ("fsdp1", "topk:density=0.1"),
-        ("fsdp1-replicated", "topk:density=0.1"),
-        ("ddp", "topk:density=0.1"),
+        ("fsdp1", TOPK),
+        ("fsdp1-replicated", TOPK),
+        ("ddp", TOPK),
     ],
 )
-def test_other_numbers_of_ranks_go_on_with_what_was_held_back(name, codec):
-    old, attach = three_steps(name, codec)
+def test_other_numbers_of_ranks_continue_with_merged_residuals(name, codec):
+    old = states_of_three_ranks(name, codec)
 
     def on_rank(group):
-        model, handle = attach(group)
+        model, handle, _ = attached(group, name, codec)
         state = shardlab.merge_states(old, 2, dist.get_rank(group))
         handle.load_state_dict(state)
-        norm = handle.feedback.norm()
+        assert handle.feedback.norm() > 0
         backward(model, group, 3)
         backward(model, group, 4)
         assert handle.state_dict().keys() >= state.keys()
-        return {"norm": torch.tensor(norm)}
 
-    assert all(result["norm"] > 0 for result in run_ranks(2, on_rank))
+    run_ranks(2, on_rank)
 
 
-def test_other_numbers_of_ranks_do_not_take_states_that_were_not_merged():
-    old, attach = three_steps("fsdp2", "topk:density=0.1")
+def test_other_numbers_of_ranks_refuse_states_that_were_not_merged():
+    old = states_of_three_ranks("fsdp2")
 
     def on_rank(group):
-        model, handle = attach(group)
+        model, handle, _ = attached(group, "fsdp2")
         handle.load_state_dict(old[dist.get_rank(group)])
         with pytest.raises(UserError, match=r"on 3 ranks, the model of .* on 2 ranks"):
             backward(model, group, 3)
-        return {}
 
     run_ranks(2, on_rank)
 
