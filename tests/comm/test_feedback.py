@@ -1,4 +1,4 @@
-"""Error feedback: nothing is lost, NaN never stays, skipped steps leave no trace."""
+"""Error feedback: gradients are conserved, residuals finite, skipped steps rolled back."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def bits(feedback: ErrorFeedback) -> dict[str, bytes]:
 
 # what storage may lose in each of ten steps: half a unit in the last place of the largest value
 @pytest.mark.parametrize(("kind", "tolerance"), [("fp32", 1e-5), ("bf16", 0.2), ("int8", 0.4)])
-def test_what_is_sent_and_what_is_kept_add_up_to_what_was_given(kind, tolerance):
+def test_sent_vectors_and_residual_sum_to_the_given_vectors(kind, tolerance):
     feedback = ErrorFeedback(kind)
     every = vectors(10)
     sent = sum(send(feedback, vector) for vector in every)
@@ -45,7 +45,7 @@ def test_what_is_sent_and_what_is_kept_add_up_to_what_was_given(kind, tolerance)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_that_is_taken_back_leaves_no_trace(kind):
+def test_rollback_restores_all_residuals(kind):
     feedback = ErrorFeedback(kind)
     first, second, third, fourth = vectors(4)
     send(feedback, first, "a>0")
@@ -65,7 +65,7 @@ def test_a_step_that_is_taken_back_leaves_no_trace(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_that_was_applied_is_not_taken_back(kind):
+def test_rollback_keeps_an_applied_step(kind):
     feedback = ErrorFeedback(kind)
     send(feedback, vectors(1)[0])
     after = bits(feedback)
@@ -74,7 +74,7 @@ def test_a_step_that_was_applied_is_not_taken_back(kind):
     assert bits(feedback) == after
 
 
-def test_until_steps_are_told_a_part_that_comes_again_starts_one():
+def test_repeated_part_starts_a_step_without_a_step_hook():
     feedback = ErrorFeedback()
     first, second = vectors(2)
     send(feedback, first)
@@ -85,7 +85,7 @@ def test_until_steps_are_told_a_part_that_comes_again_starts_one():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rounds_take_the_residual_and_give_it_back(kind):
+def test_multi_phase_residual_is_added_and_replaced(kind):
     feedback = ErrorFeedback(kind)
     first, second = vectors(2)
     assert torch.equal(feedback.given(first, "unit*"), first)
@@ -102,7 +102,7 @@ def test_rounds_take_the_residual_and_give_it_back(kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 3e38])
 @given(where=st.integers(0, 299), twice=st.booleans())
-def test_no_residual_takes_a_value_that_is_not_finite(kind, bad, where, twice):
+def test_residuals_stay_finite(kind, bad, where, twice):
     feedback = ErrorFeedback(kind)
     good, other = vectors(2)
     wrong = other.clone()
@@ -110,8 +110,8 @@ def test_no_residual_takes_a_value_that_is_not_finite(kind, bad, where, twice):
     send(feedback, good)
     for _ in range(1 + twice):
         send(feedback, wrong, spec="int8:group=32")
-        feedback.given(wrong, "rounds*")
-        feedback.keep("rounds*", wrong)
+        feedback.given(wrong, "phases*")
+        feedback.keep("phases*", wrong)
     loaded = ErrorFeedback("fp32")
     loaded.load_state_dict(feedback.state_dict())
     assert all(stored.isfinite().all() for stored in loaded.state_dict().values())
@@ -119,7 +119,7 @@ def test_no_residual_takes_a_value_that_is_not_finite(kind, bad, where, twice):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [0, 1, 127, 128, 129, 1000])
-def test_stored_residuals_know_their_length(kind, n):
+def test_number_of_elements_follows_from_the_storage(kind, n):
     assert elements(blank(kind, n, torch.device("cpu"))) == n
 
 
@@ -141,7 +141,7 @@ def test_saved_residuals_continue_bit_for_bit(kind):
     assert bits(feedback) == bits(resumed)
 
 
-def test_a_message_of_another_length_is_refused():
+def test_message_of_another_length_is_refused():
     feedback = ErrorFeedback()
     send(feedback, torch.ones(10))
     with pytest.raises(ValueError, match="'unit>0' has 11 elements, its residual 10"):
@@ -150,7 +150,7 @@ def test_a_message_of_another_length_is_refused():
 
 @pytest.mark.parametrize("kind", ["bf16", "int8"])
 @pytest.mark.parametrize("magnitude", [2.0**125, 2.0**126, 1.01 * 2.0**126, 2.0**127, 3.4e38])
-def test_what_a_narrow_form_cannot_hold_is_cut_off(kind, magnitude):
+def test_magnitudes_beyond_a_narrow_form_are_clamped(kind, magnitude):
     given = torch.zeros(300)
     given[7], given[200], given[299] = magnitude, -magnitude, -1.0
     stored = blank(kind, 300, given.device)
