@@ -13,13 +13,13 @@ from shardlab.codecs.base import Codec
 from shardlab.codecs.multi_phase import Method
 from shardlab.codecs.registry import make_codec, make_method, spec_of
 from shardlab.comm.build import Route, between_replicas, make_collective
-from shardlab.comm.collective import Attachable, Collective
+from shardlab.comm.collective import Attachable
 from shardlab.comm.ddp_hooks import attach_ddp
 from shardlab.comm.feedback import ErrorFeedback, Updates, register_step_hook
 from shardlab.comm.fsdp1_hooks import attach_fsdp1, unit_names
 from shardlab.comm.fsdp2_hooks import attach_fsdp2
 from shardlab.comm.handle import Handle, PerGroup
-from shardlab.comm.ledger import Ledger
+from shardlab.comm.ledger import Kind, Ledger
 from shardlab.comm.names import matching, parameter_names, whole_units
 from shardlab.comm.residuals import Residual
 from shardlab.core.document import validate
@@ -183,19 +183,15 @@ def _attach_routes(
 ) -> Handle:
     ledger, updates = Ledger(), Updates()
 
-    def for_gradients(group: dist.ProcessGroup) -> Collective:
-        return make_collective(group, ledger, "gradients", gradients, feedback)
-
-    def for_weights(group: dist.ProcessGroup) -> Collective:
-        return make_collective(group, ledger, "weights", weights, updates=updates)
-
-    def for_replicas(group: dist.ProcessGroup) -> Collective:
-        return make_collective(group, ledger, "gradients", between_replicas(gradients), feedback)
+    def collectives(purpose: str, route: Route) -> PerGroup:
+        kind: Kind = "weights" if purpose == "weights" else "gradients"
+        state = (None, updates) if kind == "weights" else (feedback, None)
+        return PerGroup(purpose, lambda group: make_collective(group, ledger, kind, route, *state))
 
     kinds = (
-        PerGroup("gradients", for_gradients),
-        PerGroup("weights", for_weights),
-        PerGroup("replicas", for_replicas),
+        collectives("gradients", gradients),
+        collectives("weights", weights),
+        collectives("replicas", between_replicas(gradients)),
     )
     undo, stateful = [wrapped.attach(*kinds, lanes)], list[PerGroup | Updates](kinds)
     listeners: list[ErrorFeedback | Updates] = [] if feedback is None else [feedback]

@@ -50,47 +50,27 @@ class BypassCollective(Collective):
         self._messages: dict[str, int] = {}
 
     def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
-        widths = unit.chunk_sizes(self.world_size)
-        uncompressed = self._uncompressed(vector, widths, output.numel(), unit)
-        if uncompressed is not None:
-            uncompressed.reduce_scatter(output, vector, scale, unit)
-            return
-
         def send(collective: Collective, part: Unit, given: Tensor, taken: Tensor) -> None:
             if collective is self.inner:
                 self._lay_out(part, Layout.scattering(part, self.world_size, taken.numel()))
             collective.reduce_scatter(taken, given, scale, part)
 
-        if not self._excludes(unit):
-            send(self.inner, unit, vector, output)
-            return
-        self._send_separately(
-            unit, widths, vector.view(self.world_size, -1), output.view(1, -1), send
-        )
+        n = output.numel()
+        self._send(unit, vector.view(self.world_size, n), output.view(1, n), send)
 
     def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
-        widths = unit.chunk_sizes(1)
-        uncompressed = self._uncompressed(vector, widths, vector.numel(), unit)
-        if uncompressed is not None:
-            uncompressed.all_reduce(vector, scale, unit)
-            return
-
         def send(collective: Collective, part: Unit, given: Tensor, taken: Tensor) -> None:
             if collective is self.inner:
                 self._lay_out(part, Layout.whole(self.world_size, given.numel()))
             collective.all_reduce(given, scale, part)
-            if given is not taken:
+            if given.data_ptr() != taken.data_ptr():
                 taken.copy_(given)
 
-        if not self._excludes(unit):
-            send(self.inner, unit, vector, vector)
-            return
-        rows = vector.view(1, -1)
-        self._send_separately(unit, widths, rows, rows, send)
+        rows = vector.view(1, vector.numel())
+        self._send(unit, rows, rows, send)
 
     def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
-        widths = unit.chunk_sizes(self.world_size)
-        uncompressed = self._uncompressed(shard, widths, shard.numel(), unit)
+        uncompressed = self._uncompressed(shard, unit.chunk_sizes(self.world_size), unit)
         (uncompressed or self.inner).all_gather(output, shard, unit)
 
     def state_dict(self) -> dict[str, Tensor]:  # noqa: D102
@@ -102,14 +82,12 @@ class BypassCollective(Collective):
         self._messages = {name.removeprefix(_MESSAGES): int(n) for name, n in counts.items()}
         self.inner.load_state_dict({k: v for k, v in state.items() if k not in counts})
 
-    def _uncompressed(
-        self, vector: Tensor, widths: list[int], n: int, unit: Unit
-    ) -> Collective | None:
+    def _uncompressed(self, chunk: Tensor, widths: list[int], unit: Unit) -> Collective | None:
         """Return the collective of a message that bypasses the codec, else None."""
-        if vector.dtype != torch.float32:
-            self._report(str(vector.dtype))
+        if chunk.dtype != torch.float32:
+            self._report(str(chunk.dtype))
             return self._native
-        if widths and sum(widths) != n:
+        if widths and sum(widths) != chunk.numel():
             self._report(NO_GRADIENT)
             return self._exact
         sent = self._messages.get(unit.name, 0)
@@ -124,18 +102,22 @@ class BypassCollective(Collective):
             layout = layout._replace(ranks_per_node=self.inner.ranks_per_node)
             self._feedback.lay_out(unit.name, layout)
 
-    def _excludes(self, unit: Unit) -> bool:
-        return any(block.name in self._excluded for block in unit.blocks)
-
-    def _send_separately(
+    def _send(
         self,
         unit: Unit,
-        widths: list[int],
         given: Tensor,
         taken: Tensor,
         send: Callable[[Collective, Unit, Tensor, Tensor], None],
     ) -> None:
-        """Send the columns of `given` as two messages, whose results are columns of `taken`."""
+        """Send `given`, whose rows are chunks, and write the result to the row `taken`.
+
+        Excluded blocks are columns, which are sent as a separate message.
+        """
+        widths = unit.chunk_sizes(len(given))
+        uncompressed = self._uncompressed(given[0], widths, unit)
+        if uncompressed or not any(block.name in self._excluded for block in unit.blocks):
+            send(uncompressed or self.inner, unit, given.view(-1), taken.view(-1))
+            return
         self._report(BY_NAME)
         first = True
         for collective, wanted in ((self._exact, True), (self.inner, False)):

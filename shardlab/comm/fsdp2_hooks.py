@@ -13,6 +13,7 @@ when (`set_requires_all_reduce`). It does not see the number of replicas, so the
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -158,14 +159,12 @@ class _Allocate:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
+@dataclass(eq=False)
 class _ReduceScatterHook(_Allocate, ReduceScatter):
-    def __init__(
-        self, make: MakeCollective, unit: Unit, group: FSDPParamGroup, lanes: Lanes | None
-    ) -> None:
-        self._make = make
-        self._unit = unit
-        self._group = group
-        self._lanes = lanes
+    _make: MakeCollective
+    _unit: Unit
+    _group: FSDPParamGroup
+    _lanes: Lanes | None
 
     def __call__(
         self,
@@ -199,13 +198,13 @@ class _ReduceScatterHook(_Allocate, ReduceScatter):
         )
 
 
+@dataclass(eq=False)
 class _AllGatherHook(_Allocate, AllGather):
     """All-gather of a unit; `input_tensor` is the part of this rank in `output_tensor`."""
 
-    def __init__(self, make: MakeCollective, unit: Unit, lanes: Lanes | None) -> None:
-        self._make = make
-        self._unit = unit
-        self._lanes = lanes
+    _make: MakeCollective
+    _unit: Unit
+    _lanes: Lanes | None
 
     def __call__(
         self,
@@ -226,20 +225,14 @@ class _AllGatherHook(_Allocate, AllGather):
         return None
 
 
+@dataclass(eq=False)
 class _AllReduceHook:
     """Sum over replicas of the result of a reduce-scatter."""
 
-    def __init__(
-        self,
-        collective: Collective,
-        unit: Unit,
-        group: FSDPParamGroup,
-        then: Callable[[Tensor], None] | None,
-    ) -> None:
-        self._collective = collective
-        self._unit = unit
-        self._group = group
-        self._then = then
+    _collective: Collective
+    _unit: Unit
+    _group: FSDPParamGroup
+    _then: Callable[[Tensor], None] | None
 
     def __call__(self, gradient: Tensor) -> None:
         # FSDP2 has already divided by a factor that the user set, in place of all ranks

@@ -1,10 +1,11 @@
 """Handle that `attach` returns: ledger, state, detaching."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
-from shardlab.comm.collective import Collective
+from shardlab.comm.collective import Collective, MakeCollective
 from shardlab.comm.feedback import ErrorFeedback, Updates
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.residuals import State, merge_residuals
@@ -15,14 +16,14 @@ RESIDUALS = "gradients.residual."
 """prefix of the names of residuals in a state"""
 
 
+@dataclass(eq=False)
 class PerGroup:
     """Collectives for one purpose, each made when its process group is first used."""
 
-    def __init__(self, purpose: str, make: Callable[[dist.ProcessGroup], Collective]) -> None:
-        self._purpose = purpose
-        self._make = make
-        self._made: dict[dist.ProcessGroup, Collective] = {}
-        self._loaded: State = {}
+    _purpose: str
+    _make: MakeCollective
+    _made: dict[dist.ProcessGroup, Collective] = field(default_factory=dict)
+    _loaded: State = field(default_factory=dict)
 
     def __call__(self, group: dist.ProcessGroup) -> Collective:
         """Return the collective of `group`."""
@@ -50,24 +51,16 @@ class PerGroup:
         return f"{self._purpose}.group{index}."
 
 
+@dataclass(eq=False)
 class Handle:
     """Ledger, residuals and state of an attached model, and the function that detaches it."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        feedback: ErrorFeedback | None,
-        stateful: Sequence[PerGroup | Updates],
-        listeners: Sequence[ErrorFeedback | Updates],
-        lanes: Lanes | None,
-        detach: Callable[[], None],
-    ) -> None:
-        self.ledger = ledger
-        self.feedback = feedback
-        self._stateful = stateful
-        self._listeners = listeners
-        self._lanes = lanes
-        self._detach = detach
+    ledger: Ledger
+    feedback: ErrorFeedback | None
+    _stateful: Sequence[PerGroup | Updates]
+    _listeners: Sequence[ErrorFeedback | Updates]
+    _lanes: Lanes | None
+    _detach: Callable[[], None]
 
     def drain(self) -> None:
         """With `overlap`: wait until all gradients are reduced; raise errors of communication."""

@@ -49,9 +49,8 @@ class Account:
 
     def summary(self) -> dict[str, Any]:
         """Return the sums with the ratio of raw to wire bytes and the fraction of elements sent."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {
-            **values,
+            **vars(self),
             "uncompressed": dict(self.uncompressed),
             "compression_ratio": self.bytes_raw / self.bytes_wire if self.bytes_wire else 1.0,
             "density": self.elements_sent / self.elements if self.elements else None,

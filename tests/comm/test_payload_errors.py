@@ -1,4 +1,4 @@
-"""Damaged and foreign payloads: the rank that sees one names codec, unit and sending rank."""
+"""Damaged and unexpected payloads: the error names codec, unit and sending rank."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def flipped(tensor):
 
 @pytest.mark.parametrize("spec", ["int8:group=64", "topk:density=0.5", Positive()], ids=name_of)
 @pytest.mark.parametrize("operation", ["reduce_scatter", "all_gather"])
-def test_a_bit_that_flips_in_flight_is_an_error(spec, operation):
+def test_bit_that_flips_in_flight_is_an_error(spec, operation):
     def worker(group):
         rank, ours = dist.get_rank(group), exchange(group, spec)
         vector = torch.rand(3 * N)
@@ -60,7 +60,7 @@ def test_a_bit_that_flips_in_flight_is_an_error(spec, operation):
 
 
 @pytest.mark.parametrize("other", ["int8:group=128", "bf16", "none", Positive()], ids=name_of)
-def test_ranks_with_different_codecs_say_so(other):
+def test_different_codecs_are_refused(other):
     def worker(group):
         ours = exchange(group, other if dist.get_rank(group) == 2 else "int8:group=64")
         ours.reduce_scatter(torch.empty(N), torch.rand(3 * N), 1.0, UNIT)
@@ -68,7 +68,7 @@ def test_ranks_with_different_codecs_say_so(other):
     failing(worker, "PayloadError: payload of rank ", "codec ", "'layer'", "differ in codec")
 
 
-def test_ranks_with_different_models_say_so():
+def test_different_models_are_refused():
     def worker(group):
         n = N + (dist.get_rank(group) == 2)
         exchange(group, "int8").reduce_scatter(torch.empty(n), torch.rand(3 * n), 1.0, UNIT)
@@ -78,7 +78,7 @@ def test_ranks_with_different_models_say_so():
     )
 
 
-def test_a_rank_that_is_a_step_ahead_says_so():
+def test_different_steps_are_refused():
     def worker(group):
         ours = exchange(group, "int8")
         for _ in range(2):
@@ -95,7 +95,7 @@ def test_a_rank_that_is_a_step_ahead_says_so():
     )
 
 
-def test_a_size_that_cannot_be_is_refused():
+def test_impossible_size_is_refused():
     def worker(group):
         ours = exchange(group, Positive())
         ours.all_gather(torch.empty(3 * N), torch.rand(N), UNIT)

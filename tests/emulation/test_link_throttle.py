@@ -1,4 +1,4 @@
-"""A link emulated in the ranks: who waits for it, how long, and who does not."""
+"""A link emulated in the ranks: which operations wait for it, and how long."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -50,7 +50,7 @@ def test_operations_take_as_long_as_their_link(group, route) -> None:
 
 
 @on_ranks(2)
-def test_the_delay_alone_comes_after_the_bytes(group) -> None:
+def test_delay_begins_when_the_operation_ends(group) -> None:
     traffic = Traffic()
     traffic.throttle = LinkThrottle(delay_ms=100)
     start = time.perf_counter()
@@ -61,29 +61,30 @@ def test_the_delay_alone_comes_after_the_bytes(group) -> None:
     assert time.perf_counter() - start >= 0.3
 
 
-def test_operations_of_several_threads_share_one_link():
-    traffic = Traffic()
-    traffic.throttle = LinkThrottle(delay_ms=0, bits_per_second=8_000_000)
-
+def operate_in_four_threads(traffic, nbytes, seconds):
     def operate(_):
-        with traffic.operation(100_000):
-            pass
+        with traffic.operation(nbytes):
+            time.sleep(seconds)
 
     start = time.perf_counter()
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(operate, range(4)))
-    assert time.perf_counter() - start >= 0.4
+    return time.perf_counter() - start
 
 
-def test_time_of_operations_side_by_side_counts_once():
-    traffic, start = Traffic(), time.perf_counter()
-    with ThreadPoolExecutor(4) as threads:
-        for future in [threads.submit(_operate, traffic, 0.1) for _ in range(4)]:
-            future.result()
-    assert 0.1 <= traffic.seconds <= time.perf_counter() - start
+def test_operations_of_several_threads_share_one_link():
+    traffic = Traffic()
+    traffic.throttle = LinkThrottle(delay_ms=0, bits_per_second=8_000_000)
+    assert operate_in_four_threads(traffic, 100_000, 0.0) >= 0.4
 
 
-def test_an_operation_that_fails_is_over():
+def test_time_of_concurrent_operations_counts_once():
+    traffic = Traffic()
+    taken = operate_in_four_threads(traffic, 1, 0.1)
+    assert 0.1 <= traffic.seconds <= taken
+
+
+def test_time_of_a_failed_operation_ends():
     traffic = Traffic()
     with pytest.raises(ZeroDivisionError), traffic.operation(1):
         _ = 1 / 0
@@ -92,13 +93,8 @@ def test_an_operation_that_fails_is_over():
     assert traffic.seconds == before > 0
 
 
-def _operate(traffic, seconds):
-    with traffic.operation(1):
-        time.sleep(seconds)
-
-
 @on_ranks(2)
-def test_nobody_waits_for_what_goes_on_beside_computation(group) -> None:
+def test_overlapped_operations_do_not_block(group) -> None:
     """DDP's buckets: the gradients of one are computed while another is on the link."""
     ledger = Ledger()
     ledger.traffic.throttle = LinkThrottle(delay_ms=2000, bits_per_second=100_000_000)
@@ -122,9 +118,9 @@ def test_nobody_waits_for_what_goes_on_beside_computation(group) -> None:
 
 @pytest.mark.parametrize("throttle", [None, LinkThrottle(delay_ms=1)])
 @on_ranks(2)
-def test_an_error_of_an_operation_beside_computation_arrives(group, throttle) -> None:
+def test_error_of_an_overlapped_operation_is_raised(group, throttle) -> None:
     if dist.get_rank(group) == 0:
-        return  # and leaves
+        return  # its process ends
     ledger = Ledger()
     ledger.traffic.throttle = throttle
     native = Native(group, ledger, "gradients")
@@ -134,7 +130,7 @@ def test_an_error_of_an_operation_beside_computation_arrives(group, throttle) ->
 
 
 @on_ranks(1)
-def test_a_rank_alone_has_no_link(group) -> None:
+def test_single_rank_has_no_link(group) -> None:
     ledger = Ledger()
     ledger.traffic.throttle = LinkThrottle(delay_ms=60_000, bits_per_second=1)
     collective = Native(group, ledger, "gradients")
@@ -149,7 +145,7 @@ def test_without_a_link_nothing_is_emulated():
         assert emulation == (None, None, "none")
 
 
-def test_the_kernel_holds_bytes_back_where_it_may(permitted):
+def test_namespaces_limit_the_rate_where_permitted(permitted):
     with emulated(Link(rate="1gbit"), 2) as emulation:
         assert isinstance(emulation.links, Links) and emulation.throttle is None
         assert emulation.kind == "namespaces"
@@ -157,7 +153,7 @@ def test_the_kernel_holds_bytes_back_where_it_may(permitted):
         assert isinstance(emulation.links, Links) and emulation.throttle is not None
 
 
-def test_elsewhere_the_ranks_do(monkeypatch, capsys):
+def test_ranks_emulate_the_link_elsewhere(monkeypatch, capsys):
     monkeypatch.setenv("PATH", "")  # no iproute2
     with emulated(Link(rate="1gbit", delay_ms=1), 2) as emulation:
         assert emulation.kind == "in-process" and emulation.throttle is not None
@@ -165,7 +161,7 @@ def test_elsewhere_the_ranks_do(monkeypatch, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_an_interface_counts_what_its_rank_sends():
+def test_interface_counts_the_bytes_of_its_rank():
     assert interface_bytes() is None and interface_frames() is None
 
     def on_rank(group):
@@ -179,7 +175,7 @@ def test_an_interface_counts_what_its_rank_sends():
 
     with emulated(Link(rate="1gbit"), 2) as emulation:
         if emulation.kind != "namespaces":
-            pytest.skip("the ranks have no interfaces of their own here")
+            pytest.skip("the ranks have no network interfaces here")
         first, second = (r["sent"] for r in run_ranks(2, on_rank, links=emulation.links))
     assert 1 << 20 < first < 1.06 * (1 << 20)
     assert 0 < second < 0.1 * (1 << 20)

@@ -1,4 +1,4 @@
-"""Calls run beside the caller, in order, and their errors are not lost."""
+"""Calls run concurrently with the caller, in order, and their errors are raised."""
 
 import threading
 
@@ -8,7 +8,11 @@ import torch
 from shardlab.transport.background import Background
 
 
-def test_calls_run_in_the_order_in_which_they_were_started_and_beside_the_caller():
+def fail() -> None:
+    raise RuntimeError("a rank is gone")
+
+
+def test_calls_run_in_order_and_concurrently_with_the_caller():
     background, done, gate = Background("test"), [], threading.Event()
 
     def call(number: int) -> None:
@@ -23,10 +27,7 @@ def test_calls_run_in_the_order_in_which_they_were_started_and_beside_the_caller
     assert done == [(number, False) for number in range(5)]
 
 
-def test_an_error_reaches_whoever_waits():
-    def fail() -> None:
-        raise RuntimeError("a rank is gone")
-
+def test_errors_are_raised_by_wait_and_drain():
     background = Background("test")
     with pytest.raises(RuntimeError, match="a rank is gone"):
         background.start(fail).wait()
@@ -36,10 +37,7 @@ def test_an_error_reaches_whoever_waits():
     background.drain()
 
 
-def test_after_an_error_the_calls_that_follow_are_waited_for_too():
-    def fail() -> None:
-        raise RuntimeError("a rank is gone")
-
+def test_drain_waits_for_calls_after_an_error():
     background, gate, done = Background("test"), threading.Event(), []
     background.start(fail)
     background.start(lambda: done.append(gate.wait(10)))
@@ -50,7 +48,7 @@ def test_after_an_error_the_calls_that_follow_are_waited_for_too():
     background.drain()
 
 
-def test_a_call_has_as_many_threads_as_its_starter():
+def test_calls_use_as_many_threads_as_their_starter():
     found = []
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Bytes arrive where they belong, whatever their sizes and however groups take turns."""
+"""Exchanges of bytes of any sizes, also of several groups at once."""
 
 import os
 import time
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from shardlab.launch import RunFailed, launch
 from shardlab.transport.transport import PIECE, Transport
 from tests.comm.wire import wire
-from tests.ranks import on_ranks, run_ranks
+from tests.ranks import on_ranks
 
 SIZES = [0, 1, 7, PIECE - 1, PIECE, PIECE + 1, 6 * PIECE + 5]
 
@@ -21,30 +21,27 @@ def content(sender, receiver, size):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_every_rank_gets_what_each_other_sent_it(world_size):
+@on_ranks()
+def test_every_rank_receives_the_bytes_sent_to_it(group, world_size):
     def size(sender, receiver):
         return SIZES[(3 * sender + receiver) % len(SIZES)]
 
-    def on_rank(group):
-        transport = Transport(group)
-        rank, ranks = transport.rank, range(world_size)
-        given = [content(rank, to, size(rank, to)) for to in ranks]
-        taken = [torch.zeros(size(sender, rank), dtype=torch.uint8) for sender in ranks]
-        with wire() as sent:
-            transport.exchange(given, taken)
-        for sender in ranks:
-            whole = content(sender, rank, size(sender, rank))
-            # what a rank sends to itself is not touched
-            assert torch.equal(taken[sender], whole * (sender != rank))
-        assert sent.bytes == sum(size(rank, to) for to in ranks if to != rank)
-        assert sent.largest <= PIECE
-        return {}
-
-    run_ranks(world_size, on_rank)
+    transport = Transport(group)
+    rank, ranks = transport.rank, range(world_size)
+    given = [content(rank, to, size(rank, to)) for to in ranks]
+    taken = [torch.zeros(size(sender, rank), dtype=torch.uint8) for sender in ranks]
+    with wire() as sent:
+        transport.exchange(given, taken)
+    for sender in ranks:
+        whole = content(sender, rank, size(sender, rank))
+        # nothing is written for the rank itself
+        assert torch.equal(taken[sender], whole * (sender != rank))
+    assert sent.bytes == sum(size(rank, to) for to in ranks if to != rank)
+    assert sent.largest <= PIECE
 
 
 @on_ranks(3)
-def test_a_rank_without_bytes_waits_for_nobody(group) -> None:
+def test_rank_without_bytes_does_not_block(group) -> None:
     """Rank 0 and 1 exchange bytes, rank 2 has none to send or to receive."""
     transport = Transport(group)
     size = [[0, 9, 0], [PIECE + 1, 0, 0], [0, 0, 0]]
@@ -57,45 +54,37 @@ def test_a_rank_without_bytes_waits_for_nobody(group) -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("n", [0, 3, 5 * PIECE // 4 + 1])
-def test_shards_are_gathered_even_in_place(world_size, n):
-    def on_rank(group):
-        transport = Transport(group)
-        apart, in_place = torch.zeros(2, world_size, n)
-        shard = torch.full((n,), float(transport.rank))
-        in_place[transport.rank] = shard
-        transport.start_gather(shard, list(apart)).wait()
-        transport.start_gather(in_place[transport.rank], list(in_place)).wait()
-        return {"apart": apart, "in_place": in_place}
-
+@on_ranks()
+def test_shards_are_gathered_also_in_place(group, world_size, n):
+    transport = Transport(group)
+    separate, in_place = torch.zeros(2, world_size, n)
+    shard = torch.full((n,), float(transport.rank))
+    in_place[transport.rank] = shard
+    transport.start_gather(shard, list(separate)).wait()
+    transport.start_gather(in_place[transport.rank], list(in_place)).wait()
     expected = torch.arange(float(world_size)).view(-1, 1).expand(-1, n)
-    for result in run_ranks(world_size, on_rank):
-        assert torch.equal(result["apart"], expected) and torch.equal(result["in_place"], expected)
+    assert torch.equal(separate, expected) and torch.equal(in_place, expected)
 
 
-def test_transfers_of_several_groups_and_their_collectives_take_turns():
-    n = 2 * PIECE
-
-    def on_rank(group):
-        rank = dist.get_rank(group)
-        groups = [group, dist.new_group([0, 1, 2])]
-        received, works = [], []
-        for turn in range(3):
-            for level in groups:
-                given = [torch.full((n,), 10.0 * turn + rank) for _ in range(3)]
-                taken = [torch.zeros(n) for _ in range(3)]
-                works.append((Transport(level).start(given, taken), given))
-                received.append((turn, taken))
-            vector = torch.ones(n)
-            dist.all_reduce(vector, group=groups[turn % 2])
-            assert vector.eq(3).all()
-        for work, _ in works:
-            work.wait()
-        for turn, taken in received:
-            for sender in {0, 1, 2} - {rank}:
-                assert taken[sender].eq(10.0 * turn + sender).all()
-        return {}
-
-    run_ranks(3, on_rank)
+@on_ranks(3)
+def test_exchanges_of_several_groups_interleave_with_their_collectives(group):
+    n, rank = 2 * PIECE, dist.get_rank(group)
+    groups = [group, dist.new_group([0, 1, 2])]
+    received, works = [], []
+    for turn in range(3):
+        for level in groups:
+            given = [torch.full((n,), 10.0 * turn + rank) for _ in range(3)]
+            taken = [torch.zeros(n) for _ in range(3)]
+            works.append((Transport(level).start(given, taken), given))
+            received.append((turn, taken))
+        vector = torch.ones(n)
+        dist.all_reduce(vector, group=groups[turn % 2])
+        assert vector.eq(3).all()
+    for work, _ in works:
+        work.wait()
+    for turn, taken in received:
+        for sender in {0, 1, 2} - {rank}:
+            assert taken[sender].eq(10.0 * turn + sender).all()
 
 
 @pytest.mark.parametrize(
@@ -103,7 +92,7 @@ def test_transfers_of_several_groups_and_their_collectives_take_turns():
     [(lambda: os._exit(0), "(closed|reset) by peer"), (lambda: time.sleep(60), "Timed out")],
     ids=["gone", "silent"],
 )
-def test_a_rank_that_does_not_answer_is_named(ending, words):
+def test_rank_that_does_not_answer_is_named(ending, words):
     def worker(group):
         transport = Transport(group)
         part = torch.zeros(10, dtype=torch.uint8)
