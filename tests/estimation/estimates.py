@@ -1,6 +1,6 @@
-"""Prints as JSON what is estimated for strategies given as JSON: [[traced, closed form], ...].
+"""Memory estimates of strategies given as JSON, printed as JSON: [[traced, closed form], ...].
 
-A process of its own: it imagines ranks, and others fork real ones.
+Runs in a separate process: its process group is fake, and other tests fork real ranks.
 """
 
 import json

@@ -65,16 +65,16 @@ def agree(found):
     assert all(0.85 < ratio < 1.15 for ratio in ratios.values()), ratios
 
 
-def test_the_closed_form_is_what_is_traced(of_one_micro_batch):
+def test_closed_form_matches_the_traced_memory(of_one_micro_batch):
     agree(of_one_micro_batch[0])
 
 
 @pytest.mark.long
-def test_the_closed_form_is_what_is_traced_of_two_micro_batches():
+def test_closed_form_matches_the_traced_memory_of_two_micro_batches():
     agree(dict(zip(STRATEGIES, estimates(2, [*STRATEGIES.values()]), strict=True)))
 
 
-def test_what_no_tracker_follows_has_a_closed_form_alone(of_one_micro_batch):
+def test_untraceable_strategies_have_a_closed_form_only(of_one_micro_batch):
     found = of_one_micro_batch[1]
     assert len(found) == len(UNTRACED)
     assert all(traced is None and formula for traced, formula in found)
@@ -83,7 +83,7 @@ def test_what_no_tracker_follows_has_a_closed_form_alone(of_one_micro_batch):
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp1", "fsdp2", "manual"])
-def test_a_rank_grows_by_what_the_closed_form_says(engine):
+def test_memory_growth_of_a_rank_matches_the_closed_form(engine):
     train, strategy = Train(batch_size=8, sequence_length=16), {"engine": engine}
 
     def on_rank(group):

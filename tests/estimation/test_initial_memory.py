@@ -28,6 +28,6 @@ def test_no_rank_holds_the_whole_model(engine):
     assert max(grown_per_model({"engine": engine})) < 0.9
 
 
-def test_a_rank_that_shards_nothing_holds_it():
+def test_unsharded_rank_holds_the_whole_model():
     # the model, and its gradients in buckets
     assert min(grown_per_model({"engine": "ddp"})) > 1.3

@@ -80,7 +80,7 @@ def attributes(node):
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_trace_reads_back_as_the_step(name, schema):
+def test_chakra_trace_decodes_to_the_step(name, schema):
     costs = OnCluster(PRESETS["dgx-h100"], 8)
     tasks = step_tasks(by_itself(made_run("x", name), MODEL), costs)
     metadata, nodes = read(execution_trace(tasks), schema)

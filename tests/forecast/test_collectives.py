@@ -31,7 +31,7 @@ def topology(ranks, latency_us=0.6, gigabytes=87.7):
 
 
 @given(BYTES, st.integers(2, 8))
-def test_a_ring_is_what_torch_says(nbytes, ranks):
+def test_ring_matches_the_formulas_of_torch(nbytes, ranks):
     where = topology(ranks)
     gather = torch_costs.allgather_cost(nbytes / 1e9, where, 0)
     scatter = torch_costs.reduce_scatter_cost(nbytes / 1e9, where, 0)
@@ -42,7 +42,7 @@ def test_a_ring_is_what_torch_says(nbytes, ranks):
 
 
 @given(BYTES, st.integers(2, 64))
-def test_a_ring_of_nodes_of_one_rank_is_what_torch_says_between_hosts(nbytes, nodes):
+def test_ring_of_single_rank_nodes_matches_torch_between_hosts(nbytes, nodes):
     cluster = FLAT._replace(ranks_per_node=1, between=0.22 * 87.7e9, step_between_s=2.7e-6)
     cluster = cluster._replace(inside=cluster.between, step_inside_s=2.7e-6)
     told = torch_costs.allgather_cost(nbytes / 1e9, topology(nodes, 2.7, 0.22 * 87.7), 0)
@@ -61,7 +61,7 @@ def test_bus_bandwidth_is_that_of_nccl_tests(ranks):
 
 @pytest.mark.parametrize("formula", FORMULAS, ids=lambda f: f.__name__)
 @given(nbytes=BYTES, ranks=RANKS, name=st.sampled_from(list(PRESETS)), more=st.floats(1, 10))
-def test_more_bytes_take_longer_and_one_rank_nothing(formula, nbytes, ranks, name, more):
+def test_durations_grow_with_bytes_and_are_0_for_one_rank(formula, nbytes, ranks, name, more):
     cluster = PRESETS[name]
     size = max(ranks // cluster.ranks_per_node, 1) * min(ranks, cluster.ranks_per_node)
     short = formula(nbytes, size, cluster)
@@ -69,14 +69,14 @@ def test_more_bytes_take_longer_and_one_rank_nothing(formula, nbytes, ranks, nam
     assert formula(nbytes, 1, cluster) == 0
 
 
-def test_two_levels_save_latency_and_a_tree_more_of_it():
+def test_two_levels_reduce_latency_and_a_tree_reduces_it_more():
     cluster = PRESETS["dgx-h100"]
     ring = collectives.ring(1e3, 16384, cluster)
     assert collectives.two_levels(1e3, 16384, cluster) < ring / 2
     assert collectives.tree_all_reduce(1e3, 16384, cluster) < ring / 100
 
 
-def test_an_exchange_sends_more_between_nodes_than_a_ring():
+def test_all_to_all_sends_more_between_nodes_than_a_ring():
     """VeOmni 1167: with 8 ranks per node nearly 8 times as much."""
     cluster = PRESETS["dgx-a100"]._replace(
         inside=1e15, start_s=0, step_inside_s=0, step_between_s=0
@@ -91,6 +91,6 @@ def test_a_reduce_scatter_is_half_an_all_reduce():
     assert collectives.gather_or_scatter(1e9, 64, cluster) == pytest.approx(both / 2)
 
 
-def test_an_unknown_preset_is_told():
+def test_unknown_preset_is_refused():
     with pytest.raises(UserError, match=r"unknown preset 'ethernet-10'; .*ethernet-10g"):
         preset("ethernet-10")

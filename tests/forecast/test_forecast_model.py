@@ -2,6 +2,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shardlab.core.errors import UserError
 from shardlab.experiment.schema import Forecast
@@ -14,7 +16,7 @@ from shardlab.forecast.extrapolation import (
     extrapolate,
     first_of_each,
 )
-from shardlab.forecast.machine import fit_machine, framing
+from shardlab.forecast.machine import fit_line, fit_machine, framing
 from shardlab.forecast.model import Engines, fit_model
 from shardlab.forecast.step import step_seconds
 from shardlab.forecast.uncertainty import estimate
@@ -35,6 +37,7 @@ FORECAST = Forecast(
     links=("ethernet-10g", "dgx-h100"),
 )
 TIMINGS = made_timings()
+SIZES = [2.0**n for n in range(12, 23, 2)]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +45,7 @@ def model():
     return fit_model(fit_machine(made_calibration()), fitted_runs(TIMINGS, FORECAST))
 
 
-def test_a_machine_is_found_again():
+def test_fit_recovers_the_machine():
     machine = fit_machine(made_calibration())
     for name in OPERATIONS:
         assert machine.transport[name].alpha == pytest.approx(
@@ -54,7 +57,7 @@ def test_a_machine_is_found_again():
     assert found.payload.at(1e5) == pytest.approx(lines.payload.at(1e5), rel=1e-3)
 
 
-def test_every_operation_that_was_measured_is_held_against_its_fit():
+def test_every_measured_operation_is_compared_with_its_fit():
     calibration = made_calibration()
     fits = operation_fits(calibration, fit_machine(calibration))
     assert len(fits) == len(calibration.transfers)
@@ -63,7 +66,7 @@ def test_every_operation_that_was_measured_is_held_against_its_fit():
     assert all(0.5 < fit.efficiency <= 1 for fit in large)
 
 
-def test_frames_and_acknowledgements_are_counted_as_the_kernel_counts_them():
+def test_framing_counts_headers_and_acknowledgements_like_the_kernel():
     """1514 bytes carry 1448; whole packets of 64 KiB pass from 275 Mbit/s on."""
     for bits in (10**7, 10**8, 274 * 10**6):
         assert framing(bits) == pytest.approx((1514 + 66 / 2) / 1448)
@@ -71,14 +74,14 @@ def test_frames_and_acknowledgements_are_counted_as_the_kernel_counts_them():
         assert framing(bits) == pytest.approx(1514 / 1448)
 
 
-def test_too_few_sizes_are_told():
+def test_calibration_with_too_few_sizes_is_refused():
     calibration = made_calibration()
     few = [t for t in calibration.transfers if t.nbytes == 4096]
     with pytest.raises(UserError, match="fewer than 3 sizes of exchange"):
         fit_machine(calibration.model_copy(update={"transfers": few}))
 
 
-def test_a_model_that_made_the_timings_is_found_again(model):
+def test_fit_recovers_the_engine_overheads(model):
     for engine in ("ddp", "fsdp2", "manual"):
         assert model.engines.work[engine] == pytest.approx(MODEL.engines.work[engine], abs=2e-5)
     assert model.engines.wait == pytest.approx(MODEL.engines.wait, abs=2e-5)
@@ -86,7 +89,7 @@ def test_a_model_that_made_the_timings_is_found_again(model):
     assert model.compute[2].forward == pytest.approx(MODEL.compute[2].forward)
 
 
-def test_it_predicts_other_links_ranks_and_codecs(model):
+def test_fitted_model_predicts_other_links_ranks_and_codecs(model):
     checks = check(TIMINGS, fitted_runs(TIMINGS, FORECAST), model)
     held_out = {(each.timing, each.run) for each in checks if each.held_out}
     assert ("fast", "manual-int8") in held_out and ("four-ranks", "ddp") in held_out
@@ -102,17 +105,17 @@ def test_one_run_is_enough_to_fit():
     assert model.predict(runs[0]) == pytest.approx(MODEL.predict(runs[0]), rel=1e-3)
     (found,) = check(runs, runs, model)
     assert not found.held_out
-    assert summarize([found]) is None
+    assert summarize([found]) is None and summarize([]) is None
 
 
-def test_nothing_of_a_run_but_its_setting_is_read(model):
-    """A forecast cannot know what it is held against."""
+def test_prediction_reads_only_the_configuration_of_a_run(model):
+    """A forecast must not use the measurement that it is validated against."""
     plain = made_run("fast", "manual", rate="1gbit")
     other = made_run("fast", "manual", rate="1gbit", step_ms=[1e6], bytes_wire=1e12)
     assert model.predict(plain) == model.predict(other)
 
 
-def test_drift_of_the_machine_is_told_apart(model):
+def test_error_of_communication_is_free_of_machine_drift(model):
     """Twice as slow a processor during one timing: the error at its own speed stays small."""
     slow = MODEL._replace(compute={n: each.scaled(2) for n, each in MODEL.compute.items()})
     runs = [made_run("fast", "ddp", rate="1gbit"), made_run("fast", NO_COMMUNICATION, rate="1gbit")]
@@ -127,20 +130,20 @@ def test_drift_of_the_machine_is_told_apart(model):
     assert abs(found.error_of_communication) < 0.01
 
 
-def test_steps_without_communication_are_asked_for():
+def test_fit_without_no_communication_steps_is_refused():
     some = [run for run in fitted_runs(TIMINGS, FORECAST) if run.run != NO_COMMUNICATION]
     with pytest.raises(UserError, match="none of them has steps without communication"):
         fit_model(MACHINE, some)
 
 
-def test_an_engine_without_fitted_runs_is_left_out(model):
+def test_engine_without_fitted_runs_is_left_out(model):
     odd = made_run("fast", "fsdp1")
     reasons = unknown([*TIMINGS, odd], model)
     assert reasons == {"fsdp1": "the model was fitted on no run of fsdp1"}
     assert all(each.run != "fsdp1" for each in check([*TIMINGS, odd], [], model))
 
 
-def test_what_cannot_be_simulated_is_no_teacher_and_is_left_out(model):
+def test_unsupported_strategy_is_refused_in_the_fit_and_left_out_of_predictions(model):
     off = {"engine": "fsdp2", "offload": True}
     run = made_run("two-ranks", "fsdp2")
     loaded = run.model_copy(update={"run": "off", "strategy": off})
@@ -151,11 +154,7 @@ def test_what_cannot_be_simulated_is_no_teacher_and_is_left_out(model):
     assert bare.obstacle(made_run("x", "fsdp2-int8")) == "its codec was not calibrated"
 
 
-def test_no_forecast_is_held_against_nothing():
-    assert summarize([]) is None
-
-
-def test_what_the_fits_leave_open_widens_the_interval(model):
+def test_covariance_of_the_fits_widens_the_interval(model):
     run = made_run("fast", "fsdp2", rate="1gbit")
     sure = estimate(lambda m: m.predict(run), MODEL)
     assert sure.low == pytest.approx(sure.high)
@@ -171,7 +170,7 @@ def test_what_the_fits_leave_open_widens_the_interval(model):
     assert noisy.high - noisy.value == pytest.approx(1.96e-3, rel=1e-4)
 
 
-def test_intervals_hold_what_is_measured_about_as_often_as_they_say():
+def test_prediction_intervals_have_their_nominal_coverage():
     chance = np.random.default_rng(0)
     held = []
     for _ in range(20):
@@ -189,7 +188,7 @@ def test_intervals_hold_what_is_measured_about_as_often_as_they_say():
     assert 0.85 < np.mean(held) <= 1
 
 
-def test_more_ranks_on_the_same_link_never_help(model):
+def test_step_time_grows_with_ranks_on_a_cluster(model):
     points = extrapolate(first_of_each(TIMINGS, []), model, FORECAST.links, (8, 512, 16384))
     by_place: dict[tuple[str, str], list[float]] = {}
     for point in points:
@@ -199,7 +198,7 @@ def test_more_ranks_on_the_same_link_never_help(model):
     assert all(steps == sorted(steps) for steps in by_place.values())
 
 
-def test_extrapolated_reduce_scatters_are_no_all_reduces(model):
+def test_extrapolated_reduce_scatter_is_not_an_all_reduce(model):
     """gloo's reduce-scatter sends twice the bytes; on a cluster fsdp2's own is no slower than an
     exchange."""
     steps = {
@@ -209,7 +208,7 @@ def test_extrapolated_reduce_scatters_are_no_all_reduces(model):
     assert steps["fsdp2"] <= steps["fsdp2-exchange"] * (1 + 1e-9)
 
 
-def test_at_its_break_even_a_codec_neither_pays_nor_costs(model):
+def test_step_times_are_equal_at_the_break_even_rate(model):
     runs = [made_run("x", name) for name in ("fsdp2-int8", "manual-int8", "fsdp2-exchange")]
     found = break_even(runs, model)
     assert [each.run for each in found] == ["fsdp2-int8", "manual-int8"]
@@ -223,7 +222,7 @@ def test_at_its_break_even_a_codec_neither_pays_nor_costs(model):
         assert coded == pytest.approx(plain, rel=1e-4)
 
 
-def test_the_exposed_rate_solves_its_equation():
+def test_exposed_rate_solves_its_equation():
     (lines,) = MACHINE.codecs.values()
     n, ranks = 1e6, 4
     rate = exposed_rate(lines, n, ranks)
@@ -231,3 +230,40 @@ def test_the_exposed_rate_solves_its_equation():
     payload = (ranks - 1) * lines.payload.at(n / ranks)
     work = ranks * (lines.encode.at(n / ranks) + lines.decode.at(n / ranks))
     assert 8 * raw / rate == pytest.approx(8 * payload / rate + work)
+
+
+@given(st.floats(1e-6, 1e-1), st.floats(1e-12, 1e-6))
+def test_fit_recovers_a_line(alpha, beta):
+    line = fit_line(SIZES, [alpha + beta * size for size in SIZES])
+    for size in SIZES:
+        assert line.at(size) == pytest.approx(alpha + beta * size, rel=1e-6)
+    half = line.intervals()
+    assert abs(line.alpha - alpha) <= half[0] + 1e-6 * line.at(SIZES[0])
+    assert abs(line.beta - beta) <= half[1] + 1e-6 * line.at(SIZES[-1]) / SIZES[-1]
+
+
+def test_confidence_intervals_of_a_line_have_their_nominal_coverage():
+    alpha, beta, draws = 2e-4, 1e-9, 400
+    chance = np.random.default_rng(0)
+    hits = np.zeros(2)
+    for _ in range(draws):
+        seconds = [(alpha + beta * n) * (1 + 0.05 * chance.standard_normal()) for n in SIZES]
+        line = fit_line(SIZES, seconds)
+        a, b = line.intervals()
+        hits += [abs(line.alpha - alpha) <= a, abs(line.beta - beta) <= b]
+    # 95 % and three standard deviations of 400 draws below
+    assert (hits / draws > 0.917).all()
+
+
+def test_fitted_line_has_no_negative_coefficient():
+    line = fit_line([1.0, 2.0, 3.0], [3.0, 2.0, 1.0])
+    assert 0 <= line.beta < 1e-9
+    assert 0 <= fit_line([1.0, 2.0, 4.0], [0.1, 1.2, 3.1]).alpha < 1e-9
+
+
+def test_fit_weights_relative_errors():
+    """One tenth more at the smallest size moves the fit there by more than half of it."""
+    seconds = [1e-4 + 1e-9 * size for size in SIZES]
+    line = fit_line(SIZES, [1.1 * seconds[0], *seconds[1:]])
+    assert line.at(SIZES[0]) > 1.02 * seconds[0]
+    assert line.at(SIZES[-1]) == pytest.approx(seconds[-1], rel=0.01)

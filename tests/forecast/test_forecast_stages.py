@@ -44,7 +44,7 @@ def timed(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_forecast_is_written_from_files(timed):
+def test_forecast_stage_writes_all_files(timed):
     forecast.main(Parameters())
     folder = timed / "results/forecast"
     found = read_document(ForecastDocument, folder / "forecast.json", "forecast")
@@ -58,7 +58,7 @@ def test_a_forecast_is_written_from_files(timed):
         assert all(archive.read(name) for name in archive.namelist())
 
 
-def test_equal_timings_make_equal_forecasts(timed):
+def test_forecast_is_deterministic(timed):
     files = []
     for _ in range(2):
         forecast.main(Parameters())
@@ -73,19 +73,19 @@ def test_equal_timings_make_equal_forecasts(timed):
         ("results/timings/slow.jsonl", "timing slow"),
     ],
 )
-def test_a_forecast_names_what_is_missing(timed, path, fix):
+def test_forecast_names_the_stage_of_a_missing_file(timed, path, fix):
     (timed / path).unlink()
     with pytest.raises(UserError, match=f"{path}: no such file: run python -m stages.{fix}"):
         forecast.main(Parameters())
 
 
-def test_what_is_no_calibration_is_refused(timed):
+def test_invalid_calibration_is_refused(timed):
     (timed / "results/calibration.json").write_text("{}")
     with pytest.raises(UserError, match=r"calibration\.json.*: run python -m stages\.calibrate"):
         forecast.main(Parameters())
 
 
-def test_operations_codecs_and_memory_of_real_ranks_are_measured(tmp_path, monkeypatch):
+def test_calibration_measures_operations_codecs_and_memory_on_real_ranks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # for the file of moments
     places = [Network(2, None), Network(2, Link(rate="1gbit"))]
     codecs = [(INT8, False), ("int4:group=128", True)]
@@ -108,12 +108,12 @@ def test_operations_codecs_and_memory_of_real_ranks_are_measured(tmp_path, monke
     assert list(machine.memory) == memory and machine.memory["copy"].at(1e6) > 0
 
 
-def test_memory_is_for_what_slides():
+def test_memory_operations_are_those_of_slide():
     asked = [{"engine": "fsdp2"}, {"engine": "slide"}, {"engine": "slide", "moments": "disk"}]
     assert [len(memory_operations(parse_strategy(each).canonical())) for each in asked] == [0, 2, 4]
 
 
-def test_codecs_are_named_once_as_strategies_use_them():
+def test_codecs_to_calibrate_are_unique():
     strategies = [
         {"engine": "fsdp2"},
         {"engine": "fsdp2", "gradients": {"codec": "int8:group=128"}},
@@ -129,7 +129,7 @@ def test_codecs_are_named_once_as_strategies_use_them():
     ]
 
 
-def test_a_calibration_of_nothing_is_refused(timed):
+def test_calibration_without_several_ranks_is_refused(timed):
     alone = {"alone": {"runs": ["ddp"], "world_size": 1}}
     known = {**PARAMS["forecast"], "timings": ["alone"], "runs": ["ddp"]}
     strategies = {"ddp": {"engine": "ddp"}}

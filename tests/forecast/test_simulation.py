@@ -39,13 +39,13 @@ def recurrence(tasks):
 
 
 @given(task_lists(WAITS))
-def test_two_simulators_agree_where_nothing_is_shared(tasks):
+def test_simulation_without_shared_resources_matches_the_recurrence(tasks):
     spans = simulate(tasks, Rank())
     assert {name: span.end for name, span in spans.items()} == pytest.approx(recurrence(tasks))
 
 
 @given(task_lists(ANY), st.floats(0.2, 4), st.floats(0.1, 10))
-def test_a_step_is_never_shorter_than_a_lane_or_a_resource_nor_longer_than_all(tasks, cores, rate):
+def test_step_is_bounded_by_lanes_resources_and_their_sum(tasks, cores, rate):
     rank = Rank(cores, rate)
     found = duration(simulate(tasks, rank))
     phases = [phase for task in tasks for phase in task.phases]
@@ -71,7 +71,7 @@ def test_a_step_is_never_shorter_than_a_lane_or_a_resource_nor_longer_than_all(t
 
 
 @given(st.lists(SECONDS, min_size=1, max_size=6), st.floats(0.1, 10), st.floats(1, 3))
-def test_what_comes_one_after_another_takes_longer_with_more_bytes(sizes, rate, factor):
+def test_consecutive_tasks_take_longer_with_more_bytes(sizes, rate, factor):
     def seconds(times):
         tasks = [Task(f"{i}", "one", (Phase(0.5, times * n),)) for i, n in enumerate(sizes)]
         return duration(simulate(tasks, Rank(1.0, rate)))
@@ -79,7 +79,7 @@ def test_what_comes_one_after_another_takes_longer_with_more_bytes(sizes, rate, 
     assert seconds(factor) >= seconds(1.0) - 1e-9
 
 
-def test_two_threads_share_a_core_and_two_streams_a_link():
+def test_concurrent_tasks_share_a_core_or_a_link():
     tasks = [Task("a", "compute", (Phase(2.0),)), Task("b", "gather", (Phase(1.0),))]
     assert simulate(tasks, Rank(1.0))["b"].end == pytest.approx(2.0)
     assert duration(simulate(tasks, Rank(2.0))) == pytest.approx(2.0)
@@ -89,7 +89,7 @@ def test_two_threads_share_a_core_and_two_streams_a_link():
     assert spans["b"].end == pytest.approx(4.0)
 
 
-def test_a_bucket_lets_bytes_pass_at_once_and_fills_again():
+def test_token_bucket_passes_a_burst_and_refills():
     rank = Rank(bytes_per_second=10, bucket_bytes=20)
     first, second = Task("a", "one", (Phase(0, 50),)), Task("b", "one", (Phase(0, 50),))
     assert duration(simulate([first, second], rank)) == pytest.approx(3 + 5)
@@ -99,21 +99,19 @@ def test_a_bucket_lets_bytes_pass_at_once_and_fills_again():
     assert duration(simulate([first, longer, second], rank)) == pytest.approx(3 + 100 + 3)
 
 
-def test_without_a_link_bytes_take_no_time():
-    tasks = [Task("a", "one", (Phase(1.0, 1e9),))]
-    assert duration(simulate(tasks, Rank(bytes_per_second=math.inf))) == pytest.approx(1.0)
-
-
-def test_nothing_takes_no_time():
-    assert duration(simulate([], Rank())) == 0.0
-
-
-def test_tasks_that_wait_for_each_other_are_a_mistake():
+def test_cyclic_dependencies_are_refused():
     tasks = [Task("a", "one", (Phase(),), ("b",)), Task("b", "two", (Phase(),), ("a",))]
     with pytest.raises(AssertionError, match="wait for each other"):
         simulate(tasks, Rank())
 
 
-def test_the_delay_of_a_link_comes_after_the_bytes():
-    tasks = [Task("a", "one", (Phase(1.0, 10, 0.5),))]
-    assert duration(simulate(tasks, Rank(bytes_per_second=5))) == pytest.approx(2.5)
+@pytest.mark.parametrize(
+    ("phases", "rate", "seconds"),
+    [
+        ((), math.inf, 0.0),
+        ((Phase(1.0, 1e9),), math.inf, 1.0),
+        ((Phase(1.0, 10, 0.5),), 5.0, 2.5),  # the delay follows the bytes
+    ],
+)
+def test_duration_of_a_single_task(phases, rate, seconds):
+    assert duration(simulate([Task("a", "one", phases)], Rank(bytes_per_second=rate))) == seconds

@@ -109,7 +109,7 @@ def noted(group, document, clip, micro):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_units_move_in_the_order_of_the_engine_and_with_its_bytes(mode, ranks):
+def test_simulated_copies_match_order_and_bytes_of_the_engine(mode, ranks):
     cases = [*product((2, 3), (None, 0.5), (1, 2))]
 
     def on_rank(group):
@@ -141,7 +141,7 @@ def test_units_move_in_the_order_of_the_engine_and_with_its_bytes(mode, ranks):
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("window", [2, 4])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_step_moves_what_the_formula_says(mode, window, ranks):
+def test_bytes_of_a_step_match_the_closed_form(mode, window, ranks):
     """In b (P + (N - K) G), out b P, updates 28 P + 4 P for the norm; a rank's part of each."""
     settings = MODES[mode]
     moved = lane_bytes(work_of(window=window, **settings), Timed(0.0, ranks))
@@ -153,14 +153,14 @@ def test_a_step_moves_what_the_formula_says(mode, window, ranks):
     assert moved["update"] == pytest.approx(ALL / ranks * (24 + 8 * vectors))
 
 
-def test_bf16_halves_what_comes_and_adds_a_mirror_to_what_is_updated():
+def test_bf16_halves_prefetched_bytes_and_adds_a_mirror_to_updates():
     moved = lane_bytes(work_of(param_dtype="bf16", moment_dtype="bf16"), Timed(0.0, 1))
     assert moved["in"] == 2 * (ALL + (COUNT - 2) * UNIT)
     assert moved["out"] == 2 * ALL
     assert moved["update"] == ALL * (2 + (8 + 8 + 2 + 2))
 
 
-def test_micro_batches_are_added_up_and_applied_once():
+def test_micro_batches_are_accumulated_and_applied_once():
     moved = lane_bytes(work_of(micro=3), Timed(0.0, 1))
     sums = (4 + 4) + 2 * (4 + 8)
     assert moved["update"] == ALL * (sums + 4 + 28)
@@ -168,7 +168,7 @@ def test_micro_batches_are_added_up_and_applied_once():
 
 
 @pytest.mark.parametrize("holding", [True, False])
-def test_computation_alone_takes_its_time(holding):
+def test_step_without_copies_takes_its_compute_time(holding):
     compute = Compute(1.0, 2.0, 0.5)
     costs = Timed(0.1, 1)
     assert step_seconds(work_of(compute=compute, holding=holding), costs) == pytest.approx(3.5)
@@ -186,18 +186,18 @@ COPY = 4 * UNIT
 
 
 @pytest.mark.parametrize("holding", [True, False])
-def test_copies_out_that_dominate_begin_with_a_part_of_the_last_unit_and_end_the_step(holding):
+def test_dominant_offload_starts_with_a_part_of_the_last_unit_and_ends_the_step(holding):
     found = period(BUSY._replace(holding=holding), Timed(0.0, 1, copy=1 / COPY), "out")
     assert found == pytest.approx(COUNT * FORWARD + BACKWARD / PARTS + COUNT)
 
 
-def test_copies_in_that_dominate_follow_each_other_but_for_the_turns():
+def test_dominant_prefetch_copies_back_to_back_except_at_turns():
     """No unit can come while the last one computes forward and backward, nor the first backward."""
     found = period(BUSY, Timed(0.0, 1, copy=1 / COPY), "in")
     assert found == pytest.approx((2 * COUNT - 2) + FORWARD + 2 * BACKWARD)
 
 
-def test_updates_run_beside_backward_or_held_back_beside_the_next_forward_pass():
+def test_updates_overlap_backward_or_with_clipping_the_next_forward():
     """28 bytes of an element are updated, 4 measured for the norm."""
     costs = Timed(0.0, 1, update=1 / (28 * UNIT))
     beside = period(BUSY._replace(holding=False), costs, "update")
@@ -206,7 +206,7 @@ def test_updates_run_beside_backward_or_held_back_beside_the_next_forward_pass()
     assert held == pytest.approx(COUNT + FORWARD + COUNT * BACKWARD + 4 / 28)
 
 
-def test_a_unit_waits_for_its_own_update_alone():
+def test_forward_of_a_unit_waits_for_its_own_update_only():
     step = Slide(BUSY, Timed(0.0, 1, update=1 / (28 * UNIT)))
     tasks = step.tasks(2)
     spans = simulate(tasks, step.costs.rank)
@@ -247,7 +247,7 @@ def test_a_larger_window_never_makes_a_step_longer(mode):
 @pytest.mark.parametrize("holding", [True, False])
 @pytest.mark.parametrize("moments", ["memory", "disk"])
 @pytest.mark.parametrize("micro", [1, 3])
-def test_steps_become_alike(holding, moments, micro):
+def test_steps_reach_a_steady_state(holding, moments, micro):
     work = BUSY._replace(holding=holding, accumulation=micro)
     work = work._replace(strategy=work.strategy.model_copy(update={"moments": moments}))
     costs = Timed(0.01, 2, copy=2e-5, update=3e-6, load=1e-5, store=2e-5)
@@ -255,7 +255,7 @@ def test_steps_become_alike(holding, moments, micro):
     assert step_seconds(work, costs) == pytest.approx(period(work, costs, *lanes, steps=12))
 
 
-def test_moments_on_a_disk_come_and_leave_once():
+def test_moments_on_disk_are_loaded_and_stored_once():
     on_disk = work_of(BUSY.units, BUSY.compute, moments="disk")
     assert lane_bytes(on_disk, Timed(0.0, 2)) == lane_bytes(BUSY, Timed(0.0, 2)) | {
         "load": 8 * COUNT * UNIT / 2,
@@ -264,7 +264,7 @@ def test_moments_on_a_disk_come_and_leave_once():
 
 
 @pytest.mark.parametrize("lane", ["load", "store"])
-def test_a_disk_that_dominates_takes_its_time_and_is_otherwise_hidden(lane):
+def test_disk_access_is_hidden_unless_it_dominates(lane):
     """Beside it nothing but one unit's turn: moments come one unit ahead."""
     on_disk = work_of(BUSY.units, BUSY.compute, moments="disk")
     moved = {"load": 1e-9, "store": 1e-9} | {lane: 1 / (8 * UNIT)}
@@ -289,7 +289,7 @@ def messages(work, costs):
     return {name: found.count(name) for name in set(found)}
 
 
-def test_ranks_of_one_machine_share_its_memory_and_those_on_links_send_messages():
+def test_ranks_send_messages_only_over_links():
     loopback, link = Measured(MACHINE, 2, 2), Measured(MACHINE, 2, 2, 10**8)
     assert messages(work_of(), loopback) == {"all_reduce": 1}, "the norm"
     assert messages(work_of(), link) == {"all_reduce": COUNT + 1}, "every unit, on its own node"
@@ -306,7 +306,7 @@ def test_ranks_of_one_machine_share_its_memory_and_those_on_links_send_messages(
     assert messages(work_of(), unframed) == {"all_reduce": 1}
 
 
-def test_codecs_are_for_messages_in_main_memory_too():
+def test_codecs_compress_messages_in_host_memory():
     coded = {"gradients": {"codec": INT8}}
     assert messages(work_of(**coded), Measured(MACHINE, 2, 2)) == {
         "exchange": COUNT + 1,
@@ -314,13 +314,13 @@ def test_codecs_are_for_messages_in_main_memory_too():
     }
 
 
-def test_nodes_of_a_cluster_average_what_their_ranks_have_summed():
+def test_nodes_of_a_cluster_all_reduce_the_sums_of_their_ranks():
     one, four = (OnCluster(PRESETS["dgx-h100"], ranks) for ranks in (8, 32))
     assert messages(work_of(), one) == {"all_reduce": 1}
     assert messages(work_of(), four) == {"all_reduce": 1 + COUNT + 1}
 
 
-def test_what_was_not_calibrated_is_told():
+def test_uncalibrated_memory_is_reported():
     bare = MACHINE._replace(memory={})
     slide, disk = (parse_strategy({"engine": "slide", **more}).canonical() for more in DISKS)
     told = "the memory that it moves was not calibrated"
@@ -331,7 +331,7 @@ def test_what_was_not_calibrated_is_told():
     assert unpredictable(disk, MACHINE) is None
 
 
-def test_the_work_of_the_engine_is_found_again():
+def test_fit_recovers_the_overhead_of_slide():
     places = [("one-rank", 1, None), ("two-ranks", 2, None), ("fast", 2, "1gbit")]
     runs = [
         made_run(timing, run, ranks, rate)

@@ -46,7 +46,7 @@ def moved(work: Work, world_size: int = 2) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "slide"])
-def test_a_step_moves_what_the_engine_moves(name):
+def test_simulated_traffic_matches_the_ledger_of_the_engine(name):
     """The ledger of real ranks, less the norm that clipping needs, which it does not count."""
     model_of = validate(Model, {"preset": "tiny"}, "model")
     strategy = parse_strategy(STRATEGIES[name]).canonical()
@@ -76,7 +76,7 @@ def test_a_step_moves_what_the_engine_moves(name):
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_without_communication_a_step_is_its_computation(name):
+def test_step_without_communication_takes_its_compute_time(name):
     alone = Compute(0.010, 0.020, 0.004)
     assert seconds(work_of(name, alone), Timed(0.01, world_size=1)) == pytest.approx(sum(alone))
     if "int8" not in name:
@@ -87,7 +87,7 @@ def test_without_communication_a_step_is_its_computation(name):
 
 @pytest.mark.parametrize("name", ["fsdp1", "fsdp2", "fsdp2-exchange", "fsdp2-int8"])
 @pytest.mark.parametrize("each", [0.001, 0.05])
-def test_what_torch_does_on_a_cpu_adds_up(name, each):
+def test_blocking_collectives_on_a_cpu_add_up(name, each):
     work = work_of(name)
     coding = sum(
         phase.cpu
@@ -100,7 +100,7 @@ def test_what_torch_does_on_a_cpu_adds_up(name, each):
 
 
 @pytest.mark.parametrize("each", [0.0005, 0.004, 0.02])
-def test_fsdp2_that_gathers_ahead_takes_what_its_formula_says(each):
+def test_fsdp2_with_prefetch_matches_its_formula(each):
     """Forward: the first gather, then max(F_i, next gather). Backward: gathers and reductions in
     lanes of their own, so that at its end the slower of computation and reductions is waited for.
     """
@@ -122,7 +122,7 @@ def test_fsdp2_that_gathers_ahead_takes_what_its_formula_says(each):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("rate", [10**7, 10**8, 10**9])
-def test_overlap_hides_no_more_than_there_is(name, rate):
+def test_step_is_at_least_communication_and_compute_and_at_most_their_sum(name, rate):
     work, costs = work_of(name), Measured(MACHINE, 2, 2, rate)
     tasks = step_tasks(work, costs)
     sending = sum(p.nbytes for t in tasks for p in t.phases) / costs.rank.bytes_per_second
@@ -160,7 +160,7 @@ def test_more_bytes_never_make_a_step_shorter(name):
     assert steps == sorted(steps) and steps[0] < steps[-1]
 
 
-def test_ranks_that_share_cores_wait_in_turn():
+def test_wait_scales_with_ranks_per_core():
     """Blocking collectives: each waits once, as many times longer as ranks share a core."""
     waits = []
     for ranks in (2, 4, 8):
@@ -194,5 +194,5 @@ def test_micro_batches_are_reduced_once(name):
         ({}, None),
     ],
 )
-def test_what_the_model_does_not_know_is_told(settings, told):
+def test_unsupported_setting_is_named(settings, told):
     assert obstacle(parse_strategy({"engine": "fsdp2", **settings}).canonical()) == told

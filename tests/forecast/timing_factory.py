@@ -1,4 +1,4 @@
-"""Timings and calibrations that a known machine would give: what a model has to find again."""
+"""Timings and calibrations of a known machine, whose parameters a fit must recover."""
 
 from typing import Any
 

@@ -21,7 +21,7 @@ def only_step(tmp_path, *events):
     return times
 
 
-def test_overlapped_exposed_and_idle_time_are_told_apart(tmp_path):
+def test_overlapped_exposed_and_idle_time_are_separated(tmp_path):
     times = only_step(
         tmp_path,
         event("aten::mm", 100, 400),
@@ -37,7 +37,7 @@ def test_overlapped_exposed_and_idle_time_are_told_apart(tmp_path):
     assert times.backward_comm_ms == pytest.approx(0.1)
 
 
-def test_a_collective_within_the_time_of_one_operator_is_hidden(tmp_path):
+def test_collective_during_one_operator_is_fully_overlapped(tmp_path):
     times = only_step(
         tmp_path, event("aten::mm", 0, 900), label("gloo:all_reduce", 100, 800, WORKER)
     )
@@ -45,7 +45,7 @@ def test_a_collective_within_the_time_of_one_operator_is_hidden(tmp_path):
     assert times.exposed_comm_ms == 0
 
 
-def test_wrappers_of_a_blocking_collective_fake_no_overlap(tmp_path):
+def test_wrappers_of_a_blocking_collective_are_not_compute(tmp_path):
     times = only_step(
         tmp_path,
         event("autograd::engine::evaluate_function: AddmmBackward0", 0, 900),
@@ -70,13 +70,13 @@ def test_wrappers_of_a_blocking_collective_fake_no_overlap(tmp_path):
         "_c10d_functional::wait_tensor",
     ],
 )
-def test_a_wait_in_an_operator_without_others_inside_is_no_compute(tmp_path, wrapper):
+def test_waiting_operators_are_not_compute(tmp_path, wrapper):
     times = only_step(tmp_path, event(wrapper, 0, 900), label("gloo:all_reduce", 100, 800, WORKER))
     assert times.compute_ms == 0
     assert times.exposed_comm_ms == pytest.approx(0.7)
 
 
-def test_an_operator_that_holds_a_labelled_range_is_a_wrapper(tmp_path):
+def test_operator_around_a_labelled_range_is_not_compute(tmp_path):
     times = only_step(
         tmp_path,
         event("custom::layer", 0, 900),
@@ -87,12 +87,12 @@ def test_an_operator_that_holds_a_labelled_range_is_a_wrapper(tmp_path):
     assert times.compute_ms == pytest.approx(0.05)
 
 
-def test_an_operator_that_holds_only_operators_computes_all_the_time(tmp_path):
+def test_operator_around_operators_is_compute(tmp_path):
     times = only_step(tmp_path, event("aten::mm", 0, 300), event("aten::as_strided", 10, 12))
     assert times.compute_ms == pytest.approx(0.3)
 
 
-def test_an_operator_beside_a_launch_holds_it_not(tmp_path):
+def test_operator_next_to_a_launch_does_not_contain_it(tmp_path):
     """Times of this size have no digits left for nanoseconds, so neighbours seem to overlap."""
     begin = now = 4_379_783_536_780_984
     events = []
@@ -107,7 +107,7 @@ def test_an_operator_beside_a_launch_holds_it_not(tmp_path):
     assert times.step_ms - times.compute_ms == pytest.approx(200 * 1003e-6, rel=1e-3)
 
 
-def test_a_range_as_long_as_its_operator_is_held_by_it(tmp_path):
+def test_range_as_long_as_its_operator_is_contained_in_it(tmp_path):
     """Times of this size have no digits left for nanoseconds, so ends seem to pass each other."""
     start = 4_379_783_536_780_984 / 1000
     events = [label("ProfilerStep#1", start, start + 1000)]
@@ -121,7 +121,7 @@ def test_a_range_as_long_as_its_operator_is_held_by_it(tmp_path):
     assert times.compute_ms == 0
 
 
-def test_work_of_the_collectives_own_threads_is_no_compute(tmp_path):
+def test_operators_on_gloo_threads_are_not_compute(tmp_path):
     times = only_step(
         tmp_path,
         label("gloo:all_reduce", 100, 500, WORKER),
@@ -131,7 +131,7 @@ def test_work_of_the_collectives_own_threads_is_no_compute(tmp_path):
     assert times.compute_ms == 0
 
 
-def test_collectives_side_by_side_count_once_in_all_and_each_by_operation(tmp_path):
+def test_concurrent_collectives_count_once_in_the_total_and_each_by_operation(tmp_path):
     times = only_step(
         tmp_path,
         label("gloo:all_reduce", 100, 500, WORKER),
@@ -142,7 +142,7 @@ def test_collectives_side_by_side_count_once_in_all_and_each_by_operation(tmp_pa
     assert times.comm_ms_by_op == pytest.approx({"gloo:all_reduce": 0.4, "gloo:all_gather": 0.5})
 
 
-def test_waiting_for_an_emulated_link_is_communication_of_its_unit(tmp_path):
+def test_emulated_link_delay_is_communication_of_its_unit(tmp_path):
     times = only_step(
         tmp_path,
         event("aten::mm", 0, 200),
@@ -154,7 +154,7 @@ def test_waiting_for_an_emulated_link_is_communication_of_its_unit(tmp_path):
     assert times.comm_ms_by_unit == pytest.approx({"h.0": 0.58})
 
 
-def test_a_worker_carries_out_the_calls_of_its_operation_in_their_order(tmp_path):
+def test_gloo_operations_are_matched_to_calls_in_order(tmp_path):
     times = only_step(
         tmp_path,
         label("shardlab::comm h.1", 10, 20),
@@ -196,7 +196,7 @@ def test_events_may_come_in_any_order(tmp_path):
     assert 0 < results[0].compute_ms < 60
 
 
-def test_what_lies_across_a_step_is_cut_at_its_border(tmp_path):
+def test_events_across_steps_are_split_at_the_border(tmp_path):
     events = [
         *step(1, 0, 1000),
         *step(2, 1100, 2100),
@@ -206,7 +206,7 @@ def test_what_lies_across_a_step_is_cut_at_its_border(tmp_path):
     assert (first.comm_ms, second.comm_ms) == pytest.approx((0.1, 0.3))
 
 
-def test_on_a_device_its_kernels_are_the_compute_and_nccl_the_communication(tmp_path):
+def test_kernels_are_the_compute_and_nccl_the_communication_on_a_device(tmp_path):
     times = only_step(
         tmp_path,
         event("aten::mm", 0, 1000),
@@ -270,6 +270,6 @@ def test_a_broken_file_is_refused_in_one_line(tmp_path):
         analyse(path)
 
 
-def test_the_trace_of_one_rank_says_the_same_before_it_is_merged(tmp_path):
+def test_unmerged_trace_of_one_rank_gives_the_same_breakdown(tmp_path):
     events = [*step(1, 0, 1000), event("aten::mm", 0, 500), label("gloo:send", 400, 700)]
     assert analyse(write_rank(tmp_path / "0.json", events)) == analyse(merged(tmp_path, events))

@@ -119,19 +119,19 @@ def test_blocking_collectives_do_not_overlap(tmp_path):
     assert parts == pytest.approx(result.profiled_step_ms)
 
 
-def test_collectives_beside_compute_overlap(tmp_path):
+def test_asynchronous_collectives_overlap_with_compute(tmp_path):
     result = analyse(trace_of_two_ranks(tmp_path, overlapping))
     assert result.overlap > 0.05
     assert result.exposed_comm_ms < result.comm_ms_per_step
 
 
-def test_communication_in_a_thread_of_its_own_is_seen(tmp_path):
+def test_communication_on_a_separate_thread_is_captured(tmp_path):
     result = analyse(trace_of_two_ranks(tmp_path, in_a_thread_of_its_own))
     assert result.comm_ms_by_op.keys() == {"gloo:send", "gloo:recv"}
     assert result.comm_ms_per_step > 0
 
 
-def test_the_trace_of_all_ranks_is_one_that_viewers_open(tmp_path):
+def test_merged_trace_follows_the_trace_event_format(tmp_path):
     """The Trace Event Format, as ui.perfetto.dev and chrome://tracing read it."""
     path = trace_of_two_ranks(tmp_path, overlapping)
     with gzip.open(path) as file:
@@ -151,7 +151,7 @@ def test_the_trace_of_all_ranks_is_one_that_viewers_open(tmp_path):
     assert {(e["pid"], e["tid"]) for e in kinds["X"]} <= named
 
 
-def test_what_moves_carries_the_name_of_its_unit(tmp_path):
+def test_communication_is_attributed_to_units(tmp_path):
     result = analyse(trace_of_two_ranks(tmp_path, of_two_units))
     assert set(result.comm_ms_by_op) == {"gloo:all_reduce", "gloo:send", "gloo:recv"}
     assert set(result.comm_ms_by_unit) == {"h.0", "h.1", OTHER}
@@ -159,6 +159,6 @@ def test_what_moves_carries_the_name_of_its_unit(tmp_path):
     assert parts == pytest.approx(result.comm_ms_per_step)
 
 
-def test_another_number_of_steps_than_announced_is_an_error():
+def test_wrong_number_of_steps_is_an_error():
     with pytest.raises(RuntimeError, match="called 1 times, not 3"), Capture(2) as capture:
         capture.step()

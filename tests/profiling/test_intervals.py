@@ -62,7 +62,7 @@ def test_lengths_obey_inclusion_and_exclusion(a, b):
 
 
 @given(RAW)
-def test_nothing_is_neutral_and_a_set_without_itself_is_nothing(a):
+def test_empty_set_is_neutral_and_self_difference_is_empty(a):
     a = merge(a)
     assert (union(a, EMPTY) == a).all()
     assert len(intersection(a, EMPTY)) == 0

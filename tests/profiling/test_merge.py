@@ -18,7 +18,7 @@ def flow(phase, number, time):
     }
 
 
-def test_each_rank_is_a_process_of_its_own_with_a_name(tmp_path):
+def test_each_rank_is_a_named_process(tmp_path):
     paths = [write_rank(tmp_path / f"{r}.json", step(1, 0, 10), r) for r in range(2)]
     merge_traces(paths, tmp_path / "all.json.gz")
     trace = load(tmp_path / "all.json.gz")
@@ -33,7 +33,7 @@ def test_each_rank_is_a_process_of_its_own_with_a_name(tmp_path):
     assert trace["distributedInfo"]["1"]["rank"] == 1
 
 
-def test_clocks_with_different_bases_are_brought_together(tmp_path):
+def test_clocks_with_different_bases_are_aligned(tmp_path):
     paths = [
         write_rank(tmp_path / "0.json", [event("late", 100, 150)], 0, base=5_000_000_000),
         write_rank(tmp_path / "1.json", [event("early", 100, 150)], 1, base=4_000_000_000),
@@ -45,7 +45,7 @@ def test_clocks_with_different_bases_are_brought_together(tmp_path):
     assert times["late"] - times["early"] == pytest.approx(1e6)
 
 
-def test_arrows_of_different_ranks_stay_apart(tmp_path):
+def test_flow_arrows_of_ranks_have_distinct_ids(tmp_path):
     arrow = [flow("s", 7, 1), flow("f", 7, 2)]
     paths = [write_rank(tmp_path / f"{r}.json", arrow, r) for r in range(2)]
     merge_traces(paths, tmp_path / "all.json.gz")

@@ -29,7 +29,7 @@ def only_step(tmp_path, made):
     return times
 
 
-def test_kernels_collectives_copies_and_idle_time_make_up_the_step(tmp_path):
+def test_kernels_collectives_copies_and_idle_time_sum_to_the_step(tmp_path):
     times = only_step(tmp_path, fsdp_step())
     assert times.step_ms == pytest.approx(1.0)
     assert times.compute_ms == pytest.approx(0.65)
@@ -50,7 +50,7 @@ def test_work_belongs_to_the_pass_that_launched_it(tmp_path):
     assert passes == pytest.approx((0.34, 0.55, 0.11))
 
 
-def test_without_launches_work_belongs_to_the_pass_in_which_it_began(tmp_path):
+def test_work_without_launch_belongs_to_the_pass_in_which_it_began(tmp_path):
     times = only_step(tmp_path, fsdp_step(launches=False))
     assert times.forward_comm_ms == pytest.approx(0.14)
     assert times.forward_compute_ms == 0
@@ -59,18 +59,18 @@ def test_without_launches_work_belongs_to_the_pass_in_which_it_began(tmp_path):
     assert times.comm_ms_by_unit == pytest.approx({OTHER: 0.44})
 
 
-def test_the_label_of_our_own_hooks_names_the_unit(tmp_path):
+def test_label_of_communication_hooks_names_the_unit(tmp_path):
     made = fsdp_step().label("shardlab::comm h.1", 218, 225)
     times = only_step(tmp_path, made.nccl(920, 930, 220, collective="SendRecv"))
     assert times.comm_ms_by_unit == pytest.approx({"h.0": 0.44, "h.1": 0.01})
 
 
-def test_a_kernel_for_all_collectives_goes_by_what_torch_noted(tmp_path):
+def test_generic_nccl_kernel_is_named_by_its_metadata(tmp_path):
     made = fsdp_step().nccl(920, 930, 220, collective="Generic_4", told="allreduce")
     assert only_step(tmp_path, made).comm_ms_by_op["nccl:allreduce"] == pytest.approx(0.01)
 
 
-def test_waiting_and_transfer_are_told_apart_across_ranks(tmp_path):
+def test_skew_and_transfer_are_separated_across_ranks(tmp_path):
     paths = [fsdp_step(rank=rank, late=40 * rank).write(tmp_path / f"{rank}") for rank in (0, 1)]
     merge_traces(paths, tmp_path / "trace.json.gz")
     early, late = read_steps(tmp_path / "trace.json.gz")

@@ -47,7 +47,7 @@ def reduced(events, at=None):
 
 
 @given(nested(), st.integers(1, 8))
-def test_operators_compute_unless_they_hold_something_else(events, at):
+def test_operators_compute_unless_they_contain_other_events(events, at):
     for found in (reduced(events), reduced(events, at)):
         covered = np.zeros(401, dtype=bool)
         for start, end in found.compute(EVER):
@@ -56,13 +56,13 @@ def test_operators_compute_unless_they_hold_something_else(events, at):
 
 
 @given(nested(), st.integers(0, 400), st.integers(0, 400))
-def test_a_window_shows_what_lies_in_it(events, a, b):
+def test_compute_is_clipped_to_the_window(events, a, b):
     window = np.array([[min(a, b), max(a, b)]]) if a != b else EMPTY
     shown = sum(end - start for start, end in reduced(events, 3).compute(window))
     assert shown == directly(events)[min(a, b) : max(a, b)].sum()
 
 
-def test_who_is_patient_takes_any_order():
+def test_patient_reader_accepts_any_order():
     events = [(float(i), i + 0.5, True) for i in range(100)]
     with pytest.raises(OutOfOrder):
         reduced(events[::-1], at=10)

@@ -1,8 +1,11 @@
+"""The profile stage: a row for each step and rank, and their mean, which the record holds."""
+
+import csv
+from pathlib import Path
+
 import pytest
 
-from shardlab.core.document import validate
 from shardlab.core.errors import UserError
-from shardlab.core.files import read_json
 from shardlab.experiment.parameters import Parameters
 from shardlab.profiling.capture.merge import merge_traces
 from shardlab.records.run import Breakdown
@@ -17,16 +20,30 @@ def params(tmp_path, monkeypatch):
     return Parameters("params.yaml")
 
 
-def test_a_run_gets_its_breakdown(params, tmp_path):
-    events = [*step(1, 0, 1000), event("aten::mm", 0, 500)]
-    one = write_rank(tmp_path / "0.json", [*events, label("gloo:all_reduce", 400, 600, WORKER)])
-    merge_traces([one], "results/train/ddp/seed3/trace.json.gz")
+def test_rows_hold_every_step_of_every_rank_and_the_breakdown_their_means(params, tmp_path):
+    ranks = []
+    for rank in range(2):
+        events = [*step(1, 0, 1000), event("aten::mm", 0, 500 + 100 * rank)]
+        events += [label("gloo:all_reduce", 400, 600, WORKER), *step(2, 1000, 3000)]
+        ranks.append(write_rank(tmp_path / f"{rank}.json", events, rank))
+    merge_traces(ranks, "results/train/ddp/seed3/trace.json.gz")
     main(params, "ddp", "3")
-    breakdown = validate(Breakdown, read_json("results/profile/ddp/seed3.json"), "profile")
-    assert breakdown.overlap == pytest.approx(0.5)
+    with Path("results/profile/ddp/seed3.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    places = [(row["rank"], row["step"]) for row in rows]
+    assert places == [("0", "1"), ("0", "2"), ("1", "1"), ("1", "2")]
+    for row in rows:
+        parts = sum(float(row[key]) for key in ("compute_ms", "exposed_comm_ms", "idle_ms"))
+        assert parts == pytest.approx(float(row["step_ms"]))
+    breakdown = Breakdown.from_file("results/profile/ddp/seed3.json")
+    for name in ("compute_ms", "comm_skew_ms", "idle_ms", "backward_comm_ms"):
+        mean = sum(float(row[name]) for row in rows) / len(rows)
+        assert getattr(breakdown, name) == pytest.approx(mean)
+    assert breakdown.compute_ms == pytest.approx((0.5 + 0.6) / 4)
+    assert breakdown.overlap == pytest.approx(0.3 / 0.4)
 
 
-def test_without_a_trace_nothing_is_written(params, tmp_path):
+def test_a_missing_trace_writes_nothing(params, tmp_path):
     with pytest.raises(UserError, match="no such trace"):
         main(params, "ddp", "3")
     with pytest.raises(UserError, match="seed: expected a whole number"):

@@ -52,7 +52,7 @@ def traces(draw):
 
 
 @given(traces())
-def test_the_parts_of_a_step_make_up_the_step(trace):
+def test_parts_of_a_step_sum_to_the_step(trace):
     (t,) = step_times({0: trace})
     assert t.compute_ms + t.exposed_comm_ms + t.exposed_copy_ms + t.idle_ms == pytest.approx(0.3)
     assert t.forward_ms + t.backward_ms + t.update_ms == pytest.approx(0.3)
@@ -61,7 +61,7 @@ def test_the_parts_of_a_step_make_up_the_step(trace):
 
 
 @given(traces())
-def test_a_rank_alone_waits_for_nobody(trace):
+def test_single_rank_has_no_skew(trace):
     (t,) = step_times({0: trace})
     begun = trace.collectives.times[:, 0] < 300
     assert t.comm_skew_ms == 0
@@ -71,7 +71,7 @@ def test_a_rank_alone_waits_for_nobody(trace):
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(traces(), min_size=2, max_size=4))
-def test_waiting_and_transfer_are_parts_of_the_communication(ranks):
+def test_skew_and_transfer_are_parts_of_communication(ranks):
     for t in step_times(dict(enumerate(ranks))):
         assert t.comm_skew_ms >= 0 and t.comm_transfer_ms >= 0
         assert t.comm_skew_ms + t.comm_transfer_ms <= t.comm_ms + 1e-9
@@ -79,7 +79,7 @@ def test_waiting_and_transfer_are_parts_of_the_communication(ranks):
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(traces(), min_size=2, max_size=4), st.integers(0, 3))
-def test_it_does_not_matter_which_rank_is_which(ranks, by):
+def test_skew_is_invariant_under_permutation_of_ranks(ranks, by):
     def waits(given_ranks):
         found = step_times(dict(enumerate(given_ranks)))
         return [(t.comm_skew_ms, t.comm_transfer_ms, t.comm_ms) for t in found]
@@ -91,7 +91,7 @@ def test_it_does_not_matter_which_rank_is_which(ranks, by):
 
 @settings(max_examples=30, deadline=None)
 @given(traces(), st.lists(st.integers(0, 50), min_size=1, max_size=3))
-def test_where_all_collectives_match_waiting_and_transfer_are_all_of_it(trace, delays):
+def test_skew_and_transfer_sum_to_communication_if_all_collectives_match(trace, delays):
     def late(by):
         moved = trace.collectives
         ends = moved.times + np.array([[by, 0]])

@@ -39,7 +39,7 @@ def made(count):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("count", [0, 1, 700])
-def test_every_layout_gives_the_events_that_json_sees(layout, count, tmp_path):
+def test_every_layout_is_read_like_json(layout, count, tmp_path):
     text = LAYOUTS[layout](made(count))
     plain, compressed = tmp_path / "trace.json", tmp_path / "trace.json.gz"
     plain.write_text(text)
@@ -51,7 +51,7 @@ def test_every_layout_gives_the_events_that_json_sees(layout, count, tmp_path):
 
 @settings(deadline=None, max_examples=40)
 @given(block=st.integers(1, 900), layout=st.sampled_from(sorted(LAYOUTS)))
-def test_it_does_not_matter_where_blocks_are_cut(block, layout, tmp_path_factory):
+def test_block_boundaries_do_not_matter(block, layout, tmp_path_factory):
     path = tmp_path_factory.mktemp("cut") / "trace.json"
     path.write_text(LAYOUTS[layout](made(9)))
     with pytest.MonkeyPatch.context() as patch:
@@ -60,7 +60,7 @@ def test_it_does_not_matter_where_blocks_are_cut(block, layout, tmp_path_factory
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_trace_that_was_cut_off_is_refused(layout, tmp_path):
+def test_truncated_trace_is_refused(layout, tmp_path):
     whole = LAYOUTS[layout](made(400)).rstrip()
     path = tmp_path / "trace.json"
     for length in (0, 30, len(whole) // 2, len(whole) - 1):
@@ -70,7 +70,7 @@ def test_a_trace_that_was_cut_off_is_refused(layout, tmp_path):
         assert "\n" not in str(refusal.value)
 
 
-def test_lists_inside_of_events_may_look_like_events(tmp_path):
+def test_nested_lists_are_not_mistaken_for_events(tmp_path):
     nested = event("aten::mm", 0, 1) | {"args": {"list": [{"a": 1}, {"b": 2}]}}
     text = json.dumps({"traceEvents": [nested] * 500}, indent=2).replace("      ", "    ")
     path = tmp_path / "trace.json"
@@ -78,7 +78,7 @@ def test_lists_inside_of_events_may_look_like_events(tmp_path):
     assert list(read_events(path)) == [nested] * 500
 
 
-def test_what_is_written_is_read_again(tmp_path):
+def test_written_trace_is_read_back(tmp_path):
     trace = made(500)
     write_trace(tmp_path / "trace.json.gz", HEADER, trace["traceEvents"])
     assert list(read_events(tmp_path / "trace.json.gz")) == trace["traceEvents"]

@@ -8,6 +8,10 @@ from hypothesis import strategies as st
 
 from shardlab.core.errors import UserError
 from shardlab.records.run import SCHEMA_VERSION, Record, read_records, table_row, write_records
+from shardlab.records.timing import scaling_efficiency
+from shardlab.strategy.strategy import parse_strategy
+from tests.record_factory import STRATEGIES
+from tests.timed_run_factory import make_timed
 
 NUMBERS = st.floats(allow_nan=False)
 BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
@@ -43,7 +47,7 @@ RECORDS = st.fixed_dictionaries(
 
 @settings(max_examples=30)
 @given(st.lists(RECORDS, max_size=3))
-def test_records_come_back_as_they_were(
+def test_records_round_trip(
     tmp_path_factory: pytest.TempPathFactory, records: list[Record]
 ) -> None:
     path = tmp_path_factory.mktemp("records") / "results.jsonl"
@@ -72,7 +76,7 @@ def test_a_row_is_flat_and_holds_every_value(record: Record) -> None:
         ({"steps": "many"}, r"\.steps: input should be a valid integer"),
     ],
 )
-def test_a_line_that_is_no_record_is_named_by_file_and_line(
+def test_invalid_record_is_named_by_file_and_line(
     tmp_path_factory: pytest.TempPathFactory, record: Record, change: dict[str, Any], message: str
 ) -> None:
     path = tmp_path_factory.mktemp("records") / "results.jsonl"
@@ -80,3 +84,24 @@ def test_a_line_that_is_no_record_is_named_by_file_and_line(
     path.write_text("".join(json.dumps(line) + "\n" for line in (good, good | change)))
     with pytest.raises(UserError, match=rf"results\.jsonl:2{message}"):
         read_records(path)
+
+
+DDP = parse_strategy(STRATEGIES["ddp"]).hash()
+ALONE = make_timed("one-rank", "ddp", 1, step_ms=[10.0, 20.0])
+TWO = make_timed("two-ranks", "ddp", 2, step_ms=[20.0, 30.0])
+SLOW = make_timed("slow", "ddp", 2, step_ms=[150.0])
+TIMED = [ALONE, TWO, SLOW, make_timed("two-ranks", "fsdp2", 2)]
+
+
+def test_scaling_efficiency_is_the_ratio_of_step_times() -> None:
+    assert scaling_efficiency(TIMED, DDP, 2, "loopback") == 0.6
+    assert scaling_efficiency(TIMED, DDP, 2, SLOW.link) == 0.1
+    assert scaling_efficiency(TIMED, DDP, 1, "loopback") == 1.0
+
+
+def test_scaling_efficiency_is_none_without_both_timings() -> None:
+    fsdp2 = parse_strategy(STRATEGIES["fsdp2"]).hash()
+    assert scaling_efficiency(TIMED, DDP, 4, "loopback") is None
+    assert scaling_efficiency(TIMED, DDP, 2, "10mbit") is None
+    assert scaling_efficiency(TIMED, fsdp2, 2, "loopback") is None
+    assert scaling_efficiency([TWO], DDP, 2, "loopback") is None

@@ -93,12 +93,12 @@ def test_no_run_is_dropped_and_order_is_kept():
     assert list(comparison(records, runs, BASELINE).index) == runs
 
 
-def test_codec_that_measures_nothing_leaves_a_gap_not_a_zero():
+def test_absent_measure_is_nan_and_not_zero():
     row = comparison(make_records(["fsdp2"]), ["fsdp2"], "fsdp2").loc["fsdp2"]
     assert math.isnan(row["residual_norm"])
 
 
-def test_select_refuses_holes_and_repeats():
+def test_select_refuses_missing_and_duplicate_records():
     records = make_records(["fsdp2", "ddp"])
     assert [(r.run, r.seed) for r in select(records, ["ddp"], [2, 0])] == [("ddp", 2), ("ddp", 0)]
     with pytest.raises(UserError, match="'ddp' seed 7 is missing"):
@@ -137,7 +137,7 @@ def test_verdict_needs_the_whole_interval(low, high, said):
     assert verdict(low, high, 1) == said
 
 
-def test_memory_is_compared_with_the_estimate_that_there_is():
+def test_memory_ratio_uses_the_closed_form_without_a_traced_estimate():
     estimates = {"memory_growth_bytes": 60, "memory_closed_form_bytes": 20}
     records = [
         make_record("fsdp2", memory_estimate_bytes=30, **estimates),
@@ -166,7 +166,7 @@ def with_account(record, kind, **changes):
 
 
 @pytest.mark.parametrize("run", STRATEGIES)
-def test_the_kinds_add_up_to_the_whole(run):
+def test_traffic_by_kind_sums_to_the_record(run):
     record = make_record(run)
     found = traffic(record)
     for what in ("bytes_raw", "bytes_wire"):
@@ -174,14 +174,14 @@ def test_the_kinds_add_up_to_the_whole(run):
         assert whole == pytest.approx(getattr(record, what))
 
 
-def test_ratio_is_of_one_kind_and_absent_where_nothing_moved():
+def test_compression_ratio_is_per_kind_and_absent_without_traffic():
     found = traffic(make_record("ddp-int8"))
     assert found["gradients_ratio"] == pytest.approx(3.88)
     assert found["weights_ratio"] is None
     assert traffic(make_record("fsdp2-int8"))["weights_ratio"] == 1
 
 
-def test_bytes_between_nodes_are_those_of_both_kinds():
+def test_bytes_between_nodes_sum_gradients_and_weights():
     record = make_record("fsdp2-int8")
     assert traffic(record)["bytes_between_nodes"] is None
     for kind, moved in (("gradients", 3e5), ("weights", 2e5)):
@@ -201,7 +201,7 @@ def test_uncompressed_messages_are_means_over_all_seeds():
     }
 
 
-def test_both_codecs_have_their_options():
+def test_codec_texts_include_options():
     document = {
         "gradients": {
             "codec": "int4:group=64,levels=nf4",
@@ -219,7 +219,7 @@ def test_both_codecs_have_their_options():
     assert set(codec_texts(parse_strategy({"engine": "ddp"})).values()) == {"none"}
 
 
-def test_a_reader_sees_every_figure_of_the_ledger():
+def test_tables_show_every_figure_of_the_ledger():
     strategy = parse_strategy(
         {
             "gradients": {"codec": "int4", "error_feedback": True},

@@ -56,18 +56,18 @@ def timed(rate, ranks=2, delay=0.0, **steps):
         ([(1e8, 0.9), (3e8, 1.1), (1e9, 0.8)], math.inf),
     ],
 )
-def test_the_crossing_is_interpolated_on_logarithmic_scales(curve, rate):
+def test_crossing_is_interpolated_on_logarithmic_scales(curve, rate):
     assert crossing(curve) == pytest.approx(rate)
 
 
-def test_beyond_the_measured_rates_nothing_is_extrapolated():
+def test_break_even_rate_is_not_extrapolated():
     pays = crossovers(timed(1e8, exchange=[50.0] * 2, int8=[25.0] * 2))[0]
     assert stops_paying(pays, "fsdp2-int8", "fsdp2-exchange") == "above 100 Mbit/s"
     costs = crossovers(timed(1e8, exchange=[50.0] * 2, int8=[60.0] * 2))[0]
     assert stops_paying(costs, "fsdp2-int8", "fsdp2-exchange") == "below 100 Mbit/s"
 
 
-def test_the_interval_of_the_rate_is_that_of_the_ratios():
+def test_interval_of_the_break_even_rate_is_that_of_the_ratios():
     slow = timed(1e8, exchange=[100.0, 100.0, 100.0], int8=[40.0, 50.0, 62.5])
     fast = timed(1e9, exchange=[100.0, 100.0, 100.0], int8=[160.0, 200.0, 250.0])
     text = stops_paying(crossovers(slow + fast)[0], "fsdp2-int8", "fsdp2-exchange")
@@ -77,7 +77,7 @@ def test_the_interval_of_the_rate_is_that_of_the_ratios():
     assert float(low.split()[0]) < 316 < float(high.split()[0])
 
 
-def test_a_codec_is_compared_with_the_same_strategy_without():
+def test_codec_is_compared_with_the_same_strategy_without_codec():
     group = crossovers(make_timings())[0]
     assert references(group) == {
         "ddp-int8": "ddp",
@@ -85,7 +85,7 @@ def test_a_codec_is_compared_with_the_same_strategy_without():
     }
 
 
-def test_a_run_of_other_sharding_is_no_reference():
+def test_run_with_different_sharding_is_no_reference():
     odd = parse_strategy({**STRATEGIES["fsdp2-int8"], "reshard_after_forward": False})
     runs = timed(1e8, exchange=[50.0], int8=[25.0])
     runs[1] = runs[1].model_copy(update={"strategy": odd.canonical().model_dump(mode="json")})
@@ -104,11 +104,11 @@ def test_links_are_compared_at_equal_ranks_and_delay():
     assert [t.link for t in groups[0].measured] == ["100 Mbit/s", "1 Gbit/s"]
 
 
-def test_without_links_there_is_no_crossover():
+def test_timings_without_emulated_link_have_no_crossover():
     assert crossovers([make_timed("two-ranks"), make_timed("one-rank", world_size=1)]) == []
 
 
-def test_the_fastest_run_on_each_link_is_never_the_no_communication_bound():
+def test_fastest_run_is_never_the_no_communication_bound():
     runs = timed(1e8, fsdp2=[60.0], int8=[20.0]) + timed(1e9, fsdp2=[10.0], int8=[11.0])
     runs += [make_timed(runs[0].timing, NO_COMMUNICATION, step_ms=[1.0])]
     text = fastest(crossovers(runs)[0], BASELINE)
@@ -124,7 +124,7 @@ def test_every_run_has_a_row_and_its_ratio_on_every_link():
     assert baseline[2::2] == ["1", "1", "1"]
 
 
-def test_a_run_that_is_not_timed_on_a_link_is_absent():
+def test_run_not_timed_on_a_link_is_absent():
     runs = timed(1e8, fsdp2=[60.0], int8=[20.0]) + timed(1e9, fsdp2=[10.0])
     rows = {row[0]: row[1:] for row in step_table(crossovers(runs)[0], BASELINE).rows}
     assert rows["fsdp2-int8"] == ["20.0", "0.333", ABSENT, ABSENT]
@@ -143,13 +143,13 @@ def test_time_to_a_loss_is_steps_times_the_step_time_of_the_link():
     assert float(dict(after.rows)["fsdp2-int8"]) < float(dict(after.rows)["fsdp2"])
 
 
-def test_without_the_loss_of_a_seed_there_is_no_mean():
+def test_mean_is_absent_if_a_seed_does_not_reach_the_loss():
     losses = {"fsdp2": {0: {0: 8.0, 1: 6.0}, 1: {0: 8.0, 1: 7.5}}}
     table, _ = by_quality(crossovers(timed(1e8, fsdp2=[1000.0]))[0], losses)
     assert table.rows[0][1:3] == [ABSENT, ABSENT]
 
 
-def test_runs_that_were_not_trained_have_no_time_to_a_loss():
+def test_untrained_runs_have_no_time_to_a_loss():
     group = crossovers(timed(1e8, fsdp2=[1000.0]))[0]
     assert by_quality(group, {}) == []
     assert by_quality(group, {"fsdp2": {0: {0: 1.0}}}, Quality()) == []
@@ -163,7 +163,7 @@ def test_rates_have_the_unit_that_fits(rate, text):
     assert rate_text(rate) == text
 
 
-def test_the_plot_names_runs_that_were_timed_on_links():
+def test_crossover_plot_lists_runs_timed_on_links():
     runs = [make_timed("two-ranks", run) for run in (BASELINE, "ddp", NO_COMMUNICATION)]
     for rate in (1e8, 1e9):
         runs += timed(
@@ -175,7 +175,7 @@ def test_the_plot_names_runs_that_were_timed_on_links():
     assert named == [BASELINE, "fsdp2-int8", NO_COMMUNICATION]
 
 
-def test_losses_hold_for_the_ranks_of_the_training_runs_alone():
+def test_loss_tables_are_limited_to_the_world_size_of_training():
     runs = timed(1e8, fsdp2=[60.0]) + timed(1e8, 4, fsdp2=[60.0])
     evidence = make_evidence(make_records([BASELINE]), timed=runs, quality=QUALITY)
     two, four = links(evidence).sections
@@ -183,7 +183,7 @@ def test_losses_hold_for_the_ranks_of_the_training_runs_alone():
     assert not any("training loss" in table.title for table in four.tables)
 
 
-def test_an_interval_that_begins_at_no_time_reaches_the_top_of_its_panel():
+def test_interval_down_to_0_ms_is_clipped_to_its_panel():
     points = [p.model_copy(update={"low_ms": 0.0}) for p in make_forecast().points]
     figure = forecast_plot(points, [*STRATEGIES], BASELINE)
     for axes in figure.axes:

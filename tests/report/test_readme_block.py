@@ -29,7 +29,7 @@ def test_only_the_block_changes(project):
     assert written.encode().strip() == text[len(before) : len(text) - len(after)]
 
 
-def test_second_time_writes_nothing(project):
+def test_unchanged_block_is_not_written_again(project):
     readme = project / "README.md"
     readme.write_text(f"{BEGIN}{END}")
     main(Parameters())
@@ -41,7 +41,7 @@ def test_second_time_writes_nothing(project):
 @pytest.mark.parametrize(
     "text", ["none", BEGIN, END, f"{END} {BEGIN}", f"{BEGIN}{END}{BEGIN}{END}"]
 )
-def test_markers_must_be_there_once(project, text):
+def test_markers_must_occur_exactly_once(project, text):
     readme = project / "README.md"
     readme.write_text(text)
     with pytest.raises(UserError, match=r"README\.md: expected .* add the two lines"):
@@ -50,7 +50,7 @@ def test_markers_must_be_there_once(project, text):
     assert not (project / "results/report/readme.md").exists()
 
 
-def test_absent_files_are_named(project):
+def test_missing_files_are_named(project):
     with pytest.raises(UserError, match=r"README\.md: no such file"):
         main(Parameters())
     (project / "results/report/headline.md").unlink()
@@ -58,7 +58,7 @@ def test_absent_files_are_named(project):
         main(Parameters())
 
 
-def test_headline_cannot_close_its_block_early(project):
+def test_headline_with_a_marker_is_refused(project):
     readme = project / "README.md"
     readme.write_text(f"{BEGIN}{END}")
     with pytest.raises(UserError, match="marker"):

@@ -73,11 +73,11 @@ def report(tmp_path_factory):
     return folder
 
 
-def test_all_files_are_there_and_nothing_else(report):
+def test_report_writes_exactly_the_expected_files(report):
     assert set(_hashes(report)) == FILES
 
 
-def test_page_needs_nothing_from_outside(report):
+def test_page_loads_no_external_resources(report):
     page = _Page((report / "report.html").read_text())
     assert "script" not in page.tags
     for name, value in page.attributes:
@@ -99,7 +99,7 @@ def test_identifiers_are_unique_and_references_have_targets(report):
     assert {link[1:] for link in links} <= set(ids)
 
 
-def test_page_shows_what_it_must(report):
+def test_page_shows_runs_licence_hashes_and_commands(report):
     text = _Page((report / "report.html").read_text()).text
     for part in (
         *STRATEGIES,
@@ -116,7 +116,7 @@ def test_page_shows_what_it_must(report):
         assert part in text, part
 
 
-def test_texts_of_others_are_escaped(tmp_path):
+def test_untrusted_texts_are_escaped(tmp_path):
     strategy = parse_strategy({"gradients": {"codec": "int8", "exclude": [EVIL]}})
     changes = {"strategy": strategy.model_dump(mode="json"), "comm_ms_by_op": {EVIL: 1.0}}
     records = [make_record(run, seed, **changes) for run in (EVIL, "fsdp2") for seed in range(3)]
@@ -138,7 +138,7 @@ def test_texts_of_others_are_escaped(tmp_path):
         assert "<script>" not in (tmp_path / name).read_text()
 
 
-def test_same_evidence_gives_the_same_bytes(report, tmp_path):
+def test_report_is_deterministic(report, tmp_path):
     """Another process with another hash seed, so that no order of a set or clock can hide."""
     code = (
         "import sys; from pathlib import Path; "
@@ -162,7 +162,6 @@ def test_data_files_hold_every_run(report):
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_few_seeds_cause_a_warning_with_every_table(tmp_path, seeds):
-    write_report(make_evidence(make_records(["ddp-int8", "fsdp2"], seeds)), tmp_path)
     evidence = make_evidence(make_records(["ddp-int8", "fsdp2"], seeds))
     write_report(evidence, tmp_path)
     warning = f"Fewer than 3 seeds ({seeds})"
@@ -189,7 +188,7 @@ def made_up(evidence):
     )
 
 
-def test_an_added_section_is_wherever_a_section_is_shown(tmp_path):
+def test_added_section_is_on_the_page_and_in_markdown(tmp_path):
     evidence = make_evidence(make_records(["ddp", "fsdp2"]))
     write_report(evidence, tmp_path, [*SECTIONS, made_up])
     page = _Page((tmp_path / "report.html").read_text())

@@ -106,7 +106,7 @@ def test_csv_has_the_columns_of_a_record(measured):
         ("timings/slow.jsonl", None, "no such file: run python -m stages.timing slow"),
     ],
 )
-def test_collect_refuses_missing_and_foreign_files(measured, path, content, said):
+def test_collect_refuses_missing_and_invalid_files(measured, path, content, said):
     file = measured / "results" / path
     file.unlink()
     if content is not None:
@@ -146,7 +146,7 @@ def test_report_is_written_from_files(collected):
     assert "Fewer than 3 seeds (2)" in text
 
 
-def test_report_shows_the_runs_of_the_parameters_alone(collected):
+def test_report_is_limited_to_the_runs_of_the_parameters(collected):
     write_json("params.yaml", {**PARAMS, "runs": ["fsdp2"], "seeds": [3]})
     report.main(Parameters())
     lines = (collected / "results/report/comparison.jsonl").read_text().splitlines()
@@ -165,7 +165,7 @@ def test_report_shows_the_runs_of_the_parameters_alone(collected):
         ("results/forecast/forecast.json", "forecast"),
     ],
 )
-def test_report_names_what_is_missing(collected, path, fix):
+def test_report_names_the_stage_of_a_missing_file(collected, path, fix):
     (collected / path).unlink()
     with pytest.raises(UserError, match=f"{path}: no such file: run python -m stages.{fix}"):
         report.main(Parameters())
@@ -173,7 +173,7 @@ def test_report_names_what_is_missing(collected, path, fix):
 
 
 @pytest.mark.parametrize("event", ['{"step": 1}', '{"step": 1, "loss": null}', "[]", "{"])
-def test_report_refuses_foreign_events(collected, event):
+def test_report_refuses_invalid_events(collected, event):
     (collected / "results/train/ddp/seed0/events.jsonl").write_text(event)
     with pytest.raises(UserError, match=r"events\.jsonl: not the events of a training run"):
         report.main(Parameters())
@@ -188,14 +188,14 @@ def test_report_refuses_foreign_events(collected, event):
         (TIMED[0].model_dump_json(), "slow.jsonl: has other runs than timings.slow"),
     ],
 )
-def test_report_refuses_foreign_timings(collected, content, said):
+def test_report_refuses_invalid_timings(collected, content, said):
     (collected / "results/timings/slow.jsonl").write_text(content)
     with pytest.raises(UserError, match=f"{said}.*: run python -m stages.timing slow"):
         report.main(Parameters())
 
 
 @pytest.mark.parametrize("content", ["{", "{}", "[]"])
-def test_report_refuses_what_is_no_forecast(collected, content):
+def test_report_refuses_an_invalid_forecast(collected, content):
     (collected / "results/forecast/forecast.json").write_text(content)
     fix = "run python -m stages.forecast"
     with pytest.raises(UserError, match=f"forecast.json.*: {fix}"):

@@ -52,12 +52,12 @@ def test_efficiency_is_throughput_per_rank_against_one_rank():
     assert math.isnan(row_of([four], BASELINE, "four-ranks")["efficiency"])
 
 
-def test_without_a_baseline_there_is_no_ratio_to_it():
+def test_ratio_to_an_untimed_baseline_is_nan():
     row = row_of([make_timed(run="ddp"), make_timed(run=NO_COMMUNICATION)], "ddp")
     assert math.isnan(row["step_ratio"]) and math.isfinite(row["bound_ratio"])
 
 
-def test_the_headers_of_frames_are_no_excess_over_the_ledger():
+def test_frame_headers_are_not_counted_as_interface_excess():
     run = make_timed(bytes_wire=1e6, interface_bytes=1.02e6 + 66 * 700, interface_frames=700.0)
     assert row_of([run], BASELINE)["interface_excess"] == pytest.approx(0.02)
     assert math.isnan(row_of([make_timed("two-ranks")], BASELINE, "two-ranks")["interface_excess"])
@@ -83,7 +83,7 @@ def test_the_bottleneck_is_judged_by_steps_and_trace(times, exposed, said):
     assert f"{exposed:.0%}".replace("%", " %") in sentence
 
 
-def test_the_order_of_the_timings_has_no_meaning():
+def test_order_of_timings_does_not_matter():
     """As in params.yaml, where they are named."""
     timed = make_timings()
     by_name = sorted(timed, key=lambda run: run.timing)
@@ -98,13 +98,13 @@ def test_the_order_of_the_timings_has_no_meaning():
     assert [s.sentences for s in ours[1].sections] == [s.sentences for s in theirs[1].sections]
 
 
-def test_a_single_repetition_shows_nothing():
+def test_bottleneck_is_undecided_after_a_single_repetition():
     timed = [run.model_copy(update={"step_ms": run.step_ms[:1]}) for run in pair(9.0)]
     (sentence,) = bottleneck(timing_table(timed, BASELINE), BASELINE)
     assert "a single repetition cannot show" in sentence
 
 
-def test_the_setting_of_the_training_runs_has_a_sentence():
+def test_bottleneck_of_the_training_setting_is_stated():
     table = timing_table(make_timings(), BASELINE)
     assert bottleneck_of(table, make_record()).startswith("On 2 ranks (link: loopback)")
     assert "is unknown" in bottleneck_of(table, make_record(world_size=8))
@@ -131,7 +131,7 @@ def test_an_in_process_link_is_named():
 
 
 @pytest.mark.parametrize("timing", ["two-ranks", "slow"])
-def test_one_timing_is_enough_for_a_report(tmp_path, timing):
+def test_report_accepts_a_single_timing(tmp_path, timing):
     timed = [make_timed(timing, run) for run in ("ddp", NO_COMMUNICATION)]
     write_report(make_evidence(make_records(["fsdp2", "ddp"]), timed=timed), tmp_path)
     text = (tmp_path / "report.html").read_text()

@@ -1,4 +1,4 @@
-"""Strategies that take turns in the same ranks: what is counted is theirs alone."""
+"""Interleaved strategies on the same ranks: each is charged with its own steps only."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -24,11 +24,11 @@ STRATEGIES = {
         }
     ),
 }
-ROUNDS = 4
+REPETITIONS = 4
 
 
 def plan(data: Path, **timing: object) -> TimingPlan:
-    values = Timing(**{"runs": tuple(STRATEGIES), "repetitions": ROUNDS, **timing})
+    values = Timing(**{"runs": tuple(STRATEGIES), "repetitions": REPETITIONS, **timing})
     train = Train(steps=6, batch_size=2, sequence_length=16, untimed_steps=2, profiled_steps=1)
     return TimingPlan("a-timing", values, STRATEGIES, train, Model(preset="tiny"), data)
 
@@ -44,20 +44,20 @@ def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Time
     return timed(data, tmp_path_factory.mktemp("timed"))
 
 
-def test_every_run_has_a_step_of_every_round(runs):
+def test_every_run_has_a_step_of_every_repetition(runs):
     assert list(runs) == [*STRATEGIES, NO_COMMUNICATION]
-    assert all(len(run.step_ms) == ROUNDS and min(run.step_ms) > 0 for run in runs.values())
+    assert all(len(run.step_ms) == REPETITIONS and min(run.step_ms) > 0 for run in runs.values())
 
 
-def test_runs_are_told_by_their_strategies(runs):
+def test_timed_runs_hold_their_strategies(runs):
     for name, strategy in STRATEGIES.items():
         assert runs[name].strategy_hash == strategy.hash()
         assert parse_strategy(runs[name].strategy).canonical() == strategy.canonical()
     assert runs[NO_COMMUNICATION].strategy is None
 
 
-def test_the_ledger_of_a_run_holds_the_steps_of_its_rounds(runs):
-    """What the untimed and the traced steps moved is not in it, nor what other runs did."""
+def test_ledger_of_a_run_holds_the_steps_of_its_repetitions(runs):
+    """It has neither the traffic of untimed and traced steps nor that of other runs."""
     gradients = runs["ddp"].ledger["gradients"]
     assert gradients["collectives"] == 1
     # at two ranks an all-reduce sends each element once
@@ -69,20 +69,20 @@ def test_the_ledger_of_a_run_holds_the_steps_of_its_rounds(runs):
         assert run.interface_bytes is None
 
 
-def test_without_communication_nothing_moves(runs):
+def test_no_communication_run_sends_nothing(runs):
     bound = runs[NO_COMMUNICATION]
     assert bound.bytes_raw == bound.bytes_wire == 0
     assert bound.breakdown.comm_share < runs["fsdp2"].breakdown.comm_share
 
 
-def test_the_traced_steps_add_up(runs):
+def test_parts_of_traced_steps_sum_to_the_step(runs):
     for run in runs.values():
         parts = run.breakdown
         whole = parts.compute_ms + parts.exposed_comm_ms + parts.idle_ms
         assert whole == pytest.approx(parts.profiled_step_ms, rel=1e-6)
 
 
-def test_units_are_all_of_the_model(runs):
+def test_units_sum_to_the_model(runs):
     for run in runs.values():
         assert sum(unit.elements for unit in run.units) == run.parameters
     names = [unit.name for unit in runs["fsdp2"].units]
@@ -95,7 +95,7 @@ def test_one_rank_is_timed_too(data, tmp_path):
     assert runs["fsdp2"].bytes_wire == 0
 
 
-def test_on_a_link_the_interface_counts_what_the_ledger_counts(permitted, data, tmp_path):
+def test_interface_counters_match_the_ledger_on_a_link(permitted, data, tmp_path):
     runs = timed(data, tmp_path, link=Link(rate="1gbit"), repetitions=2)
     assert {run.link for run in runs.values()} == {"1gbit"}
     assert {run.bits_per_second for run in runs.values()} == {10**9}
@@ -106,7 +106,7 @@ def test_on_a_link_the_interface_counts_what_the_ledger_counts(permitted, data, 
     assert runs[NO_COMMUNICATION].interface_bytes < 5000
 
 
-def test_no_run_always_follows_the_same():
+def test_order_of_runs_is_shuffled_reproducibly():
     turns = [order(number, 5) for number in range(40)]
     assert all(sorted(each) == list(range(5)) for each in turns)
     followed = {(a, b) for each in turns for a, b in pairwise(each)}
@@ -114,7 +114,7 @@ def test_no_run_always_follows_the_same():
     assert turns == [order(number, 5) for number in range(40)]
 
 
-def test_a_rank_that_fails_leaves_the_output_as_it_was(data, tmp_path):
+def test_failed_rank_keeps_the_output_unchanged(data, tmp_path):
     output = tmp_path / "a-timing.jsonl"
     output.write_text("before\n")
     odd = parse_strategy({"overrides": [{"layers": [7], "param_dtype": "bf16"}]})
