@@ -37,7 +37,7 @@ SIZES = [1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22]
 """bytes of the whole vector"""
 _REPETITIONS = 12
 _LONGEST_S = 0.1
-"""vectors that take a link longer are left out: they add nothing to the fit"""
+"""vectors that take a link longer are left out: they do not improve the fit"""
 
 
 class Network(NamedTuple):

@@ -169,8 +169,8 @@ def _standard_error(values: Sequence[float]) -> float:
 def _engines(model: Model, runs: Sequence[TimedRun]) -> Engines:
     """Fit the overhead per collective by least squares of absolute errors.
 
-    Not of relative errors: a wait of some milliseconds comes or does not come in a short step as in
-    a long one.
+    Not of relative errors: waits of some milliseconds are as likely in a short step as in a long
+    one.
     """
     names = [*model.engines.work]
     cases = [(model.work(run, strategy_of(run)), model.costs(run), step_s(run)) for run in runs]

@@ -29,7 +29,7 @@ def estimate(forecast: Callable[[Model], float], model: Model, noise: float = 0.
     """Predict with the interval that follows from the fits; unused parameters cost nothing.
 
     Args:
-        noise: standard deviation of a measurement that the interval is to hold.
+        noise: standard deviation of a measurement that the prediction interval must cover.
     """
     value = forecast(model)
     variance = noise**2 + sum((forecast(other) - value) ** 2 for other in directions(model))

@@ -79,7 +79,7 @@ class MemoryCost(Document):
 
 
 class Calibration(Document):
-    """Everything that a forecast knows of a machine apart from training runs."""
+    """Measurements of a machine that a forecast is fitted on, apart from training runs."""
 
     transfers: list[Transfer]
     codecs: list[CodecCost]

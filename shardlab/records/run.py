@@ -1,4 +1,4 @@
-"""Record of one run: all that reports, forecasts and the agent may know of it.
+"""Record of one run, as reports, forecasts and the agent read it; and its memory estimate.
 
 One record per (run, seed). Times are in milliseconds and leave out the untimed steps; bytes are
 those that one rank sent, averaged over ranks and steps; shares are between 0 and 1.
@@ -79,7 +79,7 @@ class Training(Document):
     """bytes_wire over collective_ms, bytes per second"""
     interface_bytes: float | None = None
     """bytes per step counted by the network interface, with the headers of Ethernet, IP, TCP and
-    gloo; only an emulated link in namespaces gives every rank an interface of its own"""
+    gloo; only an emulated link in namespaces gives every rank a separate interface"""
     ledger: dict[str, Any]
     """by kind of message, per rank and step: collectives, bytes, encode and decode time, and the
     messages that were sent uncompressed by their reason"""

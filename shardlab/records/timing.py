@@ -53,7 +53,7 @@ class TimedRun(Document):
     bytes_raw: float
     bytes_wire: float
     interface_bytes: float | None
-    """bytes counted by the network interface, where every rank has its own"""
+    """bytes counted by the network interface, where every rank has a separate one"""
     interface_frames: float | None
     """frames counted there"""
     ledger: dict[str, Any]

@@ -34,7 +34,7 @@ RECORDED = [
     for name, field in part.model_fields.items()
     if field.annotation in _NUMBERS
 ]
-"""numeric fields of a record: a new field is a measure of `comparison` without further ado"""
+"""numeric fields of a record: a new field becomes a measure of `comparison`"""
 KINDS = ("gradients", "weights")
 """of messages"""
 

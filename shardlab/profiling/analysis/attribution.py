@@ -73,7 +73,7 @@ def units_of_worker(labels: Labels, calls: Sequence[Call], operations: Sequence[
     """Return the unit of what gloo's workers ran, in the order of its start.
 
     Returns:
-        empty where the calls are not as many, so that nobody knows which belongs to which.
+        empty where the calls are not as many, so that they cannot be matched.
     """
     units = [""] * len(operations)
     for operation in set(operations):

@@ -55,7 +55,7 @@ def covers(a: Intervals, times: NDArray[np.float64]) -> _Mask:
 
 
 def _combine(a: Intervals, b: Intervals, keep: Callable[[_Mask, _Mask], _Mask]) -> Intervals:
-    """membership does not change between two neighbouring bounds: decide once for each piece"""
+    """Combine sets piece by piece: membership is constant between two neighbouring bounds."""
     bounds = np.unique(np.concatenate([a.ravel(), b.ravel()]))
     kept = np.concatenate([[False], keep(covers(a, bounds), covers(b, bounds)), [False]])
     starts, ends = kept[1:] & ~kept[:-1], kept[:-1] & ~kept[1:]

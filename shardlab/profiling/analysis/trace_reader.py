@@ -207,8 +207,8 @@ def _nccl_operation(event: Event) -> str:
     if match is None:
         return ""
     # one NCCL kernel serves all operations; torch records which one it launched
-    told = event.get("args", {}).get("Collective name", "") if match[1] == "Generic" else ""
-    return f"nccl:{told or match[1]}"
+    recorded = event.get("args", {}).get("Collective name", "") if match[1] == "Generic" else ""
+    return f"nccl:{recorded or match[1]}"
 
 
 def _intervals(pairs: Sequence[tuple[float, float]]) -> Intervals:

@@ -55,8 +55,11 @@ def _processes(paths: Sequence[str | Path]) -> list[dict[int, int]]:
 
 
 def _is_of_process(event: Event) -> bool:
-    """The profiler writes notes of its own into processes that are named by words, and at times
-    the name of a process of which it knows nothing else."""
+    """Return whether an event belongs to a numbered process with timed events.
+
+    The profiler also writes metadata under process ids that are words, and of processes without
+    other events.
+    """
     return event["ph"] != "M" and isinstance(event.get("pid"), int)
 
 

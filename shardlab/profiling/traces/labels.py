@@ -12,8 +12,7 @@ ROOT = "root"
 """unit of values that belong to no other one"""
 
 # labels of FSDP2's own calls (torch 2.13, _fully_shard/_fsdp_param_group.py); the root has no name
-# there
-# has no name there
+# in them
 _FSDP2 = re.compile(
     r"FSDP::(?:all_gather|all_gather_copy_out|post_backward_reduce)"
     r"(?: \((.*?)\))?(?: \[pg=\d+\])?"

@@ -109,7 +109,7 @@ def _split_head(file: IO[bytes]) -> tuple[bytes, bytes]:
 
 @contextmanager
 def _refusing(path: str | Path) -> Iterator[None]:
-    """Return one line that says what is wrong with the file."""
+    """Turn errors of reading into one line that names the fix."""
     try:
         yield
     except FileNotFoundError:

@@ -11,92 +11,23 @@ from itertools import pairwise
 from typing import Any
 
 from shardlab.collection.quality import quality_at_time, steps_to_quality
-from shardlab.experiment.link import FRAME_HEADERS
 from shardlab.report.aggregate import mean_over_seeds
 from shardlab.report.evidence import Evidence
 from shardlab.report.numbers import (
     ABSENT,
-    MB,
     Cell,
     Row,
     figure,
-    interval,
-    plain,
     plus_minus,
     rate_text,
     ratio,
-    share,
-    where_known,
     words,
 )
-from shardlab.report.sections.scaling import (
-    EXPOSED,
-    IN_BACKWARD,
-    LINK,
-    RANKS,
-    TIMED_STEP,
-    TIMED_TOKENS,
-)
+from shardlab.report.sections.scaling import TIMED
 from shardlab.report.tables import RUN, Column, Figure, Section, Table, by_run, make_table
 from shardlab.report.timing_plots import crossover_plot
 from shardlab.report.timings import Crossover, LinkTiming, speed_up, step_sd
 from shardlab.strategy.strategy import Strategy
-
-TIMED = [
-    RUN,
-    RANKS,
-    LINK,
-    TIMED_STEP,
-    Column(
-        "timed step / baseline",
-        "",
-        interval("step_ratio", 3),
-        "geometric mean of the ratios to the baseline over repetitions, with its 95 % confidence "
-        "interval",
-    ),
-    Column(
-        "step / no-comm. bound",
-        "",
-        interval("bound_ratio"),
-        "the same ratio to the no-communication bound",
-    ),
-    TIMED_TOKENS,
-    Column(
-        "ledger",
-        "MB/step",
-        plain("bytes_wire", scale=MB),
-        "bytes that a rank sent per step, as the library counts them",
-    ),
-    Column(
-        "interface",
-        "MB/step",
-        where_known("interface_bytes", scale=MB),
-        "bytes that the network interface of a rank sent per step, headers and acknowledgements "
-        "included; known if every rank has a network interface",
-    ),
-    Column(
-        "interface excess",
-        "%",
-        share("interface_excess", 2),
-        f"excess of the interface's count over the ledger, less {FRAME_HEADERS} bytes of headers "
-        "per frame: control messages of gloo, and what torch sends apart from codecs, such as the "
-        "gradient norm",
-    ),
-    Column(
-        "timed communication",
-        "% of step",
-        share("comm_share"),
-        "fraction of the traced steps of a timing in which a collective ran",
-    ),
-    EXPOSED,
-    Column(
-        "timed overlap",
-        "% of comm.",
-        share("overlap"),
-        "fraction of the communication of these steps that overlapped with compute",
-    ),
-    IN_BACKWARD,
-]
 
 
 def links(evidence: Evidence) -> Section:

@@ -2,17 +2,21 @@
 
 import pandas as pd
 
+from shardlab.experiment.link import FRAME_HEADERS
 from shardlab.records.run import Setting
 from shardlab.report.aggregate import verdict
 from shardlab.report.evidence import Evidence
 from shardlab.report.numbers import (
     ABSENT,
+    MB,
     Row,
+    interval,
     percent,
     plain,
     plural,
     share,
     spread,
+    where_known,
     within,
     words,
 )
@@ -78,6 +82,63 @@ SCALING = [
     ),
     IN_BACKWARD,
     EXPOSED,
+]
+
+
+TIMED = [
+    RUN,
+    RANKS,
+    LINK,
+    TIMED_STEP,
+    Column(
+        "timed step / baseline",
+        "",
+        interval("step_ratio", 3),
+        "geometric mean of the ratios to the baseline over repetitions, with its 95 % confidence "
+        "interval",
+    ),
+    Column(
+        "step / no-comm. bound",
+        "",
+        interval("bound_ratio"),
+        "the same ratio to the no-communication bound",
+    ),
+    TIMED_TOKENS,
+    Column(
+        "ledger",
+        "MB/step",
+        plain("bytes_wire", scale=MB),
+        "bytes that a rank sent per step, as the library counts them",
+    ),
+    Column(
+        "interface",
+        "MB/step",
+        where_known("interface_bytes", scale=MB),
+        "bytes that the network interface of a rank sent per step, headers and acknowledgements "
+        "included; known if every rank has a network interface",
+    ),
+    Column(
+        "interface excess",
+        "%",
+        share("interface_excess", 2),
+        f"excess of the interface's count over the ledger, less {FRAME_HEADERS} bytes of headers "
+        "per frame: control messages of gloo, and what torch sends apart from codecs, such as the "
+        "gradient norm",
+    ),
+    Column(
+        "timed communication",
+        "% of step",
+        share("comm_share"),
+        "fraction of the traced steps of a timing in which a collective ran",
+    ),
+    EXPOSED,
+    Column(
+        "timed overlap",
+        "% of comm.",
+        share("overlap"),
+        "fraction of the communication of these steps that overlapped with compute",
+    ),
+    IN_BACKWARD,
 ]
 
 
