@@ -20,7 +20,7 @@ from benchmarks.children import on_ranks
 from benchmarks.speed import best_times
 from shardlab.activations.anonymous_file import AnonymousFile, aligned_blocks
 from shardlab.core.files import write_json
-from shardlab.engines.slide.moments import FileMoments, MemoryMoments, Moments, MomentStore
+from shardlab.engines.slide.moments import FileMoments, Moments, MomentStore
 from shardlab.engines.slide.shared_file import NodeFile
 from shardlab.environment.host import describe_host, git_revision
 from shardlab.kernels.adam import Hyper, adam_
@@ -78,7 +78,7 @@ def _seconds(
         calls |= {
             f"{name}: direct read": partial(_each, plain.read, buffer),
             f"{name}: direct write": partial(_each, plain.write, buffer),
-            f"{name}: updates in memory": partial(updates, MemoryMoments(memory)),
+            f"{name}: updates in memory": partial(updates, MomentStore(memory)),
             f"{name}: updates on disk": partial(updates, _on_disk(group, folder, size, dtype)),
         }
     return best_times(calls, repetitions)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from shardlab.engines.slide.groups import node_groups
 from shardlab.engines.slide.shared_memory import NodeMemory
-from shardlab.engines.slide.sync import RankProgress
+from shardlab.engines.slide.sync import OFFLOADED, UPDATED, RankProgress
 from shardlab.launch import launch
 
 _CALLS = 200
@@ -30,20 +30,20 @@ def ways(group: dist.ProcessGroup, progress: RankProgress) -> dict[str, Callable
 
     def publish_and_wait() -> None:
         step = next(everyone)
-        progress.publish("all", 0, step)
-        progress.wait("all", 0, step)
+        progress.publish(OFFLOADED, 0, step)
+        progress.wait(OFFLOADED, 0, step)
 
     def round_trip() -> None:
         step = next(there_and_back)
         if rank == 1:
-            progress.wait("trip", 0, step, ranks=[0])
+            progress.wait(UPDATED, 0, step, ranks=[0])
         if rank < 2:
-            progress.publish("trip", 0, step)
+            progress.publish(UPDATED, 0, step)
         if rank == 0:
-            progress.wait("trip", 0, step, ranks=[1])
+            progress.wait(UPDATED, 0, step, ranks=[1])
 
     return {
-        "all": publish_and_wait,
+        OFFLOADED: publish_and_wait,
         "round trip": round_trip,
         "gloo barrier": lambda: dist.barrier(group),
     }
@@ -52,7 +52,7 @@ def ways(group: dist.ProcessGroup, progress: RankProgress) -> dict[str, Callable
 def show(group: dist.ProcessGroup, turns: int) -> None:
     """Prints the table on rank 0."""
     here = node_groups(group).here
-    memory = NodeMemory.create(here, {}, ["all", "trip"], 1, timeout_s=60.0)
+    memory = NodeMemory.create(here, {}, 1, timeout_s=60.0)
     calls = ways(here, memory.progress)
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(turns + 1):

@@ -175,48 +175,26 @@ class FileStorage(Storage):
     """
 
     def __init__(self, folder: Path, device: torch.device = _CPU) -> None:
-        self._file = AnonymousFile.create(folder)
-        self._space = FreeList()
+        self.file = AnonymousFile.create(folder)
+        self.space = FreeList()
         pin = device.type == "cuda"
         # writing and reading have a thread each; page-locked here, as that takes long in a step
-        self._outgoing = aligned_blocks(_CHUNK, _CPU, pin)
-        self._incoming = aligned_blocks(_CHUNK, _CPU, pin) if pin else None
+        self.outgoing = aligned_blocks(_CHUNK, _CPU, pin)
+        self.incoming = aligned_blocks(_CHUNK, _CPU, pin) if pin else None
 
     def allocate(self, size: int) -> Allocation:  # noqa: D102
-        size, space = whole_blocks(size), self._space
+        size, space = whole_blocks(size), self.space
         start = space.allocate(size)
         if start is None:
             more = space.lacking(size)
-            self._file.reserve(space.end, more)
+            self.file.reserve(space.end, more)
             space.grow(more)
             start = space.allocate(size)
         assert start is not None, "the end of the range is free"
         return _FileAllocation(self, start, size)
 
     def close(self) -> None:  # noqa: D102
-        self._file.close()
-
-    def free(self, start: int, size: int) -> None:
-        """See `Allocation.free`."""
-        self._space.free(start, size)
-
-    def write(self, start: int, source: Tensor) -> None:
-        """See `Allocation.write`."""
-        for begin in range(0, source.numel(), _CHUNK):
-            part = source[begin : begin + _CHUNK]
-            self._outgoing[: part.numel()].copy_(part, non_blocking=True)
-            _synchronize(source.device)  # the CPU writes the bytes
-            self._file.write(start + begin, self._outgoing[: whole_blocks(part.numel())])
-
-    def read(self, start: int, out: Tensor) -> None:
-        """See `Allocation.read`."""
-        for begin in range(0, out.numel(), _CHUNK):
-            part = out[begin : begin + _CHUNK]
-            target = part if self._incoming is None else self._incoming[: part.numel()]
-            self._file.read(start + begin, target)
-            if target is not part:
-                part.copy_(target, non_blocking=True)
-                _synchronize(out.device)  # the next read overwrites the buffer
+        self.file.close()
 
 
 class _FileAllocation(Allocation):
@@ -224,13 +202,25 @@ class _FileAllocation(Allocation):
         self._storage, self._start, self._size = storage, start, size
 
     def write(self, source: Tensor) -> None:
-        self._storage.write(self._start, source)
+        buffer = self._storage.outgoing
+        for begin in range(0, source.numel(), _CHUNK):
+            part = source[begin : begin + _CHUNK]
+            buffer[: part.numel()].copy_(part, non_blocking=True)
+            _synchronize(source.device)  # the CPU writes the bytes
+            self._storage.file.write(self._start + begin, buffer[: whole_blocks(part.numel())])
 
     def read(self, out: Tensor) -> None:
-        self._storage.read(self._start, out)
+        buffer = self._storage.incoming
+        for begin in range(0, out.numel(), _CHUNK):
+            part = out[begin : begin + _CHUNK]
+            target = part if buffer is None else buffer[: part.numel()]
+            self._storage.file.read(self._start + begin, target)
+            if target is not part:
+                part.copy_(target, non_blocking=True)
+                _synchronize(out.device)  # the next read overwrites the buffer
 
     def free(self) -> None:
-        self._storage.free(self._start, self._size)
+        self._storage.space.free(self._start, self._size)
 
 
 def _synchronize(device: torch.device) -> None:

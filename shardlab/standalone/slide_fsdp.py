@@ -20,14 +20,15 @@ from shardlab.engines.slide.engine import SlideEngine
 from shardlab.engines.slide.groups import twin
 from shardlab.engines.slide.unit import FROZEN
 from shardlab.standalone import checkpoint
-from shardlab.standalone.model import (
+from shardlab.standalone.slide_config import (
+    SlideConfig,
+    check_learning_rate,
     check_model,
     drop_graph,
     loss_of,
     refuse_state_dicts,
     without_cache,
 )
-from shardlab.standalone.slide_config import SlideConfig, check_learning_rate
 from shardlab.transport.object_collectives import device_of, run_or_fail_together
 
 

@@ -80,7 +80,7 @@ def test_bytes_pass_by_the_page_cache_where_they_can(tmp_path):
     except OSError:
         pytest.skip("the file system has no direct I/O")
     storage = FileStorage(tmp_path)
-    assert fcntl.fcntl(storage._file.descriptor, fcntl.F_GETFL) & os.O_DIRECT
+    assert fcntl.fcntl(storage.file.descriptor, fcntl.F_GETFL) & os.O_DIRECT
 
 
 def test_memory_as_a_disk_works_like_any_other():
@@ -121,7 +121,7 @@ def left(tmp_path):
 
 def test_a_file_that_ends_too_early_is_told_now_and_later(left):
     store, stored = left
-    os.ftruncate(store._storage._file.descriptor, 8192)
+    os.ftruncate(store._storage.file.descriptor, 8192)
     for call in (store.take, store.prefetch, lambda _: store.put(torch.ones(1))):
         with pytest.raises(OSError, match="could not be read: it ends too early") as told:
             call(stored)
@@ -140,7 +140,7 @@ def test_an_error_of_the_writing_thread_is_raised_by_every_call_after_it(
 ):
     store, stored = left
     instead = os.open(broken, flags)
-    os.dup2(instead, store._storage._file.descriptor)
+    os.dup2(instead, store._storage.file.descriptor)
     os.close(instead)
     store.put(torch.ones(3000)).written.settle()
     for call in (store.take, store.prefetch, lambda _: store.put(torch.ones(1))):

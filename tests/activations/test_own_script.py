@@ -51,7 +51,7 @@ def assert_same(found, expected):
 
 def left(sliding) -> int:
     """Bytes that the file of the store has room for."""
-    return sliding._store._storage._space.end
+    return sliding._store._storage.space.end
 
 
 @pytest.mark.parametrize("family", FAMILIES)

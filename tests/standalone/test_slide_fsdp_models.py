@@ -10,27 +10,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM
 
-import shardlab
 from shardlab.core.errors import UserError
-from tests.families import VOCABULARY, config_of
+from tests.families import VOCABULARY
 from tests.ranks import on_ranks, run_ranks
+from tests.standalone.sliding_factory import by_hand, model_of, slid
 
 FAMILIES = ["gpt2-tied", "llama-tied", "llama-untied", "qwen2-tied", "qwen3-untied", "mistral-tied"]
-
-
-def model_of(family, seed=0):
-    torch.manual_seed(seed)
-    off = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
-    changes = dict.fromkeys(off, 0.0) if family.startswith("gpt2") else {"attention_dropout": 0.0}
-    return AutoModelForCausalLM.from_config(config_of(family, **changes)).train()
-
-
-def slid(model, **config):
-    sliding = shardlab.SlideFSDP(model, shardlab.SlideConfig(learning_rate=1e-3, **config))
-    sliding._engine._schedule.window.poison = True
-    return sliding
 
 
 def padded_batch(call, rank):
@@ -47,23 +33,6 @@ def padded_batch(call, rank):
     }
 
 
-def by_hand(family, steps, accumulation, world_size):
-    """The weights after the same in a plain loop over the samples of all ranks."""
-    model = model_of(family)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), 1e-3, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.1, fused=True
-    )
-    for step in range(steps):
-        for call in range(step * accumulation, (step + 1) * accumulation):
-            for rank in range(world_size):
-                loss = model(**padded_batch(call, rank), use_cache=False).loss
-                (loss / (world_size * accumulation)).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-    return model.state_dict()
-
-
 @pytest.mark.parametrize(
     ("family", "checkpointing"),
     [
@@ -73,10 +42,14 @@ def by_hand(family, steps, accumulation, world_size):
     ],
 )
 def test_masks_ignored_labels_and_lengths_train_as_by_hand(family, checkpointing):
-    expected = by_hand(family, 3, 2, 2)
+    calls = [[padded_batch(call, rank) for rank in range(2)] for call in range(6)]
+    steps = [first + second for first, second in zip(calls[::2], calls[1::2], strict=True)]
+    # as SlideFSDP, which turns the cache off
+    batches = [[{**batch, "use_cache": False} for batch in step] for step in steps]
+    expected = by_hand(model_of(family), batches, 1.0, betas=(0.8, 0.9), eps=1e-6)
 
     def on_rank(group):
-        config = {"accumulation": 2, "betas": (0.8, 0.9), "eps": 1e-6}
+        config = {"accumulation": 2, "clip": 1.0, "betas": (0.8, 0.9), "eps": 1e-6}
         sliding = slid(model_of(family), activation_checkpointing=checkpointing, **config)
         for call in range(6):
             sliding(padded_batch(call, dist.get_rank()))
@@ -96,33 +69,31 @@ def steps(sliding, first, last):
 @pytest.mark.parametrize(
     ("family", "transfer"), [*((family, "full") for family in FAMILIES), ("gpt2-tied", "shard")]
 )
-def test_evaluation_and_text_between_steps_see_the_last_update_and_change_nothing(family, transfer):
+@on_ranks(2)
+def test_evaluation_and_text_between_steps_see_the_last_update_and_change_nothing(
+    family, transfer
+) -> None:
     prompt = torch.arange(5).repeat(2, 1)
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-
-    def on_rank(group):
-        config = {"clip": None, "param_transfer": transfer}
-        straight = steps(slid(model_of(family), **config), 0, 6)
-        model = model_of(family)
-        sliding, found = slid(model, **config), []
-        for step in range(6):
-            found += steps(sliding, step, step + 1)
-            model.eval()
-            text = model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
+    config = {"clip": None, "param_transfer": transfer}
+    straight = steps(slid(model_of(family), **config), 0, 6)
+    model = model_of(family)
+    sliding, found = slid(model, **config), []
+    for step in range(6):
+        found += steps(sliding, step, step + 1)
+        model.eval()
+        text = model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
+        with torch.no_grad():
+            loss = sliding(padded_batch(9, 0)).loss
+        state, plain = sliding.state_dict(), model_of(family).eval()
+        if dist.get_rank() == 0:
+            plain.load_state_dict(state)
+            mask = torch.ones_like(prompt)
+            assert torch.equal(text, plain.generate(prompt, attention_mask=mask, **options))
             with torch.no_grad():
-                loss = sliding(padded_batch(9, 0)).loss
-            state, plain = sliding.state_dict(), model_of(family).eval()
-            if dist.get_rank() == 0:
-                plain.load_state_dict(state)
-                mask = torch.ones_like(prompt)
-                assert torch.equal(text, plain.generate(prompt, attention_mask=mask, **options))
-                with torch.no_grad():
-                    torch.testing.assert_close(loss, plain(**padded_batch(9, 0)).loss)
-            model.train()
-        assert found == straight
-        return {}
-
-    run_ranks(2, on_rank)
+                torch.testing.assert_close(loss, plain(**padded_batch(9, 0)).loss)
+        model.train()
+    assert found == straight
 
 
 def moved(sliding):

@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 import shardlab
 from shardlab.core.errors import UserError
 from tests.engines.slide.small_engine import differing
-from tests.ranks import run_ranks
-from tests.standalone.test_slide_fsdp import model_of, tokens_of
+from tests.ranks import on_ranks
+from tests.standalone.sliding_factory import model_of, tokens_of
 
 Pair = namedtuple("Pair", ["loss", "logits"])
 OUTPUTS = {
@@ -75,108 +75,88 @@ class Wrapped(nn.Module):
         return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def alone(call):
-    """Runs it on a rank of its own."""
-
-    def on_rank(group):
-        call()
-        return {}
-
-    run_ranks(1, on_rank)
-
-
 def own_model(output=OUTPUTS["attribute"]):
     torch.manual_seed(0)
     return Own(output)
 
 
-def test_a_loss_is_found_wherever_models_put_it():
-    def call():
-        states = []
-        for output in OUTPUTS.values():
-            sliding = shardlab.SlideFSDP(own_model(output))
-            for _ in range(2):
-                found = sliding(x=torch.ones(2, 4))
-            assert type(found) is type(output(torch.ones(()), None))
-            states.append(sliding.state_dict())
-        assert all(differing(state, states[0]) == [] for state in states)
-        assert differing(states[0], own_model().state_dict()) != []
-
-    alone(call)
+@on_ranks(1)
+def test_a_loss_is_found_wherever_models_put_it() -> None:
+    states = []
+    for output in OUTPUTS.values():
+        sliding = shardlab.SlideFSDP(own_model(output))
+        for _ in range(2):
+            found = sliding(x=torch.ones(2, 4))
+        assert type(found) is type(output(torch.ones(()), None))
+        states.append(sliding.state_dict())
+    assert all(differing(state, states[0]) == [] for state in states)
+    assert differing(states[0], own_model().state_dict()) != []
 
 
-def test_an_output_without_a_loss_is_refused_and_nothing_has_happened():
-    def call():
-        for message, output in NO_LOSS.items():
-            sliding = shardlab.SlideFSDP(own_model(output))
-            with pytest.raises(UserError, match=message):
-                sliding(x=torch.ones(2, 4))
-            assert differing(sliding.state_dict(), own_model().state_dict()) == []
-
-    alone(call)
+@on_ranks(1)
+def test_an_output_without_a_loss_is_refused_and_nothing_has_happened() -> None:
+    for message, output in NO_LOSS.items():
+        sliding = shardlab.SlideFSDP(own_model(output))
+        with pytest.raises(UserError, match=message):
+            sliding(x=torch.ones(2, 4))
+        assert differing(sliding.state_dict(), own_model().state_dict()) == []
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
-def test_a_model_inside_of_another_keeps_no_keys_and_values(checkpointing):
-    def call():
-        inner = model_of("llama-untied")
-        assert inner.config.use_cache
-        config = shardlab.SlideConfig(activation_checkpointing=checkpointing)
-        sliding = shardlab.SlideFSDP(Wrapped(inner), config)
-        losses = [float(sliding(tokens=tokens_of(0, 0))) for _ in range(3)]
-        assert losses[2] < losses[0] and inner.config.use_cache
-
-    alone(call)
+@on_ranks(1)
+def test_a_model_inside_of_another_keeps_no_keys_and_values(checkpointing) -> None:
+    inner = model_of("llama-untied")
+    assert inner.config.use_cache
+    config = shardlab.SlideConfig(activation_checkpointing=checkpointing)
+    sliding = shardlab.SlideFSDP(Wrapped(inner), config)
+    losses = [float(sliding(tokens=tokens_of(0, 0))) for _ in range(3)]
+    assert losses[2] < losses[0] and inner.config.use_cache
 
 
 @pytest.mark.parametrize("clip", [0.5, None])
-def test_a_model_called_by_habit_is_refused_and_training_goes_on(clip):
-    def call():
-        states = []
-        for habit in (False, True):
-            model = model_of("llama-untied")
-            sliding = shardlab.SlideFSDP(model, shardlab.SlideConfig(clip=clip))
-            for step in range(3):
-                batch = {"input_ids": tokens_of(step, 0), "labels": tokens_of(step, 0)}
-                sliding(batch)
-                if habit:
-                    with pytest.raises(UserError, match=r"called outside of a step.*SlideFSDP"):
-                        model(**batch)
-                    with torch.no_grad():
-                        assert model(**batch).loss.isfinite()
-            states.append(sliding.state_dict())
-        assert differing(*states) == []
-
-    alone(call)
+@on_ranks(1)
+def test_a_model_called_by_habit_is_refused_and_training_goes_on(clip) -> None:
+    states = []
+    for habit in (False, True):
+        model = model_of("llama-untied")
+        sliding = shardlab.SlideFSDP(model, shardlab.SlideConfig(clip=clip))
+        for step in range(3):
+            batch = {"input_ids": tokens_of(step, 0), "labels": tokens_of(step, 0)}
+            sliding(batch)
+            if habit:
+                with pytest.raises(UserError, match=r"called outside of a step.*SlideFSDP"):
+                    model(**batch)
+                with torch.no_grad():
+                    assert model(**batch).loss.isfinite()
+        states.append(sliding.state_dict())
+    assert differing(*states) == []
 
 
-def test_models_that_cannot_be_taken_apart_are_refused():
-    def call():
-        compiled = own_model()
-        compiled.compile()
-        with torch.device("meta"):
-            nowhere = own_model()
-        refused = {
-            "NoneType: give a torch.nn.Module": None,
-            "Own: give a torch.nn.Module": Own,
-            "is compiled": compiled,
-            "is compiled, for parameters": torch.compile(own_model()),
-            "has no parameters": nn.ModuleList([nn.ReLU()]),
-            "Linear has no list of blocks": nn.Linear(2, 2),
-            "distributed already": DistributedDataParallel(own_model()),
-            "first.weight is on meta: load the model to the CPU": nowhere,
-            "in float32": own_model().double(),
-        }
-        for message, model in refused.items():
-            with pytest.raises(UserError, match=message):
-                shardlab.SlideFSDP(model)
-        with pytest.raises(UserError, match="config is a dict: give a SlideConfig"):
-            shardlab.SlideFSDP(own_model(), {"clip": None})
-        for message, device in DEVICES.items():
-            with pytest.raises(UserError, match=message):
-                shardlab.SlideFSDP(own_model(), shardlab.SlideConfig(device=device))
-
-    alone(call)
+@on_ranks(1)
+def test_models_that_cannot_be_taken_apart_are_refused() -> None:
+    compiled = own_model()
+    compiled.compile()
+    with torch.device("meta"):
+        nowhere = own_model()
+    refused = {
+        "NoneType: give a torch.nn.Module": None,
+        "Own: give a torch.nn.Module": Own,
+        "is compiled": compiled,
+        "is compiled, for parameters": torch.compile(own_model()),
+        "has no parameters": nn.ModuleList([nn.ReLU()]),
+        "Linear has no list of blocks": nn.Linear(2, 2),
+        "distributed already": DistributedDataParallel(own_model()),
+        "first.weight is on meta: load the model to the CPU": nowhere,
+        "in float32": own_model().double(),
+    }
+    for message, model in refused.items():
+        with pytest.raises(UserError, match=message):
+            shardlab.SlideFSDP(model)
+    with pytest.raises(UserError, match="config is a dict: give a SlideConfig"):
+        shardlab.SlideFSDP(own_model(), {"clip": None})
+    for message, device in DEVICES.items():
+        with pytest.raises(UserError, match=message):
+            shardlab.SlideFSDP(own_model(), shardlab.SlideConfig(device=device))
 
 
 @pytest.mark.parametrize("message", CONFIGS)
@@ -185,15 +165,13 @@ def test_settings_without_a_meaning_are_refused(message):
         shardlab.SlideConfig(**CONFIGS[message])
 
 
-def test_a_batch_without_names_and_a_learning_rate_that_is_none_are_refused():
-    def call():
-        sliding = shardlab.SlideFSDP(own_model())
-        with pytest.raises(UserError, match="give a batch by name"):
-            sliding(torch.ones(2, 4))
-        for rate in (float("nan"), -1.0, "a"):
-            sliding.learning_rate = rate
-            with pytest.raises(UserError, match=r"SlideFSDP.learning_rate: input should be"):
-                sliding(x=torch.ones(2, 4))
-        assert differing(sliding.state_dict(), own_model().state_dict()) == []
-
-    alone(call)
+@on_ranks(1)
+def test_a_batch_without_names_and_a_learning_rate_that_is_none_are_refused() -> None:
+    sliding = shardlab.SlideFSDP(own_model())
+    with pytest.raises(UserError, match="give a batch by name"):
+        sliding(torch.ones(2, 4))
+    for rate in (float("nan"), -1.0, "a"):
+        sliding.learning_rate = rate
+        with pytest.raises(UserError, match=r"SlideFSDP.learning_rate: input should be"):
+            sliding(x=torch.ones(2, 4))
+    assert differing(sliding.state_dict(), own_model().state_dict()) == []

@@ -1,18 +1,20 @@
-"""What `SlideFSDP` saves with codecs, and what goes wrong on one rank, which all hear of."""
+"""Folders of `SlideFSDP.save`: contents, codecs, what may be replaced, errors on one rank."""
 
+import os
 import resource
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import shardlab
 from shardlab.core.errors import UserError
-from shardlab.transport.object_collectives import gather_values
 from tests.ranks import on_ranks, run_ranks
-from tests.standalone.test_slide_fsdp import model_of, trained
+from tests.standalone.sliding_factory import INT4, model_of, refused, slid, trained
 
-INT4 = {"gradients": "int4:group=32", "error_feedback": True}
 CODECS = {
     "int4": INT4,
     "gpu_reduce": INT4 | {"grad_sync": "gpu_reduce"},
@@ -25,32 +27,22 @@ CODECS = {
 }
 
 
-def slid(seed=0, **config):
-    config = {"learning_rate": 1e-3, "clip": 0.5, **config}
-    return shardlab.SlideFSDP(model_of("gpt2-tied", seed), shardlab.SlideConfig(**config))
+def gpt2(seed=0):
+    return model_of("gpt2-tied", seed)
 
 
 def communication_of(sliding):
     return sliding._engine.rank_state()["communication"]
 
 
-def refused(call):
-    """The line, which is the same on all ranks."""
-    with pytest.raises(UserError) as told:
-        call()
-    [line] = {*gather_values(str(told.value), dist.group.WORLD)}
-    assert "\n" not in line
-    return line
-
-
 @pytest.mark.parametrize("codecs", CODECS)
 @on_ranks(2)
 def test_what_codecs_keep_is_continued_bit_for_bit_and_without_it_is_not(tmp_path, codecs) -> None:
-    straight = slid(**CODECS[codecs])
+    straight = slid(gpt2(), **CODECS[codecs])
     trained(straight, 0, 3)
     straight.save(tmp_path / "saved")
     expected = trained(straight, 3, 7)
-    other = slid(seed=5, **CODECS[codecs])
+    other = slid(gpt2(5), **CODECS[codecs])
     trained(other, 0, 2)
     other.load(tmp_path / "saved")
     assert trained(other, 3, 7) == expected
@@ -59,7 +51,7 @@ def test_what_codecs_keep_is_continued_bit_for_bit_and_without_it_is_not(tmp_pat
         for path in (tmp_path / "saved").glob("rank-*"):
             path.unlink()
     dist.barrier()
-    fresh = slid(seed=5, **CODECS[codecs])
+    fresh = slid(gpt2(5), **CODECS[codecs])
     fresh.load(tmp_path / "saved")
     found = trained(fresh, 3, 7)
     assert found[0] == expected[0] and found != expected
@@ -67,13 +59,13 @@ def test_what_codecs_keep_is_continued_bit_for_bit_and_without_it_is_not(tmp_pat
 
 def test_what_was_held_back_goes_to_another_number_of_ranks(tmp_path):
     def save(group):
-        sliding = slid(**INT4)
+        sliding = slid(gpt2(), **INT4)
         trained(sliding, 0, 3)
         sliding.save(tmp_path / "saved")
         return communication_of(sliding)
 
     def load(group):
-        sliding = slid(seed=5, **INT4)
+        sliding = slid(gpt2(5), **INT4)
         sliding.load(tmp_path / "saved")
         found = communication_of(sliding)
         expected = shardlab.merge_states(states, 2, dist.get_rank())
@@ -88,10 +80,10 @@ def test_what_was_held_back_goes_to_another_number_of_ranks(tmp_path):
 
 @on_ranks(2)
 def test_residuals_are_not_dropped_in_silence(tmp_path) -> None:
-    sliding = slid(**INT4)
+    sliding = slid(gpt2(), **INT4)
     trained(sliding, 0, 1)
     sliding.save(tmp_path / "saved")
-    other = slid(gradients="int4:group=32")
+    other = slid(gpt2(), gradients="int4:group=32")
     line = refused(lambda: other.load(tmp_path / "saved"))
     assert "set error_feedback=True, or remove rank-*.safetensors" in line
     if dist.get_rank() == 0:
@@ -103,8 +95,8 @@ def test_residuals_are_not_dropped_in_silence(tmp_path) -> None:
 
 @on_ranks(2)
 def test_what_one_rank_cannot_read_is_told_by_all_and_changes_nothing(tmp_path) -> None:
-    expected = trained(slid(**INT4), 0, 4)
-    sliding = slid(**INT4)
+    expected = trained(slid(gpt2(), **INT4), 0, 4)
+    sliding = slid(gpt2(), **INT4)
     found = trained(sliding, 0, 2)
     sliding.save(tmp_path / "saved")
     if dist.get_rank() == 0:
@@ -117,7 +109,7 @@ def test_what_one_rank_cannot_read_is_told_by_all_and_changes_nothing(tmp_path) 
 
 @on_ranks(2)
 def test_a_folder_that_one_rank_does_not_see_is_told_by_all(tmp_path) -> None:
-    sliding = slid()
+    sliding = slid(gpt2())
     sliding.save(tmp_path / "saved")
     seen = tmp_path if dist.get_rank() == 0 else tmp_path / "elsewhere"
     with pytest.raises(UserError, match=r"slide.json: there is none: name a folder"):
@@ -126,9 +118,8 @@ def test_a_folder_that_one_rank_does_not_see_is_told_by_all(tmp_path) -> None:
 
 @on_ranks(2)
 def test_another_model_is_told_before_anything_is_taken(tmp_path) -> None:
-    slid().save(tmp_path / "saved")
-    config = shardlab.SlideConfig(learning_rate=1e-3, clip=0.5)
-    other = shardlab.SlideFSDP(model_of("llama-untied"), config)
+    slid(gpt2()).save(tmp_path / "saved")
+    other = slid(model_of("llama-untied"))
     before = other.state_dict()
     line = refused(lambda: other.load(tmp_path / "saved"))
     assert "of another model: parameter.model.embed_tokens.weight has the shape None" in line
@@ -141,7 +132,7 @@ def test_another_model_is_told_before_anything_is_taken(tmp_path) -> None:
 def test_a_disk_that_is_full_for_one_rank_is_told_by_all_and_leaves_what_was_there(
     tmp_path, full
 ) -> None:
-    sliding = slid(**INT4)
+    sliding = slid(gpt2(), **INT4)
     trained(sliding, 0, 1)
     sliding.save(tmp_path / "saved")
     expected = trained(sliding, 1, 4)
@@ -177,3 +168,152 @@ def test_settings_that_do_not_go_together_are_refused_in_one_line(config, told):
     with pytest.raises(UserError, match=r"^SlideConfig[.:]") as refusal:
         shardlab.SlideConfig(**config)
     assert told in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+PLAIN = shardlab.SlideConfig(learning_rate=1e-2, activation_checkpointing="none")
+
+
+class Counting(nn.Module):
+    """Has buffers of two types that a state dict has, one under two names, and one it has not."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.norm = nn.BatchNorm1d(8)
+        self.register_buffer("unsaved", torch.zeros(()), persistent=False)
+        self.blocks[0].register_buffer("also", self.norm.running_mean)
+
+    def forward(self, x):
+        self.unsaved += 1
+        for block in self.blocks:
+            x = x + torch.tanh(block(x))
+        return SimpleNamespace(loss=self.norm(x).pow(3).mean())
+
+
+def counted(sliding, first, last):
+    generator = torch.Generator().manual_seed(first)
+    for _ in range(first, last):
+        sliding(x=torch.randn(4, 8, generator=generator))
+
+
+@on_ranks(1)
+def test_buffers_that_a_state_dict_has_are_continued(tmp_path) -> None:
+    models = Counting(), Counting()
+    straight, other = (shardlab.SlideFSDP(model, PLAIN) for model in models)
+    counted(straight, 0, 3)
+    straight.save(tmp_path / "saved")
+    expected = straight.state_dict()
+    other.load(tmp_path / "saved")
+    found = other.state_dict()
+    assert {"norm.num_batches_tracked", "blocks.0.also"} <= found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert int(found["norm.num_batches_tracked"]) == 3
+    assert [int(model.unsaved) for model in models] == [3, 0]
+
+
+@on_ranks(2)
+def test_dropout_goes_on_bit_for_bit(tmp_path) -> None:
+    def dropping(seed):
+        torch.manual_seed(seed)
+        sizes = {"vocab_size": 300, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2}
+        model = GPT2LMHeadModel(GPT2Config(**sizes)).train()
+        torch.manual_seed(seed + dist.get_rank())
+        return shardlab.SlideFSDP(model, shardlab.SlideConfig(learning_rate=1e-3))
+
+    straight = dropping(0)
+    trained(straight, 0, 2)
+    straight.save(tmp_path / "saved")
+    expected = trained(straight, 2, 5)
+    other = dropping(7)
+    other.load(tmp_path / "saved")
+    assert trained(other, 2, 5) == expected
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_one_of_the_ranks_wrote_is_not_missed_in_silence(tmp_path, ranks):
+    def save(group):
+        sliding = slid(gpt2(), **INT4)
+        trained(sliding, 0, 2)
+        sliding.save(tmp_path / "saved")
+
+    def load(group):
+        line = refused(lambda: slid(gpt2(), **INT4).load(tmp_path / "saved"))
+        assert line == (
+            f"{tmp_path}/saved/rank-00001.safetensors: missing: load another folder, or remove "
+            "rank-*.safetensors from the folder to begin without what was held back"
+        )
+
+    run_ranks(3, save)
+    (tmp_path / "saved/rank-00001.safetensors").unlink()
+    run_ranks(ranks, load)
+
+
+@pytest.mark.parametrize("file", ["slide.safetensors", "rank-00001.safetensors", "slide.json"])
+@on_ranks(2)
+def test_one_bit_that_fell_over_is_told(tmp_path, file) -> None:
+    sliding = slid(gpt2())
+    sliding.save(tmp_path / "saved")
+    if dist.get_rank() == 0:
+        content = bytearray((tmp_path / "saved" / file).read_bytes())
+        content[-5] ^= 1
+        (tmp_path / "saved" / file).write_bytes(content)
+    dist.barrier()
+    assert f"{file}: damaged" in refused(lambda: sliding.load(tmp_path / "saved"))
+
+
+@on_ranks(2)
+def test_save_replaces_what_it_has_written_and_nothing_else(tmp_path) -> None:
+    model, folder = model_of("llama-untied"), tmp_path / "model"
+    sliding = shardlab.SlideFSDP(model)
+    state = sliding.state_dict()
+    if dist.get_rank() == 0:
+        model.save_pretrained(folder, state_dict=state)
+        (tmp_path / "file").write_text("precious")
+        (tmp_path / "empty").mkdir()
+        (tmp_path / "link").symlink_to(tmp_path / "empty")
+    dist.barrier()
+    before = sorted(path.name for path in folder.iterdir())
+    line = refused(lambda: sliding.save(folder))
+    assert line == (
+        f"{folder}: it holds config.json, which save has not written and would remove: name "
+        "another folder"
+    )
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert "is a file: name a folder" in refused(lambda: sliding.save(tmp_path / "file"))
+    for _ in range(2):
+        sliding.save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "empty/slide.json").is_file()
+    sliding.load(tmp_path / "empty")
+
+
+@on_ranks(1)
+def test_folders_that_are_none_are_told_in_one_line(tmp_path, monkeypatch) -> None:
+    sliding = slid(gpt2())
+    os.chdir(tmp_path)
+    for folder in (".", "", tmp_path, tmp_path.parent):
+        with pytest.raises(UserError, match="working directory cannot be replaced"):
+            sliding.save(folder)
+    for call in (sliding.save, sliding.load):
+        for folder in (None, 5, ["saved"]):
+            with pytest.raises(UserError, match=r"SlideFSDP\.(save|load): name a folder, not"):
+                call(folder)
+    with pytest.raises(UserError, match=r"slide\.json: there is none: name a folder"):
+        sliding.load(tmp_path)
+    sliding.save("saved")
+    sliding.load("saved")
+
+
+@on_ranks(1)
+def test_nobody_takes_or_loads_what_the_model_shows_between_its_uses(tmp_path) -> None:
+    model = model_of("llama-untied")
+    weights = model.state_dict()
+    sliding = shardlab.SlideFSDP(model)
+    trained(sliding, 0, 1)
+    for module in (model, model.model.layers[2]):
+        with pytest.raises(UserError, match=r"^state_dict: .* take SlideFSDP.state_dict"):
+            module.state_dict()
+    with pytest.raises(UserError, match=r"state_dict: .* take SlideFSDP.state_dict"):
+        model.save_pretrained(tmp_path / "model")
+    with pytest.raises(UserError, match=r"^load_state_dict: .* SlideFSDP.load"):
+        model.load_state_dict(weights)
+    model.save_pretrained(tmp_path / "model", state_dict=sliding.state_dict())

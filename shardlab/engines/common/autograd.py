@@ -51,7 +51,7 @@ class ModuleEngine(Engine):
         """around forward: where the inputs of checkpointed blocks go"""
 
     def _accumulate(self, batch: Tensor, count: int) -> float:
-        """Forward and backward of one of `count` micro-batches; returns its loss."""
+        """Run forward and backward of one of `count` micro-batches; return its loss."""
         batch = batch.to(self.device)
         with record_function(FORWARD), self.activation_offload:
             logits = self._logits(batch[:, :-1])
@@ -102,13 +102,7 @@ def _attach(module: nn.Module, strategy: CanonicalStrategy, seed: int, **more: A
 
 
 class AutogradEngine(ModuleEngine):
-    """Engines that update parameters when all gradients of a step are there.
-
-    A subclass wraps the model and says how a reduction is put off.
-
-    Args:
-        module, setup, attached: see `ModuleEngine`.
-    """
+    """Base of engines that update parameters when all gradients of a step are there."""
 
     def __init__(self, module: nn.Module, setup: EngineSetup, **attached: Any) -> None:
         super().__init__(module, setup, **attached)
@@ -123,7 +117,7 @@ class AutogradEngine(ModuleEngine):
 
     @abstractmethod
     def _accumulating(self) -> AbstractContextManager[None]:
-        """While the block runs, backward passes are not the last ones of their step."""
+        """Return a context in which backward passes are not the last ones of their step."""
 
     def step(self, micro_batches: Sequence[Tensor], learning_rate: float) -> StepOutcome:  # noqa: D102
         *early, last = micro_batches
@@ -146,11 +140,11 @@ class AutogradEngine(ModuleEngine):
         return StepOutcome(sum(losses) / len(losses), norm, applied)
 
     def _finish_backward(self) -> None:
-        """Waits for reductions that run beside backward."""
+        """Wait for reductions that overlap with backward."""
         self._handle.drain()
 
     def _clip(self) -> float:
-        """Takes the loss scale out of the gradients and clips them; returns their global norm."""
+        """Divide the gradients by the loss scale and clip them; return their global norm."""
         parameters = self.module.parameters()
         gradients = local_parts(p.grad for p in parameters if p.grad is not None)
         if self._loss_scale.value != 1:
@@ -162,7 +156,7 @@ class AutogradEngine(ModuleEngine):
         return norm
 
     def _sum_over_shards(self, squares: Tensor) -> Tensor:
-        """The sum over ranks that hold different parts of one gradient."""
+        """Return the sum over ranks that hold different parts of one gradient."""
         return squares
 
     def whole_parameters(self) -> Iterator[dict[str, Tensor]]:  # noqa: D102
@@ -182,15 +176,15 @@ class AutogradEngine(ModuleEngine):
         return kinds
 
     def _trained(self) -> dict[str, nn.Parameter]:
-        """What the optimizer updates, by name."""
+        """Return the parameters that the optimizer updates, by name."""
         return {plain(name): parameter for name, parameter in self.module.named_parameters()}
 
     def _laid_out(self, name: str, local: Tensor) -> Tensor:
-        """A tensor of `_trained()[name]` as `shards` shows it."""
+        """Return a tensor of `_trained()[name]` in the layout of `shards`."""
         return local
 
     def _moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """The state of AdamW; zeros, as in torch/optim/adam.py, where no step has made it yet."""
+        """Return the state of AdamW; zeros, as in torch/optim/adam.py, before the first step."""
         state = self._optimizer.state[parameter]
         if not state:
             state["step"] = torch.zeros((), device=parameter.device)

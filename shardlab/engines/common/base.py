@@ -21,7 +21,7 @@ Fill = Callable[[nn.Module], None]
 
 @dataclass(frozen=True)
 class Optimization:
-    """How the weights are updated: AdamW (Loshchilov and Hutter 2019) behind a clipped gradient."""
+    """AdamW (Loshchilov and Hutter 2019) with clipped gradients."""
 
     weight_decay: float
     clip: float | None
@@ -50,7 +50,7 @@ class EngineSetup:
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What one step did, as this rank saw it."""
+    """Outcome of one step on this rank."""
 
     loss: float
     """nats per token, mean over this rank's micro-batches"""
@@ -61,7 +61,7 @@ class StepOutcome:
 
 
 class Engine(ABC):
-    """Trains one model on the ranks of one process group by one strategy.
+    """Trainer of one model on the ranks of one process group by one strategy.
 
     Laws:
     - all ranks call the same methods in the same order;
@@ -75,7 +75,7 @@ class Engine(ABC):
 
     @abstractmethod
     def step(self, micro_batches: Sequence[Tensor], learning_rate: float) -> StepOutcome:
-        """Forward, backward and update.
+        """Run forward, backward and update.
 
         Args:
             micro_batches: int64 tokens [batch, sequence + 1] each; position t predicts t + 1.
@@ -83,7 +83,7 @@ class Engine(ABC):
 
     @abstractmethod
     def whole_parameters(self) -> Iterator[dict[str, Tensor]]:
-        """The model after training, some parameters at a time, whole on every rank.
+        """Iterate over the model after training, some parameters at a time, whole on every rank.
 
         All ranks take all of them. What was yielded may be gone when the next ones come.
 
@@ -93,7 +93,7 @@ class Engine(ABC):
 
     @abstractmethod
     def shards(self) -> State:
-        """Parameters and the optimizer's state, in the memory that training works on.
+        """Return parameters and the optimizer's state, in the memory that training works on.
 
         What is sharded is a DTensor, the rest is the same on all ranks. Writing to these tensors
         on all ranks, before the first step, is how an engine continues from saved ones.
@@ -103,7 +103,7 @@ class Engine(ABC):
         """
 
     def split(self, name: str, whole: Tensor) -> dict[str, Tensor]:
-        """The whole tensor of an entry of `shards()`, by the names of the unwrapped model.
+        """Return the parts of the whole tensor of an entry of `shards()`, by the model's own names.
 
         Returns:
             views of `whole`, the first name for a tied parameter.
@@ -111,11 +111,11 @@ class Engine(ABC):
         return {name: whole}
 
     def gather(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
-        """An entry of `shards()` made whole on every rank, by the names of `split`."""
+        """Return an entry of `shards()` whole on every rank, by the names of `split`."""
         return self.split(name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
 
     def rehearse(self, batch: Tensor) -> None:  # noqa: B027  (most engines need none)
-        """Does what only the first step of a process does; before saved tensors are loaded.
+        """Do what only the first step of a process does; called before saved tensors are loaded.
 
         Args:
             batch: as `step` takes them.
@@ -123,19 +123,19 @@ class Engine(ABC):
 
     @abstractmethod
     def rank_state(self) -> State:
-        """What no shard says: `communication` of this rank alone, and `extra` of all alike.
+        """Return state outside of shards: `communication` of this rank alone, `extra` of all alike.
 
         None of the tensors is written to later.
         """
 
     @abstractmethod
     def load_rank_state(self, state: State) -> None:
-        """Continues from `rank_state()` of the same rank and strategy."""
+        """Continue from `rank_state()` of the same rank and strategy."""
 
     @abstractmethod
     def residual_norm(self) -> float | None:
-        """Norm of what error feedback holds back on this rank; None without error feedback."""
+        """Return the norm of what error feedback holds back on this rank; None without it."""
 
     @abstractmethod
     def audit(self) -> AbstractContextManager[Audit]:
-        """While the block runs, every reduction is also done exactly and compared."""
+        """Return a context in which every reduction is also done exactly and compared."""

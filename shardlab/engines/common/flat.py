@@ -40,7 +40,7 @@ def replica_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:
 
 
 class FlatVector(NamedTuple):
-    """The parameters of a unit one after another, then padding up to equal parts."""
+    """Parameters of a unit one after another, then padding up to equal parts."""
 
     shard: nn.Parameter
     """this rank's part"""
@@ -49,14 +49,14 @@ class FlatVector(NamedTuple):
 
 
 class FlatEngine(AutogradEngine):
-    """Shows flat vectors as torch knows sharded tensors, and takes them apart by name."""
+    """Engines whose optimizer sees one flat vector per unit, sharded as DTensors."""
 
     _mesh: DeviceMesh
     """[shards] or [replicas, shards]"""
 
     @abstractmethod
     def _vectors(self) -> dict[str, FlatVector]:
-        """By the names of the units."""
+        """Return the vectors by the names of the units."""
 
     def split(self, name: str, whole: Tensor) -> dict[str, Tensor]:  # noqa: D102
         return split_vector(whole, self._vectors()[name].shapes)
@@ -72,7 +72,7 @@ class FlatEngine(AutogradEngine):
 
 
 def laid_out(local: Tensor, elements: int, mesh: DeviceMesh) -> Tensor:
-    """This rank's part of a vector of so many elements and padding, as torch knows it.
+    """Return this rank's part of a padded vector of so many elements as a DTensor.
 
     Args:
         mesh: [shards] or [replicas, shards].
@@ -85,12 +85,12 @@ def laid_out(local: Tensor, elements: int, mesh: DeviceMesh) -> Tensor:
 
 
 def split_vector(whole: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    """The parts of a vector by name; a single number is every part's."""
+    """Return the parts of a vector by name; a single number is every part's."""
     return dict.fromkeys(shapes, whole) if whole.dim() == 0 else named_parts(whole, shapes)
 
 
 def named_parts(whole: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    """Views of a vector in which tensors of these shapes lie one after another."""
+    """Return views of a vector in which tensors of these shapes lie one after another."""
     sizes = [shape.numel() for shape in shapes.values()]
     pieces = whole[: sum(sizes)].split(sizes)
     return {

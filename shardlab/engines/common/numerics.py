@@ -26,7 +26,7 @@ _LARGE = 1 << 14
 
 
 def dtype_of(name: str, device: torch.device) -> torch.dtype:
-    """The type of that name; of `auto` the narrowest whose products the device is made for."""
+    """Return the type of that name; of `auto` the narrowest with fast products on the device."""
     if name != "auto":
         return _DTYPES[name]
     if device.type != "cuda":
@@ -36,19 +36,19 @@ def dtype_of(name: str, device: torch.device) -> torch.dtype:
 
 
 def uses_fp16(strategy: CanonicalStrategy, device: torch.device) -> bool:
-    """Whether some layer computes in fp16."""
+    """Return whether some layer computes in fp16."""
     names = [strategy.param_dtype, *(each.param_dtype for each in strategy.overrides)]
     return any(dtype_of(name, device) is torch.float16 for name in names if name is not None)
 
 
 class LossScale:
-    """A factor of the loss: halved when a gradient is not finite, doubled after a long calm.
+    """Factor of the loss: halved when a gradient is not finite, doubled after many finite ones.
 
     The rule and constants of Micikevicius et al. 2018 (section 3.2) as in `torch.amp.GradScaler`.
-    The ranks stay alike because they hear of the same global norm.
+    The ranks stay alike because all of them see the same global norm.
 
     Args:
-        active: without, the factor is 1 for ever.
+        active: whether the factor is another than 1.
     """
 
     _CALM = 2000
@@ -60,7 +60,7 @@ class LossScale:
         self._calm = 0
 
     def update(self, finite: bool) -> None:
-        """After a step whose gradients were finite or not."""
+        """Adapt the factor after a step whose gradients were finite or not."""
         if not self._active:
             return
         self._calm = self._calm + 1 if finite else 0
@@ -70,25 +70,25 @@ class LossScale:
             self.value, self._calm = self.value * 2, 0
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Scale and calm steps; empty when not active."""
+        """Return scale and finite steps; empty when not active."""
         if not self._active:
             return {}
         return {"loss_scale": torch.tensor([self.value, self._calm], dtype=torch.float64)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continues from `state_dict()`."""
+        """Continue from `state_dict()`."""
         if self._active:
             value, calm = state["loss_scale"].tolist()
             self.value, self._calm = value, int(calm)
 
 
 def local_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """What this rank holds of each tensor."""
+    """Return the part of each tensor that this rank holds."""
     return [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
 
 
 def sum_of_squares(tensors: list[Tensor]) -> Tensor:
-    """Of the elements of all tensors; float64, on their device."""
+    """Return the sum of squares of all elements; float64, on their device."""
     large = [tensor for tensor in tensors if _is_for_kernel(tensor)]
     others = [tensor for tensor in tensors if not _is_for_kernel(tensor)]
     sums = [adam.sum_of_squares([tensor.view(-1)]) for tensor in large]
@@ -105,12 +105,12 @@ def _is_for_kernel(tensor: Tensor) -> bool:
 
 
 def norm_of(squares: Tensor | float) -> float:
-    """The norm, as float32 can hold it."""
+    """Return the norm, rounded to float32."""
     return float(torch.as_tensor(squares, dtype=torch.float64).sqrt().float())
 
 
 def clip_coefficient(norm: float, limit: float | None) -> float:
-    """What gradients of this norm are multiplied by, in float32."""
+    """Return what gradients of this norm are multiplied by, in float32."""
     if limit is None or math.isnan(norm):
         return 1.0
     return float((limit / (torch.tensor(norm) + 1e-6)).clamp(max=1.0))

@@ -40,14 +40,15 @@ class UnitPlan(NamedTuple):
 
     @property
     def needed_in_backward(self) -> bool:
-        """Gradients of what picks rows depend on which ones alone, not on what is in them."""
+        """Whether gradients depend on its parameters: those of an embedding only on the chosen
+        rows."""
         return not all(isinstance(module, nn.Embedding) for module in self.modules)
 
 
 def plan_units(
     model: nn.Module, strategy: CanonicalStrategy, device: torch.device
 ) -> list[UnitPlan]:
-    """The units of a model by a strategy's canonical form, in the order of their use.
+    """Return the units of a model by a strategy's canonical form, in the order of their use.
 
     What belongs to none of them makes up the root, which is not in the list.
 
@@ -68,7 +69,7 @@ def plan_units(
 def owned_parameters(
     model: nn.Module, plans: Sequence[UnitPlan]
 ) -> list[tuple[str, dict[str, nn.Parameter]]]:
-    """Name and named parameters of the root, then of each plan's unit.
+    """Return name and named parameters of the root, then of each plan's unit.
 
     A parameter belongs to the first unit that has it.
     """
@@ -151,7 +152,7 @@ def checkpointing_modes(model: nn.Module, strategy: CanonicalStrategy) -> dict[n
 
 
 def prepare(model: nn.Module, strategy: CanonicalStrategy) -> None:
-    """Checkpoints, then compiles the forward methods of the blocks; sharding comes after it.
+    """Checkpoint, then compile the forward methods of the blocks; sharding comes after it.
 
     A block keeps its names and hooks: what gathers and frees its parameters stays outside of what
     is computed again or compiled, so that nothing is gathered twice.
@@ -175,7 +176,7 @@ def _checkpointed(block: nn.Module, mode: str) -> partial[object]:
 
 
 def _grouped(blocks: Sequence[nn.Module], strategy: CanonicalStrategy) -> Iterator[tuple[int, ...]]:
-    """The numbers of the blocks of each unit."""
+    """Iterate over the numbers of the blocks of each unit."""
     if strategy.wrap == "block":
         size = strategy.wrap_size or 1
         for first in range(0, len(blocks), size):
@@ -194,7 +195,7 @@ def _grouped(blocks: Sequence[nn.Module], strategy: CanonicalStrategy) -> Iterat
 
 
 def _common(numbers: Sequence[int], settings: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    """The settings of a unit, which are those of all of its layers."""
+    """Return the settings of a unit, which are those of all of its layers."""
     of_unit = [
         {k: v for k, v in settings.get(n, {}).items() if k != "activation_checkpointing"}
         for n in numbers
@@ -221,7 +222,7 @@ def _plan(
 def _with_ends(
     model: nn.Module, plans: list[UnitPlan], strategy: CanonicalStrategy, device: torch.device
 ) -> list[UnitPlan]:
-    """With units of the embedding and the head, where overrides ask for them."""
+    """Add units of the embedding and the head, where overrides ask for them."""
     own = {each.module: each.settings() for each in strategy.overrides if each.module}
     if not own:
         return plans

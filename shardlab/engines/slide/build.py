@@ -24,13 +24,12 @@ from shardlab.engines.slide.copies import Copies, NodeContext
 from shardlab.engines.slide.grad_offload import GradBuffers, GradOffload
 from shardlab.engines.slide.groups import RankGroups
 from shardlab.engines.slide.model import SlideModule
-from shardlab.engines.slide.moments import KINDS, FileMoments, MemoryMoments, Moments, MomentStore
+from shardlab.engines.slide.moments import KINDS, FileMoments, Moments, MomentStore
 from shardlab.engines.slide.optimizer import GradReduction, HostOptimizer, update_workers
 from shardlab.engines.slide.prefetch import Prefetcher, Window
 from shardlab.engines.slide.schedule import Schedule
 from shardlab.engines.slide.shared_file import NodeFile
 from shardlab.engines.slide.shared_memory import NodeMemory
-from shardlab.engines.slide.sync import EVENTS
 from shardlab.engines.slide.unit import Precision, SlideUnit
 
 
@@ -117,7 +116,7 @@ def share_memory(
     world_size = dist.get_world_size(here)
     unshared = world_size * _device_bytes(units, setup, world_size)
     timeout_s = timeout_of(here).total_seconds()
-    memory = NodeMemory.create(here, layout, EVENTS, len(units), timeout_s, unshared)
+    memory = NodeMemory.create(here, layout, len(units), timeout_s, unshared)
     for unit in units:
         unit.map(memory)
     buffers.map(memory)
@@ -140,7 +139,7 @@ def moments_in_memory(units: Sequence[SlideUnit], memory: NodeMemory) -> MomentS
     """Return moments in memory that was shared for them, too."""
     for unit in units:
         unit.map_moments(memory)
-    return MemoryMoments(
+    return MomentStore(
         {unit.name: Moments(*(unit.vectors[kind][unit.own] for kind in KINDS)) for unit in units}
     )
 

@@ -1,6 +1,5 @@
 """Stores of AdamW's moments between updates: host memory, or a file."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -22,62 +21,55 @@ class Moments(NamedTuple):
     exp_avg_sq: Tensor
 
 
-class MomentStore(ABC):
-    """Moments of units, zeros at first.
+class MomentStore:
+    """Moments of units, zeros at first; these are in host memory all the time.
 
     An update loads a unit's moments, writes to them and stores them; what was loaded is not touched
     after that. One thread at a time calls, but for `check`.
     """
 
-    def prefetch(self, unit: str) -> None:  # noqa: B027  (memory has no need)
+    def __init__(self, moments: Mapping[str, Moments]) -> None:
+        self._moments = moments
+
+    def prefetch(self, unit: str) -> None:
         """Load moments while others are updated."""
 
-    @abstractmethod
     def load(self, unit: str) -> Moments:
         """Return moments as they were last stored.
 
         Raises:
             OSError: they could not be read, or others not be written.
         """
+        return self._moments[unit]
 
-    def store(self, unit: str) -> None:  # noqa: B027
+    def store(self, unit: str) -> None:
         """Keep what was loaded, with all that was written to it.
 
         Raises:
             OSError, UserError: moments that were stored before could not be written.
         """
 
-    def check(self) -> None:  # noqa: B027
+    def check(self) -> None:
         """Raise the error of reads and writes in the background."""
 
-    def drain(self) -> None:  # noqa: B027
+    def drain(self) -> None:
         """Return when nothing is read or written any more; raise errors."""
 
-    def refresh(self) -> None:  # noqa: B027
+    def refresh(self) -> None:
         """Discard what was prefetched: the shared tensors of moments were written to.
 
         Nothing is being read or written.
         """
 
-    def populate(self) -> None:  # noqa: B027
+    def populate(self) -> None:
         """Prepare the shared tensors of moments for being read; nothing is being read or written.
 
         Raises:
             UserError: they cannot be read.
         """
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Return when nothing is read or written any more; nobody calls again."""
-
-
-class MemoryMoments(MomentStore):
-    """Moments that are in host memory all the time."""
-
-    def __init__(self, moments: Mapping[str, Moments]) -> None:
-        self._moments = moments
-
-    def load(self, unit: str) -> Moments:  # noqa: D102
-        return self._moments[unit]
 
 
 class FileMoments(MomentStore):
@@ -91,6 +83,7 @@ class FileMoments(MomentStore):
     def __init__(
         self, file: NodeFile, parts: Mapping[str, Sequence[FilePart]], dtype: torch.dtype
     ) -> None:
+        super().__init__({})
         self._file, self._parts, self._dtype = file, parts, dtype
         self._out, self._in = Background("store moments"), Background("load moments")
         self._loaded: dict[str, tuple[list[Tensor], Running]] = {}

@@ -89,7 +89,6 @@ class NodeMemory(Regions):
         cls,
         group: dist.ProcessGroup,
         layout: Mapping[str, int],
-        events: Sequence[str],
         units: int,
         timeout_s: float,
         unshared_bytes: int = 0,
@@ -99,17 +98,16 @@ class NodeMemory(Regions):
         Args:
             group: of gloo, the ranks of one node (`node_groups`).
             layout: bytes of each region, by its name.
-            events: see `RankProgress`.
-            units: for which each event is counted.
+            units: see `RankProgress`.
             unshared_bytes: that the ranks will allocate for themselves, which have to fit, too.
 
         Raises:
             UserError: (on all ranks) there is too little memory, or the ranks cannot share it.
         """
         rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-        places = _layout(world_size, layout, len(events), units)
+        places = _layout(world_size, layout, units)
         total = _whole_pages(max(place.stop for place in places.values()))
-        purpose = repr((world_size, places, tuple(events), units))
+        purpose = repr((world_size, places, units))
         with ExitStack() as files:  # the mapping keeps the memory without its descriptors
             file = _share(group, total, unshared_bytes, purpose, files)
             parts = [_part(place, rank, world_size) for place in places.values()]
@@ -120,9 +118,7 @@ class NodeMemory(Regions):
         progress = run_or_fail_together(
             group,
             _FAILED,
-            lambda: RankProgress(
-                mapped, first, rank, pids, names, events=events, units=units, timeout_s=timeout_s
-            ),
+            lambda: RankProgress(mapped, first, rank, pids, names, units, timeout_s),
         )
         return cls(mapped, places, progress)
 
@@ -132,11 +128,9 @@ class NodeMemory(Regions):
         del self._mapped
 
 
-def _layout(
-    world_size: int, layout: Mapping[str, int], events: int, units: int
-) -> dict[str, range]:
+def _layout(world_size: int, layout: Mapping[str, int], units: int) -> dict[str, range]:
     """Return the places of regions, at whole pages; the header and `RankProgress` are first."""
-    sizes = {_PROGRESS: progress_bytes(world_size, events, units), **layout}
+    sizes = {_PROGRESS: progress_bytes(world_size, units), **layout}
     return lay_out(sizes, _whole_pages, _PAGE)
 
 

@@ -44,14 +44,14 @@ _TEXT = 1024
 _TIME = struct.Struct("=d")
 
 
-def progress_bytes(world_size: int, events: int, units: int) -> int:
+def progress_bytes(world_size: int, units: int) -> int:
     """Return the size of the memory of a `RankProgress`; it must be zero at first."""
-    return world_size * (_stride(events, units) * BYTES + _TEXT)
+    return world_size * (_stride(units) * BYTES + _TEXT)
 
 
-def _stride(events: int, units: int) -> int:
+def _stride(units: int) -> int:
     """Return the number of counters of a rank, padded to whole cache lines."""
-    return -(-(_FLAGS + events * units) * BYTES // _LINE) * _LINE // BYTES
+    return -(-(_FLAGS + len(EVENTS) * units) * BYTES // _LINE) * _LINE // BYTES
 
 
 class RankProgress:
@@ -70,6 +70,7 @@ class RankProgress:
         rank: of this process.
         pids: process ids of the ranks, all of them alive.
         names: the ranks' numbers in the run.
+        units: for which each event is counted.
     """
 
     def __init__(
@@ -79,14 +80,12 @@ class RankProgress:
         rank: int,
         pids: Sequence[int],
         names: Sequence[int],
-        events: Sequence[str],
         units: int,
         timeout_s: float,
     ) -> None:
         self._rank, self._pids, self._names = rank, pids, names
-        self._events = {event: number for number, event in enumerate(events)}
         self._units, self._timeout_s = units, timeout_s
-        self._stride = _stride(len(events), units)
+        self._stride = _stride(units)
         self._counters = SharedCounters(memory, offset, len(pids) * self._stride)
         texts = offset + len(pids) * self._stride * BYTES
         self._texts = memoryview(memory)[texts : texts + len(pids) * _TEXT]
@@ -148,7 +147,7 @@ class RankProgress:
 
     def _counter(self, rank: int, event: str, unit: int) -> int:
         assert 0 <= unit < self._units, f"unit {unit} of {self._units}"
-        return rank * self._stride + _FLAGS + self._events[event] * self._units + unit
+        return rank * self._stride + _FLAGS + EVENTS.index(event) * self._units + unit
 
     def _names_of(self, ranks: Iterable[int]) -> str:
         return ", ".join(f"rank {self._names[rank]}" for rank in ranks)

@@ -14,7 +14,7 @@ from shardlab.engines.common.numerics import dtype_of
 
 
 class DDPEngine(AutogradEngine):
-    """Every rank holds the whole model; buckets of gradients are averaged during backward."""
+    """Engine with the whole model on every rank; buckets of gradients are averaged in backward."""
 
     def __init__(self, model: nn.Module, setup: EngineSetup) -> None:
         setup.fill(model)
@@ -43,7 +43,7 @@ class DDPEngine(AutogradEngine):
         return {plain(name): parameter for name, parameter in named}
 
     def rehearse(self, batch: Tensor) -> None:
-        """DDP lays its buckets out anew after the first pass, and sums depend on the layout."""
+        """Run a pass: DDP rebuilds its buckets after the first, and sums depend on the layout."""
         before = self._handle.state_dict()
         self._accumulate(batch, 1)
         self._finish_backward()

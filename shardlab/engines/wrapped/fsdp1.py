@@ -37,7 +37,7 @@ from shardlab.strategy.strategy import CanonicalStrategy
 
 
 class FSDP1Engine(FlatEngine):
-    """Every rank holds 1/W of one flat vector per unit, and of its gradient and optimizer state.
+    """Engine with 1/W of a flat vector per unit, its gradient and optimizer state on each rank.
 
     Hybrid sharding is made of full sharding over the ranks of one copy and an average over copies
     in the communication hook: torch takes no hook with its own HYBRID_SHARD, so nothing there could
@@ -101,7 +101,7 @@ def wrap_model(
     device: torch.device,
     fill: Fill,
 ) -> FullyShardedDataParallel:
-    """A model that was sharded by a strategy's canonical form."""
+    """Return a model that is sharded by a strategy's canonical form."""
     with warnings.catch_warnings():
         # NO_SHARD is what was asked for, and what one rank comes to
         warnings.filterwarnings("ignore", "(?s).*NO_SHARD")
@@ -144,14 +144,14 @@ def _policy(
 def _by_size(
     apart: Container[nn.Module], size: int, module: nn.Module, recurse: bool, nonwrapped_numel: int
 ) -> bool:
-    """torch's policy, but for modules that share a parameter with others: units cannot."""
+    """Apply torch's policy, but not to modules that share a parameter with others."""
     if module in apart:
         return recurse
     return bool(size_based_auto_wrap_policy(module, recurse, nonwrapped_numel, min_num_params=size))
 
 
 def _sharing(model: nn.Module) -> set[nn.Module]:
-    """Modules with a parameter that the model also has elsewhere."""
+    """Return modules with a parameter that the model also has elsewhere."""
     uses = Counter(p for m in model.modules() for p in m.parameters(recurse=False))
     return {
         module

@@ -28,7 +28,7 @@ from shardlab.strategy.strategy import CanonicalStrategy
 
 
 class FSDP2Engine(AutogradEngine):
-    """Every rank of a copy holds its part of each parameter, gradient and optimizer state."""
+    """Engine with a part of each parameter, gradient and optimizer state on each rank of a copy."""
 
     def __init__(self, model: nn.Module, setup: EngineSetup) -> None:
         strategy, device = setup.strategy, setup.device
@@ -78,7 +78,7 @@ def shard_model(
     device: torch.device,
     fill: Fill,
 ) -> tuple[list[FSDPModule], FSDPModule]:
-    """The units and the root of a model that was sharded by a strategy's canonical form."""
+    """Return the units and the root of a model that is sharded by a strategy's canonical form."""
     shard = partial(
         fully_shard,
         mesh=mesh,
@@ -126,7 +126,7 @@ def _largest(shards: int, parameter: nn.Parameter) -> Shard:
 def gather_ahead(
     root: FSDPModule, units: Sequence[FSDPModule], forward: int, backward: int
 ) -> None:
-    """Every unit gathers the next ones of its direction before it computes."""
+    """Let every unit gather the next ones of its direction before it computes."""
     if forward:
         root.set_modules_to_forward_prefetch([*units[:forward]])
     for index, unit in enumerate(units):

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from shardlab.engines.slide.moments import FileMoments, MemoryMoments, Moments
+from shardlab.engines.slide.moments import FileMoments, Moments, MomentStore
 from shardlab.engines.slide.shared_file import NodeFile
 from tests.activations.storages import alive, watch
 from tests.ranks import on_ranks
@@ -33,7 +33,7 @@ class DelayedPart:
 
 
 def in_memory(dtype=torch.float32):
-    return MemoryMoments(
+    return MomentStore(
         {unit: Moments(*torch.zeros(2, size, dtype=dtype)) for unit, size in SIZES.items()}
     )
 

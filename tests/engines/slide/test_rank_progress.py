@@ -18,7 +18,7 @@ UNITS = 3
 
 
 def progress_of(group, timeout_s=30.0):
-    return NodeMemory.create(group, {}, ["offloaded", "updated"], UNITS, timeout_s).progress
+    return NodeMemory.create(group, {}, UNITS, timeout_s).progress
 
 
 @pytest.mark.parametrize("world_size", [1, 3])

@@ -26,7 +26,7 @@ UNUSUAL = (40 << 20) + 12_288
 
 
 def create(group, layout=LAYOUT):
-    return NodeMemory.create(group, layout, ["offloaded"], 2, timeout_s=30.0)
+    return NodeMemory.create(group, layout, 2, timeout_s=30.0)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

@@ -7,12 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import shardlab
 from shardlab.activations.checkpoint import FOLDER_VARIABLE
 from shardlab.core.errors import UserError
 from tests.engines.slide.small_engine import differing
 from tests.ranks import on_ranks, run_ranks
-from tests.standalone.test_slide_fsdp import model_of, tokens_of, trained
+from tests.standalone.sliding_factory import by_hand, labelled, model_of, slid, trained
 
 STEPS = 4
 
@@ -38,32 +37,12 @@ def adapted(family="llama-untied", seed=0):
     return model
 
 
-def by_hand(model, world_size, clip):
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, 1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    for step in range(STEPS):
-        for rank in range(world_size):
-            tokens = tokens_of(step, rank)
-            (model(input_ids=tokens, labels=tokens).loss / world_size).backward()
-        if clip is not None:
-            torch.nn.utils.clip_grad_norm_(parameters, clip)
-        optimizer.step()
-        optimizer.zero_grad()
-    return model.state_dict()
-
-
-def slid(model, **config):
-    config = {"learning_rate": 1e-3, "clip": None, **config}
-    sliding = shardlab.SlideFSDP(model, shardlab.SlideConfig(**config))
-    sliding._engine._schedule.window.poison = True
-    return sliding
-
-
 @pytest.mark.parametrize("family", ["llama-untied", "qwen2-tied"])
 @pytest.mark.parametrize("clip", [None, 0.1])
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_adapters_train_as_in_a_loop_by_hand(world_size, clip, family):
-    first, expected = adapted(family).state_dict(), by_hand(adapted(family), world_size, clip)
+    steps = [[labelled(step, rank) for rank in range(world_size)] for step in range(STEPS)]
+    first, expected = adapted(family).state_dict(), by_hand(adapted(family), steps, clip)
 
     def on_rank(group):
         for transfer, again in (("full", "none"), ("shard", "full")):
@@ -88,37 +67,33 @@ def test_adapters_train_as_in_a_loop_by_hand(world_size, clip, family):
 @pytest.mark.parametrize("ours", ["none", "full"])
 @on_ranks(1)
 def test_layers_that_the_model_computes_again_train_the_same_bits(ours, reentrant) -> None:
-    straight = slid(adapted(), activation_checkpointing="none")
+    straight = slid(adapted(), activation_checkpointing="none", clip=None)
     losses, model = trained(straight, 0, STEPS), adapted()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     model.enable_input_require_grads()
-    sliding = slid(model, activation_checkpointing=ours)
+    sliding = slid(model, activation_checkpointing=ours, clip=None)
     assert trained(sliding, 0, STEPS) == losses
     assert not differing(sliding.state_dict(), straight.state_dict())
 
 
-def test_evaluation_and_text_see_adapters_as_they_are_and_change_nothing():
+@on_ranks(2)
+def test_evaluation_and_text_see_adapters_as_they_are_and_change_nothing() -> None:
     prompt = torch.arange(5).repeat(2, 1)
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-
-    def on_rank(group):
-        straight, model = trained(slid(adapted()), 0, STEPS), adapted()
-        sliding, found = slid(model), []
-        for step in range(STEPS):
-            found += trained(sliding, step, step + 1)
-            state, plain = sliding.state_dict(), adapted().eval()
-            mask = torch.ones_like(prompt)
-            text = model.eval().generate(prompt, attention_mask=mask, **options)
-            if dist.get_rank() == 0:
-                plain.load_state_dict(state)
-                assert torch.equal(text, plain.generate(prompt, attention_mask=mask, **options))
-            model.train()
-        assert found == straight
-        return {}
-
-    run_ranks(2, on_rank)
+    straight, model = trained(slid(adapted(), clip=None), 0, STEPS), adapted()
+    sliding, found = slid(model, clip=None), []
+    for step in range(STEPS):
+        found += trained(sliding, step, step + 1)
+        state, plain = sliding.state_dict(), adapted().eval()
+        mask = torch.ones_like(prompt)
+        text = model.eval().generate(prompt, attention_mask=mask, **options)
+        if dist.get_rank() == 0:
+            plain.load_state_dict(state)
+            assert torch.equal(text, plain.generate(prompt, attention_mask=mask, **options))
+        model.train()
+    assert found == straight
 
 
 @pytest.mark.parametrize(
@@ -130,43 +105,35 @@ def test_evaluation_and_text_see_adapters_as_they_are_and_change_nothing():
         {"gradients": "int8", "weights": "int8", "param_transfer": "shard"},
     ],
 )
-def test_adapters_and_what_is_frozen_are_continued_bit_for_bit(tmp_path, monkeypatch, config):
+@on_ranks(2)
+def test_adapters_and_what_is_frozen_are_continued_bit_for_bit(
+    tmp_path, monkeypatch, config
+) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-
-    def on_rank(group):
-        straight = slid(adapted(), clip=0.5, **config)
-        trained(straight, 0, 2)
-        straight.save(tmp_path / "saved")
-        expected = trained(straight, 2, 6)
-        other = slid(adapted(seed=5), clip=0.5, **config)
-        trained(other, 0, 1)
-        other.load(tmp_path / "saved")
-        assert trained(other, 2, 6) == expected
-        assert not differing(other.state_dict(), straight.state_dict())
-        return {}
-
-    run_ranks(2, on_rank)
+    straight = slid(adapted(), **config)
+    trained(straight, 0, 2)
+    straight.save(tmp_path / "saved")
+    expected = trained(straight, 2, 6)
+    other = slid(adapted(seed=5), **config)
+    trained(other, 0, 1)
+    other.load(tmp_path / "saved")
+    assert trained(other, 2, 6) == expected
+    assert not differing(other.state_dict(), straight.state_dict())
 
 
-def test_what_was_saved_with_another_choice_is_refused_in_one_line(tmp_path):
+@on_ranks(2)
+def test_what_was_saved_with_another_choice_is_refused_in_one_line(tmp_path) -> None:
     name = "model.layers.0.self_attn.q_proj.up.weight"
-
-    def on_rank(group):
-        slid(adapted()).save(tmp_path / "adapters")
-        more = adapted()
-        more.get_parameter("model.norm.weight").requires_grad_(True)
-        more.get_parameter(name).requires_grad_(False)
-        sliding = slid(more)
-        before = sliding.state_dict()
-        with pytest.raises(UserError, match=f"{name} was trained|norm.weight was frozen") as told:
-            sliding.load(tmp_path / "adapters")
-        assert "\n" not in str(told.value) and "start from what state_dict() gave" in str(
-            told.value
-        )
-        assert not differing(sliding.state_dict(), before)
-        return {}
-
-    run_ranks(2, on_rank)
+    slid(adapted()).save(tmp_path / "adapters")
+    more = adapted()
+    more.get_parameter("model.norm.weight").requires_grad_(True)
+    more.get_parameter(name).requires_grad_(False)
+    sliding = slid(more)
+    before = sliding.state_dict()
+    with pytest.raises(UserError, match=f"{name} was trained|norm.weight was frozen") as told:
+        sliding.load(tmp_path / "adapters")
+    assert "\n" not in str(told.value) and "start from what state_dict() gave" in str(told.value)
+    assert not differing(sliding.state_dict(), before)
 
 
 @on_ranks(1)

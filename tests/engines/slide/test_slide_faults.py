@@ -1,4 +1,4 @@
-"""Whatever goes wrong in a thread or another rank ends the training, with its cause."""
+"""An error in a thread or on another rank ends the run, with its cause."""
 
 import gc
 import os
@@ -18,8 +18,9 @@ from shardlab.engines.slide import optimizer
 from shardlab.engines.slide.copies import ThrottledCopies
 from shardlab.launch import RunFailed, launch
 from tests.descriptors import SHARED, opened
-from tests.engines.slide.small_engine import MODES, batch_of, engine_of, train
-from tests.ranks import on_ranks, run_ranks
+from tests.engines.slide.small_engine import MODES, DelayedCopies, batch_of, engine_of, train
+from tests.engines.slide.unwatched_ranks import outcomes
+from tests.ranks import on_ranks
 
 
 class FailingCopies(ThrottledCopies):
@@ -77,59 +78,48 @@ def test_a_unit_is_not_updated_when_a_part_of_its_gradients_is_lost(group) -> No
 
 
 @pytest.mark.parametrize("good", [3, 40])
-def test_an_engine_that_failed_and_is_gone_leaves_nothing_open(monkeypatch, good):
+@on_ranks(2)
+def test_an_engine_that_failed_and_is_gone_leaves_nothing_open(group, monkeypatch, good) -> None:
     unheard = []
     monkeypatch.setattr(sys, "unraisablehook", unheard.append)
-
-    def on_rank(group):
-        copies = FailingCopies(good) if dist.get_rank(group) == 1 else ThrottledCopies()
-        engine = engine_of(group, MODES["full-cpu_reduce"], copies=copies)
-        gone = weakref.ref(engine)
-        with pytest.raises((OSError, RuntimeError)):
-            train(engine, 8)
-        del engine, copies
-        gc.collect()
-        assert gone() is None
-        assert opened(*SHARED) == [] and not unheard
-        return {}
-
-    run_ranks(2, on_rank)
+    copies = FailingCopies(good) if dist.get_rank(group) == 1 else ThrottledCopies()
+    engine = engine_of(group, MODES["full-cpu_reduce"], copies=copies)
+    gone = weakref.ref(engine)
+    with pytest.raises((OSError, RuntimeError)):
+        train(engine, 8)
+    del engine, copies
+    gc.collect()
+    assert gone() is None
+    assert opened(*SHARED) == [] and not unheard
 
 
-def test_an_error_that_nobody_has_heard_of_is_told_when_the_engine_goes(monkeypatch):
+@on_ranks(1)
+def test_an_error_that_nobody_has_heard_of_is_told_when_the_engine_goes(group, monkeypatch) -> None:
     def broken(*_, **__):
         raise ValueError("no such optimizer")
 
     told = []
     monkeypatch.setattr(sys, "unraisablehook", lambda given: told.append(str(given.exc_value)))
-
-    def on_rank(group):
-        engine = engine_of(group, MODES["full-cpu_reduce"])
-        monkeypatch.setattr(optimizer, "adam_", broken)
-        train(engine, 1)
-        del engine
-        gc.collect()
-        assert told == ["no such optimizer"] and opened(*SHARED) == []
-        return {}
-
-    run_ranks(1, on_rank)
+    engine = engine_of(group, MODES["full-cpu_reduce"])
+    monkeypatch.setattr(optimizer, "adam_", broken)
+    train(engine, 1)
+    del engine
+    gc.collect()
+    assert told == ["no such optimizer"] and opened(*SHARED) == []
 
 
-def test_an_error_of_an_update_is_raised_by_the_next_call(monkeypatch):
+@on_ranks(1)
+def test_an_error_of_an_update_is_raised_by_the_next_call(group, monkeypatch) -> None:
     def broken(*_, **__):
         raise ValueError("no such optimizer")
 
-    def on_rank(group):
-        engine = engine_of(group, MODES["full-cpu_reduce"])
-        train(engine, 1)
-        monkeypatch.setattr(optimizer, "adam_", broken)
-        with pytest.raises(ValueError, match="no such optimizer"):
-            train(engine, 2)
-        with pytest.raises(ValueError, match="no such optimizer"):
-            engine.synchronize()
-        return {}
-
-    run_ranks(1, on_rank)
+    engine = engine_of(group, MODES["full-cpu_reduce"])
+    train(engine, 1)
+    monkeypatch.setattr(optimizer, "adam_", broken)
+    with pytest.raises(ValueError, match="no such optimizer"):
+        train(engine, 2)
+    with pytest.raises(ValueError, match="no such optimizer"):
+        engine.synchronize()
 
 
 @pytest.mark.parametrize("mode", ["full-cpu_reduce", "shard-gpu_reduce"])
@@ -161,3 +151,23 @@ def test_without_a_limit_of_the_norm_a_gradient_that_is_not_finite_ends_the_run(
     engine.module.register_forward_hook(spoil)
     with pytest.raises(UserError, match="or set clip"):
         train(engine, 1)
+
+
+class UnpinnableCopies(DelayedCopies):
+    """Host memory of one rank cannot be prepared for copies."""
+
+    def pin(self, tensor):
+        raise RuntimeError("cudaErrorMemoryAllocation\nof host memory")
+
+
+def test_a_rank_that_cannot_take_its_model_is_told_to_all():
+    def function(group):
+        copies = UnpinnableCopies(0) if group.rank() == 1 else DelayedCopies(0)
+        engine_of(group, MODES["full-cpu_reduce"], copies=copies)
+
+    line, other = outcomes(2, function)
+    assert line == other
+    assert line == (
+        "UserError: slide: host memory cannot take the model "
+        "(rank 1: cudaErrorMemoryAllocation of host memory)"
+    )

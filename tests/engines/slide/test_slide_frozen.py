@@ -42,67 +42,57 @@ def slid(group, document, clip=0.5, copies=None, **more):
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("world_size", [1, 2])
+@on_ranks()
 def test_what_is_trained_has_the_bits_of_ddp_and_the_rest_those_of_the_beginning(
-    world_size, clip, split
-):
+    group, world_size, clip, split
+) -> None:
     frozen = SPLITS[split]
-
-    def on_rank(group):
-        expected = engine_of(group, {"engine": "ddp"}, clip, frozen=frozen)
-        first = weights_of(expected)
-        curve, weights = train(expected, 4), weights_of(expected)
-        kept = {name for name in weights if any(part in name for part in frozen)}
-        assert {*differing(weights, first)} == weights.keys() - kept and kept
-        for mode, again in product(MODES.values(), ("none", "full")):
-            document = {**mode, "activation_checkpointing": again}
-            engine = slid(group, document, clip, accumulation=1, frozen=frozen)
-            assert torch.equal(train(engine, 4), curve), document
-            assert not differing(weights_of(engine), weights), document
-        return {}
-
-    run_ranks(world_size, on_rank)
+    expected = engine_of(group, {"engine": "ddp"}, clip, frozen=frozen)
+    first = weights_of(expected)
+    curve, weights = train(expected, 4), weights_of(expected)
+    kept = {name for name in weights if any(part in name for part in frozen)}
+    assert {*differing(weights, first)} == weights.keys() - kept and kept
+    for mode, again in product(MODES.values(), ("none", "full")):
+        document = {**mode, "activation_checkpointing": again}
+        engine = slid(group, document, clip, accumulation=1, frozen=frozen)
+        assert torch.equal(train(engine, 4), curve), document
+        assert not differing(weights_of(engine), weights), document
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("sync", ["cpu_reduce", "gpu_reduce"])
-def test_sharded_transfers_have_the_bits_of_whole_ones_in_narrow_types_with_delays(sync, clip):
+@on_ranks(3)
+def test_sharded_transfers_have_the_bits_of_whole_ones_in_narrow_types_with_delays(
+    group, sync, clip
+) -> None:
     frozen = SPLITS["what-comes-first"]
-
-    def on_rank(group):
-        rank, found = torch.distributed.get_rank(), []
-        for number, transfer in enumerate(("full", "shard")):
-            document = {**MODES[f"{transfer}-{sync}"], "param_dtype": "bf16", "moments": "disk"}
-            copies = DelayedCopies(seed=3 * number + rank)
-            engine = slid(group, document, clip, copies, accumulation=2, frozen=frozen)
-            first = weights_of(engine)
-            curve, weights = train(engine, 6, micro=2), weights_of(engine)
-            kept = {name for name in weights if any(part in name for part in frozen)}
-            assert {*differing(weights, first)} == weights.keys() - kept
-            assert {weights[name].dtype for name in kept} == {torch.bfloat16}
-            found.append((curve, weights))
-        wide = slid(group, {"engine": "slide", "param_dtype": "fp32"}, clip, frozen=frozen)
-        torch.testing.assert_close(found[0][0], train(wide, 6, micro=2), rtol=0.02, atol=0)
-        assert torch.equal(found[0][0], found[1][0])
-        assert not differing(found[0][1], found[1][1])
-        return {}
-
-    run_ranks(3, on_rank)
+    rank, found = torch.distributed.get_rank(), []
+    for number, transfer in enumerate(("full", "shard")):
+        document = {**MODES[f"{transfer}-{sync}"], "param_dtype": "bf16", "moments": "disk"}
+        copies = DelayedCopies(seed=3 * number + rank)
+        engine = slid(group, document, clip, copies, accumulation=2, frozen=frozen)
+        first = weights_of(engine)
+        curve, weights = train(engine, 6, micro=2), weights_of(engine)
+        kept = {name for name in weights if any(part in name for part in frozen)}
+        assert {*differing(weights, first)} == weights.keys() - kept
+        assert {weights[name].dtype for name in kept} == {torch.bfloat16}
+        found.append((curve, weights))
+    wide = slid(group, {"engine": "slide", "param_dtype": "fp32"}, clip, frozen=frozen)
+    torch.testing.assert_close(found[0][0], train(wide, 6, micro=2), rtol=0.02, atol=0)
+    assert torch.equal(found[0][0], found[1][0])
+    assert not differing(found[0][1], found[1][1])
 
 
 @pytest.mark.parametrize("split", ["inner-blocks", "what-comes-first"])
-def test_nodes_average_the_gradients_of_what_is_trained(split):
+@on_ranks(2)
+def test_nodes_average_the_gradients_of_what_is_trained(group, split) -> None:
     frozen = SPLITS[split]
-
-    def on_rank(group):
-        expected = engine_of(group, {"engine": "ddp"}, frozen=frozen)
-        curve, weights = train(expected, 4), weights_of(expected)
-        for mode in MODES.values():
-            engine = slid(group, mode, ranks_per_node=1, frozen=frozen)
-            assert torch.equal(train(engine, 4), curve)
-            assert not differing(weights_of(engine), weights)
-        return {}
-
-    run_ranks(2, on_rank)
+    expected = engine_of(group, {"engine": "ddp"}, frozen=frozen)
+    curve, weights = train(expected, 4), weights_of(expected)
+    for mode in MODES.values():
+        engine = slid(group, mode, ranks_per_node=1, frozen=frozen)
+        assert torch.equal(train(engine, 4), curve)
+        assert not differing(weights_of(engine), weights)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -122,25 +112,21 @@ def test_a_unit_that_is_frozen_as_a_whole_sends_nothing_and_has_no_moments(mode)
         assert found["vectors"] == 3 / 2  # of each of three steps the other rank's half
 
 
-def test_backward_brings_only_units_that_it_passes():
+@on_ranks(1)
+def test_backward_brings_only_units_that_it_passes(group) -> None:
     class CountedCopies(DelayedCopies):
         def copy(self, target, source):
             copied.append(source.data_ptr())
             super().copy(target, source)
 
     copied = []
-
-    def on_rank(group):
-        frozen = ("wte", "wpe", "ln_f", "h.0.", "h.1.", "h.2.")
-        engine = slid(group, {"engine": "slide"}, 0.5, CountedCopies(0), frozen=frozen)
-        train(engine, 2)
-        engine.synchronize()
-        counts = [copied.count(unit.source.data_ptr()) for unit in engine.units]
-        # root, then blocks: forward brings each, and what follows begins with the first two
-        assert counts == [1, 3, 3, 2, 2]
-        return {}
-
-    run_ranks(1, on_rank)
+    frozen = ("wte", "wpe", "ln_f", "h.0.", "h.1.", "h.2.")
+    engine = slid(group, {"engine": "slide"}, 0.5, CountedCopies(0), frozen=frozen)
+    train(engine, 2)
+    engine.synchronize()
+    counts = [copied.count(unit.source.data_ptr()) for unit in engine.units]
+    # root, then blocks: forward brings each, and what follows begins with the first two
+    assert counts == [1, 3, 3, 2, 2]
 
 
 @pytest.mark.parametrize("split", ["inner-blocks", "matrices"])

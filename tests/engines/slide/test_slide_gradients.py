@@ -16,7 +16,7 @@ from tests.engines.slide.small_engine import (
     states_of,
     train,
 )
-from tests.ranks import on_ranks, run_ranks
+from tests.ranks import on_ranks
 
 LAYERS = 8
 """more than there are slots"""
@@ -45,19 +45,15 @@ def test_slots_that_units_share_hold_what_slots_of_their_own_hold(group, kind, w
 @pytest.mark.parametrize("micro", [2, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("kind", KINDS)
-def test_slots_are_shared_by_micro_batches_too(kind, clip, micro):
+@on_ranks(2)
+def test_slots_are_shared_by_micro_batches_too(group, kind, clip, micro) -> None:
     documents = [KINDS[kind], {**KINDS[kind], **EVERY}]
-
-    def on_rank(group):
-        rank = torch.distributed.get_rank()
-        for document in documents:
-            build = partial(engine_of, group, document, clip, accumulation=micro, layers=LAYERS)
-            plain, poisoned = build(ThrottledCopies()), build(PoisoningCopies(rank))
-            assert torch.equal(train(poisoned, 3, micro), train(plain, 3, micro))
-            assert not differing(states_of(poisoned), states_of(plain))
-        return {}
-
-    run_ranks(2, on_rank)
+    rank = torch.distributed.get_rank()
+    for document in documents:
+        build = partial(engine_of, group, document, clip, accumulation=micro, layers=LAYERS)
+        plain, poisoned = build(ThrottledCopies()), build(PoisoningCopies(rank))
+        assert torch.equal(train(poisoned, 3, micro), train(plain, 3, micro))
+        assert not differing(states_of(poisoned), states_of(plain))
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
@@ -96,30 +92,26 @@ NARROW = {
 
 
 @pytest.mark.parametrize("kind", NARROW)
-def test_micro_batches_of_bf16_are_added_up_in_float32(kind):
+@on_ranks(2)
+def test_micro_batches_of_bf16_are_added_up_in_float32(group, kind) -> None:
     count, document = 8, NARROW[kind]
     one_by_one = {**document, "reduce_every_micro_batch": False}
-
-    def on_rank(group):
-        batches = [batch_of(0, torch.distributed.get_rank(), number) for number in range(count)]
-        together = engine_of(group, document, 1e9, accumulation=count)
-        alone = engine_of(group, one_by_one, 1e9, accumulation=1)
-        parts = []
-        for batch in batches:
-            alone.step([batch], 0.0)
-            # a factor of two to some power, which rounds nothing
-            parts.append([part / count for part in gradients(alone, kind == "cpu-every")])
-        together.step(batches, 0.0)
-        for found, *each in zip(gradients(together), *parts, strict=True):
-            expected, narrow = torch.zeros_like(found), torch.zeros_like(found).bfloat16()
-            for part in each:
-                expected += part
-                narrow += part.bfloat16()
-            assert found.dtype is torch.float32 and torch.equal(found, expected)
-            assert not torch.equal(narrow, expected.bfloat16())
-        return {}
-
-    run_ranks(2, on_rank)
+    batches = [batch_of(0, torch.distributed.get_rank(), number) for number in range(count)]
+    together = engine_of(group, document, 1e9, accumulation=count)
+    alone = engine_of(group, one_by_one, 1e9, accumulation=1)
+    parts = []
+    for batch in batches:
+        alone.step([batch], 0.0)
+        # a factor of two to some power, which rounds nothing
+        parts.append([part / count for part in gradients(alone, kind == "cpu-every")])
+    together.step(batches, 0.0)
+    for found, *each in zip(gradients(together), *parts, strict=True):
+        expected, narrow = torch.zeros_like(found), torch.zeros_like(found).bfloat16()
+        for part in each:
+            expected += part
+            narrow += part.bfloat16()
+        assert found.dtype is torch.float32 and torch.equal(found, expected)
+        assert not torch.equal(narrow, expected.bfloat16())
 
 
 def gradients(engine, summed=False):

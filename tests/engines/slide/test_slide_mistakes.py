@@ -19,7 +19,7 @@ from shardlab.core.errors import UserError
 from shardlab.engines.slide import shared_memory
 from tests.engines.slide.small_engine import MODES, batch_of, differing, engine_of, states_of, train
 from tests.ranks import on_ranks, run_ranks
-from tests.standalone.test_slide_fsdp import model_of, tokens_of
+from tests.standalone.sliding_factory import model_of, tokens_of
 
 
 def mapped_bytes():

@@ -1,10 +1,12 @@
 """All modes of the slide engine train alike, to the bit, and in float32 as `ddp` does."""
 
+import os
 from itertools import product
 
 import pytest
 import torch
 
+from shardlab.engines.slide.optimizer import update_workers
 from tests.engines.slide.small_engine import (
     MODES,
     DelayedCopies,
@@ -82,22 +84,33 @@ def test_evaluation_between_steps_changes_nothing(group) -> None:
 
 
 @pytest.mark.parametrize("ranks_per_node, world_size", [(1, 2), (2, 4)])
-def test_several_nodes_average_their_gradients(ranks_per_node, world_size):
+@on_ranks()
+def test_several_nodes_average_their_gradients(group, ranks_per_node, world_size) -> None:
     int8 = {**MODES["shard-gpu_reduce"], "gradients": {"codec": "int8"}}
+    expected = train(engine_of(group, {"engine": "ddp"}), 6)
+    for document in (*MODES.values(), int8):
+        engine = engine_of(group, document, ranks_per_node=ranks_per_node)
+        curve, states = train(engine, 6), states_of(engine)
+        tolerance = 1e-2 if document is int8 else 0 if world_size == 2 else 1e-5
+        torch.testing.assert_close(curve, expected, rtol=tolerance, atol=0)
+        wire = engine.ledger.summary()["gradients"]["bytes_wire"]
+        assert engine.groups.nodes == 2 and wire > 0
+        same = [torch.zeros(()) for _ in range(world_size)]
+        own = sum(state.double().sum() for state in states.values())
+        torch.distributed.all_gather(same, own.float())
+        assert len({float(each) for each in same}) == 1
 
-    def on_rank(group):
-        expected = train(engine_of(group, {"engine": "ddp"}), 6)
-        for document in (*MODES.values(), int8):
-            engine = engine_of(group, document, ranks_per_node=ranks_per_node)
-            curve, states = train(engine, 6), states_of(engine)
-            tolerance = 1e-2 if document is int8 else 0 if world_size == 2 else 1e-5
-            torch.testing.assert_close(curve, expected, rtol=tolerance, atol=0)
-            wire = engine.ledger.summary()["gradients"]["bytes_wire"]
-            assert engine.groups.nodes == 2 and wire > 0
-            same = [torch.zeros(()) for _ in range(world_size)]
-            own = sum(state.double().sum() for state in states.values())
-            torch.distributed.all_gather(same, own.float())
-            assert len({float(each) for each in same}) == 1
-        return {}
 
-    run_ranks(world_size, on_rank)
+@on_ranks(1)
+def test_as_many_threads_update_as_compute_on_a_cpu(group) -> None:
+    assert update_workers(group, torch.device("cpu")) is None
+    expected = train(engine_of(group, {"engine": "slide"}), 3)
+    torch.set_num_threads(3)
+    try:
+        workers = update_workers(group, torch.device("cpu"))
+        engine = engine_of(group, {"engine": "slide"})
+    finally:
+        torch.set_num_threads(1)
+    assert workers.threads == 3
+    assert set(workers.cpus) == os.sched_getaffinity(0)
+    assert torch.equal(train(engine, 3), expected)

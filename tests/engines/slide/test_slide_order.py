@@ -10,7 +10,7 @@ import pytest
 from shardlab.activations.checkpoint import FOLDER_VARIABLE
 from shardlab.engines.slide.sync import UPDATED
 from tests.engines.slide.small_engine import DelayedCopies, engine_of, train
-from tests.ranks import on_ranks, run_ranks
+from tests.ranks import on_ranks
 
 
 class TracedCopies(DelayedCopies):
@@ -154,23 +154,21 @@ def test_gradients_of_a_unit_leave_before_all_of_them_are_there(group) -> None:
 
 
 @pytest.mark.parametrize("moments", ["memory", "disk"])
-def test_reading_between_steps_costs_the_next_step_nothing(moments, monkeypatch, tmp_path):
+@on_ranks(2)
+def test_reading_between_steps_costs_the_next_step_nothing(
+    group, moments, monkeypatch, tmp_path
+) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-
-    def on_rank(group):
-        counts = []
-        for reads in (False, True):
-            events = []
-            copies = TracedCopies(0, events)
-            engine = engine_of(group, {"engine": "slide", "moments": moments}, copies=copies)
-            for step in range(3):
-                train(engine, 1, first=step)
-                if reads:
-                    read = engine.in_host_memory()
-                    assert all(float(part.norm()) >= 0 for part in read["exp_avg"].values())
-            engine.synchronize()
-            counts.append(len(events))
-        assert counts[0] == counts[1]
-        return {}
-
-    run_ranks(2, on_rank)
+    counts = []
+    for reads in (False, True):
+        events = []
+        copies = TracedCopies(0, events)
+        engine = engine_of(group, {"engine": "slide", "moments": moments}, copies=copies)
+        for step in range(3):
+            train(engine, 1, first=step)
+            if reads:
+                read = engine.in_host_memory()
+                assert all(float(part.norm()) >= 0 for part in read["exp_avg"].values())
+        engine.synchronize()
+        counts.append(len(events))
+    assert counts[0] == counts[1]

@@ -12,6 +12,7 @@ import shardlab
 from shardlab.core.errors import UserError
 from tests.engines.slide.small_engine import MODES, DelayedCopies, engine_of, train
 from tests.ranks import on_ranks, run_ranks
+from tests.standalone.sliding_factory import by_hand, slid
 
 STEPS, BLOCKS, RATE = 4, 5, 1e-2
 
@@ -78,29 +79,16 @@ def batch_of(step, rank, left_out):
     return {"x": x, "labels": labels, **(left_out if step % 2 else {})}
 
 
-def by_hand(model, clip, left_out):
+def expected_of(model, clip, left_out):
     """The weights after a plain loop over ranks, each of which leaves something out."""
-    optimizer = torch.optim.AdamW(
-        model.parameters(), RATE, betas=(0.9, 0.95), weight_decay=0.1, fused=True
-    )
-    for step in range(STEPS):
-        for rank, of_rank in enumerate(left_out):
-            (model(**batch_of(step, rank, of_rank)).loss / len(left_out)).backward()
-        for parameter in model.parameters():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        if clip is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
-        optimizer.zero_grad()
-    return model.state_dict()
+    of_ranks = [*enumerate(left_out)]
+    steps = [[batch_of(step, rank, own) for rank, own in of_ranks] for step in range(STEPS)]
+    return by_hand(model, steps, clip, RATE)
 
 
 def check(model, expected, left_out=None, **config):
     """Slides over the model and compares."""
-    config = shardlab.SlideConfig(learning_rate=RATE, **config)
-    sliding = shardlab.SlideFSDP(model, config)
-    sliding._engine._schedule.window.poison = True
+    sliding = slid(model, learning_rate=RATE, **config)
     for step in range(STEPS):
         sliding(**batch_of(step, dist.get_rank(), left_out or {}))
     for name, value in sliding.state_dict().items():
@@ -111,7 +99,7 @@ def check(model, expected, left_out=None, **config):
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("left_out", [{"half": 2}, {"without": 2}, {"without": 0}])
 def test_what_one_rank_leaves_out_trains_on_with_the_others(left_out, clip, sync):
-    expected = by_hand(Experts(), clip, [{}, left_out])
+    expected = expected_of(Experts(), clip, [{}, left_out])
 
     def on_rank(group):
         own = left_out if dist.get_rank(group) == 1 else {}
@@ -126,7 +114,7 @@ def test_what_one_rank_leaves_out_trains_on_with_the_others(left_out, clip, sync
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("without", range(BLOCKS))
 def test_a_block_that_a_step_leaves_out_is_updated_before_its_next_use(without, clip):
-    expected = by_hand(Experts(), clip, [{"without": without}])
+    expected = expected_of(Experts(), clip, [{"without": without}])
 
     def on_rank(group):
         for window, again in product((2, 3, 4, 5), ("none", "full")):
@@ -141,7 +129,7 @@ def test_a_block_that_a_step_leaves_out_is_updated_before_its_next_use(without, 
 @pytest.mark.parametrize("maker", [None, 0, 2])
 def test_a_block_that_passes_something_on_is_updated_before_its_next_use(maker, clip):
     """The gradient of what it passes on is there when its own are, or long after."""
-    expected = by_hand(Passing(maker), clip, [{}])
+    expected = expected_of(Passing(maker), clip, [{}])
 
     def on_rank(group):
         for window, again in product((2, 3, 4, 5), ("none", "full")):

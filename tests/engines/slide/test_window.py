@@ -12,7 +12,7 @@ from tests.engines.slide.small_engine import (
     states_of,
     train,
 )
-from tests.ranks import on_ranks, run_ranks
+from tests.ranks import on_ranks
 
 
 def watched(schedule, name, alive):
@@ -48,19 +48,13 @@ def test_no_more_units_are_on_the_device_than_the_window_has_slots(group, window
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("again", ["none", "full"])
 @pytest.mark.parametrize("mode", MODES)
-def test_poison_in_freed_slots_reaches_nothing(mode, again, clip):
+@on_ranks(2)
+def test_poison_in_freed_slots_reaches_nothing(group, mode, again, clip) -> None:
     document = {**MODES[mode], "activation_checkpointing": again}
-
-    def on_rank(group):
-        clean, poisoned = (
-            engine_of(group, document, clip, DelayedCopies(seed)) for seed in range(2)
-        )
-        poisoned.module.schedule.window.poison = True
-        assert torch.equal(train(clean, 4, micro=2), train(poisoned, 4, micro=2))
-        assert not differing(states_of(clean), states_of(poisoned))
-        return {}
-
-    run_ranks(2, on_rank)
+    clean, poisoned = (engine_of(group, document, clip, DelayedCopies(seed)) for seed in range(2))
+    poisoned.module.schedule.window.poison = True
+    assert torch.equal(train(clean, 4, micro=2), train(poisoned, 4, micro=2))
+    assert not differing(states_of(clean), states_of(poisoned))
 
 
 @on_ranks(1)

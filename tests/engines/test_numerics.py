@@ -1,4 +1,6 @@
-"""Narrow types compute what wide ones compute, roughly; fp16 survives an overflow on all ranks."""
+"""Narrow types, the loss scale, and the global norm of gradients."""
+
+import math
 
 import pytest
 import torch
@@ -10,10 +12,11 @@ from torch import nn
 from shardlab.core.errors import UserError
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Optimization
-from shardlab.engines.common.numerics import LossScale, dtype_of
+from shardlab.engines.common.numerics import LossScale, dtype_of, norm_of, sum_of_squares
+from shardlab.kernels import native
 from shardlab.strategy.strategy import parse_strategy
 from tests.engines.engine_cases import batch_of, losses_of, make, train
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 from tests.whole_parameters import whole_parameters
 
 AUTO = {"param_dtype": "auto"}
@@ -122,21 +125,65 @@ NARROW_ALONE = torch.device("cuda")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this GPU may be made for bf16")
-def test_error_feedback_is_refused_where_auto_is_fp16():
+@on_ranks(1)
+def test_error_feedback_is_refused_where_auto_is_fp16(group) -> None:
     assert dtype_of("auto", NARROW_ALONE) is torch.float16
     gradients = {"codec": "int8", "error_feedback": True}
-
-    def on_rank(group):
-        for narrow in (AUTO, {"overrides": [{"layers": 0, **AUTO}]}):
-            strategy = parse_strategy({"engine": "fsdp2", "gradients": gradients, **narrow})
-            with pytest.raises(UserError, match="auto is fp16 on this device: set param_dtype"):
-                build_engine(
-                    nn.Linear(2, 2), strategy, Optimization(0.1, 1.0), group, device=NARROW_ALONE
-                )
-        return {}
-
-    run_ranks(1, on_rank)
+    for narrow in (AUTO, {"overrides": [{"layers": 0, **AUTO}]}):
+        strategy = parse_strategy({"engine": "fsdp2", "gradients": gradients, **narrow})
+        with pytest.raises(UserError, match="auto is fp16 on this device: set param_dtype"):
+            build_engine(
+                nn.Linear(2, 2), strategy, Optimization(0.1, 1.0), group, device=NARROW_ALONE
+            )
 
 
 def test_auto_is_float32_on_a_cpu():
     assert dtype_of("auto", torch.device("cpu")) is torch.float32
+
+
+def exact(values):
+    """The norm in float32: squares of float32 have no error in float64, and `fsum` adds none."""
+    squares = math.fsum((values.double() ** 2).flatten().tolist())
+    return float(torch.tensor(math.sqrt(squares), dtype=torch.float32))
+
+
+@given(
+    st.integers(0, 70_000),
+    st.integers(0, 2**31),
+    st.lists(st.integers(0, 70_000), max_size=6),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+)
+def test_the_norm_does_not_depend_on_cuts(n, seed, cuts, dtype):
+    generator = torch.Generator().manual_seed(seed)
+    powers = torch.randint(-12, 4, (n,), generator=generator)
+    values = (torch.randn(n, generator=generator) * 2.0**powers).to(dtype)
+    parts = list(values.tensor_split(sorted(min(cut, n) for cut in cuts)))
+    assert norm_of(sum_of_squares(parts)) == exact(values)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        pytest.param(torch.randn(60, 50).t(), id="transposed"),
+        pytest.param(torch.randn(60, 50)[:, ::2], id="strided"),
+        pytest.param(torch.randn(60, 50, dtype=torch.float64).float().double(), id="float64"),
+    ],
+)
+def test_what_the_kernel_does_not_take_counts_as_well(odd):
+    plain = torch.randn(20_000)
+    both = torch.cat([plain.double(), odd.double().flatten()])
+    assert norm_of(sum_of_squares([plain, odd])) == exact(both)
+
+
+def test_without_kernels_the_norm_is_the_same(monkeypatch):
+    values = torch.randn(200, 300)
+    compiled = norm_of(sum_of_squares([values]))
+    monkeypatch.setattr(native, "library", lambda: None)
+    assert norm_of(sum_of_squares([values])) == compiled
+
+
+@pytest.mark.parametrize("size", [2, 20_000])
+@pytest.mark.parametrize("bad", ["inf", "nan"])
+def test_a_number_that_is_not_finite_makes_the_norm_as_bad(bad, size):
+    gradients = [torch.ones(20_000), torch.ones(9), torch.full((size,), float(bad))]
+    assert str(norm_of(sum_of_squares(gradients))) == bad
