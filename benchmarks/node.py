@@ -51,7 +51,7 @@ def ways(group: dist.ProcessGroup, progress: RankProgress) -> dict[str, Callable
 
 def show(group: dist.ProcessGroup, turns: int) -> None:
     """Prints the table on rank 0."""
-    here = node_groups(group).here
+    here, _ = node_groups(group)
     memory = NodeMemory.create(here, {}, 1, timeout_s=60.0)
     calls = ways(here, memory.progress)
     taken: dict[str, list[float]] = {name: [] for name in calls}

@@ -106,8 +106,8 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
     inside or outside of the block, again with `retain_graph`. An input that was changed in place
     after it was saved is refused, as without hooks.
 
-    `on_disk` and `in_memory` create it with a store, whose space is free when nobody refers to
-    the context any more.
+    `on_disk` and `in_memory` create it with a store, whose space is freed with the last
+    reference to the context.
 
     Args:
         store: of the device of the inputs; the caller closes it.
@@ -241,7 +241,7 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
 def _saving_frame() -> object | None:
     """Return the `_CheckpointFrame` that saves its inputs through the calling hook, if one does.
 
-    Hooks are not told what they are called for, so this looks at the caller's code.
+    Hooks do not know what they are called for, so this looks at the caller's code.
     """
     caller = sys._getframe(2)
     for _ in range(2):  # before Python 3.12 a comprehension is a call

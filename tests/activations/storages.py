@@ -1,4 +1,4 @@
-"""Which tensors still have memory."""
+"""Lifetime of the storages of tensors."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Disks that are full, broken or odd are answered in one line, and no process leaves anything."""
+"""Full, broken and unusual disks: one-line errors, and no files left by killed processes."""
 
 import errno
 import fcntl
@@ -52,7 +52,7 @@ SPILLED = "print(keep(FileStore(folder, when_full='memory')))"
 
 
 @pytest.mark.parametrize("kind", ["a small disk", "a limit for files"])
-def test_a_full_disk_is_told_in_one_line_or_memory_takes_the_rest(tmp_path, kind):
+def test_full_disk_raises_one_line_or_spills_to_memory(tmp_path, kind):
     small = f"mount -t tmpfs -o size=1m tmpfs {tmp_path} &&"
     limited = "ulimit -f 2048;"
     before = small if kind == "a small disk" else limited
@@ -65,7 +65,7 @@ def test_a_full_disk_is_told_in_one_line_or_memory_takes_the_rest(tmp_path, kind
     assert spilled.stderr.count("host memory takes the rest") == 1
 
 
-def test_a_file_system_without_direct_io_is_told_once_and_used(tmp_path):
+def test_file_system_without_direct_io_is_reported_once_and_used(tmp_path):
     code = "print(keep(FileStore(folder)), keep(FileStore(folder)))"
     found = run(code, tmp_path, f"mount -t ramfs ramfs {tmp_path} &&")
     assert found.stdout == "True True\n", found.stderr
@@ -91,7 +91,7 @@ def test_memory_as_a_disk_works_like_any_other():
 
 
 @pytest.mark.parametrize("folder", ["/proc/shardlab", "/dev/null/folder"])
-def test_a_folder_that_takes_no_files_is_told(folder):
+def test_folder_that_takes_no_files_is_refused(folder):
     with pytest.raises(UserError, match=f"^{folder}: no file can be made there .*another folder$"):
         FileStore(Path(folder))
 
@@ -119,7 +119,7 @@ def left(tmp_path):
         store.close()
 
 
-def test_a_file_that_ends_too_early_is_told_now_and_later(left):
+def test_truncated_file_raises_now_and_later(left):
     store, stored = left
     os.ftruncate(store._storage.file.descriptor, 8192)
     for call in (store.take, store.prefetch, lambda _: store.put(torch.ones(1))):

@@ -1,4 +1,4 @@
-"""`shardlab.SlidingCheckpoint` in other people's scripts, on models that checkpoint themselves."""
+"""`shardlab.SlidingCheckpoint` in training scripts, on models that checkpoint themselves."""
 
 import gc
 import warnings
@@ -94,7 +94,7 @@ def test_memory_is_refused_where_it_is_that_of_the_device():
         shardlab.SlidingCheckpoint.in_memory("cpu")
 
 
-def test_its_room_on_disk_is_free_when_nobody_has_it_any_more(tmp_path):
+def test_disk_space_is_freed_with_the_last_reference(tmp_path):
     def open_files():
         links = [*Path("/proc/self/fd").iterdir()]
         return sum(

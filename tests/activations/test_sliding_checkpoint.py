@@ -1,4 +1,4 @@
-"""Checkpointed inputs leave and come back, and nobody can tell from the gradients."""
+"""Off-loaded inputs of checkpointed regions give the same gradients."""
 
 import gc
 import weakref
@@ -175,7 +175,7 @@ def test_inputs_are_gone_between_forward_and_backward(layers, store):
     loss.backward()
 
 
-def test_what_backward_needs_next_is_fetched_while_it_computes(layers):
+def test_next_inputs_are_prefetched_during_backward(layers):
     store = Recorder()
     with SlidingCheckpoint(store):
         loss = forward(layers)
@@ -190,7 +190,7 @@ def test_what_backward_needs_next_is_fetched_while_it_computes(layers):
             assert calls.index(("drop", number + 2)) < asked, "and no more than one"
 
 
-def test_a_tensor_that_several_regions_save_leaves_and_comes_back_once(layers):
+def test_tensor_saved_by_several_regions_is_offloaded_once(layers):
     store = Recorder()
 
     def run(context):
@@ -224,7 +224,7 @@ def test_parameters_their_views_masks_and_small_tensors_stay():
     assert len(store.tickets) == 2
 
 
-def test_a_forward_pass_without_backward_leaves_no_room_taken(layers):
+def test_forward_without_backward_frees_the_store(layers):
     store = Recorder()
     sliding = SlidingCheckpoint(store)
     with sliding:
@@ -233,7 +233,7 @@ def test_a_forward_pass_without_backward_leaves_no_room_taken(layers):
     assert sorted(store.numbers("drop")) == store.numbers("put")
 
 
-def test_what_other_operations_save_needs_no_garbage_collector(layers, store):
+def test_other_saved_tensors_need_no_garbage_collector(layers, store):
     gc.disable()
     try:
         with SlidingCheckpoint(store):

@@ -91,7 +91,7 @@ class Gated(HostStorage):
     dtype=st.sampled_from(DTYPES),
     turned=st.booleans(),
 )
-def test_every_shape_type_and_order_of_elements_comes_back(store, shape, dtype, turned):
+def test_every_shape_dtype_and_stride_round_trips(store, shape, dtype, turned):
     tensor = random_bits(shape, dtype)
     tensor = tensor.transpose(0, -1) if turned else tensor
     storeds = [store.put(tensor) for _ in range(4)]
@@ -100,7 +100,7 @@ def test_every_shape_type_and_order_of_elements_comes_back(store, shape, dtype, 
         store.drop(stored)
 
 
-def test_more_than_one_piece_of_a_file_comes_back(store):
+def test_tensors_of_several_chunks_round_trip(store):
     tensor = random_bits([(17 << 20) + 5], torch.uint8)
     first, *_ = [store.put(tensor) for _ in range(4)]
     assert same(store.take(first), tensor)
@@ -146,7 +146,7 @@ def test_a_slow_storage_makes_the_computation_wait_and_holds_no_more_memory():
     third.join()
 
 
-def test_what_has_not_left_yet_comes_back_at_once():
+def test_tensor_not_yet_written_is_returned_at_once():
     store = ActivationStore(Gated())
     tensor = torch.arange(9.0)
     taken = store.take(store.put(tensor))
@@ -154,7 +154,7 @@ def test_what_has_not_left_yet_comes_back_at_once():
     store._storage.gate.set()
 
 
-def test_what_is_written_to_on_its_way_is_refused(store):
+def test_write_during_offload_is_refused(store):
     tensor = torch.ones(10)
     stored = store.put(tensor)
     tensor.add_(1)
@@ -165,7 +165,7 @@ def test_what_is_written_to_on_its_way_is_refused(store):
             store.put(torch.ones(10))
 
 
-def test_room_is_used_again_by_tensors_of_any_size(tmp_path):
+def test_file_space_is_reused_by_tensors_of_any_size(tmp_path):
     store, largest = FileStore(tmp_path), 0
     for step in range(5):
         sizes = [5000 * (1 + (step + layer) % 3) for layer in range(8)]

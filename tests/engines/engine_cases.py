@@ -1,4 +1,4 @@
-"""Strategies of all engines, and the small experiment that tests train by them."""
+"""Strategies of all engines, and a small experiment that trains them."""
 
 import functools
 
@@ -86,56 +86,33 @@ HYBRID["fsdp2-hybrid-ahead"] = {**HYBRID["fsdp2-hybrid"], "prefetch": 1}
 HYBRID["manual-hybrid-every"] = {**HYBRID["manual-hybrid"], "reduce_every_micro_batch": True}
 HYBRID["fsdp2-hybrid-every"] = {**HYBRID["fsdp2-hybrid"], "reduce_every_micro_batch": True}
 STRATEGIES |= HYBRID
+
+
+def lossy(engine, codec, **more):
+    return {"engine": engine, "gradients": {"codec": codec, "error_feedback": True}, **more}
+
+
+TOPK, POWERSGD, INT8 = "topk:density=0.1", "powersgd:rank=4", {"codec": "int8:group=64"}
 LOSSY = {
-    "ddp-int8": {"engine": "ddp", "gradients": {"codec": "int8", "error_feedback": True}},
-    "fsdp2-topk": {
-        "engine": "fsdp2",
-        "gradients": {"codec": "topk:density=0.1", "error_feedback": True},
-    },
-    "ddp-topk": {
-        "engine": "ddp",
-        "gradients": {"codec": "topk:density=0.1", "error_feedback": True},
-    },
-    "fsdp2-powersgd": {
-        "engine": "fsdp2",
-        "gradients": {"codec": "powersgd:rank=4", "error_feedback": True},
-    },
-    "ddp-powersgd": {
-        "engine": "ddp",
-        "gradients": {"codec": "powersgd:rank=4", "error_feedback": True},
-    },
-    "fsdp2-ahead-topk": {
-        "engine": "fsdp2",
-        "prefetch": 1,
-        "gradients": {"codec": "topk:density=0.1", "error_feedback": True},
-        "weights": {"codec": "int8:group=64"},
-    },
-    "manual-topk": {
-        "engine": "manual",
-        "gradients": {"codec": "topk:density=0.1", "error_feedback": True},
-        "weights": {"codec": "int8:group=64"},
-    },
-    "slide-topk": {
-        "engine": "slide",
-        "param_transfer": "shard",
-        "grad_sync": "gpu_reduce",
-        "gradients": {"codec": "topk:density=0.1", "error_feedback": True},
-        "weights": {"codec": "int8:group=64"},
-    },
-    "slide-int8": {
-        "engine": "slide",
-        "gradients": {"codec": "int8", "error_feedback": True},
-    },
+    "ddp-int8": lossy("ddp", "int8"),
+    "ddp-topk": lossy("ddp", TOPK),
+    "ddp-powersgd": lossy("ddp", POWERSGD),
+    "fsdp2-topk": lossy("fsdp2", TOPK),
+    "fsdp2-powersgd": lossy("fsdp2", POWERSGD),
+    "fsdp2-ahead-topk": lossy("fsdp2", TOPK, prefetch=1, weights=INT8),
+    "manual-topk": lossy("manual", TOPK, weights=INT8),
+    "slide-topk": lossy(
+        "slide", TOPK, param_transfer="shard", grad_sync="gpu_reduce", weights=INT8
+    ),
+    "slide-int8": lossy("slide", "int8"),
     "fsdp2-everything": {
         "engine": "fsdp2",
         "gradients": {
-            "codec": "int8:group=64",
-            "error_feedback": True,
-            "residual": "int8",
-            "exclude": ["*.ln_*.*"],
-            "warmup_steps": 1,
+            **INT8,
+            **{"error_feedback": True, "residual": "int8"},
+            **{"exclude": ["*.ln_*.*"], "warmup_steps": 1},
         },
-        "weights": {"codec": "int8:group=64"},
+        "weights": INT8,
     },
 }
 

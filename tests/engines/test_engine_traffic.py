@@ -4,47 +4,37 @@ import pytest
 import torch
 
 from tests.engines.engine_cases import LOSSY, STRATEGIES, losses_of, make, train
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 from tests.whole_parameters import whole_parameters
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "fsdp2-ahead", "manual", "slide-full-cpu"])
-def test_gradients_are_reduced_once_per_step(name):
-    def on_rank(group):
-        counts = []
-        for micro in (1, 3):
-            engine = make(group, STRATEGIES[name])
-            engine.ledger.reset()
-            train(engine, group, 2, micro=micro)
-            counts.append(engine.ledger.summary()["gradients"]["collectives"])
-        return {"counts": torch.tensor(counts)}
-
-    counts = run_ranks(2, on_rank)[0]["counts"]
+@on_ranks(2)
+def test_gradients_are_reduced_once_per_step(group, name) -> None:
+    counts = []
+    for micro in (1, 3):
+        engine = make(group, STRATEGIES[name])
+        engine.ledger.reset()
+        train(engine, group, 2, micro=micro)
+        counts.append(engine.ledger.summary()["gradients"]["collectives"])
     assert counts[0] == counts[1] > 0
 
 
-def test_fsdp2_gathers_and_reduces_as_often_as_theory_says():
-    def on_rank(group):
-        engine = make(group, {"engine": "fsdp2"})
-        train(engine, group, 1)
-        summary = engine.ledger.summary()
-        parameters = sum(p.numel() for p in whole_parameters(engine).values())
-        gathers, reduces = summary["weights"], summary["gradients"]
-        return {
-            "collectives": torch.tensor([gathers["collectives"], reduces["collectives"]]),
-            "raw": torch.tensor([gathers["bytes_raw"], reduces["bytes_raw"]]),
-            "wire": torch.tensor([gathers["bytes_wire"], reduces["bytes_wire"]]),
-            "parameters": torch.tensor(parameters),
-        }
-
-    result = run_ranks(2, on_rank)[0]
+@on_ranks(2)
+def test_fsdp2_gathers_and_reduces_as_often_as_theory_says(group) -> None:
+    engine = make(group, {"engine": "fsdp2"})
+    train(engine, group, 1)
+    summary = engine.ledger.summary()
+    gathers, reduces = summary["weights"], summary["gradients"]
+    parameters = sum(p.numel() for p in whole_parameters(engine).values())
     blocks, root = 2, 1
-    assert result["collectives"].tolist() == [2 * blocks + root, blocks + root]
-    gathered, reduced = result["raw"].tolist()
+    assert gathers["collectives"] == 2 * blocks + root
+    assert reduces["collectives"] == blocks + root
     # half of every tensor, padded to whole rows per rank: never less than 4N/2
-    assert 2 * result["parameters"] <= reduced <= 2.02 * result["parameters"]
-    assert reduced < gathered < 2 * reduced
-    assert result["wire"].tolist() == [gathered, 2 * reduced]
+    assert 2 * parameters <= reduces["bytes_raw"] <= 2.02 * parameters
+    assert reduces["bytes_raw"] < gathers["bytes_raw"] < 2 * reduces["bytes_raw"]
+    assert gathers["bytes_wire"] == gathers["bytes_raw"]
+    assert reduces["bytes_wire"] == 2 * reduces["bytes_raw"]
 
 
 @pytest.mark.parametrize("name", LOSSY)

@@ -18,7 +18,7 @@ from tests.engines.engine_cases import (
     make,
     train,
 )
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 
 
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name not in HYBRID])
@@ -76,16 +76,11 @@ def test_compiled_blocks_compute_the_same(engine):
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp1", "fsdp2", "manual", "slide"])
-def test_evaluation_mode_reaches_the_model(engine):
-    def on_rank(group):
-        model = build_model(Model(preset="tiny"), VOCABULARY, LENGTH, 0, seed=1).whole()
-        made = build_engine(
-            model, parse_strategy({"engine": engine}), Optimization(0.1, 1.0), group
-        )
-        modes = []
-        for mode in (False, True):
-            made.module.train(mode)
-            modes.append(model.lm_head.training)
-        return {"modes": torch.tensor(modes)}
-
-    assert run_ranks(1, on_rank)[0]["modes"].tolist() == [False, True]
+@on_ranks(1)
+def test_evaluation_mode_reaches_the_model(group, engine) -> None:
+    model = build_model(Model(preset="tiny"), VOCABULARY, LENGTH, 0, seed=1).whole()
+    strategy = parse_strategy({"engine": engine})
+    made = build_engine(model, strategy, Optimization(0.1, 1.0), group)
+    for mode in (False, True):
+        made.module.train(mode)
+        assert model.lm_head.training is mode

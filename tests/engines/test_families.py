@@ -1,9 +1,10 @@
-"""Engines train other people's architectures alike, without knowing their classes."""
+"""Engines agree on models of other architectures."""
 
 import functools
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Optimization
@@ -12,7 +13,7 @@ from shardlab.models.build import build_model
 from shardlab.strategy.strategy import parse_strategy
 from tests.engines.engine_cases import LENGTH, train
 from tests.families import FAMILIES, VOCABULARY, config_of
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 
 ENDS = [{"module": "embedding"}, {"module": "head"}]
 STRATEGIES = {
@@ -52,18 +53,15 @@ def test_engines_agree_on_every_family(family, strategy, tmp_path_factory):
 
 
 @pytest.mark.parametrize("engine", ["fsdp2", "manual"])
-def test_an_embedding_of_its_own_is_gathered_once_per_step(engine, tmp_path):
-    config_of("llama-untied").save_pretrained(tmp_path)
-
-    def on_rank(group):
-        counts = []
-        for overrides in ([], ENDS):
-            made = make(group, str(tmp_path), {"engine": engine, "overrides": overrides})
-            train(made, group, 1)
-            counts.append(made.ledger.summary()["weights"]["collectives"])
-        return {"counts": torch.tensor(counts)}
-
-    together, apart = run_ranks(2, on_rank)[0]["counts"].tolist()
+@on_ranks(2)
+def test_an_embedding_of_its_own_is_gathered_once_per_step(group, engine, tmp_path) -> None:
+    config_of("llama-untied").save_pretrained(tmp_path / str(dist.get_rank(group)))
+    folder, counts = str(tmp_path / str(dist.get_rank(group))), []
+    for overrides in ([], ENDS):
+        made = make(group, folder, {"engine": engine, "overrides": overrides})
+        train(made, group, 1)
+        counts.append(made.ledger.summary()["weights"]["collectives"])
+    together, apart = counts
     # backward begins with the head where it is a unit, and otherwise with the last block, which
     # fsdp2 gathers again, and manual has kept
     assert apart == together + 3

@@ -1,3 +1,5 @@
+"""LayerAdam against torch's AdamW: updates, layers, threads, refusals."""
+
 import copy
 import gc
 import os
@@ -63,7 +65,7 @@ def test_states_pass_between_it_and_torch_in_both_directions():
         assert alike(given, train(torch.optim.AdamW(expected, 0.01, fused=True), expected, 10))
 
 
-def test_a_loaded_state_keeps_its_bits_beside_parameters_of_16_bits():
+def test_float32_moments_of_bf16_parameters_survive_loading():
     given = parameters(torch.bfloat16)
     optimizer = shardlab.LayerAdam(given, seed=3)
     train(optimizer, given, 3)
@@ -88,7 +90,7 @@ def test_layers_updated_by_several_threads_in_any_order_are_as_all_at_once(dtype
     assert alike(at_once, layered)
 
 
-def test_a_step_of_one_layer_leaves_the_others():
+def test_step_of_one_layer_updates_no_other():
     given = with_gradients(parameters(), 0)
     before = [each.detach().clone() for each in given]
     optimizer = shardlab.LayerAdam(groups(given))
@@ -104,7 +106,7 @@ def test_a_step_of_one_layer_leaves_the_others():
     assert torch.equal(given[0], before[0]) and not torch.equal(given[1], before[1])
 
 
-def test_equal_layers_are_rounded_by_different_chances():
+def test_equal_layers_are_rounded_differently():
     given = [nn.Parameter(torch.ones(4096, dtype=torch.bfloat16)) for _ in range(2)]
     for each in given:
         each.grad = torch.ones_like(each)
@@ -213,7 +215,7 @@ TENSOR = nn.Parameter(torch.zeros(4, 4))
         ([nn.Parameter(torch.zeros(4, 2).t())], {}, "make it .contiguous"),
     ],
 )
-def test_what_it_cannot_take_is_refused_in_one_line(given, options, message):
+def test_invalid_arguments_are_refused_in_one_line(given, options, message):
     with pytest.raises(UserError, match=message) as refused:
         shardlab.LayerAdam(given, **options)
     assert "\n" not in str(refused.value)
@@ -231,7 +233,7 @@ def channels_last(given):
         (lambda p: setattr(p, "grad", p.detach().to_sparse()), "sparse=False"),
     ],
 )
-def test_what_became_of_a_parameter_is_refused_before_any_is_updated(change, message):
+def test_invalid_parameters_are_refused_before_any_update(change, message):
     given = with_gradients(parameters(sizes=[(4,), (2, 3, 2, 2)]), 0)
     optimizer = shardlab.LayerAdam(given)
     before = given[0].detach().clone()

@@ -1,4 +1,4 @@
-"""LayerAdam beside fully_shard, on two ranks: parameters, gradients and moments are DTensors."""
+"""LayerAdam with fully_shard on two ranks: all tensors are DTensors."""
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ def test_sharded_parameters_are_updated_as_by_torchs_fused_optimizer_and_states_
     checkpoint.set_optimizer_state_dict(expected, theirs, again)
 
 
-def test_shards_are_rounded_by_the_chances_of_their_places_in_the_whole():
+def test_stochastic_rounding_of_shards_matches_the_whole_tensor():
     def gradients(given):
         for i, each in enumerate(given):
             generator = torch.Generator().manual_seed(i)
@@ -84,7 +84,7 @@ def test_shards_are_rounded_by_the_chances_of_their_places_in_the_whole():
 
 
 @on_ranks(2)
-def test_columns_are_updated_in_float32_and_not_rounded_by_chance() -> None:
+def test_column_shards_train_in_float32_and_refuse_stochastic_rounding() -> None:
     def by_columns(model):
         return fully_shard(model, shard_placement_fn=lambda each: Shard(each.dim() - 1))
 

@@ -1,4 +1,4 @@
-"""What LayerAdam keeps when it is copied, saved, loaded, or given other parameters."""
+"""State of LayerAdam when it is copied, saved, loaded or given other parameters."""
 
 import copy
 import io
@@ -28,7 +28,7 @@ def test_a_copy_trains_as_the_original_on_threads_of_its_own(copied, threads):
     twin.step(layer="layer2")
 
 
-def test_parameters_that_are_replaced_keep_the_chances_of_their_places():
+def test_replaced_parameters_are_rounded_as_before():
     given, other = parameters(torch.bfloat16), parameters(torch.bfloat16)
     optimizer = shardlab.LayerAdam(parameters(torch.bfloat16))
     optimizer.param_groups[0]["params"] = other
@@ -48,7 +48,7 @@ def test_the_seed_is_loaded_with_the_state():
     assert alike(train(other, resumed, 2, 2), train(optimizer, given, 2, 2))
 
 
-def test_what_the_state_does_not_say_stays_as_it_is():
+def test_settings_missing_from_a_state_are_kept():
     given = parameters()
     optimizer = shardlab.LayerAdam(groups(given), seed=5)
     optimizer.load_state_dict(torch.optim.AdamW([{"params": [p]} for p in given]).state_dict())
@@ -56,7 +56,7 @@ def test_what_the_state_does_not_say_stays_as_it_is():
     optimizer.step(layer="layer3")
 
 
-def test_hooks_of_the_user_adapt_what_is_loaded_and_find_it_loaded():
+def test_load_hooks_of_the_user_run_before_and_after_loading():
     given, found = parameters(torch.bfloat16), []
     before = shardlab.LayerAdam(given)
     train(before, given, 2)

@@ -1,4 +1,4 @@
-"""`SlideFSDP` trains other people's models in other people's scripts."""
+"""`SlideFSDP` trains Hugging Face models as a plain loop does."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_it_trains_as_a_loop_by_hand_does(family):
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 @on_ranks(2)
-def test_what_was_saved_is_continued_bit_for_bit(tmp_path, dtype) -> None:
+def test_resumed_run_matches_uninterrupted_run(tmp_path, dtype) -> None:
     config = {**PLAIN, "accumulation": 2, "param_dtype": dtype}
     straight = slid(model_of("gpt2-tied"), **config)
     trained(straight, 0, 4)
@@ -66,7 +66,7 @@ def test_any_number_of_ranks_loads(tmp_path):
 
 
 @on_ranks(1)
-def test_mistakes_are_told_in_one_line(tmp_path) -> None:
+def test_invalid_uses_are_refused(tmp_path) -> None:
     config = {**PLAIN, "accumulation": 2}
     with pytest.raises(UserError, match="float32"):
         slid(model_of("gpt2-tied").bfloat16(), **config)

@@ -121,7 +121,7 @@ def test_evaluation_within_a_step_changes_nothing_and_no_step_counts_it(transfer
 
 
 @on_ranks(2)
-def test_what_was_loaded_is_evaluated_at_once(tmp_path) -> None:
+def test_loaded_parameters_are_used_by_the_next_evaluation(tmp_path) -> None:
     saved, other = slid(model_of("llama-untied")), slid(model_of("llama-untied", seed=1))
     steps(saved, 0, 2)
     steps(other, 0, 1)

@@ -1,4 +1,4 @@
-"""What `SlideFSDP` does not take, it refuses in one line; what returns a loss, it trains."""
+"""Models, outputs, batches and settings that `SlideFSDP` takes or refuses."""
 
 from collections import namedtuple
 from types import SimpleNamespace
@@ -115,7 +115,7 @@ def test_a_model_inside_of_another_keeps_no_keys_and_values(checkpointing) -> No
 
 @pytest.mark.parametrize("clip", [0.5, None])
 @on_ranks(1)
-def test_a_model_called_by_habit_is_refused_and_training_goes_on(clip) -> None:
+def test_direct_call_of_the_model_is_refused_and_training_continues(clip) -> None:
     states = []
     for habit in (False, True):
         model = model_of("llama-untied")
@@ -133,7 +133,7 @@ def test_a_model_called_by_habit_is_refused_and_training_goes_on(clip) -> None:
 
 
 @on_ranks(1)
-def test_models_that_cannot_be_taken_apart_are_refused() -> None:
+def test_unsupported_models_are_refused() -> None:
     compiled = own_model()
     compiled.compile()
     with torch.device("meta"):
@@ -160,13 +160,13 @@ def test_models_that_cannot_be_taken_apart_are_refused() -> None:
 
 
 @pytest.mark.parametrize("message", CONFIGS)
-def test_settings_without_a_meaning_are_refused(message):
+def test_invalid_settings_are_refused(message):
     with pytest.raises(UserError, match=message):
         shardlab.SlideConfig(**CONFIGS[message])
 
 
 @on_ranks(1)
-def test_a_batch_without_names_and_a_learning_rate_that_is_none_are_refused() -> None:
+def test_unnamed_batches_and_invalid_learning_rates_are_refused() -> None:
     sliding = shardlab.SlideFSDP(own_model())
     with pytest.raises(UserError, match="give a batch by name"):
         sliding(torch.ones(2, 4))

@@ -37,7 +37,7 @@ def communication_of(sliding):
 
 @pytest.mark.parametrize("codecs", CODECS)
 @on_ranks(2)
-def test_what_codecs_keep_is_continued_bit_for_bit_and_without_it_is_not(tmp_path, codecs) -> None:
+def test_codec_state_is_needed_to_match_the_uninterrupted_run(tmp_path, codecs) -> None:
     straight = slid(gpt2(), **CODECS[codecs])
     trained(straight, 0, 3)
     straight.save(tmp_path / "saved")
@@ -57,7 +57,7 @@ def test_what_codecs_keep_is_continued_bit_for_bit_and_without_it_is_not(tmp_pat
     assert found[0] == expected[0] and found != expected
 
 
-def test_what_was_held_back_goes_to_another_number_of_ranks(tmp_path):
+def test_residuals_are_merged_for_another_number_of_ranks(tmp_path):
     def save(group):
         sliding = slid(gpt2(), **INT4)
         trained(sliding, 0, 3)
@@ -94,7 +94,7 @@ def test_residuals_are_not_dropped_in_silence(tmp_path) -> None:
 
 
 @on_ranks(2)
-def test_what_one_rank_cannot_read_is_told_by_all_and_changes_nothing(tmp_path) -> None:
+def test_unreadable_file_of_one_rank_is_raised_on_all_and_changes_nothing(tmp_path) -> None:
     expected = trained(slid(gpt2(), **INT4), 0, 4)
     sliding = slid(gpt2(), **INT4)
     found = trained(sliding, 0, 2)
@@ -108,7 +108,7 @@ def test_what_one_rank_cannot_read_is_told_by_all_and_changes_nothing(tmp_path) 
 
 
 @on_ranks(2)
-def test_a_folder_that_one_rank_does_not_see_is_told_by_all(tmp_path) -> None:
+def test_folder_missing_on_one_rank_is_raised_on_all(tmp_path) -> None:
     sliding = slid(gpt2())
     sliding.save(tmp_path / "saved")
     seen = tmp_path if dist.get_rank() == 0 else tmp_path / "elsewhere"
@@ -117,7 +117,7 @@ def test_a_folder_that_one_rank_does_not_see_is_told_by_all(tmp_path) -> None:
 
 
 @on_ranks(2)
-def test_another_model_is_told_before_anything_is_taken(tmp_path) -> None:
+def test_checkpoint_of_another_model_is_refused_before_loading(tmp_path) -> None:
     slid(gpt2()).save(tmp_path / "saved")
     other = slid(model_of("llama-untied"))
     before = other.state_dict()
@@ -129,9 +129,7 @@ def test_another_model_is_told_before_anything_is_taken(tmp_path) -> None:
 
 @pytest.mark.parametrize("full", [0, 1])
 @on_ranks(2)
-def test_a_disk_that_is_full_for_one_rank_is_told_by_all_and_leaves_what_was_there(
-    tmp_path, full
-) -> None:
+def test_full_disk_on_one_rank_is_raised_on_all_and_keeps_the_old_folder(tmp_path, full) -> None:
     sliding = slid(gpt2(), **INT4)
     trained(sliding, 0, 1)
     sliding.save(tmp_path / "saved")
@@ -212,7 +210,7 @@ def test_buffers_that_a_state_dict_has_are_continued(tmp_path) -> None:
 
 
 @on_ranks(2)
-def test_dropout_goes_on_bit_for_bit(tmp_path) -> None:
+def test_dropout_resumes_bitwise(tmp_path) -> None:
     def dropping(seed):
         torch.manual_seed(seed)
         sizes = {"vocab_size": 300, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2}
@@ -230,7 +228,7 @@ def test_dropout_goes_on_bit_for_bit(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_what_one_of_the_ranks_wrote_is_not_missed_in_silence(tmp_path, ranks):
+def test_missing_file_of_one_rank_is_refused(tmp_path, ranks):
     def save(group):
         sliding = slid(gpt2(), **INT4)
         trained(sliding, 0, 2)
@@ -250,7 +248,7 @@ def test_what_one_of_the_ranks_wrote_is_not_missed_in_silence(tmp_path, ranks):
 
 @pytest.mark.parametrize("file", ["slide.safetensors", "rank-00001.safetensors", "slide.json"])
 @on_ranks(2)
-def test_one_bit_that_fell_over_is_told(tmp_path, file) -> None:
+def test_flipped_bit_is_detected(tmp_path, file) -> None:
     sliding = slid(gpt2())
     sliding.save(tmp_path / "saved")
     if dist.get_rank() == 0:
@@ -287,7 +285,7 @@ def test_save_replaces_what_it_has_written_and_nothing_else(tmp_path) -> None:
 
 
 @on_ranks(1)
-def test_folders_that_are_none_are_told_in_one_line(tmp_path, monkeypatch) -> None:
+def test_invalid_folders_are_refused(tmp_path, monkeypatch) -> None:
     sliding = slid(gpt2())
     os.chdir(tmp_path)
     for folder in (".", "", tmp_path, tmp_path.parent):
@@ -304,7 +302,7 @@ def test_folders_that_are_none_are_told_in_one_line(tmp_path, monkeypatch) -> No
 
 
 @on_ranks(1)
-def test_nobody_takes_or_loads_what_the_model_shows_between_its_uses(tmp_path) -> None:
+def test_state_dicts_of_the_model_itself_are_refused(tmp_path) -> None:
     model = model_of("llama-untied")
     weights = model.state_dict()
     sliding = shardlab.SlideFSDP(model)

@@ -40,15 +40,17 @@ def twin(group: dist.ProcessGroup, timeout: timedelta | None = None) -> dist.Pro
     return twins[timeout]
 
 
+@dataclass(eq=False)
 class PooledGroups(Generic[Value]):
     """Process groups that one engine uses at a time."""
 
-    def __init__(self, value: Value, purpose: Hashable) -> None:
-        self.value, self.purpose = value, purpose
-        self.free = self._discarded = False
+    value: Value
+    purpose: Hashable
+    free: bool = False
+    _discarded: bool = False
 
     def release(self) -> None:
-        """Return the groups to the pool: nobody uses them any more."""
+        """Return the groups to the pool, unless they were discarded; no one may use them then."""
         self.free = not self._discarded
 
     def discard(self) -> None:
@@ -189,17 +191,13 @@ def _mesh(
     return DeviceMesh.from_group([across, here], "cpu", mesh=nodes, mesh_dim_names=names)
 
 
-class NodeGroups(NamedTuple):
-    """Two gloo groups of this rank; training threads use `here` alone."""
+def node_groups(
+    group: dist.ProcessGroup, ranks_per_node: int | None = None
+) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
+    """Return two gloo groups of this rank; all ranks of the group call together.
 
-    here: dist.ProcessGroup
-    """the ranks of its node"""
-    across: dist.ProcessGroup | None
-    """the ranks at the same position of every node, in order; None where there is one node"""
-
-
-def node_groups(group: dist.ProcessGroup, ranks_per_node: int | None = None) -> NodeGroups:
-    """Return this rank's groups; all ranks of the group call together.
+    The first has the ranks of its node, and is the one of training threads. The second has the
+    ranks at the same position of every node, in order; None where there is one node.
 
     Args:
         ranks_per_node: so many consecutive ranks are a node. By default the ranks of one machine
@@ -220,10 +218,10 @@ def node_groups(group: dist.ProcessGroup, ranks_per_node: int | None = None) -> 
         nodes.setdefault(key, []).append(position)
     _check_nodes([*nodes.values()], machines)
     if len(nodes) == 1:
-        return NodeGroups(everyone, None)
+        return everyone, None
     mine = nodes[keys[dist.get_rank(group)]]
     here = mine.index(dist.get_rank(group))
-    return NodeGroups(
+    return (
         subgroup(group, [ranks[position] for position in mine], "gloo"),
         subgroup(group, [ranks[node[here]] for node in nodes.values()], "gloo"),
     )

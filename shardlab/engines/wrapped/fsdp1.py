@@ -103,7 +103,7 @@ def wrap_model(
 ) -> FullyShardedDataParallel:
     """Return a model that is sharded by a strategy's canonical form."""
     with warnings.catch_warnings():
-        # NO_SHARD is what was asked for, and what one rank comes to
+        # torch warns of NO_SHARD, which the strategy asks for, or which a single rank implies
         warnings.filterwarnings("ignore", "(?s).*NO_SHARD")
         return FullyShardedDataParallel(
             model,

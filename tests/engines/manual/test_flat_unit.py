@@ -1,4 +1,4 @@
-"""A unit loses nothing when its parameters become one vector of which every rank keeps a part."""
+"""Flat units: sharding, gathering and collection of gradients lose nothing."""
 
 import torch
 from hypothesis import given
@@ -68,7 +68,7 @@ def test_gradients_are_collected_where_their_parameters_lie(shapes, world_size, 
     assert all(parameter.grad is None for parameter in parameters.values())
 
 
-def test_what_autograd_saved_is_there_again_after_gathering():
+def test_saved_tensors_are_restored_by_gathering():
     weight = nn.Parameter(torch.randn(4, 4))
     unit = stored({"weight": weight}, 0, 1)
     unit.allocate()

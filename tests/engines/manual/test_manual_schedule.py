@@ -1,4 +1,4 @@
-"""What is gathered when, and that no unit keeps memory that it does not need."""
+"""Gathers, frees and reductions of the manual engine."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from shardlab.comm.attach import attach
 from shardlab.engines.common.flat import make_mesh
 from shardlab.engines.common.units import UnitPlan
 from shardlab.engines.manual.engine import FlatSharded
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks
 
 
 class Stack(nn.Module):
@@ -49,78 +49,61 @@ def loss_of(wrapped, rank):
 
 
 @pytest.mark.parametrize("ends", [(), ("embedding", "head")])
-def test_gradients_of_shards_are_the_mean_over_ranks(ends):
-    def on_rank(group):
-        rank = dist.get_rank(group)
-        torch.manual_seed(0)
-        plain = Stack(4)
-        for other in range(2):
-            (loss_of(plain, other) / 2).backward()
-        expected = {
-            name: torch.zeros_like(p) if p.grad is None else p.grad
-            for name, p in plain.named_parameters()
-        }
-        _, wrapped, _ = sharded(group, ends=ends)
-        loss_of(wrapped, rank).backward()
-        wrapped.schedule.finish()
-        errors = []
-        for unit in wrapped.units:
-            whole = [torch.empty_like(unit.shard.grad) for _ in range(2)]
-            dist.all_gather(whole, unit.shard.grad, group=group)
-            for name, part in unit.named(torch.cat(whole)).items():
-                errors.append((part - expected[name]).abs().max())
-        return {"error": torch.stack(errors).max()}
-
-    for result in run_ranks(2, on_rank):
-        assert result["error"] < 1e-6
+@on_ranks(2)
+def test_gradients_of_shards_are_the_mean_over_ranks(group, ends) -> None:
+    torch.manual_seed(0)
+    plain = Stack(4)
+    for rank in range(2):
+        (loss_of(plain, rank) / 2).backward()
+    _, wrapped, _ = sharded(group, ends=ends)
+    loss_of(wrapped, dist.get_rank(group)).backward()
+    wrapped.schedule.finish()
+    for unit in wrapped.units:
+        whole = [torch.empty_like(unit.shard.grad) for _ in range(2)]
+        dist.all_gather(whole, unit.shard.grad, group=group)
+        for name, part in unit.named(torch.cat(whole)).items():
+            expected = plain.get_parameter(name).grad
+            expected = torch.zeros_like(part) if expected is None else expected
+            torch.testing.assert_close(part, expected, rtol=0, atol=1e-6)
 
 
-def test_only_units_in_use_and_the_next_have_memory():
-    def on_rank(group):
-        model, wrapped, _ = sharded(group, layers=5)
-        most = 0
+@on_ranks(2)
+def test_only_units_in_use_and_the_next_have_memory(group) -> None:
+    model, wrapped, _ = sharded(group, layers=5)
+    counts = []
 
-        def count(*_):
-            nonlocal most
-            most = max(most, sum(unit.allocated for unit in wrapped.units))
+    def count(*_):
+        counts.append(sum(unit.allocated for unit in wrapped.units))
 
-        for block in model.blocks:
-            block.register_forward_hook(count)
-            block.register_full_backward_hook(count)
-        loss_of(wrapped, 0).backward()
-        wrapped.schedule.finish()
-        left = sum(unit.allocated for unit in wrapped.units)
-        return {"most": torch.tensor(most), "left": torch.tensor(left)}
-
-    result = run_ranks(2, on_rank)[0]
+    for block in model.blocks:
+        block.register_forward_hook(count)
+        block.register_full_backward_hook(count)
+    loss_of(wrapped, 0).backward()
+    wrapped.schedule.finish()
     # the root, the unit in use, the one ahead, and in backward the one whose gradients come last
-    assert result["most"] <= 4
-    assert result["left"] == 0
+    assert max(counts) <= 4
+    assert not any(unit.allocated for unit in wrapped.units)
 
 
-def test_gathers_and_reductions_are_as_many_as_theory_says():
-    def on_rank(group):
-        counts = []
-        for reshard in (True, False):
-            _, wrapped, handle = sharded(group, layers=5, reshard=reshard)
-            loss_of(wrapped, 0).backward()
-            wrapped.schedule.finish()
-            for account in handle.ledger.accounts.values():
-                # the ranks once compare what they are about to send
-                counts.append(account.collectives - account.extra_collectives)
-        return {"counts": torch.tensor(counts)}
-
-    # forward gathers the root and every block, backward all blocks but the last again
-    assert run_ranks(2, on_rank)[0]["counts"].tolist() == [6, 1 + 5 + 4, 6, 1 + 5]
-
-
-def test_a_tied_embedding_of_its_own_is_gathered_once_and_moves_nothing_else():
-    def on_rank(group):
-        _, wrapped, handle = sharded(group, layers=5, ends=("embedding", "head"))
+@on_ranks(2)
+def test_gathers_and_reductions_are_as_many_as_theory_says(group) -> None:
+    counts = []
+    for reshard in (True, False):
+        _, wrapped, handle = sharded(group, layers=5, reshard=reshard)
         loss_of(wrapped, 0).backward()
         wrapped.schedule.finish()
-        account = handle.ledger.accounts["weights"]
-        return {"gathers": torch.tensor(account.collectives - account.extra_collectives)}
+        for account in handle.ledger.accounts.values():
+            # the ranks once compare what they are about to send
+            counts.append(account.collectives - account.extra_collectives)
+    # forward gathers the root and every block, backward all blocks but the last again
+    assert counts == [6, 1 + 5 + 4, 6, 1 + 5]
 
+
+@on_ranks(2)
+def test_a_tied_embedding_of_its_own_is_gathered_once_and_moves_nothing_else(group) -> None:
+    _, wrapped, handle = sharded(group, layers=5, ends=("embedding", "head"))
+    loss_of(wrapped, 0).backward()
+    wrapped.schedule.finish()
+    account = handle.ledger.accounts["weights"]
     # the layer that nobody uses makes up the root
-    assert run_ranks(2, on_rank)[0]["gathers"] == 1 + 1 + 5 + 4
+    assert account.collectives - account.extra_collectives == 1 + 1 + 5 + 4

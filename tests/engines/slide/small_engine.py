@@ -1,4 +1,4 @@
-"""A small model on any engine, and copies for the slide engine that take their time or fail."""
+"""A small model on any engine, and copies that are slow or fail."""
 
 import random
 import time

@@ -30,64 +30,48 @@ def links():
             pytest.skip(str(error))
 
 
-def members(ranks_per_node=None):
+def members(group, ranks_per_node=None):
     """The ranks here and across, as the run numbers them; across is empty for one node."""
-
-    def on_rank(group):
-        here, across = node_groups(group, ranks_per_node)
-        assert dist.get_backend(here) == "gloo"
-        others = [] if across is None else dist.get_process_group_ranks(across)
-        return {
-            "here": torch.tensor(dist.get_process_group_ranks(here)),
-            "across": torch.tensor(others, dtype=torch.int64),
-        }
-
-    return on_rank
-
-
-def lists(results):
-    return [(result["here"].tolist(), result["across"].tolist()) for result in results]
+    here, across = node_groups(group, ranks_per_node)
+    assert dist.get_backend(here) == "gloo"
+    return tuple(
+        [] if each is None else dist.get_process_group_ranks(each) for each in (here, across)
+    )
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_ranks_of_one_machine_are_one_node(world_size):
-    expected = [([*range(world_size)], [])] * world_size
-    assert lists(run_ranks(world_size, members())) == expected
+@on_ranks()
+def test_ranks_of_one_machine_are_one_node(group, world_size) -> None:
+    assert members(group) == ([*range(world_size)], [])
 
 
-def test_consecutive_ranks_are_a_node_where_the_user_says_so():
+@on_ranks(4)
+def test_consecutive_ranks_are_a_node_where_the_user_says_so(group) -> None:
     expected = [([0, 1], [0, 2]), ([0, 1], [1, 3]), ([2, 3], [0, 2]), ([2, 3], [1, 3])]
-    assert lists(run_ranks(4, members(2))) == expected
+    assert members(group, 2) == expected[dist.get_rank(group)]
 
 
-def test_emulated_links_lead_from_node_to_node(links):
-    results = run_ranks(4, members(), links=links)
-    assert lists(results) == [([rank], [0, 1, 2, 3]) for rank in range(4)]
-
-
-def test_ranks_share_memory_though_emulated_links_lie_between_them(links):
+def test_emulated_links_lead_from_node_to_node_and_ranks_may_share_memory_across(links):
     def on_rank(group):
-        here = node_groups(group, ranks_per_node=2).here
+        rank = dist.get_rank(group)
+        assert members(group) == ([rank], [0, 1, 2, 3])
+        here, _ = node_groups(group, ranks_per_node=2)
         memory = NodeMemory.create(here, {"all": 8}, 1, 30.0)
         shared = memory.tensor("all", torch.int32, (2,))
-        shared[dist.get_rank(here)] = dist.get_rank(group) + 1
+        shared[dist.get_rank(here)] = rank + 1
         memory.progress.publish("offloaded", 0, 1)
         memory.progress.wait("offloaded", 0, 1)
         memory.close()
-        return {"shared": shared}
+        assert shared.tolist() == ([1, 2] if rank < 2 else [3, 4])
 
-    results = run_ranks(4, on_rank, links=links)
-    assert [result["shared"].tolist() for result in results] == [[1, 2], [1, 2], [3, 4], [3, 4]]
+    run_ranks(4, on_rank, links=links)
 
 
-def test_a_part_of_the_run_has_nodes_of_its_own():
-    def on_rank(group):
-        if dist.get_rank(group) == 0:
-            return {}
+@on_ranks(3)
+def test_a_part_of_the_run_has_nodes_of_its_own(group) -> None:
+    if dist.get_rank(group) > 0:
         part = dist.new_group([1, 2], use_local_synchronization=True)
-        return {"here": torch.tensor(dist.get_process_group_ranks(node_groups(part).here))}
-
-    assert [r["here"].tolist() for r in run_ranks(3, on_rank)[1:]] == [[1, 2], [1, 2]]
+        assert members(part) == ([1, 2], [])
 
 
 def test_unequal_nodes_are_refused():
@@ -115,7 +99,7 @@ def left_open(call):
 
 @pytest.mark.parametrize("config", CONFIGS)
 @on_ranks(2)
-def test_engines_that_are_gone_leave_what_the_first_one_has_opened(config) -> None:
+def test_later_engines_reuse_the_descriptors_of_the_first(config) -> None:
     def slid():
         sliding = shardlab.SlideFSDP(
             model_of("gpt2-tied"), shardlab.SlideConfig(**{"clip": 1.0, **CONFIGS[config]})
@@ -127,14 +111,14 @@ def test_engines_that_are_gone_leave_what_the_first_one_has_opened(config) -> No
 
 
 @on_ranks(4)
-def test_so_do_those_of_several_nodes(group) -> None:
+def test_later_engines_of_several_nodes_reuse_descriptors(group) -> None:
     mode = MODES["shard-gpu_reduce"]
     first, *others = left_open(lambda: train(engine_of(group, mode, ranks_per_node=2), 1))
     assert others == [first, first]
 
 
 @on_ranks(2)
-def test_engines_that_are_alive_share_none_and_train_as_alone(group) -> None:
+def test_concurrent_engines_share_no_groups_and_train_independently(group) -> None:
     mode = MODES["shard-gpu_reduce"]
     expected = train(engine_of(group, mode), 4)
     gc.collect()
@@ -147,7 +131,7 @@ def test_engines_that_are_alive_share_none_and_train_as_alone(group) -> None:
 
 
 @on_ranks(2)
-def test_groups_that_are_free_on_some_ranks_alone_are_not_acquired(group) -> None:
+def test_groups_free_on_some_ranks_only_are_not_acquired(group) -> None:
     acquire = partial(GroupPool().acquire, group)
     first = acquire("a", object)
     if dist.get_rank(group) == 0:
@@ -161,7 +145,7 @@ def test_groups_that_are_free_on_some_ranks_alone_are_not_acquired(group) -> Non
     assert acquire("a", object) is not first
 
 
-def test_nothing_is_kept_of_a_run_that_has_ended():
+def test_groups_of_a_finished_run_are_dropped():
     def run_again(_):
         found = []
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Moments in a file are those in memory, and memory holds few of them."""
+"""Moment stores: a file gives the bits of memory, and holds three units in memory."""
 
 import os
 import random
@@ -93,7 +93,7 @@ def test_memory_holds_those_of_three_units(group, tmp_path) -> None:
 
 
 @on_ranks(1)
-def test_what_did_not_come_or_leave_is_told_by_the_calls_after_it(group, tmp_path) -> None:
+def test_failed_io_is_raised_by_later_calls(group, tmp_path) -> None:
     moments = in_file(group, tmp_path)
     moments.load("root").exp_avg.fill_(1)
     moments.store("root")

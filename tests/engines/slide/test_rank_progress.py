@@ -1,4 +1,4 @@
-"""Ranks of a node wait for each other's progress, and learn of failures and their cause."""
+"""Waits for the progress of other ranks, and propagation of failures."""
 
 import os
 import signal
@@ -6,13 +6,12 @@ import threading
 import time
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from shardlab.engines.slide.shared_memory import NodeMemory
 from shardlab.launch import RunFailed, launch
 from tests.engines.slide.unwatched_ranks import outcomes
-from tests.ranks import on_ranks, run_ranks
+from tests.ranks import on_ranks
 
 UNITS = 3
 
@@ -35,7 +34,7 @@ def test_a_wait_ends_when_all_ranks_have_published(group, world_size) -> None:
 
 
 @on_ranks(2)
-def test_kinds_units_and_ranks_are_counted_apart(group) -> None:
+def test_events_units_and_ranks_have_separate_counters(group) -> None:
     progress, rank = progress_of(group, timeout_s=0.2), dist.get_rank(group)
     if rank == 1:
         progress.publish("offloaded", 1, 7)
@@ -82,7 +81,7 @@ def test_a_rank_killed_in_the_middle_of_its_work_is_named():
     assert found == [gone, gone, "exit -9"]
 
 
-def test_what_a_rank_says_of_its_failure_reaches_all_others():
+def test_error_of_a_rank_reaches_all_others():
     def function(group):
         progress, rank = progress_of(group, timeout_s=600), dist.get_rank(group)
         if rank == 2:
@@ -149,7 +148,7 @@ def test_ranks_that_do_something_else_are_silent_for_all():
     assert outcomes(4, function)[:3] == [found] * 3
 
 
-def test_what_a_rank_published_before_it_left_still_counts():
+def test_published_progress_stays_after_a_rank_closes():
     def function(group):
         progress = progress_of(group, timeout_s=600)
         if dist.get_rank(group) == 1:
@@ -164,7 +163,7 @@ def test_what_a_rank_published_before_it_left_still_counts():
     assert outcomes(2, function) == [found, "left"]
 
 
-def test_ranks_are_named_as_the_run_does():
+def test_errors_name_ranks_of_the_whole_run():
     def function(group):
         node = dist.new_group([1, 2], use_local_synchronization=True)
         if dist.get_rank(group) == 0:
@@ -203,20 +202,18 @@ def test_the_launcher_names_a_stopped_rank():
         launch(worker, 2, threads=1, timeout_s=30)
 
 
-def test_many_threads_of_a_rank_may_publish_and_wait():
-    def on_rank(group):
-        progress = progress_of(group)
+@on_ranks(2)
+def test_many_threads_of_a_rank_may_publish_and_wait(group) -> None:
+    progress = progress_of(group)
 
-        def work(unit):
-            for step in range(1, 300):
-                progress.publish("updated", unit, step)
-                progress.wait("updated", unit, step)
+    def work(unit):
+        for step in range(1, 300):
+            progress.publish("updated", unit, step)
+            progress.wait("updated", unit, step)
 
-        threads = [threading.Thread(target=work, args=[unit]) for unit in range(UNITS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return {"last": torch.tensor(progress._counters.read(progress._counter(0, "updated", 0)))}
-
-    assert [int(result["last"]) for result in run_ranks(2, on_rank)] == [299, 299]
+    threads = [threading.Thread(target=work, args=[unit]) for unit in range(UNITS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert progress._counters.read(progress._counter(0, "updated", 0)) == 299

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from shardlab.core.errors import UserError
 from shardlab.engines.slide.shared_file import NodeFile
-from tests.ranks import on_ranks, run_ranks
+from tests.ranks import on_ranks
 
 LAYOUT = {"first": 30_006, "second": 12, "third": 123_456}
 """bytes, of which each of three ranks has as many"""
@@ -23,30 +23,26 @@ def parts_of(file, rank, world_size):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_parts_that_share_blocks_do_not_disturb_each_other(tmp_path, world_size):
-    def on_rank(group):
-        rank = dist.get_rank(group)
-        file = NodeFile.create(group, LAYOUT, tmp_path / "new")
-        for part in parts_of(file, rank, world_size).values():
-            for _ in range(20):
-                buffer, again = part.buffer().random_(), part.buffer()
-                part.write(buffer)
-                part.read(again)
-                assert torch.equal(part.inside(buffer), part.inside(again))
-            part.write(buffer.fill_(10 + rank))
-        dist.barrier(group)
-        return {name: file.tensor(name, torch.uint8, (size,)) for name, size in LAYOUT.items()}
-
-    for result in run_ranks(world_size, on_rank):
-        for name, size in LAYOUT.items():
-            ranks = torch.arange(world_size, dtype=torch.uint8)
-            assert torch.equal(result[name], 10 + ranks.repeat_interleave(size // world_size))
+@on_ranks()
+def test_parts_that_share_blocks_do_not_disturb_each_other(group, tmp_path, world_size) -> None:
+    rank = dist.get_rank(group)
+    file = NodeFile.create(group, LAYOUT, tmp_path / "new")
+    for part in parts_of(file, rank, world_size).values():
+        for _ in range(20):
+            buffer, again = part.buffer().random_(), part.buffer()
+            part.write(buffer)
+            part.read(again)
+            assert torch.equal(part.inside(buffer), part.inside(again))
+        part.write(buffer.fill_(10 + rank))
+    dist.barrier(group)
+    for name, size in LAYOUT.items():
+        ranks = torch.arange(world_size, dtype=torch.uint8)
+        expected = 10 + ranks.repeat_interleave(size // world_size)
+        assert torch.equal(file.tensor(name, torch.uint8, (size,)), expected)
 
 
 @on_ranks(2)
-def test_what_is_written_to_tensors_and_to_parts_is_seen_by_the_other_by_turns(
-    group, tmp_path
-) -> None:
+def test_alternating_writes_to_tensors_and_parts_are_visible_to_both(group, tmp_path) -> None:
     rank = dist.get_rank(group)
     file = NodeFile.create(group, LAYOUT, tmp_path)
     whole = file.tensor("third", torch.uint8, (LAYOUT["third"],))
@@ -83,7 +79,7 @@ def test_a_file_has_no_name_and_tensors_outlive_its_close(group, tmp_path) -> No
 
 @pytest.mark.parametrize("limited", [0, 1])
 @on_ranks(2)
-def test_too_little_room_is_told_by_all_ranks(group, tmp_path, limited) -> None:
+def test_too_little_disk_space_is_raised_on_all_ranks(group, tmp_path, limited) -> None:
     """Room is taken by the first rank for all."""
     if dist.get_rank(group) == limited:
         resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))

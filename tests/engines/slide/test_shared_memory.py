@@ -18,7 +18,7 @@ from shardlab.launch import launch
 from tests.commands import launching, wait_for
 from tests.descriptors import SHARED, opened
 from tests.engines.slide.unwatched_ranks import outcomes
-from tests.ranks import on_ranks, run_ranks
+from tests.ranks import on_ranks
 
 LAYOUT = {"parameters": 40_004, "moments": 8, "gradients": 1_000_000}
 UNUSUAL = (40 << 20) + 12_288
@@ -30,21 +30,17 @@ def create(group, layout=LAYOUT):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_all_ranks_see_the_same_bytes(world_size):
-    def on_rank(group):
-        memory, rank = create(group), dist.get_rank(group)
-        parts = memory.tensor("parameters", torch.float32, (world_size, 5))
-        assert parts.eq(0).all()
-        dist.barrier(group)
-        parts[rank] = torch.arange(5.0) + 10 * rank
-        memory.progress.publish("offloaded", 0, 1)
-        memory.progress.wait("offloaded", 0, 1)
-        memory.close()
-        return {"parts": parts}
-
-    expected = torch.arange(5.0) + 10 * torch.arange(world_size)[:, None]
-    for result in run_ranks(world_size, on_rank):
-        assert torch.equal(result["parts"], expected)
+@on_ranks()
+def test_all_ranks_see_the_same_bytes(group, world_size) -> None:
+    memory, rank = create(group), dist.get_rank(group)
+    parts = memory.tensor("parameters", torch.float32, (world_size, 5))
+    assert parts.eq(0).all()
+    dist.barrier(group)
+    parts[rank] = torch.arange(5.0) + 10 * rank
+    memory.progress.publish("offloaded", 0, 1)
+    memory.progress.wait("offloaded", 0, 1)
+    memory.close()
+    assert torch.equal(parts, torch.arange(5.0) + 10 * torch.arange(world_size)[:, None])
 
 
 @on_ranks(1)
@@ -106,7 +102,7 @@ def named():
     return [path for path in found if path.exists() and path.stat().st_size in sizes]
 
 
-def test_nothing_of_it_has_a_name_before_during_and_after_a_kill(tmp_path):
+def test_no_named_files_exist_before_during_and_after_a_kill(tmp_path):
     def worker(group):
         memory = create(group, {"all": UNUSUAL})
         memory.tensor("all", torch.uint8, (UNUSUAL,)).fill_(1)
@@ -145,14 +141,14 @@ def refused(world_size, layout=LAYOUT, change=lambda rank: None):
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_more_than_there_is_is_refused_before_anything_is_touched(world_size):
+def test_too_large_a_request_is_refused_before_allocation(world_size):
     line = refused(world_size, {"all": 1 << 50})
     assert line.startswith(
         "UserError: slide: the ranks of a node share 1048576.00 GiB of host memory, and only "
     )
 
 
-def test_the_refusal_is_what_the_launcher_tells():
+def test_launcher_shows_the_refusal():
     def worker(group):
         create(group, {"all": 1 << 50})
 
@@ -176,11 +172,11 @@ def limits_addresses(rank):
     ("change", "told"),
     [(limits_file_sizes, "file too large"), (limits_addresses, "cannot allocate memory")],
 )
-def test_memory_that_one_rank_cannot_have_is_told_to_all(change, told):
+def test_failed_allocation_of_one_rank_is_raised_on_all(change, told):
     assert f"host memory, and {told}: take" in refused(2, {"all": 64 << 20}, change)
 
 
-def test_a_rank_that_cannot_watch_the_others_is_told_to_all():
+def test_missing_descriptors_on_one_rank_are_raised_on_all():
     def function(group):
         if dist.get_rank(group) == 1:
             free = [os.dup(0) for _ in range(3)]
@@ -214,7 +210,7 @@ def test_ranks_of_different_users_are_refused():
     assert "Permission denied: the ranks of a node share memory by it: run them all as one" in line
 
 
-def test_another_file_in_its_place_is_not_opened():
+def test_foreign_file_is_not_opened():
     with (
         Path(sys.executable).open("rb") as other,
         pytest.raises(UserError, match="not the memory that"),

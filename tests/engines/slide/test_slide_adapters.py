@@ -1,4 +1,4 @@
-"""`SlideFSDP` trains adapters in a model that is frozen, as a loop by hand does."""
+"""Training of adapters in a frozen model by `SlideFSDP`, against a plain loop."""
 
 import warnings
 
@@ -122,7 +122,7 @@ def test_adapters_and_what_is_frozen_are_continued_bit_for_bit(
 
 
 @on_ranks(2)
-def test_what_was_saved_with_another_choice_is_refused_in_one_line(tmp_path) -> None:
+def test_checkpoint_with_other_frozen_parameters_is_refused(tmp_path) -> None:
     name = "model.layers.0.self_attn.q_proj.up.weight"
     slid(adapted()).save(tmp_path / "adapters")
     more = adapted()
@@ -137,6 +137,6 @@ def test_what_was_saved_with_another_choice_is_refused_in_one_line(tmp_path) -> 
 
 
 @on_ranks(1)
-def test_a_model_of_which_nothing_is_trained_is_refused() -> None:
+def test_fully_frozen_model_is_refused() -> None:
     with pytest.raises(UserError, match="all parameters are frozen"):
         slid(model_of("llama-untied").requires_grad_(False))

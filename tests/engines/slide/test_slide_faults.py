@@ -79,7 +79,7 @@ def test_a_unit_is_not_updated_when_a_part_of_its_gradients_is_lost(group) -> No
 
 @pytest.mark.parametrize("good", [3, 40])
 @on_ranks(2)
-def test_an_engine_that_failed_and_is_gone_leaves_nothing_open(group, monkeypatch, good) -> None:
+def test_failed_and_deleted_engine_leaves_no_descriptors_open(group, monkeypatch, good) -> None:
     unheard = []
     monkeypatch.setattr(sys, "unraisablehook", unheard.append)
     copies = FailingCopies(good) if dist.get_rank(group) == 1 else ThrottledCopies()
@@ -94,7 +94,7 @@ def test_an_engine_that_failed_and_is_gone_leaves_nothing_open(group, monkeypatc
 
 
 @on_ranks(1)
-def test_an_error_that_nobody_has_heard_of_is_told_when_the_engine_goes(group, monkeypatch) -> None:
+def test_unraised_error_is_reported_when_the_engine_is_deleted(group, monkeypatch) -> None:
     def broken(*_, **__):
         raise ValueError("no such optimizer")
 
@@ -123,7 +123,7 @@ def test_an_error_of_an_update_is_raised_by_the_next_call(group, monkeypatch) ->
 
 
 @pytest.mark.parametrize("mode", ["full-cpu_reduce", "shard-gpu_reduce"])
-def test_when_a_rank_is_killed_all_end_and_leave_nothing_behind(mode):
+def test_killed_rank_ends_all_ranks_and_leaves_no_files(mode):
     def worker(group):
         engine = engine_of(group, MODES[mode])
         train(engine, 2)
@@ -140,7 +140,7 @@ def test_when_a_rank_is_killed_all_end_and_leave_nothing_behind(mode):
 
 
 @on_ranks(2)
-def test_without_a_limit_of_the_norm_a_gradient_that_is_not_finite_ends_the_run(group) -> None:
+def test_nonfinite_gradient_without_clipping_ends_the_run(group) -> None:
     engine = engine_of(group, MODES["full-cpu_reduce"], clip=None)
     train(engine, 1)
 
@@ -160,7 +160,7 @@ class UnpinnableCopies(DelayedCopies):
         raise RuntimeError("cudaErrorMemoryAllocation\nof host memory")
 
 
-def test_a_rank_that_cannot_take_its_model_is_told_to_all():
+def test_out_of_memory_on_one_rank_is_raised_on_all():
     def function(group):
         copies = UnpinnableCopies(0) if group.rank() == 1 else DelayedCopies(0)
         engine_of(group, MODES["full-cpu_reduce"], copies=copies)

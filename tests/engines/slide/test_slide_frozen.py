@@ -1,4 +1,4 @@
-"""Parameters that are not trained slide with the others, and nothing else of them moves."""
+"""Frozen parameters: streamed with the others, never off-loaded or updated."""
 
 from itertools import product
 
@@ -13,7 +13,7 @@ from tests.engines.slide.small_engine import (
     engine_of,
     train,
 )
-from tests.ranks import on_ranks, run_ranks
+from tests.ranks import on_ranks
 
 SPLITS = {
     "first-blocks": ("wte", "wpe", "h.0.", "h.1."),
@@ -43,9 +43,7 @@ def slid(group, document, clip=0.5, copies=None, **more):
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("world_size", [1, 2])
 @on_ranks()
-def test_what_is_trained_has_the_bits_of_ddp_and_the_rest_those_of_the_beginning(
-    group, world_size, clip, split
-) -> None:
+def test_partly_frozen_training_has_the_bits_of_ddp(group, world_size, clip, split) -> None:
     frozen = SPLITS[split]
     expected = engine_of(group, {"engine": "ddp"}, clip, frozen=frozen)
     first = weights_of(expected)
@@ -85,7 +83,7 @@ def test_sharded_transfers_have_the_bits_of_whole_ones_in_narrow_types_with_dela
 
 @pytest.mark.parametrize("split", ["inner-blocks", "what-comes-first"])
 @on_ranks(2)
-def test_nodes_average_the_gradients_of_what_is_trained(group, split) -> None:
+def test_nodes_average_gradients_of_trained_parameters(group, split) -> None:
     frozen = SPLITS[split]
     expected = engine_of(group, {"engine": "ddp"}, frozen=frozen)
     curve, weights = train(expected, 4), weights_of(expected)
@@ -96,24 +94,21 @@ def test_nodes_average_the_gradients_of_what_is_trained(group, split) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_unit_that_is_frozen_as_a_whole_sends_nothing_and_has_no_moments(mode):
-    def on_rank(group):
-        engine = slid(group, MODES[mode], frozen=SPLITS["all-but-one-block"])
-        train(engine, 3)
-        sizes = {name: len(place) for name, place in engine._memory._places.items() if name}
-        laid_out = {name.split("/")[0] for name, size in sizes.items() if size and "exp" in name}
-        [trained] = [unit for unit in engine.units if unit.count]
-        assert laid_out == {trained.name}
-        moved = engine.ledger.summary()["gradients"]["bytes_raw"]
-        assert engine.shards()["exp_avg"].keys() == {trained.name}
-        return {"vectors": torch.tensor(moved / (trained.size * 4))}
-
-    for found in run_ranks(2, on_rank):
-        assert found["vectors"] == 3 / 2  # of each of three steps the other rank's half
+@on_ranks(2)
+def test_frozen_unit_has_no_traffic_and_no_moments(group, mode) -> None:
+    engine = slid(group, MODES[mode], frozen=SPLITS["all-but-one-block"])
+    train(engine, 3)
+    sizes = {name: len(place) for name, place in engine._memory._places.items() if name}
+    laid_out = {name.split("/")[0] for name, size in sizes.items() if size and "exp" in name}
+    [trained] = [unit for unit in engine.units if unit.count]
+    assert laid_out == {trained.name}
+    assert engine.shards()["exp_avg"].keys() == {trained.name}
+    moved = engine.ledger.summary()["gradients"]["bytes_raw"]
+    assert moved == 3 * trained.size * 4 / 2  # of each of three steps the other rank's half
 
 
 @on_ranks(1)
-def test_backward_brings_only_units_that_it_passes(group) -> None:
+def test_backward_fetches_only_units_that_it_passes(group) -> None:
     class CountedCopies(DelayedCopies):
         def copy(self, target, source):
             copied.append(source.data_ptr())
@@ -131,7 +126,7 @@ def test_backward_brings_only_units_that_it_passes(group) -> None:
 
 @pytest.mark.parametrize("split", ["inner-blocks", "matrices"])
 @on_ranks(1)
-def test_units_with_frozen_parameters_come_before_backward_needs_them(group, split) -> None:
+def test_units_with_frozen_parameters_are_prefetched_in_backward(group, split) -> None:
     """All that is brought at the last moment is waited for."""
     engine = slid(group, {"engine": "slide"}, 0.5, frozen=SPLITS[split])
     schedule, late = engine._schedule, []
@@ -153,7 +148,7 @@ def test_units_with_frozen_parameters_come_before_backward_needs_them(group, spl
 
 
 @on_ranks(1)
-def test_who_changes_what_is_trained_is_told_in_one_line_and_may_change_it_back(group) -> None:
+def test_changed_requires_grad_is_refused_until_it_is_set_back(group) -> None:
     engine = slid(group, MODES["full-cpu_reduce"], frozen=("wte",))
     train(engine, 1)
     parameters = dict(engine.module._model[0].named_parameters())

@@ -1,4 +1,4 @@
-"""Gradients in host memory: few slots serve all units, and sums lose nothing to narrow types."""
+"""Gradients in host memory: shared slots, and float32 sums of narrow types."""
 
 from functools import partial
 
@@ -34,7 +34,7 @@ EVERY = {"reduce_every_micro_batch": True}
 @pytest.mark.parametrize("world_size", [1, 2, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", KINDS)
 @on_ranks()
-def test_slots_that_units_share_hold_what_slots_of_their_own_hold(group, kind, world_size) -> None:
+def test_shared_slots_give_the_bits_of_private_slots(group, kind, world_size) -> None:
     rank = torch.distributed.get_rank()
     build = partial(engine_of, group, KINDS[kind], None, layers=LAYERS)
     own, shared = build(), build(PoisoningCopies(rank), accumulation=1)
@@ -59,9 +59,7 @@ def test_slots_are_shared_by_micro_batches_too(group, kind, clip, micro) -> None
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 @pytest.mark.parametrize("micro", [1, 2])
 @on_ranks(2)
-def test_ranks_that_use_other_parameters_do_not_wait_for_each_other_for_ever(
-    group, micro, kind
-) -> None:
+def test_ranks_that_use_different_parameters_do_not_deadlock(group, micro, kind) -> None:
     """Each rank leaves out a layer of its own, once altogether and once with a factor of zero."""
     rank, found = torch.distributed.get_rank(), []
     for factor in (None, 0.0):
@@ -140,7 +138,7 @@ def test_sums_over_ranks_after_every_micro_batch_differ_by_rounding(
 
 @pytest.mark.parametrize("dtype, itemsize", [("fp32", 4), ("bf16", 2)])
 @on_ranks(2)
-def test_the_ledger_counts_what_ranks_read_of_each_other(group, dtype, itemsize) -> None:
+def test_ledger_counts_reads_from_other_ranks_memory(group, dtype, itemsize) -> None:
     moved = {}
     for count, every in (1, False), (3, False), (3, True):
         document = {**CPU, "param_dtype": dtype, "reduce_every_micro_batch": every}
@@ -174,7 +172,7 @@ def test_memory_that_units_share_is_pinned_once(group) -> None:
 
 
 @on_ranks(1)
-def test_more_micro_batches_than_the_engine_was_told_of_are_refused(group) -> None:
+def test_more_micro_batches_than_configured_are_refused(group) -> None:
     engine = engine_of(group, CPU, accumulation=1)
     with pytest.raises(UserError, match="a step of 2 micro-batches, and host memory is laid"):
         train(engine, 1, micro=2)

@@ -1,4 +1,4 @@
-"""What the slide engine takes of the device and of host memory is what the formulas say."""
+"""Device and host memory of the slide engine against the closed forms."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -56,14 +56,14 @@ def grown(document, make=deep_model):
     return float(run_ranks(1, on_rank)[0]["ratio"])
 
 
-def test_a_rank_that_is_alone_grows_by_what_the_closed_form_says():
+def test_memory_growth_of_a_single_rank_matches_the_closed_form():
     assert 0.9 < grown({"engine": "slide"}) < 1.15
     assert 0.9 < grown({"engine": "slide"}, partly_frozen) < 1.15
 
 
 @pytest.mark.parametrize("make", [deep_model, partly_frozen])
 @pytest.mark.parametrize("mode", ["full-cpu_reduce", "full-gpu_reduce", "full-cpu_reduce-every"])
-def test_main_memory_is_laid_out_by_the_closed_form(mode, make):
+def test_host_memory_layout_matches_the_closed_form(mode, make):
     def on_rank(group):
         ratios = []
         for dtype, clip, count in product(("fp32", "bf16"), (None, 1.0), (1, 4)):
@@ -114,7 +114,7 @@ def allocated(layers, clip, mode):
 
 
 @pytest.mark.parametrize("mode", ["full-cpu_reduce", "full-gpu_reduce"])
-def test_neither_the_device_nor_gradients_that_wait_for_nothing_need_more_for_more_layers(mode):
+def test_device_memory_and_unheld_gradients_do_not_grow_with_layers(mode):
     few, many = (allocated(layers, None, mode) for layers in (4, 8))
     assert few == many and min(few) > 0
     (few_kept, few_device), (many_kept, many_device) = (
@@ -126,7 +126,7 @@ def test_neither_the_device_nor_gradients_that_wait_for_nothing_need_more_for_mo
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("place", ["memory", "disk"])
-def test_narrow_moments_and_those_on_disk_leave_memory(monkeypatch, tmp_path, place, dtype):
+def test_moments_in_bf16_or_on_disk_reduce_memory(monkeypatch, tmp_path, place, dtype):
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     ratio = grown({"engine": "slide", "moments": place, "moment_dtype": dtype})
     assert 0.9 < ratio < 1.15

@@ -1,4 +1,4 @@
-"""What goes wrong in the user's part of a step, and what stays when an engine is gone."""
+"""Errors in the user's part of a step, and what a deleted engine frees."""
 
 import gc
 import os
@@ -18,7 +18,7 @@ import shardlab
 from shardlab.core.errors import UserError
 from shardlab.engines.slide import shared_memory
 from tests.engines.slide.small_engine import MODES, batch_of, differing, engine_of, states_of, train
-from tests.ranks import on_ranks, run_ranks
+from tests.ranks import on_ranks
 from tests.standalone.sliding_factory import model_of, tokens_of
 
 
@@ -65,7 +65,7 @@ def test_a_call_that_fails_while_others_gather_with_it_ends_all_ranks(group, syn
 
 @pytest.mark.parametrize("clip", [0.5, None])
 @on_ranks(1)
-def test_who_is_interrupted_in_backward_does_not_go_on_with_half_a_step(group, clip) -> None:
+def test_step_interrupted_in_backward_cannot_be_continued(group, clip) -> None:
     engine = engine_of(group, MODES["full-cpu_reduce"], clip=clip)
     train(engine, 1)
 
@@ -83,22 +83,20 @@ def test_who_is_interrupted_in_backward_does_not_go_on_with_half_a_step(group, c
 
 
 @pytest.mark.parametrize("engine_name", ["slide", "manual"])
-def test_an_engine_that_is_gone_leaves_no_memory(engine_name):
-    def on_rank(group):
-        engine = engine_of(group, {"engine": engine_name})
-        train(engine, 2)
-        parts = [weakref.ref(engine), weakref.ref(engine.module)]
-        parameter = weakref.ref(next(engine.module._model[0].parameters()))
-        del engine
-        gc.collect()
-        assert [part() for part in parts] == [None, None] and parameter() is None
-        return {"mapped": torch.tensor(mapped_bytes())}
-
-    assert int(run_ranks(1, on_rank)[0]["mapped"]) == 0
+@on_ranks(1)
+def test_deleted_engine_frees_its_memory(group, engine_name) -> None:
+    engine = engine_of(group, {"engine": engine_name})
+    train(engine, 2)
+    parts = [weakref.ref(engine), weakref.ref(engine.module)]
+    parameter = weakref.ref(next(engine.module._model[0].parameters()))
+    del engine
+    gc.collect()
+    assert [part() for part in parts] == [None, None] and parameter() is None
+    assert mapped_bytes() == 0
 
 
 @on_ranks(2)
-def test_what_each_rank_takes_beside_has_to_fit_too(group, monkeypatch) -> None:
+def test_private_memory_of_ranks_must_fit_too(group, monkeypatch) -> None:
     engine = engine_of(group, MODES["full-cpu_reduce"])
     shared = engine._memory._mapped.size()
     del engine
@@ -108,7 +106,7 @@ def test_what_each_rank_takes_beside_has_to_fit_too(group, monkeypatch) -> None:
 
 
 @on_ranks(1)
-def test_a_step_that_is_left_out_says_so_and_a_model_slides_once() -> None:
+def test_skipped_step_is_reported_and_a_model_cannot_be_wrapped_twice() -> None:
     model = model_of("llama-untied")
     sliding = shardlab.SlideFSDP(model)
     tokens = tokens_of(0, 0)
@@ -122,7 +120,7 @@ def test_a_step_that_is_left_out_says_so_and_a_model_slides_once() -> None:
         shardlab.SlideFSDP(model)
 
 
-def test_the_process_group_that_a_lone_rank_makes_can_be_ended_for_another():
+def test_process_group_of_a_single_rank_can_be_replaced():
     script = """
 import torch
 import torch.distributed as dist
@@ -191,7 +189,7 @@ def test_a_model_may_have_no_parameter_outside_of_its_blocks(changes, mode) -> N
 
 
 @on_ranks(1)
-def test_a_model_without_its_engine_says_what_is_gone() -> None:
+def test_model_without_its_engine_is_refused() -> None:
     model = model_of("llama-untied")
     shardlab.SlideFSDP(model)
     gc.collect()
@@ -200,7 +198,7 @@ def test_a_model_without_its_engine_says_what_is_gone() -> None:
 
 
 @on_ranks(2)
-def test_a_fork_ends_in_order_and_the_engine_trains_on(group) -> None:
+def test_forked_process_exits_cleanly_and_training_continues(group) -> None:
     engine = engine_of(group, MODES["full-cpu_reduce"])
     train(engine, 2)
     child = os.fork()

@@ -1,4 +1,4 @@
-"""Moments on disk train like those in memory, and those of 16 bits nearly so."""
+"""Training with moments on disk and in bf16, against moments in memory."""
 
 import os
 import resource
@@ -54,7 +54,7 @@ def test_moments_on_disk_have_the_bits_of_those_in_memory(world_size, clip):
 
 @pytest.mark.parametrize("document", [DISK, BF16, {**DISK, **BF16}])
 @on_ranks(2)
-def test_what_is_written_to_shards_is_continued_bit_for_bit(group, document) -> None:
+def test_run_resumed_from_shards_is_bitwise_equal(group, document) -> None:
     engine = engine_of(group, document)
     train(engine, 3)
     saved = {
@@ -74,7 +74,7 @@ def test_what_is_written_to_shards_is_continued_bit_for_bit(group, document) -> 
 
 @pytest.mark.parametrize("document", [SLIDE, DISK])
 @on_ranks(2)
-def test_what_one_rank_writes_to_whole_moments_counts_on_all(group, document) -> None:
+def test_writes_of_one_rank_to_shared_moments_reach_all(group, document) -> None:
     rank, written, expected = dist.get_rank(group), {}, engine_of(group, document)
     train(expected, 2)
     saved = {kind: dict(named) for kind, named in expected.in_host_memory().items()}
@@ -117,7 +117,7 @@ def test_narrow_moments_cost_little_loss(group) -> None:
 
 @pytest.mark.parametrize("place", ["memory", "disk"])
 @on_ranks(1)
-def test_narrow_second_moments_forget_what_rounding_to_the_nearest_would_keep(group, place) -> None:
+def test_bf16_second_moments_decay_by_stochastic_rounding(group, place) -> None:
     document = {**BF16, "moments": place}
     engine = engine_of(group, document, betas=(0.9, 0.999))
     state, steps = engine.shards(), 50
@@ -130,7 +130,7 @@ def test_narrow_second_moments_forget_what_rounding_to_the_nearest_would_keep(gr
             assert second.float().mean() == pytest.approx(0.999**steps, rel=0.003), name
 
 
-def test_what_was_saved_with_narrow_moments_on_disk_is_continued_with_any_others(tmp_path):
+def test_checkpoint_of_bf16_moments_on_disk_loads_into_any_other_setting(tmp_path):
     def sliding_of(seed, **settings):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config_of("llama-untied", attention_dropout=0.0))
@@ -167,7 +167,7 @@ def test_what_was_saved_with_narrow_moments_on_disk_is_continued_with_any_others
 
 
 @on_ranks(2)
-def test_a_disk_that_fails_is_told_by_the_next_calls_of_all_ranks(group, folder) -> None:
+def test_failed_write_is_raised_by_the_next_calls_on_all_ranks(group, folder) -> None:
     mine = dist.get_rank(group) == 1
     engine = engine_of(group, DISK)
     train(engine, 2)
@@ -182,9 +182,7 @@ def test_a_disk_that_fails_is_told_by_the_next_calls_of_all_ranks(group, folder)
 
 @pytest.mark.parametrize("look", ["shards", "in_host_memory"])
 @on_ranks(2)
-def test_a_disk_that_gives_nothing_back_is_told_by_all_ranks_before_moments_are_read(
-    group, folder, look
-) -> None:
+def test_failed_read_is_raised_on_all_ranks_before_moments_are_used(group, folder, look) -> None:
     engine = engine_of(group, DISK)
     train(engine, 2)
     getattr(engine, look)()
@@ -216,7 +214,7 @@ run_ranks(2, on_rank)
 """
 
 
-def test_a_disk_that_is_too_small_is_told_by_all_ranks_before_training(folder):
+def test_too_small_a_disk_is_refused_on_all_ranks_before_training(folder):
     folder.mkdir()
     alone = ["unshare", "--map-root-user", "--mount"]
     if subprocess.run([*alone, "true"], capture_output=True).returncode:

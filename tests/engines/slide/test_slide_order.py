@@ -1,4 +1,4 @@
-"""What comes before what, however long each part takes."""
+"""Order of copies, updates and off-loads under random delays."""
 
 import random
 import threading
@@ -80,7 +80,7 @@ def test_units_come_after_their_update_and_no_gradient_is_lost(group, seed, clip
 
 
 @on_ranks(1)
-def test_the_training_thread_goes_on_while_updates_run(group) -> None:
+def test_training_thread_does_not_wait_for_updates(group) -> None:
     engine = engine_of(group, {"engine": "slide"}, 0.5)
     going = threading.Event()
     update = engine._optimizer._update
@@ -98,9 +98,7 @@ def test_the_training_thread_goes_on_while_updates_run(group) -> None:
 
 @pytest.mark.parametrize("window", [2, 3])
 @on_ranks(1)
-def test_what_the_next_forward_pass_begins_with_comes_while_backward_computes(
-    group, window
-) -> None:
+def test_first_units_of_the_next_step_are_prefetched_during_backward(group, window) -> None:
     events, held = [], []
     document = {"engine": "slide", "window": window}
     engine = engine_of(group, document, None, TracedCopies(0, events))
@@ -129,7 +127,7 @@ def test_what_the_next_forward_pass_begins_with_comes_while_backward_computes(
 
 
 @on_ranks(1)
-def test_gradients_of_a_unit_leave_before_all_of_them_are_there(group) -> None:
+def test_gradients_of_a_unit_are_offloaded_in_parts(group) -> None:
     events, early = [], {}
     copies = TracedCopies(0, events)
     engine = engine_of(group, {"engine": "slide"}, None, copies)

@@ -1,4 +1,4 @@
-"""What a model does not use in a step has a gradient of zero, what it only passes on its own."""
+"""Training of models that leave parameters unused in some steps."""
 
 from itertools import product
 from types import SimpleNamespace
@@ -98,7 +98,7 @@ def check(model, expected, left_out=None, **config):
 @pytest.mark.parametrize("sync", ["cpu_reduce", "gpu_reduce"])
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("left_out", [{"half": 2}, {"without": 2}, {"without": 0}])
-def test_what_one_rank_leaves_out_trains_on_with_the_others(left_out, clip, sync):
+def test_blocks_unused_on_one_rank_train_on_the_others_gradients(left_out, clip, sync):
     expected = expected_of(Experts(), clip, [{}, left_out])
 
     def on_rank(group):
@@ -113,7 +113,7 @@ def test_what_one_rank_leaves_out_trains_on_with_the_others(left_out, clip, sync
 
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("without", range(BLOCKS))
-def test_a_block_that_a_step_leaves_out_is_updated_before_its_next_use(without, clip):
+def test_unused_block_is_updated_before_its_next_use(without, clip):
     expected = expected_of(Experts(), clip, [{"without": without}])
 
     def on_rank(group):
@@ -127,7 +127,7 @@ def test_a_block_that_a_step_leaves_out_is_updated_before_its_next_use(without, 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("maker", [None, 0, 2])
-def test_a_block_that_passes_something_on_is_updated_before_its_next_use(maker, clip):
+def test_block_that_passes_an_input_on_is_updated_before_its_next_use(maker, clip):
     """The gradient of what it passes on is there when its own are, or long after."""
     expected = expected_of(Passing(maker), clip, [{}])
 
@@ -144,7 +144,7 @@ def test_a_block_that_passes_something_on_is_updated_before_its_next_use(maker, 
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("other", [{"without": 0}, {"without": 1}, {"without": 2}, {"first": 2}])
 @on_ranks(2)
-def test_ranks_that_gather_other_layers_are_told_so(group, other, clip, sync) -> None:
+def test_ranks_that_gather_different_layers_are_refused(group, other, clip, sync) -> None:
     config = {"param_transfer": "shard", "grad_sync": sync, "clip": clip}
     config = shardlab.SlideConfig(**config, activation_checkpointing="none")
     sliding, rank = shardlab.SlideFSDP(Experts(), config), dist.get_rank(group)
@@ -155,15 +155,12 @@ def test_ranks_that_gather_other_layers_are_told_so(group, other, clip, sync) ->
 
 @pytest.mark.parametrize("mode", ["full-cpu_reduce", "shard-gpu_reduce"])
 @pytest.mark.parametrize("clip", [None, 0.5])
-def test_each_step_counts_what_moved_for_it(mode, clip):
-    def on_rank(group):
-        engine = engine_of(group, MODES[mode], clip=clip, copies=DelayedCopies(0))
-        moved = [0.0]
-        for step in range(5):
-            train(engine, 1, first=step)
-            moved.append(engine.ledger.summary()["weights"]["bytes_raw"])
-        return {"moved": torch.tensor(moved).diff()}
-
-    for found in run_ranks(2, on_rank):
-        later = found["moved"][1:]
-        assert later[0] > 0 and (later == later[0]).all(), found["moved"]
+@on_ranks(2)
+def test_each_step_counts_what_moved_for_it(group, mode, clip) -> None:
+    engine = engine_of(group, MODES[mode], clip=clip, copies=DelayedCopies(0))
+    moved = [0.0]
+    for step in range(5):
+        train(engine, 1, first=step)
+        moved.append(engine.ledger.summary()["weights"]["bytes_raw"])
+    later = torch.tensor(moved).diff()[1:]
+    assert later[0] > 0 and (later == later[0]).all(), moved

@@ -1,4 +1,4 @@
-"""The device sees a window of the model, and nothing uses what has left it."""
+"""The window of device memory: its size, poisoned slots, saved views."""
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def test_poison_in_freed_slots_reaches_nothing(group, mode, again, clip) -> None
 
 
 @on_ranks(1)
-def test_what_is_used_outside_of_the_window_is_not_a_number(group) -> None:
+def test_parameters_outside_of_the_window_are_nan(group) -> None:
     engine = engine_of(group, {"engine": "slide"})
     train(engine, 1)
     engine.synchronize()
@@ -81,7 +81,7 @@ def test_a_saved_view_is_found_in_the_slot_of_its_unit_and_nowhere_else(group) -
 
 
 @on_ranks(1)
-def test_what_a_unit_was_before_its_last_update_is_not_in_the_window(group) -> None:
+def test_unit_with_old_parameters_is_not_in_the_window(group) -> None:
     engine = engine_of(group, {"engine": "slide"})
     window, (first, second, third, _) = engine._schedule.window, engine._schedule.units
     slot = window.admit(first).data_ptr()
@@ -96,7 +96,7 @@ def test_what_a_unit_was_before_its_last_update_is_not_in_the_window(group) -> N
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("window", [2, 3, LAYERS])
 @on_ranks(1)
-def test_a_unit_that_came_before_its_update_comes_again(group, window, clip) -> None:
+def test_unit_fetched_before_its_update_is_fetched_again(group, window, clip) -> None:
     document = {"engine": "slide", "window": window}
     plain, hasty = (engine_of(group, document, clip) for _ in range(2))
     schedule, early = hasty._schedule, []

@@ -1,4 +1,4 @@
-"""Ranks that nobody watches: what each of them finds out by itself when another ends."""
+"""Ranks without a launcher, which detect by themselves how others end."""
 
 import os
 import tempfile
