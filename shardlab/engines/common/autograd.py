@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import record_function
@@ -104,6 +105,9 @@ def _attach(module: nn.Module, strategy: CanonicalStrategy, seed: int, **more: A
 class AutogradEngine(ModuleEngine):
     """Base of engines that update parameters when all gradients of a step are there."""
 
+    _shards: dist.ProcessGroup | None = None
+    """ranks that hold different parts of one gradient, if there are any"""
+
     def __init__(self, module: nn.Module, setup: EngineSetup, **attached: Any) -> None:
         super().__init__(module, setup, **attached)
         self._optimizer = torch.optim.AdamW(
@@ -149,15 +153,14 @@ class AutogradEngine(ModuleEngine):
         gradients = local_parts(p.grad for p in parameters if p.grad is not None)
         if self._loss_scale.value != 1:
             torch._foreach_mul_(gradients, 1 / self._loss_scale.value)
-        norm = norm_of(self._sum_over_shards(sum_of_squares(gradients)))
+        squares = sum_of_squares(gradients)
+        if self._shards is not None:
+            dist.all_reduce(squares, group=self._shards)
+        norm = norm_of(squares)
         coefficient = clip_coefficient(norm, self._optimization.clip)
         if coefficient != 1:
             torch._foreach_mul_(gradients, coefficient)
         return norm
-
-    def _sum_over_shards(self, squares: Tensor) -> Tensor:
-        """Return the sum over ranks that hold different parts of one gradient."""
-        return squares
 
     def whole_parameters(self) -> Iterator[dict[str, Tensor]]:  # noqa: D102
         for name, parameter in self._trained().items():

@@ -46,6 +46,7 @@ class ManualEngine(FlatEngine):
         )
         self._early: Reduced = "shards" if strategy.reduce_every_micro_batch else "nothing"
         super().__init__(self._sharded, setup)
+        self._shards = self._mesh.get_group(SHARD)
 
     @contextmanager
     def _accumulating(self) -> Iterator[None]:
@@ -58,10 +59,6 @@ class ManualEngine(FlatEngine):
 
     def _finish_backward(self) -> None:
         self._sharded.schedule.finish()
-
-    def _sum_over_shards(self, squares: Tensor) -> Tensor:
-        dist.all_reduce(squares, group=self._mesh.get_group(SHARD))
-        return squares
 
     def _vectors(self) -> dict[str, FlatVector]:
         return {unit.name: FlatVector(unit.shard, unit.shapes) for unit in self._sharded.units}

@@ -100,9 +100,5 @@ class FlatUnit(ParameterUnit):
             end += parameter.numel()
         vector[end:].zero_()
 
-    def named(self, vector: Tensor) -> dict[str, Tensor]:
-        """Return the parts of a vector that is laid out as `full`, by parameter."""
-        return named_parts(vector, self.shapes)
-
     def _views(self, vector: Tensor) -> list[Tensor]:
         return [*named_parts(vector, self.shapes).values()]

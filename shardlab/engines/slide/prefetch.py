@@ -59,7 +59,6 @@ class Window:
         self._device = device
         self.poison = False
         """fill what is freed with NaN: what uses it later shows"""
-        self.most_alive = 0
 
     def has_room(self, unit: SlideUnit) -> bool:
         """Return whether a slot is free, or occupied by old parameters of this unit."""
@@ -80,7 +79,6 @@ class Window:
         slot = self._free.pop() if before is None else before.slot
         self._occupied[unit.index] = _Occupied(slot, unit.updates)
         self._units[slot.untyped_storage().data_ptr()] = unit
-        self.most_alive = max(self.most_alive, len(self._units))
         vector = slot[: unit.whole]
         unit.bind(vector)
         return vector

@@ -1,7 +1,6 @@
 """`ddp`: torch's DistributedDataParallel, the baseline that shards nothing."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +27,8 @@ class DDPEngine(AutogradEngine):
         self._wrapped = wrapped
         self._dtype = dtype_of(setup.strategy.param_dtype, setup.device)
 
-    @contextmanager
-    def _accumulating(self) -> Iterator[None]:
-        with self._wrapped.no_sync():
-            yield
+    def _accumulating(self) -> AbstractContextManager[None]:
+        return self._wrapped.no_sync()
 
     def _logits(self, tokens: Tensor) -> Tensor:
         narrow = self._dtype is not torch.float32

@@ -3,12 +3,11 @@
 import warnings
 from collections import Counter
 from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
@@ -52,17 +51,12 @@ class FSDP1Engine(FlatEngine):
         between = replica_group(self._mesh)
         super().__init__(wrapped, setup, replicas=between)
         self._wrapped = wrapped
+        if wrapped.sharding_strategy is not ShardingStrategy.NO_SHARD:
+            self._shards = self._mesh.get_group(SHARD)
         self._reduce_every = strategy.reduce_every_micro_batch
 
-    @contextmanager
-    def _accumulating(self) -> Iterator[None]:
-        with nullcontext() if self._reduce_every else self._wrapped.no_sync():
-            yield
-
-    def _sum_over_shards(self, squares: Tensor) -> Tensor:
-        if self._wrapped.sharding_strategy is not ShardingStrategy.NO_SHARD:
-            dist.all_reduce(squares, group=self._mesh.get_group(SHARD))
-        return squares
+    def _accumulating(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._reduce_every else self._wrapped.no_sync()
 
     def whole_parameters(self) -> Iterator[dict[str, Tensor]]:  # noqa: D102
         if not self._wrapped._use_orig_params:

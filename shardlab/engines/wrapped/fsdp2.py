@@ -6,8 +6,7 @@ from functools import partial
 from typing import cast
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -32,8 +31,8 @@ class FSDP2Engine(AutogradEngine):
 
     def __init__(self, model: nn.Module, setup: EngineSetup) -> None:
         strategy, device = setup.strategy, setup.device
-        self._mesh = make_mesh(setup.group, mesh_copies(strategy, setup.group), device)
-        units, self._root = shard_model(model, strategy, self._mesh, device, setup.fill)
+        mesh = make_mesh(setup.group, mesh_copies(strategy, setup.group), device)
+        units, self._root = shard_model(model, strategy, mesh, device, setup.fill)
         depths = strategy.depths()
         asynchronous = strategy.async_unshard
         if asynchronous is None:
@@ -50,6 +49,7 @@ class FSDP2Engine(AutogradEngine):
             for unit in (self._root, *units):
                 unit._set_unshard_async_op(True)
         gather_ahead(self._root, units, *depths)
+        self._shards = mesh.get_group(SHARD)
         self._reduce_every = strategy.reduce_every_micro_batch
 
     @contextmanager
@@ -65,10 +65,6 @@ class FSDP2Engine(AutogradEngine):
             yield
         finally:
             switch(True)
-
-    def _sum_over_shards(self, squares: Tensor) -> Tensor:
-        dist.all_reduce(squares, group=self._mesh.get_group(SHARD))
-        return squares
 
 
 def shard_model(
