@@ -90,15 +90,13 @@ class FlatUnit(ParameterUnit):
 
     def collect(self, vector: Tensor) -> None:
         """Move the gradients of the parameters to `vector`, laid out as `full`; zeros for none."""
-        end = 0
         for parameter, view in zip(self.parameters.values(), self._views(vector), strict=True):
             if parameter.grad is None:
                 view.zero_()
             else:
                 view.copy_(parameter.grad)
                 parameter.grad = None
-            end += parameter.numel()
-        vector[end:].zero_()
+        vector[self.count :].zero_()
 
     def _views(self, vector: Tensor) -> list[Tensor]:
         return [*named_parts(vector, self.shapes).values()]
