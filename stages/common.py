@@ -113,6 +113,16 @@ def _log(name: str, values: list[str], message: str) -> None:
         log.write(f"{datetime.now().isoformat(timespec='seconds')} {message.rstrip()}\n")
 
 
+def require(path: str | Path, stage: str) -> None:
+    """Check that a stage has written a file.
+
+    Raises:
+        UserError: it is missing.
+    """
+    if not Path(path).is_file():
+        raise UserError(f"{path}: no such file: run python -m stages.{stage}")
+
+
 def integer(name: str, text: str) -> int:
     """Parse an argument of a stage as a whole number.
 

@@ -28,7 +28,7 @@ def main(params: Parameters, run: str, seed: str) -> None:
 
 
 def write_rows(path: Path, steps: Sequence[StepTimes]) -> None:
-    """Return one row per step and rank; times by operation and by unit as JSON text."""
+    """Write one row per step and rank; times by operation and by unit as JSON text."""
     with atomic(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         names = [field.name for field in fields(StepTimes)]
         writer = csv.DictWriter(file, names, lineterminator="\n")

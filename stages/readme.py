@@ -6,7 +6,7 @@ from shardlab.core.errors import UserError
 from shardlab.core.files import write_text
 from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
-from stages.common import run
+from stages.common import require, run
 
 BEGIN = "<!-- headline:begin -->"
 END = "<!-- headline:end -->"
@@ -15,8 +15,7 @@ END = "<!-- headline:end -->"
 def main(params: Parameters) -> None:
     """Update the block between the markers of README.md; write it to results/report/readme.md."""
     path = Path("results/report/headline.md")
-    if not path.is_file():
-        raise UserError(f"{path}: no such file: run python -m stages.report")
+    require(path, "report")
     headline = path.read_text(encoding="utf-8")
     replace_block(Path("README.md"), headline)
     write_text("results/report/readme.md", block(headline) + "\n")

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from shardlab.agent.records.history import History
 from shardlab.collection.stage_files import read_document, read_loss_curve
-from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
 from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
@@ -14,7 +13,7 @@ from shardlab.records.timing import read_timing
 from shardlab.report.aggregate import select
 from shardlab.report.evidence import Evidence
 from shardlab.report.write import write_report
-from stages.common import run
+from stages.common import require, run
 
 _RESULTS = Path("results")
 _FOLDER, _TIMINGS = _RESULTS / "report", _RESULTS / "timings"
@@ -26,9 +25,9 @@ def main(params: Parameters) -> None:
     runs, seeds, baseline, last = params("runs", "seeds", "baseline", "last_round")
     timings, quality = params("timings", "quality")
     results, history = "results/results.jsonl", _RESULTS / "rounds" / str(last) / "history.json"
-    _require(results, "collect")
-    _require("data/source.json", "prepare")
-    _require("data/statistics.json", "tokenize")
+    require(results, "collect")
+    require("data/source.json", "prepare")
+    require("data/statistics.json", "tokenize")
     evidence = Evidence(
         records=select(read_records(results), runs, seeds),
         baseline=baseline,
@@ -49,11 +48,6 @@ def main(params: Parameters) -> None:
 def _losses(run: str, seed: int) -> dict[int, float]:
     curve = read_loss_curve(_RESULTS, run, seed)
     return dict(zip(curve.steps, curve.losses, strict=True))
-
-
-def _require(path: str | Path, stage: str) -> None:
-    if not Path(path).is_file():
-        raise UserError(f"{path}: no such file: run python -m stages.{stage}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Files with the state that each rank keeps for itself."""
+"""Files with the state of each rank: residuals, counters, events, ledger."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

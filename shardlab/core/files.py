@@ -23,8 +23,8 @@ def atomic(path: str | Path) -> Iterator[Path]:
 
     The block may write a file or make a folder there; nothing is left behind when it fails.
 
-    Whoever is killed, whenever, leaves the old one or the new one. Only where a file system cannot
-    exchange folders (NFS) there is a moment in which both lie in a hidden folder beside `path`.
+    A process that is killed at any time leaves the old one or the new one. Only where a file system
+    cannot exchange folders (NFS), both are in a hidden folder next to it for a moment.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -60,7 +60,7 @@ _GROUP_FILES = {
     "": ("memory.max", "memory.current", ""),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 }
-"""Yield limit file, usage file and prefix of memory.stat fields, by the controllers of a line."""
+"""limit file, usage file and prefix of memory.stat fields, by the controllers of a line"""
 
 
 class ResidentMemory(NamedTuple):
@@ -82,7 +82,7 @@ def resident_memory() -> ResidentMemory:
     )
 
 
-_MADE_BY_THE_PIPELINE = (":!results", ":!README.md", ":!dvc.lock")
+_WRITTEN_BY_THE_PIPELINE = (":!results", ":!README.md", ":!dvc.lock")
 
 
 def git_revision() -> str:
@@ -91,7 +91,7 @@ def git_revision() -> str:
     With `+` when a tracked file has changes, other than what the pipeline itself writes.
     """
     commit = _git("rev-parse", "--short=12", "HEAD")
-    changed = _git("status", "--porcelain", "--untracked-files=no", "--", *_MADE_BY_THE_PIPELINE)
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", *_WRITTEN_BY_THE_PIPELINE)
     return f"{commit}{'+' if changed else ''}" if commit else "unknown"
 
 

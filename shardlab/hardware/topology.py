@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardlab.core.cpu_sets import parse_cpus
+from shardlab.experiment.affinity import parse_cpus
 
 SYSFS = Path("/sys")
 

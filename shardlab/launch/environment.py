@@ -23,7 +23,7 @@ class RankEnvironment:
 
 
 def rank_environment(world_size: int) -> RankEnvironment | None:
-    """Read what torchrun, or srun with one task for each rank, left in `os.environ`.
+    """Read the variables of torchrun, or of srun with one task for each rank, in `os.environ`.
 
     Args:
         world_size: `train.world_size`.

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardlab.core.cpu_sets import format_cpus, parse_cpus
 from shardlab.core.errors import UserError
-from shardlab.experiment.affinity import CpuAffinity
+from shardlab.experiment.affinity import CpuAffinity, format_cpus, parse_cpus
 from shardlab.hardware.placement import Placement, RankLocation, place_here, placement_on
 from shardlab.hardware.topology import SYSFS, node_of_pci, read_topology
 

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import torch.distributed as dist
 
-from shardlab.core.cpu_sets import format_cpus
+from shardlab.experiment.affinity import format_cpus
 from shardlab.experiment.schema import Train
 from shardlab.hardware.placement import RankLocation, place_here
 from shardlab.launch import launch

@@ -89,9 +89,15 @@ def test_invalid_answer_is_an_abstention(tmp_path, body):
     assert verdict.reason.startswith("abstains: ")
 
 
-def test_lone_surrogate_in_an_answer_is_stored(tmp_path):
-    answer = chat(f'\ud800 {{"choice": "{WANTED}"}}')
-    assert asked(tmp_path, answer)[0].choice == WANTED
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'\ud800 {{"choice": "{WANTED}"}}',  # a lone surrogate
+        f'Sure {{ so:\n```json\n{{"reason": "r", "choice": "{WANTED}"}}\n```',
+    ],
+)
+def test_choice_is_found_inside_of_other_text(tmp_path, text):
+    assert asked(tmp_path, chat(text))[0].choice == WANTED
 
 
 def test_reason_is_one_printable_line_of_bounded_length(tmp_path):
@@ -100,11 +106,6 @@ def test_reason_is_one_printable_line_of_bounded_length(tmp_path):
     assert verdict.choice == WANTED
     assert len(verdict.reason) <= 500
     assert verdict.reason.isprintable()
-
-
-def test_json_object_inside_of_text_is_found(tmp_path):
-    answer = chat(f'Sure {{ so:\n```json\n{{"reason": "r", "choice": "{WANTED}"}}\n```')
-    assert asked(tmp_path, answer)[0].choice == WANTED
 
 
 def test_answers_are_replayed_without_a_server(tmp_path):

@@ -1,8 +1,11 @@
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardlab.agent.proposals.judge import RuleJudge
 from shardlab.agent.records.history import History, initial_history
+from shardlab.records.run import Record
 from tests.agent.searches import ask, begin, candidate
 from tests.record_factory import make_record
 
@@ -54,8 +57,8 @@ def test_codec_of_the_kind_with_more_bytes_comes_first():
 
 
 def test_removing_a_codec_does_not_act_on_communication():
-    coded = candidate(weights={"codec": "int8"}, gradients={"codec": "bf16"})
-    record = make_record("coded", 0, strategy=coded.strategy.model_dump(mode="json"))
+    coded = document(weights={"codec": "int8"}, gradients={"codec": "bf16"})
+    record = make_record("coded", 0, strategy=coded)
     history = with_terms(initial_history([record], "coded"), exposed_comm_ms=20.0, idle_ms=1.0)
     plain = candidate(gradients={"codec": "bf16"})
     wider = candidate(wrap="root", weights={"codec": "int8"}, gradients={"codec": "bf16"})
@@ -69,16 +72,25 @@ def test_idle_time_selects_fewer_units():
     assert RuleJudge().choose(ask(history, *CANDIDATES)).choice == CANDIDATES[0].id
 
 
+def measured(*records: Record, **steps: float) -> History:
+    """A search from fsdp2, of which runs (`_` for `-`) were measured with these step times."""
+    runs = [measured_run(name.replace("_", "-"), step) for name, step in steps.items()]
+    return initial_history([*runs, *records], "fsdp2")
+
+
+def measured_run(name: str, step: float, ppl: float = 180.0, **changes: Any) -> Record:
+    return make_record(name, 0, step_ms_p50=step, val_ppl=ppl, **changes)
+
+
+def document(**settings: Any) -> dict[str, Any]:
+    return candidate(**settings).strategy.model_dump(mode="json")
+
+
 def kept_everywhere(step: float, ppl: float) -> History:
     """fsdp2 and its bf16 twin are measured, and the twin also with parameters kept."""
-    kept = {"reshard_after_forward": False, "gradients": {"codec": "bf16"}}
-    strategy = candidate(**kept).strategy.model_dump(mode="json")
-    figures = {
-        "fsdp2": make_record("fsdp2", 0, step_ms_p50=50.0, val_ppl=180.0),
-        "bf16": make_record("fsdp2-bf16", 0, step_ms_p50=50.0, val_ppl=180.0),
-        "kept": make_record("kept", 0, strategy=strategy, step_ms_p50=step, val_ppl=ppl),
-    }
-    return initial_history(list(figures.values()), "fsdp2")
+    strategy = document(reshard_after_forward=False, gradients={"codec": "bf16"})
+    kept = measured_run("kept", step, ppl, strategy=strategy)
+    return measured(kept, fsdp2=50.0, fsdp2_bf16=50.0)
 
 
 def test_change_measured_as_faster_precedes_unmeasured_ones():
@@ -97,24 +109,14 @@ def test_change_measured_as_slower_or_worse_is_excluded():
 
 
 def test_codec_effect_is_looked_up_by_name_without_options():
-    other_groups = CANDIDATES[3]
-    history = initial_history(
-        [
-            make_record("ddp", 0, step_ms_p50=40.0, val_ppl=180.0),
-            make_record("ddp-int8", 0, step_ms_p50=36.0, val_ppl=180.0),
-            make_record("fsdp2", 0, step_ms_p50=50.0, val_ppl=180.0),
-        ],
-        "fsdp2",
-    )
-    verdict = RuleJudge().choose(ask(history, *CANDIDATES))
-    assert verdict.choice == other_groups.id
+    verdict = RuleJudge().choose(ask(measured(ddp=40.0, ddp_int8=36.0, fsdp2=50.0), *CANDIDATES))
+    assert verdict.choice == CANDIDATES[3].id  # int8 with other groups
     assert "steps took 0.900 times as long" in verdict.reason
 
 
 def test_faster_of_two_measured_changes_wins():
     history = kept_everywhere(step=40.0, ppl=180.0)
-    int8 = make_record("fsdp2-int8", 0, step_ms_p50=30.0, val_ppl=180.0)
-    entry = initial_history([int8], "fsdp2-int8").incumbent
+    entry = initial_history([measured_run("fsdp2-int8", 30.0)], "fsdp2-int8").incumbent
     history = history.model_copy(update={"measured": {**history.measured, entry.hash: entry}})
     kept, codec = CANDIDATES[1], CANDIDATES[3]
     for offered in ((kept, codec), (codec, kept)):
@@ -122,35 +124,14 @@ def test_faster_of_two_measured_changes_wins():
 
 
 def test_effects_of_sharding_and_of_gradients_add_up():
-    history = initial_history(
-        [
-            make_record("fsdp2", 0, step_ms_p50=50.0, val_ppl=180.0),
-            make_record("fsdp2-int8", 0, step_ms_p50=45.0, val_ppl=180.0),
-            make_record("ddp", 0, step_ms_p50=40.0, val_ppl=180.0),
-        ],
-        "fsdp2",
-    )
     both = candidate(engine="ddp", gradients={"codec": "int8"})
-    verdict = RuleJudge().choose(ask(history, both))
+    verdict = RuleJudge().choose(ask(measured(fsdp2=50.0, fsdp2_int8=45.0, ddp=40.0), both))
     assert f"steps took {0.9 * 0.8:.3f} times as long" in verdict.reason
 
 
 def test_effect_of_a_weight_codec_is_looked_up_separately():
-    coded = candidate(weights={"codec": "int8"})
-    history = initial_history(
-        [
-            make_record("fsdp2", 0, step_ms_p50=50.0, val_ppl=180.0),
-            make_record("fsdp2-int8", 0, step_ms_p50=45.0, val_ppl=180.0),
-            make_record(
-                "w8",
-                0,
-                strategy=coded.strategy.model_dump(mode="json"),
-                step_ms_p50=40.0,
-                val_ppl=180.0,
-            ),
-        ],
-        "fsdp2",
-    )
+    coded = measured_run("w8", 40.0, strategy=document(weights={"codec": "int8"}))
+    history = measured(coded, fsdp2=50.0, fsdp2_int8=45.0)
     both = candidate(weights={"codec": "int8:group=64"}, gradients={"codec": "int8"})
     verdict = RuleJudge().choose(ask(history, both))
     assert f"steps took {0.9 * 0.8:.3f} times as long" in verdict.reason

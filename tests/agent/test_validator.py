@@ -80,20 +80,23 @@ def test_memory_limit_is_given_or_the_machines_share():
     assert memory_limit(Agent(), 4) == memory_bytes() // 4
 
 
-def test_search_stops_when_the_budget_is_spent():
-    rounds = [past_round(1, "accept"), past_round(2, "none", "none"), past_round(3, "reject")]
-    history = begin().model_copy(update={"rounds": rounds})
-    assert reason_to_stop(history, Agent(budget=3)) is None
-    assert reason_to_stop(history, Agent(budget=2)) == "the budget of 2 trials is spent"
-
-
-def test_search_stops_after_rejections_in_a_row():
-    agent = Agent(stop_loss=2)
-    row = [past_round(1, "reject"), past_round(2, "none", "none"), past_round(3, "reject")]
-    broken = [past_round(1, "reject"), past_round(2, "accept"), past_round(3, "reject")]
-    history = begin()
-    assert "stop-loss" in reason_to_stop(history.model_copy(update={"rounds": row}), agent)
-    assert reason_to_stop(history.model_copy(update={"rounds": broken}), agent) is None
+@pytest.mark.parametrize(
+    ("decisions", "agent", "reason"),
+    [
+        (["accept", "none", "reject"], Agent(budget=3), None),
+        (["accept", "none", "reject"], Agent(budget=2), "the budget of 2 trials is spent"),
+        (["accept"] * 3, Agent(budget=2), "the budget of 2 trials is spent"),
+        (["reject", "none", "reject"], Agent(stop_loss=2), "stop-loss: the last 2 trials were"),
+        (["reject", "accept", "reject"], Agent(stop_loss=2), None),
+    ],
+)
+def test_search_stops_by_budget_and_stop_loss(decisions, agent, reason):
+    rounds = [
+        past_round(number, decision, "none" if decision == "none" else "ok")
+        for number, decision in enumerate(decisions, 1)
+    ]
+    found = reason_to_stop(begin().model_copy(update={"rounds": rounds}), agent)
+    assert found is None if reason is None else found.startswith(reason)
 
 
 def test_no_candidates_after_the_search_has_stopped():
@@ -101,9 +104,3 @@ def test_no_candidates_after_the_search_has_stopped():
     proposal = proposal_of(begin().model_copy(update={"rounds": rounds}), agent=AGENT)
     assert (proposal.candidates, proposal.chosen, proposal.verdict.choice) == ([], None, None)
     assert "budget" in proposal.verdict.reason
-
-
-def test_lowered_budget_stops_the_search():
-    rounds = [past_round(number, "accept") for number in (1, 2, 3)]
-    history = begin().model_copy(update={"rounds": rounds})
-    assert reason_to_stop(history, Agent(budget=2)) == "the budget of 2 trials is spent"

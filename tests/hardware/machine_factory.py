@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from shardlab.core.cpu_sets import format_cpus
+from shardlab.experiment.affinity import format_cpus
 
 
 @dataclass(frozen=True)

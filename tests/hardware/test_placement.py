@@ -7,10 +7,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from shardlab.core.cpu_sets import format_cpus
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
-from shardlab.experiment.affinity import CpuAffinity
+from shardlab.experiment.affinity import CpuAffinity, format_cpus
 from shardlab.hardware.placement import Placement, RankLocation, place_here
 from tests.hardware.machine_factory import TWO_SOCKETS, Machine, machines
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlab.core.cpu_sets import format_cpus, parse_cpus
 from shardlab.core.errors import UserError
+from shardlab.experiment.affinity import format_cpus, parse_cpus
 from shardlab.hardware.topology import (
     Core,
     Topology,

@@ -154,18 +154,20 @@ def test_a_mistake_of_the_user_is_one_line_on_each_node(tmp_path):
     assert (first.said().count("\n"), second.wait()) == (1, 2)
 
 
+def environment_of(rank: int, world_size: int, port: int | None = None) -> dict[str, str]:
+    """Variables of one rank of torchrun, with a free port unless one is given."""
+    ranks = {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
+    return {**ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or free_port())}
+
+
 def test_missing_tasks_are_named(tmp_path):
-    environment = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1"}
-    environment["MASTER_PORT"] = str(free_port())
-    command = launching(tmp_path, mistaken, 3, 1, environment)
+    command = launching(tmp_path, mistaken, 3, 1, environment_of(0, 3))
     assert join([command]) == [1]
     assert "TimeoutError: rank 1, 2 did not join within the time-out" in command.said()
 
 
 def test_missing_rank_0_is_reported(tmp_path):
-    environment = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    environment["MASTER_PORT"] = str(free_port())
-    command = launching(tmp_path, mistaken, 2, 1, environment)
+    command = launching(tmp_path, mistaken, 2, 1, environment_of(1, 2))
     assert join([command]) == [1]
     assert "RunFailed: crash: rank 1: " in command.said()
 
@@ -173,8 +175,7 @@ def test_missing_rank_0_is_reported(tmp_path):
 def test_a_port_in_use_is_reported(tmp_path):
     with socket.create_server(("", 0)) as other:
         port = other.getsockname()[1]
-        environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-        command = launching(tmp_path, mistaken, 2, 30, environment | {"MASTER_PORT": str(port)})
+        command = launching(tmp_path, mistaken, 2, 30, environment_of(0, 2, port))
         assert join([command]) == [2]
     assert f"error: port {port} is in use: choose another in MASTER_PORT\n" in command.said()
 

@@ -12,9 +12,8 @@ import torch
 import torch.distributed as dist
 
 import shardlab.train.run  # noqa: F401 - imported once, before the commands are forked
-from shardlab.core.cpu_sets import format_cpus
 from shardlab.core.errors import UserError
-from shardlab.experiment.affinity import CpuAffinity
+from shardlab.experiment.affinity import CpuAffinity, format_cpus
 from shardlab.hardware.topology import read_topology
 from shardlab.launch import launch
 from shardlab.launch.placement import policy_nodes, prefer_node, take_placement

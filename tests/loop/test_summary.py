@@ -35,6 +35,9 @@ def event(step: int, **changes):
     }
 
 
+EVENTS = [event(step) for step in range(STEPS)]
+
+
 def rank(events, ledger=None, **changes) -> Measured:
     return Measured(
         **{
@@ -53,13 +56,12 @@ def rank(events, ledger=None, **changes) -> Measured:
 
 
 def test_uncompressed_messages_are_means_over_ranks_and_timed_steps():
-    events = [event(step) for step in range(STEPS)]
     ranks = []
     for reasons in ({"warm-up": 4, "not float32": 2}, {"warm-up": 8}):
         ledger = Ledger()
         ledger.accounts["gradients"].uncompressed.update(reasons)
-        ranks.append(rank(events, ledger))
-    found = summarize(PLAN, events, ranks)["ledger"]
+        ranks.append(rank(EVENTS, ledger))
+    found = summarize(PLAN, EVENTS, ranks)["ledger"]
     # four of the six steps are timed
     assert found["gradients"]["uncompressed"] == {"not float32": 0.25, "warm-up": 1.5}
     assert found["weights"]["uncompressed"] == {}
@@ -86,23 +88,21 @@ def test_bandwidth_is_absent_without_traffic():
 
 
 def test_the_share_of_flops_is_that_of_all_ranks():
-    events = [event(step) for step in range(STEPS)]
-    ranks = [rank(events, product_flops_per_s=speed) for speed in (1e10, 3e10)]
-    found = summarize(PLAN, events, ranks)
+    ranks = [rank(EVENTS, product_flops_per_s=speed) for speed in (1e10, 3e10)]
+    found = summarize(PLAN, EVENTS, ranks)
     assert found["product_flops_per_s"] == 2e10
     assert found["flops_share"] == pytest.approx(2e6 * 6400 / 4e10)
 
 
 def test_memory_is_that_of_the_largest_rank():
-    events = [event(step) for step in range(STEPS)]
     memory = {"memory_peak_bytes": 7, "memory_growth_bytes": 6, "memory_reserved_bytes": 3}
-    found = summarize(PLAN, events, [rank(events), rank(events, memory=memory)])
+    found = summarize(PLAN, EVENTS, [rank(EVENTS), rank(EVENTS, memory=memory)])
     assert [found[key] for key in memory] == [9, 6, 3]
 
 
 @pytest.mark.parametrize("scaled, invalid", [(False, 2), (True, 1)])
 def test_a_search_for_the_loss_scale_skips_steps_that_are_not_invalid(scaled, invalid):
-    events = [event(step) for step in range(STEPS)]
+    events = list(EVENTS)
     events[0] = event(0, applied=False, gradient_norm=float("inf"))
     events[3] = event(3, applied=False, gradient_norm=float("nan"), loss=float("nan"))
     found = summarize(PLAN, events, [rank(events, loss_scaled=scaled)])

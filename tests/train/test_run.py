@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from shardlab.core.cpu_sets import format_cpus
 from shardlab.core.files import read_json, read_json_lines
 from shardlab.data.tokens.tokens import open_split
 from shardlab.evaluation.validate import evaluate
+from shardlab.experiment.affinity import format_cpus
 from shardlab.experiment.schema import Model, Tokenize, Train
 from shardlab.hardware.topology import read_topology
 from shardlab.launch import RunFailed
@@ -43,6 +43,17 @@ INT8 = {"engine": "fsdp2", "gradients": {"codec": "int8", "error_feedback": True
 
 def plan(data, strategy=None, train=TRAIN, model=TINY):
     return RunPlan("a-run", 1, parse_strategy(strategy or INT8), train, model, data)
+
+
+def losses(folder: Path) -> list[float]:
+    return [event["loss"] for event in read_json_lines(folder / "events.jsonl")]
+
+
+def train_on(world_size: int, data, strategy, model: Model, folder: Path) -> list[float]:
+    """Train with the same global batch size on any number of ranks; return the losses."""
+    train = TRAIN.model_copy(update={"world_size": world_size, "batch_size": 4 // world_size})
+    train_run(plan(data, strategy, train, model), folder)
+    return losses(folder)
 
 
 @pytest.fixture(scope="module")
@@ -90,22 +101,14 @@ def test_record_is_consistent(measured):
 def test_runs_are_reproducible(measured, data, tmp_path):
     _, folder = measured
     train_run(plan(data), tmp_path)
-    first, second = (
-        [event["loss"] for event in read_json_lines(f / "events.jsonl")] for f in (folder, tmp_path)
-    )
-    assert first == second
+    assert losses(folder) == losses(tmp_path)
     weights = "final_model/model.safetensors"
     assert (folder / weights).read_bytes() == (tmp_path / weights).read_bytes()
 
 
 def test_losses_do_not_depend_on_the_number_of_ranks(data, tmp_path):
-    losses = {}
-    for world_size in (1, 4):
-        train = TRAIN.model_copy(update={"world_size": world_size, "batch_size": 4 // world_size})
-        train_run(plan(data, {"engine": "ddp"}, train), tmp_path / str(world_size))
-        events = read_json_lines(tmp_path / str(world_size) / "events.jsonl")
-        losses[world_size] = torch.tensor([event["loss"] for event in events])
-    torch.testing.assert_close(losses[1], losses[4], rtol=1e-5, atol=0)
+    one, four = (train_on(n, data, {"engine": "ddp"}, TINY, tmp_path / str(n)) for n in (1, 4))
+    assert one == pytest.approx(four, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -114,20 +117,16 @@ def test_losses_do_not_depend_on_the_number_of_ranks(data, tmp_path):
 def test_other_families_train_alike_on_any_number_of_ranks(family, data, tmp_path):
     config_of(family).save_pretrained(tmp_path / "config")
     model = Model(config=str(tmp_path / "config"))
-    losses = {}
-    for world_size in (1, 2):
-        train = TRAIN.model_copy(update={"world_size": world_size, "batch_size": 4 // world_size})
-        folder = tmp_path / str(world_size)
-        train_run(plan(data, {"engine": "fsdp2"}, train, model), folder)
-        events = read_json_lines(folder / "events.jsonl")
-        losses[world_size] = torch.tensor([event["loss"] for event in events])
-    torch.testing.assert_close(losses[1], losses[2], rtol=1e-5, atol=0)
+    folder = tmp_path / "two"
+    two = train_on(2, data, {"engine": "fsdp2"}, model, folder)
+    one = train_on(1, data, {"engine": "fsdp2"}, model, tmp_path / "one")
+    assert one == pytest.approx(two, rel=1e-5)
     trained = AutoModelForCausalLM.from_pretrained(folder / "final_model")
     assert type(trained.config) is type(config_of(family))
     assert trained.config.eos_token_id == open_split(data / "tokens", "train").end_of_text
 
     train_run(plan(data, model=Model(pretrained=str(folder / "final_model"))), tmp_path / "on")
-    assert read_json_lines(tmp_path / "on" / "events.jsonl")[0]["loss"] < losses[2][0] - 0.1
+    assert losses(tmp_path / "on")[0] < two[0] - 0.1
 
 
 def test_missing_tokens_are_built_by_the_run(measured, data, tmp_path):

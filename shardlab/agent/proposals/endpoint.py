@@ -2,7 +2,7 @@
 
 Servers disagree about constrained output: some follow `json_schema`, some answer it with 400, 422
 or 500, some ignore it with 200. So the dialects are tried from the strictest to plain text, and
-what comes back is text that proves nothing.
+an answer is validated whatever the dialect.
 """
 
 import json
@@ -45,7 +45,7 @@ class Endpoint:
         model: the model's name there.
         key: or None for a server that wants none.
         timeout_s: longest wait for one answer.
-        attempts: how often one question is sent while the server is busy or away.
+        attempts: how often one question is sent while the server is busy or unreachable.
         wait_s: pause after the first failed attempt; doubles each time, unless the server says how
             long to wait; never above 30 s.
 

@@ -34,8 +34,8 @@ def describe(history: History, agent: Agent, memory_limit_bytes: int) -> str:
 def estimate_peak(strategy: Strategy, incumbent: Measured, workload: Workload) -> int:
     """Estimate the peak memory of a rank under `strategy`, in bytes.
 
-    What the incumbent's measured peak holds beyond its closed form, which are activations, the
-    interpreter and short-lived buffers, is assumed to stay.
+    The part of the incumbent's measured peak beyond its closed form (activations, the interpreter,
+    short-lived buffers) is assumed to be the same.
     """
 
     def in_closed_form(each: Strategy) -> int:

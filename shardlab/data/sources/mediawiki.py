@@ -110,7 +110,7 @@ def plain_text(markup: str) -> str:
     """
     nodes = _without_appendices(mwparserfromhell.parse(markup).nodes)
     text = Wikicode(_without_furniture(nodes)).strip_code()
-    text = re.sub(r" ?\([\s,;:]*\)", "", text)  # left behind by a dropped pronunciation
+    text = re.sub(r" ?\([\s,;:]*\)", "", text)  # where a pronunciation was dropped
     lines = (line.strip() for line in text.splitlines())
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 

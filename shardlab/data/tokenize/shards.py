@@ -17,10 +17,9 @@ from shardlab.data.tokens.tokens import Shard
 
 
 def is_validation(title: str, share: float) -> bool:
-    """Decide by a hash of the title alone.
+    """Return whether a document is for validation, by a hash of its title alone.
 
-    The same on every machine and in every order; two documents about one subject, told by their
-    title, never stand on both sides.
+    The same on every machine and in every order; documents with one title are in one split.
     """
     digest = hashlib.sha256(title.encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
@@ -139,7 +138,7 @@ def _batches(job: Job, piece: Piece) -> Iterator[list[Document]]:
 
 
 def _encode(tokenizer: TextTokenizer, batch: list[Document]) -> np.ndarray:
-    """Yield the tokens of the documents, each with its end token."""
+    """Return the tokens of the documents, each with its end token."""
     parts = []
     for document, ids in zip(
         batch, tokenizer.encode([document.content for document in batch]), strict=True

@@ -14,8 +14,8 @@ class Batches:
 
     Block b holds the tokens `b * sequence_length` to `(b + 1) * sequence_length`, both included:
     the last token is the first of the next block, so that every token of the blocks but the very
-    first is a target once per epoch. What is left at the end of the split (under one block) is
-    not trained on. Each epoch has a permutation of its own.
+    first is a target once per epoch. The remainder of the split, less than one block, is not
+    trained on. Each epoch has its own permutation.
 
     Args:
         split: tokens to take blocks from.
@@ -70,8 +70,7 @@ class Batches:
         return int(self._order[index])
 
     def _permutation(self, epoch: int) -> np.ndarray:
-        """Permute by sorting raw Philox numbers, which NumPy keeps stable over versions, unlike
-        shuffles."""
+        """Sort raw Philox numbers, which are stable between versions of NumPy, unlike shuffles."""
         numbers = np.random.Philox(key=[self._seed, epoch]).random_raw(self.samples_per_epoch)
         return np.argsort(numbers, kind="stable")
 
@@ -81,8 +80,8 @@ def blocks(split: TokenSplit, sequence_length: int, batch: int) -> Iterator[torc
 
     Yields:
         int64 `[rows, sequence_length + 1]` with `rows <= batch`, neighbours sharing one token as
-        in `Batches`; at the end, what is left alone as `[1, rest + 1]` with `rest <
-        sequence_length`. A mean over targets must therefore weigh each tensor by its targets.
+        in `Batches`; at the end the remainder as `[1, rest + 1]`. A mean over targets must
+        therefore weigh each tensor by its targets.
     """
     whole, rest = divmod(max(len(split) - 1, 0), sequence_length)
     for first in range(0, whole, batch):

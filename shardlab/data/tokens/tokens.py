@@ -61,7 +61,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 class TokenSplit:
-    """Tokens of `train` or `validation`; shards follow each other in the order of the corpus."""
+    """Tokens of `train` or `validation`, with shards in the order of the corpus."""
 
     def __init__(self, folder: Path, split: Literal["train", "validation"]) -> None:
         manifest = read_manifest(folder)
@@ -103,7 +103,7 @@ class TokenSplit:
         return out
 
     def arrays(self) -> Iterator[np.ndarray]:
-        """Return the shards as stored, little-endian uint16 or uint32."""
+        """Yield the shards as stored, little-endian uint16 or uint32."""
         yield from self._arrays
 
     def verify(self) -> None:
