@@ -5,16 +5,17 @@ and float32 sums, so the error does not grow with the number of ranks (qgZ of Ze
 2023, section 3.3; SDP4Bit, Jia et al. 2024).
 """
 
+from functools import cached_property
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardlab.codecs.base import Codec
 from shardlab.codecs.unit import Unit
 from shardlab.codecs.wire import HEADER, seal
-from shardlab.comm.codec_collective import DEFAULT, CodecCollective, CodecSettings, Sealed
+from shardlab.comm.codec_collective import CodecCollective, Sealed
 from shardlab.comm.collective import Native, add_up, labelled, sum_scatter
-from shardlab.comm.ledger import Kind, Ledger, timed
+from shardlab.comm.ledger import timed
 
 
 class AllToAllCollective(CodecCollective):
@@ -136,23 +137,13 @@ class LinearNative(AllToAllCollective):
 
     Payloads are viewed as float32 and have no envelope, since sums have no checksum. Reductions
     equal those of `AllToAllCollective` up to the order of sums; all_gather is inherited.
-
-    Raises:
-        ValueError: the codec's payloads cannot be summed.
     """
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        ledger: Ledger,
-        kind: Kind,
-        codec: Codec,
-        settings: CodecSettings = DEFAULT,
-    ) -> None:
-        if not codec.linear:
-            raise ValueError(f"codec {codec.name!r} cannot be summed on the wire")
-        super().__init__(group, ledger, kind, codec, settings)
-        self._native = Native(group, ledger, kind)
+    linear_only = True
+
+    @cached_property
+    def _native(self) -> Native:
+        return Native(self.group, self.ledger, self.kind)
 
     @labelled
     def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102

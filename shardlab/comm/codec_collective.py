@@ -1,7 +1,7 @@
 """Base of collectives over a codec: envelopes, counts and exchange of payloads."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -49,8 +49,12 @@ class CodecCollective(Collective):
     under `uncompressed`: another dtype than float32, or fewer than `minimum_size` elements.
 
     Raises:
+        ValueError: the class needs a linear codec, whose payloads can be summed.
         PayloadError: (all collectives) a payload is damaged, or ranks call different collectives.
     """
+
+    linear_only: ClassVar[bool] = False
+    """whether payloads are summed on the wire"""
 
     def __init__(
         self,
@@ -60,6 +64,8 @@ class CodecCollective(Collective):
         codec: Codec,
         settings: CodecSettings = DEFAULT,
     ) -> None:
+        if self.linear_only and not codec.linear:
+            raise ValueError(f"codec {codec.name!r} cannot be summed on the wire")
         super().__init__(group, ledger, kind)
         self.codec = codec
         self.feedback, self.minimum_size, self._seed, self._updates = settings

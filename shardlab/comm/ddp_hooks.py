@@ -61,7 +61,7 @@ class _Bucket(NamedTuple):
 
 
 class _BucketHook:
-    """Averages gradients message by message, as soon as all parameters of one are ready."""
+    """Communication hook that averages each message once all its gradients are ready."""
 
     def __init__(self, collective: Collective, model: DistributedDataParallel) -> None:
         self._collective = collective

@@ -72,6 +72,7 @@ def attach_fsdp1(
     for name, module in found.items():
         assert module.process_group is not None, "set unless the strategy is hybrid"
         unit = Unit(name, _blocks(name, module))
+        # private attributes, as the module's docstring says: torch 2.13 has no public ones
         module._comm_hook_state = _State(gradients(module.process_group), unit, among)
         if module._handle is not None and module._handle.uses_sharded_strategy:
             _clear_padding(module._handle)
@@ -80,6 +81,7 @@ def attach_fsdp1(
 
     def detach() -> None:
         for module in found.values():
+            # without a hook torch's own reduction runs again
             module._comm_hook = None
             module._comm_hook_state = None
             if module._handle is not None:

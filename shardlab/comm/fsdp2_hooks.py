@@ -100,7 +100,7 @@ def _units_of(model: nn.Module) -> list[_UnitGroup]:
 def _blocks(
     group: FSDPParamGroup, names: dict[nn.Module, str], trained_alone: bool
 ) -> Iterator[Block]:
-    """Return the blocks of a unit, whose rows are cut into chunks.
+    """Yield the blocks of a unit, whose rows are cut into chunks.
 
     A parameter that is sharded along another dimension than the first has the rows of every rank's
     shard, one after another.
@@ -117,7 +117,7 @@ def _blocks(
 
 def _overlap(units: Sequence[_UnitGroup], on: bool) -> None:
     for _, module, _ in units:
-        # each lane has an order of its own, so it needs a process group of its own
+        # lanes run concurrently, and the collectives of one process group need one order
         module.set_separate_reduce_scatter_group(on, recurse=False)
         # private: torch 2.13 has no public switch for gathers that return before they end
         module._set_unshard_async_op(on)

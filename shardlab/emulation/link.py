@@ -114,7 +114,7 @@ class Links:
             _run("ip", "link", "set", "dev", _port(rank), state)
 
         with ThreadPoolExecutor(1) as thread:
-            # a thread of its own, since it stays in the namespace of the bridge
+            # a separate thread, since it stays in the namespace of the bridge
             thread.submit(set_port).result()
 
     def _build(self) -> None:

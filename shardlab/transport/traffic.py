@@ -86,8 +86,10 @@ class Traffic:
         carried = self._begin(nbytes)
         try:
             yield
+            # the delay of the link begins when the last rank has sent its bytes
             self._wait(max(carried, time.perf_counter()))
         finally:
+            # an operation that failed has ended, too
             self._end()
 
     def awaited(self, start: Callable[[], dist.Work], nbytes: float) -> dist.Work:
