@@ -4,27 +4,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardlab.codecs.registry import make_method
 from shardlab.codecs.unit import Block, Unit
-from shardlab.comm.build import Route, make_collective
+from shardlab.comm.build import make_collective
 from shardlab.comm.collective import CompletedWork, Native
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Account, Ledger
+from tests.comm.codec_factory import ROUTES
 from tests.ranks import on_ranks
 
 SIZE = 1 << 12
 UNIT = Unit("unit", (Block("matrix", 64, 60), Block("bias", 256, 1)))
-ROUTES = {
-    "native": Route(make_method("none"), native=True),
-    "all-to-all": Route(make_method("none")),
-    "int8": Route(make_method("int8")),
-    "stochastic": Route(make_method("qsgd"), seed=3),
-    "variable size": Route(make_method("threshold:threshold=1.0")),
-    "native linear": Route(make_method("randomk"), native=True),
-    "multi-phase": Route(make_method("powersgd")),
-    "hierarchical": Route(make_method("int8"), between_nodes=make_method("int4"), ranks_per_node=2),
-    "bypass": Route(make_method("int8"), excluded=frozenset({"bias"}), warmup=1),
-}
 TIMES = {"extra_collective_s", "encode_s", "decode_s"}
 
 

@@ -7,27 +7,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardlab.codecs.registry import make_method
 from shardlab.codecs.unit import Block, Unit
-from shardlab.comm.build import Route, make_collective
+from shardlab.comm.build import make_collective
 from shardlab.comm.collective import Native
 from shardlab.comm.ledger import Ledger
 from shardlab.emulation.link import Links, emulated, interface_bytes, interface_frames
 from shardlab.experiment.link import Link
 from shardlab.transport.traffic import LinkThrottle, Traffic
+from tests.comm.codec_factory import ROUTES
 from tests.ranks import on_ranks, run_ranks
 
 SIZE = 1 << 14
 UNIT = Unit("unit", (Block("matrix", 128, 128),))
-ROUTES = {
-    "native": Route(make_method("none"), native=True),
-    "exchange": Route(make_method("none")),
-    "int8": Route(make_method("int8")),
-    "threshold": Route(make_method("threshold:threshold=1.0")),
-    "randomk, summed on the wire": Route(make_method("randomk"), native=True),
-    "powersgd": Route(make_method("powersgd")),
-    "two levels": Route(make_method("int8"), between_nodes=make_method("int4"), ranks_per_node=2),
-}
 
 
 @pytest.mark.parametrize("route", ROUTES)
