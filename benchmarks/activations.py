@@ -8,7 +8,6 @@ and reads the same bytes by calls of 8 MiB from and to aligned memory. Steps are
 and disk interleaved; the median ratio of the repetitions has its quartiles.
 """
 
-import argparse
 import os
 import statistics
 import time
@@ -21,20 +20,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.children import on_ranks
+from benchmarks.common import WORK, arguments, on_ranks, print_table, write_results
 from benchmarks.speed import best_times
 from shardlab.activations.anonymous_file import aligned_blocks
 from shardlab.activations.checkpoint import FOLDER_VARIABLE
 from shardlab.activations.stores import FileStore, StoredTensor
 from shardlab.core.document import validate
-from shardlab.core.files import write_json
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Engine, Optimization
-from shardlab.environment.host import describe_host, git_revision
 from shardlab.experiment.schema import Model
 from shardlab.models.build import build_model
 from shardlab.report.numbers import figure
-from shardlab.report.tables import text_table
 from shardlab.strategy.strategy import parse_strategy
 
 _CPU = torch.device("cpu")
@@ -43,42 +39,38 @@ _VOCABULARY, _LENGTH, _SAMPLES = 2048, 256, 8
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--folder", type=Path, default=Path(".work/activations"))
-    parser.add_argument("--preset", default="18m")
-    parser.add_argument("--repetitions", type=int, default=8)
-    parser.add_argument("--work", type=Path, default=Path(".work/benchmarks"), help="for results")
-    args = parser.parse_args()
+    args = arguments(
+        __doc__, folder=Path(".work/activations"), preset="18m", repetitions=8, work=WORK
+    )
     args.folder.mkdir(parents=True, exist_ok=True)
     os.environ[FOLDER_VARIABLE] = str(args.folder)
     steps, *_ = on_ranks(1, partial(_steps, args.preset, args.repetitions), threads=2)
     rates = _rates(args.folder, 5)
-    host = {"host": describe_host(), "revision": git_revision()}
-    write_json(args.work / "activations.json", {**host, "gb_per_s": rates, "step_s": steps})
+    write_results(args.work / "activations.json", gb_per_s=rates, step_s=steps)
     rows = [[name, figure(rate)] for name, rate in rates.items()]
-    print(text_table("Rates", ["what", "GB/s"], rows).markdown())
+    print_table("Rates", ["what", "GB/s"], rows)
     ratios = [disk / device for device, disk in zip(steps["device"], steps["disk"], strict=True)]
     low, middle, high = statistics.quantiles(ratios)
     cells = [figure(1e3 * statistics.median(steps[where])) for where in ("device", "disk")]
     ratio = f"{figure(middle)} ({figure(low)} to {figure(high)})"
-    print(text_table("Steps", ["device, ms", "disk, ms", "ratio"], [[*cells, ratio]]).markdown())
+    print_table("Steps", ["device, ms", "disk, ms", "ratio"], [[*cells, ratio]])
 
 
 def _rates(folder: Path, repetitions: int) -> dict[str, float]:
-    # caches hold none of it: everything moves from and to host memory
+    # larger than the caches, so that everything is copied from and to host memory
     whole, copy = (aligned_blocks(_TENSORS * _TENSOR, _CPU).random_() for _ in range(2))
     tensors = whole.split(_TENSOR)
     store, tickets = FileStore(folder), list[StoredTensor]()
     plain = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT, 0o600)
     os.posix_fallocate(plain, 0, _TENSORS * _TENSOR)
 
-    def leave() -> None:
+    def put() -> None:
         for ticket in tickets:
             store.drop(ticket)
         tickets[:] = [store.put(tensor) for tensor in tensors]
         store._out.drain()
 
-    def come_back() -> None:
+    def take() -> None:
         for number in reversed(range(_TENSORS)):
             store.prefetch(tickets[max(number - 1, 0)])
             store.take(tickets[number])
@@ -86,9 +78,9 @@ def _rates(folder: Path, repetitions: int) -> dict[str, float]:
     calls: dict[str, Callable[[], object]] = {
         "memcpy": partial(copy.copy_, whole),
         "direct write": partial(_direct, os.pwrite, plain, whole),
-        "store: leave": leave,
+        "store: write": put,
         "direct read": partial(_direct, _pread, plain, copy),
-        "store: come back": come_back,
+        "store: read": take,
     }
     seconds = best_times(calls, repetitions)
     store.close()

@@ -16,7 +16,6 @@ rivals` has installed it; it compiles itself at its first use.
 At last, how long tiny operations of a thread take while another one updates on all threads.
 """
 
-import argparse
 import sys
 import threading
 import time
@@ -24,15 +23,12 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.common import RIVAL_PACKAGES, WORK, arguments, write_results
 from benchmarks.speed import best_times
-from shardlab.core.files import write_json
-from shardlab.environment.host import describe_host, git_revision
 from shardlab.kernels import native
 from shardlab.kernels.adam import Hyper, adam_, sum_of_squares
 from shardlab.kernels.native import INT, POINTER, function
@@ -50,7 +46,7 @@ _c_traffic = function("adam_traffic", POINTER, POINTER, POINTER, POINTER, POINTE
 
 
 class Vectors:
-    """What the steps work on, float32 [n] but for gradients and mirror of bfloat16."""
+    """Vectors of the steps: float32 [n], but gradients and mirror bfloat16."""
 
     def __init__(self, n: int) -> None:
         self.parameter, self.gradient = torch.randn(n), torch.randn(n)
@@ -69,13 +65,13 @@ class Vectors:
         mirror: Tensor | None = None,
         narrow: bool = False,
     ) -> None:
-        """Our step, on these vectors."""
+        """Run our step on these vectors."""
         moments = self.narrow_moments if narrow else self.moments
         scale = 1 / len(gradients)
         adam_(self.parameter, *moments, gradients, HYPER, STEP, scale, mirror, workers=workers)
 
     def traffic(self, workers: Workers) -> None:
-        """The memory of a step in float32."""
+        """Touch the memory of a step in float32."""
         vectors = self.parameter, self.exp_avg, self.exp_avg_sq, self.gradient
         addresses = [vector.data_ptr() for vector in vectors]
         _c_traffic(workers.handle(), *addresses, self.parameter.numel())
@@ -125,7 +121,8 @@ def calls(vectors: Vectors, workers: Workers) -> dict[str, Call]:
 
 
 def delays(n: int, threads: int) -> list[float]:
-    """Seconds of tiny operations, ascending, while updates of n elements run in the background."""
+    """Return ascending seconds of tiny operations while updates of n elements run in the
+    background."""
     vectors, workers, over = Vectors(n), Workers(threads), threading.Event()
 
     def update() -> None:
@@ -144,13 +141,14 @@ def delays(n: int, threads: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--elements", type=float, nargs="+", default=[16, 64, 256], help="x 2**20")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--repetitions", type=int, default=8)
-    parser.add_argument("--work", type=Path, default=Path(".work/benchmarks"), help="for results")
-    parser.add_argument("--rivals", type=Path, default=Path(".work/rivals"), help="for DeepSpeed")
-    args = parser.parse_args()
+    args = arguments(
+        __doc__,
+        elements=([16.0, 64.0, 256.0], "x 2**20"),
+        threads=[1, 2],
+        repetitions=8,
+        work=WORK,
+        rivals=RIVAL_PACKAGES,
+    )
     sys.path.append(str(args.rivals))
     rates: dict[str, dict[str, float]] = {}
     for size in args.elements:
@@ -163,14 +161,12 @@ def main() -> None:
             rates[f"{size:g}M, {threads}"] = {way: n / best for way, best in seconds.items()}
     waits = delays(int(min(args.elements) * MILLION), max(args.threads))
     percentile = waits[int(0.99 * len(waits))]
-    results: dict[str, Any] = {
-        "host": describe_host(),
-        "revision": git_revision(),
-        "compiled": native.available(),
-        "elements_per_s": rates,
-        "tiny_operation_s": {"p99": percentile, "most": waits[-1], "count": len(waits)},
-    }
-    write_json(args.work / "adam.json", results)
+    write_results(
+        args.work / "adam.json",
+        compiled=native.available(),
+        elements_per_s=rates,
+        tiny_operation_s={"p99": percentile, "most": waits[-1], "count": len(waits)},
+    )
     print(_table(rates))
     print(
         f"\n{len(waits)} tiny operations during updates: 99 % within {percentile * 1e3:.3f} ms, "

@@ -23,7 +23,7 @@ WORLD_SIZES = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class Errors:
-    """What one method does to the mean of the ranks' vectors."""
+    """Errors and traffic of one method, for the mean of the ranks' vectors."""
 
     bits: float
     """bytes that a rank sends to others x 8 / elements that it sends them"""
@@ -37,7 +37,8 @@ class Errors:
 
 
 def scattered(vector: Tensor, unit: Unit, world_size: int) -> Tensor:
-    """A vector of whole blocks as `fully_shard` lays it out: chunk after chunk, rows of each block.
+    """Lay out a vector of whole blocks as `fully_shard` does: chunk after chunk, rows of each
+    block.
 
     Raises:
         ValueError: the rows of a block cannot be shared out evenly.
@@ -50,7 +51,8 @@ def scattered(vector: Tensor, unit: Unit, world_size: int) -> Tensor:
 
 
 def relative(received: Tensor, exact: Tensor, magnitude: bool = True) -> float:
-    """|received - exact| / |exact|; without magnitude, of what is scaled to the exact one's."""
+    """Return |received - exact| / |exact|; without magnitude, of the received vector scaled to
+    |exact|."""
     received, exact = received.double(), exact.double()
     if not magnitude:
         received = received * (exact.abs().mean() / received.abs().mean())
@@ -58,7 +60,7 @@ def relative(received: Tensor, exact: Tensor, magnitude: bool = True) -> float:
 
 
 def codec_errors(codec: Codec, gradients: Gradients, magnitude: bool) -> Errors:
-    """Of a codec; one without magnitude gets no error feedback, which needs it."""
+    """Measure a codec; one without magnitude gets no error feedback, which needs it."""
     one_shot, sent = [], 0
     for world_size in WORLD_SIZES:
         vectors = gradients.ranks[:world_size]
@@ -80,7 +82,7 @@ def codec_errors(codec: Codec, gradients: Gradients, magnitude: bool) -> Errors:
 def reduced(
     codec: Codec, vectors: list[Tensor], step: int, residuals: list[Tensor] | None = None
 ) -> tuple[Tensor, int]:
-    """The mean of the vectors [n] as the owners of their chunks have it, and all bytes encoded."""
+    """Return the mean of vectors [n] as their chunks' owners compute it, and all bytes encoded."""
     world_size, sent = len(vectors), 0
     mean = torch.empty_like(vectors[0])
     chunks = [vector.chunk(world_size) for vector in vectors]
@@ -114,7 +116,7 @@ def _cumulative(codec: Codec, gradients: Gradients, feedback: bool, magnitude: b
 def phase_one_shot(
     method: MultiPhaseMethod, gradients: Gradients, group: dist.ProcessGroup
 ) -> float:
-    """On every rank; `method` has seen other batches at the same weights before."""
+    """Return the error on every rank, after one sum of other batches at the same weights."""
     wire = GroupCommunicator(group, Ledger(), "gradients")
     unit, size = gradients.unit, wire.world_size
     for step, source in enumerate((gradients.before, gradients.ranks)):
@@ -127,7 +129,7 @@ def phase_one_shot(
 def phase_cumulative(
     method: MultiPhaseMethod, gradients: Gradients, feedback: bool, group: dist.ProcessGroup
 ) -> tuple[float, float, float]:
-    """Cumulative error, bits per element and extra collectives per reduction, on every rank."""
+    """Return cumulative error, bits per element, extra collectives per reduction, on every rank."""
     ledger = Ledger()
     wire = GroupCommunicator(group, ledger, "gradients")
     unit, size, n = gradients.small_unit, wire.world_size, gradients.steps.shape[2]
@@ -151,5 +153,5 @@ def phase_errors(
     plain: tuple[float, float, float],
     feedback: tuple[float, float, float],
 ) -> Errors:
-    """The same as `codec_errors`, from what the ranks returned."""
+    """Return the errors from the results of the ranks."""
     return Errors(plain[1], one_shot, plain[0], feedback[0], plain[2])

@@ -1,13 +1,12 @@
-"""One table of all codecs: bytes, errors on real gradients, speed, beside earlier figures.
+"""One table of all codecs: bytes, errors on real gradients, speed, and earlier figures.
 
     python -m benchmarks.codecs [SPEC ...] [--codecs MODULE ...] [--data FOLDER] [--work FOLDER]
                                 [--repetitions R]
 
 Without SPEC all codecs of codecs.yaml. The tables go to stdout, all figures to codecs.json in the
-work folder. What is measured how: `aggregation.py`, `speed.py`, `gradients.py` beside this file.
+work folder. `aggregation.py`, `speed.py` and `gradients.py` describe what is measured.
 """
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -22,31 +21,35 @@ from benchmarks.aggregation import (
     phase_one_shot,
 )
 from benchmarks.cases import Case, cases
-from benchmarks.children import on_ranks
-from benchmarks.gradients import Gradients, add_arguments, prepare, statistics
+from benchmarks.common import (
+    DATA,
+    WORK,
+    arguments,
+    on_ranks,
+    print_table,
+    write_results,
+)
+from benchmarks.gradients import Gradients, prepare, statistics
 from benchmarks.speed import Speed, codec_speed, phase_speed
 from shardlab.codecs.base import Codec
 from shardlab.codecs.multi_phase import MultiPhaseMethod
-from shardlab.core.files import write_json
 from shardlab.core.progress import say, stopwatch
-from shardlab.environment.host import describe_host, git_revision
 from shardlab.experiment.codec_modules import load_codecs
 from shardlab.report.numbers import ABSENT, figure, fixed, scientific
-from shardlab.report.tables import text_table
 
 _LARGEST_DEVIATION = 0.1
 _SENDERS = 4
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("specs", nargs="*", metavar="SPEC", help="default: all of codecs.yaml")
-    parser.add_argument(
-        "--codecs", nargs="*", default=[], metavar="MODULE", help="modules that register codecs"
+    args = arguments(
+        __doc__,
+        ("specs", "default: all of codecs.yaml"),
+        codecs=([], "modules that register codecs"),
+        repetitions=(8, "of timing; the fastest counts"),
+        data=DATA,
+        work=WORK,
     )
-    parser.add_argument("--repetitions", type=int, default=8, help="of timing; the fastest counts")
-    add_arguments(parser)
-    args = parser.parse_args()
     load_codecs(args.codecs, "--codecs")
     chosen = cases(args.specs)
     gradients = Gradients(prepare(args.data, args.work))
@@ -57,18 +60,16 @@ def main() -> None:
         errors[case.spec] = _errors(case, gradients)
         speeds[case.spec] = _speed(case, gradients, args.repetitions)
         say(f"benchmarks: {case.spec} in {seconds():.0f} s")
-        result = {
-            "host": describe_host(),
-            "revision": git_revision(),
-            "gradients": known,
-            "errors": {spec: asdict(value) for spec, value in errors.items()},
-            "speed": {spec: asdict(value) for spec, value in speeds.items()},
-        }
-        write_json(args.work / "codecs.json", result)
+        write_results(
+            args.work / "codecs.json",
+            gradients=known,
+            errors={spec: asdict(value) for spec, value in errors.items()},
+            speed={spec: asdict(value) for spec, value in speeds.items()},
+        )
     print(", ".join(f"{name} {value:.3g}" for name, value in known.items()), end="\n\n")
-    print(_main_table(chosen, errors, speeds))
-    print(_speed_table(chosen, speeds))
-    print(_deviations(chosen, errors, speeds))
+    _print_figures(chosen, errors, speeds)
+    _print_speeds(chosen, speeds)
+    _print_deviations(chosen, errors, speeds)
 
 
 def _errors(case: Case, gradients: Gradients) -> Errors:
@@ -111,7 +112,7 @@ def _speed(case: Case, gradients: Gradients, repetitions: int) -> Speed:
     return Speed(**on_ranks(1, work)[0])
 
 
-def _main_table(chosen: list[Case], errors: dict[str, Errors], speeds: dict[str, Speed]) -> str:
+def _print_figures(chosen: list[Case], errors: dict[str, Errors], speeds: dict[str, Speed]) -> None:
     headings = [
         "codec",
         "bits/element",
@@ -129,13 +130,13 @@ def _main_table(chosen: list[Case], errors: dict[str, Errors], speeds: dict[str,
         cells = [_cell(new, old) for new, old in pairs]
         rows.append([case.spec, *cells, fixed(found.extra_collectives, 1)])
     title = "In brackets: the earlier figure, of other gradients and another implementation."
-    return f"{text_table(title, headings, rows).markdown()}\n{title}\n"
+    print_table(title, headings, rows)
 
 
 def _figures(
     case: Case, errors: Errors, speed: Speed
 ) -> list[tuple[str, float | None, float | None]]:
-    """Name, figure of this run, earlier figure."""
+    """Return name, figure of this run and earlier figure."""
     earlier = case.error or (None,) * len(WORLD_SIZES)
     plain, feedback = case.cumulative or (None, None)
     return [
@@ -161,11 +162,11 @@ def _number(value: float | None) -> str:
     return scientific(value) if 0 < abs(value) < 1e-4 or abs(value) >= 1e5 else figure(value)
 
 
-def _speed_table(chosen: list[Case], speeds: dict[str, Speed]) -> str:
-    """Shares of memcpy's rate, and what a second thread adds."""
+def _print_speeds(chosen: list[Case], speeds: dict[str, Speed]) -> None:
+    """Print shares of memcpy's rate, and the gain by a second thread."""
     shown = [case.spec for case in chosen if speeds[case.spec].shares]
     if not shown:
-        return ""
+        return
     calls = [call for call in speeds[shown[0]].shares if call != "memcpy"]
     headings = ["codec", *calls, *(f"{call}, 2 threads" for call in calls)]
     rows = [
@@ -177,11 +178,13 @@ def _speed_table(chosen: list[Case], speeds: dict[str, Speed]) -> str:
         for spec in shown
     ]
     title = "Bytes touched per second as a share of memcpy's, one thread; gain by a second one."
-    return f"{text_table(title, headings, rows).markdown()}\n{title}\n"
+    print_table(title, headings, rows)
 
 
-def _deviations(chosen: list[Case], errors: dict[str, Errors], speeds: dict[str, Speed]) -> str:
-    """Every figure that is more than a tenth off the earlier one."""
+def _print_deviations(
+    chosen: list[Case], errors: dict[str, Errors], speeds: dict[str, Speed]
+) -> None:
+    """Print figures that differ by more than a tenth from the earlier ones."""
     rows = []
     for case in chosen:
         for name, new, old in _figures(case, errors[case.spec], speeds[case.spec]):
@@ -189,11 +192,9 @@ def _deviations(chosen: list[Case], errors: dict[str, Errors], speeds: dict[str,
                 continue
             change = f"{fixed(100 * (new / old - 1), 0)} %"
             rows.append([case.spec, name, _number(new), _number(old), change])
-    if not rows:
-        return ""
-    title = "More than 10 % off the earlier figure."
-    table = text_table(title, ["codec", "figure", "this run", "earlier", "deviation"], rows)
-    return f"{table.markdown()}\n{title}\n"
+    headings = ["codec", "figure", "this run", "earlier", "deviation"]
+    if rows:
+        print_table("More than 10 % off the earlier figure.", headings, rows)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The engines side by side: losses, step time, memory, collectives and bytes against theory.
+"""Comparison of engines: losses, step time, memory, collectives and bytes against theory.
 
     python -m benchmarks.engines [STRATEGY ...] [--world-size W ...] [--preset NAME] [--steps S]
                                  [--delay MS ...] [--repetitions R] [--work FOLDER]
@@ -9,32 +9,26 @@ every collective ends that much later, as on a link of that latency: a sleep, so
 busy machine too.
 """
 
-import argparse
 import resource
 import statistics
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.children import on_ranks
+from benchmarks.common import WORK, arguments, choose, on_ranks, print_table, write_results
 from shardlab.core.document import validate
-from shardlab.core.errors import UserError
-from shardlab.core.files import write_json
 from shardlab.core.progress import say
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Optimization
-from shardlab.environment.host import describe_host, git_revision
 from shardlab.experiment.schema import Model
 from shardlab.models.build import build_model
 from shardlab.models.parts import transformer_blocks
 from shardlab.models.presets import PRESETS
 from shardlab.report.numbers import figure
-from shardlab.report.tables import text_table
 from shardlab.strategy.strategy import Strategy, parse_strategy
 from shardlab.transport.traffic import LinkThrottle
 
@@ -71,7 +65,7 @@ _VOCABULARY, _LENGTH, _SAMPLES, _UNTIMED = 2048, 64, 8, 3
 
 
 class Case(NamedTuple):
-    """One run."""
+    """Parameters of one run."""
 
     strategy: str
     world_size: int
@@ -81,20 +75,18 @@ class Case(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("strategies", nargs="*", metavar="STRATEGY", help="default: all")
-    parser.add_argument("--world-size", nargs="+", type=int, default=[1, 2, 4])
-    parser.add_argument("--preset", default="10m")
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--delay", nargs="+", type=float, default=[0.0], help="ms per collective")
-    parser.add_argument("--repetitions", type=int, default=1)
-    parser.add_argument("--work", type=Path, default=Path(".work/benchmarks"), help="for results")
-    args = parser.parse_args()
-    unknown = set(args.strategies) - set(STRATEGIES)
-    if unknown:
-        raise UserError(f"{', '.join(sorted(unknown))}: not one of {', '.join(STRATEGIES)}")
-    chosen = args.strategies or list(STRATEGIES)
-    results: dict[str, Any] = {"host": describe_host(), "revision": git_revision()}
+    args = arguments(
+        __doc__,
+        ("strategies", "default: all"),
+        world_size=[1, 2, 4],
+        preset="10m",
+        steps=50,
+        delay=([0.0], "ms per collective"),
+        repetitions=1,
+        work=WORK,
+    )
+    chosen = choose(args.strategies, STRATEGIES, STRATEGIES)
+    results: dict[str, Any] = {}
     for world_size in args.world_size:
         for delay in args.delay:
             cases = [
@@ -104,8 +96,8 @@ def main() -> None:
             ]
             measured = _measured(cases, args.repetitions)
             results[f"W={world_size}, {delay:g} ms"] = measured
-            write_json(args.work / "engines.json", results)
-            print(_table(world_size, delay, measured))
+            write_results(args.work / "engines.json", **results)
+            _print(world_size, delay, measured)
 
 
 def _measured(cases: list[Case], repetitions: int) -> dict[str, dict[str, Any]]:
@@ -158,7 +150,7 @@ def _run(case: Case, group: dist.ProcessGroup) -> dict[str, Any]:
 
 
 def _batch(step: int, group: dist.ProcessGroup) -> Tensor:
-    """This rank's part of the samples of a step, which are the same at every world size."""
+    """Return this rank's part of the samples of a step, which are the same at every world size."""
     generator = torch.Generator().manual_seed(step)
     samples = torch.randint(_VOCABULARY, (_SAMPLES, _LENGTH + 1), generator=generator)
     return samples.chunk(dist.get_world_size(group))[dist.get_rank(group)]
@@ -176,7 +168,7 @@ def _strategy(case: Case) -> Strategy:
 
 
 def _theory(case: Case, strategy: Strategy, blocks: list[int], whole: int) -> dict[str, float]:
-    """Collectives and bytes that one rank has to send in a step, in float32."""
+    """Return collectives and bytes that one rank has to send in a step, in float32."""
     if case.world_size == 1:
         return {"weights": 0, "gradients": 0, "bytes": 0}
     replicas = strategy.replicas or 1
@@ -200,11 +192,11 @@ def _theory(case: Case, strategy: Strategy, blocks: list[int], whole: int) -> di
 
 
 def _share(ranks: int) -> float:
-    """Bytes per element that one rank sends in a reduce-scatter or all-gather."""
+    """Return the bytes per element that one rank sends in a reduce-scatter or all-gather."""
     return 4 * (ranks - 1) / ranks
 
 
-def _table(world_size: int, delay: float, measured: dict[str, dict[str, Any]]) -> str:
+def _print(world_size: int, delay: float, measured: dict[str, dict[str, Any]]) -> None:
     headings = [
         "strategy",
         "step, ms",
@@ -219,8 +211,7 @@ def _table(world_size: int, delay: float, measured: dict[str, dict[str, Any]]) -
     ]
     first = next(iter(measured.values()))
     rows = [[name, *_cells(found, first)] for name, found in measured.items()]
-    title = f"W={world_size}, {delay:g} ms per collective"
-    return f"{title}\n\n{text_table(title, headings, rows).markdown()}"
+    print_table(f"W={world_size}, {delay:g} ms per collective", headings, rows)
 
 
 def _cells(found: dict[str, Any], first: dict[str, Any]) -> list[str]:

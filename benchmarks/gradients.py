@@ -1,6 +1,7 @@
-"""Real gradients for the benchmarks: those of a GPT-2 in training, kept in a file.
+"""Real gradients for the benchmarks, of a GPT-2 in training, stored in a file.
 
-A model of 17 M parameters takes 40 AdamW steps on the tokens of the pipeline. Then come
+A model of 17 M parameters takes 40 AdamW steps on the tokens of the pipeline. Then these are
+recorded:
 
 - `before` and `ranks`, float32 [8, 4 Mi]: gradients of 8 different batches each, all at the same
   weights, of the token embedding and the matrices of the first block;
@@ -10,11 +11,10 @@ A model of 17 M parameters takes 40 AdamW steps on the tokens of the pipeline. T
 
     python -m benchmarks.gradients [--data FOLDER] [--work FOLDER]
 
-The file is made once, in about two minutes on two cores, and again when the tokens or the recipe
-change. Every other benchmark reads it, or makes it when it is absent.
+The file is written once, in about two minutes on two cores, and again when the tokens or the recipe
+change. Every other benchmark reads it, or writes it when it is absent.
 """
 
-import argparse
 import json
 import os
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import GPT2LMHeadModel
 
-from benchmarks.children import on_ranks
+from benchmarks.common import DATA, WORK, arguments, on_ranks
 from shardlab.codecs.unit import Block, Unit
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, sha256_of_file
@@ -53,7 +53,7 @@ RECIPE = (
 
 
 class Gradients:
-    """The vectors of a file, each read when it is first asked for, and the blocks in them."""
+    """Vectors of a file, each read when it is first accessed, and their blocks."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -65,7 +65,7 @@ class Gradients:
         """of a row of `before` and `ranks`, of `large`, and of a row of `steps`"""
 
     def __getattr__(self, name: str) -> Tensor:
-        """One of `VECTORS`."""
+        """Read one of `VECTORS`."""
         if name not in VECTORS:
             raise AttributeError(name)
         with safe_open(self._path, framework="pt") as file:
@@ -75,9 +75,9 @@ class Gradients:
 
 
 def prepare(data: Path, work: Path) -> Path:
-    """The file in `work`, made from the tokens in `data` if it is not there yet.
+    """Return the file in `work`, computed from the tokens in `data` if it is absent.
 
-    The work is done in a child process: this one stays free of threads, so that it can fork ranks.
+    A child process computes it: this one stays free of threads, so that it can fork ranks.
 
     Raises:
         UserError: no tokens, or too small a vocabulary.
@@ -94,14 +94,8 @@ def prepare(data: Path, work: Path) -> Path:
     return path
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that every benchmark on real gradients has."""
-    parser.add_argument("--data", type=Path, default=Path("data"), help="the pipeline's folder")
-    parser.add_argument("--work", type=Path, default=Path(".work/benchmarks"), help="for results")
-
-
 def statistics(gradients: Gradients) -> dict[str, float]:
-    """What the errors of codecs depend on.
+    """Return statistics on which the errors of codecs depend.
 
     Kurtosis of a vector, mean cosine between the vectors of two ranks, and |sum of the mean
     gradients of all steps| / sum of their norms: 1 if all agree, 1 / sqrt(24) = 0.20 if none does.
@@ -125,7 +119,7 @@ def _described(path: Path) -> dict[str, str]:
 
 
 class _Training:
-    """A model in training whose gradients can be looked at."""
+    """Model in training, with access to its gradients."""
 
     def __init__(self, split: TokenSplit) -> None:
         torch.manual_seed(_SEED)
@@ -139,7 +133,7 @@ class _Training:
         )
 
     def backward(self) -> float:
-        """Adds the gradient of the next batch to what is there; returns its loss."""
+        """Accumulate the gradient of the next batch; return its loss."""
         batch = self._batches.batch(self._sample, _BATCH)
         self._sample += _BATCH
         logits = self.model(input_ids=batch[:, :-1]).logits
@@ -148,7 +142,7 @@ class _Training:
         return loss.item()
 
     def update(self) -> None:
-        """One AdamW step by the gradient that is there."""
+        """Make one AdamW step with the accumulated gradient."""
         self._step += 1
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), _CLIP)
         for group in self._optimizer.param_groups:
@@ -157,7 +151,7 @@ class _Training:
         self._optimizer.zero_grad()
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and gradient of each matrix: the rows of the embedding, then block after block."""
+        """Yield name and gradient of each matrix: rows of the embedding, then block after block."""
         for name, parameter in self.model.named_parameters():
             if parameter.dim() == 2 and "wpe" not in name:
                 assert parameter.grad is not None
@@ -206,7 +200,7 @@ def _blocks(matrices: dict[str, Tensor]) -> str:
 
 
 def _one_step(training: _Training, names: set[str]) -> Tensor:
-    """Trains one step on the mean gradient of `SENDERS` batches; their gradients' chosen rows."""
+    """Train one step on the mean gradient of `SENDERS` batches; return chosen rows of theirs."""
     total: dict[nn.Parameter, Tensor] = {}
     vectors = []
     for _ in range(SENDERS):
@@ -225,11 +219,7 @@ def _one_step(training: _Training, names: set[str]) -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    add_arguments(parser)
-    args = parser.parse_args()
+    args = arguments(__doc__, data=DATA, work=WORK)
     gradients = Gradients(prepare(args.data, args.work))
     for name in VECTORS:
         print(f"{name}: float32 {list(getattr(gradients, name).shape)}")

@@ -1,4 +1,4 @@
-"""Overlap and exposed communication beside those of HolisticTraceAnalysis (Meta), on real traces.
+"""Overlap and exposed communication, compared with HolisticTraceAnalysis (Meta), on real traces.
 
     make rivals
     python -m benchmarks.hta [STRATEGY ...] [--preset NAME] [--steps S] [--rivals FOLDER]
@@ -8,7 +8,6 @@ stream 7, collectives become NCCL kernels of stream 20, each with a launch. Whic
 is decided here by a tree of the events of each thread, and not by the library.
 """
 
-import argparse
 import json
 import logging
 import sys
@@ -19,13 +18,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.common import RIVAL_PACKAGES, arguments, choose, print_table
 from benchmarks.engines import STRATEGIES
 from benchmarks.traced import trace
-from shardlab.core.errors import UserError
 from shardlab.profiling.analysis.breakdown import read_steps
 from shardlab.profiling.capture.merge import merge_traces
 from shardlab.report.numbers import figure
-from shardlab.report.tables import text_table
 from shardlab.strategy.strategy import parse_strategy
 
 _DEFAULT = ("ddp", "fsdp2", "fsdp2-ahead", "manual")
@@ -34,7 +32,7 @@ Event = dict[str, Any]
 
 
 class Figures(NamedTuple):
-    """Of all steps of one rank."""
+    """Figures of all steps of one rank."""
 
     overlap: float
     """% of communication"""
@@ -43,21 +41,19 @@ class Figures(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("strategies", nargs="*", metavar="STRATEGY", help="of benchmarks.engines")
-    parser.add_argument("--preset", default="tiny")
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--world-size", type=int, default=2)
-    parser.add_argument("--rivals", type=Path, default=Path(".work/rivals"), help="where HTA is")
-    args = parser.parse_args()
+    args = arguments(
+        __doc__,
+        ("strategies", "of benchmarks.engines"),
+        preset="tiny",
+        steps=5,
+        world_size=2,
+        rivals=RIVAL_PACKAGES,
+    )
     if not (args.rivals / "hta").is_dir():
         raise SystemExit(f"{args.rivals}: no HolisticTraceAnalysis there: run make rivals")
     sys.path.append(str(args.rivals))
-    unknown = set(args.strategies) - set(STRATEGIES)
-    if unknown:
-        raise UserError(f"{', '.join(sorted(unknown))}: not one of {', '.join(STRATEGIES)}")
     rows, worst = [], 0.0
-    for name in args.strategies or _DEFAULT:
+    for name in choose(args.strategies, STRATEGIES, _DEFAULT):
         with tempfile.TemporaryDirectory(prefix="shardlab-hta-") as folder:
             strategy = parse_strategy(STRATEGIES[name])
             paths = trace(strategy, args.preset, args.world_size, args.steps, Path(folder))
@@ -70,7 +66,7 @@ def main() -> None:
         for what in ("overlap, % of comm.", "exposed, % of time")
     ]
     title = f"{args.preset}, {args.world_size} ranks, {args.steps} steps"
-    print(text_table(title, headings, rows).markdown())
+    print_table(title, headings, rows)
     print(f"\nLargest difference: {worst:.2f} points.")
 
 
@@ -111,7 +107,7 @@ def _theirs(paths: list[Path]) -> list[Figures]:
 
 
 def _adapted(trace: dict[str, Any]) -> dict[str, Any]:
-    """As if the CPU had been a GPU; times in ns, since HTA repetitions them."""
+    """Return the trace as if the CPU were a GPU; times in ns, as HTA rounds them."""
     events = [e for e in trace["traceEvents"] if e["ph"] == "X" and isinstance(e["pid"], int)]
     steps = [e for e in events if e["name"].startswith("ProfilerStep#")]
     begin = min(e["ts"] for e in steps)
@@ -140,7 +136,7 @@ def _workers(trace: dict[str, Any]) -> set[int]:
 
 
 def _work(events: list[Event], workers: set[int]) -> Iterator[Event]:
-    """Collectives and the outermost operators that hold operators alone."""
+    """Return collectives and the outermost operators without communication in them."""
     threads: dict[int, list[Event]] = defaultdict(list)
     for event in events:
         if event["name"].startswith("gloo:"):

@@ -1,14 +1,13 @@
-"""How close each kernel comes to memcpy: bytes touched per second, as a share of `copy_`'s.
+"""Speed of each kernel: bytes touched per second, as a share of those of memcpy (`copy_`).
 
 Touched is each byte that an ideal single pass reads or writes once: an encoding reads the vector
 and writes the payload; with error feedback it reads and writes the residual as well; a sum of W
-payloads reads them and writes the vector. Reused buffers, the best of several repetitions in which
-memcpy takes its turn. A share of 1 means as fast as memory; more is possible, since reading is
-cheaper than writing.
+payloads reads them and writes the vector. Buffers are reused, and memcpy is interleaved with the
+repetitions, of which the fastest counts. A share of 1 means memory bandwidth; more is possible,
+since reads are cheaper than writes.
 
-With one thread time is that of the processor, so other programs count only for what they take of
-caches and memory. The second table tells how much faster two threads are than one, by the clock on
-the wall: it needs a machine at rest.
+With one thread CPU time is measured, which other programs affect only through caches and memory.
+The second table has the speed-up of two threads in wall-clock time: it needs an idle machine.
 
     python -m benchmarks.kernels [--only NAME ...] [--vector FILE.safetensors] [--repetitions R]
 
@@ -16,15 +15,14 @@ the wall: it needs a machine at rest.
 without it the vector is Gaussian noise. SHARDLAB_KERNELS=reference measures the PyTorch reference.
 """
 
-import argparse
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from benchmarks.common import arguments, choose, print_table
 from benchmarks.speed import as_received, best_times
 from shardlab.kernels import float8, floats, integers, native, signs
 from shardlab.kernels.grouped import GroupedKernel
@@ -44,7 +42,7 @@ Call = Callable[[], object]
 
 
 class Case:
-    """The buffers of one kernel, and its calls."""
+    """Buffers and calls of one kernel."""
 
     def __init__(self, kernel: GroupedKernel, group: int, x: Tensor) -> None:
         n, wire = x.numel(), kernel.payload_bytes(x.numel(), group)
@@ -72,29 +70,28 @@ class Case:
         return {name: touched / best[name] for name, (touched, _) in self.calls.items()}
 
 
-def vector(path: Path | None, n: int) -> Tensor:
-    """float32 [n] from the tensors of a file, or noise."""
-    if path is None:
+def vector(path: str, n: int) -> Tensor:
+    """Return float32 [n] from the tensors of a file, or noise."""
+    if not path:
         return torch.randn(n, generator=torch.Generator().manual_seed(0)) * 1e-3
     given = torch.cat([tensor.float().flatten() for tensor in load_file(path).values()])
     return given.repeat(-(-n // given.numel()))[:n].contiguous()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    args = arguments(
+        __doc__,
+        only=([], "formats; default: all"),
+        vector=("", "safetensors file; default: Gaussian noise"),
+        elements=1 << 24,
+        repetitions=15,
     )
-    parser.add_argument("--only", nargs="+", choices=KERNELS, default=list(KERNELS))
-    parser.add_argument("--vector", type=Path)
-    parser.add_argument("--elements", type=int, default=1 << 24)
-    parser.add_argument("--repetitions", type=int, default=15)
-    args = parser.parse_args()
     x = vector(args.vector, args.elements)
-    source = args.vector.name if args.vector else "Gaussian noise"
+    source = args.vector or "Gaussian noise"
     print(f"compiled kernels: {native.available()}; {x.numel()} float32, {source}")
     one: dict[str, list[str]] = {}
     two: dict[str, list[str]] = {}
-    for name in args.only:
+    for name in choose(args.only, KERNELS, KERNELS):
         case = Case(*KERNELS[name], x)
         rates = case.rates(1, args.repetitions, time.thread_time)
         memcpy = rates.pop("memcpy")
@@ -103,15 +100,12 @@ def main() -> None:
         single, double = (case.rates(n, args.repetitions, time.perf_counter) for n in (1, 2))
         two[name] = [f"{double[column] / single[column]:.2f}" for column in single]
     columns = list(case.calls)
-    _table("share of memcpy's bytes per second, one thread", one, ["bits", "GB/s", *columns[1:]])
-    _table("two threads over one", two, columns)
+    for title, rows, names in (
+        ("share of memcpy's bytes per second, one thread", one, ["bits", "GB/s", *columns[1:]]),
+        ("two threads over one", two, columns),
+    ):
+        print_table(title, ["format", *names], [[name, *row] for name, row in rows.items()])
     print(f"\ncost of a call on one element: {_overhead():.1f} us")
-
-
-def _table(title: str, rows: dict[str, list[str]], columns: list[str]) -> None:
-    print(f"\n{title}\n" + " " * 20 + "".join(f"{column:>12}" for column in columns))
-    for name, row in rows.items():
-        print(f"{name:<20}" + "".join(f"{value:>12}" for value in row))
 
 
 def _overhead() -> float:

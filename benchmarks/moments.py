@@ -8,7 +8,6 @@ bytes, all of a unit by one call. Parameters and gradients are one vector for al
 take their turn in every repetition; what is shown is the fastest repetition of each.
 """
 
-import argparse
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,17 +15,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from benchmarks.children import on_ranks
+from benchmarks.common import WORK, arguments, on_ranks, print_table, write_results
 from benchmarks.speed import best_times
 from shardlab.activations.anonymous_file import AnonymousFile, aligned_blocks
-from shardlab.core.files import write_json
 from shardlab.engines.slide.moments import FileMoments, Moments, MomentStore
 from shardlab.engines.slide.shared_file import NodeFile
-from shardlab.environment.host import describe_host, git_revision
 from shardlab.kernels.adam import Hyper, adam_
 from shardlab.kernels.workers import Workers
 from shardlab.report.numbers import figure
-from shardlab.report.tables import text_table
 
 UNITS = [f"unit{number}" for number in range(8)]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -35,18 +31,18 @@ HYPER = Hyper(1e-3, weight_decay=0.1)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--folder", type=Path, default=Path(".work/activations"))
-    parser.add_argument("--elements", type=int, default=8, help="of a unit, x 2**20")
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--work", type=Path, default=Path(".work/benchmarks"), help="for results")
-    args = parser.parse_args()
+    args = arguments(
+        __doc__,
+        folder=Path(".work/activations"),
+        elements=(8, "of a unit, x 2**20"),
+        repetitions=5,
+        work=WORK,
+    )
     size = args.elements << 20
     seconds, *_ = on_ranks(
         1, partial(_seconds, args.folder, size, args.repetitions), threads=THREADS
     )
-    host = {"host": describe_host(), "revision": git_revision()}
-    write_json(args.work / "moments.json", {**host, "elements": size, "seconds": seconds})
+    write_results(args.work / "moments.json", elements=size, seconds=seconds)
     rows = []
     for name, best in seconds.items():
         total = len(UNITS) * size
@@ -55,7 +51,7 @@ def main() -> None:
             [name, figure(1e3 * best), figure(total / best / 1e6), figure(moved / best / 1e6)]
         )
     header = ["what", "ms", "million elements/s", "MB/s each way"]
-    print(text_table("Moments on disk", header, rows).markdown())
+    print_table("Moments on disk", header, rows)
 
 
 def _seconds(

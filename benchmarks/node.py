@@ -1,4 +1,4 @@
-"""How long ranks of one node take to know of each other's progress.
+"""Latency of progress signals between ranks of one node.
 
     python -m benchmarks.node [--world-size W] [--turns T]
 
@@ -7,7 +7,6 @@ median one. In `all`, every rank publishes a step and waits until all have, whic
 does; in `round trip`, rank 0 waits for what rank 1 publishes when it sees what rank 0 published.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from itertools import count
 
 import torch.distributed as dist
 
+from benchmarks.common import arguments
 from shardlab.engines.slide.groups import node_groups
 from shardlab.engines.slide.shared_memory import NodeMemory
 from shardlab.engines.slide.sync import OFFLOADED, UPDATED, RankProgress
@@ -24,7 +24,7 @@ _CALLS = 200
 
 
 def ways(group: dist.ProcessGroup, progress: RankProgress) -> dict[str, Callable[[], object]]:
-    """What ranks can do to know of each other."""
+    """Ways of signalling progress between ranks."""
     everyone, there_and_back = count(1), count(1)
     rank = dist.get_rank(group)
 
@@ -50,7 +50,7 @@ def ways(group: dist.ProcessGroup, progress: RankProgress) -> dict[str, Callable
 
 
 def show(group: dist.ProcessGroup, turns: int) -> None:
-    """Prints the table on rank 0."""
+    """Print the table on rank 0."""
     here, _ = node_groups(group)
     memory = NodeMemory.create(here, {}, 1, timeout_s=60.0)
     calls = ways(here, memory.progress)
@@ -72,10 +72,7 @@ def show(group: dist.ProcessGroup, turns: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--world-size", type=int, default=2)
-    parser.add_argument("--turns", type=int, default=25)
-    args = parser.parse_args()
+    args = arguments(__doc__, world_size=2, turns=25)
     launch(lambda group: show(group, args.turns), args.world_size, threads=1, timeout_s=120)
 
 

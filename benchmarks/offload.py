@@ -26,19 +26,16 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM
 
-from benchmarks.children import on_ranks
-from shardlab.core.files import write_json
+from benchmarks.common import arguments, on_ranks, print_table, write_results
 from shardlab.core.progress import say
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Engine, Optimization
-from shardlab.environment.host import describe_host, git_revision
 from shardlab.estimation.sizes import sizes_of
 from shardlab.experiment.schema import Train
 from shardlab.memory.step import closed_form, host_memory
 from shardlab.models.presets import Shape, shape_config
 from shardlab.models.weights import RandomWeights
 from shardlab.report.numbers import figure
-from shardlab.report.tables import text_table
 from shardlab.strategy.strategy import Strategy, parse_strategy
 
 _VOCABULARY, _UNTIMED, _TIMED, _MB = 512, 2, 6, 1e6
@@ -62,8 +59,15 @@ _COLUMNS = {
 
 
 def main() -> None:
-    """Prints a line per model and strategy, and writes everything to a file."""
-    options = _options()
+    options = arguments(
+        __doc__,
+        world_size=2,
+        layers=[4, 8, 16, 32],
+        width=256,
+        samples=(4, "of a rank and step"),
+        length=64,
+        out=Path(".work/benchmarks/offload.json"),
+    )
     rows = []
     for layers in options.layers:
         for name in _STRATEGIES:
@@ -75,21 +79,9 @@ def main() -> None:
         for row in rows
     ]
     head = ["strategy", "layers", *_COLUMNS.values()]
-    print(text_table(f"Of one of {options.world_size} ranks", head, body).markdown())
+    print_table(f"Of one of {options.world_size} ranks", head, body)
     setting = {key: str(value) for key, value in vars(options).items()}
-    about = {"revision": git_revision(), "host": describe_host(), "options": setting}
-    write_json(options.out, {**about, "rows": rows})
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--world-size", type=int, default=2)
-    parser.add_argument("--layers", type=int, nargs="+", default=[4, 8, 16, 32])
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--samples", type=int, default=4, help="of a rank and step")
-    parser.add_argument("--length", type=int, default=64)
-    parser.add_argument("--out", type=Path, default=Path(".work/benchmarks/offload.json"))
-    return parser.parse_args()
+    write_results(options.out, options=setting, rows=rows)
 
 
 def _measure(
@@ -141,7 +133,7 @@ def _batch(options: argparse.Namespace) -> Tensor:
 
 
 def _train(engine: Engine, options: argparse.Namespace) -> None:
-    """The first step makes the states of optimizers, the second has all at once."""
+    """Train until memory peaks: the first step allocates optimizer states, the second has all."""
     for _ in range(_UNTIMED):
         engine.step([_batch(options)], 1e-4)
 
@@ -153,7 +145,7 @@ def _seconds(engine: Engine, options: argparse.Namespace) -> float:
 
 
 def _held(device: torch.device, call: Callable[[], Any]) -> int:
-    """The most bytes that tensors on the device took at a time while the call ran."""
+    """Return the most bytes that tensors on the device took at a time while the call ran."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)

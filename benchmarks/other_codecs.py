@@ -1,4 +1,4 @@
-"""Codecs of other people, each as two calls on one vector: what `rivals.py` times.
+"""Codecs of other packages, each as two calls on one vector; `rivals.py` times them.
 
 Every maker imports its package itself, so that one that is absent or broken fails alone.
 """
@@ -15,7 +15,7 @@ _DENSITY, _RANK = 0.01, 4
 
 
 class Calls(NamedTuple):
-    """A codec on one vector."""
+    """Calls of a codec on one vector."""
 
     encode: Callable[[], Any]
     decode: Callable[[], Tensor | None]
@@ -24,7 +24,7 @@ class Calls(NamedTuple):
 
 
 class Rival(NamedTuple):
-    """What somebody else offers for a task, and our codec for the same."""
+    """Codec of another package for a task, and ours for the same."""
 
     task: str
     name: str
@@ -76,7 +76,7 @@ def _qcomm(precision: str) -> Callable[[Tensor], Calls]:
 
 
 def _bitsandbytes_8bit(x: Tensor) -> Calls:
-    """Decoding has no buffer to reuse: its operator with `out` does not exist on the CPU."""
+    """Decode into new memory: the operator with `out` does not exist on the CPU."""
     from bitsandbytes import functional
 
     codes, state = functional.quantize_blockwise(x, blocksize=256)
@@ -151,14 +151,14 @@ def _torch_cast(dtype: torch.dtype) -> Callable[[Tensor], Calls]:
 
 
 def _ddp_fp16_hook(x: Tensor) -> Calls:
-    """`default_hooks._compress_hook` without the all-reduce, at one rank."""
+    """Run `default_hooks._compress_hook` without the all-reduce, at one rank."""
     out = torch.empty_like(x)
     short = x.to(torch.float16).div_(1)
     return Calls(lambda: x.to(torch.float16).div_(1), lambda: out.copy_(short), _size(short))
 
 
 def _torch_topk(x: Tensor) -> Calls:
-    """Values and int32 indices, as every top-k built on `torch.topk` has to send them."""
+    """Return values and int32 indices, as any top-k on `torch.topk` has to send them."""
     k = round(_DENSITY * x.numel())
     out = torch.empty_like(x)
 
@@ -173,7 +173,7 @@ def _torch_topk(x: Tensor) -> Calls:
 
 
 def _ddp_powersgd_hook(x: Tensor) -> Calls:
-    """`powerSGD_hook` without the all-reduces, on one square matrix, residual included."""
+    """Run `powerSGD_hook` without the all-reduces, on one square matrix, residual included."""
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import _orthogonalize
 
     side = int(x.numel() ** 0.5)

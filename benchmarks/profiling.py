@@ -8,28 +8,22 @@ median with the quartiles. Plain is what a timed step is: with counting and labe
 profiler.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch.distributed as dist
 
-from benchmarks.children import on_ranks
+from benchmarks.common import WORK, arguments, choose, on_ranks, print_table, write_results
 from benchmarks.engines import STRATEGIES
 from benchmarks.traced import Trainee
 from shardlab.comm import all_to_all, codec_collective, collective
-from shardlab.core.errors import UserError
-from shardlab.core.files import write_json
-from shardlab.environment.host import describe_host, git_revision
 from shardlab.profiling.capture.capture import Capture
 from shardlab.report.numbers import figure
-from shardlab.report.tables import text_table
 from shardlab.strategy.strategy import parse_strategy
 
 CASES: dict[str, dict[str, Any]] = {
@@ -40,33 +34,30 @@ _DEFAULT = ("ddp", "fsdp2", "fsdp2-int8", "manual")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("strategies", nargs="*", metavar="STRATEGY", help="of benchmarks.engines")
-    parser.add_argument("--preset", default="tiny")
-    parser.add_argument("--repetitions", type=int, default=40)
-    parser.add_argument("--world-size", type=int, default=2)
-    parser.add_argument("--work", type=Path, default=Path(".work/benchmarks"), help="for results")
-    args = parser.parse_args()
-    unknown = set(args.strategies) - set(CASES)
-    if unknown:
-        raise UserError(f"{', '.join(sorted(unknown))}: not one of {', '.join(CASES)}")
+    args = arguments(
+        __doc__,
+        ("strategies", "of benchmarks.engines"),
+        preset="tiny",
+        repetitions=40,
+        world_size=2,
+        work=WORK,
+    )
     measured = {}
-    for name in args.strategies or _DEFAULT:
+    for name in choose(args.strategies, CASES, _DEFAULT):
         work = partial(_repetitions, CASES[name], args.preset, args.repetitions)
         measured[name], *_ = on_ranks(args.world_size, work)
-    results = {"host": describe_host(), "revision": git_revision(), "step_s": measured}
-    write_json(args.work / "profiling.json", results)
+    write_results(args.work / "profiling.json", step_s=measured)
     rows = [[name, *_cells(repetitions)] for name, repetitions in measured.items()]
     ways = [way for way in next(iter(measured.values())) if way != "plain"]
     headings = ["strategy", "plain step, ms", *(f"{way} / plain" for way in ways)]
     title = f"{args.preset}, {args.world_size} ranks, {args.repetitions} repetitions"
-    print(f"{title}\n\n{text_table(title, headings, rows).markdown()}")
+    print_table(title, headings, rows)
 
 
 def _repetitions(
     document: dict[str, Any], preset: str, repetitions: int, group: dist.ProcessGroup
 ) -> dict[str, list[float]]:
-    """Seconds of each step, by the way in which it was done."""
+    """Return the seconds of each step, by the way in which it ran."""
     trainee = Trainee(parse_strategy(document), preset, group)
 
     def timed(step: Callable[[], None]) -> float:
@@ -103,12 +94,12 @@ def _repetitions(
 
 @contextmanager
 def _no_ledger() -> Iterator[None]:
-    """Messages are neither counted nor are codecs timed."""
+    """Disable counting of messages and timing of codecs."""
     with ExitStack() as stack:
         for owner, names in (
             (collective.Collective, ["_count"]),
             (codec_collective.CodecCollective, ["_count_number", "_count_sent", "_report"]),
-            (all_to_all.AllToAllCollective, ["_count_plain"]),
+            (all_to_all.AllToAllCollective, ["_count_uncompressed"]),
         ):
             for name in names:
                 stack.enter_context(patch.object(owner, name, lambda *_, **__: None))

@@ -1,4 +1,4 @@
-"""Kills a rank at a random moment, runs again, and compares with a run that nobody interrupted.
+"""Runs that are killed at random and resumed, compared with uninterrupted runs.
 
     python -m benchmarks.resume [--times N] [--steps S] [--seed K] [--data FOLDER] [--work FOLDER]
 
@@ -6,7 +6,6 @@ Every other kill waits for a checkpoint that is being written. The engines, with
 codec, and the formats of checkpoints take turns. The runs are of the tiny preset on two ranks.
 """
 
-import argparse
 import multiprocessing
 import random
 import sys
@@ -25,15 +24,14 @@ from unittest.mock import patch
 import psutil
 from torch import Tensor
 
+from benchmarks.common import DATA, WORK, arguments, print_table, write_results
 from shardlab.checkpoint.folder import Folder, read_manifest
-from shardlab.core.files import read_json_lines, write_json
+from shardlab.core.files import read_json_lines
 from shardlab.core.progress import say
-from shardlab.environment.host import describe_host, git_revision
 from shardlab.experiment.schema import Checkpoint, Model, Train
 from shardlab.launch import RunFailed
 from shardlab.loop.loop import Loop
 from shardlab.loop.plan import RunPlan
-from shardlab.report.tables import text_table
 from shardlab.strategy.strategy import parse_strategy
 from shardlab.train.run import train_run
 
@@ -53,7 +51,7 @@ _LONGEST_S = 120.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run leaves behind that must not depend on interruptions."""
+    """Results of a run that must not depend on interruptions."""
 
     curve: list[tuple[float, float]]
     """loss and gradient norm of every step"""
@@ -61,7 +59,7 @@ class Outcome:
 
     @classmethod
     def read(cls, folder: Path) -> "Outcome":
-        """From the folder of a finished run."""
+        """Read them from the folder of a finished run."""
         events = read_json_lines(folder / "events.jsonl")
         curve = [(event["loss"], event["gradient_norm"]) for event in events]
         return cls(curve, (folder / "final_model/model.safetensors").read_bytes())
@@ -69,7 +67,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Interruption:
-    """One kill and what came after it."""
+    """One killed run and its resumption."""
 
     case: str
     killed_in: int
@@ -83,13 +81,7 @@ class Interruption:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--times", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--data", type=Path, default=Path("data"), help="the pipeline's folder")
-    parser.add_argument("--work", type=Path, default=Path(".work/benchmarks"), help="for results")
-    args = parser.parse_args()
+    args = arguments(__doc__, times=20, steps=24, seed=(0, "of the moments"), data=DATA, work=WORK)
     chance = random.Random(args.seed)
     plans = [_plan(args.data, strategy, args.steps) for strategy in STRATEGIES]
     rows = []
@@ -102,9 +94,8 @@ def main() -> None:
                 interrupt(plans[index], options, straight(index), folder, chance, in_a_save)
             )
             say(f"benchmarks: {number + 1} of {args.times}: {rows[-1]}")
-    found = {"host": describe_host(), "revision": git_revision(), "rows": [vars(r) for r in rows]}
-    write_json(args.work / "resume.json", found)
-    print(_table(rows))
+    write_results(args.work / "resume.json", rows=[vars(row) for row in rows])
+    _print(rows)
     sys.exit(not all(row.losses_equal and row.weights_equal and not row.left for row in rows))
 
 
@@ -114,7 +105,7 @@ def _plan(data: Path, strategy: dict[str, Any], steps: int) -> RunPlan:
 
 
 def run_straight(plan: RunPlan, target: Path) -> Outcome:
-    """The run without interruptions and checkpoints."""
+    """Run without interruptions and checkpoints."""
     _start(plan, target).join()
     return Outcome.read(target)
 
@@ -127,7 +118,7 @@ def interrupt(
     chance: random.Random,
     in_a_save: bool,
 ) -> Interruption:
-    """Kills one rank of a run, runs it again, and looks at what came of it.
+    """Kill one rank of a run, resume it, and compare with the uninterrupted run.
 
     Args:
         options: of the checkpoints.
@@ -166,7 +157,7 @@ def interrupt(
 def _start(
     plan: RunPlan, target: Path, root: Path | None = None, steps: Any = None
 ) -> multiprocessing.context.ForkProcess:
-    """The run in a process of its own, whose children are its ranks."""
+    """Start the run in a separate process, whose children are its ranks."""
     process = multiprocessing.get_context("fork").Process(
         target=_train, args=(plan, target, root, steps)
     )
@@ -191,7 +182,7 @@ def _train(plan: RunPlan, target: Path, root: Path | None, steps: "Synchronized[
 
 @contextmanager
 def _killed(process: multiprocessing.context.ForkProcess) -> Iterator[psutil.Process]:
-    """A run, of which a rank is killed in the block."""
+    """Start a run, of which the block kills a rank."""
     try:
         yield psutil.Process(process.pid)
         process.join(_LONGEST_S)
@@ -213,7 +204,7 @@ def _words(plan: RunPlan, checkpoint: Checkpoint) -> str:
     return f"{plan.strategy.label()}; {checkpoint.format}{how}"
 
 
-def _table(rows: list[Interruption]) -> str:
+def _print(rows: list[Interruption]) -> None:
     headings = [
         "case",
         "killed in step",
@@ -235,7 +226,7 @@ def _table(rows: list[Interruption]) -> str:
         ]
         for row in rows
     ]
-    return text_table("Resumed runs", headings, cells).markdown()
+    print_table("Resumed runs", headings, cells)
 
 
 def _yes(value: bool) -> str:

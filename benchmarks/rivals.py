@@ -1,4 +1,4 @@
-"""Our codecs against those of other people: one table of ratios by task.
+"""Our codecs compared with those of other packages: one table of ratios by task.
 
     make rivals
     python -m benchmarks.rivals [SPEC ...] [--data FOLDER] [--work FOLDER] [--rivals FOLDER]
@@ -8,32 +8,35 @@ calls of both sides are interleaved, and the fastest repetition counts. SPEC: on
 these of our codecs. A package that does not work is in the table with its error.
 """
 
-import argparse
 import os
 import sys
 import textwrap
 import warnings
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.aggregation import relative
-from benchmarks.children import on_ranks
-from benchmarks.gradients import Gradients, add_arguments, prepare
+from benchmarks.common import (
+    DATA,
+    RIVAL_PACKAGES,
+    WORK,
+    arguments,
+    on_ranks,
+    print_table,
+    write_results,
+)
+from benchmarks.gradients import Gradients, prepare
 from benchmarks.other_codecs import RIVALS, Calls, Rival
 from benchmarks.speed import KEY, Alone, best_times
 from shardlab.codecs.multi_phase import Method, MultiPhaseMethod
 from shardlab.codecs.registry import make_method
 from shardlab.codecs.unit import Block, Unit
 from shardlab.core.errors import UserError
-from shardlab.core.files import write_json
 from shardlab.core.progress import say
-from shardlab.environment.host import describe_host, git_revision
 from shardlab.report.numbers import ABSENT, figure
-from shardlab.report.tables import text_table
 
 _FAILURE_WIDTH = 120
 _LIMIT_S = 20.0
@@ -42,7 +45,7 @@ _LIMIT_S = 20.0
 
 @dataclass(frozen=True)
 class Match:
-    """One rival beside our codec; rates in GB of float32 per second."""
+    """Comparison of one codec with ours; rates in GB of float32 per second."""
 
     task: str
     theirs: str
@@ -56,12 +59,14 @@ class Match:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("specs", nargs="*", metavar="SPEC", help="of our codecs; default: all")
-    parser.add_argument("--rivals", type=Path, default=Path(".work/rivals"), help="their packages")
-    parser.add_argument("--repetitions", type=int, default=12)
-    add_arguments(parser)
-    args = parser.parse_args()
+    args = arguments(
+        __doc__,
+        ("specs", "of our codecs; default: all"),
+        rivals=RIVAL_PACKAGES,
+        repetitions=12,
+        data=DATA,
+        work=WORK,
+    )
     if not args.rivals.is_dir():
         raise SystemExit(f"{args.rivals}: no such folder: run make rivals")
     sys.path.append(str(args.rivals))
@@ -75,13 +80,12 @@ def main() -> None:
     for rival in chosen:
         matches.append(_match(rival, gradients, args.repetitions))
         say(f"benchmarks: {rival.name}: {matches[-1].failure or 'measured'}")
-    result = {"host": describe_host(), "revision": git_revision()}
-    write_json(args.work / "rivals.json", {**result, "matches": [asdict(m) for m in matches]})
-    print(_table(matches))
+    write_results(args.work / "rivals.json", matches=[asdict(m) for m in matches])
+    _print(matches)
 
 
 def _match(rival: Rival, gradients: Gradients, repetitions: int) -> Match:
-    """In a child process: what one package does to a process does not meet the next."""
+    """Compare in a child process, so that packages do not affect each other."""
     names = {"task": rival.task, "theirs": rival.name, "ours": rival.ours}
 
     def work(_: Any) -> dict[str, Any]:
@@ -92,10 +96,10 @@ def _match(rival: Rival, gradients: Gradients, repetitions: int) -> Match:
         try:
             theirs = rival.make(x)
             return names | _compare(ours, theirs, x, repetitions)
-        except Exception as error:  # whatever somebody else's package raises is its result
+        except Exception as error:  # any exception of a package is its result
             first = (str(error).splitlines() or [""])[0]
-            told = textwrap.shorten(first, _FAILURE_WIDTH, placeholder=" ...")
-            return names | {"failure": f"{type(error).__name__}: {told}"}
+            reason = textwrap.shorten(first, _FAILURE_WIDTH, placeholder=" ...")
+            return names | {"failure": f"{type(error).__name__}: {reason}"}
 
     return Match(**on_ranks(1, work)[0])
 
@@ -136,7 +140,7 @@ def _ours(spec: str, x: Tensor) -> Calls:
 
 
 def _ours_in_phases(method: MultiPhaseMethod, x: Tensor) -> Calls:
-    """All of a reduction on one rank, on one square matrix."""
+    """Run all of a reduction on one rank, on one square matrix."""
     side = int(x.numel() ** 0.5)
     unit = Unit("square", (Block("square", side, side),))
     given, wire = x[: side * side].clone(), Alone()
@@ -151,7 +155,7 @@ def _ours_in_phases(method: MultiPhaseMethod, x: Tensor) -> Calls:
     return Calls(reduce, lambda: None, wire.bytes)
 
 
-def _table(matches: list[Match]) -> str:
+def _print(matches: list[Match]) -> None:
     headings = [
         "task",
         "theirs",
@@ -174,7 +178,7 @@ def _table(matches: list[Match]) -> str:
             for pair in (match.encode, match.decode)
         )
         rows.append([*head, *encode, *decode, _pair(match.bits), _pair(match.error)])
-    return text_table("Ours against theirs", headings, rows).markdown()
+    print_table("Ours against theirs", headings, rows)
 
 
 def _pair(pair: tuple[float, float] | None) -> str:

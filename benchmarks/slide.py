@@ -30,18 +30,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from benchmarks.children import on_ranks
-from shardlab.core.files import write_json
+from benchmarks.common import arguments, on_ranks, print_table, write_results
 from shardlab.core.progress import say
 from shardlab.engines.common.base import EngineSetup, Optimization
 from shardlab.engines.common.units import prepare
 from shardlab.engines.slide.copies import ThrottledCopies
 from shardlab.engines.slide.engine import SlideEngine
-from shardlab.environment.host import describe_host, git_revision
 from shardlab.models.presets import Shape, shape_config
 from shardlab.models.weights import RandomWeights
 from shardlab.report.numbers import figure
-from shardlab.report.tables import text_table
 from shardlab.strategy.strategy import parse_strategy
 
 _VOCABULARY, _SEQUENCE, _UNTIMED, _IN_A_ROW, _CPU = 512, 64, 2, 6, torch.device("cpu")
@@ -49,13 +46,13 @@ _WAITS = ("in", "out", "landing")
 
 
 class Waits:
-    """The time that the training thread spends in some calls, by what it waits for."""
+    """Time that the training thread spends in some calls, by what it waits for."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     def around(self, owner: Any, method: str, what: str) -> None:
-        """Measures a method of an object from now on."""
+        """Measure a method of an object from now on."""
         call: Callable[..., Any] = getattr(owner, method)
 
         def measured(*args: Any) -> Any:
@@ -72,32 +69,27 @@ class Waits:
 
 
 def main() -> None:
-    """Prints a line per share, and writes everything to a file."""
-    options = _options()
+    options = arguments(
+        __doc__,
+        world_size=1,
+        layers=12,
+        width=256,
+        tokens=(1024, "of a rank and step"),
+        window=2,
+        clip=(False, "updates overlap with forward"),
+        share=[0.3, 0.6, 0.9, 1.5],
+        repetitions=3,
+        out=Path(".work/benchmarks/slide.json"),
+    )
     rows = []
     for share in options.share:
         found = on_ranks(options.world_size, partial(_measure, options, share))
         rows.append({"share": share, **found[0]})
         say(f"share {share}: efficiency {rows[-1]['efficiency']:.3f}")
     body = [[figure(value) for value in row.values()] for row in rows]
-    print(text_table("The slide engine over throttled copies", [*rows[0]], body).markdown())
+    print_table("The slide engine over throttled copies", [*rows[0]], body)
     setting = {key: str(value) for key, value in vars(options).items()}
-    about = {"revision": git_revision(), "host": describe_host(), "options": setting}
-    write_json(options.out, {**about, "rows": rows})
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--world-size", type=int, default=1)
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=1024, help="of a rank and step")
-    parser.add_argument("--window", type=int, default=2)
-    parser.add_argument("--clip", action="store_true", help="updates overlap with forward")
-    parser.add_argument("--share", type=float, nargs="+", default=[0.3, 0.6, 0.9, 1.5])
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path(".work/benchmarks/slide.json"))
-    return parser.parse_args()
+    write_results(options.out, options=setting, rows=rows)
 
 
 def _measure(options: argparse.Namespace, share: float, group: dist.ProcessGroup) -> dict[str, Any]:
@@ -149,7 +141,7 @@ def _measure(options: argparse.Namespace, share: float, group: dist.ProcessGroup
 
 
 class _Plain:
-    """The computation alone."""
+    """Computation without copies and updates."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         model, weights = _model(options)
@@ -157,7 +149,7 @@ class _Plain:
         self._model, self._options = model, options
 
     def step(self) -> tuple[float, float]:
-        """Seconds of forward and of backward."""
+        """Return seconds of forward and of backward."""
         tokens, start = _batch(self._options), time.perf_counter()
         logits = self._model(input_ids=tokens[:, :-1]).logits
         loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
@@ -169,7 +161,7 @@ class _Plain:
 
 
 def _bytes(options: argparse.Namespace, group: dist.ProcessGroup) -> tuple[int, int, int]:
-    """Of the root and of a layer, and how many layers there are."""
+    """Return bytes of the root and of a layer, and the number of layers."""
     root, unit, *others = _engine(options, group, ThrottledCopies()).units
     return root.size * 4, unit.size * 4, 1 + len(others)
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.children import on_ranks
+from benchmarks.common import on_ranks, print_table
 from shardlab.calibration.costs import memory_times
 from shardlab.core.files import read_json, write_json
 from shardlab.engines.common.units import unit_sizes
@@ -27,7 +27,6 @@ from shardlab.forecast.work import COMPUTE, Compute, Overhead, Work
 from shardlab.measurements.calibration import MemoryCost, MemoryOperation, Operation
 from shardlab.models.presets import Shape, shape_config
 from shardlab.report.numbers import figure
-from shardlab.report.tables import text_table
 from shardlab.strategy.strategy import CanonicalStrategy, parse_strategy
 
 _STEPS = 6
@@ -35,7 +34,7 @@ _WAITS = {"in": ("forward", "backward"), "out": ("settle",), "landing": ("landed
 
 
 class Throttled(Measured):
-    """Copies end no earlier than on a link of a rate."""
+    """Machine whose copies end no earlier than on a link of a given rate."""
 
     def __init__(self, *given: Any, bytes_per_second: float) -> None:
         super().__init__(*given)
@@ -49,7 +48,6 @@ class Throttled(Measured):
 
 
 def main() -> None:
-    """Prints a line for every row of the files."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--repetitions", type=int, default=12, help="of the costs of memory")
@@ -60,7 +58,7 @@ def main() -> None:
         [value if isinstance(value, str) else figure(value) for value in row.values()]
         for row in rows
     ]
-    print(text_table("The forecast of the slide engine", [*rows[0]], body).markdown())
+    print_table("The forecast of the slide engine", [*rows[0]], body)
     write_json(given.out, rows)
 
 
@@ -119,7 +117,7 @@ def _row(
 
 
 def _units(options: dict[str, str], full: CanonicalStrategy) -> tuple[int, ...]:
-    """Elements, as `benchmarks.slide` has them."""
+    """Return the elements of units, as in `benchmarks.slide`."""
     shape = Shape(int(options["layers"]), int(options["width"]), 4)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(shape_config(shape, 512, 64, 0))

@@ -1,4 +1,4 @@
-"""How close sparse codecs come to memcpy, with torch.topk beside them.
+"""Speed of sparse codecs in memcpys, compared with torch.topk.
 
 One thread, reused buffers, everything in one run, the best of interleaved repetitions. Encoding:
 bytes touched (an ideal single pass: vector and residual read, residual and payload written) per
@@ -7,7 +7,6 @@ the time that `copy_` takes for the dense vector. Then the gain of all cores ove
 on the wall. `python -m benchmarks.sparse [--elements N] [--density D] [--repetitions R]`.
 """
 
-import argparse
 import os
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.common import arguments, print_table
 from benchmarks.speed import best_times
 from shardlab.codecs.base import Codec, MessageKey
 from shardlab.codecs.registry import make_codec
@@ -25,7 +25,7 @@ _KEY = MessageKey(seed=0, step=0, unit="benchmark", rank=0)
 
 
 class Row(NamedTuple):
-    """What is timed, and the bytes that an ideal single pass touches."""
+    """A timed call, and the bytes that an ideal single pass touches."""
 
     name: str
     touched: int
@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 
 def gradient(n: int, seed: int) -> Tensor:
-    """float32 [n] with heavy tails: normal numbers whose scale varies from row to row."""
+    """Return float32 [n] with heavy tails: normal numbers whose scale varies from row to row."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(-(-n // 512), 1, generator=generator).mul(2).exp()
     values = torch.randn(len(rows), 512, generator=generator)
@@ -41,7 +41,7 @@ def gradient(n: int, seed: int) -> Tensor:
 
 
 def encoders(n: int, density: float) -> list[Row]:
-    """memcpy, torch.topk and the encodings of each codec."""
+    """Return memcpy, torch.topk and the encodings of each codec."""
     x, residual, kept = gradient(n, 0), gradient(n, 1), torch.empty(n)
     rank = n - max(1, round(density * n)) + 1
     threshold = float(x.abs().kthvalue(rank).values)
@@ -81,7 +81,7 @@ def _encoders(spec: str, x: Tensor, residual: Tensor, kept: Tensor) -> list[Row]
 
 
 def decoders(n: int, density: float) -> list[Row]:
-    """memcpy and the sums of 1, 2, 4 and 8 payloads."""
+    """Return memcpy and the sums of 1, 2, 4 and 8 payloads."""
     out, x = torch.zeros(n), gradient(n, 0)
     rows = [Row("memcpy", 8 * n, lambda: out.copy_(x))]
     for name in ("topk", "randomk"):
@@ -99,11 +99,7 @@ def _summing(codec: Codec, payloads: list[Tensor], out: Tensor) -> Callable[[], 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--elements", type=int, default=1 << 24)
-    parser.add_argument("--density", type=float, default=0.01)
-    parser.add_argument("--repetitions", type=int, default=9)
-    args = parser.parse_args()
+    args = arguments(__doc__, elements=1 << 24, density=0.01, repetitions=9)
     torch.set_num_threads(1)
     print(f"compiled kernels: {native.available()}; {args.elements} float32, {args.density:.2%}")
     for title, rows in (
@@ -119,13 +115,14 @@ def _print(title: str, rows: list[Row], repetitions: int) -> None:
     alone = best_times(calls, repetitions)
     together = best_times(calls, repetitions, threads=os.cpu_count() or 1)
     copy = rows[0]
-    print(f"{title:<42}{'ms':>8}{'ratio':>8}{'gain of all cores':>19}")
+    cells = []
     for row in rows:
         seconds = best[row.name]
         memcpys = seconds / best[copy.name]
         ratio = row.touched / copy.touched / memcpys if row.touched else memcpys
         gain = alone[row.name] / together[row.name]
-        print(f"  {row.name:<40}{seconds * 1e3:>8.2f}{ratio:>8.2f}{gain:>19.2f}")
+        cells.append([row.name, f"{seconds * 1e3:.2f}", f"{ratio:.2f}", f"{gain:.2f}"])
+    print_table(title, ["call", "ms", "ratio", "gain of all cores"], cells)
 
 
 if __name__ == "__main__":

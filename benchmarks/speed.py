@@ -1,6 +1,6 @@
 """Speed of a codec on one vector: bytes touched per second, compared with interleaved memcpy.
 
-Touched is every byte that an ideal single pass reads or writes once. One thread unless said
+Touched is every byte that an ideal single pass reads or writes once. One thread unless stated
 otherwise, reused buffers, the fastest of several repetitions of interleaved calls.
 """
 
@@ -46,13 +46,13 @@ def best_times(
     limit_s: float = float("inf"),
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Seconds of the fastest repetition of each call; interleaved.
+    """Return seconds of the fastest repetition of each call; repetitions are interleaved.
 
-    With several threads a turn is a pause and two calls, of which the second is timed: torch's
+    With several threads each is a pause and two calls, of which the second is timed: torch's
     threads spin for some 10 ms after an operation, on processors that the next call needs.
 
     Args:
-        limit_s: no new repetition starts later than this, but two there are.
+        limit_s: no repetition starts later than this, except the first two.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -73,23 +73,20 @@ def best_times(
 
 
 def as_received(payloads: list[Tensor]) -> list[Tensor]:
-    """The payloads where an exchange has them: one after another, each behind its header.
+    """Copy payloads to where an all-to-all receives them: consecutive, each after its header.
 
-    Vectors of their own begin at the same place of a page, and drive each other out of the caches.
+    Separate allocations would begin at the same offset of a page and evict each other from caches.
     """
     sizes = [message_bytes(payload.numel()) for payload in payloads]
-    room = Buffers().messages("received", sizes, payloads[0].device)
-    places = [
-        message[HEADER : HEADER + payload.numel()]
-        for message, payload in zip(room, payloads, strict=True)
+    messages = Buffers().messages("received", sizes, payloads[0].device)
+    return [
+        message[HEADER : HEADER + payload.numel()].copy_(payload)
+        for message, payload in zip(messages, payloads, strict=True)
     ]
-    for place, payload in zip(places, payloads, strict=True):
-        place.copy_(payload)
-    return places
 
 
 def codec_speed(codec: Codec, x: Tensor, repetitions: int) -> Speed:
-    """Of a codec on float32 [n]."""
+    """Measure a codec on float32 [n]."""
     n = x.numel()
     residual, out = torch.zeros_like(x), torch.zeros_like(x)
     buffer = torch.empty(codec.payload_bytes(n), dtype=torch.uint8)
@@ -121,7 +118,7 @@ def codec_speed(codec: Codec, x: Tensor, repetitions: int) -> Speed:
 
 
 class Alone:
-    """The wire of a single rank; counts the bytes that it is given, each collective once."""
+    """Communicator of a single rank that counts bytes, each collective once."""
 
     rank, world_size = 0, 1
 
@@ -129,25 +126,25 @@ class Alone:
         self.bytes = 0
 
     def sum(self, vector: Tensor) -> None:
-        """Nothing to add."""
+        """Leave the vector as it is."""
         self.bytes += vector.nbytes
 
     def sum_scatter(self, vector: Tensor) -> Tensor:
-        """The vector itself."""
+        """Return the vector."""
         self.bytes += vector.nbytes
         return vector.clone()
 
     def gather(self, shard: Tensor) -> Tensor:
-        """The shard itself."""
+        """Return the shard."""
         self.bytes += shard.nbytes
         return shard.clone()
 
     def uncompressed(self, reason: str) -> None:
-        """Its bytes are counted like all others."""
+        """Count its bytes like all others."""
 
 
 def phase_speed(method: MultiPhaseMethod, x: Tensor, unit: Unit, repetitions: int) -> Speed:
-    """Of a multi-phase method, whose state was formed before; without the time on the wire."""
+    """Measure a multi-phase method with existing state, without communication."""
     given, wire, step = x.clone(), Alone(), 0
     method.sum_scatter(given, unit, wire, KEY)
 

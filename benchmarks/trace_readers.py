@@ -1,4 +1,4 @@
-"""One way to read a trace, in a process of its own: `python -m benchmarks.trace_readers WAY PATH`.
+"""One reader of traces, in a separate process: `python -m benchmarks.trace_readers WAY PATH`.
 
 Prints seconds and the peak of its resident memory as JSON. Nothing is imported that the way does
 not need, since imports are part of both.
@@ -14,7 +14,7 @@ from typing import IO, cast
 
 
 def analysis(path: Path) -> int:
-    """Ours: every step of the trace taken apart."""
+    """Break every step of the trace down, by our reader."""
     from shardlab.profiling.analysis.breakdown import read_steps, summarize
 
     steps = read_steps(path)
@@ -23,20 +23,20 @@ def analysis(path: Path) -> int:
 
 
 def reader(path: Path) -> int:
-    """Ours: every event once."""
+    """Read every event once, by our reader."""
     from shardlab.profiling.traces.trace_file import read_events
 
     return sum(1 for _ in read_events(path))
 
 
 def json_load(path: Path) -> int:
-    """The standard library, all at once."""
+    """Load the file by the standard library."""
     with _text(path) as file:
         return len(json.load(file)["traceEvents"])
 
 
 def orjson_loads(path: Path) -> int:
-    """orjson, all at once."""
+    """Load the file by orjson."""
     import orjson
 
     with _text(path) as file:
@@ -44,7 +44,7 @@ def orjson_loads(path: Path) -> int:
 
 
 def ijson_items(path: Path) -> int:
-    """ijson, event by event."""
+    """Read event by event by ijson."""
     import ijson
 
     with _text(path) as file:
@@ -67,7 +67,7 @@ def _text(path: Path) -> IO[bytes]:
 
 
 def main(way: str, path: str) -> None:
-    """Reads and tells."""
+    """Read the file and print seconds and memory."""
     start = time.perf_counter()
     found = WAYS[way](Path(path))
     seconds = time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""A real engine on random tokens, step by step, and traces of it."""
+"""A real engine on random tokens, and traces of its steps."""
 
 from functools import partial
 from pathlib import Path
@@ -33,13 +33,13 @@ class Trainee:
             self.step()
 
     def step(self) -> None:
-        """Trains on samples that nobody has seen."""
+        """Train one step on new samples."""
         size = (_SAMPLES, _LENGTH + 1)
         self.engine.step([torch.randint(_VOCABULARY, size, generator=self._tokens)], 1e-3)
 
 
 def trace(strategy: Strategy, preset: str, world_size: int, steps: int, folder: Path) -> list[Path]:
-    """Traces some steps of a run; one uncompressed file per rank, in rank order."""
+    """Trace some steps of a run; return one uncompressed file per rank, in rank order."""
     launch(partial(_trace, strategy, preset, steps, folder), world_size, 1, _LONGEST_WAIT_S)
     return [folder / f"rank{rank}.json" for rank in range(world_size)]
 

@@ -1,4 +1,4 @@
-"""How long a large trace takes to read, and how much memory: ours beside other readers.
+"""Time and memory of reading a large trace, compared with other readers.
 
     python -m benchmarks.traces [--mb SIZE] [--repetitions R] [--work FOLDER]
 
@@ -8,7 +8,6 @@ round counts. Seconds are those of reading, imports included; memory is the larg
 the process, the interpreter included.
 """
 
-import argparse
 import gzip
 import json
 import re
@@ -21,14 +20,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import WORK, arguments, print_table, write_results
 from benchmarks.engines import STRATEGIES
 from benchmarks.trace_readers import WAYS
 from benchmarks.traced import trace
-from shardlab.core.files import write_json
-from shardlab.environment.host import describe_host, git_revision
 from shardlab.profiling.capture.merge import merge_traces
 from shardlab.report.numbers import figure
-from shardlab.report.tables import text_table
 from shardlab.strategy.strategy import parse_strategy
 
 _STEPS = 3
@@ -38,11 +35,9 @@ _STEP = re.compile(r"ProfilerStep#(\d+)")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--mb", type=float, default=250, help="size of the trace in 10^6 bytes")
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--work", type=Path, default=Path(".work/benchmarks"), help="for results")
-    args = parser.parse_args()
+    args = arguments(
+        __doc__, mb=(250.0, "size of the trace in 10^6 bytes"), repetitions=3, work=WORK
+    )
     with tempfile.TemporaryDirectory(prefix="shardlab-traces-") as folder:
         small, *others = trace(parse_strategy(STRATEGIES["fsdp2"]), "tiny", 2, _STEPS, Path(folder))
         large, compressed = Path(folder, "large.json"), Path(folder, "large.json.gz")
@@ -55,14 +50,13 @@ def main() -> None:
         merge_traces([small, *others], Path(folder, "merged.json.gz"))
         merging = time.perf_counter() - start
         sizes = {path.name: path.stat().st_size / 1e6 for path in (large, compressed)}
-    results = {"host": describe_host(), "revision": git_revision(), "MB": sizes}
-    write_json(args.work / "traces.json", {**results, "readers": measured, "merge_s": merging})
-    print(_table(sizes, measured))
+    write_results(args.work / "traces.json", MB=sizes, readers=measured, merge_s=merging)
+    _print(sizes, measured)
     print(f"Merging {1 + len(others)} traces of {_STEPS} steps: {1e3 * merging:.0f} ms.")
 
 
 def repeated(text: str, size: float) -> Iterator[str]:
-    """Kineto's text of a trace with its steps as often as make up `size` characters."""
+    """Yield Kineto's text of a trace with its steps repeated to `size` characters."""
     head, _, rest = text.partition('"traceEvents": [')
     body, _, tail = rest.rpartition("],")
     events = body.strip().removeprefix("{").removesuffix("}").rstrip().split(_BOUNDARY)
@@ -82,13 +76,13 @@ def repeated(text: str, size: float) -> Iterator[str]:
 
 
 def _moved(event: str, by: int, steps: int) -> str:
-    """An event that is `by` us later and belongs to a step so many steps later."""
+    """Return the event `by` us and so many steps later."""
     later = _TS.sub(lambda match: f'"ts": {int(match[1]) + by}', event, count=1)
     return _STEP.sub(lambda match: f"ProfilerStep#{int(match[1]) + steps}", later)
 
 
 def _measured(paths: list[Path], repetitions: int) -> dict[str, dict[str, Any]]:
-    """By reader and file; the fastest repetition."""
+    """Return the figures of the fastest repetition by reader and file."""
     best: dict[str, dict[str, Any]] = {}
     for _ in range(repetitions):
         for path in paths:
@@ -101,14 +95,14 @@ def _measured(paths: list[Path], repetitions: int) -> dict[str, dict[str, Any]]:
     return best
 
 
-def _table(sizes: dict[str, float], measured: dict[str, dict[str, Any]]) -> str:
+def _print(sizes: dict[str, float], measured: dict[str, dict[str, Any]]) -> None:
     rows = [
         [way, figure(found["seconds"]), figure(found["cpu_s"]), figure(found["peak_mb"])]
         for way, found in measured.items()
     ]
     title = ", ".join(f"{name}: {size:.0f} MB" for name, size in sizes.items())
     headings = ["reader", "seconds", "CPU seconds of the process", "peak memory, MB"]
-    return f"{title}\n\n{text_table(title, headings, rows).markdown()}"
+    print_table(title, headings, rows)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ways to move bytes between gloo ranks on this machine, and what an envelope costs.
+"""Ways to send bytes between gloo ranks on this machine, and the cost of an envelope.
 
     python -m benchmarks.transport [--world-size W] [--repetitions R] [--rate 100mbit 1gbit ...]
 
@@ -10,7 +10,6 @@ emulated links, with the fraction of the link's rate that those bytes reach, at 
 median: whether one large message uses both directions at once is chance.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
+from benchmarks.common import arguments
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.wire import HEADER, Buffers, Contents, describe, message_bytes, seal, unseal
@@ -37,7 +37,7 @@ _SECONDS = 60
 
 
 def ways(group: dist.ProcessGroup, size: int) -> dict[str, Callable[[], object]]:
-    """Calls that send `size` bytes from every rank to every other."""
+    """Return calls that send `size` bytes from every rank to every other."""
     world_size, ours = dist.get_world_size(group), Transport(group)
     given = torch.ones(world_size * size // 4)
     taken = torch.empty_like(given)
@@ -64,7 +64,7 @@ def ways(group: dist.ProcessGroup, size: int) -> dict[str, Callable[[], object]]
 def interleaved(
     calls: Mapping[str, Callable[[], object]], repetitions: int, barrier: Callable[[], object]
 ) -> dict[str, list[float]]:
-    """Seconds of each call in every repetition but the first."""
+    """Return seconds of each call in every repetition but the first."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repetitions + 1):
         for name, call in calls.items():
@@ -77,7 +77,7 @@ def interleaved(
 
 
 def show_ways(group: dist.ProcessGroup, repetitions: int, bits_per_second: int | None) -> None:
-    """Milliseconds, and the share of the rate, or how many times as long as `pieces` it takes."""
+    """Return milliseconds, and the fraction of the rate, or the ratio to `pieces`."""
     peers = dist.get_world_size(group) - 1
     for size in SIZES:
         calls = ways(group, size)
@@ -99,7 +99,7 @@ def show_ways(group: dist.ProcessGroup, repetitions: int, bits_per_second: int |
 
 
 def show_link(rate: str | None, world_size: int, repetitions: int) -> None:
-    """The table on one kind of link; without a rate on the loopback interface."""
+    """Print the table of one kind of link; without a rate, of the loopback interface."""
     with ExitStack() as stack:
         links = None if rate is None else stack.enter_context(Links(world_size, Link(rate=rate)))
         bits = None if links is None else links.link.bits_per_second
@@ -115,7 +115,8 @@ def show_link(rate: str | None, world_size: int, repetitions: int) -> None:
 
 
 def envelope_costs(spec: str, n: int, repetitions: int) -> dict[str, float]:
-    """Seconds for n elements; every sealing comes after an encoding, as in an exchange."""
+    """Measure seconds for n elements; every envelope is written after an encoding, as in an
+    exchange."""
     codec, key = make_codec(spec), MessageKey(0, 0, "unit", 0)
     vector, residual = torch.randn(n) * 1e-3, torch.zeros(n)
     size = codec.payload_bytes(n)
@@ -135,7 +136,7 @@ def envelope_costs(spec: str, n: int, repetitions: int) -> dict[str, float]:
 
 
 def show_envelopes(repetitions: int) -> None:
-    """Sealing as a share of encoding, without and with a residual."""
+    """Print the cost of envelopes as a share of encoding, without and with a residual."""
     print(f"\n{'codec':<8}{'elements':>10}{'encode ms':>11}{'seal':>8}{'with residual':>15}")
     for spec in ("int8", "bf16"):
         for n in (1 << 12, 1 << 16, 1 << 20, 1 << 22, 1 << 24):
@@ -145,11 +146,7 @@ def show_envelopes(repetitions: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--world-size", type=int, default=2)
-    parser.add_argument("--repetitions", type=int, default=15)
-    parser.add_argument("--rate", nargs="+", default=[], help="such as 100mbit 1gbit")
-    args = parser.parse_args()
+    args = arguments(__doc__, world_size=2, repetitions=15, rate=([], "such as 100mbit 1gbit"))
     for rate in (None, *args.rate):
         show_link(rate, args.world_size, args.repetitions)
     torch.set_num_threads(1)
