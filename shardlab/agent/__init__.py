@@ -1,5 +1,5 @@
 """The search for a better strategy: evidence, candidates, judge, validator, trial, decision.
 
-It reads records and writes strategies. It neither trains nor imports torch: whoever runs a trial
-hands in the function that measures.
+It reads records and writes strategies. It neither trains nor imports torch: the stage of a
+trial passes the function that measures.
 """

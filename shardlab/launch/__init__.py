@@ -33,8 +33,8 @@ def launch(
     instead of seconds. A process that torchrun or srun started is one rank, and forks that one
     alone. LOCAL_RANK and LOCAL_WORLD_SIZE locate a rank on its machine.
 
-    Ranks of which every one has a GPU of its own use NCCL, and gloo for tensors in host memory;
-    otherwise all use gloo.
+    If every rank has its own GPU, they use NCCL, and gloo for tensors in host memory; otherwise all
+    use gloo.
 
     Args:
         world_size: number of ranks, on all nodes.

@@ -53,7 +53,7 @@ def take_gpu(*, forked: bool) -> str:
     CUDA does not survive a fork.
 
     Returns:
-        Its UUID; empty without a GPU of its own.
+        Its UUID; empty without its own GPU.
     """
     index = gpu_index(torch.cuda.device_count(), forked=forked)
     if index is None:

@@ -77,8 +77,8 @@ class FileAttempt(Attempt):
 class TcpAttempt(Attempt):
     """One rank of torchrun or srun; the TCP store also carries reports of failures.
 
-    torchrun ends and restarts processes, but each of its agents names the first failure of its own
-    node only, and a rank that loses a connection may fail before the one that caused it is noticed.
+    torchrun ends and restarts processes, but each of its agents names the first failure of one node
+    only, and a rank that loses a connection may fail before the one that caused it is noticed.
     """
 
     def __init__(self, environment: RankEnvironment) -> None:
@@ -145,7 +145,7 @@ class TcpAttempt(Attempt):
             return failure
         reports = _reports(self._store, failure.attempt)
         missing = {str(rank) for rank in range(self.environment.world_size)}
-        # a rank that is not the first to fail knows that somebody else has to report
+        # a rank that is not the first to fail knows that another has to report
         patience = _REPORTS_S if failure.order <= 1 else _EARLIER_REPORT_S
         if failure.waited:
             patience = TIMEOUTS_S

@@ -16,7 +16,7 @@ from shardlab.transport.object_collectives import gather_values
 def placements(group: dist.ProcessGroup) -> list[str]:
     """Return a line for each rank, in rank order; on every rank.
 
-    CPUs and memory are read from the kernel, whoever has bound the rank. An engine with threads
+    CPUs and memory are read from the kernel. An engine with threads
     uses some of the CPUs for control, and others for its workers.
 
     Args:

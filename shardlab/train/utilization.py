@@ -51,7 +51,7 @@ def product_flops_per_s(
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         best = min(best, perf_counter() - start)
-    dist.barrier(group)  # a rank that goes on would disturb those that are still timed
+    dist.barrier(group)  # a rank that continues would disturb those that are still timed
     return 2 * n**3 / best
 
 

@@ -149,7 +149,7 @@ def test_placement_policies_are_accepted(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         ("node", "expected auto, cores, none or CPUs for each rank"),
         (True, "expected auto, cores, none or CPUs for each rank"),
@@ -159,6 +159,6 @@ def test_placement_policies_are_accepted(value: object) -> None:
         ([["0"]], "list of CPUs"),
     ],
 )
-def test_invalid_placement_policies_are_refused_in_one_line(value: object, told: str) -> None:
-    with pytest.raises(UserError, match=rf"^train\.placement: {told}[^\n]*$"):
+def test_invalid_placement_policies_are_refused_in_one_line(value: object, message: str) -> None:
+    with pytest.raises(UserError, match=rf"^train\.placement: {message}[^\n]*$"):
         validate(CpuAffinity, value, "train.placement")

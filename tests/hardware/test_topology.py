@@ -63,8 +63,10 @@ def test_unassigned_cpus_belong_to_the_first_node(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("lscpu") is None, reason="no lscpu to compare with")
 def test_topology_of_this_machine_matches_lscpu() -> None:
-    told = subprocess.run(["lscpu", "-p=CPU,CORE,NODE"], capture_output=True, text=True, check=True)
-    lines = [line.split(",") for line in told.stdout.splitlines() if not line.startswith("#")]
+    lscpu = subprocess.run(
+        ["lscpu", "-p=CPU,CORE,NODE"], capture_output=True, text=True, check=True
+    )
+    lines = [line.split(",") for line in lscpu.stdout.splitlines() if not line.startswith("#")]
     cores: dict[tuple[str, str], set[int]] = {}
     for cpu, core, node in lines:
         cores.setdefault((core, node), set()).add(int(cpu))

@@ -100,17 +100,17 @@ def test_silent_exit_is_reported():
 
 
 @pytest.mark.parametrize(
-    ("number", "kind", "told"),
+    ("number", "kind", "message"),
     [
         (signal.SIGKILL, "memory", r"rank 1 was killed by signal 9 \(SIGKILL, out of memory\?\)"),
         (signal.SIGTERM, "crash", r"rank 1 was killed by signal 15 \(SIGTERM\)"),
         (signal.SIGHUP, "crash", r"rank 1 was killed by signal 1 \(SIGHUP\)"),
     ],
 )
-def test_a_killed_rank_is_named_with_its_signal(number, kind, told):
+def test_a_killed_rank_is_named_with_its_signal(number, kind, message):
     before = signal.signal(signal.SIGTERM, lambda *_: None)  # a handler that ranks must not have
     try:
-        with pytest.raises(RunFailed, match=told) as caught:
+        with pytest.raises(RunFailed, match=message) as caught:
             launch(one_dies(1, number), 3, 1, timeout_s=60)
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -145,9 +145,9 @@ def test_no_rank_and_no_file_outlives_a_killed_command(tmp_path, number):
 def test_crashed_run_restarts_with_new_ranks(tmp_path, capfd):
     launch(dies_at_first(1, tmp_path, times=2), 3, 1, 30, max_restarts=3)
     assert files(tmp_path) == [f"{attempt}.{rank}" for attempt in range(3) for rank in range(3)]
-    told = [line for line in capfd.readouterr().err.splitlines() if "restart" in line]
+    restarts = [line for line in capfd.readouterr().err.splitlines() if "restart" in line]
     cause = "rank 1 was killed by signal 9 (SIGKILL, out of memory?)"
-    assert told == [f"restart {n} of 3: {cause}" for n in (1, 2)]
+    assert restarts == [f"restart {n} of 3: {cause}" for n in (1, 2)]
 
 
 def test_restarts_are_limited(tmp_path):

@@ -18,7 +18,7 @@ from shardlab.hardware.topology import read_topology
 from shardlab.launch import launch
 from shardlab.launch.placement import policy_nodes, prefer_node, take_placement
 from tests.commands import ROOT, Command, said, start, torchrun, typed
-from tests.launch.workers import tells_affinity
+from tests.launch.workers import writes_affinity
 from tests.ranks import run_ranks
 
 USABLE = sorted(os.sched_getaffinity(0))
@@ -26,7 +26,7 @@ SEVERAL_CPUS = pytest.mark.skipif(len(USABLE) < 2, reason="one CPU cannot be sha
 ONE_NODE = pytest.mark.skipif(len(read_topology().nodes) > 1, reason="several NUMA nodes")
 
 
-def told(folder: Path, world_size: int) -> list[list[int]]:
+def affinities(folder: Path, world_size: int) -> list[list[int]]:
     """The CPUs of each rank, the same for all of its threads."""
     ranks = [json.loads((folder / str(rank)).read_text()) for rank in range(world_size)]
     for masks in ranks:
@@ -35,8 +35,8 @@ def told(folder: Path, world_size: int) -> list[list[int]]:
 
 
 def launched(folder: Path, placement: CpuAffinity, world_size: int = 2) -> list[list[int]]:
-    launch(tells_affinity(folder), world_size, 1, timeout_s=30, placement=placement)
-    return told(folder, world_size)
+    launch(writes_affinity(folder), world_size, 1, timeout_s=30, placement=placement)
+    return affinities(folder, world_size)
 
 
 @SEVERAL_CPUS
@@ -74,10 +74,10 @@ def test_invalid_cpu_lists_are_refused_in_one_line(lists, complaint):
 def test_ranks_share_a_single_core(tmp_path):
     def call() -> None:
         os.sched_setaffinity(0, {USABLE[-1]})
-        launch(tells_affinity(tmp_path), 2, 1, timeout_s=30, placement="cores")
+        launch(writes_affinity(tmp_path), 2, 1, timeout_s=30, placement="cores")
 
     assert Command(tmp_path / "command", call).wait(60) == 0
-    assert told(tmp_path, 2) == [[USABLE[-1]]] * 2
+    assert affinities(tmp_path, 2) == [[USABLE[-1]]] * 2
 
 
 @SEVERAL_CPUS
@@ -119,11 +119,11 @@ def under_torchrun(
 ) -> list[list[int]]:
     """What the ranks tell that torchrun, which may use `cpus`, starts by `wrapper`."""
     options = [*TORCHRUN, *(["--no-python", "--", *wrapper] if wrapper else [])]
-    line = torchrun(folder, "workers.tells_affinity(folder)", 2, *options, placement=placement)
+    line = torchrun(folder, "workers.writes_affinity(folder)", 2, *options, placement=placement)
     agent = start(["taskset", "-c", format_cpus(cpus), *line])
     output = said(agent)
     assert agent.returncode == 0, output
-    return told(folder, 2)
+    return affinities(folder, 2)
 
 
 @ONE_NODE

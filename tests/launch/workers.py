@@ -26,7 +26,7 @@ def adds_up(folder: Path) -> Worker:
     return worker
 
 
-def tells_affinity(folder: Path) -> Worker:
+def writes_affinity(folder: Path) -> Worker:
     """Leave a file RANK with the CPUs that each of its threads may use, old and new ones."""
 
     def worker(group: dist.ProcessGroup) -> None:

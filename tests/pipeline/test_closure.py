@@ -62,8 +62,8 @@ def test_new_import_is_a_dependency_of_every_stage() -> None:
     """A package that core starts to import becomes a dependency of every stage."""
     graph = import_graph()
     graph.add_import(importer="shardlab.core.errors", imported="shardlab.models.presets")
-    told = complaints(graph, ROOT, "readme", DECLARED["readme"])
-    assert "readme: not declared: shardlab/models/presets.py" in told
+    found = complaints(graph, ROOT, "readme", DECLARED["readme"])
+    assert "readme: not declared: shardlab/models/presets.py" in found
 
 
 def test_import_of_shardlab_loads_no_module() -> None:

@@ -25,9 +25,9 @@ def test_snakemake_reports_invalid_params(
     project: Path, changes: dict[str, object], message: str
 ) -> None:
     set_params(project, **changes)
-    told = run(project, "snakemake", "--cores", "1", check=False)
-    assert told.returncode != 0
-    assert [line for line in told.stdout.splitlines() if "profile profiles/" not in line] == [
+    done = run(project, "snakemake", "--cores", "1", check=False)
+    assert done.returncode != 0
+    assert [line for line in done.stdout.splitlines() if "profile profiles/" not in line] == [
         f"params.yaml: {message}"
     ]
     assert not (project / "data").exists()
@@ -39,23 +39,23 @@ def test_every_stage_reports_invalid_params(
 ) -> None:
     """Of keys that are not its own too, so under DVC nothing runs either."""
     set_params(project, **changes)
-    told = run(project, "python", "-m", "stages.prepare", check=False)
-    assert (told.returncode, told.stdout) == (2, f"prepare: error: {message}\n")
+    done = run(project, "python", "-m", "stages.prepare", check=False)
+    assert (done.returncode, done.stdout) == (2, f"prepare: error: {message}\n")
     assert not (project / "data").exists()
 
 
 def test_a_missing_section_is_named(project: Path) -> None:
     path = project / "params.yaml"
     path.write_text(path.read_text().replace("baseline:", "# baseline:"))
-    told = run(project, "snakemake", "-n", check=False)
-    assert told.returncode != 0
-    assert "baseline: missing from params.yaml" in told.stdout
+    done = run(project, "snakemake", "-n", check=False)
+    assert done.returncode != 0
+    assert "baseline: missing from params.yaml" in done.stdout
 
 
 def test_parameters_that_would_not_reach_the_stages_are_refused(project: Path) -> None:
-    told = run(project, "snakemake", "-n", "--config", "baseline=ddp-topk", check=False)
-    assert told.returncode != 0
-    assert "change params.yaml instead" in told.stdout
+    done = run(project, "snakemake", "-n", "--config", "baseline=ddp-topk", check=False)
+    assert done.returncode != 0
+    assert "change params.yaml instead" in done.stdout
 
 
 def test_bad_source_keeps_the_good_corpus(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_both_tools_describe_one_small_pipeline(
 
 
 @pytest.mark.parametrize(
-    "old, new, told",
+    "old, new, message",
     [
         ("- data/corpus.json\n    - shardlab", "- shardlab", "stages.tokenize: inputs"),
         ("    - shardlab/strategy\n    - shardlab/train\n", "", "stages.train"),
@@ -49,15 +49,15 @@ def test_both_tools_describe_one_small_pipeline(
     ],
 )
 def test_difference_in_dvc_yaml_is_reported(
-    project: Path, tmp_path: Path, snakemake: dict[str, Job], old: str, new: str, told: str
+    project: Path, tmp_path: Path, snakemake: dict[str, Job], old: str, new: str, message: str
 ) -> None:
     root = copy_project(tmp_path / "project")
     drift(root / "dvc.yaml", old, new)
-    assert any(told in line for line in differences(dvc_jobs(root), snakemake))
+    assert any(message in line for line in differences(dvc_jobs(root), snakemake))
 
 
 @pytest.mark.parametrize(
-    "file, old, new, told",
+    "file, old, new, message",
     [
         ("train.smk", '"shardlab/engines",\n', "", "stages.train --run fsdp2 --seed 0: inputs"),
         (
@@ -79,11 +79,11 @@ def test_difference_in_dvc_yaml_is_reported(
     ],
 )
 def test_difference_in_the_rules_is_reported(
-    tmp_path: Path, dvc: dict[str, Job], file: str, old: str, new: str, told: str
+    tmp_path: Path, dvc: dict[str, Job], file: str, old: str, new: str, message: str
 ) -> None:
     root = copy_project(tmp_path / "project")
     drift(root / "workflow/rules" / file, old, new)
-    assert any(told in line for line in differences(dvc, snakemake_jobs(root)))
+    assert any(message in line for line in differences(dvc, snakemake_jobs(root)))
 
 
 def test_stages_that_run_codecs_depend_on_those_of_the_user(

@@ -145,10 +145,10 @@ def interrupted(plan, target, root, event):
 @pytest.mark.parametrize("gradients", [{}, INT4], ids=["exact", "int4"])
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2", "manual"])
 @pytest.mark.parametrize(
-    ("event", "told"), [("cut", "its link is cut"), ("stop", "stopped by a signal")]
+    ("event", "message"), [("cut", "its link is cut"), ("stop", "stopped by a signal")]
 )
 def test_run_that_lost_a_rank_names_it_and_resumes_bit_for_bit(
-    permitted, data, tmp_path, engine, gradients, event, told
+    permitted, data, tmp_path, engine, gradients, event, message
 ):
     plan = plan_of(data, strategy_of(engine, **gradients), steps=8, audit_steps=0, timeout_s=3.0)
     train_run(plan, tmp_path / "straight")
@@ -157,7 +157,7 @@ def test_run_that_lost_a_rank_names_it_and_resumes_bit_for_bit(
     target, root = tmp_path / "run", tmp_path / "checkpoints"
     command = Command(tmp_path / "first", lambda: interrupted(plan, target, root, event))
     assert command.wait(60) == 1
-    assert command.said().count(f"crash: rank 1: {told}") == 1, command.said()
+    assert command.said().count(f"crash: rank 1: {message}") == 1, command.said()
     command.leaves_nothing()
     assert not (target / "metrics.json").exists()
     train_run(plan, target, checkpoints=root)

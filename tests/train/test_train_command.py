@@ -85,7 +85,7 @@ def test_a_run_restarts_after_a_rank_was_killed(train, project):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ("--run fsdp3", "strategies.fsdp3: missing from run.json; did you mean 'fsdp2'?"),
         ("--run ../x", "strategies.../x: missing from run.json; valid: ddp, fsdp2"),
@@ -110,10 +110,10 @@ def test_a_run_restarts_after_a_rank_was_killed(train, project):
         ("--run ddp --max-restarts -1", "--max-restarts -1: expected 0 or more"),
     ],
 )
-def test_user_error_is_one_line(train, project, arguments, told):
+def test_user_error_is_one_line(train, project, arguments, message):
     command = train(*arguments.split())
     assert command.wait() == 2
-    assert command.said() == f"train: error: {told}\n"
+    assert command.said() == f"train: error: {message}\n"
     assert not (project / "results").exists()
     assert {path.name for path in project.parent.iterdir()} == {"project", "command0"}
 

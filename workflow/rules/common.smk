@@ -33,7 +33,7 @@ TOKENS = [
 DATASET = ["data/source.json", "data/tokenizer.json", *TOKENS]
 PLOTS = ["loss", "step_time", "bytes_quality", "breakdown", "scaling", "crossover", "forecast"]
 
-# whoever measures time takes the cores of all its ranks
+# rules that measure time take the cores of all ranks
 CORES_OF_RANKS = config["train"]["world_size"] * config["train"]["threads"]
 
 

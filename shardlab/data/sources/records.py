@@ -221,7 +221,7 @@ def read_huggingface(path: str) -> Iterator[tuple[str, int, Any]]:
             yield f"record {number}", number, row
     except UserError:
         raise
-    except Exception as error:  # each of the readers below raises errors of its own
+    except Exception as error:  # the readers of datasets have no common error
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise UserError(
             f"data.path {path!r}: cannot read it as a Hugging Face dataset ({reason}); "
