@@ -4,11 +4,36 @@ import random
 from typing import Any
 
 from shardlab.records.timing import NO_COMMUNICATION, TimedRun
-from shardlab.strategy.strategy import parse_strategy
+from shardlab.strategy.strategy import Strategy, parse_strategy
 from tests.record_factory import BASELINE, FIGURES, HOST, STRATEGIES, make_breakdown, make_ledger
 
 # of a model of a million parameters: rates on which all traffic takes longer than anything else
 RATES: dict[str, int | None] = {"two-ranks": None, "slow": 10**8, "fast": 10**9}
+
+
+def timed_facts(
+    timing: str, run: str, world_size: int, rate: int | None, strategy: Strategy | None
+) -> dict[str, Any]:
+    """Fields of a timed run that do not depend on its measurements."""
+    return {
+        "timing": timing,
+        "run": run,
+        "strategy": strategy and strategy.canonical().model_dump(mode="json"),
+        "strategy_hash": strategy and strategy.hash(),
+        "model": "tiny",
+        "world_size": world_size,
+        "threads": 1,
+        "batch_size": 8,
+        "accumulation": 1,
+        "sequence_length": 64,
+        "link": "loopback" if rate is None else f"{rate // 10**6}mbit",
+        "link_emulation": "none" if rate is None else "namespaces",
+        "bits_per_second": rate,
+        "delay_ms": 0.0,
+        "revision": "4e41bc4d1a2b",
+        "torch": "2.13.0+cpu",
+        "host": HOST,
+    }
 
 
 def make_timed(
@@ -38,22 +63,9 @@ def make_timed(
     ]
     step = sum(step_ms) / rounds
     facts: dict[str, Any] = {
-        "timing": timing,
-        "run": run,
-        "strategy": strategy and strategy.canonical().model_dump(mode="json"),
-        "strategy_hash": strategy and strategy.hash(),
-        "model": "tiny",
+        **timed_facts(timing, run, world_size, rate, strategy),
         "parameters": 1_312_000,
         "units": [{"name": "root", "elements": 1_312_000}],
-        "world_size": world_size,
-        "threads": 1,
-        "batch_size": 8,
-        "accumulation": 1,
-        "sequence_length": 64,
-        "link": "loopback" if rate is None else f"{rate // 10**6}mbit",
-        "link_emulation": "none" if rate is None else "namespaces",
-        "bits_per_second": rate,
-        "delay_ms": 0.0,
         "step_ms": step_ms,
         "bytes_raw": raw,
         "bytes_wire": wire,
@@ -61,9 +73,6 @@ def make_timed(
         "interface_frames": None if rate is None else 200.0,
         "ledger": ledger,
         "breakdown": make_breakdown(step, sending / (compute + sending), 0.02),
-        "revision": "4e41bc4d1a2b",
-        "torch": "2.13.0+cpu",
-        "host": HOST,
     }
     return TimedRun(**{**facts, **changes})
 

@@ -53,8 +53,7 @@ def two_levels(nbytes: float, ranks: int, cluster: Cluster) -> float:
     """
     nodes = cluster.nodes(ranks)
     inside = ranks // nodes
-    between = cluster._replace(ranks_per_node=1, inside=cluster.between)
-    return ring(nbytes / inside, nodes, between) + ring(nbytes, inside, cluster)
+    return ring(nbytes / inside, nodes, cluster.across()) + ring(nbytes, inside, cluster)
 
 
 def two_level_all_reduce(nbytes: float, ranks: int, cluster: Cluster) -> float:
@@ -62,12 +61,10 @@ def two_level_all_reduce(nbytes: float, ranks: int, cluster: Cluster) -> float:
     inside."""
     nodes = cluster.nodes(ranks)
     inside = ranks // nodes
-    between = cluster._replace(ranks_per_node=1, inside=cluster.between)
-    across = min(
-        ring(nbytes / inside, nodes, between, passes=2),
-        tree_all_reduce(nbytes / inside, nodes, between),
+    between = nbytes / inside, nodes, cluster.across()
+    return 2 * ring(nbytes, inside, cluster) + min(
+        ring(*between, passes=2), tree_all_reduce(*between)
     )
-    return 2 * ring(nbytes, inside, cluster) + across
 
 
 def all_to_all(nbytes: float, ranks: int, cluster: Cluster) -> float:

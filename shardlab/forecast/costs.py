@@ -205,8 +205,7 @@ class OnCluster(Costs):
 
     @property
     def across(self) -> Costs:  # noqa: D102
-        between = self._cluster._replace(ranks_per_node=1, inside=self._cluster.between)
-        return OnCluster(between, self._cluster.nodes(self.world_size))
+        return OnCluster(self._cluster.across(), self._cluster.nodes(self.world_size))
 
 
 def codings(strategy: CanonicalStrategy, machine: Machine) -> tuple[Coding, Coding]:

@@ -20,6 +20,7 @@ from shardlab.measurements.calibration import (
 from shardlab.records.run import Breakdown
 from shardlab.records.timing import NO_COMMUNICATION, TimedRun, UnitSize
 from shardlab.strategy.strategy import parse_strategy
+from tests.timed_run_factory import timed_facts
 
 INT8 = "int8:group=128"
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -76,22 +77,9 @@ def made_run(
     bits = None if rate is None else bits_per_second(rate)
     sizes = [sum(UNITS)] if run == "ddp" else UNITS
     facts: dict[str, Any] = {
-        "timing": timing,
-        "run": run,
-        "strategy": strategy and strategy.canonical().model_dump(mode="json"),
-        "strategy_hash": strategy and strategy.hash(),
-        "model": "tiny",
+        **timed_facts(timing, run, world_size, bits, strategy),
         "parameters": sum(UNITS),
         "units": [UnitSize(name=f"unit{i}", elements=n) for i, n in enumerate(sizes)],
-        "world_size": world_size,
-        "threads": 1,
-        "batch_size": 8,
-        "accumulation": 1,
-        "sequence_length": 64,
-        "link": rate or "loopback",
-        "link_emulation": "none" if rate is None else "namespaces",
-        "bits_per_second": bits,
-        "delay_ms": 0.0,
         "step_ms": [1.0],
         "bytes_raw": 0.0,
         "bytes_wire": 0.0,
@@ -99,9 +87,6 @@ def made_run(
         "interface_frames": None,
         "ledger": {},
         "breakdown": _breakdown(MODEL.compute[min(world_size, 2)]),
-        "revision": "4e41bc4d1a2b",
-        "torch": "2.13.0+cpu",
-        "host": {"cores": 2},
     }
     made = TimedRun(**{**facts, **changes})
     if "step_ms" in changes:
@@ -115,8 +100,13 @@ def made_run(
 
 def made_timings() -> list[TimedRun]:
     """One rank, two, four, and two links."""
-    places = [("one-rank", 1, None), ("two-ranks", 2, None), ("four-ranks", 4, None)]
-    places += [("slow", 2, "100mbit"), ("fast", 2, "1gbit")]  # type: ignore[list-item]
+    places = [
+        ("one-rank", 1, None),
+        ("two-ranks", 2, None),
+        ("four-ranks", 4, None),
+        ("slow", 2, "100mbit"),
+        ("fast", 2, "1gbit"),
+    ]
     runs = ["ddp", "fsdp2", "fsdp2-int8", "manual", "manual-int8", NO_COMMUNICATION]
     return [made_run(timing, run, size, rate) for timing, size, rate in places for run in runs]
 
