@@ -49,7 +49,7 @@ def make_forecast(runs: list[str] | None = None, **changes: Any) -> ForecastDocu
         "fitted_on": ["two-ranks/fsdp2"],
         "summary": summarize(checks),
         "checks": checks,
-        "left_out": {"fsdp2-sketch": "the model does not know codec sketch"},
+        "left_out": {"fsdp2-sketch": "the model does not support codec sketch"},
         "operations": [],
         "engines": [],
         "wait_ms": 2.0,

@@ -100,7 +100,7 @@ def strategy_of(run: TimedRun) -> CanonicalStrategy:
 def unpredictable(strategy: CanonicalStrategy, machine: Machine) -> str | None:
     """Return why a canonical strategy cannot be simulated, or None if it can."""
     if missing := obstacle(strategy):
-        return f"the model does not know {missing}"
+        return f"the model does not support {missing}"
     try:
         codings(strategy, machine)
     except KeyError:

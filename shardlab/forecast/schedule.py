@@ -1,7 +1,7 @@
 """Discrete-event simulation of one step on one rank: tasks in lanes that share a CPU and a link.
 
 All ranks do the same in the same order, so one stands for all. A lane is a thread or a stream: it
-carries out its tasks one after another, in the order of the list. What runs at the same time in
+runs its tasks one after another, in the order of the list. What runs at the same time in
 several lanes shares the processor and the link in equal parts, as threads and TCP streams do.
 """
 

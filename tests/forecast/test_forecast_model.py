@@ -147,8 +147,8 @@ def test_unsupported_strategy_is_refused_in_the_fit_and_left_out_of_predictions(
     off = {"engine": "fsdp2", "offload": True}
     run = made_run("two-ranks", "fsdp2")
     loaded = run.model_copy(update={"run": "off", "strategy": off})
-    assert model.obstacle(loaded) == "the model does not know offload"
-    with pytest.raises(UserError, match=r"forecast\.runs: off: the model does not know offload"):
+    assert model.obstacle(loaded) == "the model does not support offload"
+    with pytest.raises(UserError, match=r"forecast\.runs: off: the model does not support offload"):
         fit_model(MACHINE, [loaded, made_run("two-ranks", NO_COMMUNICATION)])
     bare = MODEL._replace(machine=MACHINE._replace(codecs={}))
     assert bare.obstacle(made_run("x", "fsdp2-int8")) == "its codec was not calibrated"

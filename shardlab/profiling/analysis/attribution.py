@@ -2,9 +2,9 @@
 
 Labels stand around the call that starts a collective, on the thread that makes it. NCCL's kernels
 are traced back to that call by the correlation of their launch, messages to one other rank happen
-inside of it. What gloo's worker threads carry out is not linked to its call: the i-th call of an
-operation is taken for the i-th that is carried out. Two workers may begin two collectives in the
-other order than they were called, then these two exchange their units.
+inside of it. What gloo's worker threads run is not linked to its call: the i-th call of an
+operation is matched to the i-th that runs. Two workers may begin two collectives in the other order
+than they were called, then these two exchange their units.
 """
 
 from collections import defaultdict
@@ -33,10 +33,10 @@ class Call(NamedTuple):
 Labels = Mapping[int, Sequence[Label]]
 """by thread"""
 
-CARRIED_OUT_AS = {
+GLOO_OPERATIONS = {
     "c10d::allreduce_": "gloo:all_reduce",
     "c10d::allreduce_coalesced_": "gloo:all_reduce",
-    # gloo has no operation of its own for these
+    # gloo implements these by an all-reduce
     "c10d::_reduce_scatter_base_": "gloo:all_reduce",
     "c10d::reduce_scatter_": "gloo:all_reduce",
     "c10d::_allgather_base_": "gloo:all_gather",
@@ -77,7 +77,7 @@ def units_of_worker(labels: Labels, calls: Sequence[Call], operations: Sequence[
     """
     units = [""] * len(operations)
     for operation in set(operations):
-        of_this = sorted(c for c in calls if CARRIED_OUT_AS.get(c.name) == operation)
+        of_this = sorted(c for c in calls if GLOO_OPERATIONS.get(c.name) == operation)
         places = [i for i, name in enumerate(operations) if name == operation]
         if len(of_this) == len(places):
             found = units_of_calls(labels, [(call.start, call.thread) for call in of_this])

@@ -2,7 +2,7 @@
 
 Per rank and step, with intervals of time as sets:
 
-* communication: what gloo's worker threads carried out (`gloo:*`), its messages to one other rank
+* communication: what gloo's worker threads ran (`gloo:*`), its messages to one other rank
   from the time when they were posted to the end of the wait for them (`gloo:send`, `gloo:recv`),
   what an emulated link adds to that, and NCCL's kernels. Waiting for other ranks is part of it.
 * compute: operators on the CPU, outside of gloo's worker threads. Not those that launch or await
@@ -92,7 +92,7 @@ def analyse(path: str | Path) -> Breakdown:
     """Return the mean over the steps and ranks of a merged trace.
 
     Raises:
-        UserError: the trace holds no step or no backward pass, or is not whole.
+        UserError: the trace holds no step or no backward pass, or is incomplete.
     """
     return summarize(read_steps(path))
 
@@ -101,7 +101,7 @@ def read_steps(path: str | Path) -> list[StepTimes]:
     """Return every profiled step of every rank of a merged trace, or of one rank's own.
 
     Raises:
-        UserError: the trace holds no step or no backward pass, or is not whole.
+        UserError: the trace holds no step or no backward pass, or is incomplete.
     """
     traces = read_trace(path)
     try:

@@ -14,7 +14,7 @@ import numpy as np
 
 from shardlab.core.errors import UserError
 from shardlab.profiling.analysis.attribution import (
-    CARRIED_OUT_AS,
+    GLOO_OPERATIONS,
     Call,
     Label,
     units_of_calls,
@@ -51,7 +51,7 @@ def read_trace(path: str | Path) -> dict[int, Trace]:
     """Read every rank of a merged trace, or the rank that wrote a trace by itself.
 
     Raises:
-        UserError: not a whole trace, or without events.
+        UserError: an incomplete trace, or one without events.
     """
     try:
         return _read(path, patient=False)
@@ -190,7 +190,7 @@ class _Rank:
 @cache
 def _role(kind: int, name: str) -> int:
     if kind == _OPERATOR:
-        if name in CARRIED_OUT_AS:
+        if name in GLOO_OPERATIONS:
             return _CALL
         # nodes of the autograd engine have no namespace (MulBackward0)
         return _COMPUTE if "::" in name and not name.startswith(_NOT_COMPUTE) else _OTHER

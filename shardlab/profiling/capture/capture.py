@@ -37,7 +37,7 @@ class Capture:
         self._profile = profile(
             activities=activities,
             schedule=schedule(wait=0, warmup=_WARM_UP_STEPS, active=steps, repeat=1),
-            # overlapped communication runs in threads of its own
+            # overlapped communication runs in separate threads
             experimental_config=_ExperimentalConfig(profile_all_threads=True),
         )
 

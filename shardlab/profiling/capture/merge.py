@@ -23,7 +23,7 @@ def merge_traces(paths: Sequence[str | Path], output: str | Path) -> None:
         output: path of the merged trace, compressed.
 
     Raises:
-        UserError: a trace is not whole, or is another rank's.
+        UserError: a trace is incomplete, or is another rank's.
     """
     headers = [read_header(path) for path in paths]
     bases = [header.get("baseTimeNanoseconds", 0) for header in headers]

@@ -1,6 +1,6 @@
 """Chrome traces on disk, read and written as a stream, compressed or not.
 
-A trace in which every event begins on a line of its own, as Kineto and `write_trace` lay them out,
+A trace in which every event begins on a separate line, as Kineto and `write_trace` lay them out,
 is cut into blocks of whole events that orjson decodes. A block that was cut elsewhere is no JSON:
 then, and for any other layout, ijson reads on, several times slower.
 """
