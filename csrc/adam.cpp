@@ -6,7 +6,7 @@
 #include "random.h"
 #include "workers.h"
 
-// In the order in which Hyper.constants gives them.
+// In the order of Hyper.constants.
 struct Constants {
   float scale, keep, decay, weight1, beta2, weight2, root, eps, rate;
 };
@@ -21,7 +21,7 @@ struct Adam {
   uint64_t offset;
 };
 
-// As many elements as a register holds; divisions are what keeps the kernel from the speed of memory.
+// As many elements as a register holds: divisions, not memory, limit the kernel.
 using Lanes = Vectors<kWidest>::Floats;
 using LaneWords = Vectors<kWidest>::Words;
 
@@ -39,7 +39,7 @@ SHARDLAB_INLINE Lanes fused(Lanes a, Lanes b, Lanes c) {
 
 SHARDLAB_INLINE Lanes root_of(Lanes a) {
 #if defined(__AVX512DQ__)
-  return _mm512_maskz_sqrt_ps(0xFFFF, a);  // GCC 12 warns of what the plain intrinsic leaves open
+  return _mm512_maskz_sqrt_ps(0xFFFF, a);  // masked, since GCC 12 warns of the plain intrinsic
 #elif defined(__AVX2__)
   return _mm256_sqrt_ps(a);
 #else
@@ -109,7 +109,7 @@ SHARDLAB_INLINE void advance(const Adam& adam, int64_t i, int64_t count, uint32_
 // Elements start to stop, whose numbers have their upper 32 bits in common.
 template <class P, class M, class V, class G>
 void advance_range(const Adam& job, int64_t start, int64_t stop) {
-  const Adam adam = job;  // in registers: nothing that is written can be part of it
+  const Adam adam = job;  // a local copy stays in registers: no store can alias it
   const uint64_t upper = (adam.offset + static_cast<uint64_t>(start)) >> 32;
   const uint32_t k1 = adam.k1 ^ static_cast<uint32_t>(upper);
   // up to where the mirror can be streamed

@@ -18,7 +18,7 @@ SHARDLAB_INLINE float float_of(uint32_t bits) {
   return value;
 }
 
-// Words travel in little-endian order on every host.
+// Payloads are little endian on every host.
 SHARDLAB_INLINE uint16_t load_word(const uint8_t* from) {
   uint16_t word;
   std::memcpy(&word, from, sizeof word);

@@ -31,7 +31,7 @@ struct Fp16 : NoHead {
     const Floats largest = _mm256_set1_ps(65504.0f), sign = _mm256_set1_ps(-0.0f);
     const Floats infinite = _mm256_cmp_ps(_mm256_andnot_ps(sign, x),
                                           _mm256_set1_ps(__builtin_inff()), _CMP_EQ_OQ);
-    // of NaN and a number these give the second, which is x
+    // of NaN and a number these return the second operand, which is x
     const Floats finite = _mm256_min_ps(largest, _mm256_max_ps(-largest, x));
     return _mm256_cvtps_ph(_mm256_blendv_ps(finite, x, infinite), _MM_FROUND_TO_NEAREST_INT);
   }

@@ -1,4 +1,4 @@
-// How the codes of a group are written when finding them takes more than a few steps.
+// Storage of the codes of a group whose computation takes more than a few steps.
 #pragma once
 
 #include "bits.h"

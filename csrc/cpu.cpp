@@ -1,4 +1,4 @@
-// What the processor can run, so that the right build of the kernels is loaded.
+// The instruction sets of the processor, by which a build of the kernels is chosen.
 #include "kernels.h"
 
 // The level of x86-64 as its ABI defines it: 4 (AVX-512), 3 (AVX2) or 1; 1 on other processors.

@@ -8,7 +8,7 @@
 
 static constexpr int64_t kLargestGroup = 4096;
 static constexpr int64_t kFarAway = 1 << 20;  // elements; as many do not stay in a cache
-static constexpr int64_t kAhead = 512;  // bytes; processors follow a few streams unasked, not eight
+static constexpr int64_t kAhead = 512;  // bytes; hardware prefetches a few streams, not eight
 
 SHARDLAB_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -17,7 +17,7 @@ SHARDLAB_INLINE int64_t code_bytes(int64_t count) {
   return (count * kBits + 7) / 8;
 }
 
-// Where the parts of a payload are, by the number of a group.
+// Addresses of the parts of a payload, by the number of a group.
 template <class Format>
 struct Layout {
   int64_t n, group, border;
@@ -30,7 +30,7 @@ struct Layout {
   }
 };
 
-// Where sums go: out = alpha * sum, or out += alpha * sum.
+// Destination of sums: out = alpha * sum, or out += alpha * sum.
 struct Output {
   float* out;
   float alpha;
@@ -55,8 +55,8 @@ struct Output {
   }
 };
 
-// Whether a format has `taken<kVector>(tile)`, which gives codes 8 kVector to 8 kVector + 7 of a tile in
-// a form of its own for `value`. What several vectors need the compiler does once.
+// Whether a format has `taken<kVector>(tile)`, which returns codes 8 kVector to 8 kVector + 7 of a tile
+// in a special form for `value`. The compiler shares common work of several vectors.
 template <class Format>
 constexpr auto takes_codes(int) -> decltype(Format::template taken<0>(nullptr), true) {
   return true;

@@ -5,7 +5,7 @@
 #include "scales.h"
 
 // kLargest is the largest finite value, kSmallestScale keeps all decoded values normal in float32,
-// kOfHalf is what a code is worth, in units of the float16 with the same bits.
+// kOfHalf is the value of a code, in units of the float16 with the same bits.
 template <class Float, int32_t kLargest, int kSmallestScale, int kOfHalf>
 struct Fp8 : ScaleHead {
   static constexpr int64_t kBits = 8;
@@ -28,7 +28,7 @@ struct Fp8 : ScaleHead {
       return Float::rounded(bits & 0x7FFFFFFFu) | (bits >> 24 & 0x80u);
     });
   }
-  // Codes of infinity and NaN are never sent, so they are not told apart.
+  // Codes of infinity and NaN are never sent, so they need no case here.
 #ifdef __F16C__
   SHARDLAB_INLINE_MEMBER static Product value(__m128i halves, Head head) {
     return {_mm256_cvtph_ps(halves), head.value * kOfHalf};

@@ -1,9 +1,9 @@
-// The gradient that Adam takes: the sum of some vectors of one kind, in their order, times a number.
+// The gradient in Adam: the sum of some vectors of one kind, in their order, times a number.
 #pragma once
 
 #include "halves.h"
 
-// What will be read soon: processors stop at the end of a page, and follow few vectors by themselves.
+// Prefetch, since hardware stops at the end of a page, and prefetches few streams.
 SHARDLAB_INLINE void fetch_ahead(const void* from) {
   __builtin_prefetch(static_cast<const char*>(from) + 2048);
 }

@@ -1,16 +1,15 @@
 // Codecs that cut a vector into groups. A payload holds a head for every group (its scales), then the
 // codes of all groups, kBits for each element: shardlab/kernels/grouped.py.
 //
-// A format says how one group becomes a head and codes; everything else is here. A format is a struct
-// with
+// A format maps one group to a head and codes; everything else is here. A format is a struct with
 //
 //   kHeadBytes, kBits        sizes; groups are multiples of 8 elements, so codes start at whole bytes
-//   Head                     what the head says, in registers
+//   Head                     the decoded head, in registers
 //   head_of(given, count)    from the elements of a group
 //   store(head, to), load(from)
 //   encode(given, count, head, random, codes)   writes ceil(count * kBits / 8) bytes
-//   value(codes, head)       what eight codes stand for: Floats, or a Product that is exact
-//   kSigned                  for codes of 8 bits: whether `value` gets them with their sign
+//   value(codes, head)       values of eight codes: Floats, or a Product that is exact
+//   kSigned                  for codes of 8 bits: whether `value` gets them sign-extended
 //
 // Widths below 8 bits are packed in planes: with m = ceil(count * kBits / 8) bytes of a group, byte j
 // holds elements j, j + m, j + 2 m, ... from its lowest bits up, which needs no shuffles.
@@ -19,7 +18,7 @@
 #include "decoding.h"
 #include "random.h"
 
-static constexpr int64_t kBlock = 512;  // elements; a larger group is a block of its own
+static constexpr int64_t kBlock = 512;  // elements; a larger group is one block
 
 // The random numbers of a group: element i of it is element `first + i` of the message.
 struct Random {
@@ -32,7 +31,7 @@ struct Random {
   }
 };
 
-// The same, eight after eight elements.
+// The same, for eight elements at a time.
 struct RandomLanes {
   Words x;
   uint32_t k1;
@@ -87,7 +86,7 @@ SHARDLAB_INLINE void write_codes(int64_t count, uint8_t* __restrict codes, Fill 
 }
 
 // x[n] (+ residual[n]) -> payload; kept = given - decoded, or residual where that is not finite.
-// Works on the elements from start to stop; residual and kept are both null or both there.
+// For the elements from start to stop; residual and kept are both null or neither is.
 //
 // A head waits for the last element of its group, so all heads of a block of groups come before its
 // codes, so that the processor has other work. Blocks stay in the first-level cache: memory sees one

@@ -1,9 +1,9 @@
-// Ascending places as bytes: shardlab/kernels/indices.py specifies them.
+// Ascending positions as bytes: specified in shardlab/kernels/indices.py.
 #include "bits.h"
 
 static constexpr int64_t kWord = 64;  // bytes whose comparisons make one machine word
 static constexpr int64_t kLongest = 5;                // bytes of a number
-static constexpr uint64_t kNone = uint64_t{1} << 31;  // larger than all places
+static constexpr uint64_t kNone = uint64_t{1} << 31;  // larger than all positions
 
 // Bit b says whether byte b, of up to 64, is below `limit`.
 SHARDLAB_INLINE uint64_t below(const uint8_t* bytes, int64_t count, uint8_t limit) {
@@ -32,8 +32,8 @@ SHARDLAB_KERNEL void indices_to_varint(const int32_t* places, int64_t count, uin
     uint32_t gap = static_cast<uint32_t>(places[j] - previous - 1);
     previous = places[j];
     if (gap < 1 << 14 && j + 1 < count) {
-      // the second byte is written in any case, since whether it counts is as good as random; the
-      // next number overwrites it
+      // the second byte is written without a branch, which would be mispredicted; where it is not
+      // needed the next number overwrites it
       const bool two = gap >= 1 << 7;
       out[0] = static_cast<uint8_t>((gap & 0x7Fu) | two << 7);
       out[1] = static_cast<uint8_t>(gap >> 7);
@@ -62,10 +62,10 @@ SHARDLAB_KERNEL void indices_from_varint(const uint8_t* bytes, int64_t size, int
   int64_t found = 0, after = 0;  // the byte after the number before
   for (int64_t first = 0; first < size; first += kWord) {
     const int64_t here = size - first < kWord ? size - first : kWord;
-    // where numbers end is known ahead, so that none waits for the length of the one before
+    // all ends are found first, so that no number waits for the length of the one before
     uint64_t ends = below(bytes + first, here, 0x80);
     const uint64_t open = ~ends, carried = first && bytes[first - 1] >= 0x80;
-    // a number may not end with a byte that adds nothing: each has one form
+    // the last byte of a number may not be zero: each number has one form
     if (below(bytes + first, here, 1) & (open << 1 | carried)) return;
     int64_t j = found;
     found += __builtin_popcountll(ends);
@@ -82,7 +82,7 @@ SHARDLAB_KERNEL void indices_from_varint(const uint8_t* bytes, int64_t size, int
       }
       continue;
     }
-    // one byte or two each; no branch, since which is as good as random
+    // one byte or two each, without a branch, which would be mispredicted
     for (; ends; ends &= ends - 1) {
       const uint8_t* last = bytes + first + __builtin_ctzll(ends);
       const uint32_t two = last[-1] >> 7;

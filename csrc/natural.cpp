@@ -1,5 +1,5 @@
 // Stochastic powers of two: shardlab/kernels/floats.py specifies the payload, in which the signs of
-// a group lie behind its exponents.
+// a group follow its exponents.
 #include "grouped.h"
 
 static constexpr int32_t kUsual = 1024;  // elements of a group for which all sizes are constants
@@ -7,8 +7,8 @@ static constexpr int32_t kLargest = 0x7F000000;  // 2^127
 static constexpr uint32_t kExponent = 0x7F800000u, kSign = 0x80000000u;
 
 // The exponent of the power of two that an element becomes, where float32 has it. The mantissa of a
-// float32, subnormals included, is how far it is from its power of two to the next: a random number
-// below 2^23 carries into the exponent just so often.
+// float32, subnormals included, is the distance from its power of two to the next: a random number
+// below 2^23 carries into the exponent with that probability.
 SHARDLAB_INLINE uint32_t drawn(uint32_t bits, uint32_t chance) {
   const uint32_t magnitude = bits & 0x7FFFFFFFu;
   const uint32_t lost = static_cast<int32_t>(magnitude) > kLargest ? kExponent : 0;
@@ -49,7 +49,7 @@ SHARDLAB_INLINE void decode_neighbours(const uint8_t* const* payloads, int64_t p
   for (int64_t k = 0; k < payload_count; ++k) {
     const uint8_t* exponents = payloads[k] + place + start + j;
     const uint8_t* signs = payloads[k] + place + count + j;
-    // the same place of the next group: the processor does not foresee two streams in turn
+    // the same place of the next group, since processors do not prefetch two alternating streams
     __builtin_prefetch(exponents + count / 8 * 9);
     if (p == 0) __builtin_prefetch(signs + count / 8 * 9);
 #pragma GCC unroll 8

@@ -1,7 +1,7 @@
-// Random places that all ranks draw alike: shardlab/kernels/random.py defines them.
+// Random positions that all ranks share: shardlab/kernels/random.py defines them.
 #include "random.h"
 
-// For j from start to stop, places[j] = turn + a random element of the j-th of k parts of [0, n), modulo n.
+// For j from start to stop, places[j] = shift + a random element of the j-th of k parts of [0, n), modulo n.
 SHARDLAB_KERNEL void randomk_places(int64_t n, int64_t k, uint32_t k0, uint32_t k1,
                                     int64_t start, int64_t stop, int32_t* places) {
   const uint64_t last = random_bits(static_cast<uint32_t>(k), k0, k1);

@@ -9,7 +9,7 @@
 static constexpr int64_t kTile = 1 << 12;      // elements that stay in the first-level cache
 static constexpr int64_t kUncached = 1 << 20;  // elements that no cache would keep
 
-// The first of the ascending places that is not below `start`.
+// The first of the ascending positions that is not below `start`.
 SHARDLAB_INLINE int64_t first_from(const int32_t* places, int64_t count, int64_t start) {
   int64_t low = 0;
   while (low < count) {
@@ -22,7 +22,7 @@ SHARDLAB_INLINE int64_t first_from(const int32_t* places, int64_t count, int64_t
   return low;
 }
 
-// out = alpha * sum. Past the caches where they would not keep it: a store to them reads memory first.
+// out = alpha * sum. Non-temporal where caches would not keep it: a normal store reads memory first.
 SHARDLAB_INLINE void store_tile(const float* sum, int64_t size, float alpha, bool uncached,
                                 float* out) {
   int64_t i = 0;
@@ -37,8 +37,8 @@ SHARDLAB_INLINE void store_tile(const float* sum, int64_t size, float alpha, boo
   for (; i < size; ++i) out[i] = alpha * sum[i];
 }
 
-// out = alpha * sum over payloads of values at places, in their order, for the elements from start to
-// stop. `next` is memory for a number per payload.
+// out = alpha * sum over payloads of values at positions, in their order, for the elements from start to
+// stop. `next` is a buffer of one number per payload.
 SHARDLAB_KERNEL void scatter_sum(const float* const* values, const int32_t* const* places,
                                  const int64_t* counts, int64_t payloads, int64_t start,
                                  int64_t stop, float alpha, int64_t* next, float* out) {

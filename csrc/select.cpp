@@ -1,11 +1,11 @@
-// The largest elements of a vector by magnitude, and what is left of it: shardlab/kernels/select.py.
+// The largest elements of a vector by magnitude, and its residual: shardlab/kernels/select.py.
 //
 // Magnitudes are compared as bit patterns: infinity lies above every finite number and NaN above it.
 #include "random.h"
 
 static constexpr int64_t kBlock = 1024;  // elements that stay in the first-level cache
 static constexpr int64_t kWord = 64;     // elements whose comparisons make one machine word
-static constexpr int kTables = 4;        // histograms side by side, so that increments do not wait
+static constexpr int kTables = 4;        // several histograms, so that increments do not wait for each other
 
 SHARDLAB_INLINE int32_t magnitude_of(float value) {
   return static_cast<int32_t>(bits_of(value) & 0x7FFFFFFFu);
@@ -32,8 +32,8 @@ SHARDLAB_INLINE uint64_t at_least(const float* given, int64_t count, int32_t flo
   return mask_of(flags);
 }
 
-// samples[j] = an element of the j-th of `count` <= n equal parts of the vector, at a random place. Any
-// places will do: they decide how much work the selection is, not what it selects.
+// samples[j] = an element of the j-th of `count` <= n equal parts of the vector, at a random position.
+// Positions affect the cost of the selection, not its result.
 SHARDLAB_KERNEL void select_sample(const float* x, const float* residual, int64_t n, int64_t count,
                                    float* samples) {
   for (int64_t j = 0; j < count; ++j) {
@@ -44,8 +44,8 @@ SHARDLAB_KERNEL void select_sample(const float* x, const float* residual, int64_
   }
 }
 
-// Values and places of the elements from start to stop whose magnitude is at least `floor`, as long as
-// there is room for a word of them; *found counts them all. Writes kept = what is given, or
+// Values and positions of the elements from start to stop whose magnitude is at least `floor`, while
+// the buffers have space for a word of them; *found counts them all. Writes kept = x + residual, or
 // residual where that is not finite, if there is a `kept`.
 SHARDLAB_KERNEL void select_gather(const float* x, const float* residual, float* kept,
                                    int64_t start, int64_t stop, int32_t floor, int64_t room,
@@ -68,7 +68,7 @@ SHARDLAB_KERNEL void select_gather(const float* x, const float* residual, float*
         count += __builtin_popcountll(mask);
         continue;
       }
-      // two without asking whether there are two: at the usual densities no branch goes wrong
+      // two at a time without a test: at the usual densities no branch is mispredicted
       int64_t next = count;
       count += __builtin_popcountll(mask);
       do {
@@ -84,7 +84,7 @@ SHARDLAB_KERNEL void select_gather(const float* x, const float* residual, float*
 }
 
 // The bits d below `prefix`; other magnitudes have the digit after the last, since a branch would often
-// go wrong.
+// be mispredicted.
 SHARDLAB_INLINE int32_t digit_of(float value, int32_t prefix, int32_t shift, int32_t digits,
                                  int32_t width) {
   const int32_t upper = magnitude_of(value) >> shift;
@@ -119,7 +119,7 @@ SHARDLAB_KERNEL void select_count(const float* x, const float* residual, int64_t
 }
 
 // From the counts[parts][digits] of all parts: the largest *digit that at least *wanted elements reach.
-// Those above it are taken off *wanted and added to above[part]; equal[part] have that digit.
+// Those above it are subtracted from *wanted and added to above[part]; equal[part] have that digit.
 SHARDLAB_KERNEL void select_digit(const int64_t* counts, int64_t parts, int64_t digits,
                                   int64_t* wanted, int64_t* above, int64_t* equal,
                                   int64_t* digit) {
@@ -138,7 +138,7 @@ SHARDLAB_KERNEL void select_digit(const int64_t* counts, int64_t parts, int64_t 
 }
 
 // The elements from start to stop with a magnitude above `threshold` and the first `ties` equal to it, in
-// their order. The place of element i is names[i], or i where there are no names.
+// their order. The position of element i is names[i], or i where there are no names.
 SHARDLAB_KERNEL void select_collect(const float* x, const float* residual, const int32_t* names,
                                     int64_t start, int64_t stop, int32_t threshold, int64_t ties,
                                     float* values, int32_t* places) {
@@ -163,8 +163,8 @@ SHARDLAB_KERNEL void select_collect(const float* x, const float* residual, const
   }
 }
 
-// For the elements from start to stop: kept = x + residual where there is an x, then, at the places,
-// kept = values - decoded; residual where that is not finite. `places` ascend.
+// For the elements from start to stop: kept = x + residual where there is an x, then, at the positions,
+// kept = values - decoded; residual where that is not finite. `places` are ascending.
 SHARDLAB_KERNEL void select_keep(const float* x, const float* residual, float* kept, int64_t start,
                                  int64_t stop, const int32_t* places, const float* values,
                                  const float* decoded, int64_t count) {
@@ -180,7 +180,7 @@ SHARDLAB_KERNEL void select_keep(const float* x, const float* residual, float* k
   for (int64_t first = start; first < stop; first += kBlock) {
     const int64_t size = least(kBlock, stop - first);
     int64_t end = next;
-    // kept may be residual: what it was at the places is read first
+    // kept may be residual: its old values at the positions are read first
     for (; end < count && places[end] < first + size; ++end)
       before[end - next] = residual[places[end]];
     if (x) {

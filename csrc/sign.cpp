@@ -1,8 +1,8 @@
-// Signs with the mean magnitude of the message, of which the majority wins.
+// Signs with the mean magnitude of the message, and majority votes.
 #include "signs.h"
 
 static constexpr int64_t kMagnitude = 4;    // bytes of a payload before its bits
-static constexpr int64_t kVoteBlock = 512;  // elements whose bits lie together in planes
+static constexpr int64_t kVoteBlock = 512;  // elements whose bits are packed in planes together
 static constexpr int64_t kWidth = kVoteBlock / 8;
 
 // The bits of the elements from start to stop, and the sum of the magnitudes of every 512 elements.
@@ -35,8 +35,8 @@ SHARDLAB_KERNEL void sign_magnitude(double* sums, int64_t n, uint8_t* payload) {
   store_word(payload + 2, static_cast<uint16_t>(bits >> 16));
 }
 
-// kept = x + residual - decoded, or residual where that is not finite. From the end to the start:
-// what sign_encode read last may still be in a cache.
+// kept = x + residual - decoded, or residual where that is not finite. From the end to the start,
+// since the elements that sign_encode read last may still be in a cache.
 SHARDLAB_KERNEL void sign_keep(const float* x, const float* residual, float* kept, int64_t start,
                                int64_t stop, const uint8_t* payload) {
   const float magnitude = float_of(load_quad(payload));

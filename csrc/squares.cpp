@@ -42,7 +42,7 @@ double sum_of_block(const Gradients& gradients, int64_t start, int64_t stop, int
   return sum[0];
 }
 
-// sums[b] of the elements of block b, in which the first of all has the place `offset`.
+// sums[b] of the elements of block b, in which the first of all is number `offset`.
 SHARDLAB_KERNEL void sum_of_squares(Workers* workers, const void* const* vectors, int64_t kind,
                                     int64_t count, int64_t n, float scale, int64_t offset,
                                     double* sums) {

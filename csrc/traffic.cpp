@@ -1,5 +1,5 @@
-// The memory that a step of Adam in float32 touches, with almost no arithmetic: what its speed is
-// measured against in benchmarks/adam.py.
+// The memory that a step of Adam in float32 touches, with almost no arithmetic: the upper bound
+// of its speed in benchmarks/adam.py.
 #include "workers.h"
 
 SHARDLAB_KERNEL void adam_traffic(Workers* workers, float* parameter, float* exp_avg,

@@ -1,5 +1,5 @@
-// Counters in memory that processes share: whoever sees a counter at a value sees all that was written
-// before it was published. Specified in shardlab/kernels/shared_counters.py.
+// Counters in shared memory: a process that reads a value sees all that was written before its
+// publication. Specified in shardlab/kernels/shared_counters.py.
 #include <climits>
 #include <ctime>
 
@@ -21,11 +21,11 @@ int64_t now() {
   return time.tv_sec * kSecond + time.tv_nsec;
 }
 
-// Returns early, too: when the word is no longer `seen`, when it is published, or by a signal.
+// May return early: when the word differs from `seen`, when it is published, or by a signal.
 void sleep_while(const int32_t* word, int32_t seen, int64_t nanoseconds) {
 #if defined(__linux__)
   const timespec most = {time_t(nanoseconds / kSecond), long(nanoseconds % kSecond)};
-  // not FUTEX_WAIT_PRIVATE: the waiting processes know the word by different addresses
+  // not FUTEX_WAIT_PRIVATE, since the processes map the word at different addresses
   syscall(SYS_futex, word, FUTEX_WAIT, seen, &most, nullptr, 0);
 #else
   (void)word, (void)seen;

@@ -54,7 +54,7 @@ void Workers::work(int64_t cpu) {
     cpu_set_t one;
     CPU_ZERO(&one);
     CPU_SET(static_cast<size_t>(cpu), &one);
-    // where it is refused, the processor was taken from us since: the work is done elsewhere
+    // refused where the processor has left our affinity since: then the thread runs elsewhere
     sched_setaffinity(0, sizeof one, &one);
   }
 #else
@@ -73,7 +73,7 @@ void Workers::work(int64_t cpu) {
   }
 }
 
-// The pool into *made, or null where the system starts no so many threads.
+// Writes the pool to *made, or null where the system cannot start so many threads.
 SHARDLAB_KERNEL void workers_create(const int64_t* cpus, int64_t threads, Workers** made) {
   try {
     *made = new Workers(cpus, threads);

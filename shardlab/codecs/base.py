@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class MessageKey(NamedTuple):
-    """Names one message of a run, so that random codecs draw the same numbers on every replay."""
+    """Identity of one message of a run, from which random codecs draw reproducible numbers."""
 
     seed: int
     step: int
@@ -18,42 +18,42 @@ class MessageKey(NamedTuple):
     rank: int
 
     def words(self) -> tuple[int, int]:
-        """Two numbers of 32 bits that differ from those of every other key (BLAKE2b)."""
+        """Return two numbers of 32 bits, different from those of every other key (BLAKE2b)."""
         text = f"{self.seed}\0{self.step}\0{self.unit}\0{self.rank}"
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
     def shared(self) -> "MessageKey":
-        """The same for the messages of all ranks."""
+        """Return the key that the messages of all ranks share."""
         return self._replace(rank=-1)
 
 
 class Content(NamedTuple):
-    """What a payload of n elements is made of."""
+    """Parts of a payload of n elements."""
 
     elements: int
     """elements that are sent"""
     index_bytes: int
-    """bytes that say which elements they are"""
+    """bytes of their positions"""
     metadata_bytes: int
-    """scales, counts and whatever else is neither an element nor an index"""
+    """scales, counts and all else that is neither an element nor a position"""
 
 
 class Codec(ABC):
-    """Turns a float32 vector into a payload and adds the decoded payload to another vector.
+    """Encoder of float32 vectors into payloads, and decoder that adds to a vector.
 
     Laws, for every vector x of n elements:
-    - the payload is one contiguous `uint8` tensor with everything in it: whoever knows the codec,
-      n and the key can decode it;
+    - the payload is one contiguous `uint8` tensor, complete: codec, n and key are enough to decode
+      it;
     - it has `payload_bytes(n)` bytes; at most as many if the codec is `variable`;
     - `encode` is a function of (x, key) alone: same bytes on every machine and thread count;
     - `decode_add(payload, out, alpha)` adds `alpha * D(payload)` to `out` and changes nothing else;
     - `decode_sum(payloads, out, alpha)` makes out = alpha * (D(payload 0) + D(payload 1) + ...).
-      The one exception are codecs that `votes`: there the method itself decides between several
-      payloads, and only a single one decodes to alpha * D(payload);
+      Except for codecs with `votes`, whose sum of several payloads is a majority vote: of them only
+      a single payload decodes to alpha * D(payload);
     - after `encode_residual(x, e, kept)`: D(payload) + kept = x + e, up to one rounding in float32;
     - an x with a NaN or an infinity decodes to a vector that holds a NaN or an infinity, and
-      `kept` is finite wherever e was: a wrong number never passes unnoticed and never stays;
+      `kept` is finite wherever e was: errors are always detected and never kept;
     - a linear codec's payloads, viewed as float32, may be summed before they are decoded.
 
     Payloads start at a multiple of 8 bytes. Buffers of one call never overlap, except that `kept`
@@ -61,7 +61,7 @@ class Codec(ABC):
     """
 
     name: ClassVar[str]
-    """what a strategy calls it"""
+    """name in strategies"""
     unbiased: bool
     """the mean of D(encode(x, key)) over keys is x"""
     linear: ClassVar[bool] = False
@@ -73,28 +73,28 @@ class Codec(ABC):
 
     @abstractmethod
     def payload_bytes(self, n: int) -> int:
-        """Size of the payload of n elements in bytes; the largest possible if `variable`."""
+        """Return the bytes of the payload of n elements; the largest possible if `variable`."""
 
     @abstractmethod
     def content(self, n: int, payload: Tensor) -> Content:
-        """What `payload`, made from n elements, consists of."""
+        """Return the parts of `payload`, which encodes n elements."""
 
     @abstractmethod
     def encode(
         self, vector: Tensor, key: MessageKey | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """The payload of a contiguous float32 vector.
+        """Return the payload of a contiguous float32 vector.
 
         Args:
             key: needed by random codecs.
-            out: uint8 [payload_bytes(n)] to write to; the payload is the part of it that was used.
+            out: uint8 [payload_bytes(n)] to write to; the payload is the used part of it.
         """
 
     @abstractmethod
     def decode_add(
         self, payload: Tensor, out: Tensor, alpha: float = 1.0, key: MessageKey | None = None
     ) -> None:
-        """Adds `alpha` times the decoded payload to the float32 vector `out`.
+        """Add `alpha` times the decoded payload to the float32 vector `out`.
 
         Args:
             key: of the encoding; needed by codecs whose choice of elements is random.
@@ -111,11 +111,11 @@ class Codec(ABC):
         key: MessageKey | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """The payload of `vector + residual`; `kept` becomes what the payload leaves out.
+        """Return the payload of `vector + residual`; write to `kept` what it loses.
 
         The error-feedback step of Seide et al. 2014 (section 3.1) and Karimireddy et al. 2019
-        (algorithm 2). Where the difference is not finite `kept` is the residual as it was. A codec
-        with a faster way in one pass over memory overrides it.
+        (algorithm 2). Where the difference is not finite, `kept` is the old residual. Codecs
+        override it with one pass over memory.
         """
         wanted = vector + residual
         payload = self.encode(wanted, key, out)
@@ -130,10 +130,10 @@ class Codec(ABC):
         alpha: float = 1.0,
         keys: Sequence[MessageKey] | None = None,
     ) -> None:
-        """out = alpha * (D(payload 0) + D(payload 1) + ...), summed in this order in float32.
+        """Set out to alpha * (D(payload 0) + D(payload 1) + ...), summed in this order in float32.
 
-        What the owner of a shard does with the payloads of all ranks. Codecs override it with one
-        pass over memory; those that `votes`, with the vote in place of the sum.
+        The owner of a shard calls it with the payloads of all ranks. Codecs override it with one
+        pass over memory; those with `votes`, with the vote in place of the sum.
         """
         out.zero_()
         for index, payload in enumerate(payloads):
@@ -142,7 +142,7 @@ class Codec(ABC):
             out.mul_(alpha)
 
     def decode(self, payload: Tensor, n: int, key: MessageKey | None = None) -> Tensor:
-        """The decoded vector of n elements."""
+        """Return the decoded vector of n elements."""
         out = torch.zeros(n, dtype=torch.float32, device=payload.device)
         self.decode_add(payload, out, 1.0, key)
         return out
@@ -158,7 +158,7 @@ class Codec(ABC):
 
 
 def key_words(key: MessageKey | None, name: str) -> tuple[int, int]:
-    """The words of a key that a random codec cannot do without.
+    """Return the words of the key of a message, which a random codec needs.
 
     Raises:
         ValueError: there is none.

@@ -1,4 +1,4 @@
-"""Slices of a vector in a basis of few principal components: `gradiveq`."""
+"""Projection of slices onto few principal components: `gradiveq`."""
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ class GradiVeQ(MultiPhaseMethod):
         self.refresh = refresh
 
     def coefficients(self, n: int) -> int:
-        """Numbers that are sent for n elements."""
+        """Return how many numbers are sent for n elements."""
         return -(-n // self.slice) * self.components
 
     def sum_scatter(self, given: Tensor, unit: Unit, wire: Communicator, key: MessageKey) -> Tensor:  # noqa: D102
@@ -53,7 +53,7 @@ class GradiVeQ(MultiPhaseMethod):
         n = chunks.shape[1]
         basis = self._basis(n, unit, wire, key)
         if basis is None:
-            return self._learn_scattered(given, unit, wire)
+            return self._fit_scattered(given, unit, wire)
         message = given.new_empty(wire.world_size, self.coefficients(n) + 1)
         for chunk, part in zip(chunks, message, strict=True):
             _project(chunk, basis, part[:-1])
@@ -71,7 +71,7 @@ class GradiVeQ(MultiPhaseMethod):
         n = given.numel()
         basis = self._basis(n, unit, wire, key)
         if basis is None:
-            return self._learn(given, unit, wire)
+            return self._fit(given, unit, wire)
         own = given.new_empty(self.coefficients(n))
         _project(given, basis, own)
         summed = own.clone()
@@ -84,7 +84,7 @@ class GradiVeQ(MultiPhaseMethod):
         return result
 
     def _basis(self, n: int, unit: Unit, wire: Communicator, key: MessageKey) -> Tensor | None:
-        """The basis to send by; None where this message travels as it is."""
+        """Return the basis for this message; None where it is sent uncompressed."""
         if not self._shortens(n):
             wire.uncompressed("no longer than its coefficients")
             return None
@@ -96,9 +96,9 @@ class GradiVeQ(MultiPhaseMethod):
     def _shortens(self, n: int) -> bool:
         return self.coefficients(n) < n
 
-    def _learn_scattered(self, given: Tensor, unit: Unit, wire: Communicator) -> Tensor:
+    def _fit_scattered(self, given: Tensor, unit: Unit, wire: Communicator) -> Tensor:
         result = wire.sum_scatter(given)
-        # a number of the size of the largest element: squares of what it divides stay in range
+        # as large as the largest element, so that squares of scaled elements stay in range
         scale = (_largest(result) / wire.world_size + alarm(given)).view(1)
         wire.sum(scale)
         if not all_finite(scale):
@@ -113,7 +113,7 @@ class GradiVeQ(MultiPhaseMethod):
             self._renew(moment if wire.rank == 0 else None, unit, wire, given)
         return result
 
-    def _learn(self, given: Tensor, unit: Unit, wire: Communicator) -> Tensor:
+    def _fit(self, given: Tensor, unit: Unit, wire: Communicator) -> Tensor:
         result = given.clone()
         wire.sum(result)
         if not all_finite(result):
@@ -126,7 +126,7 @@ class GradiVeQ(MultiPhaseMethod):
         return result
 
     def _renew(self, moment: Tensor | None, unit: Unit, wire: Communicator, like: Tensor) -> None:
-        """Takes over the leading eigenvectors of the matrix (its upper triangle) of rank 0."""
+        """Adopt the leading eigenvectors of the matrix (its upper triangle) of rank 0."""
         basis = like.new_zeros(self.slice, self.components)
         if moment is not None:
             # eigenvalues ascend
@@ -142,13 +142,13 @@ def _largest(vector: Tensor) -> Tensor:
 
 
 def _slices(vector: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The whole slices [m, size], and the rest [1, fewer than size]."""
+    """Return the whole slices [m, size], and the rest [1, fewer than size]."""
     full = vector.numel() // size * size
     return vector[:full].view(-1, size), vector[full:].view(1, -1)
 
 
 def _project(vector: Tensor, basis: Tensor, out: Tensor) -> None:
-    """out = U^T s for every slice s of the vector."""
+    """Set `out` to U^T s for every slice s of the vector."""
     components = basis.shape[1]
     whole, rest = _slices(vector, len(basis))
     torch.mm(whole, basis, out=out[: len(whole) * components].view(-1, components))
@@ -157,7 +157,7 @@ def _project(vector: Tensor, basis: Tensor, out: Tensor) -> None:
 
 
 def _add_decoded(coefficients: Tensor, basis: Tensor, out: Tensor, alpha: int) -> None:
-    """Every slice of `out` += alpha * U c."""
+    """Add alpha * U c to every slice of `out`."""
     rows = coefficients.view(-1, basis.shape[1])
     whole, rest = _slices(out, len(basis))
     whole.addmm_(rows[: len(whole)], basis.T, alpha=alpha)
@@ -166,7 +166,7 @@ def _add_decoded(coefficients: Tensor, basis: Tensor, out: Tensor, alpha: int) -
 
 
 def _second_moment(vector: Tensor, size: int) -> Tensor:
-    """Sum of s s^T over the slices s: float32 [size, size]."""
+    """Return the sum of s s^T over the slices s: float32 [size, size]."""
     whole, rest = _slices(vector, size)
     moment = whole.T @ whole
     moment[: rest.shape[1], : rest.shape[1]] += rest.T @ rest

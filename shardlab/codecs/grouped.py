@@ -1,4 +1,4 @@
-"""What all codecs over a grouped format share."""
+"""Base of the codecs over a grouped format."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from shardlab.kernels.grouped import GroupedKernel
 
 
 class GroupedCodec(Codec):
-    """A codec whose payload a `GroupedKernel` makes: its heads are metadata, its codes elements.
+    """Codec over a `GroupedKernel`: heads are metadata, codes elements.
 
     Args:
         kernel: of the format; a random one needs the key of the message.

@@ -1,4 +1,4 @@
-"""`none`: float32 as it is. The trivial codec, so that the baseline takes the same path."""
+"""Uncompressed float32, `none`: the trivial codec, so that the baseline takes the same path."""
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ class Identity(Codec):
     def encode(
         self, vector: Tensor, key: MessageKey | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """A view of the vector's own memory where no buffer is given: nothing is copied."""
+        """Return a view of the vector, without a copy, where no buffer is given."""
         payload = vector.view(torch.uint8)
         return payload if out is None else out.copy_(payload)
 

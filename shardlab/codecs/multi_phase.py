@@ -23,7 +23,7 @@ class Communicator(Protocol):
         """Return the sum over ranks of chunk `rank` of vector[world_size * m]: float32 [m]."""
 
     def gather(self, shard: Tensor) -> Tensor:
-        """The shards[m] of all ranks, one after the other: [world_size * m], of the same dtype.
+        """Return the shards[m] of all ranks, concatenated: [world_size * m], of the same dtype.
 
         Positions of elements are integers, and counted as such.
         """

@@ -1,4 +1,4 @@
-"""A product of two thin matrices for every parameter: `powersgd`."""
+"""Low-rank factors of every parameter's gradient: `powersgd`."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from shardlab.kernels.random import uniform
 
 
 class _Matrix(NamedTuple):
-    """Where a block that is factored lies in a chunk."""
+    """Position of a factored block in a chunk."""
 
     name: str
     rows: int
@@ -29,7 +29,7 @@ class _Matrix(NamedTuple):
     offset: int
 
     def parts(self, chunks: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Its rows chunk by chunk, without padding: which they are, and a view [rows, columns]."""
+        """Yield its rows by chunk, without padding: their numbers, and a view [rows, columns]."""
         for index, chunk in enumerate(chunks):
             first = index * self.height
             count = min(self.height, self.rows - first)
@@ -44,7 +44,7 @@ class _Matrix(NamedTuple):
 class _Layout(NamedTuple):
     matrices: list[_Matrix]
     exact: list[slice]
-    """what travels as it is, in a chunk"""
+    """parts of a chunk that are sent uncompressed"""
 
 
 class PowerSgd(MultiPhaseMethod):
@@ -54,10 +54,10 @@ class PowerSgd(MultiPhaseMethod):
     1. P = sum over ranks of M_r Q, with Q [columns, rank] of the step before (warm start);
     2. P becomes orthonormal (Householder QR in float64);
     3. Q_r = M_r^T P, and Q = sum over ranks of Q_r.
-    What a rank keeps is M_r - P Q_r^T (its own Q_r, as the authors' library has it): sent and kept
-    make exactly what was given. The columns of the Q that is carried on have length 1, which
+    The residual of a rank is M_r - P Q_r^T (its own Q_r, as in the authors' library): sent and
+    residual sum to the input exactly. The columns of the Q for the next step are normalized, which
     changes no subspace and keeps P in range; a column of zeros is drawn anew from the message's
-    key, as is the first Q. All matrices of a unit share the message of a round. Ranks are expected
+    key, as is the first Q. All matrices of a unit share the message of a phase. Ranks are expected
     to run on hosts of one kind, where products of matrices have the same bytes.
 
     Biased; a contraction with delta the share of |M|^2 in the subspace of P, at best that of the
@@ -65,8 +65,8 @@ class PowerSgd(MultiPhaseMethod):
     32 * rank * (rows + columns) / (rows * columns). A reduce-scatter moves twice that, relative to
     its own uncompressed bytes: every rank needs the whole P and Q, of which each is an all-reduce.
     (Scattering P, orthonormalising it by an all-reduced Gram matrix and gathering it moves the same
-    bytes of P, the Gram matrix besides, in four dependent rounds instead of two.) A block that
-    would not be shorter so, vectors among them, travels as it is.
+    bytes of P, and the Gram matrix, in four dependent phases instead of two.) A block that
+    would not be shorter so, vectors among them, is sent uncompressed.
 
     Args:
         rank: columns of P and Q.
@@ -89,7 +89,7 @@ class PowerSgd(MultiPhaseMethod):
         return _assemble(chunks, layout, factors, sums, wire.rank)
 
     def sum(self, given: Tensor, unit: Unit, wire: Communicator, key: MessageKey) -> Tensor:
-        """What travels as it is shares the message of the first round."""
+        """Sum in two phases; uncompressed blocks share the message of the first."""
         chunks = given.view(1, -1)
         layout = self._layout(unit, chunks, wire, times=1)
         exact = _cut(chunks, layout.exact).view(-1)
@@ -99,10 +99,10 @@ class PowerSgd(MultiPhaseMethod):
         return _assemble(chunks, layout, factors, exact, 0)
 
     def _layout(self, unit: Unit, chunks: Tensor, wire: Communicator, times: int) -> _Layout:
-        """Which blocks are factored.
+        """Decide which blocks are factored.
 
         Args:
-            times: bytes that a number of P or Q costs over those of a number of the vector.
+            times: bytes sent for a number of P or Q, relative to a number of the vector.
         """
         matrices, exact, offset = [], [], 0
         for block, size in zip(unit.blocks, unit.chunk_sizes(len(chunks)), strict=True):
@@ -132,12 +132,12 @@ class PowerSgd(MultiPhaseMethod):
         wire: Communicator,
         key: MessageKey,
     ) -> list[tuple[Tensor, Tensor]] | None:
-        """P^T and the summed Q^T of every matrix, of which `chunks` keep what was not sent.
+        """Return P^T and the summed Q^T of every matrix; subtract what is sent from `chunks`.
 
         Transposed, since products with thin matrices are many times faster along their rows.
 
         Args:
-            rider: summed in place, in the message of the first round.
+            rider: summed in place, in the message of the first phase.
 
         Returns:
             None where a number is not finite on some rank.
@@ -179,7 +179,7 @@ class PowerSgd(MultiPhaseMethod):
         return self._drawn(matrix, key, device) if known is None else known
 
     def _normal(self, right: Tensor, matrix: _Matrix, key: MessageKey) -> Tensor:
-        """Rows of length 1; zeros are drawn anew, since they would stay zeros forever."""
+        """Normalize rows; redraw rows of zeros, which would stay zeros forever."""
         lengths = right.double().norm(dim=1, keepdim=True)
         lost = lengths == 0
         normal: Tensor = (right / lengths.where(~lost, 1.0)).float()
@@ -193,20 +193,20 @@ class PowerSgd(MultiPhaseMethod):
 
 
 def _thin(message: Tensor, lengths: list[int], rank: int) -> list[Tensor]:
-    """Matrices [rank, length] that lie one after another, and what comes after them."""
+    """Return views of consecutive matrices [rank, length], and of the rest of the message."""
     sizes = [rank * length for length in lengths]
     *thin, end = message.split([*sizes, message.numel() - sum(sizes)])
     return [*(each.view(rank, -1) for each in thin), end]
 
 
 def _orthonormal(rows: Tensor) -> Tensor:
-    """Orthonormal rows of the same span (of any directions, where the rows have no such span)."""
+    """Return orthonormal rows of the same span (arbitrary where rows are dependent)."""
     rows = torch.linalg.qr(rows.double().T).Q.T.float()
     return rows.contiguous()
 
 
 def _cut(chunks: Tensor, spans: list[slice]) -> Tensor:
-    """The given spans of every chunk, copied: [chunks, sum of lengths]."""
+    """Copy the given spans of every chunk: [chunks, sum of lengths]."""
     parts = [chunks[:, span] for span in spans]
     return torch.cat(parts, 1) if parts else chunks.new_empty(len(chunks), 0)
 
@@ -218,11 +218,11 @@ def _assemble(
     exact: Tensor,
     index: int,
 ) -> Tensor:
-    """Chunk `index` of the result; what travelled as it is becomes zero in `chunks`."""
+    """Return chunk `index` of the result; zero the uncompressed parts of `chunks`."""
     result = torch.zeros_like(chunks[0])
     own = result.view(1, -1)
     for matrix, (p, q) in zip(layout.matrices, factors, strict=True):
-        # the rows of one chunk, seen as those of a vector that is a single chunk
+        # the rows of this chunk, as of a vector with this chunk alone
         first = index * matrix.height
         alone = matrix._replace(rows=max(0, min(matrix.height, matrix.rows - first)))
         for rows, part in alone.parts(own):

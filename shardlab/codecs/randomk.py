@@ -1,4 +1,4 @@
-"""Elements at places that all ranks draw alike: `randomk`."""
+"""Elements at random positions that all ranks share: `randomk`."""
 
 from collections.abc import Sequence
 
@@ -11,20 +11,20 @@ from shardlab.kernels.random import random_places
 
 
 class RandomK(Codec):
-    """Keeps k = max(1, round(density * n)) elements at random places, without replacement.
+    """Selection of k = max(1, round(density * n)) random elements, without replacement.
 
-    Stich et al. 2018 (definition 2.1). The places follow from the key, which all ranks share: 32 *
-    density bits per element, none of them for indices, and payloads can be summed before they are
-    decoded. Every element is drawn with the chance k/n (`shardlab.kernels.random`), and both
-    bounds follow from that chance alone: unscaled, a contraction in the mean with delta = k/n;
+    Stich et al. 2018 (definition 2.1). The positions follow from the key, which all ranks share:
+    32 * density bits per element, none of them for indices, and payloads can be summed before they
+    are decoded. Every element is drawn with probability k/n (`shardlab.kernels.random`), from which
+    both bounds follow: unscaled, a contraction in the mean with delta = k/n;
     scaled by n/k, unbiased with the variance (n/k - 1) ||x||^2. Scaled values diverge under error
     feedback, where unscaled ones belong.
 
-    Wire: k float32, little endian, in ascending order of their places. If any of the n elements is
-    not finite all k are NaN: a place that is not drawn would hide it.
+    Wire: k float32, little endian, in ascending order of their positions. If any of the n elements
+    is not finite all k are NaN: a position that is not drawn would hide it.
 
     Args:
-        density: share of the elements that is kept, above 0 and at most 1.
+        density: fraction of the elements that is sent, above 0 and at most 1.
         scaled: multiply by n/k.
     """
 

@@ -1,8 +1,8 @@
 """One bit per element: `sign`, `efsign` and `onebit`.
 
 One bit has no code for zero: an element of zero decodes to zero only where the whole group (for
-`sign`, the whole message) is zero. Parameters whose gradient is exactly zero in many steps collect
-an error by that; error feedback takes it back one step later.
+`sign`, the whole message) is zero. Parameters whose gradient is exactly zero in many steps
+accumulate an error from that, which error feedback cancels one step later.
 """
 
 from collections.abc import Sequence
@@ -70,7 +70,7 @@ class Sign(Codec):
         alpha: float = 1.0,
         keys: Sequence[MessageKey] | None = None,
     ) -> None:
-        """out = alpha * (sum of the magnitudes) * (the sign that most ranks sent, 0 for a tie)."""
+        """Set out to alpha * (sum of magnitudes) * (sign that most ranks sent, 0 for a tie)."""
         for payload in payloads:
             self._check_payload(payload, out.numel())
         sign.decode_votes(payloads, out, alpha)

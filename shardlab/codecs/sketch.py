@@ -1,4 +1,4 @@
-"""Sums of which only the largest elements are sent, found by a sketch: `sketch`."""
+"""Largest elements of the sum, found by a count sketch: `sketch`."""
 
 import torch
 from torch import Tensor
@@ -15,16 +15,16 @@ from shardlab.codecs.unit import Unit
 from shardlab.kernels import select, sketch
 
 _NEAR = 1 << 16
-"""elements of a stretch inside which 16 bits name a place"""
+"""elements of a stretch, in which 16 bits encode a position"""
 
 
 class Sketch(MultiPhaseMethod):
     """The k elements of largest magnitude of the *sum*, as a count sketch of it estimates them.
 
-    Ivkin et al. 2019 (Sketched-SGD with HeavyMix). Round 1 sums the sketches S(x_r), a table of
+    Ivkin et al. 2019 (Sketched-SGD with HeavyMix). Phase 1 sums the sketches S(x_r), a table of
     `rows` x max(1, round(width * n)) buckets (`shardlab.kernels.sketch`): linear, so the sum is the
     sketch of the sum. The k = max(1, round(density * n)) largest estimates are selected, ties to
-    the lower index. Round 2 sums the exact values of the selected elements: sent_r is x_r there
+    the lower index. Phase 2 sums the exact values of the selected elements: sent_r is x_r there
     and 0 elsewhere. Hashes are drawn anew in every step.
 
     Biased; with a sketch wide enough to find the largest elements a contraction with
@@ -32,13 +32,13 @@ class Sketch(MultiPhaseMethod):
     c / buckets of |sum x_r|^2, for some constant c, is found with probability 1 - exp(-Omega(rows))
     (Charikar et al. 2002).
 
-    Bits per element of a reduce-scatter: 32 * rows * width + 32 * density, and for the places,
-    which owners tell each other, 16 * density + 2**-11. An all-reduce needs no places.
+    Bits per element of a reduce-scatter: 32 * rows * width + 32 * density, and for the positions,
+    which owners gather, 16 * density + 2**-11. An all-reduce needs no positions.
 
     Args:
         rows: independent hash functions; the estimate is their median.
-        width: buckets of a row, as a share of the elements.
-        density: share of the elements that is sent exactly.
+        width: buckets of a row, as a fraction of the elements.
+        density: fraction of the elements that is sent exactly.
     """
 
     name = "sketch"
@@ -53,11 +53,11 @@ class Sketch(MultiPhaseMethod):
         return min(n, max(1, round(self.density * n)))
 
     def buckets(self, n: int) -> int:
-        """Buckets in a row of the sketch of n elements."""
+        """Return the buckets in a row of the sketch of n elements."""
         return max(1, round(self.width * n))
 
     def sum_scatter(self, given: Tensor, unit: Unit, wire: Communicator, key: MessageKey) -> Tensor:
-        """Every owner has a sketch of its own chunk and tells the others what it selected."""
+        """Sketch each chunk for its owner, and gather the positions that owners select."""
         chunks = given.view(wire.world_size, -1)
         n, keys = chunks.shape[1], self._keys(key)
         message = given.new_zeros(wire.world_size, self.rows * self.buckets(n) + 1)
@@ -100,18 +100,18 @@ class Sketch(MultiPhaseMethod):
 
 
 def _taken(given: Tensor, places: Tensor) -> Tensor:
-    """The elements at `places`, which become zero in `given`."""
+    """Return the elements at `places`; zero them in `given`."""
     values = given[places]
     given[places] = 0
     return values
 
 
 def pack_places(places: Tensor, n: int) -> Tensor:
-    """Ascending places in [0, n) as int32: how many lie in each stretch, then 16 bits for each.
+    """Pack ascending positions in [0, n) as int32: counts by stretch, then 16 bits for each.
 
     Returns:
-        [ceil(n / 65536) + ceil(k / 2)]: per stretch of 65536 elements the number of places in it;
-        then the places modulo 65536, two to a word, the first in the lower half.
+        [ceil(n / 65536) + ceil(k / 2)]: per stretch of 65536 elements the number of positions in
+        it; then the positions modulo 65536, two to a word, the first in the lower half.
     """
     counts = torch.bincount(places // _NEAR, minlength=-(-n // _NEAR)).to(torch.int32)
     halves = torch.nn.functional.pad(places % _NEAR, (0, places.numel() % 2)).view(-1, 2)
@@ -119,7 +119,7 @@ def pack_places(places: Tensor, n: int) -> Tensor:
 
 
 def unpack_places(packed: Tensor, n: int) -> Tensor:
-    """What `pack_places` packed: int64 [k]."""
+    """Return the positions in the result of `pack_places`: int64 [k]."""
     stretches = -(-n // _NEAR)
     counts, words = packed[:stretches].long(), packed[stretches:].long()
     near = torch.stack([words & 0xFFFF, (words >> 16) & 0xFFFF], 1).flatten()

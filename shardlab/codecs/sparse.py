@@ -1,4 +1,4 @@
-"""Sparse selections, whose elements another codec may shorten: `topk`, `threshold`."""
+"""Sparse codecs, whose values another codec may encode: `topk`, `threshold`."""
 
 import struct
 from abc import abstractmethod
@@ -21,21 +21,21 @@ _VALUE_CODECS: dict[str, Callable[[], Codec]] = {
     "int8": Int8,
     "int4": Int4,
 }
-"""by the option `values`; groups are as large as those codecs have them by default"""
+"""by the option `values`, with their default groups"""
 
 
 class Sparse(Codec):
-    """Sends some elements and where they are; everything else stays in the residual.
+    """Selected elements with their positions; the residual keeps all others.
 
-    Wire: the number of elements (uint32, only where n does not tell it), the values in order of
-    their index as a payload of the value codec, then the indices (`shardlab.kernels.indices`).
+    Wire: the number of elements (uint32, only where n does not determine it), the values in order
+    of their index as a payload of the value codec, then the indices (`shardlab.kernels.indices`).
 
     The composition with a value codec is the one of Qsparse-local-SGD (Basu et al. 2019, section
     2): contractions of delta1 and delta2 make one of at least delta1 * delta2, and what the value
-    codec loses stays in the residual too.
+    codec loses is in the residual too.
 
     Args:
-        values: how the kept elements travel: fp32, fp16, bf16, int8 or int4.
+        values: format of the selected elements: fp32, fp16, bf16, int8 or int4.
         indices: bitmap, varint, or whichever is smaller.
     """
 
@@ -51,7 +51,7 @@ class Sparse(Codec):
 
     @abstractmethod
     def most(self, n: int) -> int:
-        """The largest number of elements that are sent of n."""
+        """Return the largest number of elements that are sent of n."""
 
     def payload_bytes(self, n: int) -> int:  # noqa: D102
         k = self.most(n)
@@ -136,17 +136,17 @@ class Sparse(Codec):
             raise ValueError(f"{self.name}: {error}") from None
 
     def _values(self, payload: Tensor, k: int, key: MessageKey | None) -> Tensor:
-        """The k decoded values; where they travel as they are, a view of the payload."""
+        """Return the k decoded values; of uncompressed ones a view of the payload."""
         part = payload[self._count_bytes :][: self.values.payload_bytes(k)]
         if isinstance(self.values, Identity):
             return part.view(torch.float32)
         return self.values.decode(part, k, key)
 
     def _count(self, payload: Tensor, n: int) -> int:
-        """How many elements the payload holds.
+        """Return the number of elements in the payload.
 
         Raises:
-            ValueError: it has no room for them.
+            ValueError: it is too short for them.
         """
         self._check_payload(payload, n)
         k = self.most(n)
@@ -161,17 +161,17 @@ class Sparse(Codec):
 
 
 class TopK(Sparse):
-    """Keeps the k = max(1, round(density * n)) elements of largest magnitude.
+    """Selection of the k = max(1, round(density * n)) elements of largest magnitude.
 
     Stich et al. 2018 (definition 2.1): biased, a contraction with delta >= k/n, so it needs error
     feedback. density * (32 + 8.1) bits per element at a density of 1 % of float32 values in real
     gradients. Ties go to the lower index; NaN counts as larger than infinity. Not linear: every
-    sender keeps other elements.
+    sender selects other elements.
 
     Wire: `Sparse`, without the number of elements.
 
     Args:
-        density: share of the elements that is kept, above 0 and at most 1.
+        density: fraction of the elements that is sent, above 0 and at most 1.
     """
 
     name = "topk"
@@ -187,18 +187,18 @@ class TopK(Sparse):
 
 
 class Threshold(Sparse):
-    """Keeps the elements with |x| >= threshold; of more than max(1, round(cap * n)) the largest.
+    """Selection of elements with |x| >= threshold, at most the max(1, round(cap * n)) largest.
 
     Sahu et al. 2021 (the hard-threshold sparsifier): biased, an absolute compressor,
-    ||C(x) - x||^2 <= n * threshold^2 where the cap does not bind, so it needs error feedback; what
-    the cap cuts off stays in the residual. 32 + index bits for each kept element and 32 bits per
+    ||C(x) - x||^2 <= n * threshold^2 where the cap does not bind, so it needs error feedback; the
+    residual keeps what the cap excludes. 32 + index bits for each kept element and 32 bits per
     message. NaN and infinity are always selected, unless more than the cap are. Not linear.
 
     Wire: `Sparse`, with the number of elements; the size varies.
 
     Args:
         threshold: smallest magnitude that is sent, as float32.
-        cap: largest share of the elements that is sent.
+        cap: largest fraction of the elements that is sent.
     """
 
     name = "threshold"
