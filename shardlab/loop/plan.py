@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -35,7 +35,7 @@ class RunPlan:
     strategy: Strategy
     train: Train
     model: Model
-    data: Path = field(default=Path("data"))
+    data: Path = Path("data")
     """folder with tokenizer.json, tokens/ and source.json"""
     tokens: TokenPlan | None = None
     """how to build the first two from its corpus.json when they are missing; None: they exist"""

@@ -61,8 +61,7 @@ FILES = [
 @pytest.mark.parametrize("harm", ["missing", "damaged"])
 @pytest.mark.parametrize("format, name", FILES)
 def test_a_damaged_checkpoint_is_named_and_not_loaded(data, saved, tmp_path, format, name, harm):
-    root = tmp_path / "root"
-    shutil.copytree(saved / format, root)
+    root = shutil.copytree(saved / format, tmp_path / "root")
     last = root / "step-00000004"
     if harm == "missing":
         (last / name).unlink()
@@ -80,8 +79,7 @@ def test_a_damaged_checkpoint_is_named_and_not_loaded(data, saved, tmp_path, for
 
 @pytest.mark.parametrize("content", [None, "{", "{}", '{"step": 4}'])
 def test_damaged_manifest_is_named(data, saved, tmp_path, content):
-    root = tmp_path / "root"
-    shutil.copytree(saved / "full", root)
+    root = shutil.copytree(saved / "full", tmp_path / "root")
     manifest = root / "step-00000004/checkpoint.json"
     manifest.unlink() if content is None else manifest.write_text(content)
     message = refusal(plan_of(data, INT4_FSDP2), root)
@@ -91,8 +89,7 @@ def test_damaged_manifest_is_named(data, saved, tmp_path, content):
 
 
 def test_incomplete_checkpoint_is_removed(data, saved, tmp_path):
-    root = tmp_path / "root"
-    shutil.copytree(saved / "full", root)
+    root = shutil.copytree(saved / "full", tmp_path / "root")
     (root / "step-00000004").rename(root / ".step-00000006.partial")
     assert resumed_step(plan_of(data, INT4_FSDP2), root) == 2
     assert [path.name for path in root.iterdir()] == ["step-00000002"]
@@ -151,7 +148,7 @@ def test_checkpoint_of_another_version_is_refused(saved, data, tmp_path, monkeyp
     class OfALaterVersion(StepEvent):
         figure: float
 
-    shutil.copytree(saved / "sharded", tmp_path / "sharded")
+    root = shutil.copytree(saved / "sharded", tmp_path / "sharded")
     monkeypatch.setattr(checkpoints, "StepEvent", OfALaterVersion)
-    said = refusal(plan_of(data, INT4_FSDP2), tmp_path / "sharded", format="sharded")
+    said = refusal(plan_of(data, INT4_FSDP2), root, format="sharded")
     assert "another version of shardlab made it: remove it" in said
