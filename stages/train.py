@@ -7,8 +7,8 @@ from shardlab.core.document import validate
 from shardlab.experiment.parameters import Parameters
 from shardlab.experiment.schema import Seed
 from shardlab.loop.plan import RunPlan
-from shardlab.train.placements import show_placements
 from shardlab.train.run import train_run
+from shardlab.train.utilization import show_placements
 from stages.common import run as run_stage
 
 

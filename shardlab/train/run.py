@@ -28,8 +28,7 @@ from shardlab.loop.plan import RunPlan, ensure_tokens
 from shardlab.loop.summary import Measured, describe, merge_events, summarize, with_rates
 from shardlab.models.build import build_model
 from shardlab.train.outputs import Telemetry, gather_trained, write_traces
-from shardlab.train.placements import placements
-from shardlab.train.utilization import MemoryMeter, flops_per_token, product_flops_per_s
+from shardlab.train.utilization import MemoryMeter, flops_per_token, placements, product_flops_per_s
 from shardlab.transport.object_collectives import device_of, gather_bytes, gather_values
 
 

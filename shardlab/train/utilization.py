@@ -1,6 +1,7 @@
-"""Use of a device by a run: floating-point operations per token and memory."""
+"""Use of the machine by a run: CPUs of its ranks, floating-point operations per token, memory."""
 
-from dataclasses import dataclass
+import os
+from dataclasses import asdict, dataclass
 from time import perf_counter
 
 import torch
@@ -9,6 +10,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from shardlab.environment.host import resident_memory
+from shardlab.experiment.affinity import format_cpus
+from shardlab.experiment.schema import Train
+from shardlab.hardware.placement import RankLocation, place_here
+from shardlab.launch import launch
+from shardlab.launch.placement import gpu_node, policy_nodes
+from shardlab.transport.object_collectives import gather_values
 
 _SIZES = {"cpu": 1024, "cuda": 8192}
 _SECONDS = 0.2
@@ -89,3 +96,40 @@ class MemoryMeter:
             return MemoryUse(now.highest, grown, torch.cuda.max_memory_reserved(self._device))
         mapped = now.of_files - before.of_files
         return MemoryUse(now.highest, max(0, now.highest - before.now - mapped), None)
+
+
+def placements(group: dist.ProcessGroup) -> list[str]:
+    """Return a line for each rank, in rank order; on every rank.
+
+    CPUs and memory are read from the kernel. An engine with threads
+    uses some of the CPUs for control, and others for its workers.
+
+    Args:
+        group: all ranks of the run.
+    """
+    rank, local_rank = dist.get_rank(group), int(os.environ["LOCAL_RANK"])
+    first = rank - local_rank
+    everywhere = gather_values(asdict(RankLocation.here(gpu_node())), group)
+    here = everywhere[first : first + int(os.environ["LOCAL_WORLD_SIZE"])]
+    mine = place_here([RankLocation(**each) for each in here])[local_rank]
+    line = (
+        f"CPUs {format_cpus(everywhere[rank]['cpus'])} (control {format_cpus(mine.control)}, "
+        f"workers {format_cpus(mine.workers)}), memory of "
+        f"{'node ' + format_cpus(policy_nodes()) if policy_nodes() else 'any node'}"
+    )
+    return gather_values(line, group)
+
+
+def show_placements(train: Train) -> None:
+    """Start the ranks as for a run, print a line for each, and end them.
+
+    Raises:
+        RunFailed, UserError: as `launch`.
+    """
+
+    def worker(group: dist.ProcessGroup) -> None:
+        lines = placements(group)
+        if dist.get_rank(group) == 0:
+            print(*(f"rank {rank}: {line}" for rank, line in enumerate(lines)), sep="\n")
+
+    launch(worker, train.world_size, train.threads, train.timeout_s, placement=train.placement)
