@@ -17,7 +17,6 @@ from shardlab.engines.slide.shared_memory import NodeMemory
 
 FROZEN = "frozen"
 """the vector of parameters that are not trained"""
-_FLOAT = torch.float32.itemsize
 
 
 class Precision(NamedTuple):
@@ -95,7 +94,7 @@ class SlideUnit(ParameterUnit):
         self._nan: list[Tensor] = []
         """the parameters outside of their use"""
         self.vectors: dict[str, Tensor] = {}
-        """whole: `parameter`, `exp_avg`, `exp_avg_sq`, perhaps `mirror`; and `frozen`"""
+        """whole: `parameter`, `exp_avg`, `exp_avg_sq`, `frozen`, perhaps `mirror`, `gradientN`"""
         self.source = torch.empty(0)
         """both parts of what goes to the device"""
         self.slots: list[Tensor] = []
@@ -107,14 +106,9 @@ class SlideUnit(ParameterUnit):
 
     def layout(self) -> dict[str, int]:
         """Return the bytes of each region of host memory, without moments."""
-        itemsize = self.precision.compute.itemsize
-        kinds = {"parameter": self.size * _FLOAT}
-        if self.narrow:
-            kinds["mirror"] = self.size * itemsize
-        kinds[self._source_kind] += (self.whole - self.size) * itemsize
-        for slot in range(self._slots):
-            kinds[f"gradient{slot}"] = self.size * self.precision.stored.itemsize
-        return {self.region(kind): size for kind, size in kinds.items()}
+        sizes = {kind: self.size * dtype.itemsize for kind, dtype in self._dtypes.items()}
+        sizes[self._source_kind] += (self.whole - self.size) * self.precision.compute.itemsize
+        return {self.region(kind): size for kind, size in sizes.items()}
 
     def moments_layout(self) -> dict[str, int]:
         """Return the bytes of each region of moments."""
@@ -123,20 +117,12 @@ class SlideUnit(ParameterUnit):
 
     def map(self, memory: NodeMemory) -> None:
         """Take the unit's regions."""
-        dtypes = {"parameter": torch.float32}
-        if self.narrow:
-            dtypes["mirror"] = self.precision.compute
-        self.vectors = {
-            kind: memory.tensor(self.region(kind), dtype, (self.size,))
-            for kind, dtype in dtypes.items()
-        }
+        for kind, dtype in self._dtypes.items():
+            self.vectors[kind] = memory.tensor(self.region(kind), dtype, (self.size,))
         source, dtype = self.region(self._source_kind), self.precision.compute
         self.source = memory.tensor(source, dtype, (self.whole,))
         self.vectors[FROZEN] = self.source[self.size :]
-        self.slots = [
-            memory.tensor(self.region(f"gradient{slot}"), self.precision.stored, (self.size,))
-            for slot in range(self._slots)
-        ]
+        self.slots = [self.vectors[f"gradient{slot}"] for slot in range(self._slots)]
 
     def map_moments(self, where: NodeMemory | NodeFile) -> None:
         """Take the regions of the unit's moments."""
@@ -225,6 +211,14 @@ class SlideUnit(ParameterUnit):
     def region(self, kind: str) -> str:
         """Return the name of the region of one of its vectors."""
         return f"{self.name}/{kind}"
+
+    @property
+    def _dtypes(self) -> dict[str, torch.dtype]:
+        """Types of the vectors in host memory other than moments."""
+        dtypes = {"parameter": torch.float32}
+        if self.narrow:
+            dtypes["mirror"] = self.precision.compute
+        return dtypes | {f"gradient{slot}": self.precision.stored for slot in range(self._slots)}
 
     @property
     def _source_kind(self) -> str:

@@ -120,25 +120,38 @@ def test_skipped_step_is_reported_and_a_model_cannot_be_wrapped_twice() -> None:
         shardlab.SlideFSDP(model)
 
 
-def test_process_group_of_a_single_rank_can_be_replaced():
-    script = """
+SCRIPT = """
+import sys
 import torch
 import torch.distributed as dist
 from transformers import GPT2Config, GPT2LMHeadModel
 import shardlab
 
-for made in (False, True):
-    assert dist.is_initialized() == made
+def step():
+    torch.manual_seed(0)
     sizes = {"vocab_size": 50, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
     sliding = shardlab.SlideFSDP(GPT2LMHeadModel(GPT2Config(**sizes)))
-    tokens = torch.arange(10)[None]
+    tokens = torch.arange(10)[None] + dist.get_rank()
     sliding(input_ids=tokens, labels=tokens)
     sliding.synchronize()
-    del sliding
+
+"""
+REPLACED = """
+for made in (False, True):
+    assert dist.is_initialized() == made
+    step()
     dist.destroy_process_group()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=100)
+LAUNCHED = """
+step()
+torch.save(dist.get_world_size(), f"{sys.argv[1]}/{dist.get_rank()}.pt")
+dist.destroy_process_group()
+"""
+
+
+def test_process_group_of_a_single_rank_can_be_replaced():
+    subprocess.run([sys.executable, "-c", SCRIPT + REPLACED], check=True, timeout=100)
 
 
 class Blocks(nn.Module):
@@ -212,26 +225,8 @@ def test_forked_process_exits_cleanly_and_training_continues(group) -> None:
 
 def test_ranks_that_a_launcher_started_train_together(tmp_path):
     script = tmp_path / "script.py"
-    script.write_text(LAUNCHED)
+    script.write_text(SCRIPT + LAUNCHED)
     launched = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     subprocess.run([*launched, script, tmp_path], check=True, timeout=100)
     states = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     assert states[0] == states[1] == 2
-
-
-LAUNCHED = """
-import sys
-import torch
-import torch.distributed as dist
-from transformers import GPT2Config, GPT2LMHeadModel
-import shardlab
-
-torch.manual_seed(0)
-sizes = {"vocab_size": 50, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
-sliding = shardlab.SlideFSDP(GPT2LMHeadModel(GPT2Config(**sizes)))
-tokens = torch.arange(10)[None] + dist.get_rank()
-sliding(input_ids=tokens, labels=tokens)
-sliding.synchronize()
-torch.save(dist.get_world_size(), f"{sys.argv[1]}/{dist.get_rank()}.pt")
-dist.destroy_process_group()
-"""
