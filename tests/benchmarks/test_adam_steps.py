@@ -1,4 +1,4 @@
-"""What the benchmark of Adam compares computes the same."""
+"""Implementations that the benchmark of Adam compares compute the same."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ if not native.available():
 
 
 @pytest.mark.parametrize("way", ["float32", "mixed", "sum of 2", "sum of 4"])
-def test_our_way_and_torchs_lead_to_the_same_parameters(way):
+def test_our_step_matches_torch(way):
     vectors = adam.Vectors(4096)
     ways = adam.calls(vectors, Workers(2))
     ways[f"torch {way}"]()
@@ -22,7 +22,7 @@ def test_our_way_and_torchs_lead_to_the_same_parameters(way):
     assert torch.equal(vectors.mirror, theirs)
 
 
-def test_every_way_runs_and_has_its_ratio_in_the_table():
+def test_table_has_the_ratio_of_every_implementation():
     ways = adam.calls(adam.Vectors(256), Workers(1))
     for call in ways.values():
         call()

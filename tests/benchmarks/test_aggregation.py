@@ -1,4 +1,4 @@
-"""The errors that the benchmarks state are those of a reduce-scatter."""
+"""Errors in the benchmarks are those of a reduce-scatter."""
 
 import torch
 
@@ -10,7 +10,7 @@ from shardlab.codecs.unit import Block, Unit
 UNIT = Unit("matrices", (Block("a", 4, 3), Block("b", 8, 2)))
 
 
-def test_a_chunk_holds_its_rows_of_every_block():
+def test_chunk_has_its_rows_of_every_block():
     a, b = torch.arange(12.0).view(4, 3), 100 + torch.arange(16.0).view(8, 2)
     laid_out = scattered(torch.cat([a.flatten(), b.flatten()]), UNIT, 2)
     first, second = laid_out.chunk(2)
@@ -19,14 +19,14 @@ def test_a_chunk_holds_its_rows_of_every_block():
     assert first.numel() == sum(UNIT.chunk_sizes(2))
 
 
-def test_without_compression_the_mean_is_exact_and_all_bytes_are_counted():
+def test_uncompressed_mean_is_exact_and_all_bytes_are_counted():
     vectors = list(torch.randint(-8, 8, (4, 64)).float())
     mean, sent = reduced(make_codec("none"), vectors, 0)
     assert torch.equal(mean, torch.stack(vectors).mean(0))
     assert sent == 4 * 4 * 64
 
 
-def test_error_feedback_conserves_what_was_given():
+def test_error_feedback_conserves_the_input():
     codec, n = make_codec("topk:density=0.25"), 64
     residuals = [torch.zeros(n) for _ in range(2)]
     applied, exact = torch.zeros(n), torch.zeros(n)
@@ -38,7 +38,7 @@ def test_error_feedback_conserves_what_was_given():
     torch.testing.assert_close(applied + held_back, exact, rtol=1e-5, atol=1e-6)
 
 
-def test_the_error_of_a_method_without_magnitude_is_of_the_scaled_sum():
+def test_error_without_magnitude_is_that_of_the_scaled_sum():
     exact = torch.randn(100)
     assert relative(3 * exact, exact, magnitude=False) < 1e-6
     assert relative(3 * exact, exact) > 1.9

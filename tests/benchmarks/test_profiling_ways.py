@@ -1,4 +1,4 @@
-"""What the benchmark of being watched leaves out is there to be left out."""
+"""The parts that the benchmark of profiling disables exist."""
 
 import torch
 
@@ -6,7 +6,7 @@ from benchmarks import profiling
 from tests.ranks import run_ranks
 
 
-def test_a_step_can_be_timed_in_every_way():
+def test_step_is_timed_in_every_way():
     def on_rank(group):
         times = profiling._repetitions(profiling.CASES["fsdp2-int8"], "tiny", 1, group)
         return {way: torch.tensor(seconds) for way, seconds in times.items()}

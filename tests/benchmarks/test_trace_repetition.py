@@ -1,4 +1,4 @@
-"""The large trace of the benchmark is a real one, several times over."""
+"""Repetition of a real trace, as in the benchmark of readers."""
 
 import json
 
@@ -9,7 +9,7 @@ from shardlab.profiling.analysis.breakdown import read_steps
 from tests.trace_factory import WORKER, event, label, step, threads
 
 
-def test_a_repeated_trace_has_the_same_steps_again_and_again(tmp_path):
+def test_repeated_trace_repeats_its_steps(tmp_path):
     events = [*step(0, 10.5, 1000.25), event("aten::mm", 20, 300), label("gloo:send", 100, 350)]
     events += [label("gloo:all_reduce", 400, 700, WORKER)]
     trace = {"schemaVersion": 1, "traceEvents": [*threads(), *events]}

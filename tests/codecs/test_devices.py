@@ -1,4 +1,4 @@
-"""A payload is the same bytes whichever device made it."""
+"""Payloads have the same bytes on every device."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ KEY = MessageKey(seed=1, step=2, unit="block", rank=3)
 
 @pytest.mark.parametrize("n", [1, 127, 128, 4096, 1_000_003])
 @pytest.mark.parametrize("spec", SPECS)
-def test_gpu_and_cpu_agree_bit_for_bit(spec, n):
+def test_gpu_matches_cpu_bit_for_bit(spec, n):
     codec = make_codec(spec)
     x = torch.randn(n, generator=torch.Generator().manual_seed(n)) * 1e-3
     residual = torch.linspace(-1e-4, 1e-4, n)

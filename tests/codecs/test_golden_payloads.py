@@ -1,4 +1,4 @@
-"""Wire formats do not change: every codec writes and reads the bytes in its golden file."""
+"""Wire formats are fixed: every codec writes and reads the bytes in its golden file."""
 
 import json
 
@@ -22,12 +22,12 @@ def stored(spec: str) -> dict[str, str]:
 
 
 @every_spec
-def test_encoding_writes_the_bytes_in_the_file(spec):
+def test_encode_writes_the_bytes_in_the_file(spec):
     assert made(spec) == stored(spec)
 
 
 @every_spec
-def test_the_bytes_in_the_file_decode_to_the_floats_in_it(spec):
+def test_bytes_in_the_file_decode_to_its_floats(spec):
     file = stored(spec)
     floats = decoded(spec, from_hex(file["payload"]))
     assert torch.equal(floats.view(torch.uint8), from_hex(file["decoded"]))
@@ -37,7 +37,7 @@ def test_every_file_belongs_to_an_example():
     assert {file.name for file in FOLDER.iterdir()} == {path(spec).name for spec in SPECS}
 
 
-def test_every_codec_has_examples_of_its_own():
+def test_every_codec_has_examples():
     for name, spec in built_in().items():
         where = f"shardlab/strategy/codec_options.py: {spec.__name__}.examples"
         assert spec.examples, f"{where}: add a spec such as {name!r}, which the tests run"

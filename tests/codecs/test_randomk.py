@@ -1,4 +1,4 @@
-"""`randomk`: the same places on all ranks, sums on the wire, no bias if scaled."""
+"""`randomk`: the same positions on all ranks, sums on the wire, unbiased if scaled."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def test_payloads_can_be_summed_before_they_are_decoded(n, density, scaled):
     torch.testing.assert_close(codec.decode(summed, n, KEY), out)
 
 
-def test_all_ranks_draw_the_same_places_and_every_step_others():
+def test_positions_are_equal_on_all_ranks_and_differ_by_step():
     codec, x = make_codec("randomk:density=0.1"), torch.arange(1.0, 1001.0)
     drawn = [codec.encode(x, key).tolist() for key in keys(4)]
     assert all(each == drawn[0] for each in drawn)
@@ -49,7 +49,7 @@ def _steps(count):
     return (KEY._replace(step=step) for step in range(count))
 
 
-def test_without_scaling_the_share_that_is_kept_is_the_density():
+def test_unscaled_selection_contracts_by_the_density():
     codec, x = make_codec("randomk:density=0.1"), torch.randn(1000)
     lost = [
         (x - codec.decode(codec.encode(x, key), 1000, key)).square().sum() for key in _steps(400)
@@ -59,7 +59,7 @@ def test_without_scaling_the_share_that_is_kept_is_the_density():
 
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_value_that_is_not_finite_shows_wherever_it_is(scaled, bad):
+def test_non_finite_value_at_any_position_decodes_to_nan(scaled, bad):
     codec = make_codec({"name": "randomk", "density": 0.01, "scaled": scaled})
     for place in (0, 123, 999):
         x, residual = torch.ones(1000), torch.linspace(-1, 1, 1000)
@@ -71,7 +71,7 @@ def test_a_value_that_is_not_finite_shows_wherever_it_is(scaled, bad):
         assert residual.isfinite().all() and residual[place] == before[place]
 
 
-def test_nothing_is_lost_apart_from_the_residual_or_in_its_place():
+def test_payload_and_residual_sum_to_the_input_in_and_out_of_place():
     codec, x, residual = make_codec("randomk:density=0.1"), torch.randn(1000), torch.randn(1000)
     kept, given_sum = torch.empty(1000), x + residual
     payload = codec.encode_residual(x, residual, kept, KEY)
@@ -80,7 +80,7 @@ def test_nothing_is_lost_apart_from_the_residual_or_in_its_place():
     assert torch.equal(residual, kept)
 
 
-def test_a_key_is_needed():
+def test_key_is_needed():
     codec, x = make_codec("randomk"), torch.ones(500)
     payload = codec.encode(x, KEY)
     for call in (

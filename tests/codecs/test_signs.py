@@ -19,7 +19,7 @@ def test_bits_per_element_are_as_documented():
     }
 
 
-def test_a_vote_is_not_the_sum_of_its_payloads():
+def test_vote_differs_from_the_sum_of_payloads():
     codec = make_codec("sign")
     assert codec.votes
     ranks = [torch.tensor(x) for x in ([4.0, -4.0], [-1.0, -1.0], [-1.0, 1.0])]
@@ -33,8 +33,8 @@ def test_a_vote_is_not_the_sum_of_its_payloads():
     torch.testing.assert_close(summed, torch.tensor([2 / 3, -4 / 3]))
 
 
-def test_error_feedback_makes_up_for_one_bit():
-    """The mean of what is sent comes near the vector, which no single payload does."""
+def test_error_feedback_compensates_one_bit():
+    """Compare the mean of many payloads with a single one."""
     x = torch.randn(2048, generator=torch.Generator().manual_seed(0))
     for spec in ("sign", "efsign:group=128", "onebit:group=128"):
         codec = make_codec(spec)

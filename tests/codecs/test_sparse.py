@@ -1,4 +1,4 @@
-"""What `topk` and `threshold` send, and that nothing is lost on the way."""
+"""`topk` and `threshold`: selection, payloads and residuals."""
 
 from typing import get_args
 
@@ -18,7 +18,7 @@ every_value_codec = pytest.mark.parametrize("values", get_args(Values))
 
 
 def both_ways(codec, x, residual):
-    """The payload, and what is kept: apart from the residual, and in its place."""
+    """Return payload and new residual, the same in place and out of place."""
     kept, place = torch.full_like(x, torch.nan), residual.clone()
     payload = codec.encode_residual(x, residual, kept, KEY)
     assert torch.equal(codec.encode_residual(x, place, place, KEY), payload)
@@ -31,7 +31,7 @@ def both_ways(codec, x, residual):
 @pytest.mark.parametrize("name", ["topk:density=0.1", "threshold:threshold=1,cap=0.2"])
 @settings(max_examples=15)
 @given(n=st.integers(1, 700), seed=st.integers(0, 2**31), power=st.integers(-20, 8))
-def test_what_is_sent_and_what_is_kept_are_what_was_given(name, values, indices, n, seed, power):
+def test_payload_and_residual_sum_to_the_input(name, values, indices, n, seed, power):
     codec = make_codec(f"{name},values={values},indices={indices}")
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n, generator=generator) * 2.0**power
@@ -45,7 +45,7 @@ def test_what_is_sent_and_what_is_kept_are_what_was_given(name, values, indices,
 
 
 @every_value_codec
-def test_the_payload_has_the_kept_values_as_the_value_codec_makes_them(values):
+def test_payload_begins_with_the_payload_of_the_value_codec(values):
     x = torch.randn(5000)
     payload = make_codec(f"topk:density=0.1,values={values}").encode(x, KEY)
     place = torch.topk(x.abs(), 500).indices.sort().values
@@ -56,7 +56,7 @@ def test_the_payload_has_the_kept_values_as_the_value_codec_makes_them(values):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @every_value_codec
 @pytest.mark.parametrize("name", ["topk:density=0.001", "threshold:threshold=2,cap=0.001"])
-def test_a_value_that_is_not_finite_is_always_sent_and_never_kept(name, values, bad):
+def test_non_finite_value_is_always_sent_and_never_kept(name, values, bad):
     codec = make_codec(f"{name},values={values}")
     x, residual = torch.full((2000,), 3.0), torch.linspace(-1, 1, 2000)
     x[[5, 77, 1999]] = bad
@@ -66,7 +66,7 @@ def test_a_value_that_is_not_finite_is_always_sent_and_never_kept(name, values, 
     assert torch.equal(kept[[5, 77, 1999]], residual[[5, 77, 1999]])
 
 
-def test_nan_goes_before_infinity_and_infinity_before_all_finite_numbers():
+def test_nan_is_selected_before_infinity_and_infinity_before_finite_values():
     x = torch.tensor([3e38, float("inf"), 1.0, float("nan"), -float("inf")])
     codec = make_codec("topk:density=0.4")
     assert codec.decode(codec.encode(x), 5).isnan().tolist() == [0, 0, 0, 1, 0]

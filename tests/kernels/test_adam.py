@@ -55,14 +55,14 @@ def test_cuts_between_calls_change_no_bit(case, cuts):
 
 @pytest.mark.parametrize("dtypes", [(FP32, FP32, FP32, FP32), (BF16, BF16, BF16, BF16)])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads_change_no_bit(dtypes, threads):
+def test_step_does_not_depend_on_the_number_of_threads(dtypes, threads):
     case = Case(n=200_003, dtypes=dtypes, mirror=BF16, offset=2**32 - 100_001)
     assert stepped(case, workers=Workers(threads)) == stepped(case)
 
 
 @pytest.mark.skipif(not native.available(), reason="PyTorch flushes what it is told to")
 @pytest.mark.parametrize("threads", [None, 2])
-def test_threads_that_flush_subnormal_numbers_compute_the_same(threads):
+def test_flushing_of_subnormal_numbers_has_no_effect(threads):
     case = Case(n=1000, wild=True, mirror=BF16)
     expected = stepped(case)
     assert torch.set_flush_denormal(True)
@@ -97,26 +97,26 @@ def both(n, steps, decoupled, decay, betas):
 
 as_torch = pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"),
-    reason="torch rounds otherwise on this processor",
+    reason="torch rounds differently on this processor",
 )
 
 
 @as_torch
 @pytest.mark.parametrize(("decoupled", "decay", "betas"), SETTINGS)
-def test_hundred_steps_have_the_bits_of_torchs_fused_optimizer(decoupled, decay, betas):
+def test_hundred_steps_match_fused_torch_optimizer_bit_for_bit(decoupled, decay, betas):
     for theirs, ours in both(16 * 200, 100, decoupled, decay, betas):
         assert torch.equal(theirs, ours)
 
 
 @as_torch
 @pytest.mark.parametrize("n", range(1, 16))
-def test_a_tail_that_torch_rounds_otherwise_is_two_units_away_at_most(n):
+def test_tail_differs_from_torch_by_at_most_two_units(n):
     for theirs, ours in both(n, 1, True, 0.1, (0.9, 0.999)):
         assert (theirs.view(torch.int32) - ours.view(torch.int32)).abs().max() <= 2
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
-def test_the_mirror_is_the_parameter_to_the_nearest(dtype):
+def test_mirror_is_the_parameter_rounded_to_nearest(dtype):
     values = torch.cat([any_bits(5000, 1), torch.tensor([65504.0, 65519.9, 65520.0, -1e9])])
     mirror, zeros = values.to(dtype), torch.zeros_like(values)
     adam_(values, zeros, zeros.clone(), [zeros], Hyper(0.0), 1, mirror=mirror)
@@ -148,37 +148,37 @@ def drawn(value, dtype, seed=0, step=1):
 @pytest.mark.parametrize(
     ("value", "dtype"), [(1.0, BF16), (3e-39, BF16), (2.5, FP16), (3e-6, FP16)]
 )
-def test_rounding_by_chance_has_the_right_mean(value, dtype):
+def test_stochastic_rounding_is_unbiased(value, dtype):
     found = drawn(value, dtype).double()
     exact = 1 + 1 / 3000 if dtype is FP16 else 0.999
     exact *= torch.tensor(value, dtype=dtype).double().item()
     assert len(found.unique()) == 2
     deviation = found.std().item() / math.sqrt(len(found))
-    # beside chance, the step itself is rounded in float32
+    # the step itself is rounded in float32
     assert abs(found.mean().item() - exact) < 4 * deviation + 1e-6 * exact
 
 
-def test_rounding_by_chance_is_a_function_of_seed_step_and_element():
+def test_stochastic_rounding_depends_on_seed_step_and_element():
     first = drawn(1.0, BF16)
     assert torch.equal(first, drawn(1.0, BF16))
     for other in (drawn(1.0, BF16, seed=1), drawn(1.0, BF16, step=2)):
         assert not torch.equal(first, other)
 
 
-def test_a_second_moment_of_bfloat16_decays_by_chance_and_never_to_the_nearest():
+def test_bfloat16_second_moment_decays_only_with_stochastic_rounding():
     parameter = torch.nn.Parameter(torch.zeros(4096, dtype=BF16))
     optimizer = torch.optim.AdamW([parameter], fused=True)
     parameter.grad = torch.full_like(parameter, math.sqrt(1000))
     optimizer.step()
     nearest = optimizer.state[parameter]["exp_avg_sq"]
-    by_chance, start = nearest.clone(), nearest.float().mean()
+    stochastic, start = nearest.clone(), nearest.float().mean()
     zeros = torch.zeros(4096, dtype=BF16)
     parameter.grad = zeros
     for step in range(2, 1002):
         optimizer.step()
-        adam_(zeros.clone(), zeros.clone(), by_chance, [zeros], Hyper(1e-3), step)
+        adam_(zeros.clone(), zeros.clone(), stochastic, [zeros], Hyper(1e-3), step)
     assert nearest.float().mean() == start
-    torch.testing.assert_close(by_chance.float().mean(), start * 0.999**1000, rtol=0.02, atol=0)
+    torch.testing.assert_close(stochastic.float().mean(), start * 0.999**1000, rtol=0.02, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_a_second_moment_of_bfloat16_decays_by_chance_and_never_to_the_nearest()
         ("step", 0, "step is 0"),
     ],
 )
-def test_what_the_kernel_cannot_take_is_refused(name, value, message):
+def test_unsuitable_arguments_are_refused(name, value, message):
     given = dict(zip(("parameter", "exp_avg", "exp_avg_sq"), torch.zeros(3, 8), strict=True))
     given |= {"gradients": [torch.zeros(8)], "hyper": Hyper(1e-3), "step": 1} | {name: value}
     with pytest.raises(ValueError, match=message):
@@ -206,7 +206,7 @@ def test_what_the_kernel_cannot_take_is_refused(name, value, message):
     st.integers(0, 40_000),
     st.integers(1, 3),
 )
-def test_sums_of_squares_have_the_bits_of_the_reference_and_of_all_threads(n, dtype, offset, ranks):
+def test_sum_of_squares_matches_reference_on_any_number_of_threads(n, dtype, offset, ranks):
     vectors = [any_bits(n, seed).nan_to_num().clamp(-1e4, 1e4).to(dtype) for seed in range(ranks)]
     found = sum_of_squares(vectors, 1 / 3, offset)
     assert sum_of_squares(vectors, 1 / 3, offset, Workers(2)) == found
@@ -218,20 +218,20 @@ def test_sums_of_squares_have_the_bits_of_the_reference_and_of_all_threads(n, dt
 
 
 @given(st.integers(0, 16_383), st.integers(0, 16_384))
-def test_a_sum_of_squares_of_one_block_does_not_depend_on_the_zeros_in_it(start, length):
+def test_sum_of_squares_of_a_block_does_not_depend_on_zeros(start, length):
     block = torch.zeros(16_384)
     part = block[start : start + length]
     part.copy_(any_bits(len(part), 3).nan_to_num().clamp(-1e9, 1e9))
     assert sum_of_squares([part], offset=start + 5 * 16_384) == sum_of_squares([block])
 
 
-def test_nan_and_infinity_come_through_a_sum_of_squares():
+def test_sum_of_squares_propagates_nan_and_infinity():
     for value, expected in ((float("-inf"), "inf"), (float("nan"), "nan")):
         assert str(sum_of_squares([torch.tensor([1.0, value] * 9)])) == expected
     assert sum_of_squares([torch.zeros(0)]) == 0.0
 
 
-def test_nothing_is_written_outside_of_the_vectors():
+def test_step_writes_only_inside_the_vectors():
     memory = torch.full((4, 64), 7.0)
     mirrors = torch.full((64,), 7.0, dtype=BF16)
     vectors, outside = memory[:, 3:50], [*range(3), *range(50, 64)]

@@ -31,7 +31,7 @@ def affordable(n, coding):
 
 
 @given(places(), CODINGS)
-def test_places_survive_the_round_trip(drawn, coding):
+def test_positions_round_trip(drawn, coding):
     n, place = drawn
     if not affordable(n, coding):
         coding = "varint"
@@ -49,7 +49,7 @@ def test_varint_is_leb128_of_the_gaps(drawn):
 
 
 @given(places().filter(lambda drawn: drawn[0] < 2**17))
-def test_a_bitmap_has_a_bit_for_each_element_the_lowest_first(drawn):
+def test_bitmap_has_a_bit_for_each_element_lowest_first(drawn):
     n, place = drawn
     expected = [0] * ((n + 7) // 8)
     for i in place.tolist():
@@ -58,7 +58,7 @@ def test_a_bitmap_has_a_bit_for_each_element_the_lowest_first(drawn):
 
 
 @given(places().filter(lambda drawn: drawn[0] < 2**22))
-def test_the_smaller_of_the_two_is_sent_and_a_draw_goes_to_the_bitmap(drawn):
+def test_smaller_coding_is_chosen_and_bitmap_on_ties(drawn):
     n, place = drawn
     sizes = {coding: len(encoded(place, n, coding)) for coding in ("bitmap", "varint")}
     winner = "varint" if sizes["varint"] < sizes["bitmap"] else "bitmap"
@@ -66,7 +66,7 @@ def test_the_smaller_of_the_two_is_sent_and_a_draw_goes_to_the_bitmap(drawn):
 
 
 @given(places(), CODINGS)
-def test_the_reference_makes_and_reads_the_same_bytes(drawn, coding):
+def test_codings_match_reference(drawn, coding):
     n, place = drawn
     if not affordable(n, coding):
         coding = "varint"
@@ -85,7 +85,7 @@ def test_the_reference_makes_and_reads_the_same_bytes(drawn, coding):
     st.sampled_from([1, 10, 777, 70_000, 2**31 - 1]),
     CODINGS,
 )
-def test_kernel_and_reference_agree_on_what_is_damaged(content, count, n, coding):
+def test_kernel_and_reference_refuse_the_same_bytes(content, count, n, coding):
     coded = torch.tensor(content, dtype=torch.uint8)
     if count == 60:
         count = sum(byte < 128 for byte in content)
@@ -119,7 +119,7 @@ def test_damaged_gaps_are_refused(content, count, n):
 
 
 @given(st.integers(1, 3000), st.data(), CODINGS)
-def test_no_places_take_more_than_the_bound(n, data, coding):
+def test_size_is_at_most_the_bound(n, data, coding):
     k = data.draw(st.integers(1, n))
     # gaps just long enough for a second byte, as many as there are
     long = min(k, (n - k) // 128)

@@ -1,4 +1,4 @@
-"""Counters that processes share."""
+"""Counters in shared memory."""
 
 import mmap
 import random
@@ -14,26 +14,26 @@ from tests.ranks import run_ranks
 
 @pytest.fixture(params=["", "reference"], autouse=True)
 def kernels(request, monkeypatch):
-    """Compiled where there is a library, and not."""
+    """Run compiled, where there is a library, and by the reference."""
     monkeypatch.setenv("SHARDLAB_KERNELS", request.param)
     native.library.cache_clear()
     yield
     native.library.cache_clear()
 
 
-def shared(count, room=0):
-    """Counters in memory that forked ranks share, and that memory."""
-    memory = mmap.mmap(-1, count * BYTES + room)
+def shared(count, extra=0):
+    """Return counters in memory that forked ranks share, and that memory."""
+    memory = mmap.mmap(-1, count * BYTES + extra)
     return SharedCounters(memory, 0, count), memory
 
 
-def test_a_counter_is_zero_then_what_was_published():
+def test_counter_is_zero_until_published():
     words, _ = shared(3)
     words.publish(1, 7)
     assert [words.read(index) for index in range(3)] == [0, 7, 0]
 
 
-def test_a_later_value_is_enough_and_an_earlier_one_is_not():
+def test_wait_returns_at_the_value_or_a_later_one():
     words, _ = shared(1)
     words.publish(0, 5)
     assert words.wait(0, 4, 0.0)
@@ -41,14 +41,14 @@ def test_a_later_value_is_enough_and_an_earlier_one_is_not():
     assert not words.wait(0, 6, 0.01)
 
 
-def test_the_largest_value_arrives():
+def test_largest_value_is_published():
     words, _ = shared(1)
     words.publish(0, 2**31 - 1)
     assert words.wait(0, 2**31 - 1, 0.0)
 
 
-def test_a_thread_may_publish_what_another_one_awaits():
-    """It could not, if waiting kept the interpreter to itself."""
+def test_thread_may_publish_while_another_waits():
+    """Waiting releases the interpreter lock."""
     words, _ = shared(1)
     seen = []
     waiting = threading.Thread(target=lambda: seen.append(words.wait(0, 1, 30.0)))
@@ -69,10 +69,10 @@ def test_every_waiting_process_is_woken():
     assert all(result["seen"] for result in run_ranks(4, on_rank))
 
 
-def test_what_was_written_before_is_seen_after():
-    """Rounds of random length: everyone reads what the writer of the round wrote, then says so."""
-    ranks, rounds, room = 3, 1500, 1 << 14
-    words, memory = shared(2 * ranks, room)
+def test_writes_before_a_publication_are_visible_after_it():
+    """Write from random ranks in turn; all others read and acknowledge."""
+    ranks, rounds, size = 3, 1500, 1 << 14
+    words, memory = shared(2 * ranks, size)
     data = torch.frombuffer(memory, dtype=torch.int32, offset=2 * ranks * BYTES)
     seed = random.randrange(1 << 30)
 
@@ -94,7 +94,7 @@ def test_what_was_written_before_is_seen_after():
     run_ranks(ranks, on_rank)
 
 
-def test_the_memory_lives_as_long_as_its_counters():
+def test_counters_keep_their_memory_alive():
     words, memory = shared(1)
     del memory
     words.publish(0, 1)

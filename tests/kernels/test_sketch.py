@@ -1,4 +1,4 @@
-"""Count sketches: the compiled kernel is its reference, and tables are linear."""
+"""Count sketches: compiled kernels match the reference, and tables are linear."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def flat(keys):
 
 @given(x=vectors(), rows=st.integers(1, 15), buckets=st.integers(1, 300))
 @settings(max_examples=60)
-def test_adding_matches_the_reference_bit_for_bit(x, rows, buckets):
+def test_add_matches_reference(x, rows, buckets):
     ours, theirs = torch.ones(rows, buckets), torch.ones(rows, buckets)
     sketch.add(x, keys_of(rows), ours)
     sketch.add_reference(x, flat(keys_of(rows)), theirs)
@@ -28,7 +28,7 @@ def test_adding_matches_the_reference_bit_for_bit(x, rows, buckets):
 
 @given(x=vectors(specials=False), rows=st.integers(1, 15), buckets=st.integers(1, 300))
 @settings(max_examples=60)
-def test_estimates_match_the_reference_bit_for_bit(x, rows, buckets):
+def test_estimates_match_reference(x, rows, buckets):
     table = torch.zeros(rows, buckets)
     sketch.add(x, keys_of(rows), table)
     ours = sketch.estimate(table, keys_of(rows), x.numel())
@@ -39,7 +39,7 @@ def test_estimates_match_the_reference_bit_for_bit(x, rows, buckets):
 
 @given(seed=st.integers(0, 2**31), n=st.integers(1, 2000))
 @settings(max_examples=30)
-def test_the_sketch_of_a_sum_is_the_sum_of_the_sketches(seed, n):
+def test_sketch_is_linear(seed, n):
     generator = torch.Generator().manual_seed(seed)
     x, y = (torch.randint(-1000, 1000, (n,), generator=generator).float() for _ in range(2))
     tables = []
@@ -73,7 +73,7 @@ def test_elements_spread_evenly_over_buckets_and_signs():
     assert 0.8 < float(signs.square().mean()) / (n / buckets) < 1.25
 
 
-def test_an_element_much_larger_than_the_rest_is_estimated_well():
+def test_estimate_of_a_dominant_element_is_accurate():
     x = 1e-3 * torch.randn(5000, generator=torch.Generator().manual_seed(2))
     x[1234] = -7.0
     table = torch.zeros(5, 100)
@@ -84,6 +84,6 @@ def test_an_element_much_larger_than_the_rest_is_estimated_well():
 
 
 @pytest.mark.parametrize("shape", [(16, 10), (2, 10), (3, 0)])
-def test_a_table_that_does_not_fit_its_keys_is_refused(shape):
+def test_table_that_does_not_fit_its_keys_is_refused(shape):
     with pytest.raises(ValueError, match="does not fit"):
         sketch.add(torch.ones(5), keys_of(16 if shape[0] == 16 else 3), torch.zeros(shape))

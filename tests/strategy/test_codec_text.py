@@ -1,4 +1,4 @@
-"""Codecs as text: what stands there is what is meant, and what is written can be read."""
+"""Codecs as text: types of option values, and round trips."""
 
 import pytest
 from hypothesis import given
@@ -26,17 +26,17 @@ from shardlab.strategy.strategy import parse_strategy
         ("null", None),
     ],
 )
-def test_option_values_are_what_they_look_like(literal, value):
+def test_option_values_have_the_type_of_their_literal(literal, value):
     found = split_text(f"some:option={literal}")["option"]
     assert found == value and type(found) is type(value)
 
 
-def test_a_density_may_have_an_exponent():
+def test_density_with_an_exponent():
     strategy = parse_strategy({"gradients": {"codec": "topk:density=1e-3"}})
     assert strategy.gradients.codec == TopKSpec(density=0.001)
 
 
 @given(st.floats(0, 1, exclude_min=True))
-def test_what_is_written_can_be_read(density):
+def test_text_round_trips(density):
     spec = TopKSpec(density=density)
     assert parse_strategy({"gradients": {"codec": codec_text(spec)}}).gradients.codec == spec
