@@ -41,7 +41,7 @@ CODEC_TESTS = (
 )
 FEEDBACK = "shardlab/comm/{feedback,residuals}.py"
 AGENT = (
-    "shardlab/agent/{decisions/decision,trials/trials,records/history,proposals/{validator,judge,"
+    "shardlab/agent/{decisions/decision,trials/trials,records/history,proposals/{proposal,judge,"
     "candidates}}.py"
 )
 # all engines take minutes for each survivor
