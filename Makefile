@@ -67,7 +67,6 @@ clean:
 # The path file, unlike an editable installation, comes after the current folder: a copy of this tree
 # (`dvc exp run --temp` makes them) runs its own code.
 .venv/.project: .venv/.packages $(wildcard csrc/*)
-	@cmake -S csrc -B build -G Ninja > /dev/null
-	@cmake --build build -- --quiet
+	@python -m shardlab.kernels.build
 	@echo "$(CURDIR)" > "$$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shardlab.pth"
 	@touch $@

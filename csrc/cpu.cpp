@@ -1,5 +1,15 @@
-// The instruction sets of the processor, by which a build of the kernels is chosen.
+// The instruction sets of the CPU and the hash of the sources, so that the right build is loaded.
 #include "kernels.h"
+
+// Names the sources of this library by their SHA-256 (CMakeLists.txt computes it). shardlab/kernels/build.py
+// finds it in the file by the words before it, without loading what may be damaged.
+extern "C" const char* shardlab_sources() {
+#ifdef SHARDLAB_SOURCES
+  return "shardlab-sources:" SHARDLAB_SOURCES;
+#else
+  return "shardlab-sources:unknown";
+#endif
+}
 
 // The level of x86-64 as its ABI defines it: 4 (AVX-512), 3 (AVX2) or 1; 1 on other processors.
 extern "C" int32_t shardlab_cpu_level() {

@@ -19,9 +19,7 @@ from torch import Tensor
 
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say
-
-LIBRARY = Path(__file__).with_name("libshardlab_kernels.so")
-"""for every processor; those for levels of x86-64 have _v3 and _v4 after the name"""
+from shardlab.kernels import build
 
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -35,30 +33,54 @@ def available() -> bool:
 def library() -> ctypes.CDLL | None:
     """Load the kernels; None where there are none, which the first call reports on stderr.
 
+    In a source tree, libraries that are damaged or differ from csrc/ are built again.
     The answer is kept for the life of the process and of those forked from it.
 
     Raises:
-        UserError: `SHARDLAB_KERNELS` has an unknown value.
+        UserError: `SHARDLAB_KERNELS` has an unknown value, or csrc/ does not compile.
     """
     wanted = os.environ.get("SHARDLAB_KERNELS", "")
     if wanted not in ("", "reference"):
         raise UserError(f"SHARDLAB_KERNELS: set it to 'reference' or not at all (found {wanted!r})")
     if wanted == "reference":
         return None
-    if not LIBRARY.exists():
-        say(
-            "shardlab: no compiled kernels (no C++ compiler at installation?): "
-            "using the PyTorch reference, slower"
-        )
+    fault = _fault()
+    if fault is not None and build.SOURCES.is_dir():
+        say(f"shardlab: {fault}: building csrc/")
+        try:
+            build.build()
+            fault = _fault()
+        except OSError as error:  # no CMake, or a tree that this user cannot write
+            fault = f"{fault} ({error})"
+    if fault is not None:
+        say(f"shardlab: {fault}: using the PyTorch reference, slower")
         return None
     return ctypes.CDLL(str(builds()[-1]))
 
 
+def _fault() -> str | None:
+    """Return why the libraries cannot serve; None if they can."""
+    paths = [build.LIBRARY, *_wider(range(2, 5))]
+    fault = next(filter(None, map(build.find_fault, paths)), None)
+    if fault is None:
+        try:
+            ctypes.CDLL(str(builds()[-1]))
+        except OSError as error:  # such as a C++ runtime that is too old
+            fault = str(error)
+    return fault
+
+
 def builds() -> list[Path]:
-    """Return the libraries that this processor supports, the fastest last."""
-    level = ctypes.CDLL(str(LIBRARY)).shardlab_cpu_level()
-    wider = [LIBRARY.with_stem(f"{LIBRARY.stem}_v{wide}") for wide in range(2, level + 1)]
-    return [LIBRARY, *(path for path in wider if path.exists())]
+    """Return the libraries that this CPU runs, the fastest last."""
+    level = ctypes.CDLL(str(build.LIBRARY)).shardlab_cpu_level()
+    return [build.LIBRARY, *_wider(range(2, level + 1))]
+
+
+def _wider(levels: range) -> list[Path]:
+    """Return the libraries for wider instruction sets, as far as the compiler made them."""
+    name = build.LIBRARY.stem
+    paths = [build.LIBRARY.with_stem(f"{name}_v{level}") for level in levels]
+    return [path for path in paths if path.exists()]
 
 
 def function(name: str, *arguments: type) -> Callable[..., None]:
@@ -74,7 +96,7 @@ def function(name: str, *arguments: type) -> Callable[..., None]:
         assert loaded is not None, "callers ask `compiled` first"
         found: Any = getattr(loaded, name, None)
         if found is None:
-            raise UserError(f"{LIBRARY}: built from older sources ({name} is missing): reinstall")
+            raise UserError(f"{build.LIBRARY}: {name} is missing: reinstall shardlab")
         found.argtypes = arguments
         found.restype = None
         return cast(Callable[..., None], found)
