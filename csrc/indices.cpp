@@ -1,4 +1,6 @@
 // Ascending positions as bytes: specified in shardlab/kernels/indices.py.
+#include <algorithm>
+
 #include "bits.h"
 
 static constexpr int64_t kWord = 64;  // bytes whose comparisons make one machine word
@@ -97,7 +99,7 @@ SHARDLAB_KERNEL void indices_from_varint(const uint8_t* bytes, int64_t size, int
 
 SHARDLAB_KERNEL void indices_to_bitmap(const int32_t* places, int64_t count, int64_t n,
                                        uint8_t* out) {
-  std::memset(out, 0, static_cast<size_t>((n + 7) / 8));
+  std::fill_n(out, (n + 7) / 8, uint8_t{0});  // `out` may be null where n is 0
   for (int64_t j = 0; j < count; ++j)
     out[places[j] / 8] = static_cast<uint8_t>(out[places[j] / 8] | 1u << places[j] % 8);
 }

@@ -5,6 +5,7 @@ python -m shardlab.kernels.build
 
 import fcntl
 import hashlib
+import os
 import platform
 import shutil
 import struct
@@ -61,6 +62,12 @@ def find_fault(path: Path) -> str | None:
     return None
 
 
+def has_compiler() -> bool:
+    """Return whether CMake and a C++ compiler are installed."""
+    compilers = [os.environ.get("CXX", "c++"), "g++", "clang++"]
+    return shutil.which("cmake") is not None and any(map(shutil.which, compilers))
+
+
 def build() -> None:
     """Build csrc/ with CMake and rename the libraries into place; do nothing without a compiler.
 
@@ -68,7 +75,7 @@ def build() -> None:
 
     Raises:
         UserError: the sources do not compile.
-        OSError: CMake is missing, or the source tree cannot be written.
+        OSError: CMake or Ninja is missing, or the source tree cannot be written.
     """
     folder = _TREE / "build"
     folder.mkdir(exist_ok=True)

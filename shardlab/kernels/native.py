@@ -45,12 +45,12 @@ def library() -> ctypes.CDLL | None:
     if wanted == "reference":
         return None
     fault = _fault()
-    if fault is not None and build.SOURCES.is_dir():
+    if fault is not None and build.SOURCES.is_dir() and build.has_compiler():
         say(f"shardlab: {fault}: building csrc/")
         try:
             build.build()
             fault = _fault()
-        except OSError as error:  # no CMake, or a tree that this user cannot write
+        except OSError as error:  # no Ninja, or a tree that this user cannot write
             fault = f"{fault} ({error})"
     if fault is not None:
         say(f"shardlab: {fault}: using the PyTorch reference, slower")
