@@ -21,7 +21,7 @@ def bits_per_second(rate: str) -> int:
     Raises:
         UserError: not a positive number of kbit, mbit or gbit.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg])bit", rate)
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([kmg])bit", rate)
     bits = round(float(match[1]) * _UNITS[match[2]]) if match else 0
     if bits == 0:
         raise UserError(

@@ -10,6 +10,7 @@ import yaml
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError, nearest
 from shardlab.experiment.codec_modules import load_codecs
+from shardlab.experiment.parameter_file import check_values, read_tree, shorten
 from shardlab.experiment.schema import Params, RoundPlan, Timing, Train
 from shardlab.strategy.strategy import Strategy
 from shardlab.strategy.validation import check_fits
@@ -33,10 +34,13 @@ class Parameters:
 
     def __init__(self, path: str | Path = "params.yaml", overrides: Iterable[str] = ()) -> None:
         self._path = path
-        self._tree = _load(path)
-        for override in overrides:
-            _override(self._tree, override)
-        _check_tree(self._tree)
+        self._tree = read_tree(path)
+        try:
+            for override in overrides:
+                _override(self._tree, override)
+            _check_tree(self._tree)
+        except UserError as error:
+            raise UserError(shorten(str(error))) from None
 
     def __call__(self, *keys: str) -> Any:
         """Return the validated values of dotted keys: one value, or a list of them.
@@ -63,22 +67,6 @@ class Parameters:
         return validate(annotation or _annotation(section), node, key)
 
 
-def _load(path: str | Path) -> dict[str, Any]:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        # YAML 1.1 differs from JSON: no tabs, and 1e-3 is text
-        tree = json.loads(text) if Path(path).suffix == ".json" else yaml.safe_load(text)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; run from the folder that holds it") from None
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}: not JSON: {error}") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(tree, dict):
-        raise UserError(f"{path}: expected a mapping of sections")
-    return tree
-
-
 def _override(tree: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals:
@@ -94,8 +82,9 @@ def _override(tree: dict[str, Any], override: str) -> None:
     except json.JSONDecodeError:
         try:
             node[leaf] = yaml.safe_load(text)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, RecursionError, ValueError):
             raise UserError(f"--set {key}: {text!r} is neither YAML nor JSON") from None
+    check_values(node[leaf], key)
 
 
 def _annotation(section: str) -> Any:
