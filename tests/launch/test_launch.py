@@ -109,9 +109,7 @@ def test_silent_exit_is_reported():
 )
 def test_a_killed_rank_is_named_with_its_signal(number, kind, message):
     before = signal.signal(signal.SIGTERM, lambda *_: None)  # a handler that ranks must not have
-    hangup = signal.signal(
-        signal.SIGHUP, signal.SIG_DFL
-    )  # nohup ignores it
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
     try:
         with pytest.raises(RunFailed, match=message) as caught:
             launch(one_dies(1, number), 3, 1, timeout_s=60)
