@@ -3,12 +3,17 @@ from snakemake.utils import min_version
 min_version("9.0")
 
 
+# first: Snakemake reads the file less strictly, and shows its mistakes with a traceback
+include: "workflow/rules/check.smk"
+
+
 configfile: "params.yaml"
 
 
 report: "workflow/report/workflow.rst"
 
 
+include: "workflow/rules/lock.smk"
 include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/train.smk"

@@ -6,6 +6,7 @@ from shardlab.core.errors import UserError
 from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
 from shardlab.measurements.calibration import memory_operations
+from shardlab.strategy.strategy import parse_strategy
 from stages.common import run
 
 _OUTPUT = "results/calibration.json"
@@ -18,13 +19,15 @@ def main(params: Parameters) -> None:
     networks = dict.fromkeys(Network(t.world_size, link) for t in known for link in (None, t.link))
     used = dict.fromkeys(name for timing in timings.values() for name in timing.runs)
     full = [strategies[name].canonical() for name in used]
-    memory = dict.fromkeys(operation for each in full for operation in memory_operations(each))
+    # the search may propose to slide where no timing does
+    sliding = parse_strategy({"engine": "slide"}).canonical()
+    memory = dict.fromkeys(each for some in (sliding, *full) for each in memory_operations(some))
     several = [network for network in networks if network.world_size > 1]
     if not several:
         raise UserError("forecast.timings: none of them has several ranks: add one that has")
     found = calibrate(
         several,
-        codecs_of(full),
+        codecs_of(full, forecast.space),
         train.threads,
         train.timeout_s,
         placement=train.placement,

@@ -13,7 +13,8 @@ from datetime import datetime
 from pathlib import Path
 
 from shardlab.core.errors import UserError
-from shardlab.core.process import die_with_parent
+from shardlab.core.lock import lock_tree
+from shardlab.core.process import die_with_parent, on_end_signals
 from shardlab.core.progress import say, stopwatch
 from shardlab.experiment.parameters import Parameters
 
@@ -24,7 +25,7 @@ def run(main: Callable[..., None], log: Sequence[str] | None = None) -> None:
     The arguments after `params` are those of `main`, by their names: positional ones are text,
     keyword-only ones are options `--like-this`, whose annotation is `Annotated[type, help]`. Errors
     of the user are shown as one line (exit 2); every other error with its traceback (exit 1). Both,
-    and how long the stage took, are kept in a log.
+    and how long the stage took, are kept in a log. Nobody else works in this folder meanwhile.
 
     Args:
         log: the arguments whose values name the log `logs/NAME/VALUE/VALUE.log`; when not given,
@@ -34,7 +35,7 @@ def run(main: Callable[..., None], log: Sequence[str] | None = None) -> None:
     gc.freeze()
     gc.enable()
     die_with_parent(os.getppid(), signal.SIGTERM)
-    signal.signal(signal.SIGTERM, _stop)
+    on_end_signals(_stop)
     name = inspect.getmodule(main).__spec__.name.rpartition(".")[2]  # type: ignore[union-attr]
     parser, positional = _parser(name, main)
     given = vars(parser.parse_args())
@@ -43,6 +44,7 @@ def run(main: Callable[..., None], log: Sequence[str] | None = None) -> None:
     named = values if log is None else [str(given[key]) for key in log]
     elapsed = stopwatch()
     try:
+        lock_tree()
         main(Parameters(params, overrides), *values, **given)
     except UserError as error:
         _log(name, named, f"error: {error}")
@@ -101,16 +103,19 @@ def _whole(text: str) -> int:
         raise argparse.ArgumentTypeError(f"expected a whole number (found {text!r})") from None
 
 
-def _stop(number: int, frame: object) -> None:
+def _stop(number: int) -> None:
     raise SystemExit(128 + number)
 
 
 def _log(name: str, values: list[str], message: str) -> None:
     # an invalid name given by the user may be a path
     path = Path("logs", name, *(value.replace("/", "_") for value in values)).with_suffix(".log")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as log:
-        log.write(f"{datetime.now().isoformat(timespec='seconds')} {message.rstrip()}\n")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as log:
+            log.write(f"{datetime.now().isoformat(timespec='seconds')} {message.rstrip()}\n")
+    except OSError as error:  # a stage fails by its own errors alone, and shows them
+        say(f"{name}: no log: {error}")
 
 
 def require(path: str | Path, stage: str) -> None:

@@ -1,11 +1,14 @@
-"""Accept the strategy of a trial or roll back, and add the round to the history."""
+"""Accept what was faster in a race and is as good, or roll back; add the round to the history."""
+
+from pathlib import Path
 
 from shardlab.agent.decisions.decision import conclude
-from shardlab.agent.records.history import known_before
+from shardlab.agent.records.history import initial_history, known_before
 from shardlab.agent.records.rounds import Proposal, Trial
 from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
 from shardlab.records.run import read_records
+from shardlab.records.timing import read_all
 from stages.common import run
 
 RESULTS = "results/results.jsonl"
@@ -13,14 +16,20 @@ RESULTS = "results/results.jsonl"
 
 def main(params: Parameters, number: str) -> None:
     """Write history.json of the round: all that the next round needs."""
-    plan, agent = params(f"rounds.{number}", "agent")
-    folder = f"results/rounds/{number}"
-    before = known_before(plan.after, RESULTS, read_records(RESULTS), agent.start)
-    proposal = Proposal.from_file(f"{folder}/proposal.json")
-    trial = Trial.from_file(f"{folder}/trial.json")
-    history = conclude(before, proposal, trial, agent.quality_tolerance)
+    plan, agent, train = params(f"rounds.{number}", "agent", "train")
+    timed = read_all(Path("results/timings"), params("timings"))
+    before = known_before(
+        plan.after, RESULTS, initial_history(read_records(RESULTS), timed, agent, train)
+    )
+    folder, fix = f"results/rounds/{number}", "run python -m stages.{} " + number
+    proposal = Proposal.from_file(f"{folder}/proposal.json", fix.format("propose"))
+    trial = Trial.from_file(f"{folder}/trial.json", fix.format("trial"))
+    history = conclude(before, proposal, trial, agent)
     history.to_file(f"{folder}/history.json")
-    say(f"round {number}: {history.rounds[-1].decision}: {history.rounds[-1].reason}")
+    last = history.rounds[-1]
+    for warning in last.warnings:
+        say(f"round {number}: warning: {warning}")
+    say(f"round {number}: {last.decision}: {last.reason}")
 
 
 if __name__ == "__main__":

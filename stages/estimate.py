@@ -4,10 +4,9 @@ from pathlib import Path
 
 import torch
 
-from shardlab.core.files import write_json
+from shardlab.core.checksums import write_checked
 from shardlab.core.progress import say
 from shardlab.data.tokens.tokens import read_manifest
-from shardlab.estimation.sizes import sizes_of
 from shardlab.estimation.traced_memory import imagined_ranks, traced_memory
 from shardlab.experiment.parameters import Parameters
 from shardlab.memory.sizes import Categories
@@ -15,6 +14,7 @@ from shardlab.memory.step import closed_form, host_memory
 from shardlab.models.build import build_model
 from shardlab.records.run import Estimate
 from shardlab.strategy.strategy import Strategy
+from shardlab.units.sizes import sizes_of
 from stages.common import run
 
 _CPU = torch.device("cpu")
@@ -43,7 +43,7 @@ def main(params: Parameters) -> None:
             formula = {**closed_form(*given), **host_memory(*given)}
             estimate = Estimate(traced=traced(name, strategy), closed_form=formula)
             estimates[name] = estimate.model_dump()
-    write_json("results/memory.json", estimates)
+    write_checked("results/memory.json", estimates)
     say(f"estimate: memory of {len(runs)} runs in results/memory.json")
 
 

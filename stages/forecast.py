@@ -7,7 +7,7 @@ from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
 from shardlab.forecast.results import predict, write_forecast
 from shardlab.measurements.calibration import Calibration
-from shardlab.records.timing import read_timing
+from shardlab.records.timing import read_all
 from stages.common import run
 
 _FOLDER, _TIMINGS = Path("results/forecast"), Path("results/timings")
@@ -17,12 +17,11 @@ def main(params: Parameters) -> None:
     """Write results/forecast: forecast.json, its tables as CSV, chakra.zip."""
     forecast, timings = params("forecast", "timings")
     calibration = read_document(Calibration, Path("results/calibration.json"), "calibrate")
-    # sorted by name: their order in the parameters has no meaning
-    timed = [
-        each for name in sorted(timings) for each in read_timing(_TIMINGS, name, timings[name])
-    ]
+    timed = read_all(_TIMINGS, timings)
     predicted, traces = predict(calibration, timed, forecast)
     write_forecast(_FOLDER, predicted, traces)
+    for warning in predicted.warnings:
+        say(f"forecast: warning: {warning}")
     if predicted.summary is not None:
         found = predicted.summary
         say(

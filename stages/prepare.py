@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from shardlab.core.files import write_json
+from shardlab.core.checksums import write_checked
 from shardlab.core.progress import say
 from shardlab.data.sources.corpus import prepare
 from shardlab.experiment.parameters import Parameters
@@ -10,9 +10,9 @@ from stages.common import run
 
 
 def main(params: Parameters) -> None:
-    """Write data/corpus.json, and data/source.json with source, licence and counts."""
+    """Write data/corpus.json, and data/source.json with source, licence, counts and checksum."""
     source = prepare(params("data"), Path("data/corpus.json"), Path(".work"))
-    write_json("data/source.json", source)
+    write_checked("data/source.json", source)
     say(
         f"prepare: {source['documents']} documents, {source['bytes'] / 1e6:.2f} MB of text "
         f"from {source['name']}, {source['bad_records']['count']} bad records"

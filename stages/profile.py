@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
+from shardlab.core.checksums import refuse_damage_of
 from shardlab.core.files import atomic
 from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
@@ -16,6 +17,8 @@ from stages.common import integer, run
 def main(params: Parameters, run: str, seed: str) -> None:
     """Write results/profile/RUN/seedS.csv, a row per step and rank, and the means in seedS.json."""
     folder = Path("results/train", run, f"seed{integer('seed', seed)}")
+    fix = f"run python -m stages.train --run {run} --seed {seed}"
+    refuse_damage_of(["trace.json.gz"], folder / "metrics.json", fix)
     steps = read_steps(folder / "trace.json.gz")
     mean = summarize(steps)
     output = Path("results/profile", run)

@@ -1,16 +1,25 @@
-"""Propose the strategy that a round of the search tries."""
+"""Predict every strategy, shorten the list, and choose what a round of the search races."""
 
 from pathlib import Path
 
 from shardlab.agent.proposals.endpoint import Endpoint
+from shardlab.agent.proposals.evidence import data_facts, machine_facts
 from shardlab.agent.proposals.http_judge import HttpJudge
 from shardlab.agent.proposals.judge import Judge, RuleJudge
-from shardlab.agent.proposals.proposal import propose
-from shardlab.agent.records.history import known_before
+from shardlab.agent.proposals.proposal import Proposer
+from shardlab.agent.proposals.supervision import SupervisedJudge
+from shardlab.agent.records.history import initial_history, known_before
+from shardlab.agent.space.surrogate import Surrogate, fit, workload_of
+from shardlab.core.checksums import read_checked
 from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
 from shardlab.experiment.schema import Agent
+from shardlab.forecast.check import fitted_runs
+from shardlab.measurements.calibration import Calibration
+from shardlab.models.build import build_model
 from shardlab.records.run import read_records
+from shardlab.records.timing import read_all
+from shardlab.units.shapes import ModelShapes
 from stages.common import integer, run
 
 RESULTS = "results/results.jsonl"
@@ -19,14 +28,29 @@ ANSWERS = Path("results/judge")
 
 def main(params: Parameters, number: str) -> None:
     """Write proposal.json of the round; a language model's answers are kept next to the rounds."""
-    plan, agent = params(f"rounds.{number}", "agent")
-    strategies, runs = params("strategies", "runs")
-    history = known_before(plan.after, RESULTS, read_records(RESULTS), agent.start)
-    unmeasured = {name: each for name, each in strategies.items() if name not in runs}
-    proposal = propose(integer("round", number), history, agent, unmeasured, judge_of(agent))
+    plan, agent, train = params(f"rounds.{number}", "agent", "train")
+    forecast, timings, model = params("forecast", "timings", "model")
+    timed = read_all(Path("results/timings"), timings)
+    history = known_before(
+        plan.after, RESULTS, initial_history(read_records(RESULTS), timed, agent, train)
+    )
+    tokens = read_checked("data/tokens/manifest.json", "run python -m stages.tokenize")
+    sizes = tokens["vocabulary"], train.sequence_length, tokens["end_of_text"]
+    shapes = ModelShapes(build_model(model, *sizes, seed=0).module, train)
+    calibration = Calibration.from_file(
+        "results/calibration.json", "run python -m stages.calibrate"
+    )
+    raced = [run for race in history.races for run in race.runs]
+    fitted = fit(calibration, fitted_runs(timed, forecast), raced)
+    surrogate = Surrogate(fitted, workload_of(history, agent, train, timed), shapes, history)
+    statistics = read_checked("data/statistics.json", "run python -m stages.tokenize")
+    facts = machine_facts(calibration), data_facts(statistics)
+    proposer = Proposer(history, agent, forecast.space, shapes, surrogate, facts)
+    proposal = proposer.propose(integer("round", number), judge_of(agent))
     proposal.to_file(f"results/rounds/{number}/proposal.json")
-    chosen = proposal.chosen.label() if proposal.chosen else "nothing"
-    say(f"round {number}: {chosen} ({proposal.verdict.judge}: {proposal.verdict.reason})")
+    if proposal.space is not None:
+        say(f"round {number}: {proposal.space.predicted} strategies predicted")
+    say(f"round {number}: {proposal.verdict.judge}: {proposal.verdict.reason}")
 
 
 def judge_of(agent: Agent) -> Judge:
@@ -34,7 +58,8 @@ def judge_of(agent: Agent) -> Judge:
     if agent.judge == "rules":
         return RuleJudge()
     assert agent.endpoint and agent.model, "the parameters demand both with judge: http"
-    return HttpJudge(Endpoint.from_environment(agent.endpoint, agent.model), ANSWERS)
+    endpoint = Endpoint.from_environment(agent.endpoint, agent.model)
+    return SupervisedJudge(HttpJudge(endpoint, ANSWERS))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from shardlab.agent.records.history import History
 from shardlab.collection.stage_files import read_document, read_loss_curve
-from shardlab.core.files import read_json
+from shardlab.core.checksums import read_checked
 from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
 from shardlab.forecast.results import ForecastDocument
@@ -13,7 +13,7 @@ from shardlab.records.timing import read_timing
 from shardlab.report.aggregate import select
 from shardlab.report.evidence import Evidence
 from shardlab.report.write import write_report
-from stages.common import require, run
+from stages.common import run
 
 _RESULTS = Path("results")
 _FOLDER, _TIMINGS = _RESULTS / "report", _RESULTS / "timings"
@@ -23,21 +23,19 @@ _FORECAST = _RESULTS / "forecast" / "forecast.json"
 def main(params: Parameters) -> None:
     """Write everything in results/report except readme.md."""
     runs, seeds, baseline, last = params("runs", "seeds", "baseline", "last_round")
-    timings, quality = params("timings", "quality")
+    timings, compared, quality = params("timings", "comparison", "quality")
     results, history = "results/results.jsonl", _RESULTS / "rounds" / str(last) / "history.json"
-    require(results, "collect")
-    require("data/source.json", "prepare")
-    require("data/statistics.json", "tokenize")
     evidence = Evidence(
         records=select(read_records(results), runs, seeds),
         baseline=baseline,
         losses={name: {seed: _losses(name, seed) for seed in seeds} for name in runs},
         history=read_document(History, history, f"decide {last}"),
-        source=read_json("data/source.json"),
-        statistics=read_json("data/statistics.json"),
+        source=read_checked("data/source.json", "run python -m stages.prepare"),
+        statistics=read_checked("data/statistics.json", "run python -m stages.tokenize"),
         timed=[
             run for name, timing in timings.items() for run in read_timing(_TIMINGS, name, timing)
         ],
+        comparison=compared,
         quality=quality,
         predicted=read_document(ForecastDocument, _FORECAST, "forecast"),
     )

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from shardlab.experiment.parameters import Parameters
-from shardlab.timing.interleaved import TimingPlan, time_strategies
+from shardlab.timing.interleaved import time_strategies
+from shardlab.timing.plan import TimingPlan
 from stages.common import run as run_stage
 
 

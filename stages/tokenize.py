@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from shardlab.core.files import write_json
+from shardlab.core.checksums import refuse_damage_of, write_checked
 from shardlab.core.progress import say
 from shardlab.data.tokenize.statistics import describe_tokens
 from shardlab.data.tokenize.tokenize import build_tokens
@@ -15,11 +15,12 @@ def main(params: Parameters) -> None:
     """Write data/tokenizer.json, data/tokens/ and data/statistics.json."""
     data, options = params("data", "tokenize")
     out = Path("data")
+    refuse_damage_of(["corpus.json"], out / "source.json", "run python -m stages.prepare")
     build_tokens(out / "corpus.json", data.validation_share, options, Path(".work"), out)
     statistics = describe_tokens(
         open_split(out / "tokens", "train"), open_split(out / "tokens", "validation")
     )
-    write_json(out / "statistics.json", statistics)
+    write_checked(out / "statistics.json", statistics)
     train, validation = statistics["train"], statistics["validation"]
     say(
         f"tokenize: {train['tokens']} tokens for training, {validation['tokens']} for validation, "

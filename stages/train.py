@@ -6,7 +6,7 @@ from typing import Annotated
 from shardlab.core.document import validate
 from shardlab.experiment.parameters import Parameters
 from shardlab.experiment.schema import Seed
-from shardlab.loop.plan import RunPlan
+from shardlab.loop.plan import RunPlan, plan_of_missing_tokens
 from shardlab.train.run import train_run
 from shardlab.train.utilization import show_placements
 from stages.common import run as run_stage
@@ -25,7 +25,9 @@ def main(
     if show_placement:
         show_placements(train)
         return
-    plan = RunPlan(run, validate(Seed, seed, "--seed"), strategy, train, model)
+    data = Path("data")
+    tokens = plan_of_missing_tokens(data, params)
+    plan = RunPlan(run, validate(Seed, seed, "--seed"), strategy, train, model, data, tokens)
     subfolder = Path(run, f"seed{seed}")
     train_run(
         plan,

@@ -1,20 +1,27 @@
-"""Measure the proposed strategy of a round, once for each seed."""
+"""Race the arms of a round, then train what was faster and of which the quality is unknown."""
 
 from pathlib import Path
 
-from shardlab.agent.records.rounds import Proposal, Trial
+from shardlab.agent.decisions.decision import faster, race_rule
+from shardlab.agent.races.sequential import verdict
+from shardlab.agent.records.history import mean_ratio
+from shardlab.agent.records.rounds import Arm, Measurement, Proposal, Trained, Trial
 from shardlab.agent.trials.trials import TrialFailed, run_trial, trial_key
+from shardlab.core.checksums import read_checked, refuse_damage
 from shardlab.core.document import validate
-from shardlab.core.errors import UserError
-from shardlab.core.files import read_json
-from shardlab.core.progress import say
+from shardlab.core.errors import StorageError, UserError
+from shardlab.core.progress import say, stopwatch
+from shardlab.core.unfinished import temporary
 from shardlab.evaluation.validate import validate_run
 from shardlab.experiment.parameters import Parameters
+from shardlab.experiment.schema import Timing
 from shardlab.launch import RunFailed
 from shardlab.loop.plan import RunPlan
 from shardlab.profiling.analysis.breakdown import analyse
+from shardlab.records.race import Race, Ruling
 from shardlab.records.run import Record
-from shardlab.strategy.strategy import Strategy
+from shardlab.timing.plan import TimingPlan
+from shardlab.timing.race import race
 from shardlab.train.run import train_run
 from stages.common import integer, run
 
@@ -23,31 +30,82 @@ STORE = Path(".trials")
 
 
 def main(params: Parameters, number: str) -> None:
-    """Write trial.json of the round; a failed trial is a result like any other."""
-    folder = Path("results/rounds", str(integer("round", number)))
-    proposal = Proposal.from_file(folder / "proposal.json")
-    if proposal.chosen is None:
-        trial = Trial(outcome="none", detail=proposal.verdict.reason)
-    else:
-        trial = _trial(params, proposal.chosen)
+    """Write trial.json of the round; what fails is a result like any other."""
+    count, folder = integer("round", number), Path("results/rounds", number)
+    fix = f"run python -m stages.propose {number}"
+    proposal = Proposal.from_file(folder / "proposal.json", fix)
+    elapsed = stopwatch()
+    raced = _race(params, proposal) if proposal.arms else None
+    trained = _train(params, proposal, raced) if raced else []
+    trial = Trial(round=count, race=raced, trained=trained, seconds=elapsed())
     trial.to_file(folder / "trial.json")
-    say(f"round {number}: trial ended with outcome {trial.outcome}")
+    say(f"round {number}: {raced.reason if raced else 'nothing was raced'}")
 
 
-def _trial(params: Parameters, strategy: Strategy) -> Trial:
+def _race(params: Parameters, proposal: Proposal) -> Race:
+    agent, train, model = params("agent", "train", "model")
+    arms = {arm.hash: arm.strategy for arm in proposal.arms}
+    timing = Timing(
+        runs=tuple(arms),
+        world_size=train.world_size,
+        link=agent.link or train.link,
+        repetitions=agent.repetitions,
+    )
+    plan = TimingPlan(f"round-{proposal.round}", timing, {**arms}, train, model, DATA)
+    rule, elapsed = race_rule(agent), stopwatch()
+
+    def look(step_ms: dict[str, list[float]]) -> Ruling:
+        return verdict(step_ms, proposal.incumbent, rule, elapsed()).ruling
+
+    with temporary("shardlab-race") as folder:
+        race(plan, folder / "race.json", look, agent.trial_timeout_s)
+        found = Race.from_file(folder / "race.json", "repeat the trial")
+    reason = found.reason
+    for arm in proposal.arms:
+        reason = reason.replace(arm.hash, arm.label)
+    return found.model_copy(update={"reason": reason})
+
+
+def _train(params: Parameters, proposal: Proposal, raced: Race) -> list[Trained]:
+    """Train the faster arms, the fastest first, until one has a quality that is tolerated."""
+    agent = params("agent")
+    arms = {arm.hash: arm for arm in proposal.arms}
+    trained: list[Trained] = []
+    for key in faster(raced, agent):
+        if arms[key].trained:
+            break
+        trained.append(_trained(params, arms[key]))
+        ratio = mean_ratio(trained[-1].measurements, proposal.reference)
+        if ratio <= 1 + agent.quality_tolerance:
+            break
+    return trained
+
+
+def _trained(params: Parameters, arm: Arm) -> Trained:
     agent, train, model, seeds = params("agent", "train", "model", "seeds")
 
     def measure_seed(seed: int, folder: Path, left_s: float) -> Record:
-        plan = RunPlan(f"trial-{strategy.hash()}", seed, strategy, train, model, DATA)
+        plan = RunPlan(f"trial-{arm.hash}", seed, arm.strategy, train, model, DATA)
         try:
-            return measure(plan, folder, left_s)
+            record = measure(plan, folder, left_s)
         except RunFailed as failure:
             raise TrialFailed(failure.kind, failure.detail) from failure
+        except StorageError:
+            raise  # no property of the strategy: a rerun tries it again
         except UserError as error:  # not chosen by a user, so a refusal is data
             raise TrialFailed("crash", str(error)) from error
+        if record.divergence is not None:
+            raise TrialFailed("diverged", f"seed {seed}: {record.divergence}")
+        return record
 
-    key = trial_key(strategy, train, model, seeds, DATA / "tokens/manifest.json")
-    return run_trial(strategy, key, seeds, agent.trial_timeout_s, STORE, measure_seed)
+    key = trial_key(arm.strategy, train, model, seeds, DATA / "tokens/manifest.json")
+    found = run_trial(arm.strategy, key, seeds, agent.trial_timeout_s, STORE, measure_seed)
+    return Trained(
+        hash=arm.hash,
+        outcome=found.outcome,
+        detail=found.detail,
+        measurements=[Measurement.of(record) for record in found.records],
+    )
 
 
 def measure(plan: RunPlan, folder: Path, timeout_s: float | None = None) -> Record:
@@ -58,13 +116,16 @@ def measure(plan: RunPlan, folder: Path, timeout_s: float | None = None) -> Reco
     """
     train_run(plan, folder, limit_s=timeout_s)
     quality = folder / "validation.json"
+    fix = "repeat the trial"
+    metrics = read_checked(folder / "metrics.json", fix)
+    refuse_damage(folder, metrics.pop("files"), fix)
     validate_run(folder / "final_model", quality, plan.train, plan.model, plan.seed, plan.data)
     return validate(
         Record,
         {
-            **read_json(folder / "metrics.json"),
+            **metrics,
             **analyse(folder / "trace.json.gz").model_dump(),
-            **read_json(quality),
+            **read_checked(quality, fix),
         },
         str(folder),
     )

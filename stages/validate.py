@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from shardlab.evaluation.validate import validate_run
+from shardlab.core.checksums import refuse_damage_of
+from shardlab.evaluation.validate import FILES, validate_run
 from shardlab.experiment.parameters import Parameters
 from stages.common import integer, run
 
@@ -10,9 +11,12 @@ from stages.common import integer, run
 def main(params: Parameters, run: str, seed: str) -> None:
     """Write results/validate/RUN/seedS.json."""
     train, model = params("train", "model")
-    folder = Path("results/train", run, f"seed{seed}", "final_model")
+    folder = Path("results/train", run, f"seed{seed}")
+    fix = f"run python -m stages.train --run {run} --seed {seed}"
+    files = [f"final_model/{name}" for name in FILES]
+    refuse_damage_of(files, folder / "metrics.json", fix)
     output = Path("results/validate", run, f"seed{seed}.json")
-    validate_run(folder, output, train, model, integer("seed", seed), Path("data"))
+    validate_run(folder / "final_model", output, train, model, integer("seed", seed), Path("data"))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Costs of codecs, copies, optimizer updates and disk access, while all ranks do the same."""
 
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from shardlab.activations.checkpoint import scratch_folder
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.wire import HEADER, Buffers, Contents, describe, message_bytes, seal, unseal
+from shardlab.experiment.schema import Space
 from shardlab.kernels.adam import Hyper, adam_
 from shardlab.kernels.workers import Workers
 from shardlab.measurements.calibration import UPDATE_BYTES, MemoryOperation
@@ -27,57 +29,78 @@ _VECTORS = [4 * n for n in ELEMENTS]
 Times = dict[str, list[float]]
 
 
-def codecs_of(strategies: Iterable[Strategy]) -> list[tuple[str, bool]]:
-    """Return each single-phase codec once, and whether error feedback wraps it."""
-    used = {}
-    for strategy in strategies:
-        gradients, weights = strategy.gradients, strategy.weights
-        if gradients.codec.name != "none" and not gradients.codec.multi_phase:
-            used[codec_text(gradients.codec), gradients.error_feedback] = True
-        if weights is not None and weights.codec.name != "none":
-            used[codec_text(weights.codec), False] = True
-    return list(used)
+def codecs_of(strategies: Iterable[Strategy], space: Space) -> list[tuple[str, bool]]:
+    """Return each single-phase codec once that a strategy has or the search may propose, and
+    whether error feedback wraps it."""
+    full = list(strategies)
+    gradients = [*(strategy.gradients for strategy in full), *space.gradients]
+    gathered = [strategy.weights.codec for strategy in full if strategy.weights is not None]
+    used = dict.fromkeys(
+        [
+            *((each.codec, each.error_feedback) for each in gradients),
+            *((each.between_nodes, each.error_feedback) for each in gradients),
+            *((codec, False) for codec in (*gathered, *space.weights)),
+        ]
+    )
+    return [
+        (codec_text(codec), feedback)
+        for codec, feedback in used
+        if codec is not None and codec.name != "none" and not codec.multi_phase
+    ]
 
 
 def codec_times(
-    spec: str, feedback: bool, repetitions: int, group: dist.ProcessGroup
+    codecs: Iterable[tuple[str, bool]], repetitions: int, group: dist.ProcessGroup
 ) -> list[dict[str, Any]]:
-    """Return the costs of one message with its header on this rank."""
+    """Return the costs of one message with its header on this rank, by codec and size."""
     found = []
-    for elements in ELEMENTS:
-        encode, decode, payload_bytes = _codec_calls(spec, feedback, elements)
-        times = interleave({"encode_s": encode, "decode_s": decode}, repetitions, group)
-        found.append({"elements": elements, "payload_bytes": payload_bytes, **times})
+    for spec, feedback in codecs:
+        for elements in ELEMENTS:
+            message = _Message(spec, feedback, elements)
+            calls = {"encode_s": message.encode, "decode_s": message.decode}
+            times = interleave(calls, repetitions, group)
+            found.append(
+                {
+                    "codec": spec,
+                    "error_feedback": feedback,
+                    "elements": elements,
+                    "payload_bytes": statistics.fmean(message.sizes),
+                    **times,
+                }
+            )
     return found
 
 
-def _codec_calls(
-    spec: str, feedback: bool, n: int
-) -> tuple[Callable[[], object], Callable[[], object], int]:
-    """Return functions that encode and decode one message, and the bytes of its payload."""
-    codec, key = make_codec(spec), MessageKey(0, 0, "unit", 0)
-    vector, out, residual = torch.randn(n) * 1e-3, torch.zeros(n), torch.zeros(n)
-    (message,) = Buffers().messages("sent", [message_bytes(codec.payload_bytes(n))], vector.device)
-    buffer, contents = (
-        message[HEADER:][: codec.payload_bytes(n)],
-        Contents(describe(codec), n, "", 0),
-    )
+class _Message:
+    """A message that is encoded and decoded again and again; its size may differ each time."""
 
-    def encode() -> int:
-        if feedback:
-            payload = codec.encode_residual(vector, residual, residual, key, buffer)
+    def __init__(self, spec: str, feedback: bool, n: int) -> None:
+        self._codec, self._feedback = make_codec(spec), feedback
+        self._key = MessageKey(0, 0, "unit", 0)
+        self._vector, self._out, self._residual = torch.randn(n) * 1e-3, *torch.zeros(2, n)
+        largest = self._codec.payload_bytes(n)
+        (self._message,) = Buffers().messages("sent", [message_bytes(largest)], self._vector.device)
+        self._payload = self._message[HEADER:][:largest]
+        self._contents = Contents(describe(self._codec), n, "", 0)
+        self.sizes: list[int] = []
+        """bytes of the payloads so far"""
+        self.encode()
+
+    def encode(self) -> None:
+        codec, residual = self._codec, self._residual
+        if self._feedback:
+            sent = codec.encode_residual(self._vector, residual, residual, self._key, self._payload)
         else:
-            payload = codec.encode(vector, key, buffer)
-        seal(message, payload.numel(), contents)
-        return payload.numel()
+            sent = codec.encode(self._vector, self._key, self._payload)
+        seal(self._message, sent.numel(), self._contents)
+        self.sizes.append(sent.numel())
 
-    size = encode()
-
-    def decode() -> None:
-        sealed = message[: message_bytes(size)]
-        codec.decode_sum([unseal(sealed, size, contents, 0)], out, 1.0, [key])
-
-    return encode, decode, size
+    def decode(self) -> None:
+        """Decode what was encoded last."""
+        size = self.sizes[-1]
+        sealed = self._message[: message_bytes(size)]
+        payload = unseal(sealed, size, self._contents, 0)
+        self._codec.decode_sum([payload], self._out, 1.0, [self._key])
 
 
 def memory_times(

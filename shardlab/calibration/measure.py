@@ -4,10 +4,9 @@ Operations are interleaved, in another order in each repetition. Each begins aft
 the token bucket of the link fills up. The time of a collective is that of its slowest rank.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, get_args
 
 import torch
@@ -16,10 +15,13 @@ import torch.distributed as dist
 from shardlab.calibration.costs import Times, codec_times, interleave, memory_times
 from shardlab.core.files import read_json, write_json
 from shardlab.core.progress import say
+from shardlab.core.unfinished import temporary
 from shardlab.emulation.link import emulated
+from shardlab.environment.cpu_times import CpuMeter
 from shardlab.environment.host import describe_host, git_revision
 from shardlab.experiment.affinity import CpuAffinity
 from shardlab.experiment.link import LOOPBACK, Link, bucket_bytes
+from shardlab.kernels import native
 from shardlab.launch import launch
 from shardlab.measurements.calibration import (
     Calibration,
@@ -30,6 +32,7 @@ from shardlab.measurements.calibration import (
     Transfer,
     wire_bytes,
 )
+from shardlab.records.contention import Contention
 from shardlab.transport.object_collectives import gather_values
 from shardlab.transport.transport import Transport
 
@@ -49,7 +52,7 @@ class Network(NamedTuple):
 
 def calibrate(
     networks: Sequence[Network],
-    codecs: Iterable[tuple[str, bool]],
+    codecs: Sequence[tuple[str, bool]],
     threads: int,
     timeout_s: float,
     repetitions: int = _REPETITIONS,
@@ -70,6 +73,7 @@ def calibrate(
     Raises:
         RunFailed: a rank failed.
     """
+    meter = CpuMeter()  # the ranks are children of this process
     on_ranks = partial(_on_ranks, threads, timeout_s, placement)
     transfers: list[Transfer] = []
     for network in networks:
@@ -77,20 +81,18 @@ def calibrate(
         if times is not None:
             transfers += _transfers(network, times)
             say(f"calibrate: {network.world_size} ranks, {_name(network.link)}")
-    costs: list[CodecCost] = []
     one = networks[0]._replace(link=None)
-    for codec, feedback in codecs:
-        measure = partial(codec_times, codec, feedback, repetitions)
-        found = on_ranks(one, measure)
-        costs += [CodecCost(codec=codec, error_feedback=feedback, **each) for each in found]
+    coded = on_ranks(one, partial(codec_times, codecs, repetitions)) if codecs else []
     moved = on_ranks(one, partial(memory_times, memory, repetitions)) if memory else []
     return Calibration(
         transfers=transfers,
-        codecs=costs,
+        codecs=[CodecCost(**each) for each in coded],
         memory=[MemoryCost(**each) for each in moved],
+        contention=Contention.of([meter.read()]),
         revision=git_revision(),
         torch=torch.__version__,
         host=describe_host(),
+        kernels=native.serving(),
     )
 
 
@@ -103,7 +105,7 @@ def _on_ranks(
 ) -> Any:
     """Return what `measure` returns on rank 0; None where a formula emulates the link."""
     with (
-        TemporaryDirectory(prefix="shardlab-calibration-") as folder,
+        temporary("shardlab-calibration") as folder,
         emulated(network.link, network.world_size) as link,
     ):
         if link.kind == "in-process":

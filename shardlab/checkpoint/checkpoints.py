@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 
-from shardlab.checkpoint.folder import Folder, Manifest, read_manifest
+from shardlab.checkpoint.folder import Folder, Manifest, damage_in, read_manifest
 from shardlab.checkpoint.formats import (
     gather_full,
     load_full,
@@ -20,8 +19,9 @@ from shardlab.checkpoint.formats import (
 )
 from shardlab.checkpoint.rank_file import RankState, merged_state
 from shardlab.checkpoint.state_files import in_host_memory, random_state, set_random_state
+from shardlab.core.checksums import checksums
 from shardlab.core.errors import UserError
-from shardlab.core.files import checksums
+from shardlab.core.files import writing
 from shardlab.core.progress import say
 from shardlab.engines.common.base import Engine
 from shardlab.experiment.schema import Checkpoint
@@ -67,19 +67,18 @@ class Checkpoints:
         self._background = Background("checkpoint")
 
     def resume(self) -> list[StepEvent]:
-        """Resume from the last checkpoint; return the events of the steps that are done.
+        """Resume from the last whole checkpoint; return the events of the steps that are done.
 
         Raises:
-            UserError: the checkpoint is damaged, or of another experiment.
+            UserError: all checkpoints are damaged, or it is of another experiment.
         """
-        [step, *_] = gather_values(self._last() if self._is_chief else None, self._group)
+        step = self._last_whole()
         if step is None:
             return []
         path = self._folder.path(step)
         manifest = read_manifest(path)
-        manifest.verify(path, self._share)
-        # no rank loads before every rank has verified its share
-        dist.barrier(self._group)
+        if self._is_chief:
+            manifest.refuse_other(self._manifest, path, self._options.elastic)
         self._engine.rehearse(self._loop.micro_batches()[0])
         if manifest.format == "full":
             load_full(self._engine, path)
@@ -164,15 +163,30 @@ class Checkpoints:
         """Manifest of this run before its first step; on rank 0 alone, since it runs git."""
         return Manifest.of(self._plan, self._options.format)
 
-    def _last(self) -> int | None:
-        """Return the step of the last checkpoint, after checking that it is of this run."""
-        self._folder.clear()
-        steps = self._folder.steps()
-        if not steps:
-            return None
-        path = self._folder.path(steps[-1])
-        read_manifest(path).refuse_other(self._manifest, path, self._options.elastic)
-        return steps[-1]
+    def _last_whole(self) -> int | None:
+        """Return the step of the last checkpoint without damage, after setting aside later ones.
+
+        Raises:
+            UserError: there are checkpoints, but none is whole.
+        """
+        if self._is_chief:
+            self._folder.clear()
+        steps: list[int]
+        [steps, *_] = gather_values(self._folder.steps() if self._is_chief else [], self._group)
+        for step in reversed(steps):
+            # every rank verifies its share before any rank loads
+            path = self._folder.path(step)
+            found = gather_values(damage_in(path, self._share), self._group)
+            damage = next(filter(None, found), None)
+            if damage is None:
+                return step
+            if step == steps[0]:
+                fix = f"no checkpoint before it is whole: remove {path.parent} to start anew"
+                raise UserError(f"{damage}; {fix}")
+            if self._is_chief:
+                say(f"{damage}: continues from the checkpoint before it")
+                self._folder.set_aside(step)
+        return None
 
     def _load_rank(self, path: Path, manifest: Manifest) -> list[StepEvent]:
         """Load the state of this rank, or merge those of another number of ranks."""
@@ -206,18 +220,8 @@ def _event(values: dict[str, Any], path: Path) -> StepEvent:
 def _one_line_errors(folder: Path) -> Iterator[None]:
     """Turn an error of the disk into one line for the user."""
     try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise _cannot_write(folder, error) from error
+        with writing(folder):
+            yield
     except CheckpointException as failed:
-        causes = [cause for cause, _ in failed.failures.values()]
-        if not all(isinstance(cause, OSError) for cause in causes):
-            raise
-        raise _cannot_write(folder, causes[0]) from failed
-
-
-def _cannot_write(folder: Path, error: BaseException) -> UserError:
-    return UserError(
-        f"{folder}: cannot be written ({' '.join(str(error).split())}): free space, or lower "
-        "train.checkpoint.keep; the checkpoint before it is whole"
-    )
+        with writing(folder):
+            raise next(iter(failed.failures.values()))[0] from failed

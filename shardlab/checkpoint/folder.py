@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 import torch
 
-from shardlab.core.document import Document, validate
+from shardlab.core.checksums import damage, write_checked
+from shardlab.core.document import Document
 from shardlab.core.errors import UserError
-from shardlab.core.files import damage, flush, read_json, rename, sha256_of_file, write_json
+from shardlab.core.files import flush, make_folder, rename, sha256_of_file, writing
 from shardlab.environment.host import git_revision
 from shardlab.experiment.schema import Model, Train
 from shardlab.loop.plan import RunPlan
@@ -47,7 +48,7 @@ class Folder:
     def begin(self, step: int) -> None:
         """Create `unfinished(step)`, empty."""
         shutil.rmtree(self.unfinished(step), ignore_errors=True)
-        self.unfinished(step).mkdir(parents=True)
+        make_folder(self.unfinished(step))
 
     def commit(self, step: int) -> None:
         """Make `unfinished(step)` the checkpoint."""
@@ -60,17 +61,35 @@ class Folder:
             self._remove(step)
 
     def clear(self) -> None:
-        """Remove incomplete checkpoints."""
+        """Remove incomplete checkpoints, and folders that are named like one but empty."""
         for path in self._root.glob(".step-*.partial"):
             shutil.rmtree(path)
+        for step in self.steps():
+            with suppress(OSError):  # it is not empty
+                self.path(step).rmdir()
+
+    def set_aside(self, step: int) -> None:
+        """Rename a damaged checkpoint, so that it is no longer among the steps."""
+        shutil.rmtree(self._damaged(step), ignore_errors=True)
+        rename(self.path(step), self._damaged(step))
 
     def remove(self) -> None:
-        """Remove all checkpoints, and the folder if nothing else is in it."""
-        for step in self.steps():
-            self._remove(step)
-        self.clear()
+        """Remove all checkpoints, and the folder if nothing else is in it.
+
+        Raises:
+            StorageError: they cannot be removed.
+        """
+        with writing(self._root):
+            for step in self.steps():
+                self._remove(step)
+            self.clear()
+            for path in self._root.glob("step-*.damaged"):
+                shutil.rmtree(path)
         with suppress(OSError):
             self._root.rmdir()
+
+    def _damaged(self, step: int) -> Path:
+        return self.path(step).with_suffix(".damaged")
 
     def _remove(self, step: int) -> None:
         hidden = self.unfinished(step)
@@ -129,7 +148,7 @@ class Manifest(Document):
 
     def write(self, folder: Path, files: dict[str, str]) -> None:
         """Write checkpoint.json, with the checksums of all other files."""
-        write_json(folder / _FILE, {**self.model_dump(mode="json"), "files": files})
+        write_checked(folder / _FILE, {**self.model_dump(mode="json"), "files": files})
 
     def refuse_other(self, run: "Manifest", path: Path, elastic: bool) -> None:
         """Check that `run` can resume from this checkpoint, which is at `path`.
@@ -154,18 +173,6 @@ class Manifest(Document):
             f"{json.dumps(here.get(key))}: {fix}"
         )
 
-    def verify(self, path: Path, share: slice = slice(None)) -> None:
-        """Compare files with their checksums.
-
-        Args:
-            share: slice of the files, so that ranks can divide them.
-
-        Raises:
-            UserError: one is missing or damaged.
-        """
-        for name, what in damage(path, self.files, share):
-            raise _damaged(path, name, what)
-
     def _meaning(self) -> dict[str, Any]:
         """Return the values that identify a run, by dotted keys."""
         plain = self.model_dump(mode="json", include={"model", "seed", "tokens", "strategy"})
@@ -179,16 +186,20 @@ def read_manifest(path: Path) -> Manifest:
     Raises:
         UserError: it is missing or damaged.
     """
-    if not (path / _FILE).is_file():
-        raise _damaged(path, _FILE, "missing")
+    return Manifest.from_file(path / _FILE, f"remove {path}")
+
+
+def damage_in(path: Path, share: slice = slice(None)) -> str | None:
+    """Return the first file of the checkpoint at `path` that is missing or damaged, and which.
+
+    Args:
+        share: of the files, so that ranks can divide them.
+    """
     try:
-        return validate(Manifest, read_json(path / _FILE), _FILE)
-    except ValueError as error:
-        raise _damaged(path, _FILE, f"damaged ({error})") from None
-
-
-def _damaged(path: Path, name: str, what: str) -> UserError:
-    return UserError(f"{path / name}: {what}: remove {path} to continue from what was before it")
+        found = damage(path, read_manifest(path).files, share)
+    except UserError as error:
+        return str(error).removesuffix(f": remove {path}")
+    return next((f"{path / name}: {what}" for name, what in found), None)
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Files with the state of each rank: residuals, counters, events, ledger."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 from shardlab.checkpoint.state_files import load_state, save_state
 from shardlab.comm.handle import merge_states
-from shardlab.core.files import read_json, write_json
+from shardlab.core.files import finite, read_json, write_json
 from shardlab.engines.common.base import State
 from shardlab.loop.summary import mean_ledger, merge_events
 
@@ -27,14 +28,19 @@ class RankState:
         """Write the files into the folder of a checkpoint."""
         tensors, values = _paths(folder, rank)
         save_state(tensors, self.state)
-        write_json(values, {"events": self.events, "ledger": self.ledger})
+        write_json(values, {"events": finite(self.events), "ledger": self.ledger})
 
     @classmethod
     def read(cls, folder: Path, rank: int) -> "RankState":
         """Read the files from a checkpoint."""
         tensors, values = _paths(folder, rank)
         state = {"communication": {}, "extra": {}, **load_state(tensors)}
-        return cls(state, **read_json(values))
+        there = read_json(values)
+        for event in there["events"]:
+            for name in ("loss", "gradient_norm"):
+                if event.get(name, 0.0) is None:
+                    event[name] = math.nan
+        return cls(state, **there)
 
     @classmethod
     def merged(cls, ranks: Sequence["RankState"]) -> "RankState":

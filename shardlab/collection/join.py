@@ -3,12 +3,12 @@
 import csv
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from shardlab.collection.quality import quality_at_time, steps_to_quality, time_to_quality
 from shardlab.collection.stage_files import LossCurve, read_document, read_loss_curve, train_stage
 from shardlab.core.errors import UserError
-from shardlab.core.files import atomic
+from shardlab.core.files import atomic, finite
 from shardlab.experiment.schema import Quality
 from shardlab.records.run import (
     Breakdown,
@@ -25,6 +25,9 @@ from shardlab.records.timing import TimedRun, scaling_efficiency
 
 class Metrics(Setting, Training):
     """metrics.json of the train stage."""
+
+    files: dict[str, str]
+    """SHA-256 of the trace and of the files of the model, by their paths beside it"""
 
 
 def join_record(
@@ -65,14 +68,15 @@ def join_record(
         **_time_to_quality(read_loss_curve(results, run, seed), quality),
     )
     parts = (metrics, breakdown, validation, joined)
-    return Record(**{key: value for part in parts for key, value in part.model_dump().items()})
+    values = {key: value for part in parts for key, value in part.model_dump().items()}
+    return Record(**{key: value for key, value in values.items() if key in Record.model_fields})
 
 
 def _time_to_quality(curve: LossCurve, quality: Quality) -> dict[str, Any]:
     """Return the fields of `Joined` on losses that were reached, and at which time."""
     losses, seconds = curve.losses, curve.seconds
     thresholds = {f"{loss:g}": loss for loss in quality.train_loss}
-    return {
+    found = {
         "steps_to_quality": {
             key: steps_to_quality(losses, loss) for key, loss in thresholds.items()
         },
@@ -83,6 +87,7 @@ def _time_to_quality(curve: LossCurve, quality: Quality) -> dict[str, Any]:
             f"{moment:g}": quality_at_time(losses, seconds, moment) for moment in quality.time_s
         },
     }
+    return cast(dict[str, Any], finite(found))
 
 
 def write_csv(path: str | Path, records: Sequence[Record]) -> None:

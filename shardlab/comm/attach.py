@@ -20,12 +20,12 @@ from shardlab.comm.fsdp1_hooks import attach_fsdp1, unit_names
 from shardlab.comm.fsdp2_hooks import attach_fsdp2
 from shardlab.comm.handle import Handle, PerGroup
 from shardlab.comm.ledger import Kind, Ledger
-from shardlab.comm.names import matching, parameter_names, whole_units
 from shardlab.comm.residuals import Residual
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.strategy.compression import Compression, WeightCompression
 from shardlab.transport.background import Lanes
+from shardlab.units.names import matching, parameter_names, whole_units
 
 Spec = str | Mapping[str, Any] | BaseModel | Codec
 

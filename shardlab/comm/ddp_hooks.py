@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.collective import Collective, Native
-from shardlab.comm.names import parameter_names
 from shardlab.core.errors import UserError
+from shardlab.units.names import parameter_names
 
 _Future = torch.futures.Future[Tensor]
 

@@ -22,9 +22,9 @@ from torch.distributed.fsdp._flat_param import FlatParamHandle
 
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.collective import Collective, MakeCollective
-from shardlab.comm.names import plain
 from shardlab.comm.residuals import REPLICAS
 from shardlab.core.errors import UserError
+from shardlab.units.names import plain
 
 _HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 

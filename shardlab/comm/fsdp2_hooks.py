@@ -27,10 +27,10 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.collective import Collective, MakeCollective
 from shardlab.comm.hierarchy import subgroup
-from shardlab.comm.names import plain
 from shardlab.comm.residuals import REPLICAS
 from shardlab.core.errors import UserError
 from shardlab.transport.background import Lanes
+from shardlab.units.names import plain
 
 _UnitGroup = tuple[str, FSDPModule, FSDPParamGroup]
 """name, module and parameters of a unit"""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import torch
 import torch.distributed as dist
 
 from shardlab.comm.collective import Collective, MakeCollective
@@ -13,7 +14,9 @@ from shardlab.core.errors import UserError
 from shardlab.transport.background import Lanes
 
 RESIDUALS = "gradients.residual."
-"""prefix of the names of residuals in a state"""
+"""beginning of the names of residuals in a state, after the rank"""
+_COUNT = "gradients.residuals"
+"""number of residuals, since some loaders of checkpoints skip what a new state does not name yet"""
 
 
 @dataclass(eq=False)
@@ -88,27 +91,41 @@ class Handle:
     def state_dict(self) -> State:
         """Return this rank's residuals and counters, to be saved with its checkpoint.
 
-        A flat mapping of names to tensors, none of which is written to later.
+        A flat mapping of names to tensors, none of which is written to later. All names begin with
+        the rank, because torch.distributed.checkpoint saves what has one name once for all ranks.
         """
-        residuals = self.feedback.state_dict() if self.feedback else {}
-        state = {RESIDUALS + name: tensor for name, tensor in residuals.items()}
+        state: State = {}
+        if self.feedback is not None:
+            residuals = self.feedback.state_dict()
+            state = {RESIDUALS + name: tensor for name, tensor in residuals.items()}
+            state[_COUNT] = torch.tensor(len(residuals))
         for each in self._stateful:
             state |= each.state_dict()
-        return {name: tensor.clone() for name, tensor in state.items()}
+        rank = _of_rank(dist.get_rank())
+        return {rank + name: tensor.clone() for name, tensor in state.items()}
 
     def load_state_dict(self, state: State) -> None:
         """Continue from `state_dict()` of the same rank, or from `merge_states`.
 
         Raises:
-            UserError: the state holds residuals, but there is no error feedback.
+            UserError: it is of another rank or lacks residuals, or it holds some, but there is no
+                error feedback.
         """
+        state = _own(state, dist.get_rank())
         residuals = _below(RESIDUALS, state)
+        expected = int(state.get(_COUNT, len(residuals)))
+        if len(residuals) != expected:
+            raise UserError(
+                f"the state holds {len(residuals)} of {expected} residuals: a new handle names "
+                "none before its first step, so take the names from the checkpoint's metadata "
+                "(docs/how-to/your-own-model.md)"
+            )
         if self.feedback is not None:
             self.feedback.load_state_dict(residuals)
         elif residuals:
             raise UserError(
                 "the state holds residuals: attach with error_feedback=True, or remove its keys "
-                f"that begin with {RESIDUALS!r}"
+                f"with {_COUNT[:-1]!r}"
             )
         for each in self._stateful:
             each.load_state_dict(state)
@@ -131,15 +148,34 @@ def merge_states(
     """
     if not states:
         raise UserError("merge_states: give the states of all old ranks, in their order")
+    states = [_own(state, old) for old, state in enumerate(states)]
     residuals = merge_residuals(
         [_below(RESIDUALS, s) for s in states], world_size, rank, ranks_per_node
     )
-    counters = {
+    merged = {
         name: tensor
         for name, tensor in states[0].items()
         if not name.startswith(RESIDUALS) and ".method/" not in name and tensor.numel() == 1
     }
-    return {**{RESIDUALS + name: tensor for name, tensor in residuals.items()}, **counters}
+    merged |= {RESIDUALS + name: tensor for name, tensor in residuals.items()}
+    if _COUNT in merged:
+        merged[_COUNT] = torch.tensor(len(residuals))
+    return {_of_rank(rank) + name: tensor for name, tensor in merged.items()}
+
+
+def _of_rank(rank: int) -> str:
+    return f"rank{rank}."
+
+
+def _own(state: State, rank: int) -> State:
+    """Return the part of a state that is of `rank`, by names without it."""
+    own = _below(_of_rank(rank), state)
+    if state and not own:
+        raise UserError(
+            f"the state has {next(iter(state))!r} and nothing of rank {rank}: give each rank its "
+            "own, or for other ranks what shardlab.merge_states makes of all states in their order"
+        )
+    return own
 
 
 def _below(prefix: str, state: State) -> State:

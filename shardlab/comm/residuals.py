@@ -178,7 +178,7 @@ def merge_residuals(
     if any(unit.endswith(REPLICAS) for unit in layouts):
         raise UserError(
             "merge_states: residuals of a two-dimensional mesh fit the same mesh alone: continue "
-            "with it, or remove the keys that begin with 'gradients.residual.' from the states"
+            "with it, or remove the keys with 'gradients.residual' from the states"
         )
     merged: State = {}
     for unit, layout in layouts.items():

@@ -1,1 +1,1 @@
-"""Base layer: errors, validated documents, atomic files, processes, progress."""
+"""Base layer: errors, validated documents, atomic files, locks, processes, progress."""

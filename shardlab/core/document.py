@@ -7,11 +7,15 @@ import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
+from shardlab.core.checksums import read_checked, write_checked
 from shardlab.core.errors import UserError, nearest
-from shardlab.core.files import read_json, write_json
 
 AS_TUPLE = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 """for fields that are tuples, as frozen documents have them, where YAML and JSON have lists"""
+
+
+_SHOWN = 100
+"""characters of a wrong value in a message"""
 
 
 class Document(BaseModel):
@@ -44,17 +48,24 @@ class Document(BaseModel):
         return value
 
     @classmethod
-    def from_file(cls, path: str | Path) -> Self:
-        """Read the document in a JSON file.
+    def from_file(cls, path: str | Path, fix: str) -> Self:
+        """Read the document that `to_file` wrote.
+
+        Args:
+            fix: what the user should do when the file is not as it was written.
 
         Raises:
-            UserError: the file holds something else.
+            UserError: the file is missing, damaged or holds something else.
         """
-        return validate(cls, read_json(path), str(path))
+        value = read_checked(path, fix)
+        try:
+            return validate(cls, value, str(path))
+        except UserError as error:
+            raise UserError(f"{error}: {fix}") from None
 
     def to_file(self, path: str | Path) -> None:
-        """Write the document as JSON, atomically."""
-        write_json(path, self.model_dump(mode="json"))
+        """Write the document as JSON with its checksum, atomically."""
+        write_checked(path, self.model_dump(mode="json"))
 
 
 T = TypeVar("T")
@@ -83,11 +94,16 @@ def _one_line(error: pydantic.ValidationError, where: str) -> str:
     unknown = first.get("ctx", {}).get("key") if first["type"] == "unknown_key" else None
     path = ".".join([*filter(None, [where]), *parts, *filter(None, [unknown])])
     found = first["input"]
-    shown = "" if isinstance(found, dict | list | BaseModel) else f" (found {found!r})"
+    shown = "" if isinstance(found, dict | list | BaseModel) else f" (found {_brief(found)})"
     more = error.error_count() - 1
     rest = f"; {more} more below it" if more else ""
     message = first["msg"].removeprefix("Value error, ")
     return f"{path}: {message[0].lower()}{message[1:]}{shown}{rest}"
+
+
+def _brief(found: object) -> str:
+    text = repr(found)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _is_tag(part: str | int) -> bool:

@@ -8,6 +8,10 @@ class UserError(ValueError):
     """A mistake that the user can fix; the message is shown without a traceback."""
 
 
+class StorageError(UserError):
+    """A file that cannot be written, whatever is to be in it: the disk is at fault."""
+
+
 def nearest(word: str, valid: Iterable[str]) -> str:
     """Return a sentence that names the valid word closest to `word`, or all of them."""
     valid = sorted(valid)

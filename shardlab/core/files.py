@@ -4,17 +4,61 @@ import ctypes
 import errno
 import hashlib
 import json
+import math
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from shardlab.core.errors import StorageError, UserError
+from shardlab.core.unfinished import unfinished
+
 _CHUNK = 1 << 20
 _HERE, _RENAME_EXCHANGE = -100, 2
 """AT_FDCWD of fcntl.h and a flag of renameat2(2)"""
+_FULL, _REFUSED, _BLOCKED = "free space", "make it writable", "remove what is in its way"
+_FIXES = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EFBIG: _FULL,
+    errno.EROFS: _REFUSED,
+    errno.EACCES: _REFUSED,
+    errno.EPERM: _REFUSED,
+    errno.EEXIST: _BLOCKED,
+    errno.ENOTDIR: _BLOCKED,
+    errno.EISDIR: _BLOCKED,
+    errno.EIO: "check the disk",
+}
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """Turn what a disk refuses into one line for the user.
+
+    Raises:
+        StorageError: `path` cannot be written.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        # libraries in Rust (safetensors, tokenizers) raise errors of their own
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        code = error.errno if isinstance(error, OSError) else number and int(number[1])
+        if code is None or code not in _FIXES:
+            raise
+        reason = os.strerror(code)
+        # reading may have failed while it was being written
+        if isinstance(error, OSError) and error.filename is not None:
+            name = os.fsdecode(error.filename)
+            if Path(path).parent not in Path(name).parents:
+                reason += f": {name}"
+        raise StorageError(
+            f"{path}: cannot be written ({reason}): {_FIXES[code]}, and run it again"
+        ) from error
 
 
 @contextmanager
@@ -23,13 +67,21 @@ def atomic(path: str | Path) -> Iterator[Path]:
 
     The block may write a file or make a folder there; nothing is left behind when it fails.
 
-    A process that is killed at any time leaves the old one or the new one. Only where a file system
+    A process that is killed, or a machine that loses power, at any time leaves the old one or the
+    new one. What a killed process was writing is removed by the next one. Only where a file system
     cannot exchange folders (NFS), both are in a hidden folder next to it for a moment.
+
+    Raises:
+        StorageError: it cannot be written.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    holder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
+    with writing(path), _replacing(Path(path)) as temporary:
+        yield temporary
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    make_folder(path.parent)
+    with unfinished(path) as holder:
         temporary = holder / path.name
         yield temporary
         flush(temporary)
@@ -37,8 +89,15 @@ def atomic(path: str | Path) -> Iterator[Path]:
             _exchange(temporary, path, holder / "before")
         else:
             temporary.replace(path)
-    finally:
-        shutil.rmtree(holder, ignore_errors=True)
+        _sync(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, and flush their names to disk."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        _sync(each.parent)
 
 
 def _exchange(new: Path, old: Path, aside: Path) -> None:
@@ -92,8 +151,13 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write JSON with sorted keys and a final newline, so that equal values make equal files."""
-    write_text(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+    """Write JSON with sorted keys and a final newline, so that equal values make equal files.
+
+    Raises:
+        ValueError: a number is not finite, for which JSON has no word; see `finite`.
+    """
+    text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    write_text(path, text + "\n")
 
 
 def read_json(path: str | Path) -> Any:
@@ -102,14 +166,24 @@ def read_json(path: str | Path) -> Any:
 
 
 def write_json_lines(path: str | Path, values: list[Any]) -> None:
-    """Write one JSON value per line, keys sorted."""
-    write_text(path, "".join(json.dumps(v, sort_keys=True) + "\n" for v in values))
+    """Write one JSON value per line, keys sorted; as strict as `write_json`."""
+    lines = (json.dumps(value, sort_keys=True, allow_nan=False) for value in values)
+    write_text(path, "".join(f"{line}\n" for line in lines))
 
 
 def read_json_lines(path: str | Path) -> list[Any]:
     """Read the values that `write_json_lines` wrote."""
     with Path(path).open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines if line.strip()]
+
+
+def finite(value: Any) -> Any:
+    """Return a JSON value with null in place of numbers that are not finite."""
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def sha256_of_file(path: str | Path) -> str:
@@ -119,27 +193,6 @@ def sha256_of_file(path: str | Path) -> str:
         while chunk := handle.read(_CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def checksums(folder: Path, share: slice = slice(None)) -> dict[str, str]:
-    """Return the SHA-256 of the files in a folder, by their relative paths.
-
-    Args:
-        share: which of them in the order of their paths, so that ranks can do it together.
-    """
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())[share]
-    return {str(path.relative_to(folder)): sha256_of_file(path) for path in paths}
-
-
-def damage(
-    folder: Path, expected: Mapping[str, str], share: slice = slice(None)
-) -> Iterator[tuple[str, str]]:
-    """Return the files that differ from `checksums`, each as missing or damaged."""
-    for name in sorted(expected)[share]:
-        if not (folder / name).is_file():
-            yield name, "missing"
-        elif sha256_of_file(folder / name) != expected[name]:
-            yield name, "damaged"
 
 
 def sha256_of_value(value: Any) -> str:

@@ -1,6 +1,8 @@
 """The confidence interval that all comparisons state."""
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 # not scipy.stats, whose import takes half a second for this one quantile
 from scipy.special import stdtrit
@@ -16,3 +18,20 @@ def interval_factor(count: int) -> float:
     if count < 2:
         return math.nan
     return float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) / math.sqrt(count)
+
+
+class Ratio(NamedTuple):
+    """Geometric mean of paired ratios with its interval; NaN for a single pair."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+def paired_ratio(values: Sequence[float], others: Sequence[float]) -> Ratio:
+    """Return values over others, pair by pair: Student's interval of the mean of the logarithms."""
+    logs = [math.log(one / other) for one, other in zip(values, others, strict=True)]
+    mean = sum(logs) / len(logs)
+    square = sum((each - mean) ** 2 for each in logs) / max(len(logs) - 1, 1)
+    half = interval_factor(len(logs)) * math.sqrt(square)
+    return Ratio(*map(math.exp, (mean, mean - half, mean + half)))

@@ -8,8 +8,6 @@ from torch import nn
 
 from shardlab.core.errors import UserError
 from shardlab.engines.common.base import Engine, EngineSetup, Fill, Optimization
-from shardlab.engines.common.numerics import dtype_of, uses_fp16
-from shardlab.engines.common.units import prepare
 from shardlab.engines.manual.engine import ManualEngine
 from shardlab.engines.slide.engine import SlideEngine
 from shardlab.engines.wrapped.ddp import DDPEngine
@@ -19,6 +17,8 @@ from shardlab.models.weights import Weights
 from shardlab.strategy.strategy import CanonicalStrategy, Strategy
 from shardlab.strategy.validation import check_fits
 from shardlab.transport.traffic import LinkThrottle
+from shardlab.units.dtypes import dtype_of, uses_fp16
+from shardlab.units.units import prepare
 
 _CPU = torch.device("cpu")
 _ENGINES: dict[str, Callable[..., Engine]] = {

@@ -22,13 +22,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from shardlab.engines.common.flat import make_mesh, mesh_copies
-from shardlab.engines.common.numerics import dtype_of
-from shardlab.engines.common.units import prepare
 from shardlab.engines.wrapped.fsdp1 import wrap_model
 from shardlab.engines.wrapped.fsdp2 import gather_ahead, shard_model
 from shardlab.experiment.schema import Train
 from shardlab.memory.sizes import Categories
 from shardlab.strategy.strategy import CanonicalStrategy, Strategy
+from shardlab.units.dtypes import dtype_of
+from shardlab.units.units import prepare
 
 _CPU = torch.device("cpu")
 _NAMES = {

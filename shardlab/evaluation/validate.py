@@ -2,7 +2,6 @@
 
 import json
 import math
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +15,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from transformers.utils.logging import disable_progress_bar
 
 from shardlab.core.errors import UserError
+from shardlab.core.files import flush, make_folder, rename, writing
 from shardlab.core.progress import track
+from shardlab.core.unfinished import unfinished
 from shardlab.data.tokens.loader import blocks
 from shardlab.data.tokens.tokens import TokenSplit, open_split
 from shardlab.experiment.schema import Model, Train
@@ -40,15 +41,17 @@ def save_model(
         parameters: the whole model by name.
         tokenizer: the tokenizer.json that the model was trained with.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".final_model.", dir=folder.parent) as temporary:
-        model.save_pretrained(temporary, state_dict=parameters)
-        _save_tokenizer(tokenizer, model.config.eos_token_id, temporary)
-        for name in FILES:
-            Path(temporary, name).replace(folder / name)
+    with writing(folder):
+        make_folder(folder)
+        with unfinished(folder) as temporary:
+            model.save_pretrained(temporary, state_dict=parameters)
+            _save_tokenizer(tokenizer, model.config.eos_token_id, temporary)
+            flush(temporary)
+            for name in FILES:
+                rename(temporary / name, folder / name)
 
 
-def _save_tokenizer(path: Path, end_of_text: int, folder: str) -> None:
+def _save_tokenizer(path: Path, end_of_text: int, folder: Path) -> None:
     text = Tokenizer.from_file(str(path)).id_to_token(end_of_text)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(path), eos_token=text, bos_token=text, unk_token=text
@@ -68,9 +71,9 @@ def load_model(folder: Path) -> PreTrainedModel:
     try:
         json.loads((folder / "config.json").read_text())
         return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # the library raises nothing narrower
         raise UserError(
-            f"{folder}: not a model: {' '.join(str(error).split())}: train the run again"
+            f"{folder}: not a model: {' '.join(str(error).split())[:150]}: train the run again"
         ) from None
 
 
@@ -89,8 +92,11 @@ class Quality(NamedTuple):
 
     @property
     def perplexity(self) -> float:
-        """exp(loss)."""
-        return math.exp(self.loss)
+        """exp(loss); infinite where that exceeds the largest float."""
+        try:
+            return math.exp(self.loss)
+        except OverflowError:
+            return math.inf
 
 
 @torch.no_grad()
@@ -108,6 +114,15 @@ def evaluate(model: nn.Module, split: TokenSplit, sequence_length: int, batch: i
         nats += float(F.cross_entropy(logits.flatten(0, 1), targets, reduction="sum"))
         tokens += targets.numel()
     return Quality(nats / tokens, tokens, nats / (math.log(2) * split.text_bytes))
+
+
+def _why(found: Quality, which: str = "") -> str | None:
+    """Return why figures of a model are not finite; None if they are."""
+    if not math.isfinite(found.loss):
+        return f"{which}validation loss is not finite"
+    if not math.isfinite(found.perplexity):
+        return f"{which}perplexity is infinite: the exponential of {found.loss:.4g} nats"
+    return None
 
 
 def validate_run(
@@ -149,5 +164,6 @@ def _work(
         val_bits_per_byte=trained.bits_per_byte,
         val_tokens=trained.tokens,
         untrained_ppl=untrained.perplexity,
+        not_finite=_why(trained) or _why(untrained, "untrained "),
     )
     validation.to_file(output)

@@ -10,6 +10,7 @@ import yaml
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError, nearest
 from shardlab.experiment.codec_modules import load_codecs
+from shardlab.experiment.link import LOOPBACK
 from shardlab.experiment.parameter_file import check_values, read_tree, shorten
 from shardlab.experiment.schema import Params, RoundPlan, Timing, Train
 from shardlab.strategy.strategy import Strategy
@@ -64,7 +65,13 @@ class Parameters:
             node = node[part]
         section, *rest = key.split(".")
         annotation = _ONE_OF[section] if rest else None
-        return validate(annotation or _annotation(section), node, key)
+        value = validate(annotation or _annotation(section), node, key)
+        if key == "comparison":
+            # not with the references that every stage checks: `--set train.link.rate=1gbit` and
+            # the like for a single run leave the comparison as it is
+            known = [each for each in ("runs", "timings", "train") if each in self._tree]
+            _check_comparison(value, {each: self._read(each) for each in known})
+        return value
 
 
 def _override(tree: dict[str, Any], override: str) -> None:
@@ -79,7 +86,7 @@ def _override(tree: dict[str, Any], override: str) -> None:
             raise UserError(f"--set {key}: {part!r} is a value, not a section")
     try:
         node[leaf] = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         try:
             node[leaf] = yaml.safe_load(text)
         except (yaml.YAMLError, RecursionError, ValueError):
@@ -124,6 +131,9 @@ def _check_references(values: dict[str, Any]) -> None:
             refuse("agent.start", values["agent"].start, runs, "run")
     for name, timing in values.get("timings", {}).items():
         _check_timing(f"timings.{name}", timing, values)
+    if "comparison" in values:
+        name = values["comparison"]
+        refuse("comparison", name, list(values.get("timings", {name: 0})), "timing")
     if "forecast" in values:
         known = values["forecast"]
         for i, name in enumerate(known.timings):
@@ -152,6 +162,30 @@ def _check_timing(key: str, timing: Timing, values: dict[str, Any]) -> None:
         if "train" in values and strategies[run] is not None:
             there = values["train"].model_copy(update={"world_size": timing.world_size})
             _check_fits(f"{key}.runs.{i}", strategies[run], there)
+
+
+def _check_comparison(name: str, values: dict[str, Any]) -> None:
+    """Check that a timing has the runs of the matrix, on the ranks and link of their training."""
+    if "timings" not in values:
+        return
+    key, timing = f"timings.{name}", values["timings"][name]
+    for run in values.get("runs", []):
+        if run not in timing.runs:
+            raise UserError(f"comparison: {key} lacks {run!r} of the matrix: add it to {key}.runs")
+    if "train" not in values:
+        return
+    train = values["train"]
+    if timing.world_size != train.world_size:
+        raise UserError(
+            f"comparison: {key} has {timing.world_size} ranks, train {train.world_size}: "
+            f"set {key}.world_size to {train.world_size}"
+        )
+    if timing.link != train.link:
+        there, here = (link.name if link else LOOPBACK for link in (timing.link, train.link))
+        raise UserError(
+            f"comparison: the link of {key} is {there}, that of train {here}: "
+            f"give {key}.link the value of train.link"
+        )
 
 
 def _check_fits(key: str, strategy: Strategy, train: Train) -> None:

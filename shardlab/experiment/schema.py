@@ -7,6 +7,8 @@ from pydantic import Field, StringConstraints, model_validator
 from shardlab.core.document import AS_TUPLE, Document
 from shardlab.experiment.affinity import CpuAffinity
 from shardlab.experiment.link import Link
+from shardlab.strategy.codec_options import Int8Spec
+from shardlab.strategy.compression import Compression, WeightCodec
 from shardlab.strategy.strategy import Strategy
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=40)]
@@ -14,6 +16,13 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$", max_len
 Round = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*$")]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Positive = Annotated[float, Field(gt=0)]
+# bounds beyond which a number is a mistake that would cost hours or all memory before it shows
+WorldSize = Annotated[int, Field(ge=1, le=65_536)]
+"""more ranks than the largest clusters have GPUs are no run"""
+Count = Annotated[int, Field(ge=1, le=10**9)]
+"""a billion steps, repetitions or trials take years"""
+Seconds = Annotated[float, Field(gt=0, le=10**7)]
+"""waiting times: four months; clocks of libraries overflow far above"""
 
 
 class Data(Document):
@@ -29,7 +38,8 @@ class Data(Document):
     documents: int | None = Field(None, ge=1)
     """number of documents to keep"""
     bad_records: Literal["refuse", "skip"] = "refuse"
-    """policy for a record without a title or text: an error, or counted and skipped"""
+    """policy for a record that cannot be read or has no title or text: an error, or counted and
+    skipped"""
     validation_share: float = Field(0.02, gt=0, lt=1)
     """fraction of the documents in the validation split, chosen by a hash of the title"""
 
@@ -113,20 +123,20 @@ class Checkpoint(Document):
 class Train(Document):
     """Training run of every strategy."""
 
-    world_size: int = Field(2, ge=1)
-    threads: int = Field(1, ge=1)
+    world_size: WorldSize = 2
+    threads: int = Field(1, ge=1, le=4096)
     """CPU threads per rank; part of the result, because sums depend on it"""
     placement: CpuAffinity = "auto"
     """CPU affinity of the ranks and NUMA node of their memory. auto: with several NUMA nodes each
     rank gets CPUs of its own on the node of its GPU, or on the nodes round-robin; otherwise nothing
     changes. cores: CPUs of its own on every machine. none: nothing changes. Or the CPUs of each
     rank of a machine, such as ['0-3,8', '4-7']"""
-    steps: int = Field(120, ge=2)
-    batch_size: int = Field(8, ge=1)
+    steps: int = Field(120, ge=2, le=10**9)
+    batch_size: int = Field(8, ge=1, le=2**20)
     """sequences per rank and micro-batch"""
-    accumulation: int = Field(1, ge=1)
+    accumulation: int = Field(1, ge=1, le=2**20)
     """micro-batches per step"""
-    sequence_length: int = Field(64, ge=2)
+    sequence_length: int = Field(64, ge=2, le=2**24)
     learning_rate: float = Field(3e-3, gt=0)
     warmup_steps: int = Field(10, ge=0)
     """steps of linear learning-rate warm-up"""
@@ -137,12 +147,12 @@ class Train(Document):
     """maximum global gradient norm, or null"""
     untimed_steps: int = Field(5, ge=0)
     """first steps, left out of all timings"""
-    audit_steps: int = Field(1, ge=0)
+    audit_steps: int = Field(1, ge=0, le=10**6)
     """extra steps after the run whose gradients are also summed uncompressed, to measure the error
     of the codec"""
-    profiled_steps: int = Field(3, ge=1)
+    profiled_steps: int = Field(3, ge=1, le=10_000)
     """extra steps after the run that are traced"""
-    timeout_s: float = Field(60, gt=0)
+    timeout_s: Seconds = 60
     """maximum wait for another rank, seconds"""
     link: Link | None = None
     """emulated link between ranks of this machine; null: none"""
@@ -168,24 +178,52 @@ class Timing(Document):
 
     runs: Annotated[tuple[Name, ...], AS_TUPLE] = Field(min_length=1)
     """names of strategies"""
-    world_size: int = Field(2, ge=1)
+    world_size: WorldSize = 2
     link: Link | None = None
     """emulated link between ranks of this machine; null: none"""
-    repetitions: int = Field(10, ge=1)
+    repetitions: Count = 10
     """timed steps of every strategy"""
 
 
+class Space(Document):
+    """Codecs that the search may propose, besides those of the strategies: their costs are
+    calibrated."""
+
+    gradients: Annotated[tuple[Compression, ...], AS_TUPLE] = tuple(
+        Compression.model_validate({"codec": codec, "error_feedback": feedback})
+        for codec, feedback in (
+            ("bf16", False),
+            ("int8:group=128", False),
+            ("int4:group=128", True),
+            ("topk:density=0.05", True),
+            ("fp8:format=e4m3", False),
+            ("efsign:group=512", True),
+            ("powersgd:rank=4", True),
+            ("onebit:group=512", True),
+            ("topk:density=0.01", True),
+        )
+    )
+    """codecs of gradients; coarse ones with error feedback, without which they lose most of a
+    gradient"""
+    weights: Annotated[tuple[WeightCodec, ...], AS_TUPLE] = (Int8Spec(group=128),)
+    """codecs of gathered parameters"""
+
+
 class Forecast(Document):
-    """What the performance model learns from, and what it predicts."""
+    """Measurements that the performance model is fitted on, and strategies that it predicts."""
 
     timings: Annotated[tuple[Name, ...], AS_TUPLE] = Field(min_length=1)
     """timings that the model is fitted on; it is validated on all others"""
     runs: Annotated[tuple[Name, ...], AS_TUPLE] = Field(min_length=1)
     """runs of these timings to fit on; it is validated on their other runs"""
-    ranks: Annotated[tuple[Annotated[int, Field(ge=2)], ...], AS_TUPLE] = Field(min_length=1)
+    ranks: Annotated[tuple[Annotated[int, Field(ge=2, le=2**24)], ...], AS_TUPLE] = Field(
+        min_length=1
+    )
     """numbers of ranks to extrapolate to"""
     links: Annotated[tuple[Name, ...], AS_TUPLE] = Field(min_length=1)
     """presets of `shardlab.forecast.presets` to extrapolate to"""
+    space: Space = Space()
+    """codecs to calibrate besides those of the timings, for strategies that were never timed"""
 
 
 class Quality(Document):
@@ -202,22 +240,31 @@ class Agent(Document):
 
     start: Name = "fsdp2"
     """run whose strategy the first round tries to improve"""
+    link: Link | None = None
+    """emulated link between the ranks of races and predictions; null: that of `train`"""
     judge: Literal["rules", "http"] = "rules"
-    """rules: deterministic; http: a language model behind an OpenAI-compatible endpoint"""
+    """rules: the lowest upper end of a prediction; http: a language model behind an
+    OpenAI-compatible endpoint"""
     endpoint: str | None = None
     """base URL ending in /v1; the key comes from SHARDLAB_API_KEY"""
     model: str | None = None
     """name of the language model at the endpoint"""
-    candidates: Literal["action", "config"] = "action"
-    """action: one reversible change of the incumbent; config: whole strategies"""
+    candidates: Literal["action", "config"] = "config"
+    """action: strategies that differ from the incumbent in their sharding, in their gradient codec
+    or in their weight codec; config: all of them"""
     max_candidates: int = Field(6, ge=2, le=16)
     quality_tolerance: float = Field(0.03, ge=0)
     """largest accepted relative rise of validation perplexity"""
     memory_limit_gb: float | None = Field(None, gt=0)
     """maximum peak memory of one rank; null: the machine's memory divided by the ranks"""
-    trial_timeout_s: float = Field(300, gt=0)
-    budget: int = Field(8, ge=1)
+    trial_timeout_s: Seconds = 300
+    """maximum duration of a race, and of the training runs of one strategy"""
+    repetitions: Count = 120
+    """maximum number of interleaved steps of a race"""
+    budget: Count = 8
     """maximum number of trials in all rounds together"""
+    budget_minutes: Seconds | None = None
+    """maximum duration of all trials together, races and training runs"""
     stop_loss: int = Field(4, ge=1)
     """consecutive rejections after which no more trials run"""
 
@@ -253,7 +300,11 @@ class Params(Document):
     baseline: Name
     """run that the others are compared with"""
     timings: dict[Name, Timing] = Field(min_length=1)
-    """by name: interleaved timings on other links and numbers of ranks than the matrix"""
+    """by name: interleaved timings, on the link and ranks of the matrix and on others"""
+    comparison: Name
+    """timing whose step times the report compares: of all runs of the matrix, with the ranks and
+    the link of `train`. The training runs themselves are minutes apart, in which a machine drifts
+    by more than strategies differ"""
     forecast: Forecast
     quality: Quality
     agent: Agent

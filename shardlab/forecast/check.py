@@ -11,6 +11,7 @@ from shardlab.forecast.machine import Machine, quickly
 from shardlab.forecast.model import Model, fit_compute, step_s
 from shardlab.forecast.schedule import Task, duration, simulate
 from shardlab.forecast.uncertainty import estimate
+from shardlab.forecast.workload import case_of, strategy_of
 from shardlab.measurements.calibration import Calibration, Operation
 from shardlab.records.timing import NO_COMMUNICATION, TimedRun
 
@@ -58,7 +59,7 @@ def unknown(timings: Iterable[TimedRun], model: Model) -> dict[str, str]:
     """Return runs that the model cannot predict, with the reason."""
     reasons = {}
     for run in timings:
-        if run.run != NO_COMMUNICATION and (why := model.obstacle(run)):
+        if run.run != NO_COMMUNICATION and (why := model.obstacle(strategy_of(run))):
             reasons[run.run] = why
     return reasons
 
@@ -80,7 +81,8 @@ def _check(run: TimedRun, model: Model, alone: TimedRun | None, held_out: bool) 
     if alone is not None:
         compute = fit_compute(alone, model.cores)
         own = model._replace(compute=dict.fromkeys(model.compute, compute))
-    found = estimate(lambda other: other.predict(run), model, model.engines.noise)
+    case = case_of(run)
+    found = estimate(model, *case)
     measured = step_s(run)
     return Check(
         timing=run.timing,
@@ -93,7 +95,7 @@ def _check(run: TimedRun, model: Model, alone: TimedRun | None, held_out: bool) 
         high_ms=1e3 * found.high,
         measured_ms=1e3 * measured,
         error=found.value / measured - 1,
-        error_of_communication=own.predict(run) / measured - 1,
+        error_of_communication=own.predict(*case) / measured - 1,
     )
 
 

@@ -2,27 +2,13 @@
 
 from abc import ABC, abstractmethod
 from copy import copy
-from typing import NamedTuple
 
 from shardlab.forecast import collectives
+from shardlab.forecast.coding import Coding, Levels
 from shardlab.forecast.machine import CodecLines, Machine, framing
 from shardlab.forecast.presets import Cluster
 from shardlab.forecast.schedule import Phase, Rank
 from shardlab.measurements.calibration import MemoryOperation, Operation, wire_bytes
-from shardlab.strategy.codec_table import codec_text
-from shardlab.strategy.strategy import CanonicalStrategy
-
-
-class Coding(NamedTuple):
-    """Encoding and route of one kind of message."""
-
-    codec: CodecLines | None
-    """None: uncompressed"""
-    native: bool
-    """whether the process group's own collectives carry it"""
-    minimum_size: int
-    element_bytes: int
-    """of an uncompressed element"""
 
 
 class Costs(ABC):
@@ -65,7 +51,11 @@ class Costs(ABC):
     def across(self) -> "Costs":
         """Costs between ranks of equal local rank on all nodes."""
 
-    def gather(self, elements: int, coding: Coding) -> tuple[Phase, ...]:
+    @abstractmethod
+    def among(self, ranks: int, apart: int = 1) -> "Costs":
+        """Costs between so many ranks, whose numbers differ by `apart`."""
+
+    def gather(self, elements: float, coding: Coding) -> tuple[Phase, ...]:
         """Return the phases of an all-gather."""
         if self.world_size == 1:
             return ()
@@ -79,30 +69,68 @@ class Costs(ABC):
             Phase(self.world_size * codec.decode.at(each)),
         )
 
-    def reduce_scatter(self, elements: int, coding: Coding) -> tuple[Phase, ...]:
+    def reduce_scatter(self, elements: float, coding: Coding) -> tuple[Phase, ...]:
         """Return the phases of a reduce-scatter."""
         if self.world_size == 1:
             return ()
+        way: Operation = "reduce_scatter" if coding.native else "exchange"
         codec = self._codec(elements, coding)
         if codec is None:
-            way: Operation = "reduce_scatter" if coding.native else "exchange"
             return (self.transfer(way, elements * coding.element_bytes),)
         each = elements / self.world_size
+        # the group's own collective sums payloads, of which one is left to decode
+        received = 1 if coding.native else self.world_size
         return (
             Phase(self.world_size * codec.encode.at(each)),
-            self.transfer("exchange", self.world_size * codec.payload.at(each)),
-            Phase(self.world_size * codec.decode.at(each)),
+            self.transfer(way, self.world_size * codec.payload.at(each)),
+            Phase(received * codec.decode.at(each)),
         )
 
-    def all_reduce(self, elements: int, coding: Coding) -> tuple[Phase, ...]:
+    def all_reduce(self, elements: float, coding: Coding) -> tuple[Phase, ...]:
         """Return the phases of an all-reduce."""
         if self.world_size == 1:
             return ()
-        if coding.native:
+        codec = self._codec(elements, coding)
+        if codec is None and coding.native:
             return (self.transfer("all_reduce", elements * coding.element_bytes),)
-        return self.reduce_scatter(elements, coding) + self.gather(elements, coding)
+        if codec is None or not coding.summable:
+            return self.reduce_scatter(elements, coding) + self.gather(elements, coding)
+        each = elements / self.world_size
+        ways: tuple[Operation, ...] = ("all_reduce",) if coding.native else ("exchange", "gather")
+        return (
+            Phase(self.world_size * codec.encode.at(each)),
+            *(self.transfer(way, self.world_size * codec.payload.at(each)) for way in ways),
+            Phase(self.world_size * codec.decode.at(each)),
+        )
 
-    def _codec(self, elements: int, coding: Coding) -> CodecLines | None:
+    def sum_scatter(self, elements: float, levels: Levels) -> tuple[Phase, ...]:
+        """Return the phases of a reduce-scatter of gradients: inside nodes, then between them."""
+        if levels.between is None:
+            return self.reduce_scatter(elements, levels.inside)
+        node, nodes = self._nodes(levels)
+        inside = node.reduce_scatter(elements, levels.inside)
+        return inside + nodes.reduce_scatter(elements / node.world_size, levels.between)
+
+    def sum_whole(self, elements: float, levels: Levels) -> tuple[Phase, ...]:
+        """Return the phases of an all-reduce of gradients."""
+        if levels.between is None:
+            return self.all_reduce(elements, levels.inside)
+        node, nodes = self._nodes(levels)
+        gathered = nodes.gather(elements / node.world_size, levels.between)
+        gathered += node.gather(elements, levels.inside)
+        return self.sum_scatter(elements, levels) + gathered
+
+    def _nodes(self, levels: Levels) -> tuple["Costs", "Costs"]:
+        """Return the costs within a node of two levels and between such nodes."""
+        node = min(levels.ranks_per_node or self.launched_together, self.world_size)
+        return self.among(node), self.among(self.world_size // node, node)
+
+    @property
+    @abstractmethod
+    def launched_together(self) -> int:
+        """Ranks that a launcher starts on one machine."""
+
+    def _codec(self, elements: float, coding: Coding) -> CodecLines | None:
         return None if elements < coding.minimum_size else coding.codec
 
 
@@ -156,16 +184,20 @@ class Measured(Costs):
 
     @property
     def inside(self) -> Costs:  # noqa: D102
-        return self._alone() if self._apart else self
+        return self.among(1) if self._apart else self
 
     @property
     def across(self) -> Costs:  # noqa: D102
-        return self if self._apart else self._alone()
+        return self if self._apart else self.among(1)
 
-    def _alone(self) -> Costs:
-        alone = copy(self)
-        alone.world_size = 1
-        return alone
+    def among(self, ranks: int, apart: int = 1) -> Costs:  # noqa: D102
+        some = copy(self)
+        some.world_size = ranks
+        return some
+
+    @property
+    def launched_together(self) -> int:  # noqa: D102
+        return self.world_size  # links are emulated between ranks of one machine
 
 
 class OnCluster(Costs):
@@ -207,24 +239,12 @@ class OnCluster(Costs):
     def across(self) -> Costs:  # noqa: D102
         return OnCluster(self._cluster.across(), self._cluster.nodes(self.world_size))
 
+    def among(self, ranks: int, apart: int = 1) -> Costs:  # noqa: D102
+        together = self._cluster.ranks_per_node // apart
+        if together > 1:
+            return OnCluster(self._cluster._replace(ranks_per_node=together), ranks)
+        return OnCluster(self._cluster.across(), ranks)
 
-def codings(strategy: CanonicalStrategy, machine: Machine) -> tuple[Coding, Coding]:
-    """Return the codings of gradients and weights of a canonical strategy.
-
-    Raises:
-        KeyError: a codec that was not calibrated.
-    """
-    given, weights = strategy.gradients, strategy.weights
-    plain = given.codec.name == "none"
-    key = codec_text(given.codec), given.error_feedback
-    gradients = Coding(
-        None if plain else machine.codecs[key],
-        given.route == "native",
-        given.minimum_size,
-        4 if strategy.reduce_dtype == "fp32" else 2,
-    )
-    computed = 4 if strategy.param_dtype in ("auto", "fp32") else 2
-    if weights is None:
-        return gradients, Coding(None, True, 0, computed)
-    codec = machine.codecs[codec_text(weights.codec), False]
-    return gradients, Coding(codec, True, weights.minimum_size, computed)
+    @property
+    def launched_together(self) -> int:  # noqa: D102
+        return self._cluster.ranks_per_node

@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterable, Sequence
 from shardlab.core.document import Document
 from shardlab.forecast.costs import Measured, OnCluster
 from shardlab.forecast.machine import CodecLines
-from shardlab.forecast.model import Model, strategy_of
+from shardlab.forecast.model import Model
 from shardlab.forecast.presets import preset
 from shardlab.forecast.step import step_seconds
-from shardlab.forecast.uncertainty import estimate
+from shardlab.forecast.uncertainty import propagate
 from shardlab.forecast.work import Work
+from shardlab.forecast.workload import Case, case_of
 from shardlab.records.timing import NO_COMMUNICATION, TimedRun
 from shardlab.strategy.codec_table import codec_text
 from shardlab.strategy.strategy import CanonicalStrategy, parse_strategy
@@ -29,7 +30,6 @@ ASSUMPTIONS = (
     "Intervals carry the covariances of the fits to codecs, engines and computation: they say "
     "nothing of the assumptions above.",
 )
-
 
 SLOWEST, FASTEST = 1e6, 1e12
 """bounds of the searched link rates, bits per second"""
@@ -64,26 +64,31 @@ def extrapolate(
     Raises:
         UserError: an unknown preset.
     """
-    return [_point(run, model, link, count) for run in runs for link in links for count in ranks]
+    return [
+        _point(run.run, case_of(run), model, link, count)
+        for run in runs
+        for link in links
+        for count in ranks
+    ]
 
 
-def _point(run: TimedRun, model: Model, link: str, ranks: int) -> Point:
+def _point(run: str, case: Case, model: Model, link: str, ranks: int) -> Point:
     costs = OnCluster(preset(link), ranks)
-    found = estimate(lambda other: step_seconds(by_itself(run, other), costs), model)
+    found = propagate(lambda other: step_seconds(by_itself(case, other), costs), model)
     return Point(
-        run=run.run,
+        run=run,
         link=link,
         ranks=ranks,
         step_ms=1e3 * found.value,
         low_ms=1e3 * found.low,
         high_ms=1e3 * found.high,
-        compute_ms=1e3 * sum(by_itself(run, model).compute),
+        compute_ms=1e3 * sum(by_itself(case, model).compute),
     )
 
 
-def by_itself(run: TimedRun, model: Model) -> Work:
-    """Return the work of a step of a run whose ranks have cores of their own."""
-    work = model.work(run, strategy_of(run))
+def by_itself(case: Case, model: Model) -> Work:
+    """Return the work of a step whose ranks have cores of their own."""
+    work = model.work(*case)
     compute = model.compute[min(model.compute)]
     return work._replace(compute=compute, overhead=work.overhead._replace(wait=0.0))
 
@@ -134,14 +139,15 @@ def break_even(runs: Iterable[TimedRun], model: Model, ranks: int = 2) -> list[B
 
 
 def _break_even(run: TimedRun, model: Model, ranks: int) -> BreakEven | None:
-    strategy, work = strategy_of(run), by_itself(run, model)
-    lines = work.gradients.codec or work.weights.codec
+    case = case_of(run)
+    strategy, work = case.strategy, by_itself(case, model)
+    lines = work.gradients.inside.codec or work.weights.codec
     if lines is None:
         return None
     names = [codec_text(strategy.gradients.codec)]
     names += [f"weights {codec_text(strategy.weights.codec)}"] if strategy.weights else []
-    bare = _without_codecs(run, strategy)
-    step, always = _crossing(lambda rate: _gain(run, bare, model, ranks, rate))
+    bare = by_itself(case._replace(strategy=_without_codecs(strategy)), model)
+    step, always = _crossing(lambda rate: _gain(work, bare, model, ranks, rate))
     return BreakEven(
         run=run.run,
         codec=", ".join(names),
@@ -152,18 +158,16 @@ def _break_even(run: TimedRun, model: Model, ranks: int) -> BreakEven | None:
     )
 
 
-def _without_codecs(run: TimedRun, strategy: CanonicalStrategy) -> TimedRun:
+def _without_codecs(strategy: CanonicalStrategy) -> CanonicalStrategy:
     """Return the same all-to-all route without a codec."""
     plain = {"gradients": {"codec": "none", "route": "exchange"}, "weights": None}
-    given = strategy.model_dump(mode="json") | plain
-    normal = parse_strategy(given, run.run).canonical()
-    return run.model_copy(update={"strategy": normal.model_dump(mode="json")})
+    return parse_strategy(strategy.model_dump(mode="json") | plain).canonical()
 
 
-def _gain(run: TimedRun, bare: TimedRun, model: Model, ranks: int, rate: float) -> float:
+def _gain(work: Work, bare: Work, model: Model, ranks: int, rate: float) -> float:
     """Return the seconds per step that the codecs save on a link of a given rate."""
     costs = Measured(model.machine, ranks, cores=ranks, bits_per_second=round(rate))
-    with_codecs, without = (step_seconds(by_itself(each, model), costs) for each in (run, bare))
+    with_codecs, without = (step_seconds(each, costs) for each in (work, bare))
     return without - with_codecs
 
 

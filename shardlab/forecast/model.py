@@ -1,7 +1,7 @@
 """Performance model of training steps: fitted on some timed runs, then predicting others."""
 
-from collections.abc import Sequence
-from statistics import median
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, median
 from typing import NamedTuple
 
 import numpy as np
@@ -9,13 +9,15 @@ from scipy.optimize import least_squares
 
 from shardlab.core.errors import UserError
 from shardlab.experiment.link import bucket_bytes
-from shardlab.forecast.costs import Costs, Measured, codings
+from shardlab.forecast.coding import codings
+from shardlab.forecast.costs import Costs, Measured
 from shardlab.forecast.machine import Machine
 from shardlab.forecast.step import obstacle, step_seconds
 from shardlab.forecast.work import Compute, Overhead, Work
+from shardlab.forecast.workload import Workload, case_of, strategy_of
 from shardlab.measurements.calibration import UPDATE_BYTES, memory_operations
-from shardlab.records.timing import NO_COMMUNICATION, TimedRun
-from shardlab.strategy.strategy import CanonicalStrategy, parse_strategy
+from shardlab.records.timing import NO_COMMUNICATION, TimedRun, UnitSize
+from shardlab.strategy.strategy import CanonicalStrategy
 
 _LONGEST_S = 0.1
 """upper bound of the engine overhead of one collective, seconds"""
@@ -32,6 +34,15 @@ class Engines(NamedTuple):
     """of `work` in the order of the engines, then of `wait`"""
     noise: float = 0.0
     """standard deviation of measured minus modelled step time, seconds"""
+    more: float = 0.0
+    """added to the mean of `work` for engines that were never timed"""
+
+    def of(self, engine: str) -> Overhead:
+        """Return the overhead of an engine; of one that was never timed, the mean of the others."""
+        known = self.work.get(engine)
+        return Overhead(
+            fmean(self.work.values()) + self.more if known is None else known, self.wait
+        )
 
 
 class Model(NamedTuple):
@@ -42,59 +53,57 @@ class Model(NamedTuple):
     compute: dict[int, Compute]
     """of one rank that has its cores to itself, by the number of busy cores"""
     compute_error: float
-    """relative standard error of `compute`"""
+    """relative standard error of `compute`, with the drift of the machine between timings"""
     engines: Engines
 
-    def work(self, run: TimedRun, strategy: CanonicalStrategy) -> Work:
-        """Return the work of one step of a run that `Model.obstacle` accepts."""
-        return Work(
-            strategy,
-            tuple(unit.elements for unit in run.units),
-            strategy.accumulation or run.accumulation,
-            self.computing(run),
-            Overhead(self.engines.work[strategy.engine], self.engines.wait),
-            *codings(strategy, self.machine),
-            self._update_s(run) if strategy.traits.residency == "streamed" else 0.0,
-        )
-
-    def _update_s(self, run: TimedRun) -> float:
-        """Return the seconds that AdamW takes to update the whole model."""
-        return self.machine.memory["update"].at(UPDATE_BYTES * run.parameters)
-
-    def obstacle(self, run: TimedRun) -> str | None:
-        """Return why the model cannot predict a run, or None if it can."""
-        strategy = strategy_of(run)
-        if strategy.engine not in self.engines.work:
-            return f"the model was fitted on no run of {strategy.engine}"
+    def obstacle(self, strategy: CanonicalStrategy) -> str | None:
+        """Return why the model cannot predict a canonical strategy, or None if it can."""
+        if not self.engines.work:
+            return "the model was fitted on no run of any engine"
         return unpredictable(strategy, self.machine)
 
-    def predict(self, run: TimedRun) -> float:
-        """Predict the seconds of a step of a run; reads the configuration of the run only."""
-        return step_seconds(self.work(run, strategy_of(run)), self.costs(run))
+    def predict(
+        self, strategy: CanonicalStrategy, units: Sequence[UnitSize], workload: Workload
+    ) -> float:
+        """Predict the seconds of a step of a strategy that has no obstacle."""
+        return step_seconds(self.work(strategy, units, workload), self.costs(workload))
 
-    def computing(self, run: TimedRun) -> Compute:
+    def work(
+        self, strategy: CanonicalStrategy, units: Sequence[UnitSize], workload: Workload
+    ) -> Work:
+        """Return the work of one step of a strategy that has no obstacle."""
+        return Work(
+            strategy,
+            tuple(unit.elements for unit in units),
+            strategy.accumulation or workload.accumulation,
+            self.computing(workload),
+            self.engines.of(strategy.engine),
+            *codings(strategy, self.machine),
+            self._update_s(workload) if strategy.traits.residency == "streamed" else 0.0,
+        )
+
+    def _update_s(self, workload: Workload) -> float:
+        """Return the seconds that AdamW takes to update the whole model."""
+        return self.machine.memory["update"].at(UPDATE_BYTES * workload.parameters)
+
+    def computing(self, workload: Workload) -> Compute:
         """Return the compute times fitted at the nearest number of busy cores."""
-        busy = _busy(run, self.cores)
+        busy = _busy(workload.world_size * workload.threads, self.cores)
         return self.compute[min(self.compute, key=lambda known: abs(known - busy))]
 
-    def costs(self, run: TimedRun) -> Costs:
-        """Return the communication and memory costs for the ranks and the link of a run."""
-        kernel = run.link_emulation == "namespaces"
-        bits = run.bits_per_second
+    def costs(self, workload: Workload) -> Costs:
+        """Return the communication and memory costs for the ranks and the link of a workload."""
+        kernel = workload.link_emulation == "namespaces"
+        bits = workload.bits_per_second
         return Measured(
             self.machine,
-            run.world_size,
-            self.cores / run.threads,
+            workload.world_size,
+            self.cores / workload.threads,
             bits,
-            run.delay_ms / 1e3,
+            workload.delay_s,
             bucket_bytes(bits) if kernel and bits is not None else 0.0,
             framed=kernel,
         )
-
-
-def strategy_of(run: TimedRun) -> CanonicalStrategy:
-    """Return the canonical form of a run's strategy."""
-    return parse_strategy(run.strategy, f"strategy of {run.run}").canonical()
 
 
 def unpredictable(strategy: CanonicalStrategy, machine: Machine) -> str | None:
@@ -127,8 +136,10 @@ def fit_model(machine: Machine, known: Sequence[TimedRun]) -> Model:
     cores = float(known[0].host["cores"])
     computes: dict[int, list[Compute]] = {}
     for run in alone:
-        computes.setdefault(_busy(run, cores), []).append(fit_compute(run, cores))
+        busy = _busy(run.world_size * run.threads, cores)
+        computes.setdefault(busy, []).append(fit_compute(run, cores))
     error = float(np.mean([_standard_error(run.step_ms) for run in alone]))
+    error = float(np.hypot(error, _drift(computes.values())))
     means = {busy: _mean(each) for busy, each in computes.items()}
     fitted = [run for run in known if run.run != NO_COMMUNICATION]
     for run in fitted:
@@ -136,15 +147,25 @@ def fit_model(machine: Machine, known: Sequence[TimedRun]) -> Model:
             raise UserError(f"forecast.runs: {run.run}: {why}: name another run")
     names = dict.fromkeys(strategy_of(run).engine for run in fitted)
     model = Model(machine, cores, means, error, Engines(dict.fromkeys(names, 0.0), 0.0))
-    return model._replace(engines=_engines(model, fitted)) if fitted else model
+    own = {run.timing: fit_compute(run, cores) for run in alone}
+    return model._replace(engines=_engines(model, fitted, own)) if fitted else model
 
 
-def _busy(run: TimedRun, cores: float) -> int:
-    return round(min(run.world_size * run.threads, cores))
+def _busy(threads: int, cores: float) -> int:
+    return round(min(threads, cores))
 
 
 def _mean(computes: Sequence[Compute]) -> Compute:
     return Compute(*(sum(each) / len(computes) for each in zip(*computes, strict=True)))
+
+
+def _drift(computes: Iterable[Sequence[Compute]]) -> float:
+    """Return the relative standard deviation of another timing's compute times from the mean of
+    those of as many busy cores; 0 where no two are alike."""
+    totals = [[sum(each) for each in alike] for alike in computes if len(alike) > 1]
+    # of the other timing itself, and of the mean
+    variances = [(1 + 1 / len(t)) * np.var(t, ddof=1) / np.mean(t) ** 2 for t in totals]
+    return float(np.mean(variances)) ** 0.5 if variances else 0.0
 
 
 def fit_compute(run: TimedRun, cores: float) -> Compute:
@@ -166,14 +187,22 @@ def _standard_error(values: Sequence[float]) -> float:
     return float(1.25 * np.std(values, ddof=1) / len(values) ** 0.5 / np.median(values))
 
 
-def _engines(model: Model, runs: Sequence[TimedRun]) -> Engines:
+def _engines(model: Model, runs: Sequence[TimedRun], own: Mapping[str, Compute]) -> Engines:
     """Fit the overhead per collective by least squares of absolute errors.
 
     Not of relative errors: waits of some milliseconds are as likely in a short step as in a long
     one.
+
+    Args:
+        own: compute times of each timing, so that what drifts between timings is no overhead.
     """
     names = [*model.engines.work]
-    cases = [(model.work(run, strategy_of(run)), model.costs(run), step_s(run)) for run in runs]
+    cases = []
+    for run in runs:
+        case = case_of(run)
+        work = model.work(*case)
+        work = work._replace(compute=own.get(run.timing, work.compute))
+        cases.append((work, model.costs(case.workload), step_s(run)))
 
     def misfit(given: Sequence[float]) -> list[float]:
         *each, wait = given

@@ -35,7 +35,9 @@ from shardlab.forecast.machine import fit_machine
 from shardlab.forecast.model import fit_model
 from shardlab.forecast.presets import PRESETS, preset
 from shardlab.forecast.step import step_tasks
+from shardlab.forecast.workload import case_of
 from shardlab.measurements.calibration import Calibration
+from shardlab.records.contention import warnings_of
 from shardlab.records.timing import TimedRun
 
 
@@ -70,6 +72,8 @@ class ForecastDocument(Document):
     """presets and their sources"""
     break_even: list[BreakEven]
     assumptions: list[str]
+    warnings: list[str]
+    """calibration and timings that others disturbed, used all the same"""
 
 
 def predict(
@@ -101,9 +105,17 @@ def predict(
         links={name: preset(name).source for name in forecast.links},
         break_even=break_even(runs, model),
         assumptions=list(ASSUMPTIONS),
+        warnings=warnings_of(
+            [
+                ("calibration", calibration.contention),
+                *((f"timing {run.timing}", run.contention) for run in timings),
+            ]
+        ),
     )
     costs = OnCluster(PRESETS[forecast.links[0]], forecast.ranks[0])
-    traces = {run.run: execution_trace(step_tasks(by_itself(run, model), costs)) for run in runs}
+    traces = {
+        run.run: execution_trace(step_tasks(by_itself(case_of(run), model), costs)) for run in runs
+    }
     return predicted, traces
 
 

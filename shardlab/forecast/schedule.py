@@ -5,7 +5,7 @@ runs its tasks one after another, in the order of the list. What runs at the sam
 several lanes shares the processor and the link in equal parts, as threads and TCP streams do.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from shardlab.measurements.calibration import Operation
@@ -65,25 +65,40 @@ def simulate(tasks: Sequence[Task], rank: Rank) -> dict[str, Span]:
     Between two events, the end of a need or of a phase, every rate is constant, so the simulation
     is exact up to rounding.
     """
-    waiting: dict[str, list[Task]] = {}
+    queues: dict[str, list[Task]] = {}
+    """tasks by lane, the next one last"""
     for task in reversed(tasks):
-        waiting.setdefault(task.lane, []).append(task)
-    running: dict[str, _Running] = {}
+        queues.setdefault(task.lane, []).append(task)
+    places = {lane: place for place, lane in enumerate(queues)}
+    watching: dict[str, list[str]] = {}
+    """lanes whose next task waits for a task, by the name of that one"""
+    idle, running = [*queues], list[_Running]()
     spans: dict[str, Span] = {}
     now, link = 0.0, _Link(rank)
-    while waiting or running:
-        for lane in [lane for lane in waiting if lane not in running]:
-            if all(name in spans for name in waiting[lane][-1].after):
-                running[lane] = _Running(waiting[lane].pop(), now)
-                if not waiting[lane]:
-                    del waiting[lane]
+    while len(spans) < len(tasks):
+        for lane in idle:
+            queue = queues[lane]
+            for name in queue[-1].after if queue else ():
+                if name not in spans:
+                    watching.setdefault(name, []).append(lane)
+                    break
+            else:
+                running += [_Running(queue.pop(), now)] if queue else []
+        idle = []
         assert running, "tasks wait for each other"
-        ended = [lane for lane, each in running.items() if each.ended(link)]
-        for lane in ended:
-            each = running.pop(lane)
-            spans[each.task.name] = Span(each.start, now)
+        if len(running) == 1:  # nothing else starts before it ends
+            now += running[0].finish(rank, link)
+            ended, running = running, []
+        else:
+            ended = [each for each in running if each.needs_nothing() and not each.proceed(link)]
+            running = [each for each in running if each not in ended] if ended else running
         if not ended:
-            now += _advance(running.values(), rank, link)
+            now += _advance(running, rank, link)
+            continue
+        for each in ended:
+            spans[each.task.name] = Span(each.start, now)
+            idle += [each.task.lane, *watching.pop(each.task.name, ())]
+        idle.sort(key=places.__getitem__)  # lanes that start at once share the link in one order
     return spans
 
 
@@ -115,45 +130,66 @@ class _Link:
 class _Running:
     """A running task and what its present phase still needs."""
 
+    __slots__ = ("_phases", "_wait_then", "cpu", "nbytes", "start", "task", "wait")
+
     def __init__(self, task: Task, start: float) -> None:
         self.task, self.start = task, start
-        self._phases = list(reversed(task.phases))
+        self._phases = iter(task.phases)
         self.cpu = self.nbytes = self.wait = 0.0
         self._wait_then = 0.0
 
-    def ended(self, link: _Link) -> bool:
-        """Advance to the next need; return whether none is left."""
-        while max(self.cpu, self.nbytes, self.wait) <= _DONE:
+    def needs_nothing(self) -> bool:
+        """Return whether the present need is met."""
+        return self.cpu <= _DONE and self.nbytes <= _DONE and self.wait <= _DONE
+
+    def proceed(self, link: _Link) -> bool:
+        """Go on to the next need; return whether there is one."""
+        while self.needs_nothing():
             if self._wait_then > _DONE:
                 self.wait, self._wait_then = self._wait_then, 0.0
-            elif self._phases:
-                phase = self._phases.pop()
-                self.cpu, self._wait_then = phase.cpu, phase.wait
-                self.nbytes = link.pass_at_once(phase.nbytes)
-            else:
                 return True
-        return False
+            phase = next(self._phases, None)
+            if phase is None:
+                return False
+            self.cpu, self._wait_then = phase.cpu, phase.wait
+            self.nbytes = link.pass_at_once(phase.nbytes) if phase.nbytes else 0.0
+        return True
+
+    def finish(self, rank: Rank, link: _Link) -> float:
+        """Advance to the end of the task, which runs alone; return the seconds until then."""
+        seconds, speed = 0.0, min(1.0, rank.processors)
+        while self.proceed(link):
+            sending = self.nbytes / rank.bytes_per_second
+            busy = max(self.cpu / speed, sending)
+            seconds += busy + self.wait
+            link.rest(busy - sending + self.wait)
+            self.cpu = self.nbytes = self.wait = 0.0
+        return seconds
 
 
-def _advance(running: Iterable[_Running], rank: Rank, link: _Link) -> float:
+def _advance(running: Sequence[_Running], rank: Rank, link: _Link) -> float:
     """Advance to the next end of a need of any task; return the seconds until then."""
-    computing = [each for each in running if each.cpu > _DONE]
-    sending = [each for each in running if each.nbytes > _DONE]
-    pausing = [each for each in running if each.wait > _DONE]
-    computed = min(1.0, rank.processors / len(computing)) if computing else 0.0
-    sent = rank.bytes_per_second / len(sending) if sending else 0.0
-    times = [
-        *(each.cpu / computed for each in computing),
-        *(each.nbytes / sent for each in sending),
-        *(each.wait for each in pausing),
-    ]
-    seconds = min(times, default=0.0)
-    for each in computing:
-        each.cpu -= seconds * computed
-    for each in sending:
-        each.nbytes = 0.0 if sent == float("inf") else each.nbytes - seconds * sent
-    for each in pausing:
-        each.wait -= seconds
+    computing = sending = 0
+    for each in running:
+        computing += each.cpu > _DONE
+        sending += each.nbytes > _DONE
+    computed = min(1.0, rank.processors / computing) if computing else 0.0
+    sent = rank.bytes_per_second / sending if sending else 0.0
+    seconds = float("inf")
+    for each in running:
+        if each.cpu > _DONE:
+            seconds = min(seconds, each.cpu / computed)
+        if each.nbytes > _DONE:
+            seconds = min(seconds, each.nbytes / sent)
+        if each.wait > _DONE:
+            seconds = min(seconds, each.wait)
+    for each in running:
+        if each.cpu > _DONE:
+            each.cpu -= seconds * computed
+        if each.nbytes > _DONE:
+            each.nbytes = 0.0 if sent == float("inf") else each.nbytes - seconds * sent
+        if each.wait > _DONE:
+            each.wait -= seconds
     if not sending:
         link.rest(seconds)
     return seconds

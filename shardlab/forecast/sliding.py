@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from shardlab.buffers.slide import slot_sizes, window_slots
-from shardlab.forecast.costs import Coding, Costs
+from shardlab.forecast.coding import NORM
+from shardlab.forecast.costs import Costs
 from shardlab.forecast.sliding_costs import Movements
 from shardlab.forecast.work import COMPUTE, Step, Work
 
@@ -59,7 +60,7 @@ class Slide(Step):
         self.use("forward", 0, self._forward * self._share[0])
 
     def _pass_backward(self, first: bool, last: bool) -> None:
-        self.use("backward", 0, self._backward * self._share[0])
+        self.use("backward", 0, self.backward_s(0))
         for unit in reversed(self._units):
             self._start_all(self._units[:unit][::-1])
             left = self._pass_unit_backward(unit)
@@ -74,13 +75,13 @@ class Slide(Step):
         """Off-load the gradients of a unit in parts as they are computed; return the last copy."""
         parts, left = self._moves.parts(unit), ""
         for part in range(parts):
-            self.use("backward", unit, self._backward * self._share[unit] / parts)
+            self.use("backward", unit, self.backward_s(unit) / parts)
             left = self._leave(unit, part)
         return left
 
     def _end(self) -> None:
         """Add the gradient norm, of which every rank has a part, and what depends on it."""
-        norm = self.costs.inside.all_reduce(1, Coding(None, True, 0, 4))
+        norm = self.costs.inside.all_reduce(1, NORM)
         self.compute("landed", 0.0, [self._landed[0]])
         self.launch("norm", COMPUTE, norm)
         if self.work.holding:

@@ -59,7 +59,7 @@ class Movements:
         nbytes = self._elements(unit) * self._landed
         if not self._reduces:
             return (self._costs.move("copy", nbytes / self.parts(unit)),)
-        reduced = self._inside.reduce_scatter(self._elements(unit), self._work.gradients)
+        reduced = self._inside.reduce_scatter(self._elements(unit), self._work.gradients.inside)
         return *reduced, self._costs.move("copy", nbytes / self._ranks)
 
     def landing(self, unit: int, first: bool, last: bool) -> Phases:
@@ -73,7 +73,7 @@ class Movements:
         if self.keeping == "totals":
             phases.append(self._pass(chunk * (self._summed * self._landed + adding)))
         if last:
-            average = self._work.gradients._replace(element_bytes=_FLOAT)
+            average = self._work.gradients.inside._replace(element_bytes=_FLOAT)
             phases += self._across.all_reduce(round(chunk), average)
             phases.append(self._pass(chunk * self._gradients))  # read once for the norm
         return tuple(phases)
@@ -108,7 +108,7 @@ class Movements:
         """Exchange gradients as messages, where they are not summed in shared memory."""
         if self._summed == self._vectors:
             return ()
-        return self._inside.reduce_scatter(self._elements(unit), self._work.gradients)
+        return self._inside.reduce_scatter(self._elements(unit), self._work.gradients.inside)
 
     def _pass(self, nbytes: float) -> Phase:
         return self._costs.move("update", nbytes)

@@ -9,9 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardlab.forecast.coding import needed
 from shardlab.forecast.machine import Line
 from shardlab.forecast.model import Model
 from shardlab.forecast.work import Compute
+from shardlab.forecast.workload import Case, Workload
+from shardlab.records.timing import UnitSize
+from shardlab.strategy.strategy import CanonicalStrategy
 
 _NORMAL = 1.959964
 """standard deviations of a normal distribution around 95 %"""
@@ -25,7 +29,17 @@ class Estimate(NamedTuple):
     high: float
 
 
-def estimate(forecast: Callable[[Model], float], model: Model, noise: float = 0.0) -> Estimate:
+def estimate(
+    model: Model, strategy: CanonicalStrategy, units: Sequence[UnitSize], workload: Workload
+) -> Estimate:
+    """Predict a step of a strategy that has no obstacle, with the interval of a measurement."""
+    case = Case(strategy, units, workload)
+    # what is not used would only cost simulations
+    model = model._replace(machine=needed(model.machine, strategy))
+    return propagate(lambda other: other.predict(*case), model, model.engines.noise)
+
+
+def propagate(forecast: Callable[[Model], float], model: Model, noise: float = 0.0) -> Estimate:
     """Predict with the interval that follows from the fits; unused parameters cost nothing.
 
     Args:
@@ -59,6 +73,8 @@ def directions(model: Model) -> Iterator[Model]:
         *works, wait = (max(value + more, 0.0) for value, more in shifted)
         work = dict(zip(engines.work, works, strict=True))
         yield model._replace(engines=engines._replace(work=work, wait=wait))
+    if engines.work:  # what an engine that was never timed costs is as unsure as the largest known
+        yield model._replace(engines=engines._replace(more=max(engines.work.values())))
     compute = {
         busy: Compute(*each).scaled(1 + model.compute_error) for busy, each in model.compute.items()
     }

@@ -4,7 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shardlab.forecast.costs import Coding, Costs
+from shardlab.forecast.coding import Coding, Levels
+from shardlab.forecast.costs import Costs
 from shardlab.forecast.schedule import Phase, Task
 from shardlab.strategy.strategy import CanonicalStrategy
 
@@ -46,7 +47,7 @@ class Work(NamedTuple):
     """micro-batches"""
     compute: Compute
     overhead: Overhead
-    gradients: Coding
+    gradients: Levels
     weights: Coding
     update_s: float = 0.0
     """seconds of `compute.rest` in which AdamW updates the whole model"""
@@ -69,10 +70,13 @@ class Step(ABC):
         self._tasks: list[Task] = []
         total = sum(work.units)
         self._share = [elements / total for elements in work.units]
-        again = work.strategy.activation_checkpointing == "full"
-        micro = work.accumulation
-        self._forward = work.compute.forward / micro
-        self._backward = (work.compute.backward + again * work.compute.forward) / micro
+        self._forward = work.compute.forward / work.accumulation
+        self._replicated = work.strategy.traits.residency == "replicated"
+        self._checkpointing = {
+            layer: each.activation_checkpointing
+            for each in work.strategy.overrides
+            for layer in each.layers or ()
+        }
 
     def tasks(self, steps: int = 1) -> list[Task]:
         """Return the tasks of so many steps in the order in which the ranks start them."""
@@ -84,6 +88,17 @@ class Step(ABC):
     @abstractmethod
     def add_step(self) -> None:
         """Add the tasks of one more step."""
+
+    def backward_s(self, unit: int) -> float:
+        """Return the seconds of backward of a unit in a micro-batch, with what it computes again.
+
+        The root of several units has no block in it, and only blocks are checkpointed.
+        """
+        work, own = self.work, self._checkpointing.get(unit - 1)
+        has_blocks = unit > 0 or len(work.units) == 1 or self._replicated
+        mode = own or work.strategy.activation_checkpointing
+        again = work.compute.forward * (mode == "full" and has_blocks)
+        return (work.compute.backward + again) / work.accumulation * self._share[unit]
 
     def compute(self, name: str, seconds: float, after: Sequence[str] = ()) -> str:
         """Add computation; return its name."""

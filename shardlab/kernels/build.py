@@ -7,9 +7,11 @@ import fcntl
 import hashlib
 import os
 import platform
+import re
 import shutil
 import struct
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 from shardlab.core.errors import UserError
@@ -38,27 +40,44 @@ def source_hash() -> str | None:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def find_fault(path: Path) -> str | None:
-    """Return why a shared library cannot be loaded here, or serves other sources; None if it can.
+def built_from(library: Path) -> str | None:
+    """Return the SHA-256 of the sources that a library was built from; None for a foreign one."""
+    found = re.search(re.escape(_MARK) + rb"([0-9a-f]{64})", library.read_bytes())
+    return found and found[1].decode()
 
-    Reads the file only (elf(5)), because loading a truncated library ends the process by SIGBUS.
-    Linkers end a file with the table of sections, so a shorter file is truncated.
+
+def check(libraries: Iterable[Path]) -> None:
+    """Check that shared libraries can be loaded here and were built from csrc/, if it is there.
+
+    Raises:
+        OSError: one is not.
     """
-    if not path.exists():
-        return "no compiled kernels (no C++ compiler?)"
-    content = path.read_bytes()
+    expected = source_hash()
+    for path in libraries:
+        content = path.read_bytes() if path.exists() else b""
+        if fault := _find_fault(content, expected):
+            raise OSError(
+                f"{path} {fault}" if content else "no compiled kernels (no C++ compiler?)"
+            )
+
+
+def _find_fault(content: bytes, expected: str | None) -> str | None:
+    """Return what is wrong with a library; None if nothing is.
+
+    Looks at the file alone (elf(5)), because loading a truncated library ends the process by
+    SIGBUS. Linkers end a file with the table of sections, so a shorter file is truncated.
+    """
     if len(content) < 64 or content[:6] != b"\x7fELF\x02\x01":
-        return f"{path} is no 64-bit ELF library"
+        return "is no 64-bit ELF library"
     (machine,) = struct.unpack_from("<H", content, 18)
     if machine != _ELF_MACHINES.get(platform.machine(), machine):
-        return f"{path} was built for another architecture than {platform.machine()}"
+        return f"was built for another architecture than {platform.machine()}"
     (table,) = struct.unpack_from("<Q", content, 40)
     entry_size, entries = struct.unpack_from("<HH", content, 58)
     if len(content) < table + entry_size * entries:
-        return f"{path} is truncated"
-    expected = source_hash()
+        return "is truncated"
     if expected is not None and _MARK + expected.encode() not in content:
-        return f"{path} was built from other sources than {SOURCES}"
+        return f"was built from other sources than {SOURCES}"
     return None
 
 

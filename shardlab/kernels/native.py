@@ -24,6 +24,22 @@ from shardlab.kernels import build
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
+_INSTRUCTIONS = {"v3": "AVX2", "v4": "AVX-512"}
+_fault = "SHARDLAB_KERNELS=reference"
+"""why the reference serves, where it does"""
+
+
+def serving() -> str:
+    """Return which library computes, with the hash of its sources; or the reference, and why."""
+    loaded = library()
+    if loaded is None:
+        why = _fault.replace(f"{build.SOURCES.parent}/", "")
+        return f"PyTorch reference ({why})"
+    path = Path(loaded._name)
+    width = _INSTRUCTIONS.get(path.stem.rpartition("_")[2], "baseline")
+    return f"{path.name} ({width}), csrc {(build.built_from(path) or 'unknown')[:12]}"
+
+
 def available() -> bool:
     """Return whether the compiled kernels are used; otherwise their PyTorch reference is."""
     return library() is not None
@@ -44,30 +60,30 @@ def library() -> ctypes.CDLL | None:
         raise UserError(f"SHARDLAB_KERNELS: set it to 'reference' or not at all (found {wanted!r})")
     if wanted == "reference":
         return None
-    fault = _fault()
-    if fault is not None and build.SOURCES.is_dir() and build.has_compiler():
-        say(f"shardlab: {fault}: building csrc/")
+    global _fault
+    try:
+        return _load()
+    except OSError as error:
+        _fault = str(error)
+    if build.SOURCES.is_dir() and build.has_compiler():
+        say(f"shardlab: {_fault}: building csrc/")
         try:
             build.build()
-            fault = _fault()
-        except OSError as error:  # no Ninja, or a tree that this user cannot write
-            fault = f"{fault} ({error})"
-    if fault is not None:
-        say(f"shardlab: {fault}: using the PyTorch reference, slower")
-        return None
+            return _load()
+        except OSError as error:  # such as a tree that this user cannot write
+            _fault = str(error)
+    say(f"shardlab: {_fault}: using the PyTorch reference, slower")
+    return None
+
+
+def _load() -> ctypes.CDLL:
+    """Load the fastest library.
+
+    Raises:
+        OSError: it cannot serve, or the system refuses it, such as for an older C++ runtime.
+    """
+    build.check([build.LIBRARY, *_wider(range(2, 5))])
     return ctypes.CDLL(str(builds()[-1]))
-
-
-def _fault() -> str | None:
-    """Return why the libraries cannot serve; None if they can."""
-    paths = [build.LIBRARY, *_wider(range(2, 5))]
-    fault = next(filter(None, map(build.find_fault, paths)), None)
-    if fault is None:
-        try:
-            ctypes.CDLL(str(builds()[-1]))
-        except OSError as error:  # such as a C++ runtime that is too old
-            fault = str(error)
-    return fault
 
 
 def builds() -> list[Path]:

@@ -101,7 +101,8 @@ def decode_reference(payloads: Sequence[Tensor], out: Tensor, alpha: float, add:
         magnitude, signs = _parts(payload, out.numel())
         total += magnitude
         votes += torch.where(magnitude == 0, 0.0, signs)
-    values = votes.sign() * (total * alpha)
+    # csrc/sign.cpp has no negative zero where all means are 0
+    values = votes.sign() * (total * alpha + 0.0)
     if add:
         out += values
     else:

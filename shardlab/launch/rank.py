@@ -12,15 +12,15 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 
-from shardlab.core.errors import UserError
+from shardlab.core.errors import StorageError, UserError
 from shardlab.core.process import die_with_parent
 from shardlab.experiment.affinity import CpuAffinity
-from shardlab.launch.failure import UNKNOWN_ORDER, Failure
+from shardlab.launch.failure import TIMED_OUT, UNKNOWN_ORDER, Failure
 from shardlab.launch.placement import backend_of, take_gpu, take_placement
 from shardlab.launch.stores import Attempt
 
@@ -88,8 +88,6 @@ def _sleep(deadline: float, problem: str) -> None:
     time.sleep(_POLL_S)
 
 
-_TIMED_OUT = "Timed out waiting"
-"""gloo's message about a rank that neither answers nor closes its connection"""
 _DISCONNECTED = ("Connection closed by peer", "Connection reset by peer")
 """gloo's messages about a rank whose process ended"""
 
@@ -122,9 +120,10 @@ class Job:
     def run(self, rank: int, pipe: Connection, attempt: Attempt) -> None:
         """Run the worker as `rank`; send the name of the attempt, then any failure, to `pipe`."""
         die_with_parent(self.parent)
-        # the command's own handlers are not for ranks; Ctrl-C reaches the command as well
+        # the command's own handlers are not for ranks; Ctrl-C and hangups reach the command as well
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         joined = None
         try:
             joined = self._join(rank, attempt)
@@ -191,7 +190,8 @@ def _report(
         with suppress(RuntimeError):  # the store may have ended with its process
             order = joined.store.add("failures", 1)
     if isinstance(error, UserError):
-        return Failure("user", str(error), order=order, attempt=name)
+        kind: Literal["user", "storage"] = "storage" if isinstance(error, StorageError) else "user"
+        return Failure(kind, str(error), order=order, attempt=name)
     line = traceback.format_exception_only(error)[0].splitlines()[0]
     if joined is not None and links is not None and links.is_cut():
         return Failure("crash", f"rank {rank}: its link is cut: {line}", attempt=name)
@@ -201,6 +201,6 @@ def _report(
         f"rank {rank}: {''.join(traceback.format_exception(error)).strip()}",
         order,
         name,
-        waited=_TIMED_OUT in line,
+        waited=TIMED_OUT in line,
         disconnected=any(message in line for message in _DISCONNECTED),
     )

@@ -1,12 +1,15 @@
 """Key-value stores of one attempt to run: a file for local ranks, TCP for torchrun and srun."""
 
+import errno
 import json
 import os
+import socket
 import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
+from ipaddress import ip_address
 from typing import Self
 
 import torch.distributed as dist
@@ -100,7 +103,7 @@ class TcpAttempt(Attempt):
         """
         try:
             self._store = self._open(self._hosts, timedelta(seconds=_CONNECT_S))
-        except RuntimeError:
+        except (RuntimeError, OSError):
             if self._hosts:
                 raise UserError(
                     f"port {self.environment.master_port} is in use: choose another in MASTER_PORT"
@@ -121,7 +124,15 @@ class TcpAttempt(Attempt):
 
     def _open(self, host: bool, timeout: timedelta) -> dist.Store:
         address, port = self.environment.master_addr, self.environment.master_port
-        return dist.TCPStore(address, port, is_master=host, wait_for_workers=False, timeout=timeout)
+        listening = _listen(self.environment) if host else None
+        return dist.TCPStore(
+            address,
+            port,
+            is_master=host,
+            wait_for_workers=False,
+            timeout=timeout,
+            master_listen_fd=None if listening is None else listening.detach(),
+        )
 
     def reported(self, failure: Failure) -> UserError | RunFailed | SystemExit:
         """Share the failure with the other processes, and return what this one is to raise.
@@ -156,7 +167,7 @@ class TcpAttempt(Attempt):
             while time.monotonic() < deadline:
                 new = [rank for rank in missing if reports.check([rank])]
                 missing -= {*new}
-                known = first(Failure(**json.loads(reports.get(rank))) for rank in new)
+                known = first(Failure.of_report(reports.get(rank)) for rank in new)
                 if known is not None and known.order < failure.order:
                     return known
                 time.sleep(_POLL_S)
@@ -167,3 +178,26 @@ class TcpAttempt(Attempt):
 
 def _reports(store: dist.Store, attempt: str) -> dist.Store:
     return dist.PrefixStore(f"{attempt}/failures", store)
+
+
+def _listen(environment: RankEnvironment) -> socket.socket | None:
+    """Listen on the interface of MASTER_ADDR alone; None: leave it to torch, which takes all.
+
+    That is needed where a hosts file maps the name of this node to loopback, which other nodes do
+    not reach, and where the address is that of another machine, which forwards to this one.
+
+    Raises:
+        OSError: the port is in use.
+    """
+    name, port = environment.master_addr, environment.master_port
+    try:
+        family, *_, address = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0]
+        host = str(address[0])
+        elsewhere = environment.local_world_size < environment.world_size
+        if elsewhere and host != name and ip_address(host).is_loopback:
+            return None
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise
+        return None

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Literal, NamedTuple
 
@@ -12,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.core.progress import track
+from shardlab.core.unfinished import temporary
 from shardlab.data.tokens.loader import Batches
 from shardlab.emulation.link import interface_bytes
 from shardlab.engines.common.base import Engine
@@ -100,11 +100,11 @@ class Loop:
         self.sample = 0
         """index of the next sample"""
 
-    def run(self, steps: int, after: Callable[[StepEvent], None] | None = None) -> None:
+    def run(self, steps: int, after: Callable[[StepEvent], bool | None] | None = None) -> None:
         """Run the next `steps` steps, each timed from the end of the one before.
 
         Args:
-            after: called after each step; its time does not count.
+            after: called after each step; its time does not count. True ends the run.
         """
         numbers: Iterator[int] = iter(range(steps))
         if self._rank == 0:
@@ -112,8 +112,8 @@ class Loop:
         start = self._now()
         for _ in numbers:
             event = self._next(start)
-            if after is not None:
-                after(event)
+            if after is not None and after(event):
+                return
             start = self._now()
 
     def _now(self) -> _Moment:
@@ -154,7 +154,7 @@ class Loop:
 
 def traced_steps(loop: Loop, steps: int) -> bytes:
     """Return the trace of this rank's next steps, after one that warms the profiler up."""
-    with TemporaryDirectory(prefix="shardlab-trace-") as folder:
+    with temporary("shardlab-trace") as folder:
         path = Path(folder, "trace.json.gz")
         with Capture(steps) as capture:
             for _ in range(capture.calls):
@@ -166,7 +166,7 @@ def traced_steps(loop: Loop, steps: int) -> bytes:
 
 def write_trace_of(ranks: Sequence[bytes], output: Path) -> None:
     """Merge what `traced_steps` returned on each rank, in rank order, into one file."""
-    with TemporaryDirectory(prefix="shardlab-traces-") as folder:
+    with temporary("shardlab-traces") as folder:
         paths = []
         for rank, content in enumerate(ranks):
             paths.append(Path(folder, f"rank{rank}.json.gz"))

@@ -13,6 +13,7 @@ from shardlab.core.errors import UserError
 from shardlab.core.files import sha256_of_file, sha256_of_value
 from shardlab.data.tokenize.tokenize import build_tokens, recipe_sha256
 from shardlab.data.tokens.tokens import MANIFEST, read_manifest
+from shardlab.experiment.parameters import Parameters
 from shardlab.experiment.schema import Model, Tokenize, Train
 from shardlab.strategy.strategy import Strategy
 
@@ -46,6 +47,17 @@ class RunPlan:
             document.model_dump(mode="json") for document in (self.strategy.canonical(), self.model)
         )
         return sha256_of_value([strategy, self.train.meaning(), model])[:16]
+
+
+def plan_of_missing_tokens(folder: Path, params: Parameters) -> TokenPlan | None:
+    """Return how to build the tokens of a folder that has a corpus and none; else None.
+
+    No stage depends on these parameters: both tools make the tokens before they train.
+    """
+    if (folder / "tokens" / MANIFEST).exists() or not (folder / "corpus.json").exists():
+        return None
+    data, options = params("data", "tokenize")
+    return TokenPlan(data.validation_share, options)
 
 
 def ensure_tokens(folder: Path, plan: TokenPlan, rank: int, patience_s: float) -> None:

@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardlab.core.files import read_json
+from shardlab.core.files import finite
+from shardlab.environment.cpu_times import CpuTimes
 from shardlab.environment.host import describe_host, git_revision
 from shardlab.experiment.link import LOOPBACK
+from shardlab.kernels import native
+from shardlab.loop.divergence import divergence_step
 from shardlab.loop.plan import RunPlan
+from shardlab.records.contention import Contention
 from shardlab.records.run import LinkEmulation, Setting, Training
 
 Event = dict[str, Any]
@@ -32,10 +36,16 @@ class Measured:
     product_flops_per_s: float
     loss_scaled: bool
     """whether fp16 scales the loss"""
+    cpu_times: CpuTimes
+    """of the steps that were timed"""
 
 
 def describe(
-    plan: RunPlan, parameters: int, link_emulation: LinkEmulation, placement: list[str]
+    plan: RunPlan,
+    dataset: str,
+    parameters: int,
+    link_emulation: LinkEmulation,
+    placement: list[str],
 ) -> dict[str, Any]:
     """Return the `Setting` of a record."""
     full = plan.strategy.canonical()
@@ -47,7 +57,7 @@ def describe(
         world_size=plan.train.world_size,
         model=plan.model.name,
         parameters=parameters,
-        dataset=read_json(plan.data / "source.json")["name"],
+        dataset=dataset,
         sequence_length=plan.train.sequence_length,
         batch_size=plan.train.batch_size,
         accumulation=plan.train.accumulation,
@@ -63,6 +73,7 @@ def describe(
         revision=git_revision(),
         torch=torch.__version__,
         host=describe_host(),
+        kernels=native.serving(),
         placement=placement,
     ).model_dump(mode="json")
 
@@ -82,13 +93,17 @@ def merge_events(ranks: Sequence[Sequence[Event]]) -> list[Event]:
 
 
 def with_rates(events: Sequence[Event]) -> list[Event]:
-    """Return the events with the tokens per second of all ranks."""
-    return [{**event, "tokens_per_s": event["tokens"] / event["step_ms"] * 1e3} for event in events]
+    """Return the events with the tokens per second of all ranks, null where not finite."""
+    return [
+        finite({**event, "tokens_per_s": event["tokens"] / event["step_ms"] * 1e3})
+        for event in events
+    ]
 
 
 def summarize(plan: RunPlan, events: Sequence[Event], ranks: Sequence[Measured]) -> dict[str, Any]:
     """Return the `Training` part of a record."""
-    timed = events[plan.train.untimed_steps :]
+    # a run that diverged in its untimed steps has no others
+    timed = events[plan.train.untimed_steps :] or events
     step_ms = np.array([event["step_ms"] for event in timed])
     ledger = mean_ledger([rank.ledger for rank in ranks], len(timed))
     clip = plan.train.clip
@@ -100,6 +115,8 @@ def summarize(plan: RunPlan, events: Sequence[Event], ranks: Sequence[Measured])
     scaled = ranks[0].loss_scaled
     return Training(
         steps=len(events),
+        diverged_at=divergence_step(events, plan.train.steps),
+        contention=Contention.of([rank.cpu_times for rank in ranks]),
         step_ms_mean=float(step_ms.mean()),
         step_ms_p50=float(np.percentile(step_ms, 50)),
         step_ms_p90=float(np.percentile(step_ms, 90)),

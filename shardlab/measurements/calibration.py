@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from shardlab.core.document import Document
+from shardlab.records.contention import Contention
 from shardlab.records.run import LinkEmulation
 from shardlab.strategy.strategy import CanonicalStrategy
 
@@ -63,7 +64,8 @@ class CodecCost(Document):
     """codec text, as in strategies"""
     error_feedback: bool
     elements: int
-    payload_bytes: int
+    payload_bytes: float
+    """mean over the messages, whose sizes may differ"""
     encode_s: list[float] = Field(min_length=1)
     decode_s: list[float] = Field(min_length=1)
     """seconds to decode one payload of so many elements"""
@@ -85,6 +87,10 @@ class Calibration(Document):
     codecs: list[CodecCost]
     memory: list[MemoryCost] = []
     """empty where no strategy needs it"""
+    contention: Contention | None
+    """CPU time that others used, in the timing with most of it; None where it is not counted"""
     revision: str
     torch: str
     host: dict[str, Any]
+    kernels: str
+    """as in a record"""

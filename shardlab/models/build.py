@@ -61,7 +61,7 @@ def build_model(
     except Exception as error:  # a configuration may be wrong in any way
         raise UserError(
             f"model: cannot make a causal language model of {model.name!r}: "
-            f"{' '.join(str(error).split())[:300]}"
+            f"{' '.join(str(error).split())[:150]}"
         ) from None
     if model.config is not None:
         # the padding id of its own tokenizer is an ordinary token here, so it must be trained
@@ -92,7 +92,7 @@ def _huggingface_config(
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # the library raises nothing narrower
         where = "" if Path(source).exists() else ", which is no folder or file here"
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).split())[:150]
         raise UserError(f"model.{key}: cannot load {source!r}{where}: {reason}") from None
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UserError(f"model.{key}: {source!r} is no causal language model: {config.model_type}")

@@ -1,1 +1,1 @@
-"""Where the time of a step goes: capturing traces, joining those of all ranks, measuring them."""
+"""Profiles of a step: capturing traces, joining those of all ranks, measuring them."""

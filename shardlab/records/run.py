@@ -6,16 +6,20 @@ those that one rank sent, averaged over ranks and steps; shares are between 0 an
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
+from shardlab.core.checksums import read_checked_lines, write_checked_lines
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
-from shardlab.core.files import read_json_lines, write_json_lines
+from shardlab.core.files import finite
+from shardlab.records.contention import Contention
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
+Finite = Annotated[float | None, BeforeValidator(finite)]
+"""None: not finite, in a run that diverged; JSON has no such number"""
 
 LinkEmulation = Literal["none", "namespaces", "in-process"]
 """none: the link is real; namespaces: the kernel delays packets; in-process: collectives end when
@@ -49,6 +53,9 @@ class Setting(Document):
     revision: str
     torch: str
     host: dict[str, Any]
+    kernels: str
+    """what computed codecs and updates: a compiled library with the hash of its sources, or the
+    PyTorch reference and why"""
     placement: list[str] = []
     """one line per rank: its CPUs, and the NUMA node of its memory"""
 
@@ -57,13 +64,19 @@ class Training(Document):
     """Measurements of the training loop."""
 
     steps: int
+    """steps that ran"""
+    diverged_at: int | None
+    """first of the last steps whose gradient or loss was not finite, counted from 0: the run was
+    stopped there; None: it was not"""
+    contention: Contention | None
+    """CPU time that others used during the steps; None where the kernel does not count it"""
     step_ms_mean: float
     step_ms_p50: float
     step_ms_p90: float
     step_ms_p95: float
     tokens_per_s: float
     """over all ranks"""
-    train_loss: float
+    train_loss: Finite
     """nats per token, mean of the last tenth of the steps"""
     bytes_raw: float
     """bytes per step that the engine asked to move"""
@@ -93,10 +106,10 @@ class Training(Document):
     """collectives that an uncompressed run would not need"""
     extra_collective_ms: float
     """time in them, waits for other ranks included"""
-    residual_norm: float | None
-    grad_rel_error: float | None
+    residual_norm: Finite
+    grad_rel_error: Finite
     """|compressed mean gradient - exact mean gradient| / |exact|, on the audited steps"""
-    grad_cosine: float | None
+    grad_cosine: Finite
     memory_peak_bytes: int
     """largest peak resident set of a rank until the end of the steps"""
     memory_growth_bytes: int
@@ -157,13 +170,16 @@ class Breakdown(Document):
 class Validation(Document):
     """Quality of the saved model on the validation split."""
 
-    val_loss: float
+    val_loss: Finite
     """nats per token"""
-    val_ppl: float
-    val_bits_per_byte: float
+    val_ppl: Finite
+    """exp(val_loss)"""
+    val_bits_per_byte: Finite
     val_tokens: int
-    untrained_ppl: float
+    untrained_ppl: Finite
     """perplexity of the same model before its first step"""
+    not_finite: str | None = None
+    """why a figure is null"""
 
 
 class Estimate(Document):
@@ -206,27 +222,38 @@ class Record(Setting, Training, Breakdown, Validation, Joined):
 
     schema_version: int = Field(SCHEMA_VERSION, ge=SCHEMA_VERSION, le=SCHEMA_VERSION)
 
+    @property
+    def divergence(self) -> str | None:
+        """Words on a run without quality: at which step it diverged, or that it predicts nothing;
+        None for others."""
+        if self.diverged_at is not None:
+            return f"diverged at step {self.diverged_at}"
+        if self.val_ppl is not None:
+            return None
+        return self.not_finite or "validation perplexity is not finite"
+
 
 def read_records(path: str | Path) -> list[Record]:
     """Read the records of a file of JSON lines.
 
     Raises:
-        UserError: a line that is no record of this schema version.
+        UserError: the file is missing or damaged, or a line is no record of this schema version.
     """
-    lines = read_json_lines(path)
+    lines = read_checked_lines(path, "run python -m stages.collect")
     for i, line in enumerate(lines, 1):
-        version = line.get("schema_version") if isinstance(line, dict) else None
+        version = line.get("schema_version")
         if isinstance(version, int) and version < SCHEMA_VERSION:
             raise UserError(
                 f"{path}:{i}: a record of schema version {version}, before {SCHEMA_VERSION}: train "
-                "the run again"
+                f"the run again: python -m stages.train --run {line.get('run')} "
+                f"--seed {line.get('seed')}, then python -m stages.collect"
             )
     return [validate(Record, line, f"{path}:{i}") for i, line in enumerate(lines, 1)]
 
 
 def write_records(path: str | Path, records: list[Record]) -> None:
     """Write JSON lines that `read_records` reads."""
-    write_json_lines(path, [record.model_dump(mode="json") for record in records])
+    write_checked_lines(path, [record.model_dump(mode="json") for record in records])
 
 
 def table_row(record: Record) -> dict[str, Any]:

@@ -1,16 +1,17 @@
 """Records of interleaved timings: steps of several strategies on one link and number of ranks."""
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
+from shardlab.core.checksums import read_checked_lines, write_checked_lines
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
-from shardlab.core.files import read_json_lines, write_json_lines
 from shardlab.experiment.schema import Timing
+from shardlab.records.contention import Contention
 from shardlab.records.run import Breakdown, LinkEmulation
 
 NO_COMMUNICATION = "no communication"
@@ -50,6 +51,9 @@ class TimedRun(Document):
     step_ms: list[float] = Field(min_length=1)
     """one per repetition, of the slowest rank; repetitions are the same for all runs of the timing
     """
+    contention: Contention | None
+    """CPU time that others used during all repetitions of the timing; None where it is not counted
+    """
     bytes_raw: float
     bytes_wire: float
     interface_bytes: float | None
@@ -63,16 +67,24 @@ class TimedRun(Document):
     revision: str
     torch: str
     host: dict[str, Any]
+    kernels: str
+    """as in a record"""
 
 
-def read_timings(path: str | Path) -> list[TimedRun]:
+def read_timings(path: str | Path, fix: str) -> list[TimedRun]:
     """Read the runs of one timing.
 
+    Args:
+        fix: what the user should do when the file is not as it was written.
+
     Raises:
-        UserError: a line that is none.
+        UserError: the file is missing or damaged, or a line is none.
     """
-    lines = read_json_lines(path)
-    return [validate(TimedRun, line, f"{path}:{i}") for i, line in enumerate(lines, 1)]
+    lines = read_checked_lines(path, fix)
+    try:
+        return [validate(TimedRun, line, f"{path}:{i}") for i, line in enumerate(lines, 1)]
+    except UserError as error:
+        raise UserError(f"{error}: {fix}") from None
 
 
 def read_timing(folder: Path, name: str, timing: Timing) -> list[TimedRun]:
@@ -85,20 +97,21 @@ def read_timing(folder: Path, name: str, timing: Timing) -> list[TimedRun]:
         UserError: they are missing, or those of another timing.
     """
     path, fix = folder / f"{name}.jsonl", f"run python -m stages.timing {name}"
-    try:
-        found = read_timings(path)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file: {fix}") from None
-    except ValueError as error:
-        raise UserError(f"{path}: not a timing ({error}): {fix}") from None
+    found = read_timings(path, fix)
     if [run.run for run in found] != [*timing.runs, NO_COMMUNICATION]:
         raise UserError(f"{path}: has other runs than timings.{name}: {fix}")
     return found
 
 
+def read_all(folder: Path, timings: Mapping[str, Timing]) -> list[TimedRun]:
+    """Read the runs of all timings of the parameters, by the names of these: their order there has
+    no meaning."""
+    return [run for name in sorted(timings) for run in read_timing(folder, name, timings[name])]
+
+
 def write_timings(path: str | Path, runs: list[TimedRun]) -> None:
     """Write JSON lines that `read_timings` reads."""
-    write_json_lines(path, [run.model_dump(mode="json") for run in runs])
+    write_checked_lines(path, [run.model_dump(mode="json") for run in runs])
 
 
 def scaling_efficiency(

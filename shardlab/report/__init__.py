@@ -1,1 +1,1 @@
-"""What a person sees: tables, plots and the HTML page, made from records alone."""
+"""Tables, plots and the HTML page of an experiment, made from records alone."""

@@ -5,21 +5,24 @@ import math
 import numpy as np
 import pandas as pd
 
-from shardlab.report.aggregate import verdict
 from shardlab.report.evidence import Evidence
 from shardlab.report.numbers import figure, fixed, plus_minus, within
-from shardlab.report.sections.appendix import outcome
+from shardlab.report.paired import verdict
 from shardlab.report.sections.scaling import bottleneck_of
+from shardlab.report.sections.search import outcome
 
 
 def answer(evidence: Evidence) -> list[str]:
     """Return sentences on speed, bytes, quality, the search, and the bottleneck."""
     compared, baseline = evidence.compared, evidence.baseline
+    trained = compared[compared["divergence"] == ""]
+    if baseline not in trained.index:
+        return [_training(compared), outcome(evidence.history)]
     setting = next(record for record in evidence.records if record.run == baseline)
     return [
-        _speed(compared, baseline),
-        _codecs(compared, baseline),
-        _bytes(compared, baseline),
+        _speed(trained, baseline),
+        _codecs(trained, baseline),
+        _bytes(trained, baseline),
         _training(compared),
         outcome(evidence.history),
         bottleneck_of(evidence.timing_rows, setting),
@@ -27,17 +30,18 @@ def answer(evidence: Evidence) -> list[str]:
 
 
 def _speed(compared: pd.DataFrame, baseline: str) -> str:
-    name = compared["step_ms_mean"].idxmin()
+    # by the paired ratio: a mean of step times also has the drift of the machine
+    name = compared["step_ratio"].idxmin()
     run = compared.loc[name]
-    time = f"{plus_minus(run['step_ms_mean'], run['step_ms_mean_sd'])} ms per step"
+    time = f"{plus_minus(run['step_ms'], run['step_ms_sd'])} ms per step"
     if name == baseline:
-        return f"No run has a shorter mean step than the baseline {baseline} ({time})."
+        return f"No run has a shorter step than the baseline {baseline} ({time})."
     times = within(run["step_ratio"], run["step_ratio_low"], run["step_ratio_high"], 2)
     text = f"{name} has the shortest step: {time}, {times} times that of the baseline {baseline}"
     judged = verdict(run["step_ratio_low"], run["step_ratio_high"], 1)
     if judged == "same":
         return f"{text}; the interval contains 1, so it is not shown to be faster."
-    return f"{text}." if judged == "lower" else f"{text}, in the only seed."
+    return f"{text}." if judged == "lower" else f"{text}, in the only repetition."
 
 
 def _codecs(compared: pd.DataFrame, baseline: str) -> str:
@@ -56,7 +60,7 @@ def _codecs(compared: pd.DataFrame, baseline: str) -> str:
     ]
     runs = f"Of {len(coded)} {engine} runs with a codec"
     if "unknown" in verdicts:
-        return f"{runs}, none can be compared by a single seed."
+        return f"{runs}, none can be compared by a single repetition."
     return (
         f"{runs}, {verdicts.count('lower')} had a shorter step than the baseline, "
         f"{verdicts.count('higher')} a longer one, and {verdicts.count('same')} did not differ "
@@ -89,8 +93,12 @@ def _bytes(compared: pd.DataFrame, baseline: str) -> str:
 
 
 def _training(compared: pd.DataFrame) -> str:
+    diverged = compared.loc[compared["divergence"] != "", "divergence"]
+    if not diverged.empty:
+        runs = "; ".join(f"{run} {words}" for run, words in diverged.items())
+        return f"Not every run has a result: {runs}."
     if not np.isfinite(compared[["val_ppl", "untrained_ppl"]]).all(axis=None):
-        return "Training of at least one run diverged: its perplexity is not finite."
+        return "The perplexity of at least one run is not finite."
     least, most = compared["untrained_factor"].min(), compared["untrained_factor"].max()
     if least <= 1:
         return f"At least one run failed to train: its perplexity grew {figure(1 / least)} times."

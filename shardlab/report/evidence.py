@@ -14,7 +14,7 @@ from shardlab.records.run import Record
 from shardlab.records.timing import TimedRun
 from shardlab.report.aggregate import comparison, loss_curves, seed_warning
 from shardlab.report.tables import Column, Section, Table, make_table
-from shardlab.report.timings import Crossover, crossovers, timing_table
+from shardlab.report.timings import Crossover, LinkTiming, crossovers, link_timing, timing_table
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class Evidence:
     """what the data stages say of the corpus; shown as it is"""
     timed: list[TimedRun]
     """of every timing"""
+    comparison: str
+    """name of the timing of all runs whose step times are compared"""
     quality: Quality
     predicted: ForecastDocument
 
@@ -43,17 +45,25 @@ class Evidence:
     @cached_property
     def compared(self) -> pd.DataFrame:
         """One row per run: `aggregate.comparison`."""
-        return comparison(self.records, self.runs, self.baseline)
+        rows = self.timing_rows
+        steps = rows[rows["timing"] == self.comparison]
+        return comparison(self.records, steps, self.runs, self.baseline)
 
     @cached_property
     def loss_curves(self) -> pd.DataFrame:
         """Mean training losses: `aggregate.loss_curves`."""
-        return loss_curves(self.losses)
+        stopped = {(r.run, r.seed) for r in self.records if r.diverged_at is not None}
+        return loss_curves(self.losses, stopped)
 
     @cached_property
     def timing_rows(self) -> pd.DataFrame:
         """One row per timing and run: `timings.timing_table`."""
         return timing_table(self.timed, self.baseline)
+
+    @cached_property
+    def steps(self) -> LinkTiming:
+        """Timing whose step times are compared."""
+        return link_timing([run for run in self.timed if run.timing == self.comparison])
 
     @cached_property
     def crossovers(self) -> list[Crossover]:

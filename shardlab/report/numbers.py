@@ -16,7 +16,8 @@ KB = 1e-3
 
 ABSENT = "\N{EN DASH}"
 _MINUS = "\N{MINUS SIGN}"
-NOT_FINITE = "not finite"
+NOT_FINITE, INFINITE = "not finite", "infinite"
+DISTURBED = "\N{DAGGER}"
 _RATES = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"), (1.0, "bit/s"))
 
 
@@ -27,6 +28,8 @@ def figure(value: float, digits: int = 3) -> str:
 
 def fixed(value: float, places: int) -> str:
     """Format with `places` decimals; `not finite` for a run that diverged."""
+    if value == math.inf:
+        return INFINITE
     if not math.isfinite(value):
         return NOT_FINITE
     text = f"{value:,.{places}f}"
@@ -96,6 +99,16 @@ def plural(count: int, noun: str) -> str:
 def plain(name: str, digits: int = 3, scale: float = 1) -> Cell:
     """Show a measure that every run has; NaN means that the run diverged."""
     return lambda row: figure(row[name] * scale, digits)
+
+
+def or_divergence(cell: Cell) -> Cell:
+    """Show at which step a run diverged in place of its quality."""
+    return lambda row: row["divergence"] or cell(row)
+
+
+def or_disturbed(cell: Cell, name: str = "disturbed") -> Cell:
+    """Mark a time during which others used the CPUs of the ranks, as column `name` says."""
+    return lambda row: f"{cell(row)} {DISTURBED}" if row[name] else cell(row)
 
 
 def where_known(name: str, digits: int = 3, scale: float = 1) -> Cell:

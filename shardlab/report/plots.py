@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from shardlab.records.timing import NO_COMMUNICATION
-from shardlab.report.aggregate import verdict
 from shardlab.report.numbers import figure as number
 from shardlab.report.numbers import within
+from shardlab.report.paired import verdict
 
 BASELINE_COLOUR = "#000000"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7A5195", "#767676")
@@ -98,11 +99,13 @@ def loss_plot(losses: pd.DataFrame, runs: Sequence[str], baseline: str) -> Figur
         below.plot(
             difference.index, difference.rolling(smooth, min_periods=1).mean(), **styles[run]
         )
-    ends = {run: curve["loss"].tail(smooth).mean() for run, curve in curves.items()}
-    best, worst = min(ends, key=ends.__getitem__), max(ends, key=ends.__getitem__)
-    top.set_title(
-        f"Loss ends between {number(ends[best])} ({best})\nand {number(ends[worst])} ({worst})"
-    )
+    means = {run: curve["loss"].tail(smooth).mean() for run, curve in curves.items()}
+    ends = {run: mean for run, mean in means.items() if math.isfinite(mean)}
+    if ends:
+        best, worst = min(ends, key=ends.__getitem__), max(ends, key=ends.__getitem__)
+        top.set_title(
+            f"Loss ends between {number(ends[best])} ({best})\nand {number(ends[worst])} ({worst})"
+        )
     top.set_ylabel("training loss, nats per token")
     below.set_ylabel(f"minus {baseline}, nats")
     below.set_xlabel(f"step (below: mean of {smooth} steps)" if smooth > 1 else "step")
@@ -114,23 +117,23 @@ def loss_plot(losses: pd.DataFrame, runs: Sequence[str], baseline: str) -> Figur
 
 @mpl.rc_context(STYLE)
 def step_time_plot(compared: pd.DataFrame, baseline: str) -> Figure:
-    """Plot step times as bars, fastest on top, with the deviation over seeds.
+    """Plot step times as bars, fastest on top, with the deviation over repetitions.
 
     Args:
         compared: `aggregate.comparison`.
     """
-    ordered = compared.sort_values("step_ms_mean", ascending=False, kind="stable")
+    ordered = compared.sort_values("step_ratio", ascending=False, kind="stable")
     figure, axes = _bars(len(ordered))
     styles = line_styles(compared.index, baseline)
     axes.barh(
         ordered.index,
-        ordered["step_ms_mean"],
-        xerr=None if ordered["step_ms_mean_sd"].isna().all() else ordered["step_ms_mean_sd"],
+        ordered["step_ms"],
+        xerr=None if ordered["step_ms_sd"].isna().all() else ordered["step_ms_sd"],
         color=[styles[run]["color"] for run in ordered.index],
         error_kw={"ecolor": "#666666", "capsize": 3},
         height=0.65,
     )
-    axes.axvline(ordered.loc[baseline, "step_ms_mean"], color=BASELINE_COLOUR, linewidth=0.8)
+    axes.axvline(ordered.loc[baseline, "step_ms"], color=BASELINE_COLOUR, linewidth=0.8)
     fastest = ordered.index[-1]
     row = ordered.loc[fastest]
     ratio = within(row["step_ratio"], row["step_ratio_low"], row["step_ratio_high"], 2)
@@ -139,7 +142,7 @@ def step_time_plot(compared: pd.DataFrame, baseline: str) -> Figure:
         if fastest == baseline
         else f"{fastest} has the shortest step:\n{ratio} times that of {baseline}"
     )
-    axes.set_xlabel("ms per step, mean ± standard deviation over seeds")
+    axes.set_xlabel("ms per step, mean ± standard deviation over repetitions")
     return figure
 
 
@@ -152,7 +155,8 @@ def bytes_quality_plot(compared: pd.DataFrame, baseline: str) -> Figure:
     spread = compared["compression_ratio"].max() / compared["compression_ratio"].min()
     engines = list(dict.fromkeys(compared["engine"]))
     positions = _side_by_side(compared["compression_ratio"], spread)
-    for run, row in compared.iterrows():
+    known = compared[np.isfinite(compared["val_ppl"])]
+    for run, row in known.iterrows():
         axes.errorbar(
             positions[run],
             row["val_ppl"],
@@ -165,15 +169,16 @@ def bytes_quality_plot(compared: pd.DataFrame, baseline: str) -> Figure:
             linestyle="none",
             label=run,
         )
-    axes.axhline(compared.loc[baseline, "val_ppl"], color=BASELINE_COLOUR, linewidth=0.8)
     if spread >= LOG_SCALE_FROM:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    most = compared["compression_ratio"].idxmax()
-    axes.set_title(
-        f"{number(compared.loc[most, 'compression_ratio'])} times fewer bytes ({most})\n"
-        f"{_cost(compared.loc[most], baseline)}"
-    )
+    if baseline in known.index:
+        axes.axhline(known.loc[baseline, "val_ppl"], color=BASELINE_COLOUR, linewidth=0.8)
+        most = known["compression_ratio"].idxmax()
+        axes.set_title(
+            f"{number(known.loc[most, 'compression_ratio'])} times fewer bytes ({most})\n"
+            f"{_cost(known.loc[most], baseline)}"
+        )
     axes.set_xlabel("compression ratio, raw / wire (equal ratios side by side)")
     axes.set_ylabel("validation perplexity, mean ± sd")
     figure.legend(loc="outside lower center", ncols=3)

@@ -7,7 +7,27 @@ from typing import Any, Literal
 
 import matplotlib.figure
 
-from shardlab.report.numbers import ABSENT, NOT_FINITE, Cell, Row, figure, optional, words
+from shardlab.records.contention import THRESHOLD
+from shardlab.report.numbers import (
+    ABSENT,
+    DISTURBED,
+    INFINITE,
+    NOT_FINITE,
+    Cell,
+    Row,
+    figure,
+    optional,
+    percent,
+    words,
+)
+
+_MEANINGS = {
+    ABSENT: "not applicable to this run",
+    NOT_FINITE: "the run diverged",
+    INFINITE: "beyond the largest number",
+    DISTURBED: f"others used more than {percent(THRESHOLD, 0)} of its CPUs meanwhile",
+}
+"""of cells and headings, and of their last words"""
 
 
 @dataclass(frozen=True)
@@ -46,10 +66,11 @@ class Table:
 
     @property
     def note(self) -> str | None:
-        """Explanation of the marks that the cells use."""
+        """Explanation of the marks that the cells and headings use."""
         cells = {cell for row in self.rows for cell in row}
-        meanings = {ABSENT: "not applicable to this run", NOT_FINITE: "the run diverged"}
-        return "; ".join(f"{mark}: {text}" for mark, text in meanings.items() if mark in cells)
+        cells |= {text for column in self.columns for text in (column.title, column.unit)}
+        marks = cells | {cell.rpartition(" ")[2] for cell in cells}
+        return "; ".join(f"{mark}: {text}" for mark, text in _MEANINGS.items() if mark in marks)
 
     def markdown(self) -> str:
         """Return a GitHub table; text cells are escaped."""

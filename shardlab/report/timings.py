@@ -13,9 +13,11 @@ import numpy as np
 import pandas as pd
 
 from shardlab.experiment.link import FRAME_HEADERS
+from shardlab.records.contention import disturbed
 from shardlab.records.run import Breakdown
 from shardlab.records.timing import NO_COMMUNICATION, TimedRun
-from shardlab.report.aggregate import paired_ratio
+from shardlab.report.numbers import DISTURBED
+from shardlab.report.paired import paired_ratio
 from shardlab.strategy.strategy import Strategy, parse_strategy
 
 _TRACED = ["profiled_step_ms", "comm_share", "exposed_comm_ms", "overlap", "backward_comm_share"]
@@ -27,7 +29,8 @@ def timing_table(timed: Sequence[TimedRun], baseline: str) -> pd.DataFrame:
     The order of timings in `timed` does not matter; runs of one timing keep theirs.
 
     Columns: timing, run, link, bits_per_second (NaN without an emulated link), world_size, threads,
-    cores, repetitions; `step_ms` and its standard deviation over repetitions `step_ms_sd`;
+    cores, repetitions, disturbed (whether others used its CPUs); `step_ms` and its standard
+    deviation over repetitions `step_ms_sd`;
     `step_ratio` to the baseline of the same timing and `bound_ratio` to its no-communication bound,
     each with `_low` and `_high`; `tokens_per_s` over all ranks; `efficiency`, tokens per second and
     rank over those of the same run on one rank; `bytes_raw`, `bytes_wire`, `interface_bytes` and
@@ -90,6 +93,7 @@ def _row(run: TimedRun) -> dict[str, object]:
         "threads": run.threads,
         "cores": run.host["cores"],
         "repetitions": len(run.step_ms),
+        "disturbed": disturbed(run.contention),
         "step_ms": step,
         "step_ms_sd": step_sd(run),
         "tokens_per_s": tokens / step * 1e3,
@@ -115,6 +119,7 @@ class LinkTiming:
 
     name: str
     link: str
+    """for headings, with a mark if others used its CPUs"""
     bits_per_second: float
     """infinity without an emulated link"""
     runs: dict[str, TimedRun]
@@ -133,6 +138,14 @@ class LinkTiming:
     def fastest(self) -> str:
         """Return the run with the shortest step, the no-communication bound left out."""
         return min((run for run in self.runs if run != NO_COMMUNICATION), key=self.step_ms)
+
+
+def link_timing(runs: Sequence[TimedRun]) -> LinkTiming:
+    """Return the runs of one timing as such."""
+    one = runs[0]
+    rate = math.inf if one.bits_per_second is None else float(one.bits_per_second)
+    mark = f" {DISTURBED}" if any(disturbed(run.contention) for run in runs) else ""
+    return LinkTiming(one.timing, link_name(one) + mark, rate, {run.run: run for run in runs})
 
 
 @dataclass(frozen=True)
@@ -167,15 +180,13 @@ class Crossover:
 
 def crossovers(timed: Sequence[TimedRun]) -> list[Crossover]:
     """Group timings by number of ranks and delay; groups without an emulated link are left out."""
-    by_timing: dict[str, dict[str, TimedRun]] = {}
+    by_timing: dict[str, list[TimedRun]] = {}
     for run in timed:
-        by_timing.setdefault(run.timing, {})[run.run] = run
+        by_timing.setdefault(run.timing, []).append(run)
     groups: dict[tuple[int, float], list[LinkTiming]] = {}
     for runs in by_timing.values():
-        one = next(iter(runs.values()))
-        rate = math.inf if one.bits_per_second is None else float(one.bits_per_second)
-        timing = LinkTiming(one.timing, link_name(one), rate, runs)
-        groups.setdefault((one.world_size, one.delay_ms), []).append(timing)
+        ranks_and_delay = runs[0].world_size, runs[0].delay_ms
+        groups.setdefault(ranks_and_delay, []).append(link_timing(runs))
     found = [
         Crossover(
             world_size=world_size,

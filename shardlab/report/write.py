@@ -8,7 +8,7 @@ and in plots/, and the meanings of its columns in the section Definitions.
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from shardlab.report.sections.appendix import (
     definitions,
     environment,
     regenerate,
-    search,
     setting_line,
 )
 from shardlab.report.sections.forecast import forecast
@@ -35,11 +34,12 @@ from shardlab.report.sections.links import links
 from shardlab.report.sections.measures import (
     codec_statistics,
     efficiency,
-    time_to_quality,
     traffic,
 )
+from shardlab.report.sections.quality import time_to_quality
 from shardlab.report.sections.runs import breakdown, comparison, headline, headline_table, plots
 from shardlab.report.sections.scaling import scaling
+from shardlab.report.sections.search import search
 from shardlab.report.tables import Section, escape, figures_of, tables_of
 
 SECTIONS: tuple[Builder, ...] = (
@@ -63,8 +63,11 @@ SECTIONS: tuple[Builder, ...] = (
 
 _TITLE = "Sharding and communication compression compared"
 _SUMMARY = {
-    "step_ms": "step_ms_mean",
+    "step_ms": "step_ms",
     "step_ratio": "step_ratio",
+    "step_ratio_low": "step_ratio_low",
+    "step_ratio_high": "step_ratio_high",
+    "tokens_per_s": "tokens_per_s",
     "bytes_wire": "bytes_wire",
     "compression_ratio": "compression_ratio",
     "val_ppl": "val_ppl",
@@ -84,10 +87,11 @@ def write_report(evidence: Evidence, folder: Path, builders: Sequence[Builder] =
     Equal evidence gives equal files, byte for byte.
     """
     sections = report_sections(evidence, builders)
+    drawn = {figure.name: _svg(figure.drawing) for figure in figures_of(sections)}
     for figure in figures_of(sections):
-        for kind in ("svg", "png"):
-            with atomic(folder / "plots" / f"{figure.name}.{kind}") as temporary:
-                save(figure.drawing, temporary, kind)
+        write_text(folder / "plots" / f"{figure.name}.svg", drawn[figure.name])
+        with atomic(folder / "plots" / f"{figure.name}.png") as temporary:
+            save(figure.drawing, temporary, "png")
     _write_csv(evidence.compared.reset_index(), folder / "comparison.csv")
     _write_csv(evidence.loss_curves, folder / "loss.csv")
     _write_csv(evidence.timing_rows, folder / "timings.csv")
@@ -95,14 +99,15 @@ def write_report(evidence: Evidence, folder: Path, builders: Sequence[Builder] =
     write_json(folder / "summary.json", summary(evidence))
     write_text(folder / "headline.md", headline_markdown(evidence))
     write_text(folder / "tables.md", _markdown(evidence, sections))
-    write_text(folder / "report.html", _page(evidence, sections))
+    write_text(folder / "report.html", _page(evidence, sections, drawn))
 
 
 def headline_markdown(evidence: Evidence) -> str:
     """Return the headline table with its setting in one line below it."""
-    records = evidence.records
-    line = " ".join(filter(None, [setting_line(records), seed_warning(records)]))
-    return f"{headline_table(evidence).markdown()}\n{escape(line)}\n"
+    table = headline_table(evidence)
+    note = f"{table.note}." if table.note else ""
+    line = " ".join(filter(None, [setting_line(evidence), seed_warning(evidence.records), note]))
+    return f"{table.markdown()}\n{escape(line)}\n"
 
 
 def summary(evidence: Evidence) -> dict[str, Any]:
@@ -114,9 +119,9 @@ def summary(evidence: Evidence) -> dict[str, Any]:
             for run, row in evidence.compared.iterrows()
         },
         "agent": {
-            "strategy": history.incumbent.strategy.label(),
-            "hash": history.incumbent.hash,
-            "source": history.incumbent.source,
+            "strategy": history.held.strategy.label(),
+            "hash": history.held.hash,
+            "source": history.held.source,
             "rounds": len(history.rounds),
         },
     }
@@ -145,7 +150,13 @@ def _markdown(evidence: Evidence, sections: Sequence[Section]) -> str:
     return "\n\n".join([*parts, *(section.markdown() for section in sections)]) + "\n"
 
 
-def _page(evidence: Evidence, sections: Sequence[Section]) -> str:
+def _svg(drawing: matplotlib.figure.Figure) -> str:
+    buffer = io.StringIO()
+    save(drawing, buffer, "svg")
+    return buffer.getvalue()
+
+
+def _page(evidence: Evidence, sections: Sequence[Section], drawn: Mapping[str, str]) -> str:
     """Return the page, which needs no other file; the template escapes every text."""
     environment = Environment(
         loader=PackageLoader("shardlab.report"),
@@ -155,7 +166,7 @@ def _page(evidence: Evidence, sections: Sequence[Section]) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["svg"] = _inline
+    environment.filters["svg"] = lambda name: _inline(drawn[name], name)
     return environment.get_template("report.html.j2").render(
         title=_TITLE,
         answer=answer(evidence),
@@ -164,14 +175,11 @@ def _page(evidence: Evidence, sections: Sequence[Section]) -> str:
     )
 
 
-def _inline(drawing: matplotlib.figure.Figure, name: str) -> Markup:
-    """Return the figure as an SVG element, with `name` as prefix of its identifiers.
+def _inline(svg: str, name: str) -> Markup:
+    """Return an SVG file as an element, with `name` as prefix of its identifiers.
 
     Matplotlib escapes the texts of an SVG, so this alone is exempt from escaping.
     """
-    buffer = io.StringIO()
-    save(drawing, buffer, "svg")
-    svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
     # without width and height the style sheet scales the figure to its column

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from shardlab.checkpoint.state_files import load_state, save_state
 from shardlab.comm.handle import RESIDUALS, merge_states
-from shardlab.core.document import Document, validate
+from shardlab.core.checksums import checksums, damage
+from shardlab.core.document import Document
 from shardlab.core.errors import UserError
-from shardlab.core.files import atomic, checksums, damage, read_json, write_json
+from shardlab.core.files import atomic
 from shardlab.engines.common.base import State
 from shardlab.engines.slide.unit import FROZEN
 from shardlab.transport.object_collectives import gather_values, run_or_fail_together
@@ -79,7 +80,7 @@ def write(folder: Path, state: State, own: State, group: dist.ProcessGroup) -> N
 
         def finish() -> None:
             if rank == 0:
-                write_json(place / _ABOUT, About(ranks=world_size, files=files).model_dump())
+                About(ranks=world_size, files=files).to_file(place / _ABOUT)
             finishing.close()
 
         place = Path(gather_values(run_or_fail_together(group, failed, begin), group)[0])
@@ -147,7 +148,7 @@ def read_rank(folder: Path, ranks: int, rank: int, world_size: int, error_feedba
     else:
         state = {}
     communication = state.get("communication", {})
-    if not error_feedback and any(name.startswith(RESIDUALS) for name in communication):
+    if not error_feedback and any(RESIDUALS in name for name in communication):
         raise UserError(
             f"{folder}: it holds residuals: set error_feedback=True, or {_WITHOUT_RESIDUALS}"
         )
@@ -167,11 +168,7 @@ def _about(folder: Path) -> About:
     path = folder / _ABOUT
     if not path.is_file():
         raise UserError(f"{path}: there is none: name a folder of SlideFSDP.save that ranks see")
-    try:
-        about: About = validate(About, read_json(path), _ABOUT)
-        return about
-    except ValueError as error:
-        raise UserError(f"{path}: damaged ({error}): load another folder") from None
+    return About.from_file(path, "load another folder")
 
 
 def _check_model(folder: Path, state: State) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from shardlab.checkpoint.state_files import in_host_memory, random_state, set_random_state
-from shardlab.comm.names import parameter_names
 from shardlab.core.errors import UserError
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import State
@@ -30,6 +29,7 @@ from shardlab.standalone.slide_config import (
     without_cache,
 )
 from shardlab.transport.object_collectives import device_of, run_or_fail_together
+from shardlab.units.names import parameter_names
 
 
 class SlideFSDP:

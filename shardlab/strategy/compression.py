@@ -2,10 +2,10 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from shardlab.core.document import AS_TUPLE, Document
-from shardlab.strategy.codec_options import NoneSpec
+from shardlab.strategy.codec_options import CodecSpec, NoneSpec
 from shardlab.strategy.codec_table import AnyCodec, codec_text
 
 Route = Literal["native", "exchange"]
@@ -79,20 +79,22 @@ class CanonicalCompression(Compression):
     route: Route
 
 
+def _for_weights(codec: CodecSpec) -> CodecSpec:
+    if codec.multi_phase or codec.sparse:
+        raise ValueError(f"codec {codec.name!r} is for gradients: weights need every element")
+    return codec
+
+
+WeightCodec = Annotated[AnyCodec, AfterValidator(_for_weights)]
+"""a field that holds a codec of gathered parameters"""
+
+
 class WeightCompression(Document):
     """Compression of the parameters when they are gathered."""
 
-    codec: AnyCodec = NoneSpec()
+    codec: WeightCodec = NoneSpec()
     minimum_size: int = Field(1024, ge=0)
     """messages with fewer elements are sent uncompressed"""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.codec.multi_phase or self.codec.sparse:
-            raise ValueError(
-                f"codec {self.codec.name!r} is for gradients: weights need every element"
-            )
-        return self
 
     def canonical(self) -> "WeightCompression | None":
         """Return this, or None where nothing is compressed."""

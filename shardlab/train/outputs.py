@@ -1,65 +1,53 @@
-"""Outputs of a run: the whole model, compared between ranks, and TensorBoard logs."""
+"""Outputs of a run: space for them, the whole model, compared between ranks, TensorBoard logs."""
 
 import math
+import os
 import shutil
-import zlib
-from collections.abc import Sequence
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
 
 from shardlab.checkpoint.state_files import in_host_memory
-from shardlab.core.files import atomic
+from shardlab.core.errors import StorageError
+from shardlab.core.files import atomic, writing
+from shardlab.core.progress import say
 from shardlab.engines.common.base import Engine
 from shardlab.environment.host import resident_memory
 from shardlab.loop.loop import StepEvent
-
-_PIECE = 2**20
-"""elements"""
+from shardlab.train.replicas import check_equal, checksum
 
 
 def gather_trained(engine: Engine, group: dist.ProcessGroup) -> dict[str, Tensor]:
     """Return the whole model by name on rank 0; the others hold one unit of the engine at a time.
 
     Raises:
-        RuntimeError: the ranks hold different parameters.
+        UserError: the ranks hold different parameters.
     """
     whole: dict[str, Tensor] = {}
     checksums: dict[str, int] = {}
     for parts in engine.whole_parameters():
-        checksums |= {name: _checksum(tensor) for name, tensor in parts.items()}
+        checksums |= {name: checksum(tensor) for name, tensor in parts.items()}
         if dist.get_rank(group) == 0:
             whole |= in_host_memory(parts)
         del parts  # frees them before the next are allocated
-    _check_equal(checksums, group)
+    check_equal(checksums, "after training", group)
     return whole
-
-
-def _checksum(tensor: Tensor) -> int:
-    checksum = 0
-    for piece in tensor.reshape(-1).split(_PIECE):
-        # a copy: the engine cannot free storage that numpy refers to
-        copied = piece.to("cpu", copy=True).view(torch.uint8)
-        checksum = zlib.crc32(copied.numpy(), checksum)
-    return checksum
-
-
-def _check_equal(checksums: dict[str, int], group: dist.ProcessGroup) -> None:
-    """Compare checksums between ranks: no loss curve shows replicas that have diverged."""
-    highest = torch.tensor([*checksums.values()])
-    lowest = highest.clone()
-    dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group)
-    dist.all_reduce(lowest, op=dist.ReduceOp.MIN, group=group)
-    names = [n for n, same in zip(checksums, highest == lowest, strict=True) if not same]
-    if names:
-        raise RuntimeError(f"ranks hold different parameters after training: {names[:3]}")
 
 
 class Telemetry:
     """Writer of the scalars of every step, into a folder that `tensorboard --logdir` shows.
+
+    A log: where it cannot be written, training goes on without it and says so.
 
     Args:
         clip: gradient norm from which a step counts as clipped.
@@ -68,9 +56,15 @@ class Telemetry:
     def __init__(self, folder: Path, clip: float | None) -> None:
         # scalars of an earlier run of the same name would be drawn into the same curve
         shutil.rmtree(folder, ignore_errors=True)
-        self._writer = SummaryWriter(str(folder))
         self._clip = math.inf if clip is None else clip
         self._clipped = self._skipped = 0
+        self._path = folder / f"events.out.tfevents.{time.time_ns()}"
+        # not torch's SummaryWriter, whose thread ends with a traceback when the disk is full
+        self._file: FileIO | None = None
+        with self._best_effort():
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = FileIO(self._path, "w")
+            self._record(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def write(self, event: StepEvent) -> None:
         """Add one step."""
@@ -87,21 +81,76 @@ class Telemetry:
             "speed/collective_ms": event.collective_ms,
             "memory/peak_bytes": resident_memory().highest,
         }
-        for name, value in scalars.items():
-            if value is None:
-                continue
-            self._writer.add_scalar(name, value, event.step)
+        known = [(name, value) for name, value in scalars.items() if value is not None]
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in known]
+        with self._best_effort():
+            self._record(
+                Event(wall_time=time.time(), step=event.step, summary=Summary(value=values))
+            )
 
     def close(self) -> None:
-        """Flush to disk."""
-        self._writer.close()
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _record(self, event: Event) -> None:
+        if self._file is not None:
+            RecordWriter(self._file).write(event.SerializeToString())
+
+    @contextmanager
+    def _best_effort(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            say(f"{self._path.parent}: no scalars for TensorBoard from here on: {error}")
+            self._file = None
 
 
 def write_traces(folder: Path, traces: Sequence[bytes]) -> None:
     """Write the compressed traces of all ranks where TensorBoard's profiler plugin finds them.
 
     The plugin (torch-tb-profiler) looks for this suffix; what precedes it is the worker's name.
+    They are copies: where they cannot be written, the run says so and succeeds.
     """
-    for rank, content in enumerate(traces):
-        with atomic(folder / f"rank{rank}.pt.trace.json.gz") as temporary:
-            temporary.write_bytes(content)
+    try:
+        for rank, content in enumerate(traces):
+            with atomic(folder / f"rank{rank}.pt.trace.json.gz") as temporary:
+                temporary.write_bytes(content)
+    except StorageError as error:
+        say(str(error))
+
+
+def probe(expected: Mapping[Path, int]) -> None:
+    """Check that folders can be written, and that their file systems have space.
+
+    Args:
+        expected: bytes that each folder is about to receive, about; it is created.
+
+    Raises:
+        StorageError: a file cannot be written, or the free space does not suffice.
+    """
+    needed: Counter[int] = Counter()
+    for folder in expected:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(bytes(1))
+                os.fsync(file.fileno())
+        needed[folder.stat().st_dev] += expected[folder]
+    for folder in expected:
+        size, free = needed[folder.stat().st_dev], shutil.disk_usage(folder).free
+        if size > free:
+            raise StorageError(
+                f"{folder}: the run is to write about {size / 1e9:.3g} GB to "
+                f"{_mount_of(folder)}, where {free / 1e9:.3g} GB are free: free space, or lower "
+                "train.checkpoint.keep"
+            )
+
+
+def _mount_of(folder: Path) -> str:
+    """Return the file system of a folder as `/scratch (ext4)`."""
+    place = folder.resolve()
+    mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    above = [(mount, kind) for mount, kind in mounts if place.is_relative_to(mount)]
+    mount, kind = max(above, key=lambda each: len(each[0]))
+    return f"{mount} ({kind})"

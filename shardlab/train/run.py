@@ -12,24 +12,29 @@ from transformers import PreTrainedModel
 
 from shardlab.checkpoint.checkpoints import Checkpoints
 from shardlab.checkpoint.folder import Folder
-from shardlab.core.files import write_json, write_json_lines
+from shardlab.core.checksums import read_checked, refuse_damage, write_checked, write_checked_lines
+from shardlab.core.files import sha256_of_file
 from shardlab.core.progress import say
 from shardlab.data.tokens.loader import Batches
 from shardlab.data.tokens.tokens import open_split
 from shardlab.emulation.link import Emulation, emulated
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Engine, Optimization
-from shardlab.engines.common.numerics import dtype_of, uses_fp16
-from shardlab.evaluation.validate import save_model
+from shardlab.environment.cpu_times import CpuMeter, CpuTimes
+from shardlab.evaluation.validate import FILES, save_model
 from shardlab.kernels import native
 from shardlab.launch import launch
+from shardlab.loop.divergence import divergence_step, has_diverged
 from shardlab.loop.loop import Loop, StepEvent, traced_steps, write_trace_of
 from shardlab.loop.plan import RunPlan, ensure_tokens
 from shardlab.loop.summary import Measured, describe, merge_events, summarize, with_rates
 from shardlab.models.build import build_model
-from shardlab.train.outputs import Telemetry, gather_trained, write_traces
+from shardlab.strategy.settings import DTYPE_BYTES
+from shardlab.train.outputs import Telemetry, gather_trained, probe, write_traces
+from shardlab.train.replicas import REPLICA_CHECK_EVERY, check_replicas
 from shardlab.train.utilization import MemoryMeter, flops_per_token, placements, product_flops_per_s
 from shardlab.transport.object_collectives import device_of, gather_bytes, gather_values
+from shardlab.units.dtypes import dtype_of, uses_fp16
 
 
 def train_run(
@@ -42,7 +47,9 @@ def train_run(
 ) -> None:
     """Train by `plan` on all ranks and write the results into `folder`.
 
-    These are metrics.json (last), events.jsonl, trace.json.gz and final_model/.
+    These are metrics.json (last, with checksums of the others), events.jsonl, trace.json.gz and
+    final_model/. A run that diverges stops, and writes them like any other: metrics.json says at
+    which step.
 
     Args:
         telemetry: folder for TensorBoard, or None: scalars, and the trace of every rank.
@@ -56,7 +63,7 @@ def train_run(
     Raises:
         RunFailed: a rank failed or time ran out; nothing in `folder` looks finished.
         UserError: the data, the model or the last checkpoint cannot be used; or there is a link,
-            but not all ranks are this command's, or they compute on GPUs.
+            but not all ranks are this command's, or they compute on GPUs; or replicas differ.
     """
     train = plan.train
     native.library()  # says once, and not once per rank, when there are no compiled kernels
@@ -88,12 +95,15 @@ def _work(plan: RunPlan, folders: _Folders, link: Emulation, group: dist.Process
         ensure_tokens(plan.data, plan.tokens, dist.get_rank(group), train.timeout_s)
     placed = placements(group)
     memory = MemoryMeter(device)
-    model, engine, loop, parameters, flops = _prepared(plan, link, device, group)
+    model, engine, loop, parameters, flops, dataset = _prepared(plan, link, device, group)
+    if chief:
+        probe(_expected_bytes(plan, folders, parameters))
     checkpoints = None
     if folders.checkpoints is not None and train.checkpoint is not None:
         checkpoints = Checkpoints(plan, train.checkpoint, folders.checkpoints, engine, loop, group)
     scalars = folders.telemetry if chief else None
-    events = _timed_steps(engine, loop, plan, scalars, checkpoints)
+    scaled = uses_fp16(plan.strategy.canonical(), device)
+    events, times = _timed_steps(engine, loop, plan, scalars, checkpoints, scaled, group)
     ledger, used = engine.ledger.summary(), memory.used()
     products = product_flops_per_s(device, dtype_of(plan.strategy.param_dtype, device), group)
     trained = gather_trained(engine, group)
@@ -110,13 +120,27 @@ def _work(plan: RunPlan, folders: _Folders, link: Emulation, group: dist.Process
         asdict(used),
         flops,
         products,
-        uses_fp16(plan.strategy.canonical(), device),
+        scaled,
+        times,
     )
     ranks = [Measured(**values) for values in gather_values(asdict(mine), group)]
     traces = gather_bytes(trace, group)
     if chief:
-        setting = describe(plan, parameters, link.kind, placed)
+        setting = describe(plan, dataset, parameters, link.kind, placed)
         _write(plan, folders, setting, ranks, traces)
+
+
+def _expected_bytes(plan: RunPlan, folders: _Folders, parameters: int) -> dict[Path, int]:
+    """Return the bytes of the model, and of the checkpoints that are to come beside those kept."""
+    expected = {folders.run: 4 * parameters}
+    options = plan.train.checkpoint
+    if folders.checkpoints is not None and options is not None:
+        moment = DTYPE_BYTES[plan.strategy.canonical().moment_dtype]
+        # one is removed only after the next is complete
+        kept = len(Folder(folders.checkpoints).steps())
+        more = min(max(1, options.keep + 1 - kept), plan.train.steps // options.every)
+        expected[folders.checkpoints] = more * (4 + 2 * moment) * parameters
+    return expected
 
 
 class _Prepared(NamedTuple):
@@ -125,13 +149,20 @@ class _Prepared(NamedTuple):
     loop: Loop
     parameters: int
     flops_per_token: float
+    dataset: str
 
 
 def _prepared(
     plan: RunPlan, link: Emulation, device: torch.device, group: dist.ProcessGroup
 ) -> _Prepared:
     train = plan.train
-    split = open_split(plan.data / "tokens", "train")
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    split = open_split(plan.data / "tokens", "train", slice(rank, None, world_size))
+    # before the steps, although they are needed after them
+    dataset = read_checked(plan.data / "source.json", "run python -m stages.prepare")["name"]
+    if rank == 0:
+        expected = {"tokenizer.json": split.tokenizer_sha256}
+        refuse_damage(plan.data, expected, "run python -m stages.tokenize")
     model, weights = build_model(
         plan.model, split.vocabulary, train.sequence_length, split.end_of_text, plan.seed
     )
@@ -144,7 +175,7 @@ def _prepared(
     engine = build(weights, device, link.throttle)
     batches = Batches(split, train.sequence_length, plan.seed)
     loop = Loop(engine, batches, train, group, plan.strategy.accumulation)
-    return _Prepared(model, engine, loop, parameters, flops)
+    return _Prepared(model, engine, loop, parameters, flops, dataset)
 
 
 def _timed_steps(
@@ -153,36 +184,63 @@ def _timed_steps(
     plan: RunPlan,
     scalars: Path | None,
     checkpoints: Checkpoints | None,
-) -> list[StepEvent]:
-    """Run the steps of the experiment; `scalars` is a folder for TensorBoard."""
+    loss_scaled: bool,
+    group: dist.ProcessGroup,
+) -> tuple[list[StepEvent], CpuTimes]:
+    """Run the steps of the experiment until the last, or until the run has diverged.
+
+    Args:
+        scalars: folder for TensorBoard.
+
+    Returns:
+        events of all steps, and CPU times of those that were timed, since a resumption.
+    """
     train = plan.train
     telemetry = None if scalars is None else Telemetry(scalars, train.clip)
     events: list[StepEvent] = []
+    diverged = partial(has_diverged, events, loss_scaled)
 
     def show(event: StepEvent) -> None:
         events.append(event)
         if telemetry is not None:
             telemetry.write(event)
 
-    def after(event: StepEvent) -> None:
+    def after(event: StepEvent) -> bool:
         show(event)
+        if loop.step % REPLICA_CHECK_EVERY == 0:
+            check_replicas(engine, loop.step, group)
         if checkpoints is not None:
             checkpoints.step_done(events)
+        return diverged()
 
     if checkpoints is not None:
         for event in checkpoints.resume():
             show(event)
-    if loop.step <= train.untimed_steps:
+    meter = CpuMeter()
+    if loop.step <= train.untimed_steps and not diverged():
         loop.run(train.untimed_steps - loop.step, after)
-        engine.ledger.reset()
-    loop.run(train.steps - loop.step, after)
+        if not diverged():
+            engine.ledger.reset()
+            meter = CpuMeter()
+    if not diverged():
+        loop.run(train.steps - loop.step, after)
+    times = meter.read()
     if checkpoints is not None:
         checkpoints.finish()
     if telemetry is not None:
         telemetry.close()
-        last = events[-1]
-        say(f"{plan.run} seed {plan.seed}: loss {last.loss:.3f} after {train.steps} steps")
-    return events
+        say(f"{plan.run} seed {plan.seed}: {_outcome(events, train.steps)}")
+    return events, times
+
+
+def _outcome(events: Sequence[StepEvent], steps: int) -> str:
+    diverged = divergence_step([vars(event) for event in events], steps)
+    if diverged is None:
+        return f"loss {events[-1].loss:.3f} after {steps} steps"
+    return (
+        f"diverged at step {diverged}: loss or gradient not finite; stopped after {len(events)} of "
+        f"{steps} steps: lower train.learning_rate, or change the strategy"
+    )
 
 
 def _audited_steps(engine: Engine, loop: Loop, steps: int) -> dict[str, float] | None:
@@ -202,9 +260,11 @@ def _write(
 ) -> None:
     events = merge_events([rank.events for rank in ranks])
     metrics = {**setting, **summarize(plan, events, ranks)}
-    write_json_lines(folders.run / "events.jsonl", with_rates(events))
+    write_checked_lines(folders.run / "events.jsonl", with_rates(events))
     write_trace_of(traces, folders.run / "trace.json.gz")
-    write_json(folders.run / "metrics.json", metrics)
+    written = ["trace.json.gz", *(f"final_model/{name}" for name in FILES)]
+    files = {name: sha256_of_file(folders.run / name) for name in written}
+    write_checked(folders.run / "metrics.json", {**metrics, "files": files})
     if folders.telemetry is not None:
         write_traces(folders.telemetry, traces)
     if folders.checkpoints is not None:

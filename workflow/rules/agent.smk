@@ -4,15 +4,23 @@ rule propose:
             "propose",
             "shardlab/agent/proposals",
             "shardlab/agent/records",
+            "shardlab/agent/space",
             "shardlab/buffers",
             "shardlab/core",
-            "shardlab/environment",
             "shardlab/experiment",
+            "shardlab/forecast",
+            "shardlab/measurements",
             "shardlab/memory",
+            "shardlab/models",
             "shardlab/records",
             "shardlab/strategy",
+            "shardlab/units",
         ),
+        "data/statistics.json",
+        "data/tokens/manifest.json",
+        "results/calibration.json",
         "results/results.jsonl",
+        expand(rules.timing.output, timing=config["timings"]),
         known_before,
     output:
         "results/rounds/{round}/proposal.json",
@@ -23,7 +31,7 @@ rule propose:
     params:
         values=values_of_proposal,
     shell:
-        "exec python -m stages.propose {wildcards.round}"
+        "exec python -m stages.propose {wildcards.round:q}"
 
 
 rule trial:
@@ -32,6 +40,8 @@ rule trial:
             "trial",
             "csrc",
             "shardlab/activations",
+            "shardlab/agent/decisions",
+            "shardlab/agent/races",
             "shardlab/agent/records",
             "shardlab/agent/trials",
             "shardlab/buffers",
@@ -55,8 +65,10 @@ rule trial:
             "shardlab/profiling",
             "shardlab/records",
             "shardlab/strategy",
+            "shardlab/timing",
             "shardlab/train",
             "shardlab/transport",
+            "shardlab/units",
         ),
         "results/rounds/{round}/proposal.json",
         DATASET,
@@ -73,7 +85,7 @@ rule trial:
     params:
         values=values("agent", "model", "seeds", "train"),
     shell:
-        "exec python -m stages.trial {wildcards.round}"
+        "exec python -m stages.trial {wildcards.round:q}"
 
 
 rule decide:
@@ -81,6 +93,7 @@ rule decide:
         code(
             "decide",
             "shardlab/agent/decisions",
+            "shardlab/agent/races",
             "shardlab/agent/records",
             "shardlab/core",
             "shardlab/experiment",
@@ -90,6 +103,7 @@ rule decide:
         "results/results.jsonl",
         "results/rounds/{round}/proposal.json",
         "results/rounds/{round}/trial.json",
+        expand(rules.timing.output, timing=config["timings"]),
         known_before,
     output:
         "results/rounds/{round}/history.json",
@@ -100,4 +114,4 @@ rule decide:
     params:
         values=values_of_decision,
     shell:
-        "exec python -m stages.decide {wildcards.round}"
+        "exec python -m stages.decide {wildcards.round:q}"

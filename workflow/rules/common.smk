@@ -3,15 +3,8 @@ from pathlib import Path
 
 import yaml
 
-from shardlab.core.errors import UserError
 from shardlab.experiment.parameters import Parameters
-from shardlab.experiment.schema import Params
 
-# SystemExit: Snakemake shows its own exceptions with the place in this file, which is not the mistake
-try:
-    Parameters("params.yaml")(*Params.model_fields)
-except UserError as error:
-    raise SystemExit(f"params.yaml: {error}") from None
 if config != yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8")):
     raise SystemExit(
         "--config and --configfile do not reach the stages: change params.yaml instead"
@@ -30,6 +23,8 @@ TOKENS = [
     "data/tokens/validation.bin",
     "data/tokens/manifest.json",
 ]
+# valid parameters are no reason to repeat what they leave as it is
+CHECKED = ancient("data/parameters.ok")
 DATASET = ["data/source.json", "data/tokenizer.json", *TOKENS]
 PLOTS = ["loss", "step_time", "bytes_quality", "breakdown", "scaling", "crossover", "forecast"]
 
@@ -82,11 +77,11 @@ def ranks_of_timing(wildcards):
 
 
 def values_of_proposal(wildcards):
-    return values("agent", f"rounds.{wildcards.round}", "runs", "strategies")
+    return values("agent", "forecast", "model", f"rounds.{wildcards.round}", "timings", "train")
 
 
 def values_of_decision(wildcards):
-    return values("agent", f"rounds.{wildcards.round}")
+    return values("agent", f"rounds.{wildcards.round}", "timings", "train")
 
 
 def known_before(wildcards):

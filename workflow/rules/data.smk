@@ -1,3 +1,21 @@
+rule check:
+    input:
+        code(
+            "check",
+            "shardlab/core",
+            "shardlab/experiment",
+            "shardlab/strategy",
+        ),
+    output:
+        "data/parameters.ok",
+    log:
+        "logs/check.log",
+    benchmark:
+        "logs/benchmarks/check.tsv"
+    shell:
+        "exec python -m stages.check"
+
+
 rule prepare:
     input:
         code(
@@ -34,6 +52,7 @@ rule tokenize:
             "shardlab/strategy",
         ),
         "data/corpus.json",
+        "data/source.json",
     output:
         "data/tokenizer.json",
         "data/statistics.json",

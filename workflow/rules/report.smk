@@ -48,7 +48,7 @@ rule report:
     benchmark:
         "logs/benchmarks/report.tsv"
     params:
-        values=values("baseline", "last_round", "quality", "runs", "seeds", "timings"),
+        values=values("baseline", "comparison", "last_round", "quality", "runs", "seeds", "timings"),
     shell:
         "exec python -m stages.report"
 

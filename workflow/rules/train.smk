@@ -28,7 +28,9 @@ rule train:
             "shardlab/strategy",
             "shardlab/train",
             "shardlab/transport",
+            "shardlab/units",
         ),
+        CHECKED,
         DATASET,
     output:
         "results/train/{run}/seed{seed}/metrics.json",
@@ -53,7 +55,7 @@ rule train:
         # srun, where a profile asks for one task per rank
         start=lambda wildcards, resources: resources.get("mpi", ""),
     shell:
-        "exec {params.start} python -m stages.train --run {wildcards.run} --seed {wildcards.seed}"
+        "exec {params.start} python -m stages.train --run {wildcards.run:q} --seed {wildcards.seed:q}"
 
 
 rule profile:
@@ -67,6 +69,7 @@ rule profile:
             "shardlab/records",
             "shardlab/strategy",
         ),
+        "results/train/{run}/seed{seed}/metrics.json",
         "results/train/{run}/seed{seed}/trace.json.gz",
     output:
         "results/profile/{run}/seed{seed}.csv",
@@ -76,7 +79,7 @@ rule profile:
     benchmark:
         "logs/benchmarks/profile/{run}/{seed}.tsv"
     shell:
-        "exec python -m stages.profile {wildcards.run} {wildcards.seed}"
+        "exec python -m stages.profile {wildcards.run:q} {wildcards.seed:q}"
 
 
 rule validate:
@@ -97,6 +100,7 @@ rule validate:
         "results/train/{run}/seed{seed}/final_model/model.safetensors",
         "results/train/{run}/seed{seed}/final_model/tokenizer.json",
         "results/train/{run}/seed{seed}/final_model/tokenizer_config.json",
+        "results/train/{run}/seed{seed}/metrics.json",
         "data/tokens/validation.bin",
         "data/tokens/manifest.json",
     output:
@@ -109,7 +113,7 @@ rule validate:
     params:
         values=values("model", "train"),
     shell:
-        "exec python -m stages.validate {wildcards.run} {wildcards.seed}"
+        "exec python -m stages.validate {wildcards.run:q} {wildcards.seed:q}"
 
 
 rule timing:
@@ -139,7 +143,9 @@ rule timing:
             "shardlab/strategy",
             "shardlab/timing",
             "shardlab/transport",
+            "shardlab/units",
         ),
+        CHECKED,
         TOKENS,
     output:
         "results/timings/{timing}.jsonl",
@@ -148,14 +154,19 @@ rule timing:
     benchmark:
         "logs/benchmarks/timing/{timing}.tsv"
     priority: 1
-    threads: lambda wildcards: ranks_of_timing(wildcards) * config["train"]["threads"]
+    # all cores of this machine: no other job disturbs it
+    threads: lambda wildcards: max(ranks_of_timing(wildcards) * config["train"]["threads"], workflow.cores or 1)
     resources:
         gpu=ranks_of_timing,
         timing=1,
     params:
         values=values_of_timing,
+        # as for training runs, so that their steps are compared on the same nodes
+        start=lambda wildcards, resources: (
+            resources.get("mpi", "") if wildcards.timing == config["comparison"] else ""
+        ),
     shell:
-        "exec python -m stages.timing {wildcards.timing}"
+        "exec {params.start} python -m stages.timing {wildcards.timing:q}"
 
 
 rule estimate:
@@ -180,6 +191,7 @@ rule estimate:
             "shardlab/records",
             "shardlab/strategy",
             "shardlab/transport",
+            "shardlab/units",
         ),
         "data/tokens/manifest.json",
     output:

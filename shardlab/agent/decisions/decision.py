@@ -1,179 +1,266 @@
-"""Accept or roll back: a trial replaces the incumbent only on evidence.
+"""Accept or roll back: what replaces the incumbent was faster in a race, and is as good.
 
-Runs with the same seed start from the same weights and see the same data, so steps are compared
-seed by seed: the logarithm of trial over incumbent of `step_ms_p50`, its mean over the seeds and
-Student's 95 % interval with n - 1 degrees of freedom. The whole interval has to lie below 1.
-One seed has no interval, so it cannot show a gain: the trial is rejected and the reason says so.
+Every strategy of a race is compared, the controls, too: the fastest admissible one is held, whoever
+proposed it.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 
-from shardlab.agent.records.history import History, Measured
+from shardlab.agent.races.sequential import RaceRule, Standing, verdict
+from shardlab.agent.records.history import History, Measured, paired_steps
+from shardlab.agent.records.numerics import Numerics
 from shardlab.agent.records.rounds import (
+    Arm,
     Comparison,
     Decision,
-    Measurement,
     Proposal,
     Round,
+    StepRatio,
+    Trained,
     Trial,
-    TrialSummary,
 )
 from shardlab.core.errors import UserError
-from shardlab.core.interval import interval_factor
+from shardlab.experiment.schema import Agent
+from shardlab.records.contention import warnings_of
+from shardlab.records.race import Arm as RacedArm
+from shardlab.records.race import Race
+from shardlab.records.timing import NO_COMMUNICATION
+
+_LARGEST_RACE = 4
+"""challengers: the start, the judge's choice, the forecast's and a random one"""
+_LOSSES_DIFFER = 1e-3
+"""relative difference of losses that the order of sums does not explain"""
 
 
-def decide(
-    history: History,
-    measurements: list[Measurement],
-    quality_tolerance: float,
-    memory_limit_bytes: int,
-) -> Decision:
-    """Decide on a trial that succeeded.
+def race_rule(agent: Agent) -> RaceRule:
+    """Return the rule of each race, such that its errors hold over the whole search."""
+    # an attempt of a race has half of the time that is left
+    limits = {"most": agent.repetitions, "budget_s": agent.trial_timeout_s / 3}
+    return RaceRule.of_search(_LARGEST_RACE * agent.budget, **limits)
 
-    Accepted only when the upper end of the interval of the step ratio is below 1, the mean
-    perplexity is at most `1 + quality_tolerance` times that of the strategy that the search
-    started from, and no seed's peak memory is above the limit.
-    """
-    comparison = compare(history, measurements)
-    if comparison is None:
-        return Decision(
-            decision="reject", reason="no seed was measured with both the trial and the incumbent"
+
+def step_times(race: Race) -> dict[str, list[float]]:
+    """Return the step times of the arms that are ok, by hash."""
+    return {run.run: run.step_ms for run in race.runs if run.run != NO_COMMUNICATION}
+
+
+def standings(race: Race, agent: Agent) -> Mapping[str, Standing]:
+    """Return how each challenger of a race stands, by hash."""
+    return verdict(step_times(race), race.incumbent, race_rule(agent), race.seconds).standings
+
+
+def faster(race: Race, agent: Agent) -> list[str]:
+    """Return the challengers that are faster than the incumbent, the fastest first."""
+    found = standings(race, agent)
+    return sorted(
+        (key for key, each in found.items() if each.verdict == "faster"),
+        key=lambda key: (found[key].ratio, key),
+    )
+
+
+def with_trained(history: History, proposal: Proposal, trained: Sequence[Trained]) -> History:
+    """Return the history with the training runs of a round."""
+    measured = dict(history.measured)
+    arms = {arm.hash: arm for arm in proposal.arms}
+    for each in trained:
+        entry = measured.get(each.hash) or _entry(arms[each.hash], proposal.round)
+        measured[each.hash] = entry.model_copy(
+            update={
+                "outcome": each.outcome,
+                "detail": each.detail,
+                "measurements": each.measurements,
+            }
         )
-    objections = _objections(comparison, quality_tolerance, memory_limit_bytes)
-    why = "; ".join(objections) or "shorter steps"
-    return Decision(
-        decision="reject" if objections else "accept",
-        reason=f"{why}. {_figures(comparison)}",
-        comparison=comparison,
-    )
+    return history.model_copy(update={"measured": measured})
 
 
-def compare(history: History, measurements: list[Measurement]) -> Comparison | None:
-    """Compare a trial with the incumbent seed by seed; None when they have no seed in common."""
-    incumbent = {each.seed: each.step_ms_p50 for each in history.incumbent.measurements}
-    logs = [
-        math.log(each.step_ms_p50 / incumbent[each.seed])
-        for each in measurements
-        if each.seed in incumbent
-    ]
-    if not logs:
-        return None
-    mean = sum(logs) / len(logs)
-    start = history.measured[history.start]
-    quality = sum(each.val_ppl for each in measurements) / len(measurements)
-    return Comparison(
-        seeds=len(logs),
-        step_ratio=math.exp(mean),
-        interval=_interval(logs, mean),
-        perplexity_ratio=quality / start.mean("val_ppl"),
-        memory_peak_bytes=max(each.memory_peak_bytes for each in measurements),
-    )
-
-
-def conclude(
-    history: History, proposal: Proposal, trial: Trial, quality_tolerance: float
-) -> History:
-    """Return the history after a round: the strategy as measured, and as incumbent if accepted.
+def conclude(history: History, proposal: Proposal, trial: Trial, agent: Agent) -> History:
+    """Return the history after a round: everything that was measured, and what is held.
 
     Raises:
-        UserError: the trial is not of the strategy that was proposed.
+        UserError: the trial is not of the proposal.
     """
-    if trial.hash != proposal.chosen_hash:
+    race = trial.race
+    if (race is None) != (not proposal.arms) or (race and race.incumbent != proposal.incumbent):
         raise UserError(
-            f"round {proposal.round}: the trial is of {trial.hash}, the proposal of "
-            f"{proposal.chosen_hash}: run the trial again"
+            f"round {proposal.round}: the trial is not of its proposal: run the trial again"
         )
-    measurements = [Measurement.of(record) for record in trial.records]
-    decision = _decision(history, proposal, trial, measurements, quality_tolerance)
-    entry = _measured(proposal, trial, measurements)
-    return history.model_copy(
-        update={
-            "incumbent": entry if entry and decision.decision == "accept" else history.incumbent,
-            "measured": {**history.measured, **({entry.hash: entry} if entry else {})},
-            "rounds": [*history.rounds, _round(proposal, trial, measurements, decision)],
-        }
+    if race is None:
+        decision = Decision(
+            decision="none",
+            reason=f"nothing was raced: {proposal.verdict.reason}",
+            held=history.incumbent,
+        )
+        return _with_round(history, proposal, trial, decision)
+    known = with_trained(history, proposal, trial.trained)
+    known = _with_race(known, proposal, race)
+    incumbent = race.arms.get(proposal.incumbent)
+    if incumbent is not None and incumbent.outcome != "ok":
+        decision = _fall_back(known, incumbent, agent)
+    else:
+        decision = _decide(known, proposal, trial, _compare(known, proposal, race, agent))
+    return _with_round(known, proposal, trial, decision)
+
+
+def _fall_back(history: History, failed: RacedArm, agent: Agent) -> Decision:
+    """Hold the best that is known in place of an incumbent that failed."""
+    best = history.fastest(agent.quality_tolerance)
+    return Decision(
+        decision="reject",
+        reason=f"the incumbent ended with outcome {failed.outcome}: {failed.detail}; "
+        f"{best.strategy.label()} is held in its place",
+        held=best.hash,
     )
 
 
-def _decision(
-    history: History,
-    proposal: Proposal,
-    trial: Trial,
-    measurements: list[Measurement],
-    quality_tolerance: float,
-) -> Decision:
-    if trial.outcome == "none":
-        return Decision(decision="none", reason=f"nothing was tried: {proposal.verdict.reason}")
-    if trial.outcome != "ok":
-        return Decision(decision="reject", reason=f"the trial ended with outcome {trial.outcome}")
-    return decide(history, measurements, quality_tolerance, proposal.memory_limit_bytes)
-
-
-def _measured(proposal: Proposal, trial: Trial, measurements: list[Measurement]) -> Measured | None:
-    if proposal.chosen is None or proposal.chosen_hash is None:
-        return None
-    return Measured(
-        strategy=proposal.chosen.canonical(),
-        hash=proposal.chosen_hash,
-        source=f"round {proposal.round}",
-        outcome=trial.outcome,
-        detail=trial.detail,
-        measurements=measurements,
-    )
-
-
-def _round(
-    proposal: Proposal, trial: Trial, measurements: list[Measurement], decision: Decision
-) -> Round:
-    return Round(
-        round=proposal.round,
-        verdict=proposal.verdict,
-        candidates=proposal.candidates,
-        refused=proposal.refused,
-        trial=TrialSummary(
-            outcome=trial.outcome,
-            detail=trial.detail,
-            hash=proposal.chosen_hash,
-            label=proposal.chosen.label() if proposal.chosen else None,
-            measurements=measurements,
-        ),
-        **dict(decision),
-    )
-
-
-def _interval(logs: list[float], mean: float) -> list[float] | None:
-    """Return the low and the high end of the ratio's 95 % interval."""
-    count = len(logs)
-    if count < 2:
-        return None
-    deviation = math.sqrt(sum((each - mean) ** 2 for each in logs) / (count - 1))
-    half = interval_factor(count) * deviation
-    return [math.exp(mean - half), math.exp(mean + half)]
+def _compare(history: History, proposal: Proposal, race: Race, agent: Agent) -> list[Comparison]:
+    found = standings(race, agent)
+    predicted = {each.strategy.hash(): each.prediction.step_ms for each in proposal.candidates}
+    compared = []
+    for arm in proposal.arms:
+        if arm.hash == proposal.incumbent or arm.hash not in race.arms:
+            continue
+        standing, raced = found.get(arm.hash), race.arms[arm.hash]
+        entry, quality = history.measured.get(arm.hash), history.quality(arm.strategy)
+        trained = entry.measurements if entry else []
+        compared.append(
+            Comparison(
+                hash=arm.hash,
+                label=arm.label,
+                roles=arm.roles,
+                outcome=raced.outcome,
+                step=standing and _ratio(standing, proposal.round),
+                predicted_ms=predicted.get(arm.hash),
+                perplexity_ratio=quality.ratio if quality and quality.ratio < math.inf else None,
+                memory_peak_bytes=max((m.memory_peak_bytes for m in trained), default=None),
+                objections=_objections(arm, standing, race, history, proposal, agent),
+            )
+        )
+    return compared
 
 
 def _objections(
-    comparison: Comparison, quality_tolerance: float, memory_limit_bytes: int
+    arm: Arm,
+    standing: Standing | None,
+    race: Race,
+    history: History,
+    proposal: Proposal,
+    agent: Agent,
 ) -> list[str]:
-    """Return every reason against acceptance; the comparisons are written so that NaN counts."""
+    """Return all that speaks against holding an arm."""
+    raced, entry = race.arms[arm.hash], history.measured.get(arm.hash)
+    if raced.outcome != "ok" or standing is None:
+        return [f"it ended with outcome {raced.outcome}: {raced.detail}".removesuffix(": ")]
     found = []
-    if comparison.interval is None:
-        found.append("one seed gives no interval: add seeds")
-    elif not comparison.interval[1] < 1:
-        found.append("no gain in step time is shown: the interval reaches 1")
-    if not comparison.perplexity_ratio <= 1 + quality_tolerance:
-        found.append(f"perplexity is above {1 + quality_tolerance:.3f} times the start's")
-    if comparison.memory_peak_bytes > memory_limit_bytes:
-        found.append(f"peak memory is above {memory_limit_bytes / 1e6:.0f} MB")
+    if standing.verdict != "faster":
+        found.append("no gain in step time is shown" if standing.low < 1 else "it is slower")
+        return found
+    quality, tolerance = history.quality(arm.strategy), agent.quality_tolerance
+    if entry is not None and entry.outcome != "ok":
+        found.append(f"training it ended with outcome {entry.outcome}: {entry.detail}")
+    elif quality is None or not quality.sure:
+        found.append("its perplexity was not measured")
+    elif not quality.ratio <= 1 + tolerance:
+        found.append(f"perplexity is above {1 + tolerance:.3f} times the start's")
+    peaks = [each.memory_peak_bytes for each in entry.measurements] if entry else []
+    if any(peak > proposal.memory_limit_bytes for peak in peaks):
+        found.append(f"peak memory is above {proposal.memory_limit_bytes / 1e6:.0f} MB")
+    if not _losses_agree(arm, race, history):
+        found.append("its losses are not those of the start, which should compute the same")
     return found
 
 
-def _figures(comparison: Comparison) -> str:
-    ends = comparison.interval
-    interval = f", 95 % interval {ends[0]:.3f} to {ends[1]:.3f}" if ends else ""
-    plural = "s" if comparison.seeds != 1 else ""
+def _losses_agree(arm: Arm, race: Race, history: History) -> bool:
+    """Return whether an arm that should compute what the start computes did so in the race."""
+    start = race.arms.get(history.start)
+    if start is None or Numerics.of(arm.strategy) != Numerics.of(history.reference.strategy):
+        return True
+    pairs = zip(race.arms[arm.hash].losses, start.losses, strict=False)
+    return all(
+        one is not None and other is not None and abs(one - other) <= _LOSSES_DIFFER * abs(other)
+        for one, other in pairs
+    )
+
+
+def _decide(
+    history: History, proposal: Proposal, trial: Trial, compared: Sequence[Comparison]
+) -> Decision:
+    assert trial.race is not None, "callers have looked"
+    admissible = [each for each in compared if each.step and not each.objections]
+    warnings = warnings_of(
+        (f"race of round {proposal.round}", run.contention) for run in trial.race.runs
+    )
+    if not admissible:
+        reason = "; ".join(f"{each.label}: {', '.join(each.objections)}" for each in compared)
+        return Decision(
+            decision="reject",
+            reason=reason or trial.race.reason,
+            held=history.incumbent,
+            compared=[*compared],
+            warnings=warnings,
+        )
+    best = min(admissible, key=lambda each: (each.step.ratio, each.hash))  # type: ignore[union-attr]
+    return Decision(
+        decision="accept",
+        reason=f"{best.label}: {_figures(best)}",
+        held=best.hash,
+        compared=[*compared],
+        warnings=warnings,
+    )
+
+
+def _figures(best: Comparison) -> str:
+    step, quality = best.step, best.perplexity_ratio
+    assert step is not None, "it was compared"
     return (
-        f"Step time {comparison.step_ratio:.3f} times the incumbent's "
-        f"({comparison.seeds} seed{plural}{interval}); "
-        f"perplexity {comparison.perplexity_ratio:.3f} times the start's; "
-        f"peak memory {comparison.memory_peak_bytes / 1e6:.0f} MB"
+        f"step {step.ratio:.3f} times the incumbent's (95 % of searches {step.low:.3f} to "
+        f"{step.high:.3f}, {step.repetitions} repetitions), perplexity {quality:.3f} times the "
+        "start's"
+    )
+
+
+def _ratio(standing: Standing, number: int) -> StepRatio:
+    return StepRatio(
+        source=f"round {number}",
+        ratio=standing.ratio,
+        low=standing.low,
+        high=standing.high,
+        repetitions=standing.repetitions,
+    )
+
+
+def _with_race(history: History, proposal: Proposal, race: Race) -> History:
+    """Return the history with the steps of all arms, over those of the start."""
+    times, measured = step_times(race), dict(history.measured)
+    for arm in proposal.arms:
+        raced = race.arms.get(arm.hash)
+        if raced is None:
+            continue
+        entry = measured.get(arm.hash) or _entry(arm, proposal.round)
+        if raced.outcome != "ok":
+            entry = entry.model_copy(update={"outcome": raced.outcome, "detail": raced.detail})
+        elif arm.hash in times and history.start in times:
+            steps = paired_steps(times[arm.hash], times[history.start], f"round {proposal.round}")
+            entry = entry.model_copy(update={"steps": [*entry.steps, steps]})
+        measured[arm.hash] = entry
+    return history.model_copy(update={"measured": measured, "races": [*history.races, race]})
+
+
+def _entry(arm: Arm, number: int) -> Measured:
+    return Measured(strategy=arm.strategy, hash=arm.hash, source=f"round {number}")
+
+
+def _with_round(history: History, proposal: Proposal, trial: Trial, decision: Decision) -> History:
+    done = Round(
+        round=proposal.round,
+        verdict=proposal.verdict,
+        space=proposal.space,
+        candidates=proposal.candidates,
+        stopped=trial.race.reason if trial.race else "",
+        seconds=trial.seconds,
+        **dict(decision),
+    )
+    return history.model_copy(
+        update={"incumbent": decision.held, "rounds": [*history.rounds, done]}
     )

@@ -8,6 +8,9 @@ an answer is validated whatever the dialect.
 import json
 import os
 import time
+from concurrent.futures import Future
+from ipaddress import ip_address
+from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,21 +19,21 @@ import requests
 from shardlab.core.errors import UserError
 
 KEY_VARIABLE = "SHARDLAB_API_KEY"
+PLAIN_HTTP_VARIABLE = "SHARDLAB_PLAIN_HTTP"
+"""names the one host, other than this machine, that may be sent a key without encryption"""
 
 _LARGEST_BODY = 100_000
 _LARGEST_ANSWER = 8_000
 _LONGEST_WAIT_S = 30.0
 _ANSWER_TOKENS = 1000
 _REFUSED_DIALECT = (400, 422, 500)
-_AWAY = (
-    requests.ConnectionError,
-    requests.Timeout,
-    requests.exceptions.ChunkedEncodingError,
-    TimeoutError,
-)
-"""errors that may be transient"""
+_LATE = (requests.Timeout, TimeoutError)
+_AWAY = (requests.ConnectionError, requests.exceptions.ChunkedEncodingError)
+"""errors that may be transient, as those of `_LATE`"""
 
 Messages = list[dict[str, str]]
+_Reply = tuple[int, float | None, bytes | None]
+"""status, requested wait and body"""
 DIALECTS = ("json_schema", "json_object", "text")
 
 
@@ -38,13 +41,14 @@ class Endpoint:
     """Client for one model at one endpoint.
 
     The key is sent in the Authorization header and goes nowhere else: no text of an error holds
-    it, an answer that repeats it has it cut out, and redirects are not followed.
+    it, an answer that repeats it has it cut out, and redirects are not followed. Without encryption
+    it is sent to this machine alone, and to the host that `SHARDLAB_PLAIN_HTTP` names.
 
     Args:
         url: base URL, ending in /v1.
         model: the model's name there.
         key: or None for a server that wants none.
-        timeout_s: longest wait for one answer.
+        timeout_s: longest duration of one call, from the look-up of the name to the last byte.
         attempts: how often one question is sent while the server is busy or unreachable.
         wait_s: pause after the first failed attempt; doubles each time, unless the server says how
             long to wait; never above 30 s.
@@ -70,6 +74,13 @@ class Endpoint:
             )
         if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
             raise UserError(f"{KEY_VARIABLE}: holds characters that no key has; set it again")
+        self._local = _is_local(parts.hostname)
+        allowed = self._local or parts.hostname == os.environ.get(PLAIN_HTTP_VARIABLE)
+        if key is not None and parts.scheme == "http" and not allowed:
+            raise UserError(
+                f"agent.endpoint: {KEY_VARIABLE} would go to {parts.hostname} in plain text: use "
+                f"https, or allow it with {PLAIN_HTTP_VARIABLE}={parts.hostname}"
+            )
         self.model = model
         self._url = url.rstrip("/") + "/chat/completions"
         self._host = parts.netloc
@@ -99,6 +110,8 @@ class Endpoint:
         for attempt in range(self._attempts):
             try:
                 status, wait, body = self._ask(messages, schema)
+            except _LATE:
+                trouble, wait = f"none within {self._timeout_s:g} s", None
             except _AWAY as error:
                 trouble, wait = type(error).__name__, None
             except requests.RequestException as error:
@@ -114,18 +127,34 @@ class Endpoint:
                 time.sleep(min(pause, _LONGEST_WAIT_S))
         raise self._failure(f"{trouble} after {self._attempts} attempts")
 
-    def _ask(
-        self, messages: Messages, schema: dict[str, Any]
-    ) -> tuple[int, float | None, bytes | None]:
-        """Return status, requested wait and body, in the first dialect that the server accepts."""
+    def _ask(self, messages: Messages, schema: dict[str, Any]) -> _Reply:
+        """Return the reply in the first dialect that the server accepts."""
         while True:
-            answer = self._post(_payload(self.dialect, self.model, messages, schema))
+            answer = self._post_in_time(_payload(self.dialect, self.model, messages, schema))
             last = self._dialect + 1 == len(DIALECTS)
             if last or answer[0] not in _REFUSED_DIALECT:
                 return answer
             self._dialect += 1
 
-    def _post(self, payload: dict[str, Any]) -> tuple[int, float | None, bytes | None]:
+    def _post_in_time(self, payload: dict[str, Any]) -> _Reply:
+        """Return the reply, or raise `TimeoutError` at the deadline.
+
+        The time-out of a socket restarts with every byte of a header or an interim response, and
+        none covers the look-up of a name. So a thread makes the call; one that is late is left
+        behind and ends with this process at the latest.
+        """
+        reply: Future[_Reply] = Future()
+
+        def post() -> None:
+            try:
+                reply.set_result(self._post(payload))
+            except BaseException as error:
+                reply.set_exception(error)
+
+        Thread(target=post, daemon=True).start()
+        return reply.result(self._timeout_s)
+
+    def _post(self, payload: dict[str, Any]) -> _Reply:
         deadline = time.monotonic() + self._timeout_s
         with requests.post(
             self._url,
@@ -134,6 +163,8 @@ class Endpoint:
             timeout=self._timeout_s,
             allow_redirects=False,
             stream=True,
+            # a proxy of the environment would get the key that is meant for this machine
+            proxies={"no_proxy": "*"} if self._local else None,
         ) as response:
             wait = _seconds(response.headers.get("Retry-After"))
             if response.status_code != 200:
@@ -164,6 +195,13 @@ class Endpoint:
             f"agent.endpoint: {self._host} gave no answer ({trouble}); {hint}, "
             "or set agent.judge to rules"
         )
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _payload(

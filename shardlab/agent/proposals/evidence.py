@@ -4,56 +4,81 @@ Judges favour what is longer, praised or listed first. So there is no adjective,
 ranking here, and strategies come in the order of their hashes.
 """
 
+from collections.abc import Mapping, Sequence
 from statistics import stdev
+from typing import Any
 
-from shardlab.agent.records.history import History, Measured, Workload
+from shardlab.agent.records.history import History, Measured, Workload, perplexity_ratio
+from shardlab.agent.records.rounds import Prediction, Round
 from shardlab.experiment.schema import Agent
-from shardlab.memory.step import parameter_bytes
-from shardlab.strategy.strategy import Strategy
+from shardlab.measurements.calibration import Calibration
 
 
-def describe(history: History, agent: Agent, memory_limit_bytes: int) -> str:
-    """Return the evidence of all trials so far, one fact per line."""
+def describe(
+    history: History, agent: Agent, memory_limit_bytes: int, facts: Sequence[str] = ()
+) -> str:
+    """Return the evidence of all that was measured, one fact per line.
+
+    Args:
+        facts: on the machine and the data.
+    """
     tried = [history.measured[key] for key in sorted(history.measured)]
+    ran = sum(each.decision != "none" for each in history.rounds)
     return "\n".join(
         [
             _workload(history.workload),
-            "Times are per step; each figure is the mean over seeds, and +- is the standard "
-            "deviation over seeds.",
-            *(_strategy(entry) for entry in tried),
-            f"Incumbent: {history.incumbent.strategy.label()} [{history.incumbent.source}].",
-            *_rounds(history),
-            f"Limits: validation perplexity at most {1 + agent.quality_tolerance:.3f} times that "
-            f"of {history.measured[history.start].strategy.label()}; peak memory at most "
-            f"{memory_limit_bytes / 1e6:.0f} MB per rank.",
-            f"Trials left: {max(0, agent.budget - trials(history))} of {agent.budget}.",
+            *facts,
+            "Step ratios are of interleaved steps on the link of the search. Training runs may "
+            "have had another link: their figures are means over seeds, +- the standard deviation.",
+            *(_strategy(entry, history) for entry in tried),
+            f"Start: {history.reference.strategy.label()}.",
+            f"Incumbent: {history.held.strategy.label()} [{history.held.source}].",
+            *map(_round, history.rounds),
+            f"Limits: validation perplexity at most {1 + agent.quality_tolerance:.3f} times the "
+            f"start's; peak memory at most {memory_limit_bytes / 1e6:.0f} MB per rank.",
+            f"Trials left: {max(0, agent.budget - ran)} of {agent.budget}.",
         ]
     )
 
 
-def estimate_peak(strategy: Strategy, incumbent: Measured, workload: Workload) -> int:
-    """Estimate the peak memory of a rank under `strategy`, in bytes.
+def machine_facts(calibration: Calibration) -> str:
+    """Return what the machine is, and the rate of its largest messages on each link."""
+    host, rates = calibration.host, {}
+    for each in sorted(calibration.transfers, key=lambda each: each.nbytes):
+        if each.operation == "exchange":
+            where = f"{each.world_size} ranks, {each.link}"
+            rates[where] = each.wire_bytes / min(each.seconds) / 1e6
+    return (
+        f"Machine: {host['cpu']}, {host['cores']} cores, {host['memory_bytes'] / 1e9:.1f} GB of "
+        "memory; a rank sends "
+        + ", ".join(f"{rate:.0f} MB/s ({where})" for where, rate in rates.items())
+        + "."
+    )
 
-    The part of the incumbent's measured peak beyond its closed form (activations, the interpreter,
-    short-lived buffers) is assumed to be the same.
-    """
 
-    def in_closed_form(each: Strategy) -> int:
-        return parameter_bytes(
-            each,
-            parameters=workload.parameters,
-            world_size=workload.world_size,
-            accumulation=workload.accumulation,
+def data_facts(statistics: Mapping[str, Any]) -> str:
+    """Return the size of the corpus, by the statistics that tokenize wrote."""
+    train = statistics["train"]
+    return (
+        f"Data: {train['tokens']} training tokens of {train['documents']} documents, "
+        f"{train['bytes_per_token']:.2f} bytes per token, vocabulary {statistics['vocabulary']}."
+    )
+
+
+def predicted(prediction: Prediction) -> str:
+    """Return a prediction in words."""
+    step = "step unknown"
+    if prediction.step_ms is not None:
+        step = (
+            f"step {prediction.step_ms:.2f} ms (95 % {prediction.low_ms:.2f} to "
+            f"{prediction.high_ms:.2f})"
         )
-
-    measured = max(each.memory_peak_bytes for each in incumbent.measurements)
-    rest = max(0, measured - in_closed_form(incumbent.strategy))
-    return rest + in_closed_form(strategy)
-
-
-def trials(history: History) -> int:
-    """Return the number of rounds that ran a trial."""
-    return sum(each.trial.outcome != "none" for each in history.rounds)
+    quality = prediction.perplexity_ratio
+    ratio = "unknown" if quality is None else f"{quality:.3f} times the start's"
+    return (
+        f"predicted: {step}, peak memory {prediction.memory_bytes / 1e6:.0f} MB per rank, "
+        f"perplexity {ratio} ({prediction.note})"
+    )
 
 
 def _workload(load: Workload) -> str:
@@ -64,21 +89,36 @@ def _workload(load: Workload) -> str:
     )
 
 
-def _strategy(entry: Measured) -> str:
+def _strategy(entry: Measured, history: History) -> str:
     head = f"Strategy {entry.strategy.label()} [{entry.source}]: "
-    if entry.outcome != "ok":
-        return f"{head}no figures, the trial ended with outcome {entry.outcome}."
+    facts = [_failure(entry)] if entry.outcome != "ok" else []
+    if entry.steps:
+        last = entry.steps[-1]
+        facts.append(
+            f"step {last.ratio:.3f} times the start's (95 % {last.low:.3f} to {last.high:.3f}, "
+            f"{last.source})"
+        )
+    if entry.measurements:
+        facts.append(_trained(entry, perplexity_ratio(entry, history.reference)))
+    return f"{head}{'; '.join(facts)}."
+
+
+def _failure(entry: Measured) -> str:
+    return f"no figures, the trial ended with outcome {entry.outcome}"
+
+
+def _trained(entry: Measured, ratio: float) -> str:
     mean = entry.mean
     return (
-        f"{head}{len(entry.measurements)} seeds; "
-        f"step {mean('step_ms_p50'):.2f} ms{_spread(entry, 'step_ms_p50')}; "
-        f"traced step {mean('profiled_step_ms'):.2f} ms with compute {mean('compute_ms'):.2f} ms, "
-        f"communication {mean('comm_ms_per_step'):.2f} ms, "
-        f"exposed communication {mean('exposed_comm_ms'):.2f} ms, idle {mean('idle_ms'):.2f} ms; "
+        f"trained with {len(entry.measurements)} seeds: traced step "
+        f"{mean('profiled_step_ms'):.2f} ms with compute {mean('compute_ms'):.2f} ms, "
+        f"communication {mean('comm_ms_per_step'):.2f} ms, exposed communication "
+        f"{mean('exposed_comm_ms'):.2f} ms, idle {mean('idle_ms'):.2f} ms; "
         f"encoding {mean('encode_ms'):.2f} ms, decoding {mean('decode_ms'):.2f} ms; "
         f"gradients {_moved(entry, 'gradients')}; weights {_moved(entry, 'weights')}; "
-        f"validation perplexity {mean('val_ppl'):.2f}{_spread(entry, 'val_ppl')}; "
-        f"peak memory {mean('memory_peak_bytes') / 1e6:.0f} MB per rank."
+        f"{100 * mean('flops_share'):.1f} % of the fastest matrix product's operations per second; "
+        f"validation perplexity {mean('val_ppl'):.2f}{_spread(entry, 'val_ppl')}, {ratio:.3f} "
+        f"times the start's; peak memory {mean('memory_peak_bytes') / 1e6:.0f} MB per rank"
     )
 
 
@@ -92,8 +132,6 @@ def _spread(entry: Measured, field: str) -> str:
     return f" +- {stdev(values):.2f}" if len(values) > 1 else ""
 
 
-def _rounds(history: History) -> list[str]:
-    return [
-        f"Round {each.round}: tried {each.trial.label or 'nothing'}; decision {each.decision}."
-        for each in history.rounds
-    ]
+def _round(each: Round) -> str:
+    raced = ", ".join(arm.label for arm in each.compared) or "nothing"
+    return f"Round {each.round}: raced {raced}; decision {each.decision}."

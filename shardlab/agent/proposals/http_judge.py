@@ -13,10 +13,10 @@ from typing import Any
 
 from shardlab.agent.proposals.changes import changes, in_words
 from shardlab.agent.proposals.endpoint import Endpoint, Messages
+from shardlab.agent.proposals.evidence import predicted
 from shardlab.agent.proposals.judge import Judge, Question
 from shardlab.agent.records.rounds import Candidate, Verdict
 from shardlab.core.document import Document
-from shardlab.core.errors import UserError
 from shardlab.core.files import sha256_of_value
 from shardlab.strategy.codec_table import all_specs
 from shardlab.strategy.strategy import Strategy
@@ -31,9 +31,10 @@ _LONGEST_REASON = 500
 
 _INSTRUCTIONS = (
     "You help to search for the strategy with the shortest training step. You are given "
-    "measurements and a list of candidates, each with an id and the settings in which it differs "
-    "from the incumbent. The order of the list has no meaning. Choose the one candidate that "
-    "should be measured next, or abstain when the measurements give no ground for a choice. "
+    "measurements and a list of candidates, each with an id, the settings in which it differs from "
+    "the incumbent, and what a performance model predicts of it. The order of the list has no "
+    "meaning. Choose the one candidate that should be raced against the incumbent next, or abstain "
+    "when the measurements give no ground for a choice. "
     'Answer with one JSON object: {"reason": "at most two sentences that cite measurements", '
     '"choice": "the id of a candidate, or abstain"}.'
 )
@@ -150,10 +151,7 @@ def _tame(reason: Any) -> str:
 
 
 def _replay(path: Path) -> str | None:
-    try:
-        return Stored.from_file(path).answer
-    except ValueError as error:
-        raise UserError(f"{path}: not a stored answer ({error}): delete it") from None
+    return Stored.from_file(path, "delete it").answer
 
 
 def _messages(question: Question, candidates: list[Candidate]) -> Messages:
@@ -167,8 +165,8 @@ def _messages(question: Question, candidates: list[Candidate]) -> Messages:
 def _in_words(question: Question, candidate: Candidate) -> str:
     """Return the candidates by one template; their origin is left out, since it would carry
     authority."""
-    found = changes(question.history.incumbent.strategy, candidate.strategy)
-    return f"{candidate.label} ({in_words(found)})"
+    found = changes(question.incumbent.strategy, candidate.strategy)
+    return f"{candidate.label} ({in_words(found)}); {predicted(candidate.prediction)}"
 
 
 def _schema(ids: list[str]) -> dict[str, Any]:

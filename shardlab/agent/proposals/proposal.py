@@ -1,141 +1,198 @@
-"""Proposal of a round: evidence, candidates, their validation, verdict."""
+"""Proposal of a round: evidence, shortlist by prediction, verdict, and the arms of the race."""
 
-import json
+import random
+from collections import Counter
+from collections.abc import Sequence
 
-from shardlab.agent.proposals.candidates import Draft, draft_candidates
-from shardlab.agent.proposals.evidence import describe, estimate_peak, trials
+from shardlab.agent.proposals.changes import aspects, changes
+from shardlab.agent.proposals.evidence import describe
 from shardlab.agent.proposals.judge import Judge, Question
-from shardlab.agent.records.history import History
-from shardlab.agent.records.rounds import Candidate, Proposal, Refused, Verdict
-from shardlab.core.errors import UserError
-from shardlab.environment.host import memory_bytes
+from shardlab.agent.proposals.shortlist import Shortlist, shorten
+from shardlab.agent.records.history import History, Measured, Workload
+from shardlab.agent.records.rounds import Arm, Candidate, Proposal, Role, Space, Verdict
+from shardlab.agent.space.feasible import Feasible, Shapes, feasible, formula_bytes
+from shardlab.agent.space.surrogate import Surrogate
 from shardlab.experiment.schema import Agent
-from shardlab.strategy.strategy import Strategy, parse_strategy
+from shardlab.experiment.schema import Space as SpaceParameters
+from shardlab.strategy.strategy import CanonicalStrategy
 
 _ID_DIGITS = 8
-_SHOWN = 200
 
 
-def memory_limit(agent: Agent, world_size: int) -> int:
+def memory_limit(agent: Agent, workload: Workload) -> int:
     """Return the bytes that one rank may use: as given (1 GB = 10^9 B), or its part of the
     machine's."""
     if agent.memory_limit_gb is not None:
         return int(agent.memory_limit_gb * 1e9)
-    return memory_bytes() // world_size
+    return workload.memory_bytes
 
 
 def reason_to_stop(history: History, agent: Agent) -> str | None:
     """Return why no more trials run, or None."""
-    if trials(history) >= agent.budget:
+    if history.workload.world_size == 1:
+        return "one rank: there is nothing to shard and nothing to send"
+    ran = [each for each in history.rounds if each.decision != "none"]
+    if len(ran) >= agent.budget:
         return f"the budget of {agent.budget} trials is spent"
+    minutes = sum(each.seconds for each in history.rounds) / 60
+    if agent.budget_minutes is not None and minutes >= agent.budget_minutes:
+        return f"the budget of {agent.budget_minutes:g} minutes is spent: {minutes:.1f} minutes"
     rejections = 0
-    for each in reversed(history.rounds):
+    for each in reversed(ran):
         if each.decision == "accept":
             break
-        rejections += each.decision == "reject"
+        rejections += 1
     if rejections >= agent.stop_loss:
         return f"stop-loss: the last {rejections} trials were rejected"
     return None
 
 
-def admit(
-    drafts: list[Draft], history: History, memory_limit_bytes: int, at_most: int
-) -> tuple[list[Candidate], list[Refused]]:
-    """Return the first `at_most` drafts that are valid, new and fit in memory, and the refused
-    ones.
-
-    Candidates come in the order of their ids, which says nothing about them.
-    """
-    admitted: dict[str, Candidate] = {}
-    refused: list[Refused] = []
-    for draft in drafts:
-        if len(admitted) == at_most:
-            break
-        try:
-            strategy = parse_strategy(draft.document)
-        except UserError as error:
-            refused.append(Refused(label=_shown(draft), reason=str(error)))
-            continue
-        key = strategy.hash()
-        if key in admitted:
-            continue  # two drafts of one meaning
-        reason = _objection(strategy, history, memory_limit_bytes)
-        if reason:
-            refused.append(Refused(label=strategy.label(), reason=reason))
-        else:
-            admitted[key] = _candidate(strategy, draft.why)
-    return sorted(admitted.values(), key=lambda candidate: candidate.id), _once(refused)
-
-
-def _objection(strategy: Strategy, history: History, memory_limit_bytes: int) -> str | None:
-    known = history.measured.get(strategy.hash())
-    if known is not None:
-        result = "measured" if known.outcome == "ok" else f"tried, outcome {known.outcome}"
-        return f"already {result}: {known.source}"
-    peak = estimate_peak(strategy, history.incumbent, history.workload)
-    if peak > memory_limit_bytes:
-        return (
-            f"needs about {peak / 1e6:.0f} MB per rank, the limit is "
-            f"{memory_limit_bytes / 1e6:.0f} MB"
-        )
-    return None
-
-
-def _candidate(strategy: Strategy, why: str) -> Candidate:
-    return Candidate(
-        id=strategy.hash()[:_ID_DIGITS],
-        strategy=strategy.canonical(),
-        label=strategy.label(),
-        why=why,
-    )
-
-
-def _shown(draft: Draft) -> str:
-    return json.dumps(draft.document, sort_keys=True)[:_SHOWN]
-
-
-def _once(refused: list[Refused]) -> list[Refused]:
-    """Remove duplicates that several sources of drafts bring."""
-    return list({(each.label, each.reason): each for each in refused}.values())
-
-
-def propose(
-    number: int, history: History, agent: Agent, named: dict[str, Strategy], judge: Judge
-) -> Proposal:
-    """Make the proposal of round `number`.
-
-    Nothing is chosen when the search has to stop, when no candidate is left or when the judge
-    abstains; the verdict's reason says which.
+class Proposer:
+    """Makes the proposal of one round.
 
     Args:
-        named: strategies of the user that are not in the matrix.
-
-    Raises:
-        UserError: the judge cannot be asked.
+        space: what may be proposed.
+        shapes: of the model.
+        surrogate: that predicts.
+        facts: on the machine and the data, for the evidence.
     """
-    limit = memory_limit(agent, history.workload.world_size)
-    evidence = describe(history, agent, limit)
-    candidates: list[Candidate] = []
-    refused: list[Refused] = []
-    stop = reason_to_stop(history, agent)
-    if stop is None:
-        drafts = draft_candidates(agent.candidates, history, named, limit)
-        candidates, refused = admit(drafts, history, limit, agent.max_candidates)
-        stop = None if candidates else "no candidate is valid, new and within the memory limit"
-    if stop is None:
-        verdict = judge.choose(Question(evidence, history, candidates, agent.quality_tolerance))
-    else:
-        verdict = Verdict(choice=None, reason=stop, judge=judge.name)
-    chosen = next((each.strategy for each in candidates if each.id == verdict.choice), None)
-    assert (chosen is None) == (verdict.choice is None), "a judge only chooses what is offered"
-    return Proposal(
-        round=number,
-        incumbent_hash=history.incumbent.hash,
-        evidence=evidence,
-        memory_limit_bytes=limit,
-        candidates=candidates,
-        refused=refused,
-        verdict=verdict,
-        chosen=chosen,
-        chosen_hash=chosen.hash() if chosen else None,
-    )
+
+    def __init__(
+        self,
+        history: History,
+        agent: Agent,
+        space: SpaceParameters,
+        shapes: Shapes,
+        surrogate: Surrogate,
+        facts: Sequence[str] = (),
+    ) -> None:
+        self._facts = facts
+        self._history, self._agent, self._space = history, agent, space
+        self._shapes, self._surrogate = shapes, surrogate
+        self._ranks = history.workload.world_size
+        self._limit = memory_limit(agent, history.workload)
+        self._rest = self._beyond_formula()
+
+    def propose(self, number: int, judge: Judge) -> Proposal:
+        """Return the proposal of round `number`.
+
+        Nothing is raced when the search has to stop, when no candidate is left or when the judge
+        abstains; the verdict's reason says which.
+
+        Raises:
+            UserError: the judge cannot be asked.
+        """
+        history, stop = self._history, reason_to_stop(self._history, self._agent)
+        candidates: list[Candidate] = []
+        controls: list[CanonicalStrategy] = []
+        space = None
+        evidence = describe(history, self._agent, self._limit, self._facts)
+        if stop is None:
+            space, shortlist = self._shorten()
+            candidates = self._candidates(shortlist)
+            controls = self._controls(number, shortlist)
+            stop = None if candidates else "no strategy is legal, new, tolerated and fits in memory"
+        if stop is None:
+            held = self._candidate(self._known(history.held), "the incumbent")
+            verdict = judge.choose(Question(evidence, held, candidates))
+        else:
+            verdict = Verdict(choice=None, reason=stop, judge=judge.name)
+        chosen = next((each.strategy for each in candidates if each.id == verdict.choice), None)
+        assert (chosen is None) == (verdict.choice is None), "a judge only chooses what is offered"
+        return Proposal(
+            round=number,
+            incumbent=history.incumbent,
+            evidence=evidence,
+            memory_limit_bytes=self._limit,
+            space=space,
+            candidates=sorted(candidates, key=lambda each: each.id),
+            verdict=verdict,
+            arms=self._arms(chosen, *controls) if chosen else [],
+            reference=history.reference.measurements,
+        )
+
+    def _shorten(self) -> tuple[Space, Shortlist]:
+        """Return the shortlist of all that is feasible, and how the space was narrowed down."""
+        count: Counter[str] = Counter()
+        unpredicted: Counter[str] = Counter()
+        found = feasible(self._space, self._shapes, self._ranks, self._peak, self._limit, count)
+        near = self._agent.candidates == "action"
+        ranked = self._surrogate.rank(
+            (each for each in found if not near or self._is_near(each)), unpredicted
+        )
+        tolerance, most = self._agent.quality_tolerance, self._agent.max_candidates
+        shortlist = shorten(ranked, self._history, tolerance, most)
+        space = Space(
+            strategies=count["legal"],
+            beyond_memory=count["beyond memory"],
+            spared=count["spared"],
+            known=shortlist.known,
+            unpredicted=dict(unpredicted),
+            predicted=len(ranked) - unpredicted.total(),
+        )
+        return space, shortlist
+
+    def _candidates(self, shortlist: Shortlist) -> list[Candidate]:
+        """Return what the judge chooses from, with predictions; the exploratory one comes last."""
+        why = "the shortest predicted step of its engine and codecs"
+        candidates = [self._candidate(each.feasible, why) for each in shortlist.best]
+        if shortlist.exploratory is not None:
+            why = "exploratory: its step or its quality is unknown"
+            candidates.append(self._candidate(shortlist.exploratory.feasible, why))
+        return candidates
+
+    def _is_near(self, each: Feasible) -> bool:
+        """Return whether it differs from the incumbent in one aspect."""
+        return len(aspects(changes(self._history.held.strategy, each.strategy))) == 1
+
+    def _candidate(self, each: Feasible, why: str) -> Candidate:
+        return Candidate(
+            id=each.hash[:_ID_DIGITS],
+            strategy=each.strategy,
+            label=each.strategy.label(),
+            why=why,
+            prediction=self._surrogate.predict(each),
+        )
+
+    def _controls(self, number: int, shortlist: Shortlist) -> list[CanonicalStrategy]:
+        """Return the forecast's first and a random strategy; like the choice they are new.
+
+        Args:
+            number: of the round, which the random choice depends on, so that a rerun repeats it.
+        """
+        tolerated = [each.feasible.strategy for each in shortlist.tolerated]
+        return [tolerated[0], random.Random(number).choice(tolerated)] if tolerated else []
+
+    def _arms(self, chosen: CanonicalStrategy, *controls: CanonicalStrategy) -> list[Arm]:
+        """Return what the race times: the incumbent, the start, the choice and two controls.
+
+        A strategy that is several of them is raced once, in all its roles.
+        """
+        history = self._history
+        names: tuple[Role, ...] = ("incumbent", "start", "judge", "forecast", "random")
+        raced = (history.held.strategy, history.reference.strategy, chosen, *controls)
+        arms: dict[str, Arm] = {}
+        for role, strategy in zip(names, raced, strict=False):
+            key = strategy.hash()
+            before = arms[key].roles if key in arms else []
+            quality = history.quality(strategy)
+            arms[key] = Arm(
+                roles=[*before, role],
+                hash=key,
+                label=strategy.label(),
+                strategy=strategy,
+                trained=quality is not None and quality.sure,
+            )
+        return list(arms.values())
+
+    def _known(self, entry: Measured) -> Feasible:
+        return Feasible(entry.strategy, entry.hash, self._peak(entry.strategy))
+
+    def _peak(self, strategy: CanonicalStrategy) -> int:
+        return self._rest + formula_bytes(strategy, self._shapes, self._ranks)
+
+    def _beyond_formula(self) -> int:
+        """Return what the start's peak has beyond its formula, such as the interpreter."""
+        start = self._history.reference
+        measured = max(each.memory_peak_bytes for each in start.measurements)
+        return max(0, measured - formula_bytes(start.strategy, self._shapes, self._ranks))

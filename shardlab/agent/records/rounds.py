@@ -1,13 +1,34 @@
-"""Documents of one round of the search: candidates, verdict, proposal, trial, decision."""
+"""Documents of one round of the search: candidates, verdict, arms, trial, decision."""
 
 from typing import ClassVar, Literal
 
 from shardlab.core.document import Document
+from shardlab.records.contention import Contention
+from shardlab.records.race import Race
 from shardlab.records.run import Record
-from shardlab.strategy.strategy import CanonicalStrategy, Strategy
+from shardlab.strategy.strategy import CanonicalStrategy
 
-Outcome = Literal["ok", "timeout", "crash", "memory", "none"]
-"""outcome of a trial; none: nothing was chosen, so nothing ran"""
+Outcome = Literal["ok", "timeout", "crash", "memory", "diverged"]
+"""of measuring a strategy; diverged: no finite loss or perplexity"""
+Role = Literal["incumbent", "start", "judge", "forecast", "random"]
+"""why a strategy is timed: held so far; the reference; what the judge chose; the lowest prediction;
+drawn from all feasible strategies. The last two measure the judge as it works"""
+
+
+class Prediction(Document):
+    """Prediction of a strategy by the performance model, the memory formula and earlier runs."""
+
+    step_ms: float | None
+    """None where the model cannot predict it"""
+    low_ms: float | None
+    high_ms: float | None
+    """95 % prediction interval"""
+    memory_bytes: int
+    """peak of a rank"""
+    perplexity_ratio: float | None
+    """over the start's, in runs with the same codecs; None: unknown"""
+    note: str = ""
+    """source of the perplexity, or why there is no prediction"""
 
 
 class Candidate(Document):
@@ -21,15 +42,22 @@ class Candidate(Document):
     label: str
     why: str
     """origin"""
+    prediction: Prediction
 
 
-class Refused(Document):
-    """A strategy that was not offered."""
+class Space(Document):
+    """Numbers of strategies by which the space of the search was narrowed down."""
 
-    renamed: ClassVar[dict[str, str]] = {"brief": "label"}
-
-    label: str
-    reason: str
+    strategies: int
+    """legal ones"""
+    beyond_memory: int
+    spared: int
+    """that save memory which is not needed, and take longer"""
+    known: int
+    """measured before, or worse in perplexity than is tolerated"""
+    unpredicted: dict[str, int]
+    """by reason"""
+    predicted: int
 
 
 class Verdict(Document):
@@ -42,7 +70,7 @@ class Verdict(Document):
 
 
 class Measurement(Document):
-    """Figures of one seed that the search uses; fields as in `shardlab.records.run`.
+    """Figures of one training run that the search uses; fields as in `shardlab.records.run`.
 
     Bytes are those of the record's ledger by kind of message.
     """
@@ -50,6 +78,7 @@ class Measurement(Document):
     seed: int
     step_ms_p50: float
     tokens_per_s: float
+    flops_share: float
     gradients_bytes_raw: float
     gradients_bytes_wire: float
     weights_bytes_raw: float
@@ -63,6 +92,7 @@ class Measurement(Document):
     idle_ms: float
     memory_peak_bytes: int
     val_ppl: float
+    contention: Contention | None
 
     @classmethod
     def of(cls, record: Record) -> "Measurement":
@@ -76,40 +106,97 @@ class Measurement(Document):
         return cls(**rest, **ledger)
 
 
-class TrialSummary(Document):
-    """A trial as the history keeps it."""
+class StepRatio(Document):
+    """Step time over that of another strategy, in pairs of interleaved steps."""
 
-    renamed: ClassVar[dict[str, str]] = {"brief": "label"}
+    source: str
+    """`timing NAME` or `round K`"""
+    ratio: float
+    low: float
+    high: float
+    repetitions: int
 
+
+class Arm(Document):
+    """A strategy that a race times, and why."""
+
+    roles: list[Role]
+    hash: str
+    label: str
+    strategy: CanonicalStrategy
+    trained: bool
+    """whether its quality is known, so that it need not be trained if it is faster"""
+
+
+class Proposal(Document):
+    """Shortlist of one round, the choice among it, and what the race times."""
+
+    round: int
+    incumbent: str
+    """hash"""
+    evidence: str
+    memory_limit_bytes: int
+    space: Space | None
+    """None where the search had to stop"""
+    candidates: list[Candidate]
+    verdict: Verdict
+    arms: list[Arm]
+    """the incumbent first; empty where nothing was chosen"""
+    reference: list[Measurement]
+    """training runs of the start, with which those of an arm are compared"""
+
+
+class Trained(Document):
+    """Training runs of a strategy, for its quality."""
+
+    hash: str
     outcome: Outcome
-    detail: str
-    """text of the error, for a failed trial"""
-    hash: str | None
-    label: str | None
-    measurements: list[Measurement]
+    detail: str = ""
+    """text of the error"""
+    measurements: list[Measurement] = []
+    """by seed; empty unless the outcome is ok"""
+
+
+class Trial(Document):
+    """Race of a round, and the training runs of what was faster and may be worse."""
+
+    round: int
+    race: Race | None = None
+    """its runs are named by the hashes of their strategies; None in a round without a choice"""
+    trained: list[Trained] = []
+    seconds: float = 0.0
+    """of the race and of training"""
 
 
 class Comparison(Document):
-    """A trial compared with the incumbent and the limits."""
+    """An arm of a race compared with the incumbent, the limits and the start."""
 
-    seeds: int
-    """seeds that both were measured with"""
-    step_ratio: float
-    """step_ms_p50 of the trial over that of the incumbent, geometric mean over these seeds"""
-    interval: list[float] | None
-    """95 % Student interval of the ratio, low and high; null with fewer than two seeds"""
-    perplexity_ratio: float
-    """mean val_ppl over that of the strategy that the search started from"""
-    memory_peak_bytes: int
-    """of the worst seed"""
+    hash: str
+    label: str
+    roles: list[Role]
+    outcome: Outcome
+    step: StepRatio | None
+    """over the incumbent; None where the race gave no figures"""
+    predicted_ms: float | None = None
+    """step that the forecast expected, where it was a candidate"""
+    perplexity_ratio: float | None = None
+    """over the start's; None: unknown"""
+    memory_peak_bytes: int | None = None
+    """of the worst seed, where it was trained"""
+    objections: list[str] = []
+    """what speaks against it; it is admissible and faster where nothing does"""
 
 
 class Decision(Document):
-    """Whether the strategy of the trial replaces the incumbent."""
+    """Strategy that is held after a round, and why."""
 
     decision: Literal["accept", "reject", "none"]
     reason: str
-    comparison: Comparison | None = None
+    held: str
+    """hash"""
+    compared: list[Comparison] = []
+    warnings: list[str] = []
+    """what others disturbed, used all the same"""
 
 
 class Round(Decision):
@@ -117,35 +204,8 @@ class Round(Decision):
 
     round: int
     verdict: Verdict
+    space: Space | None
     candidates: list[Candidate]
-    refused: list[Refused]
-    trial: TrialSummary
-
-
-class Proposal(Document):
-    """Candidates of one round and the choice among them."""
-
-    round: int
-    incumbent_hash: str
-    evidence: str
-    memory_limit_bytes: int
-    candidates: list[Candidate]
-    refused: list[Refused]
-    verdict: Verdict
-    chosen: Strategy | None
-    chosen_hash: str | None
-
-
-class Trial(Document):
-    """Outcome of a trial, `none` in a round in which nothing was chosen."""
-
-    outcome: Outcome
-    detail: str = ""
-    """text of the error, for a failed trial"""
-    strategy: CanonicalStrategy | None = None
-    hash: str | None = None
-    key: str | None = None
-    """key in the store"""
-    limit_s: float | None = None
-    records: list[Record] = []
-    """one per seed; empty unless the outcome is ok"""
+    stopped: str
+    """why the race ended"""
+    seconds: float

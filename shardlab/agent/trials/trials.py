@@ -1,9 +1,9 @@
-"""Trials, and the store that keeps a strategy from being measured twice.
+"""Training runs of a trial, and the store that keeps a strategy from being trained twice.
 
 The store is a folder of `<key>.json`. The key covers all that a result depends on: the strategy's
 hash, the training parameters, the model, the seeds, the tokens and the code. What is kept:
 
-- a trial that ended well: for ever;
+- a trial that ended well, or diverged: for ever;
 - a timeout: a hit for this limit and every shorter one; a longer limit measures again;
 - a crash or a lack of memory: not at all, since the machine's state may have been the cause. The
   history remembers it, so no later round tries that strategy again.
@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from shardlab.agent.records.rounds import Outcome, Trial
-from shardlab.core.errors import UserError
-from shardlab.core.files import sha256_of_file, sha256_of_value
+from shardlab.agent.records.rounds import Outcome
+from shardlab.core.document import Document
+from shardlab.core.files import sha256_of_file, sha256_of_value, writing
 from shardlab.core.progress import stopwatch
 from shardlab.experiment.schema import Model, Train
 from shardlab.records.run import Record
@@ -27,10 +27,26 @@ _NOT_RUN = ("agent", "forecast", "report")
 _LONGEST_DETAIL = 4000
 
 
+class Runs(Document):
+    """Training runs of one strategy, as the store keeps them."""
+
+    outcome: Outcome
+    detail: str = ""
+    """text of the error"""
+    hash: str
+    key: str
+    """of `trial_key`"""
+    limit_s: float
+    records: list[Record] = []
+    """one per seed; empty unless the outcome is ok"""
+
+
 class TrialFailed(Exception):
     """A measurement that ended without figures; becomes data of the trial."""
 
-    def __init__(self, kind: Literal["timeout", "crash", "memory"], detail: str) -> None:
+    def __init__(
+        self, kind: Literal["timeout", "crash", "memory", "diverged"], detail: str
+    ) -> None:
         super().__init__(kind, detail)
         self.kind = kind
         self.detail = detail
@@ -42,8 +58,8 @@ Measure = Callable[[int, Path, float], Record]
 
 def run_trial(
     strategy: Strategy, key: str, seeds: list[int], limit_s: float, store: Path, measure: Measure
-) -> Trial:
-    """Return the trial of a strategy: from the store, or measured seed by seed.
+) -> Runs:
+    """Return the training runs of a strategy: from the store, or measured seed by seed.
 
     Args:
         key: of `trial_key`.
@@ -64,7 +80,7 @@ def run_trial(
         trial = _measure_all(strategy, key, seeds, limit_s, work, measure)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    if trial.outcome in ("ok", "timeout"):
+    if trial.outcome in ("ok", "timeout", "diverged"):
         trial.to_file(path)
     return trial
 
@@ -106,21 +122,18 @@ def code_digest(library: Path) -> str:
     )
 
 
-def _kept(path: Path, limit_s: float) -> Trial | None:
+def _kept(path: Path, limit_s: float) -> Runs | None:
     if not path.exists():
         return None
-    try:
-        trial = Trial.from_file(path)
-    except ValueError as error:
-        raise UserError(f"{path}: not a stored trial ({error}): delete it") from None
-    if trial.outcome == "timeout" and (trial.limit_s is None or trial.limit_s < limit_s):
+    trial = Runs.from_file(path, "delete it")
+    if trial.outcome == "timeout" and trial.limit_s < limit_s:
         return None
     return trial
 
 
 def _measure_all(
     strategy: Strategy, key: str, seeds: list[int], limit_s: float, work: Path, measure: Measure
-) -> Trial:
+) -> Runs:
     elapsed = stopwatch()
     outcome: Outcome = "ok"
     detail = ""
@@ -131,14 +144,14 @@ def _measure_all(
             if left <= 0:
                 raise TrialFailed("timeout", f"{limit_s:g} s were over before seed {seed}")
             folder = work / f"seed{seed}"
-            folder.mkdir(parents=True)
+            with writing(folder):
+                folder.mkdir(parents=True)
             records.append(measure(seed, folder, left))
     except TrialFailed as failure:
         outcome, detail, records = failure.kind, failure.detail[-_LONGEST_DETAIL:], []
-    return Trial(
+    return Runs(
         outcome=outcome,
         detail=detail,
-        strategy=strategy.canonical(),
         hash=strategy.hash(),
         key=key,
         limit_s=limit_s,

@@ -1,12 +1,17 @@
 """The corpus file: a JSON array with one document per line."""
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import orjson
+
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic
+
+_LINE = b'{"id": %b, "title": %b, "text": %b}'
+_LONGEST_LINE = 1 << 27
+"""bytes; a document of the largest record with every character escaped"""
 
 
 class Document(NamedTuple):
@@ -20,6 +25,11 @@ class Document(NamedTuple):
     def content(self) -> str:
         """Text for the model: title, newline, text."""
         return f"{self.title}\n{self.text}"
+
+    @property
+    def size(self) -> int:
+        """UTF-8 bytes of the content."""
+        return len(self.title.encode()) + 1 + len(self.text.encode())
 
 
 class CorpusSize(NamedTuple):
@@ -49,9 +59,9 @@ def write_corpus(path: Path, documents: Iterable[Document]) -> CorpusSize:
         file.write(b"[")
         for document in documents:
             file.write(b",\n" if count else b"\n")
-            file.write(json.dumps(document._asdict(), ensure_ascii=False).encode())
+            file.write(_LINE % tuple(map(orjson.dumps, document)))
             count += 1
-            size += len(document.content.encode())
+            size += document.size
         if not count:
             raise UserError("the source holds no documents; check data.source and data.path")
         file.write(b"\n]\n")
@@ -71,7 +81,7 @@ def read_corpus(path: Path, start: int = 0, stop: int | None = None) -> Iterator
         return
     with path.open("rb") as file:
         file.seek(start)
-        for line in file:
+        while line := file.readline(_LONGEST_LINE):
             end = start + len(line)
             if start == 0:
                 if line != b"[\n":
@@ -79,15 +89,21 @@ def read_corpus(path: Path, start: int = 0, stop: int | None = None) -> Iterator
             elif line == b"]\n":
                 return
             else:
-                try:
-                    document = Document(**json.loads(line.rstrip(b",\n")))
-                except (ValueError, TypeError):
-                    raise _damaged(path, start, "this line is no document") from None
-                yield Line(document, start, end)
+                yield Line(_document(path, start, line), start, end)
             start = end
             if stop is not None and start >= stop:
                 return
     raise _damaged(path, start, "it ends too early")
+
+
+def _document(path: Path, start: int, line: bytes) -> Document:
+    try:
+        document = Document(**orjson.loads(line.rstrip(b",\n")))
+    except (ValueError, TypeError):
+        raise _damaged(path, start, "this line is no document") from None
+    if not all(isinstance(value, str) for value in document):
+        raise _damaged(path, start, "id, title or text is not text")
+    return document
 
 
 def _damaged(path: Path, offset: int, reason: str) -> UserError:

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import tempfile
 import time
 import zipfile
 from collections.abc import Iterator
@@ -42,8 +41,8 @@ def fetch(package: str, work: Path) -> Path:
     requirement, _, digest = pin.partition(" --hash=sha256:")
     wheel = work / "wheels" / f"{requirement.replace('==', '-')}.whl"
     if not (wheel.is_file() and sha256_of_file(wheel) == digest):
-        with tempfile.TemporaryDirectory() as folder, atomic(wheel) as temporary:
-            _download(pin, requirement, Path(folder)).rename(temporary)
+        with atomic(wheel) as temporary:  # beside it: a rename cannot leave a file system
+            _download(pin, requirement, temporary.parent).rename(temporary)
     return wheel
 
 

@@ -10,17 +10,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from shardlab.core.errors import UserError
+from shardlab.core.files import sha256_of_file
 from shardlab.core.progress import track
 from shardlab.data.corpus.corpus_file import Document, write_corpus
 from shardlab.data.corpus.wheels import open_member
+from shardlab.data.sources.huggingface import read_huggingface
+from shardlab.data.sources.json_files import read_json_array, read_json_lines
 from shardlab.data.sources.mediawiki import read_dump, read_mediawiki
-from shardlab.data.sources.records import (
-    Tally,
-    read_huggingface,
-    read_json_array,
-    read_json_lines,
-    to_documents,
-)
+from shardlab.data.sources.records import Tally, to_documents, within_limits
 from shardlab.experiment.schema import Data
 
 _SYNTHETIC_DOCUMENTS = 2000
@@ -36,7 +33,7 @@ class Source(NamedTuple):
 
 
 def prepare(data: Data, corpus: Path, work: Path) -> dict[str, Any]:
-    """Write the corpus file and return its description: source, licence, counts.
+    """Write the corpus file and return its description: source, licence, counts, checksum.
 
     Args:
         work: folder for downloads.
@@ -50,9 +47,10 @@ def prepare(data: Data, corpus: Path, work: Path) -> dict[str, Any]:
     # every source is a generator, whose files are to be closed also after an error
     source_documents = cast(Generator[Document], read_documents(data, work, tally))
     with closing(source_documents) as documents:
-        limited = islice(documents, data.documents)
+        limited = islice(within_limits(documents, tally), data.documents)
         size = write_corpus(corpus, track(limited, "documents", data.documents, " documents"))
-    return {**source._asdict(), **size._asdict(), **tally.as_json()}
+    files = {corpus.name: sha256_of_file(corpus)}
+    return {**source._asdict(), **size._asdict(), **tally.as_json(), "files": files}
 
 
 def read_documents(data: Data, work: Path, tally: Tally) -> Iterator[Document]:
@@ -68,7 +66,7 @@ def read_documents(data: Data, work: Path, tally: Tally) -> Iterator[Document]:
     if not path.is_file():
         raise UserError(f"data.path {data.path!r}: no such file")
     if data.source == "json":
-        return to_documents(read_json_array(path), tally)
+        return to_documents(read_json_array(path, tally), tally)
     if data.source == "jsonl":
         return to_documents(read_json_lines(path, tally), tally)
     return read_mediawiki(path, tally)

@@ -1,17 +1,14 @@
-"""Raw records of JSON files and Hugging Face datasets, and their conversion to documents."""
+"""Conversion of raw records to documents, and a tally of those that are none."""
 
-import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any, BinaryIO
-
-import ijson
+from typing import Any
 
 from shardlab.core.errors import UserError
 from shardlab.data.corpus.corpus_file import Document
+from shardlab.data.corpus.limits import excess
 
+_LONGEST_ID = 1000
 _NAMED = 100
 
 
@@ -80,6 +77,16 @@ def to_documents(records: Iterable[tuple[str, int, Any]], tally: Tally) -> Itera
             tally.bad(position, kind)
 
 
+def within_limits(documents: Iterable[Document], tally: Tally) -> Iterator[Document]:
+    """Yield the documents that the next stage can read in bounded memory."""
+    for document in documents:
+        kind = excess(document.content)
+        if kind is None:
+            yield document
+        else:
+            tally.bad(f"document {document.id!r}", kind)
+
+
 def _complaint(value: Any) -> str | None:
     if not isinstance(value, dict):
         return "not an object"
@@ -92,163 +99,10 @@ def _complaint(value: Any) -> str | None:
             return f"empty {key}"
     if isinstance(value.get("id"), bool) or not isinstance(value.get("id"), str | int | None):
         return "id is neither text nor a whole number"
+    if len(str(value.get("id"))) > _LONGEST_ID:
+        return f"id longer than {_LONGEST_ID} characters"
     try:
         f"{value.get('id')}{value['title']}{value['text']}".encode()
     except UnicodeEncodeError:
         return "half of a surrogate pair in the text"
     return None
-
-
-# the pure-Python parser is 27 times slower, and ijson would fall back on it silently
-_PARSER = ijson.get_backend("yajl2_c")
-_CHUNK = 1 << 16
-
-
-def read_json_array(path: Path) -> Iterator[tuple[str, int, Any]]:
-    """Yield position, number from 1 and value of each record.
-
-    The parser replaces half a surrogate pair (`\\ud800` alone) by `?`.
-
-    Raises:
-        UserError: a syntax error or an early end, with its byte offset and record number; the
-            records before it have been passed on, so the caller commits only at the end.
-    """
-    with path.open("rb") as file:
-        _expect_array(path, file)
-        number = 0
-        values = ijson.sendable_list()
-        parser = _PARSER.items_coro(values, "item", use_float=True)
-        while True:
-            start = file.tell()
-            chunk = file.read(_CHUNK)
-            try:
-                parser.send(chunk) if chunk else parser.close()
-            except ijson.JSONError as error:
-                raise _syntax_error(path, start, number + len(values) + 1, error) from None
-            for value in values:
-                number += 1
-                yield f"record {number}", number, value
-            del values[:]
-            if not chunk:
-                return
-
-
-def _expect_array(path: Path, file: BinaryIO) -> None:
-    first = file.read(_CHUNK).lstrip()[:1]
-    file.seek(0)
-    if first and first != b"[":
-        raise UserError(
-            f"{path}: byte 0, record 1: expected a JSON array, found {first!r}; "
-            "for one object per line set data.source to jsonl"
-        )
-
-
-def _syntax_error(path: Path, start: int, number: int, error: Exception) -> UserError:
-    offset = _offset(path, start)
-    size = path.stat().st_size
-    if offset >= size:
-        reason = "the file ends in the middle (truncated?)"
-    else:
-        reason = str(error).removeprefix("b'").replace("\\n", "\n").partition("\n")[0]
-    return UserError(
-        f"{path}: byte {offset}, record {number}: {reason}; fix the file or fetch it again"
-    )
-
-
-def _offset(path: Path, start: int) -> int:
-    """Find the byte at which parsing fails by feeding the last chunk bytewise."""
-    parser = _PARSER.basic_parse_coro(ijson.sendable_list(), use_float=True)
-    with path.open("rb") as file:
-        for _ in range(start // _CHUNK):
-            parser.send(file.read(_CHUNK))
-        for offset, byte in enumerate(file.read(_CHUNK), start):
-            try:
-                parser.send(bytes([byte]))
-            except ijson.JSONError:
-                return offset
-        return file.tell()
-
-
-def read_json_lines(path: Path, tally: Tally) -> Iterator[tuple[str, int, Any]]:
-    """Yield position, line number from 1 and value; empty lines are skipped.
-
-    A line that is not JSON is a bad record, named with the byte offset of the error.
-    """
-    offset = 0
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                try:
-                    value = json.loads(line)
-                except UnicodeDecodeError as error:
-                    tally.bad(f"line {number}, byte {offset + error.start}", "not UTF-8")
-                except json.JSONDecodeError as error:
-                    place = offset + len(error.doc[: error.pos].encode())
-                    tally.bad(f"line {number}, byte {place}", "not JSON")
-                except RecursionError:
-                    tally.bad(f"line {number}, byte {offset}", "nested too deeply")
-                else:
-                    yield f"line {number}", number, value
-            offset += len(line)
-
-
-_FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}
-
-
-def read_huggingface(path: str) -> Iterator[tuple[str, int, Any]]:
-    """Yield position, number from 1 and row of the training split.
-
-    Args:
-        path: a .parquet, .json or .jsonl file; a folder of such files or one that `save_to_disk`
-            wrote; else a dataset's name on the hub, with its configuration after a colon
-            (`wikimedia/wikipedia:20231101.simple`).
-
-    Raises:
-        UserError: the `datasets` package is missing, or cannot load or read the dataset.
-    """
-    if Path(path).exists():
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a local read must not ask the network
-    try:
-        import datasets
-    except ImportError:
-        raise UserError(
-            "data.source huggingface needs the datasets package: pip install 'shardlab[datasets]'"
-        ) from None
-    try:
-        rows = _load(datasets, path)
-        _expect_columns(path, rows)
-        for number, row in enumerate(rows, start=1):
-            yield f"record {number}", number, row
-    except UserError:
-        raise
-    except Exception as error:  # the readers of datasets have no common error
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise UserError(
-            f"data.path {path!r}: cannot read it as a Hugging Face dataset ({reason}); "
-            "check the path or name, and the network for a name"
-        ) from None
-
-
-def _load(datasets: Any, path: str) -> Any:
-    place = Path(path)
-    if place.is_file():
-        kind = _FORMATS.get(place.suffix)
-        if kind is None:
-            raise UserError(f"data.path {path!r}: expected one of {', '.join(sorted(_FORMATS))}")
-        return datasets.load_dataset(kind, data_files=path, split="train", streaming=True)
-    if (place / "state.json").is_file():
-        return datasets.load_from_disk(path)
-    if (place / "dataset_dict.json").is_file():
-        return datasets.load_from_disk(path)["train"]
-    name, _, configuration = (path, "", "") if place.is_dir() else path.partition(":")
-    return datasets.load_dataset(name, configuration or None, split="train", streaming=True)
-
-
-def _expect_columns(path: str, rows: Any) -> None:
-    columns = rows.column_names
-    missing = [key for key in ("title", "text") if columns is not None and key not in columns]
-    if missing:
-        raise UserError(
-            f"data.path {path!r}: no column {missing[0]!r} (it has {', '.join(columns)}); "
-            "rename a column of it to that"
-        )

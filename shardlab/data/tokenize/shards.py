@@ -11,7 +11,8 @@ import numpy as np
 
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, sha256_of_file
-from shardlab.data.corpus.corpus_file import Document, read_corpus
+from shardlab.data.corpus.corpus_file import read_corpus
+from shardlab.data.corpus.limits import PART
 from shardlab.data.tokenize.tokenizer import TextTokenizer, load_tokenizer
 from shardlab.data.tokens.tokens import Shard
 
@@ -43,7 +44,7 @@ def plan_shards(corpus: Path, validation_share: float, shards: int) -> list[tupl
         else:
             starts.append(start)
             before.append(total)
-            total += len(document.content.encode())
+            total += document.size
     _expect_both(corpus, len(starts), validation, validation_share)
     shard = np.frombuffer(before, np.int64) * shards // total
     first = np.searchsorted(shard, range(shards + 1))
@@ -58,9 +59,6 @@ def _expect_both(corpus: Path, train: int, validation: int, share: float) -> Non
             f"{corpus}: none of the {train + validation} documents falls into the {split} split "
             f"at data.validation_share {share}; {change} it, or give more documents"
         )
-
-
-_BATCH_BYTES = 1 << 20
 
 
 class Job(NamedTuple):
@@ -99,9 +97,9 @@ def build_shard(job: Job, piece: Piece) -> Shard:
 
 def _kept(path: Path, receipt: Path) -> Shard | None:
     try:
-        shard = Shard.from_file(receipt)
+        shard = Shard.from_file(receipt, "build it again")
         return shard if sha256_of_file(path) == shard.sha256 else None
-    except (OSError, ValueError):  # absent or torn: build it again
+    except (OSError, UserError):  # absent or torn: build it again
         return None
 
 
@@ -110,45 +108,52 @@ def _write(job: Job, piece: Piece, path: Path) -> Shard:
     digest = hashlib.sha256()
     tokens = documents = size = 0
     with atomic(path) as temporary, temporary.open("wb") as file:
-        for batch in _batches(job, piece):
+        for batch in _batches(job, piece, tokenizer):
             ids = _encode(tokenizer, batch)
             raw = ids.astype(np.dtype(job.dtype).newbyteorder("<")).tobytes()
             file.write(raw)
             digest.update(raw)
             tokens += len(ids)
-            documents += len(batch)
-            size += sum(len(document.content.encode()) for document in batch)
+            documents += sum(part.last for part in batch)
+            size += sum(len(part.text.encode()) for part in batch)
     return Shard(
         file=path.name, tokens=tokens, documents=documents, bytes=size, sha256=digest.hexdigest()
     )
 
 
-def _batches(job: Job, piece: Piece) -> Iterator[list[Document]]:
-    batch: list[Document] = []
+class _Part(NamedTuple):
+    document: str
+    text: str
+    last: bool
+    """whether the document ends with it"""
+
+
+def _batches(job: Job, piece: Piece, tokenizer: TextTokenizer) -> Iterator[list[_Part]]:
+    batch: list[_Part] = []
     size = 0
-    for document, start, stop in read_corpus(job.corpus, piece.start, piece.stop):
+    for document, *_ in read_corpus(job.corpus, piece.start, piece.stop):
         if is_validation(document.title, job.validation_share) == piece.validation:
-            batch.append(document)
-            size += stop - start
-        if size >= _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
+            *before, last = tokenizer.parts(document.content)
+            for text in [*before, last]:
+                batch.append(_Part(document.id, text, text is last))
+                size += len(text)
+                if size >= PART:
+                    yield batch
+                    batch, size = [], 0
     if batch:
         yield batch
 
 
-def _encode(tokenizer: TextTokenizer, batch: list[Document]) -> np.ndarray:
-    """Return the tokens of the documents, each with its end token."""
-    parts = []
-    for document, ids in zip(
-        batch, tokenizer.encode([document.content for document in batch]), strict=True
-    ):
-        part = np.array([*ids, tokenizer.end_of_text_id], np.int64)
-        if np.count_nonzero(part == tokenizer.end_of_text_id) > 1:
+def _encode(tokenizer: TextTokenizer, batch: list[_Part]) -> np.ndarray:
+    """Return the tokens of the parts, with the end token after each document."""
+    end = tokenizer.end_of_text_id
+    arrays = []
+    for part, ids in zip(batch, tokenizer.encode([part.text for part in batch]), strict=True):
+        if end in ids:
             raise UserError(
-                f"tokenize.tokenizer: plain text of document {document.id!r} becomes the "
+                f"tokenize.tokenizer: plain text of document {part.document[:40]!r} becomes the "
                 f"end-of-text token {tokenizer.end_of_text!r}; give a tokenizer that keeps one "
                 "token for that alone"
             )
-        parts.append(part)
-    return np.concatenate(parts)
+        arrays.append(np.array([*ids, end] if part.last else ids, np.int64))
+    return np.concatenate(arrays)

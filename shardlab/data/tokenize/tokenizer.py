@@ -9,9 +9,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from shardlab.core.errors import UserError
 from shardlab.core.files import sha256_of_file
+from shardlab.data.corpus.limits import PART, parts
 from shardlab.data.corpus.wheels import open_member
 
 END_OF_TEXT = "<|endoftext|>"
+_WINDOW = 256
+"""characters on each side of a cut that are encoded to see that it changes nothing"""
 
 
 class TextTokenizer:
@@ -50,6 +53,26 @@ class TextTokenizer:
         """Encode each text, without end tokens."""
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+    def parts(self, text: str) -> Iterator[str]:
+        """Yield a long text in parts whose token ids, one after the other, are those of the text.
+
+        Raises:
+            UserError: a text of over a million characters that this tokenizer encodes otherwise
+                wherever it is cut.
+        """
+        for part in parts(text, self._may_cut):
+            if len(part) > 4 * PART:
+                raise UserError(
+                    f"tokenize.tokenizer: a text of {len(text)} characters ({text[:40]!r} ...) "
+                    f"changes its tokens where it is cut; cut it to {4 * PART} characters yourself"
+                )
+            yield part
+
+    def _may_cut(self, text: str, place: int) -> bool:
+        before, after = text[max(0, place - _WINDOW) : place], text[place : place + _WINDOW]
+        first, second, both = self.encode([before, after, before + after])
+        return first + second == both
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode token ids; special tokens are shown."""
@@ -90,7 +113,9 @@ def train_tokenizer(texts: Iterator[str], vocabulary: int) -> TextTokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    # the library takes 256 texts at a time; the pre-tokenizer ends a token wherever parts() cuts
+    pieces = (part for text in texts for part in parts(text, lambda *_: True))
+    tokenizer.train_from_iterator(pieces, trainer)
     return TextTokenizer(tokenizer)
 
 

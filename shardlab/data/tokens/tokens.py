@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, StringConstraints
 
-from shardlab.core.document import Document, validate
+from shardlab.core.checksums import refuse_damage
+from shardlab.core.document import Document
 from shardlab.core.errors import UserError
-from shardlab.core.files import read_json, sha256_of_file
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 MANIFEST = "manifest.json"
@@ -19,9 +19,9 @@ class Shard(Document):
     """One file of tokens without a header: little-endian, whole documents, each with its end."""
 
     file: Annotated[str, StringConstraints(pattern=r"^[a-z]+(-[0-9]+)?\.bin$")]
-    tokens: int = Field(ge=0)
-    documents: int = Field(ge=0)
-    bytes: int = Field(ge=0)
+    tokens: int = Field(ge=0, lt=2**48)
+    documents: int = Field(ge=0, lt=2**48)
+    bytes: int = Field(ge=0, lt=2**48)
     """of UTF-8 text: title, newline, text"""
     sha256: Sha256
 
@@ -31,7 +31,7 @@ class Manifest(Document):
 
     format: Literal[1] = 1
     dtype: Literal["uint16", "uint32"]
-    vocabulary: int = Field(ge=1)
+    vocabulary: int = Field(ge=1, le=2**31)
     """embedding rows needed"""
     end_of_text: int = Field(ge=0)
     """id of the token after each document"""
@@ -50,26 +50,20 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         UserError: there is none, or it is damaged.
     """
-    path = folder / MANIFEST
-    try:
-        value = read_json(path)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path}: cannot be read ({type(error).__name__}); make it: python -m stages.tokenize"
-        ) from None
-    return validate(Manifest, value, str(path))
+    return Manifest.from_file(folder / MANIFEST, _fix(folder))
 
 
 class TokenSplit:
     """Tokens of `train` or `validation`, with shards in the order of the corpus."""
 
-    def __init__(self, folder: Path, split: Literal["train", "validation"]) -> None:
+    def __init__(self, folder: Path, split: Literal["train", "validation"], share: slice) -> None:
         manifest = read_manifest(folder)
         self.name = split
         self.vocabulary = manifest.vocabulary
         """embedding rows needed"""
         self.end_of_text = manifest.end_of_text
         """id of the token after each document"""
+        self.tokenizer_sha256 = manifest.tokenizer_sha256
         self._folder = folder
         self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
         self._shards: list[Shard] = getattr(manifest, split)
@@ -78,6 +72,7 @@ class TokenSplit:
         """UTF-8 bytes of all documents, titles included: the divisor of bits per byte"""
         self._arrays = [self._open(shard) for shard in self._shards]
         self._starts = np.cumsum([0, *(shard.tokens for shard in self._shards)])
+        self._verify(share)
 
     def __len__(self) -> int:
         """Number of tokens, end tokens included."""
@@ -106,15 +101,14 @@ class TokenSplit:
         """Yield the shards as stored, little-endian uint16 or uint32."""
         yield from self._arrays
 
-    def verify(self) -> None:
-        """Read every shard and compare its checksum.
-
-        Raises:
-            UserError: a shard whose bytes are not those that were written.
-        """
-        for shard in self._shards:
-            if sha256_of_file(self._folder / shard.file) != shard.sha256:
-                raise self._damaged(shard, "its checksum differs from the manifest's")
+    def _verify(self, share: slice) -> None:
+        """Compare the checksums of some shards, and their largest token with the vocabulary."""
+        expected = {shard.file: shard.sha256 for shard in self._shards[share]}
+        refuse_damage(self._folder, expected, _fix(self._folder))
+        for shard, array in zip(self._shards[share], self._arrays[share], strict=True):
+            largest = int(array.max(initial=0))
+            if largest >= self.vocabulary:
+                raise self._damaged(shard, f"token {largest} of {self.vocabulary}")
 
     def _open(self, shard: Shard) -> np.ndarray:
         path = self._folder / shard.file
@@ -129,16 +123,22 @@ class TokenSplit:
         return np.memmap(path, self._dtype, mode="r")
 
     def _damaged(self, shard: Shard, reason: str) -> UserError:
-        return UserError(
-            f"{self._folder / shard.file}: damaged ({reason}); "
-            f"remove {self._folder} and make it again: python -m stages.tokenize"
-        )
+        return UserError(f"{self._folder / shard.file}: damaged ({reason}): {_fix(self._folder)}")
 
 
-def open_split(folder: str | Path, split: Literal["train", "validation"]) -> TokenSplit:
-    """Open a split of a folder that `build_tokens` wrote; checks sizes, and `verify` checksums.
+def open_split(
+    folder: str | Path, split: Literal["train", "validation"], share: slice = slice(None)
+) -> TokenSplit:
+    """Open a split of a folder that `build_tokens` wrote, and verify it.
+
+    Args:
+        share: of the shards, whose checksums are compared, so that ranks can do it together.
 
     Raises:
-        UserError: no manifest, or a shard that is missing or has another size.
+        UserError: no manifest, or a shard that is missing or is not as it was written.
     """
-    return TokenSplit(Path(folder), split)
+    return TokenSplit(Path(folder), split, share)
+
+
+def _fix(folder: Path) -> str:
+    return f"remove {folder} and run python -m stages.tokenize"

@@ -16,7 +16,6 @@ from shardlab.activations.checkpoint import activation_offload
 from shardlab.comm.attach import attach
 from shardlab.comm.handle import Handle
 from shardlab.comm.ledger import Audit
-from shardlab.comm.names import plain
 from shardlab.engines.common.base import Engine, EngineSetup, State, StepOutcome
 from shardlab.engines.common.numerics import (
     LossScale,
@@ -24,11 +23,12 @@ from shardlab.engines.common.numerics import (
     local_parts,
     norm_of,
     sum_of_squares,
-    uses_fp16,
 )
 from shardlab.profiling.traces.labels import BACKWARD, FORWARD
 from shardlab.strategy.compression import WeightCompression
 from shardlab.strategy.strategy import CanonicalStrategy
+from shardlab.units.dtypes import uses_fp16
+from shardlab.units.names import plain
 
 
 class ModuleEngine(Engine):
@@ -177,6 +177,12 @@ class AutogradEngine(ModuleEngine):
             for kind, tensor in tensors.items():
                 kinds.setdefault(kind, {})[name] = self._laid_out(name, tensor)
         return kinds
+
+    def replicas(self) -> dict[str, Tensor]:  # noqa: D102
+        return {
+            name: self._laid_out(name, parameter.detach())
+            for name, parameter in self._trained().items()
+        }
 
     def _trained(self) -> dict[str, nn.Parameter]:
         """Return the parameters that the optimizer updates, by name."""

@@ -102,6 +102,13 @@ class Engine(ABC):
             `parameter` and, with the same names, `exp_avg`, `exp_avg_sq` and `step` of AdamW.
         """
 
+    def replicas(self) -> dict[str, Tensor]:
+        """Return trained parameters that another rank may hold, too, as this rank holds them.
+
+        What is sharded is a DTensor. To be read between steps, and to be forgotten.
+        """
+        return {}
+
     def split(self, name: str, whole: Tensor) -> dict[str, Tensor]:
         """Return the parts of the whole tensor of an entry of `shards()`, by the model's own names.
 

@@ -1,4 +1,4 @@
-"""Types of computation, the loss scale, and the global norm of gradients.
+"""The loss scale, and the global norm of gradients.
 
 The norm has the same bits in all engines: squares are summed in float64, over whatever parts an
 engine holds, and the norm is rounded once. How gradients are cut therefore shows only where the
@@ -18,27 +18,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shardlab.kernels import adam, native
-from shardlab.strategy.strategy import CanonicalStrategy
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _LARGE = 1 << 14
 """elements; smaller tensors PyTorch takes faster, many in one call"""
-
-
-def dtype_of(name: str, device: torch.device) -> torch.dtype:
-    """Return the type of that name; of `auto` the narrowest with fast products on the device."""
-    if name != "auto":
-        return _DTYPES[name]
-    if device.type != "cuda":
-        return torch.float32
-    made_for_it = torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.bfloat16 if made_for_it else torch.float16
-
-
-def uses_fp16(strategy: CanonicalStrategy, device: torch.device) -> bool:
-    """Return whether some layer computes in fp16."""
-    names = [strategy.param_dtype, *(each.param_dtype for each in strategy.overrides)]
-    return any(dtype_of(name, device) is torch.float16 for name in names if name is not None)
 
 
 class LossScale:

@@ -22,11 +22,11 @@ from shardlab.engines.common.flat import (
     mesh_copies,
     replica_group,
 )
-from shardlab.engines.common.numerics import dtype_of
-from shardlab.engines.common.units import UnitPlan, owned_parameters, plan_units
 from shardlab.engines.manual.schedule import Collectives, Reduced, Schedule
 from shardlab.engines.manual.unit import FlatUnit
 from shardlab.engines.scheduling import ScheduledModule
+from shardlab.units.dtypes import dtype_of
+from shardlab.units.units import UnitPlan, owned_parameters, plan_units
 
 
 class ManualEngine(FlatEngine):

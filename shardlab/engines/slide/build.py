@@ -18,8 +18,6 @@ from shardlab.buffers.slide import (
 from shardlab.comm.hierarchy import timeout_of
 from shardlab.core.errors import UserError
 from shardlab.engines.common.base import EngineSetup
-from shardlab.engines.common.numerics import dtype_of, uses_fp16
-from shardlab.engines.common.units import UnitPlan, owned_parameters
 from shardlab.engines.slide.copies import Copies, NodeContext
 from shardlab.engines.slide.grad_offload import GradBuffers, GradOffload
 from shardlab.engines.slide.groups import RankGroups
@@ -31,6 +29,8 @@ from shardlab.engines.slide.schedule import Schedule
 from shardlab.engines.slide.shared_file import NodeFile
 from shardlab.engines.slide.shared_memory import NodeMemory
 from shardlab.engines.slide.unit import Precision, SlideUnit
+from shardlab.units.dtypes import dtype_of, uses_fp16
+from shardlab.units.units import UnitPlan, owned_parameters
 
 
 def make_units(

@@ -18,7 +18,6 @@ from shardlab.engines.common.autograd import ModuleEngine
 from shardlab.engines.common.base import EngineSetup, State, StepOutcome
 from shardlab.engines.common.flat import laid_out, split_vector
 from shardlab.engines.common.numerics import clip_coefficient, norm_of
-from shardlab.engines.common.units import checkpointing_modes, plan_units
 from shardlab.engines.slide.build import (
     holds_updates,
     make_buffers,
@@ -38,6 +37,7 @@ from shardlab.engines.slide.sync import UPDATED, ErrorRelay
 from shardlab.engines.slide.unit import FROZEN
 from shardlab.kernels.adam import Hyper
 from shardlab.transport.object_collectives import run_or_fail_together
+from shardlab.units.units import checkpointing_modes, plan_units
 
 Result = TypeVar("Result")
 
@@ -303,6 +303,6 @@ def _close(
     except Exception:
         # messages that were broken off would reach the next engine
         pooled.discard()
-        if not raised:
+        if not raised:  # otherwise the training thread has shown the error that led to this one
             errors.check()  # the cause, if it is known, in place of what it led to
             raise

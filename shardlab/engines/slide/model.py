@@ -10,11 +10,11 @@ from torch.utils import checkpoint
 
 from shardlab.comm.collective import Collective, MakeCollective
 from shardlab.core.errors import UserError
-from shardlab.engines.common.units import UnitPlan
 from shardlab.engines.scheduling import ScheduledModule, with_gradient
 from shardlab.engines.slide.groups import RankGroups
 from shardlab.engines.slide.schedule import Schedule
 from shardlab.engines.slide.unit import SlideUnit
+from shardlab.units.units import UnitPlan
 
 P = ParamSpec("P")
 Result = TypeVar("Result")

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shardlab.comm.names import plain
 from shardlab.engines.common.autograd import AutogradEngine
 from shardlab.engines.common.base import EngineSetup
-from shardlab.engines.common.numerics import dtype_of
+from shardlab.units.dtypes import dtype_of
+from shardlab.units.names import plain
 
 
 class DDPEngine(AutogradEngine):

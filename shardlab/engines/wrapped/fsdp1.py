@@ -30,9 +30,9 @@ from shardlab.engines.common.flat import (
     mesh_copies,
     replica_group,
 )
-from shardlab.engines.common.numerics import dtype_of
 from shardlab.models.parts import transformer_blocks
 from shardlab.strategy.strategy import CanonicalStrategy
+from shardlab.units.dtypes import dtype_of
 
 
 class FSDP1Engine(FlatEngine):
@@ -68,6 +68,10 @@ class FSDP1Engine(FlatEngine):
                 if (flat := unit._flat_param) is not None:
                     parts = [parameter.detach() for parameter in flat._params or ()]
                     yield dict(zip(names[name], parts, strict=True))
+
+    def replicas(self) -> dict[str, Tensor]:  # noqa: D102
+        # uneven parts, which no DTensor describes
+        return {} if self._wrapped._use_orig_params else super().replicas()
 
     def _vectors(self) -> dict[str, FlatVector]:
         if self._wrapped._use_orig_params:

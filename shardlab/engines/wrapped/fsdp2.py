@@ -21,9 +21,9 @@ from shardlab.core.errors import UserError
 from shardlab.engines.common.autograd import AutogradEngine
 from shardlab.engines.common.base import EngineSetup, Fill
 from shardlab.engines.common.flat import SHARD, make_mesh, mesh_copies
-from shardlab.engines.common.numerics import dtype_of
-from shardlab.engines.common.units import plan_units
 from shardlab.strategy.strategy import CanonicalStrategy
+from shardlab.units.dtypes import dtype_of
+from shardlab.units.units import plan_units
 
 
 class FSDP2Engine(AutogradEngine):

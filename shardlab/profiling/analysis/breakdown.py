@@ -45,6 +45,7 @@ from shardlab.profiling.analysis.skew import Phases, phases
 from shardlab.profiling.analysis.trace import Trace
 from shardlab.profiling.analysis.trace_reader import read_trace
 from shardlab.profiling.traces.labels import BACKWARD
+from shardlab.profiling.traces.trace_file import refusing
 from shardlab.records.run import Breakdown
 
 OTHER = "other"
@@ -105,9 +106,10 @@ def read_steps(path: str | Path) -> list[StepTimes]:
     """
     traces = read_trace(path)
     try:
-        return step_times(traces)
+        with refusing(path):
+            return step_times(traces)
     except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+        raise UserError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
 
 
 def step_times(ranks: Mapping[int, Trace]) -> list[StepTimes]:
@@ -138,7 +140,7 @@ def summarize(times: Sequence[StepTimes]) -> Breakdown:
         keys = sorted({key for each in found for key in each})
         return {key: statistics.fmean(each.get(key, 0.0) for each in found) for key in keys}
 
-    comm, exposed = mean("comm_ms"), mean("exposed_comm_ms")
+    comm, exposed, backward = (mean(n) for n in ("comm_ms", "exposed_comm_ms", "backward_ms"))
     shared = Breakdown.model_fields.keys() & {field.name for field in fields(StepTimes)}
     values: dict[str, Any] = {n: means(n) if "_by_" in n else mean(n) for n in shared}
     return Breakdown(
@@ -146,7 +148,7 @@ def summarize(times: Sequence[StepTimes]) -> Breakdown:
         comm_ms_per_step=comm,
         comm_share=comm / mean("step_ms"),
         overlap=1 - exposed / comm if comm else 0.0,
-        backward_comm_share=mean("backward_comm_ms") / mean("backward_ms"),
+        backward_comm_share=mean("backward_comm_ms") / backward if backward else 0.0,
         **values,
     )
 

@@ -24,7 +24,7 @@ from shardlab.profiling.analysis.intervals import Intervals, merge
 from shardlab.profiling.analysis.operators import Operators, OutOfOrder
 from shardlab.profiling.analysis.trace import Collectives, Device, Launched, Launches, Trace
 from shardlab.profiling.traces.labels import BACKWARD, FORWARD, LINK, unit_of
-from shardlab.profiling.traces.trace_file import Event, read_events, read_header
+from shardlab.profiling.traces.trace_file import Event, read_events, read_header, refusing
 
 _OPERATOR, _RANGE, _KERNEL, _COPY, _LAUNCH = range(5)
 _KINDS = {
@@ -40,6 +40,8 @@ _OTHER, _COMPUTE, _CALL, _STEP, _LABEL, _COLLECTIVE = range(6)
 """class of an operator or range"""
 
 _STEP_NAME = re.compile(r"ProfilerStep#(\d+)")
+_LONGEST_US = 1e12
+"""between two events of a trace: eleven days"""
 _NCCL = re.compile(r"nccl(?:Dev)?Kernel_([A-Za-z]+)")
 _WORKER = "pt_gloo_runloop"
 """name of the threads that run gloo's collectives"""
@@ -53,11 +55,12 @@ def read_trace(path: str | Path) -> dict[int, Trace]:
     Raises:
         UserError: an incomplete trace, or one without events.
     """
-    try:
-        return _read(path, patient=False)
-    except OutOfOrder:
-        # only Kineto and `write_trace` guarantee the order
-        return _read(path, patient=True)
+    with refusing(path):
+        try:
+            return _read(path, patient=False)
+        except OutOfOrder:
+            # only Kineto and `write_trace` guarantee the order
+            return _read(path, patient=True)
 
 
 def _read(path: str | Path, patient: bool) -> dict[int, Trace]:
@@ -109,6 +112,8 @@ class _Rank:
         self.empty = False
         start = event["ts"] - origin
         end = start + event["dur"]
+        if not -_LONGEST_US < start <= end < _LONGEST_US:
+            raise ValueError(f"an event at {event['ts']} that lasts {event['dur']} us")
         if kind > _RANGE:
             self._add_device(kind, event, start, end)
             return

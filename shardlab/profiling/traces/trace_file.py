@@ -2,19 +2,23 @@
 
 A trace in which every event begins on a separate line, as Kineto and `write_trace` lay them out,
 is cut into blocks of whole events that orjson decodes. A block that was cut elsewhere is no JSON:
-then, and for any other layout, ijson reads on, several times slower.
+then, and for any other layout, events are decoded one by one, several times slower.
+
+Time and memory are bounded by the size of the file, whatever is in it.
 """
 
+import codecs
 import gzip
+import json
 import os
 import re
+import zlib
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-import ijson
 import orjson
 
 from shardlab.core.errors import UserError
@@ -23,6 +27,13 @@ Event = dict[str, Any]
 
 _BLOCK = 1 << 16
 """bytes of a block; larger ones hold more decoded events at once and are not faster"""
+_LONGEST = 1 << 24
+"""bytes of the header or of an event; longer ones are none of a profiler's"""
+_MOST, _EXPANSION = 1 << 24, 64
+"""bytes that any trace may have, and how many times larger it may be than when compressed; those
+of profilers are 10 to 30 times larger"""
+_LONGEST_GAP = 1 << 10
+_GAP = re.compile(r"[\s,]*")
 _BEGIN = re.compile(rb'"traceEvents"\s*:\s*\[')
 _FIRST = re.compile(rb"\s*(\n[ \t]*)\{")
 """beginning of the first event, and the separator before each event"""
@@ -35,7 +46,7 @@ def read_events(path: str | Path) -> Iterator[Event]:
         UserError: the file is missing, truncated or no JSON.
     """
     done = 0
-    with _refusing(path):
+    with refusing(path):
         try:
             with _open(path) as file:
                 for events in _blocks(file):
@@ -43,8 +54,7 @@ def read_events(path: str | Path) -> Iterator[Event]:
                     done += len(events)
         except orjson.JSONDecodeError:
             with _open(path) as file:
-                others = ijson.items(file, "traceEvents.item", use_float=True)
-                yield from islice(others, done, None)
+                yield from islice(_one_by_one(file), done, None)
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
@@ -53,9 +63,11 @@ def read_header(path: str | Path) -> dict[str, Any]:
     Raises:
         UserError: the file is missing, truncated or no JSON.
     """
-    with _refusing(path), _open(path) as file:
+    with refusing(path), _open(path) as file:
         head, _ = _split_head(file)
-        header: dict[str, Any] = orjson.loads(head.rstrip().rstrip(b",") + b"}")
+        header = orjson.loads(head.rstrip().rstrip(b",") + b"}")
+        if not isinstance(header, dict):
+            raise TypeError("no JSON object")
         return header
 
 
@@ -82,7 +94,10 @@ def _blocks(file: IO[bytes]) -> Generator[list[Event], None, None]:
     boundary = b"}," + (first[1] if first else b"") + b"{"
     while new := file.read(_BLOCK):
         rest += new
-        cut = rest.rfind(boundary) if first else -1
+        if len(rest) > _LONGEST:
+            raise ValueError(f"an event of more than {_LONGEST >> 20} MiB")
+        # what was there before holds no boundary
+        cut = rest.rfind(boundary, max(0, len(rest) - len(new) - len(boundary))) if first else -1
         if cut >= 0:
             yield orjson.loads(b"[" + rest[: cut + 1] + b"]")
             rest = rest[cut + 2 :]
@@ -93,36 +108,64 @@ def _blocks(file: IO[bytes]) -> Generator[list[Event], None, None]:
     yield orjson.loads(b'{"traceEvents":[' + rest)["traceEvents"]
 
 
+def _one_by_one(file: IO[bytes]) -> Iterator[Event]:
+    """Yield the events of any layout."""
+    decode, to_text = json.JSONDecoder().raw_decode, codecs.getincrementaldecoder("utf-8")().decode
+    text, place, size = to_text(_split_head(file)[1]), 0, _BLOCK
+    while not text.startswith("]", place := _end_of_gap(text, place)):
+        try:
+            event, place = decode(text, place)
+        except json.JSONDecodeError:
+            new = file.read(size)
+            if not new or len(text) - place > _LONGEST:
+                raise
+            # twice as much each time, so that a long event is not decoded from its start too often
+            text, place, size = text[place:] + to_text(new), 0, 2 * size
+        else:
+            yield event
+            size = _BLOCK
+    # the end of the file closes the object that the header opened
+    json.loads('{"traceEvents":[' + text[place:] + to_text(file.read(_LONGEST), final=True))
+
+
+def _end_of_gap(text: str, place: int) -> int:
+    found = _GAP.match(text, place)
+    return place if found is None else found.end()
+
+
 def _split_head(file: IO[bytes]) -> tuple[bytes, bytes]:
     """Read the header before the events, and the beginning of the events read with it."""
     text = b""
-    while True:
-        new = file.read(_BLOCK)
+    while len(text) <= _LONGEST and (new := file.read(_BLOCK)):
+        searched = max(0, len(text) - _LONGEST_GAP)
         text += new
-        begin = _BEGIN.search(text)
+        begin = _BEGIN.search(text, searched)
         if begin is not None:
             # enough to recognise the layout of the first event
             return text[: begin.start()], text[begin.end() :] + file.read(_BLOCK)
-        if not new:
-            raise orjson.JSONDecodeError("no traceEvents", "", 0)
+    raise ValueError("no traceEvents")
 
 
 @contextmanager
-def _refusing(path: str | Path) -> Iterator[None]:
-    """Turn errors of reading into one line that names the fix."""
+def refusing(path: str | Path) -> Iterator[None]:
+    """Turn errors of reading a trace, or of what it says, into one line that names the fix."""
     try:
         yield
+    except UserError:
+        raise
     except FileNotFoundError:
         raise UserError(f"{path}: no such trace: run the train stage first") from None
-    except (
-        orjson.JSONDecodeError,
-        ijson.JSONError,
-        EOFError,
-        gzip.BadGzipFile,
-        UnicodeDecodeError,
-    ) as error:
-        reason = " ".join(str(error).split())
+    except (*_DAMAGED, *_HOSTILE) as error:
+        reason = " ".join(str(error).split())[:100]
+        if isinstance(error, _HOSTILE):
+            reason = f"{type(error).__name__}: {reason}"
         raise UserError(f"{path}: not a whole trace ({reason}): trace the run again") from None
+
+
+_DAMAGED = EOFError, OSError, ValueError, zlib.error
+"""ValueError: of JSON, UTF-8, large numbers"""
+_HOSTILE = ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError
+"""of values that are absent, or of other types than a profiler writes"""
 
 
 def _compressor(raw: IO[bytes]) -> gzip.GzipFile:
@@ -136,7 +179,21 @@ def _open(path: str | Path) -> Iterator[IO[bytes]]:
         compressed = raw.read(2) == b"\x1f\x8b"
         raw.seek(0, os.SEEK_SET)
         if compressed:
-            with gzip.GzipFile(fileobj=raw) as file:
+            with _Bounded(raw) as file:
                 yield file  # type: ignore[misc]
         else:
             yield raw
+
+
+class _Bounded(gzip.GzipFile):
+    """Reader that refuses to expand a small file to a large one."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        super().__init__(fileobj=raw)
+        self._most = max(_MOST, _EXPANSION * os.fstat(raw.fileno()).st_size)
+
+    def read(self, size: int | None = -1) -> bytes:
+        content = super().read(size)
+        if self.tell() > self._most:
+            raise ValueError(f"more than {self._most >> 20} MiB when decompressed")
+        return content

@@ -1,83 +1,15 @@
-"""Sections that close the report: search, data, environment, how to regenerate it, definitions."""
+"""Sections that close the report: data, environment, how to regenerate it, definitions."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from shardlab.agent.records.history import History
-from shardlab.agent.records.rounds import Comparison, Round
 from shardlab.records.run import Record
 from shardlab.report.evidence import Evidence
-from shardlab.report.numbers import percent, plural, within
+from shardlab.report.numbers import plural
 from shardlab.report.tables import Section, Table, fact_table, facts, text_table
 
-_OUTCOMES = {
-    "ok": "finished",
-    "timeout": "exceeded its time limit",
-    "crash": "crashed",
-    "memory": "ran out of memory",
-    "none": "no trial ran",
-}
 _MANY = 4
 """distinct values up to this number are listed one by one"""
-
-
-def search(evidence: Evidence) -> Section:
-    """Show the result of the search and all its rounds."""
-    history = evidence.history
-    return Section(
-        "Strategy search",
-        sentences=[outcome(history)],
-        sections=[_round(entry) for entry in history.rounds],
-    )
-
-
-def outcome(history: History) -> str:
-    """Return a sentence on the incumbent after all rounds."""
-    accepted = sum(entry.decision == "accept" for entry in history.rounds)
-    return (
-        f"After {plural(len(history.rounds), 'round')}, {accepted} of which changed the incumbent, "
-        f"the strategy search recommends: {history.incumbent.strategy.label()} "
-        f"({history.incumbent.source})."
-    )
-
-
-def _round(entry: Round) -> Section:
-    title = f"Round {entry.round}: {entry.decision}"
-    tried = entry.trial.label or "no strategy: the judge abstained or no candidate was left"
-    rows = [
-        ("trial of", tried),
-        ("reason", f"{entry.verdict.reason} ({entry.verdict.judge})"),
-        ("result", _result(entry)),
-        ("decision", f"{entry.decision}: {entry.reason}"),
-    ]
-    lists = {
-        "Candidates": [f"{each.label}: {each.why}" for each in entry.candidates],
-        "Refused by validation": [f"{each.label}: {each.reason}" for each in entry.refused],
-    }
-    return Section(
-        title,
-        tables=[fact_table(title, rows)],
-        details=[
-            Section(f"{name}: {len(items)}", items=items) for name, items in lists.items() if items
-        ],
-    )
-
-
-def _result(entry: Round) -> str:
-    parts = [_OUTCOMES[entry.trial.outcome], entry.trial.detail]
-    if entry.comparison is not None:
-        parts.append(_compared(entry.comparison))
-    return "; ".join(filter(None, parts))
-
-
-def _compared(comparison: Comparison) -> str:
-    low, high = comparison.interval or (float("nan"), float("nan"))
-    ratio = within(comparison.step_ratio, low, high, 2)
-    return (
-        f"median step {ratio} times the incumbent's over {plural(comparison.seeds, 'seed')}, "
-        f"perplexity {percent(comparison.perplexity_ratio - 1)} from the start's, peak memory "
-        f"{comparison.memory_peak_bytes / 1e6:,.0f} MB"
-    )
 
 
 def data(evidence: Evidence) -> Section:
@@ -129,9 +61,10 @@ def definitions(tables: Iterable[Table]) -> Section:
     return Section(
         "Definitions",
         sentences=[
-            "Every run is repeated with each seed; runs with the same seed start from the same "
-            "weights and see the same data. Intervals are not corrected for the number of runs "
-            "that are compared."
+            "Every run is trained with each seed; runs with the same seed start from the same "
+            "weights and see the same data. Step times that are compared are those of timings; "
+            "training gives losses, perplexities, bytes and traces. Intervals are not corrected "
+            "for the number of runs that are compared."
         ],
         tables=[text_table("Definitions", ["column", "meaning"], [*map(list, meanings.items())])],
     )
@@ -161,6 +94,7 @@ def setting(records: Sequence[Record]) -> list[tuple[str, str]]:
         ("kernel", host("kernel")),
         ("Python", host("python")),
         ("torch", of("torch")),
+        ("kernels", of("kernels")),
         ("ranks", of("world_size")),
         ("link", of("link")),
         ("model", distinct(f"{r.model} ({r.parameters:,} parameters)" for r in records)),
@@ -179,9 +113,10 @@ def setting(records: Sequence[Record]) -> list[tuple[str, str]]:
     ]
 
 
-def setting_line(records: Sequence[Record]) -> str:
-    """Return one line: host, seeds, steps, model, data, versions."""
-    values = dict(setting(records))
+def setting_line(evidence: Evidence) -> str:
+    """Return one line: host, seeds, steps, model, data, versions, and what was measured how."""
+    values = dict(setting(evidence.records))
+    repetitions = plural(int(evidence.compared["repetitions"].max()), "repetition")
     parts = [
         f"{values['CPU']} ({values['cores']} cores, {values['ranks']} ranks)",
         f"seed {values['seeds']}" if values["seeds"].isdigit() else f"seeds {values['seeds']}",
@@ -192,8 +127,10 @@ def setting_line(records: Sequence[Record]) -> str:
         f"revision {values['revision']}",
     ]
     return (
-        f"Measured on {'; '.join(parts)}; ± is the standard deviation over seeds, brackets hold "
-        "the 95 % confidence interval of the paired comparison with the baseline."
+        f"Measured on {'; '.join(parts)}. Step times are of interleaved steps (timing "
+        f"{evidence.comparison}, {repetitions}), bytes and quality of the training runs; ± is the "
+        "standard deviation over repetitions or seeds, brackets hold the 95 % confidence interval "
+        "of the paired comparison with the baseline."
     )
 
 

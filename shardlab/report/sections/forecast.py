@@ -79,7 +79,10 @@ def forecast(evidence: Evidence) -> Section:
     return Section(
         "Forecast",
         sentences=[accuracy(predicted)],
-        items=[f"Not predicted: {run}, {why}." for run, why in predicted.left_out.items()],
+        items=[
+            *(f"Not predicted: {run}, {why}." for run, why in predicted.left_out.items()),
+            *(f"Disturbed: {warning}." for warning in predicted.warnings),
+        ],
         figures=[
             Figure(
                 "forecast",

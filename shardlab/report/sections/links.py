@@ -6,12 +6,10 @@ times over logarithm of the rate.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from shardlab.collection.quality import quality_at_time, steps_to_quality
-from shardlab.report.aggregate import mean_over_seeds
 from shardlab.report.evidence import Evidence
 from shardlab.report.numbers import (
     ABSENT,
@@ -23,8 +21,9 @@ from shardlab.report.numbers import (
     ratio,
     words,
 )
+from shardlab.report.sections.quality import quality_tables
 from shardlab.report.sections.scaling import TIMED
-from shardlab.report.tables import RUN, Column, Figure, Section, Table, by_run, make_table
+from shardlab.report.tables import RUN, Column, Figure, Section, Table, make_table
 from shardlab.report.timing_plots import crossover_plot
 from shardlab.report.timings import Crossover, LinkTiming, speed_up, step_sd
 from shardlab.strategy.strategy import Strategy
@@ -198,64 +197,3 @@ def codec_table(group: Crossover) -> Table:
         Column("stops paying at", "", words("stop"), "", False),
     ]
     return make_table(f"Where codecs stop paying, {group.title}", columns, rows)
-
-
-Curves = Mapping[str, list[list[float]]]
-"""losses by run and seed"""
-
-
-def quality_tables(group: Crossover, evidence: Evidence) -> list[Table]:
-    """Return time to each loss and loss after each time that the parameters ask for.
-
-    A link changes the time of a step and not its loss: losses are those of the training runs, times
-    those of the timings. Means over seeds; absent if a seed does not reach the loss.
-    """
-    curves = {
-        run: [[seed[step] for step in sorted(seed)] for seed in evidence.losses[run].values()]
-        for run in group.runs
-        if run in evidence.losses
-    }
-    titles = {
-        "Time to a training loss": _times(group, curves, evidence.quality.train_loss),
-        "Training loss at equal time": _losses(group, curves, evidence.quality.time_s),
-    }
-    rows: list[Row] = [{"run": run} for run in curves]
-    return [
-        make_table(f"{title}, {group.title}", [RUN, *columns], rows, evidence.baseline)
-        for title, columns in titles.items()
-        if curves and columns
-    ]
-
-
-def _times(group: Crossover, curves: Curves, wanted: Sequence[float]) -> list[Column]:
-    columns = []
-    for loss in wanted:
-        title = f"loss {loss:g}"
-        steps = {
-            run: mean_over_seeds([steps_to_quality(seed, loss) for seed in seeds])
-            for run, seeds in curves.items()
-        }
-        columns.append(by_run(title, "steps", steps))
-        for timing in group.timings:
-            seconds = {run: count * timing.step_ms(run) / 1e3 for run, count in steps.items()}
-            columns.append(by_run(title, f"s, {timing.link}", seconds))
-    return columns
-
-
-def _losses(group: Crossover, curves: Curves, wanted: Sequence[float]) -> list[Column]:
-    columns = []
-    for seconds in wanted:
-        for timing in group.timings:
-            losses = {
-                run: mean_over_seeds([_loss_after(s, timing.step_ms(run), seconds) for s in seeds])
-                for run, seeds in curves.items()
-            }
-            columns.append(by_run(f"after {seconds:g} s", timing.link, losses))
-    return columns
-
-
-def _loss_after(losses: list[float], step_ms: float, seconds: float) -> float | None:
-    if math.isnan(step_ms):
-        return None
-    times = [(step + 1) * step_ms / 1e3 for step in range(len(losses))]
-    return quality_at_time(losses, times, seconds)

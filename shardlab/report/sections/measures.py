@@ -1,12 +1,9 @@
-"""Sections with measures by run: traffic, codec statistics, use of resources, time to quality."""
+"""Sections with measures by run: traffic, codec statistics, use of resources."""
 
 import json
-from collections.abc import Sequence
 from typing import Literal
 
-from shardlab.records.run import Record
-from shardlab.report.aggregate import mean_over_seeds
-from shardlab.report.evidence import Evidence, section_of_runs
+from shardlab.report.evidence import section_of_runs
 from shardlab.report.numbers import (
     ABSENT,
     KB,
@@ -14,6 +11,7 @@ from shardlab.report.numbers import (
     Row,
     figure,
     optional,
+    or_divergence,
     plain,
     scientific,
     share,
@@ -21,7 +19,7 @@ from shardlab.report.numbers import (
     where_known,
     words,
 )
-from shardlab.report.tables import RUN, Column, Section, by_run
+from shardlab.report.tables import RUN, Column
 
 
 def _gradient_error(row: Row) -> str:
@@ -127,7 +125,12 @@ CODECS = [
         where_known("grad_cosine", 4),
         "cosine similarity of decoded and exact mean gradient, on the audited steps",
     ),
-    Column("train loss", "nats", spread("train_loss", 4), "mean over the last tenth of the steps"),
+    Column(
+        "train loss",
+        "nats",
+        or_divergence(spread("train_loss", 4)),
+        "mean over the last tenth of the steps",
+    ),
     Column("clipped", "steps", plain("clipped_steps"), "steps with gradient clipping"),
     Column("skipped", "steps", plain("skipped_steps"), "steps skipped: gradient not finite"),
     Column(
@@ -176,8 +179,9 @@ EFFICIENCY = [
         "FLOPs utilization",
         "%",
         share("flops_share"),
-        "model FLOPs per second, 6 N + 12 L H Q T per token (Chowdhery et al. 2022, appendix B), "
-        "over the measured FLOPs per second of matrix products of the same type on all ranks",
+        "model FLOPs per second at the throughput of the timing, 6 N + 12 L H Q T per token "
+        "(Chowdhery et al. 2022, appendix B), over the measured FLOPs per second of matrix "
+        "products of the same type on all ranks",
     ),
     Column(
         "matrix product",
@@ -192,10 +196,10 @@ EFFICIENCY = [
         "tokens per second and rank relative to the same strategy on one rank, from timings",
     ),
     Column(
-        "timed collectives",
+        "collectives in training",
         "ms/step",
         where_known("collective_ms"),
-        "time of a timed step with at least one collective in flight, waits included",
+        "time of a training step with at least one collective in flight, waits included",
     ),
     Column(
         "bandwidth, raw",
@@ -214,39 +218,3 @@ EFFICIENCY = [
 traffic = section_of_runs("Traffic", TRAFFIC)
 codec_statistics = section_of_runs("Codec statistics", CODECS)
 efficiency = section_of_runs("Memory, compute and link", EFFICIENCY)
-
-
-def time_to_quality(evidence: Evidence) -> Section | None:
-    """Show time to each loss and loss at each time; None if the parameters ask for neither."""
-    records = evidence.records
-    losses = sorted(records[0].time_to_quality_s, key=float, reverse=True)
-    times = sorted(records[0].quality_at_time, key=float)
-    columns = [
-        _mean_of(records, field, loss, f"to loss {loss}", unit, meaning)
-        for loss in losses
-        for field, unit, meaning in (
-            (
-                "steps_to_quality",
-                "steps",
-                "steps until the training loss, smoothed over a twentieth of the run, is reached; "
-                "absent if a seed does not reach it",
-            ),
-            ("time_to_quality_s", "s", "the same in seconds of training"),
-        )
-    ]
-    at_time = "smoothed training loss of the last step that ended by then"
-    columns += [
-        _mean_of(records, "quality_at_time", time, f"loss after {time} s", "nats", at_time)
-        for time in times
-    ]
-    return section_of_runs("Time to quality", [RUN, *columns])(evidence) if columns else None
-
-
-def _mean_of(
-    records: Sequence[Record], field: str, key: str, title: str, unit: str, meaning: str
-) -> Column:
-    found: dict[str, list[float | None]] = {}
-    for record in records:
-        found.setdefault(record.run, []).append(getattr(record, field).get(key))
-    means = {run: mean_over_seeds(values) for run, values in found.items()}
-    return by_run(title, unit, means, meaning)

@@ -9,6 +9,8 @@ from shardlab.report.numbers import (
     Cell,
     Row,
     figure,
+    or_disturbed,
+    or_divergence,
     plain,
     share,
     spread,
@@ -17,14 +19,8 @@ from shardlab.report.numbers import (
 )
 from shardlab.report.plots import breakdown_plot, bytes_quality_plot, loss_plot, step_time_plot
 from shardlab.report.sections.appendix import setting_line
-from shardlab.report.sections.scaling import IN_BACKWARD
+from shardlab.report.sections.scaling import IN_BACKWARD, STEP, STEP_RATIO, THROUGHPUT
 from shardlab.report.tables import RUN, Column, Figure, Section, Table
-
-
-def _step_ratio(row: Row) -> str:
-    if row["is_baseline"]:
-        return "1 (baseline)"
-    return within(row["step_ratio"], row["step_ratio_low"], row["step_ratio_high"], 3)
 
 
 def _ppl_change(row: Row) -> str:
@@ -44,19 +40,6 @@ def _times_by(key: str) -> Cell:
     return cell
 
 
-STEP = Column(
-    "step",
-    "ms",
-    spread("step_ms_mean"),
-    "wall time of a training step, mean over the timed steps; mean ± standard deviation over seeds",
-)
-STEP_RATIO = Column(
-    "step / baseline",
-    "",
-    _step_ratio,
-    "step time over that of the baseline: geometric mean of the ratios of runs with the same seed, "
-    "with its 95 % confidence interval (Student's t on the logarithms)",
-)
 WIRE = Column(
     "wire",
     "MB/step",
@@ -73,7 +56,7 @@ RATIO = Column(
 PPL = Column(
     "val. perplexity",
     "",
-    spread("val_ppl", 4),
+    or_divergence(spread("val_ppl", 4)),
     "perplexity of the saved model on the validation split, mean ± standard deviation over seeds",
 )
 PPL_CHANGE = Column(
@@ -111,7 +94,7 @@ COMPARISON = [
     Column("seeds", "", words("seeds"), "number of seeds"),
     STEP,
     STEP_RATIO,
-    Column("throughput", "tokens/s", spread("tokens_per_s"), "training tokens over all ranks"),
+    THROUGHPUT,
     Column(
         "raw",
         "MB/step",
@@ -199,16 +182,23 @@ BREAKDOWN = [
         False,
     ),
     IN_BACKWARD,
-    Column("step p50", "ms", plain("step_ms_p50"), "median of the timed steps"),
-    Column("step p90", "ms", plain("step_ms_p90"), "90th percentile of the timed steps"),
-    Column("step p95", "ms", plain("step_ms_p95"), "95th percentile of the timed steps"),
+    *(
+        Column(
+            f"training step p{share}",
+            "ms",
+            or_disturbed(plain(f"step_ms_p{share}"), "training_disturbed"),
+            f"{share}th percentile of the steps of a training run; runs are minutes apart, so "
+            "these are no comparison",
+        )
+        for share in (50, 90, 95)
+    ),
 ]
 
 
 def headline(evidence: Evidence) -> Section:
     """Show the table that also stands in the README, with what was measured."""
     table = headline_table(evidence)
-    return Section(table.title, tables=[table], notes=[setting_line(evidence.records)])
+    return Section(table.title, tables=[table], notes=[setting_line(evidence)])
 
 
 def headline_table(evidence: Evidence) -> Table:
@@ -228,7 +218,7 @@ def plots(evidence: Evidence) -> Section:
         ),
         Figure(
             "step_time",
-            "Wall time of a step without profiling. The line marks the baseline.",
+            "Wall time of a step in the timing of all runs. The line marks the baseline.",
             step_time_plot(compared, baseline),
         ),
         Figure(

@@ -4,13 +4,13 @@ import pandas as pd
 
 from shardlab.experiment.link import FRAME_HEADERS
 from shardlab.records.run import Setting
-from shardlab.report.aggregate import verdict
 from shardlab.report.evidence import Evidence
 from shardlab.report.numbers import (
     ABSENT,
     MB,
     Row,
     interval,
+    or_disturbed,
     percent,
     plain,
     plural,
@@ -20,12 +20,17 @@ from shardlab.report.numbers import (
     within,
     words,
 )
+from shardlab.report.paired import verdict
 from shardlab.report.tables import RUN, Column, Figure, Section
 from shardlab.report.timing_plots import scaling_plot
 from shardlab.report.timings import without_link
 
 _HALF = 2.0
 """step over its no-communication bound from which communication takes most of a step"""
+
+
+def _step_ratio(row: Row) -> str:
+    return "1 (baseline)" if row["is_baseline"] else interval("step_ratio", 3)(row)
 
 
 def _of_bound(row: Row) -> str:
@@ -37,16 +42,21 @@ def _of_bound(row: Row) -> str:
 
 RANKS = Column("ranks", "", words("world_size"), "number of processes")
 LINK = Column("link", "", words("link"), "loopback, or rate and delay of an emulated link", False)
-TIMED_STEP = Column(
-    "timed step",
+STEP = Column(
+    "step",
     "ms",
-    spread("step_ms"),
-    "wall time of a step of the slowest rank; mean ± standard deviation over repetitions, in each "
-    "of which every run makes one step",
+    or_disturbed(spread("step_ms")),
+    "wall time of a step of the slowest rank in a timing; mean ± standard deviation over "
+    "repetitions, in each of which every run makes one step",
 )
-TIMED_TOKENS = Column(
-    "timed throughput", "tokens/s", plain("tokens_per_s"), "tokens of a timed step over all ranks"
+STEP_RATIO = Column(
+    "step / baseline",
+    "",
+    _step_ratio,
+    "step time over that of the baseline: geometric mean of the ratios of steps of the same "
+    "repetition, with its 95 % confidence interval (Student's t on the logarithms)",
 )
+THROUGHPUT = Column("throughput", "tokens/s", plain("tokens_per_s"), "tokens of a step, all ranks")
 EXPOSED = Column(
     "exposed, timed",
     "% of step",
@@ -63,8 +73,8 @@ IN_BACKWARD = Column(
 SCALING = [
     RUN,
     RANKS,
-    TIMED_STEP,
-    TIMED_TOKENS,
+    STEP,
+    THROUGHPUT,
     Column(
         "efficiency",
         "% of one rank",
@@ -89,21 +99,15 @@ TIMED = [
     RUN,
     RANKS,
     LINK,
-    TIMED_STEP,
-    Column(
-        "timed step / baseline",
-        "",
-        interval("step_ratio", 3),
-        "geometric mean of the ratios to the baseline over repetitions, with its 95 % confidence "
-        "interval",
-    ),
+    STEP,
+    STEP_RATIO,
     Column(
         "step / no-comm. bound",
         "",
         interval("bound_ratio"),
         "the same ratio to the no-communication bound",
     ),
-    TIMED_TOKENS,
+    THROUGHPUT,
     Column(
         "ledger",
         "MB/step",

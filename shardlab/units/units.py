@@ -9,12 +9,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from shardlab.comm.names import plain
 from shardlab.core.errors import UserError
-from shardlab.engines.common.numerics import dtype_of
 from shardlab.models.parts import model_parts, transformer_blocks
 from shardlab.records.timing import UnitSize
 from shardlab.strategy.strategy import CanonicalStrategy
+from shardlab.units.dtypes import dtype_of
+from shardlab.units.names import plain
 
 _aten = torch.ops.aten
 _PRODUCTS = [

@@ -6,12 +6,12 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from shardlab.engines.common.numerics import dtype_of, uses_fp16
-from shardlab.engines.common.units import UnitPlan, checkpointing_modes, plan_units
 from shardlab.experiment.schema import Train
 from shardlab.memory.sizes import Sizes, UnitShape
 from shardlab.models.parts import transformer_blocks
 from shardlab.strategy.strategy import CanonicalStrategy, Strategy
+from shardlab.units.dtypes import dtype_of, uses_fp16
+from shardlab.units.units import UnitPlan, checkpointing_modes, plan_units
 
 _ELEMENTARY = {"gelu_new": 5}
 """activation functions that transformers writes as elementary operations (activations.py): number

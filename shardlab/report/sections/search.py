@@ -1,0 +1,137 @@
+"""Section on the search: what was predicted, raced and decided, round by round."""
+
+from shardlab.agent.records.history import History, Measured
+from shardlab.agent.records.rounds import Candidate, Prediction, Round, Space, StepRatio
+from shardlab.report.evidence import Evidence
+from shardlab.report.numbers import ABSENT, figure, percent, plural, within
+from shardlab.report.tables import Section, Table, text_table
+
+_ROLES = {
+    "incumbent": "incumbent",
+    "start": "start",
+    "judge": "judge's choice",
+    "forecast": "forecast's first",
+    "random": "drawn at random",
+}
+
+
+def search(evidence: Evidence) -> Section:
+    """Show the result of the search and all its rounds."""
+    history = evidence.history
+    return Section(
+        "Strategy search",
+        sentences=[_question(history), outcome(history)],
+        sections=[_round(entry) for entry in history.rounds],
+    )
+
+
+def outcome(history: History) -> str:
+    """Return a sentence on what is held after all rounds."""
+    accepted = sum(entry.decision == "accept" for entry in history.rounds)
+    return (
+        f"After {plural(len(history.rounds), 'round')}, {accepted} of which changed the incumbent, "
+        f"the strategy search recommends: {history.held.strategy.label()} "
+        f"({history.held.source}){_of_start(history.held)}."
+    )
+
+
+def _question(history: History) -> str:
+    load = history.workload
+    return (
+        f"Which strategy has the shortest step on {plural(load.world_size, 'rank')} with "
+        f"link {load.link}? The search predicts every legal strategy, races a few and holds the "
+        "fastest whose perplexity is tolerated."
+    )
+
+
+def _of_start(entry: Measured) -> str:
+    if not entry.steps:
+        return ""
+    return f", step {_interval(entry.steps[-1])} times the start's in {entry.steps[-1].source}"
+
+
+def _round(entry: Round) -> Section:
+    return Section(
+        f"Round {entry.round}: {entry.decision}",
+        sentences=[
+            *([_narrowed(entry.space)] if entry.space else []),
+            f"Judge {entry.verdict.judge}: {entry.verdict.reason}.",
+            *([_raced(entry)] if entry.compared else []),
+            f"Decision: {entry.decision}. {entry.reason}.",
+            *entry.warnings,
+        ],
+        tables=[_race_table(entry)] if entry.compared else [],
+        details=[
+            Section(f"Shortlist of round {entry.round}", tables=[_shortlist(entry)]),
+        ]
+        if entry.candidates
+        else [],
+    )
+
+
+def _narrowed(space: Space) -> str:
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in space.unpredicted.items())
+    return (
+        f"{space.strategies:,} legal strategies: {space.beyond_memory:,} beyond the memory limit, "
+        f"{space.spared:,} that save memory which is not needed, {space.predicted:,} predicted"
+        f"{f', not predicted: {reasons}' if reasons else ''}; of these {space.known:,} were known "
+        "already."
+    )
+
+
+def _raced(entry: Round) -> str:
+    return f"The trial took {entry.seconds:.0f} s; the race ended: {entry.stopped}."
+
+
+def _race_table(entry: Round) -> Table:
+    rows = [
+        [
+            each.label,
+            ", ".join(_ROLES[role] for role in each.roles),
+            ABSENT if each.predicted_ms is None else f"{figure(each.predicted_ms)} ms",
+            ABSENT if each.step is None else _interval(each.step),
+            ABSENT if each.step is None else str(each.step.repetitions),
+            ABSENT if each.perplexity_ratio is None else percent(each.perplexity_ratio - 1),
+            "; ".join(each.objections) or "faster, and as good",
+        ]
+        for each in entry.compared
+    ]
+    headings = [
+        "strategy",
+        "raced as",
+        "predicted step",
+        "step over the incumbent's",
+        "repetitions",
+        "perplexity from the start's",
+        "result",
+    ]
+    return text_table(f"Race of round {entry.round}", headings, rows)
+
+
+def _shortlist(entry: Round) -> Table:
+    rows = [
+        [each.label, _step(each.prediction), _quality(each.prediction), each.why]
+        for each in sorted(entry.candidates, key=_by_step)
+    ]
+    headings = ["strategy", "predicted step", "perplexity from the start's", "why"]
+    return text_table(f"Shortlist of round {entry.round}", headings, rows)
+
+
+def _by_step(each: Candidate) -> tuple[float, str]:
+    step = each.prediction.step_ms
+    return float("inf") if step is None else step, each.id
+
+
+def _step(prediction: Prediction) -> str:
+    if prediction.step_ms is None or prediction.low_ms is None or prediction.high_ms is None:
+        return f"{ABSENT} ({prediction.note})"
+    return within(prediction.step_ms, prediction.low_ms, prediction.high_ms, 1, " ms")
+
+
+def _quality(prediction: Prediction) -> str:
+    ratio = prediction.perplexity_ratio
+    return f"{ABSENT if ratio is None else percent(ratio - 1)} ({prediction.note})"
+
+
+def _interval(step: StepRatio) -> str:
+    return within(step.ratio, step.low, step.high, 3)

@@ -1,0 +1,1 @@
+"""Units: what a strategy makes of a model, and its sizes."""
