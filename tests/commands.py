@@ -1,10 +1,10 @@
 """Commands that launch ranks: real processes that tests watch, kill and read the output of."""
 
+import inspect
 import os
 import runpy
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -13,6 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.run import main
 
 from shardlab.core.errors import UserError
 from shardlab.core.process import die_with_parent
@@ -20,6 +21,7 @@ from shardlab.experiment.affinity import CpuAffinity
 from shardlab.launch import Worker, launch
 
 ROOT = Path(__file__).parents[1]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
 class Command:
@@ -36,6 +38,7 @@ class Command:
         self._folder = folder
         self.temporary = folder / "temporary"
         self.temporary.mkdir(parents=True)
+        (folder / "said").touch()
 
         def run() -> None:
             die_with_parent(parent)
@@ -44,7 +47,7 @@ class Command:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.environ |= {"TMPDIR": str(self.temporary)} | (environment or {})
             tempfile.tempdir = None
-            output = os.open(folder / "said", os.O_WRONLY | os.O_CREAT)
+            output = os.open(folder / "said", os.O_WRONLY)
             os.dup2(output, 1)
             os.dup2(output, 2)
             sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
@@ -129,6 +132,7 @@ import os, time
 from pathlib import Path
 from tests.launch import workers
 from shardlab.launch import launch
+{first}
 if os.environ["RANK"] == "0":
     time.sleep(0.5)  # the others find what an attempt before has left in the store
 launch({worker}, {world_size}, threads=1, timeout_s=30, placement={placement!r})
@@ -136,34 +140,36 @@ launch({worker}, {world_size}, threads=1, timeout_s=30, placement={placement!r})
 
 
 def torchrun(
-    folder: Path, worker: str, world_size: int, *options: str, placement: CpuAffinity = "auto"
+    folder: Path,
+    worker: str,
+    world_size: int,
+    *options: str,
+    placement: CpuAffinity = "auto",
+    first: str = "",
 ) -> list[str]:
     """A command line.
 
     Args:
         worker: an expression, `workers` and `folder` being there.
-        options: with --no-python, the last of them are a command that runs the script's.
+        first: a statement that each process executes before it launches its rank.
     """
     script = folder / "script"
     worker = worker.replace("folder", f"Path({str(folder)!r})")
-    text = _SCRIPT.format(worker=worker, world_size=world_size, placement=placement)
+    text = _SCRIPT.format(worker=worker, world_size=world_size, placement=placement, first=first)
     script.write_text(text)
-    python = [sys.executable] if "--no-python" in options else []
-    return [sys.executable, "-m", "torch.distributed.run", *options, *python, str(script)]
+    return [*TORCHRUN, *options, str(script)]
 
 
-def start(command: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def forked(folder: Path, line: list[str]) -> Command:
+    """Start a command line of `torchrun` by fork, as it starts its ranks: none imports anything."""
+    options = ["--run-path", "--start-method=fork", *line[len(TORCHRUN) :]]
+    return Command(folder, lambda: main(options))
 
 
-def said(command: subprocess.Popen[str]) -> str:
-    return command.communicate(timeout=120)[0]
+def spawned(folder: Path, line: list[str]) -> Command:
+    """Start a command line as it is."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return Command(folder, lambda: os.execve(line[0], line, environment))
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
@@ -206,6 +212,8 @@ def agents(
     def rank() -> None:
         launch(worker, world_size, 1, timeout_s)
 
+    # agents do so for every event: what it reads is cached before the fork
+    inspect.stack()
     return [
         Command(folder / f"node{node}", lambda: elastic_launch(config, rank)())
         for node in range(count)

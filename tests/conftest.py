@@ -17,12 +17,20 @@ if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 
 # how long an example takes says more of the machine's other work than of the code
-settings.register_profile("shardlab", deadline=None)
+settings.register_profile("shardlab", deadline=None, max_examples=50)
+settings.register_profile("exhaustive", deadline=None, max_examples=100_000)
 settings.load_profile("shardlab")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config):
+    """Give laws the time that an exhaustive search for counterexamples takes."""
+    if config.getoption("hypothesis_profile", None) == "exhaustive":
+        config.option.timeout = 0
+
+
 def pytest_collection():
-    """What the tests import stays: no process searches it for garbage again and again."""
+    """Keep what the tests import: no process searches it for garbage again and again."""
     gc.disable()
 
 

@@ -7,6 +7,6 @@ SHARED = "memfd:shardlab", "pidfd"
 
 
 def opened(*kinds: str) -> list[str]:
-    """What the file descriptors of this process lead to: those with one of the words, or all."""
+    """Targets of the file descriptors of this process: those with one of the words, or all."""
     links = [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
     return [link for link in links if not kinds or any(kind in link for kind in kinds)]

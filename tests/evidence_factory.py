@@ -9,7 +9,7 @@ from shardlab.forecast.results import ForecastDocument
 from shardlab.records.run import Record
 from shardlab.report.evidence import Evidence
 from tests.record_factory import BASELINE, STRATEGIES, make_history, make_losses
-from tests.timed_run_factory import make_timings
+from tests.timed_run_factory import make_timed, make_timings
 
 
 def make_forecast(runs: list[str] | None = None, **changes: Any) -> ForecastDocument:
@@ -75,12 +75,16 @@ def make_forecast(runs: list[str] | None = None, **changes: Any) -> ForecastDocu
             ),
         ],
         "assumptions": ["Every rank computes as here."],
+        "warnings": [],
     }
     return ForecastDocument(**{**facts, **changes})
 
 
 def make_evidence(records: list[Record], baseline: str = BASELINE, **changes: Any) -> Evidence:
-    """Evidence around given records; `changes` replace its fields."""
+    """Evidence around given records; `changes` replace its fields.
+
+    Runs that the timings lack are added to the timing whose steps are compared.
+    """
     losses: dict[str, dict[int, dict[int, float]]] = {}
     for record in records:
         losses.setdefault(record.run, {})[record.seed] = make_losses(record.run, record.seed)
@@ -106,8 +110,11 @@ def make_evidence(records: list[Record], baseline: str = BASELINE, **changes: An
             "entropy_bits": 9.1342,
         },
         "timed": make_timings(),
+        "comparison": "two-ranks",
         "quality": Quality(train_loss=(7.0, 5.5), time_s=(1.0, 4.0)),
         "predicted": make_forecast(),
         **changes,
     }
-    return Evidence(**facts)
+    timed = {run.run for run in facts["timed"] if run.timing == facts["comparison"]}
+    lacking = [make_timed(facts["comparison"], run) for run in losses if run not in timed]
+    return Evidence(**{**facts, "timed": [*facts["timed"], *lacking]})

@@ -11,7 +11,7 @@ def opened_by(process):
 
 
 def target(link):
-    """Where the link leads, if it is still there: processes come and go."""
+    """Target of the link, if it is still there: processes come and go."""
     with suppress(OSError):
         return str(link.readlink())
     return ""

@@ -8,7 +8,17 @@ import random
 from typing import Any
 
 from shardlab.agent.records.history import History, initial_history
-from shardlab.agent.records.rounds import Candidate, Refused, Round, TrialSummary, Verdict
+from shardlab.agent.records.rounds import (
+    Candidate,
+    Comparison,
+    Prediction,
+    Role,
+    Round,
+    Space,
+    StepRatio,
+    Verdict,
+)
+from shardlab.experiment.schema import Agent, Train
 from shardlab.records.run import Record
 from shardlab.strategy.strategy import Strategy, parse_strategy
 
@@ -48,6 +58,16 @@ HOST = {
     "kernel": "6.1.0",
     "python": "3.11.9",
 }
+QUIET = {"foreign": 0.004, "stolen": 0.0}
+BUSY = {"foreign": 0.31, "stolen": 0.02}
+SPACE = Space(
+    strategies=9120,
+    beyond_memory=300,
+    spared=2400,
+    known=12,
+    unpredicted={"computation in bf16 was not timed": 3210},
+    predicted=3210,
+)
 
 
 def make_record(run: str = BASELINE, seed: int = 0, **changes: Any) -> Record:
@@ -63,6 +83,8 @@ def make_record(run: str = BASELINE, seed: int = 0, **changes: Any) -> Record:
         **{
             **_setting(run, seed, strategy),
             "steps": STEPS,
+            "diverged_at": None,
+            "contention": QUIET,
             "step_ms_mean": step,
             "step_ms_p50": 0.98 * step,
             "step_ms_p90": 1.1 * step,
@@ -185,6 +207,7 @@ def _setting(run: str, seed: int, strategy: Strategy) -> dict[str, Any]:
         "revision": "4e41bc4d1a2b",
         "torch": "2.13.0+cpu",
         "host": HOST,
+        "kernels": "libshardlab_kernels_v4.so, csrc 0123456789ab",
     }
 
 
@@ -194,49 +217,72 @@ def make_records(runs: list[str] | None = None, seeds: int = 3) -> list[Record]:
 
 
 def make_history(records: list[Record], reason: str = "ddp waits less at the end") -> History:
-    """A search of two rounds: one rejected strategy, one abstention."""
-    strategy = parse_strategy(
-        {"engine": "fsdp2", "reshard_after_forward": False, "gradients": {"codec": "bf16"}}
-    )
-    offer = Candidate(
-        id=strategy.hash()[:6],
-        strategy=strategy.canonical(),
-        label=strategy.label(),
-        why="one change: keep the gathered parameters for backward",
-    )
-    refused = Refused(label="fsdp2, none", reason="measured before: run fsdp2")
-    tried = TrialSummary(
-        outcome="timeout",
-        detail="after 300 s",
-        hash=strategy.hash(),
-        label=strategy.label(),
-        measurements=[],
-    )
-    nothing = TrialSummary(outcome="none", detail="", hash=None, label=None, measurements=[])
+    """A search of two rounds: a race of two that nothing replaces the start after, an abstention.
+
+    Args:
+        reason: of the judge.
+    """
+    agent = Agent().model_copy(update={"start": records[0].run})  # any text is a name here
+    first = initial_history(records, [], agent, Train(world_size=records[0].world_size))
+    offer = make_candidate(engine="fsdp2", reshard_after_forward=False, gradients={"codec": "bf16"})
+    other = make_candidate(engine="manual")
+    step = StepRatio(source="round 1", ratio=0.98, low=0.9, high=1.07, repetitions=120)
+    lost = {"outcome": "timeout", "step": None}
     rounds = [
         Round(
             round=1,
             verdict=Verdict(choice=offer.id, reason=reason, judge="rules"),
-            candidates=[offer],
-            refused=[refused],
-            trial=tried,
+            space=SPACE,
+            candidates=[offer, other],
+            stopped="all of 120 repetitions",
+            seconds=41.5,
             decision="reject",
-            reason="the trial gave no figures",
-            comparison=None,
+            reason="no gain in step time is shown",
+            held=first.incumbent,
+            compared=[
+                _compared(offer, ["judge", "forecast"], "no gain in step time is shown", step=step),
+                _compared(other, ["random"], "it ended with outcome timeout: 300 s", **lost),
+            ],
+            warnings=["race of round 1: others used 33 % of its CPUs during it"],
         ),
         Round(
             round=2,
             verdict=Verdict(choice=None, reason="no candidate is left", judge="rules"),
+            space=None,
             candidates=[],
-            refused=[refused],
-            trial=nothing,
+            stopped="",
+            seconds=0.0,
             decision="none",
-            reason="nothing was tried",
-            comparison=None,
+            reason="nothing was raced: no candidate is left",
+            held=first.incumbent,
         ),
     ]
-    history = initial_history(records, records[0].run)
-    return history.model_copy(update={"rounds": rounds})
+    return first.model_copy(update={"rounds": rounds})
+
+
+def make_candidate(**document: Any) -> Candidate:
+    """Candidate with one prediction for all."""
+    strategy = parse_strategy(document)
+    return Candidate(
+        id=strategy.hash()[:8],
+        strategy=strategy.canonical(),
+        label=strategy.label(),
+        why="the shortest predicted step of its engine and codecs",
+        prediction=Prediction(
+            step_ms=40.0,
+            low_ms=36.5,
+            high_ms=43.5,
+            memory_bytes=812_345_344,
+            perplexity_ratio=1.002,
+            note="its codecs: run fsdp2-bf16",
+        ),
+    )
+
+
+def _compared(each: Candidate, roles: list[Role], objection: str, **changes: Any) -> Comparison:
+    facts = {"outcome": "ok", "predicted_ms": each.prediction.step_ms, "objections": [objection]}
+    key = each.strategy.hash()
+    return Comparison(hash=key, label=each.label, roles=roles, **{**facts, **changes})
 
 
 def make_losses(run: str, seed: int) -> dict[int, float]:

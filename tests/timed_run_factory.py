@@ -5,7 +5,15 @@ from typing import Any
 
 from shardlab.records.timing import NO_COMMUNICATION, TimedRun
 from shardlab.strategy.strategy import Strategy, parse_strategy
-from tests.record_factory import BASELINE, FIGURES, HOST, STRATEGIES, make_breakdown, make_ledger
+from tests.record_factory import (
+    BASELINE,
+    FIGURES,
+    HOST,
+    QUIET,
+    STRATEGIES,
+    make_breakdown,
+    make_ledger,
+)
 
 # of a model of a million parameters: rates on which all traffic takes longer than anything else
 RATES: dict[str, int | None] = {"two-ranks": None, "slow": 10**8, "fast": 10**9}
@@ -33,6 +41,8 @@ def timed_facts(
         "revision": "4e41bc4d1a2b",
         "torch": "2.13.0+cpu",
         "host": HOST,
+        "contention": QUIET,
+        "kernels": "libshardlab_kernels_v4.so, csrc 0123456789ab",
     }
 
 
@@ -45,17 +55,16 @@ def make_timed(
 ) -> TimedRun:
     """One run of a timing; `changes` replace fields. A step is compute plus bytes over rate."""
     bound = run == NO_COMMUNICATION
-    strategy = None if bound else parse_strategy(STRATEGIES[run])
-    ledger = make_ledger(
-        strategy.engine if strategy else "ddp", FIGURES[run][1] if strategy else 1.0
-    )
+    strategy = None if bound else parse_strategy(STRATEGIES.get(run, STRATEGIES[BASELINE]))
+    figures = FIGURES.get(run, FIGURES[BASELINE])
+    ledger = make_ledger(strategy.engine if strategy else "ddp", figures[1] if strategy else 1.0)
     raw, wire = (
         0.0 if bound or world_size == 1 else sum(kind[key] for kind in ledger.values())
         for key in ("bytes_raw", "bytes_wire")
     )
     rate = RATES.get(timing)
     sending = wire * 8e3 / (rate or 10**10)
-    compute = FIGURES[run][0] / 2 if strategy else 18.0
+    compute = figures[0] / 2 if strategy else 18.0
     chance, drift = random.Random(f"{timing} {run}"), random.Random(timing)
     step_ms = [
         (compute + sending) * (1 + 0.2 * drift.random()) * (1 + 0.02 * chance.uniform(-1, 1))

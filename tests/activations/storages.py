@@ -10,7 +10,7 @@ def watch(tensor) -> StorageWeakRef:
 
 
 def alive(storages, expected) -> list[bool]:
-    """Which of them are there, as soon as it is as expected; a thread lets go after its call."""
+    """Return those that are there, once as expected; a thread drops its own after its call."""
     end = time.monotonic() + 10
     while (found := [not each.expired() for each in storages]) != expected:
         if time.monotonic() > end:

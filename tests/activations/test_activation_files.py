@@ -3,12 +3,9 @@
 import errno
 import fcntl
 import os
-import shlex
 import signal
-import subprocess
-import sys
-import textwrap
-from contextlib import suppress
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,60 +14,51 @@ import torch
 from shardlab.activations.storage import FileStorage
 from shardlab.activations.stores import FileStore
 from shardlab.core.errors import UserError
+from tests.commands import Command, wait_for
+from tests.disks import limit_files, mount, said_on
 
-STORE = """
-import sys, torch
-from pathlib import Path
-from shardlab.core.errors import UserError
-from shardlab.activations.stores import FileStore
-folder = Path(sys.argv[1])
-tensors = [torch.full((64, 1024), float(n)) for n in range(16)]
-def keep(store):
+
+def keep(store) -> bool:
+    tensors = [torch.full((64, 1024), float(number)) for number in range(16)]
     storeds = [store.put(tensor) for tensor in tensors]
-    return all(torch.equal(store.take(a), b) for a, b in zip(storeds, tensors))
-"""
+    return all(map(torch.equal, map(store.take, storeds), tensors))
 
 
-def run(code, folder, before=""):
-    """A script that may call `keep(store)`; `before` are commands of a shell."""
-    python = shlex.join([sys.executable, "-c", STORE + textwrap.dedent(code), str(folder)])
-    command = ["sh", "-c", f"{before} exec {python}"]
-    if before.startswith("mount"):
-        command = ["unshare", "--map-root-user", "--mount", *command]
-        if subprocess.run([*command[:3], "true"], capture_output=True).returncode:
-            pytest.skip("nothing may be mounted here")
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-
-REFUSED = """
-try:
-    keep(FileStore(folder))
-except UserError as error:
-    print(error)
-"""
-SPILLED = "print(keep(FileStore(folder, when_full='memory')))"
+@pytest.fixture
+def disk(tmp_path):
+    """A folder to mount one on."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    return folder
 
 
 @pytest.mark.parametrize("kind", ["a small disk", "a limit for files"])
-def test_full_disk_raises_one_line_or_spills_to_memory(tmp_path, kind):
-    small = f"mount -t tmpfs -o size=1m tmpfs {tmp_path} &&"
-    limited = "ulimit -f 2048;"
-    before = small if kind == "a small disk" else limited
-    refused = run(REFUSED, tmp_path, before)
-    assert refused.returncode == 0, refused.stderr
-    assert refused.stdout.startswith(f"{tmp_path}: 262,144 more bytes do not fit, ")
-    assert refused.stdout.count("\n") == 1
-    spilled = run(SPILLED, tmp_path, before)
-    assert spilled.stdout == "True\n", spilled.stderr
-    assert spilled.stderr.count("host memory takes the rest") == 1
+def test_full_disk_raises_one_line_or_spills_to_memory(tmp_path, disk, kind):
+    small = partial(mount, "tmpfs", disk, "size=1m")
+    prepare = small if kind == "a small disk" else partial(limit_files, 1 << 20)
+
+    def both():
+        try:
+            with closing(FileStore(disk)) as store:  # whose threads would hold its space longer
+                keep(store)
+        except UserError as error:
+            print(error)
+        print(keep(FileStore(disk, when_full="memory")))
+
+    lines = said_on(prepare, both, tmp_path).splitlines()
+    spills, refused, kept = sorted(lines, key=lambda line: "rest" not in line)
+    assert refused.startswith(f"{disk}: 262,144 more bytes do not fit, ")
+    assert "host memory takes the rest" in spills and kept == "True"
 
 
-def test_file_system_without_direct_io_is_reported_once_and_used(tmp_path):
-    code = "print(keep(FileStore(folder)), keep(FileStore(folder)))"
-    found = run(code, tmp_path, f"mount -t ramfs ramfs {tmp_path} &&")
-    assert found.stdout == "True True\n", found.stderr
-    assert found.stderr == (
-        f"{tmp_path}: its file system refuses direct I/O: the page cache takes part\n"
+def test_file_system_without_direct_io_is_reported_once_and_used(tmp_path, disk):
+    said = said_on(
+        partial(mount, "ramfs", disk),
+        lambda: print(keep(FileStore(disk)), keep(FileStore(disk))),
+        tmp_path,
+    )
+    assert said == (
+        f"{disk}: its file system refuses direct I/O: the page cache takes part\nTrue True\n"
     )
 
 
@@ -96,15 +84,19 @@ def test_folder_that_takes_no_files_is_refused(folder):
         FileStore(Path(folder))
 
 
-def test_nothing_has_a_name_and_nothing_is_left_by_a_killed_process(tmp_path):
-    code = "keep(FileStore(folder)); print('kept', flush=True); sys.stdin.read()"
-    command = [sys.executable, "-c", STORE + code, str(tmp_path)]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as child:
-        assert child.stdout.readline() == b"kept\n"
-        assert [*tmp_path.iterdir()] == []
-        child.send_signal(signal.SIGKILL)
-    assert [*tmp_path.iterdir()] == []
+def test_nothing_has_a_name_and_nothing_is_left_by_a_killed_process(tmp_path, disk):
+    def hold():
+        store = FileStore(disk)
+        keep(store)
+        print("kept", flush=True)
+        signal.pause()
+
+    command = Command(tmp_path / "command", hold)
+    wait_for(lambda: command.said() == "kept\n")
+    assert [*disk.iterdir()] == []
+    command.kill()
+    command.leaves_nothing()
+    assert [*disk.iterdir()] == []
 
 
 @pytest.fixture
@@ -123,9 +115,9 @@ def test_truncated_file_raises_now_and_later(left):
     store, stored = left
     os.ftruncate(store._storage.file.descriptor, 8192)
     for call in (store.take, store.prefetch, lambda _: store.put(torch.ones(1))):
-        with pytest.raises(OSError, match="could not be read: it ends too early") as told:
+        with pytest.raises(OSError, match="could not be read: it ends too early") as reported:
             call(stored)
-        assert told.value.errno == errno.EIO
+        assert reported.value.errno == errno.EIO
 
 
 @pytest.mark.parametrize(

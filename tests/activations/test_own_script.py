@@ -3,18 +3,23 @@
 import gc
 import warnings
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
 import shardlab
 from shardlab.core.errors import UserError
-from tests.activations.test_activation_files import run
+from tests.disks import limit_files, said_on
 from tests.families import VOCABULARY, config_of
 from tests.ranks import on_ranks
+
+pytestmark = pytest.mark.fresh_ranks
 
 FAMILIES = ["gpt2-tied", "llama-untied", "qwen3-tied"]
 
@@ -109,29 +114,24 @@ def test_disk_space_is_freed_with_the_last_reference(tmp_path):
     assert open_files() == 0
 
 
-FULL = """
-import shardlab
-from torch import nn
-from torch.utils.checkpoint import checkpoint
-sliding = shardlab.SlidingCheckpoint.on_disk(folder, "cpu", when_full="{when_full}")
-layers = [nn.Linear(1024, 1024) for _ in range(16)]
-hidden = torch.ones(64, 1024).requires_grad_() * 1
-try:
-    with sliding:
-        for layer in layers:
-            hidden = checkpoint(layer, hidden, use_reentrant=False)
-    hidden.sum().backward()
-    print(all(layer.weight.grad is not None for layer in layers))
-except UserError as error:
-    print(error)
-"""
-
-
 @pytest.mark.parametrize(
-    "when_full, told", [("error", "more bytes do not fit"), ("memory", "True")]
+    "when_full, reported", [("error", "more bytes do not fit"), ("memory", "True")]
 )
-def test_a_full_disk_is_an_error_or_memory_takes_the_rest(tmp_path, when_full, told):
-    found = run(FULL.format(when_full=when_full), tmp_path, "ulimit -f 2048;")
-    assert found.returncode == 0, found.stderr
-    assert told in found.stdout and found.stdout.count("\n") == 1
-    assert found.stderr.count("host memory takes the rest") == (when_full == "memory")
+def test_a_full_disk_is_an_error_or_memory_takes_the_rest(tmp_path, when_full, reported):
+    def fill():
+        sliding = shardlab.SlidingCheckpoint.on_disk(tmp_path, "cpu", when_full=when_full)
+        layers = [nn.Linear(1024, 1024) for _ in range(16)]
+        hidden = torch.ones(64, 1024).requires_grad_() * 1
+        try:
+            with sliding:
+                for layer in layers:
+                    hidden = checkpoint(layer, hidden, use_reentrant=False)
+            hidden.sum().backward()
+            print(all(layer.weight.grad is not None for layer in layers))
+        except UserError as error:
+            print(error)
+
+    said = said_on(partial(limit_files, 1 << 20), fill, tmp_path)
+    assert reported in said.splitlines()[-1]
+    spilled = when_full == "memory"
+    assert said.count("host memory takes the rest") == spilled and said.count("\n") == 1 + spilled

@@ -11,13 +11,14 @@ from typing import Any
 from shardlab.agent.proposals.endpoint import Endpoint
 from shardlab.agent.proposals.http_judge import HttpJudge
 from shardlab.agent.records.rounds import Verdict
-from tests.agent.searches import ask, begin, candidate
+from tests.agent.searches import ask
+from tests.record_factory import make_candidate
 
 KEY = "sk-very-secret-0123456789"
 CANDIDATES = [
-    candidate(wrap="root"),
-    candidate(reshard_after_forward=False),
-    candidate(gradients={"codec": "int8:group=512"}),
+    make_candidate(wrap="root"),
+    make_candidate(reshard_after_forward=False),
+    make_candidate(gradients={"codec": "int8:group=512"}),
 ]
 WANTED = CANDIDATES[1].id
 IDS = sorted(each.id for each in CANDIDATES)
@@ -102,7 +103,7 @@ def judge(server: Server, store, key: str | None = KEY, **options: Any) -> HttpJ
 
 
 def question():
-    return ask(begin(), *CANDIDATES)
+    return ask(*CANDIDATES)
 
 
 def asked(store: Path, reply: Any, **options: Any) -> tuple[Verdict, Server]:

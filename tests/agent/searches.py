@@ -1,86 +1,126 @@
-"""Searches made for tests; their figures come from tests/record_factory.py."""
+"""Searches made by hand; their figures come from tests/record_factory.py."""
 
-from typing import Any
+import random
+from collections.abc import Iterable
+from typing import Any, get_args
 
-from shardlab.agent.proposals.evidence import describe
-from shardlab.agent.proposals.judge import Judge, Question, RuleJudge
-from shardlab.agent.proposals.proposal import propose
+from shardlab.agent.proposals.judge import Question
 from shardlab.agent.records.history import History, initial_history
 from shardlab.agent.records.rounds import (
+    Arm,
     Candidate,
-    Decision,
+    Measurement,
+    Outcome,
     Proposal,
-    Round,
+    Trained,
     Trial,
-    TrialSummary,
     Verdict,
 )
-from shardlab.experiment.schema import Agent
-from shardlab.records.run import Record
+from shardlab.experiment.schema import Agent, Train
+from shardlab.records import race
+from shardlab.records.timing import NO_COMMUNICATION, TimedRun
 from shardlab.strategy.strategy import Strategy, parse_strategy
-from tests.record_factory import make_record, make_records
+from tests.record_factory import STRATEGIES, make_candidate, make_record, make_records
+from tests.timed_run_factory import make_timed
 
 LIMIT = 4_000_000_000
 AGENT = Agent(start="fsdp2", memory_limit_gb=LIMIT / 1e9)
+DDP, DDP_INT8, FSDP2 = (parse_strategy(STRATEGIES[run]) for run in ("ddp", "ddp-int8", "fsdp2"))
+KEPT = parse_strategy({"reshard_after_forward": False})
+INT4_KEPT = parse_strategy({**STRATEGIES["fsdp2-int4"], "reshard_after_forward": False})
 
 
-def begin(runs: list[str] | None = None, start: str = "fsdp2", seeds: int = 3) -> History:
-    return initial_history(make_records(runs, seeds), start)
+def begin(
+    runs: list[str] | None = None, timed: Iterable[TimedRun] = (), agent: Agent = AGENT
+) -> History:
+    return initial_history(make_records(runs, seeds=2), timed, agent, Train())
 
 
-def records_of(strategy: Strategy, seeds: int = 3, **changes: Any) -> list[Record]:
-    """Records as a trial of `strategy` would leave them, with the figures of run fsdp2."""
-    normal = strategy.canonical()
-    return [
-        make_record(
-            "fsdp2",
-            seed,
-            **{
-                "strategy": normal.model_dump(mode="json"),
-                "strategy_hash": strategy.hash(),
-                **changes,
-            },
+def ask(*candidates: Candidate, held: Candidate | None = None) -> Question:
+    return Question("Nothing is known.", held or make_candidate(engine="fsdp2"), [*candidates])
+
+
+def proposal_of(history: History, *strategies: Strategy) -> Proposal:
+    """Race of the incumbent, the start and these strategies."""
+    arms: dict[str, Arm] = {}
+    for each in (history.held.strategy, history.reference.strategy, *strategies):
+        quality = history.quality(each.canonical())
+        arms[each.hash()] = Arm(
+            roles=["judge"],
+            hash=each.hash(),
+            label=each.label(),
+            strategy=each.canonical(),
+            trained=quality is not None and quality.sure,
         )
-        for seed in range(seeds)
-    ]
-
-
-def trial_of(strategy: Strategy, **changes: Any) -> Trial:
-    return Trial(
-        outcome="ok",
-        strategy=strategy.canonical(),
-        hash=strategy.hash(),
-        key="0" * 64,
-        limit_s=300.0,
-        records=records_of(strategy, **changes),
-    )
-
-
-def proposal_of(history: History, judge: Judge | None = None, agent: Agent = AGENT) -> Proposal:
-    return propose(len(history.rounds) + 1, history, agent, {}, judge or RuleJudge())
-
-
-def candidate(**document: Any) -> Candidate:
-    strategy = parse_strategy(document)
-    return Candidate(
-        id=strategy.hash()[:8], strategy=strategy.canonical(), label=strategy.label(), why="by test"
-    )
-
-
-def ask(history: History, *candidates: Candidate) -> Question:
-    return Question(describe(history, AGENT, LIMIT), history, list(candidates), 0.03)
-
-
-def past_round(number: int, decision: str, outcome: str = "ok") -> Round:
-    """A round of which only the decision matters."""
-    made = Decision.model_validate({"decision": decision, "reason": "by test"})
-    return Round(
-        round=number,
-        verdict=Verdict(choice=None, reason="by test", judge="rules"),
+    return Proposal(
+        round=len(history.rounds) + 1,
+        incumbent=history.incumbent,
+        evidence="",
+        memory_limit_bytes=LIMIT,
+        space=None,
         candidates=[],
-        refused=[],
-        trial=TrialSummary.model_validate(
-            {"outcome": outcome, "detail": "", "hash": None, "label": None, "measurements": []}
-        ),
-        **made.model_dump(),
+        verdict=Verdict(choice=None, reason="by test", judge="rules"),
+        arms=[*arms.values()] if strategies else [],
+        reference=history.reference.measurements,
     )
+
+
+def trial_of(
+    proposal: Proposal, *trained: Trained, losses: float = 7.6, **ratios: float | Outcome
+) -> Trial:
+    """Race in which an arm takes so many times the incumbent's step, or ends with that outcome.
+
+    Args:
+        losses: of the arms other than the incumbent, whose loss is 7.6.
+        ratios: by hash, with `_` before it; 1 where nothing is said.
+    """
+    if not proposal.arms:
+        return Trial(round=proposal.round)
+    given = {arm.hash: ratios.get(f"_{arm.hash}", 1.0) for arm in proposal.arms}
+    lost = {key: each for key, each in given.items() if each in get_args(Outcome)}
+    arms = {
+        key: race.Arm(
+            outcome=lost.get(key, "ok"),
+            detail="by test" if key in lost else "",
+            losses=[7.6 if key == proposal.incumbent else losses],
+        )
+        for key in given
+    }
+    runs = [_raced(arm, given[arm.hash]) for arm in proposal.arms if arm.hash not in lost]
+    return Trial(
+        round=proposal.round,
+        race=race.Race(
+            name=f"round-{proposal.round}",
+            incumbent=proposal.incumbent,
+            arms=arms,
+            reason="every challenger is decided",
+            seconds=9.5,
+            runs=[] if proposal.incumbent in lost else runs,
+        ),
+        trained=[*trained],
+        seconds=12.5,
+    )
+
+
+def trained(strategy: Strategy, quality: float = 1.0, **changes: Any) -> Trained:
+    """Training runs of a strategy with so many times the perplexity of fsdp2."""
+    runs = [make_record("fsdp2", seed) for seed in range(2)]
+    return Trained(
+        hash=strategy.hash(),
+        outcome="ok",
+        measurements=[
+            Measurement.of(each).model_copy(
+                update={"val_ppl": quality * (each.val_ppl or 0.0), **changes}
+            )
+            for each in runs
+        ],
+    )
+
+
+def _raced(arm: Arm, ratio: float | Outcome) -> TimedRun:
+    assert isinstance(ratio, float)
+    chance = random.Random(arm.hash)
+    steps = [40 * ratio * (1 + 0.05 * chance.uniform(-1, 1)) for _ in range(40)]
+    run = make_timed("race", NO_COMMUNICATION, step_ms=steps)
+    form = arm.strategy.model_dump(mode="json")
+    return run.model_copy(update={"run": arm.hash, "strategy": form, "strategy_hash": arm.hash})

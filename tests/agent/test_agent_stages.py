@@ -1,84 +1,137 @@
-import subprocess
-import sys
+"""The stages of a round: with races of a made machine, and one on real ranks."""
+
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from shardlab.agent.decisions.decision import conclude
 from shardlab.agent.records.history import History
 from shardlab.agent.records.rounds import Proposal, Trial
-from shardlab.core.errors import UserError
-from shardlab.core.files import read_json
+from shardlab.core.checksums import write_checked
+from shardlab.core.errors import StorageError, UserError
 from shardlab.experiment.parameters import Parameters
-from shardlab.records.run import write_records
-from stages import decide, propose
-from tests.agent.searches import trial_of
-from tests.record_factory import STRATEGIES, make_records
+from shardlab.launch import RunFailed
+from shardlab.loop.plan import RunPlan
+from shardlab.records.run import Record, write_records
+from shardlab.records.timing import NO_COMMUNICATION, write_timings
+from shardlab.timing.plan import TimingPlan
+from stages import decide, propose, trial
+from tests.agent.machine import SPACE, TIMED
+from tests.agent.racing import RacingMachine
+from tests.agent.searches import AGENT, DDP, INT4_KEPT, KEPT, begin, proposal_of, trial_of
+from tests.record_factory import STRATEGIES, make_record, make_records
+
+TIMINGS = ("one-rank", "two-ranks", "fast")
+STATISTICS = {
+    "vocabulary": 300,
+    "train": {"documents": 90, "tokens": 9000, "bytes": 30000, "bytes_per_token": 3.3},
+}
+TREE: dict[str, Any] = {
+    "agent": {"start": "fsdp2", "link": {"rate": "100mbit"}, "memory_limit_gb": 4.0},
+    "rounds": {
+        "1": {"after": "results/results.jsonl"},
+        "2": {"after": "results/rounds/1/history.json"},
+    },
+    "last_round": "2",
+    "strategies": {**{run: {"engine": run} for run in TIMED}, **STRATEGIES},
+    "runs": [*STRATEGIES],
+    "train": {"batch_size": 2, "sequence_length": 16, "profiled_steps": 1, "timeout_s": 30},
+    "timings": {name: {"runs": [*TIMED]} for name in TIMINGS},
+    "forecast": {
+        "timings": [*TIMINGS],
+        "runs": [*TIMED],
+        "ranks": [8],
+        "links": ["ethernet-10g"],
+        "space": SPACE.model_dump(mode="json"),
+    },
+    "model": {"preset": "tiny"},
+    "seeds": [0, 1],
+}
 
 
 @pytest.fixture
-def params(tmp_path, monkeypatch) -> Parameters:
-    """A folder with the matrix trained and two rounds to go."""
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Path) -> Path:
+    """A folder with the matrix trained, everything timed and calibrated, and two rounds to go."""
     monkeypatch.chdir(tmp_path)
-    write_records("results/results.jsonl", make_records())
-    tree = {
-        "agent": {"start": "fsdp2", "memory_limit_gb": 4.0},
-        "rounds": {
-            "1": {"after": "results/results.jsonl"},
-            "2": {"after": "results/rounds/1/history.json"},
-        },
-        "last_round": "2",
-        "strategies": STRATEGIES,
-        "runs": list(STRATEGIES),
-        "train": {},
-    }
-    Path("params.yaml").write_text(yaml.safe_dump(tree))
+    write_records("results/results.jsonl", make_records(seeds=2))
+    machine = RacingMachine(rate="100mbit")
+    machine.calibration.to_file("results/calibration.json")
+    for name in TIMINGS:
+        runs = [run for run in machine.timed if run.timing == name]
+        write_timings(f"results/timings/{name}.jsonl", runs)
+    (tmp_path / "data").mkdir()
+    for path in data.iterdir():
+        (tmp_path / "data" / path.name).symlink_to(path)
+    write_checked("data/statistics.json", STATISTICS)
+    Path("params.yaml").write_text(yaml.safe_dump(TREE))
+    return tmp_path
+
+
+@pytest.fixture
+def params(project: Path, monkeypatch: pytest.MonkeyPatch) -> Parameters:
+    """Parameters of the project, whose races and training runs a made machine does."""
+    machine = RacingMachine(rate="100mbit")
+
+    def race(plan: TimingPlan, output: Path, look: object, limit_s: float) -> None:
+        folder = f"results/rounds/{plan.name.removeprefix('round-')}"
+        proposal = Proposal.from_file(f"{folder}/proposal.json", "make it again")
+        assert list(plan.timing.runs) == [arm.hash for arm in proposal.arms]
+        assert plan.timing.link is not None and limit_s == 300
+        machine.race(proposal, machine.agent()).to_file(output)
+
+    monkeypatch.setattr(trial, "race", race)
+    monkeypatch.setattr(trial, "measure", lambda plan, *_: make_record("fsdp2", plan.seed))
     return Parameters()
 
 
-def save_trial(number: str, **changes) -> None:
-    proposal = Proposal.from_file(f"results/rounds/{number}/proposal.json")
-    trial = (
-        trial_of(proposal.chosen, **changes)
-        if proposal.chosen
-        else Trial(outcome="none", detail="nothing")
+def run_round(params: Parameters, number: str) -> tuple[Proposal, History]:
+    for stage in (propose, trial, decide):
+        stage.main(params, number)
+    folder = Path("results/rounds", number)
+    return (
+        Proposal.from_file(folder / "proposal.json", "make it again"),
+        History.from_file(folder / "history.json", "make it again"),
     )
-    trial.to_file(f"results/rounds/{number}/trial.json")
 
 
-def test_two_rounds_build_on_each_other(params):
-    propose.main(params, "1")
-    save_trial("1", step_ms_p50=20.0, val_ppl=182.0)
-    decide.main(params, "1")
-    propose.main(params, "2")
-    save_trial("2", step_ms_p50=90.0)
-    decide.main(params, "2")
-    history = History.from_file("results/rounds/2/history.json")
-    assert [each.decision for each in history.rounds] == ["accept", "reject"]
-    assert history.incumbent.source == "round 1"
-    assert read_json("results/rounds/2/proposal.json")["incumbent_hash"] == history.incumbent.hash
+def test_two_rounds_build_on_each_other_and_repeat_to_the_byte(params, capsys):
+    first, after = run_round(params, "1")
+    assert after.rounds[0].decision == "accept"
+    assert first.incumbent != after.incumbent
+    assert "round 1: accept: " in capsys.readouterr().err
+    second, last = run_round(params, "2")
+    assert second.incumbent == after.incumbent
+    assert [each.round for each in last.rounds] == [1, 2]
+    assert [race.name for race in last.races] == ["round-1", "round-2"]
+    for number in ("1", "2"):
+        path = Path("results/rounds", number, "proposal.json")
+        before = path.read_bytes()
+        path.unlink()
+        propose.main(params, number)
+        assert path.read_bytes() == before
 
 
-def test_a_repeated_proposal_is_the_same_file(params):
+def test_a_dead_judge_leaves_a_line_and_the_choice_to_rules(params, monkeypatch):
+    monkeypatch.setattr("shardlab.agent.proposals.endpoint.time.sleep", lambda _: None)
+    endpoint = ["agent.judge=http", "agent.endpoint=http://127.0.0.1:9/v1", "agent.model=a-model"]
     propose.main(params, "1")
     path = Path("results/rounds/1/proposal.json")
-    first = path.read_bytes()
-    path.unlink()
-    propose.main(params, "1")
-    assert path.read_bytes() == first
+    by_rules = Proposal.from_file(path, "make it again")
+    propose.main(Parameters(overrides=endpoint), "1")
+    found = Proposal.from_file(path, "make it again")
+    assert found.arms == by_rules.arms
+    assert found.verdict.reason.startswith("http: a-model gave no answer (")
+    assert found.verdict.reason.endswith(by_rules.verdict.reason)
 
 
-def test_spent_budget_flows_through_to_the_history(params):
-    propose.main(params, "1")
-    save_trial("1")
-    decide.main(params, "1")
-    tight = Parameters(overrides=["agent.budget=1"])
-    propose.main(tight, "2")
-    save_trial("2")
-    decide.main(tight, "2")
-    last = History.from_file("results/rounds/2/history.json").rounds[-1]
-    assert (last.decision, last.trial.outcome, last.candidates) == ("none", "none", [])
-    assert "budget of 1 trials is spent" in last.reason
+def test_a_spent_budget_ends_the_search_without_a_race(params):
+    run_round(params, "1")
+    proposal, history = run_round(Parameters(overrides=["agent.budget=1"]), "2")
+    assert (proposal.arms, proposal.candidates, proposal.space) == ([], [], None)
+    assert history.rounds[-1].decision == "none"
+    assert "budget of 1 trials is spent" in history.rounds[-1].reason
 
 
 @pytest.mark.parametrize("number", ["3", "../1", "1.after", "x"])
@@ -88,11 +141,75 @@ def test_a_round_that_is_not_in_the_parameters_is_refused(params, number):
     assert not Path("results/rounds").exists()
 
 
-def test_the_agent_starts_without_torch():
-    code = (
-        "import importlib, pkgutil, sys, shardlab.agent as agent\n"
-        "for each in pkgutil.iter_modules(agent.__path__):\n"
-        "    importlib.import_module(f'shardlab.agent.{each.name}')\n"
-        "sys.exit('torch' in sys.modules or 'shardlab.train' in sys.modules)"
+@pytest.mark.parametrize(
+    ("kept", "quality", "trained"), [(0.8, 1.0, 2), (0.8, 1.1, 2), (0.4, 1.0, 0), (1.2, 1.0, 2)]
+)
+def test_only_what_is_faster_than_all_that_is_known_is_trained(
+    params, monkeypatch, kept, quality, trained
+):
+    history = begin(["fsdp2"])
+    proposal = proposal_of(history, KEPT, INT4_KEPT)
+    race = trial_of(proposal, **{f"_{INT4_KEPT.hash()}": 0.5, f"_{KEPT.hash()}": kept}).race
+    proposal.to_file("results/rounds/1/proposal.json")
+    plans: list[RunPlan] = []
+
+    def measure(plan: RunPlan, folder: Path, left_s: float) -> Record:
+        plans.append(plan)
+        known = make_record("fsdp2", plan.seed)
+        return known.model_copy(update={"val_ppl": quality * (known.val_ppl or 0.0)})
+
+    monkeypatch.setattr(trial, "race", lambda plan, output, *_: race.to_file(output))
+    monkeypatch.setattr(trial, "measure", measure)
+    trial.main(params, "1")
+    made = Trial.from_file("results/rounds/1/trial.json", "make it again")
+    assert {plan.strategy.hash() for plan in plans} <= {INT4_KEPT.hash()}
+    assert [plan.seed for plan in plans] == [0, 1][:trained]
+    assert made.race.reason == race.reason
+    decided = conclude(history, proposal, made, AGENT)
+    fast = KEPT if kept < 0.5 or quality > 1.03 else INT4_KEPT
+    assert decided.incumbent == fast.hash()
+
+
+def test_training_that_fails_is_data_but_a_full_disk_is_not(params, monkeypatch):
+    coded = proposal_of(begin(["fsdp2", "ddp"]), INT4_KEPT)
+    assert [arm.trained for arm in coded.arms] == [True, False]
+    for error, outcome in (
+        (RunFailed("memory", "rank 1: no more memory", "no memory"), "memory"),
+        (UserError("gradients: no"), "crash"),
+        (None, "diverged"),
+    ):
+
+        def measure(plan: RunPlan, *_: object, error: Exception | None = error) -> Record:
+            if error is not None:
+                raise error
+            return make_record("fsdp2", plan.seed, val_ppl=None, val_loss=None, diverged_at=3)
+
+        monkeypatch.setattr(trial, "measure", measure)
+        race = trial_of(coded, **{f"_{INT4_KEPT.hash()}": 0.5}).race
+        (found,) = trial._train(params, coded, race)
+        assert (found.outcome, found.measurements) == (outcome, [])
+
+    def full(*_: object) -> Record:
+        raise StorageError("no space left")
+
+    monkeypatch.setattr(trial, "measure", full)
+    with pytest.raises(StorageError):
+        trial._train(Parameters(overrides=["seeds=[5]"]), coded, race)
+
+
+def test_a_round_on_real_ranks_races_and_decides(project):
+    history = begin(["fsdp2", "ddp"], agent=AGENT)
+    proposal_of(history, DDP).to_file("results/rounds/1/proposal.json")
+    write_records("results/results.jsonl", make_records(["fsdp2", "ddp"], seeds=2))
+    real = Parameters(overrides=["agent.link=null", "agent.repetitions=20"])
+    trial.main(real, "1")
+    decide.main(real, "1")
+    after = History.from_file("results/rounds/1/history.json", "make it again")
+    (race,) = after.races
+    assert {name: arm.outcome for name, arm in race.arms.items()} == dict.fromkeys(
+        (history.start, DDP.hash()), "ok"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+    assert {run.run for run in race.runs} == {history.start, DDP.hash(), NO_COMMUNICATION}
+    assert after.rounds[0].compared[0].label == "ddp, none"
+    assert after.incumbent in (history.start, DDP.hash())
+    assert not Path(".trials").exists()

@@ -1,112 +1,148 @@
-import math
+"""What a round decides: the fastest arm that was shown to be faster, and as good, is held."""
+
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlab.agent.decisions.decision import decide
+from shardlab.agent.decisions.decision import conclude
 from shardlab.agent.records.history import History
-from shardlab.agent.records.rounds import Measurement
-from tests.agent.searches import LIMIT, begin
+from shardlab.agent.records.rounds import Outcome, Round, Trained
+from shardlab.core.errors import UserError
+from shardlab.strategy.strategy import Strategy
+from tests.agent.searches import (
+    AGENT,
+    DDP,
+    DDP_INT8,
+    FSDP2,
+    INT4_KEPT,
+    KEPT,
+    LIMIT,
+    begin,
+    proposal_of,
+    trained,
+    trial_of,
+)
 
-HISTORY = begin()
-START = HISTORY.measured[HISTORY.start]
-TOLERANCE = 0.03
-
-
-def measured(ratios: list[float], quality: float = 1.0, peak: int = 1_000) -> list[Measurement]:
-    """The incumbent's figures, each seed's step times its ratio."""
-    return [
-        each.model_copy(
-            update={
-                "step_ms_p50": each.step_ms_p50 * ratio,
-                "val_ppl": each.val_ppl * quality,
-                "memory_peak_bytes": peak,
-            }
-        )
-        for each, ratio in zip(HISTORY.incumbent.measurements, ratios, strict=False)
-    ]
+HISTORY = begin(["fsdp2", "ddp", "ddp-int8"])
 
 
-def judged(measurements: list[Measurement], history: History = HISTORY):
-    return decide(history, measurements, TOLERANCE, LIMIT)
+def key(strategy: Strategy) -> str:
+    return f"_{strategy.hash()}"
 
 
-RATIOS = st.lists(st.floats(0.2, 5), min_size=1, max_size=3)
+def after(
+    figures: dict[Strategy, float | Outcome],
+    *runs: Trained,
+    history: History = HISTORY,
+    **how: Any,
+) -> History:
+    proposal = proposal_of(history, *figures)
+    ratios = {key(strategy): figure for strategy, figure in figures.items()}
+    return conclude(history, proposal, trial_of(proposal, *runs, **how, **ratios), AGENT)
 
 
-@given(RATIOS, st.floats(0.5, 2), st.integers(1, 2 * LIMIT))
-def test_trial_is_accepted_iff_significantly_faster_within_quality_and_memory_limits(
-    ratios, quality, peak
+def last(*arguments: Any, **how: Any) -> Round:
+    return after(*arguments, **how).rounds[-1]
+
+
+@given(st.floats(0.3, 3), st.floats(0.3, 3), st.floats(0.98, 1.08), st.integers(1, 2 * LIMIT))
+def test_the_fastest_is_held_that_is_shown_to_be_faster_as_good_and_small_enough(
+    ddp, other, quality, peak
 ):
-    decision = judged(measured(ratios, quality, peak))
-    comparison = decision.comparison
-    shown = comparison.interval is not None and comparison.interval[1] < 1
-    good = comparison.perplexity_ratio <= 1 + TOLERANCE
-    assert (decision.decision == "accept") == (shown and good and peak <= LIMIT)
-
-
-@given(RATIOS)
-def test_interval_contains_the_ratio_and_needs_two_seeds(ratios):
-    comparison = judged(measured(ratios)).comparison
-    if len(ratios) < 2:
-        assert comparison.interval is None
-    else:
-        low, high = comparison.interval
-        assert low <= comparison.step_ratio * (1 + 1e-12)
-        assert comparison.step_ratio <= high * (1 + 1e-12)
-
-
-def test_interval_by_hand():
-    # logs -0.1, -0.2, -0.3: mean -0.2, deviation 0.1; Student's t for 2 degrees of freedom 4.30265
-    comparison = judged(measured([math.exp(x) for x in (-0.1, -0.2, -0.3)])).comparison
-    half = 4.30265 * 0.1 / math.sqrt(3)
-    assert comparison.interval == pytest.approx([math.exp(-0.2 - half), math.exp(-0.2 + half)])
-
-
-def test_significant_gain_is_accepted():
-    decision = judged(measured([0.90, 0.91, 0.92]))
-    assert decision.decision == "accept"
-    assert "3 seeds" in decision.reason
+    runs = trained(INT4_KEPT, quality, memory_peak_bytes=peak)
+    history = after({DDP: ddp, INT4_KEPT: other}, runs)
+    found = {each.hash: each for each in history.rounds[-1].compared}
+    fast = {
+        strategy.hash(): found[strategy.hash()].step.ratio
+        for strategy, good in ((DDP, True), (INT4_KEPT, quality <= 1.03 and peak <= LIMIT))
+        if good and found[strategy.hash()].step.high < 1
+    }
+    assert history.incumbent == min(fast, key=lambda each: fast[each], default=FSDP2.hash())
+    assert history.rounds[-1].decision == ("accept" if fast else "reject")
+    assert {each.hash for each in found.values() if not each.objections} == {*fast}
 
 
 @pytest.mark.parametrize(
-    ("figures", "reason"),
+    ("figures", "runs", "how", "reason"),
     [
-        (measured([1.0, 1.0, 1.0]), "the interval reaches 1"),
-        (measured([0.1]), "add seeds"),
-        *((measured([0.5] * 3, quality), "perplexity") for quality in (1.031, math.inf, math.nan)),
-        (measured([0.5] * 3, peak=LIMIT + 1), "peak memory"),
+        ({DDP: 1.0}, [], {}, "no gain in step time is shown"),
+        ({DDP: 1.5}, [], {}, "it is slower"),
+        ({DDP: "crash"}, [], {}, "it ended with outcome crash: by test"),
+        ({INT4_KEPT: 0.5}, [], {}, "its perplexity was not measured"),
+        ({INT4_KEPT: 0.5}, [trained(INT4_KEPT, 1.05)], {}, "perplexity is above 1.030 times"),
+        ({INT4_KEPT: 0.5}, [trained(INT4_KEPT, memory_peak_bytes=2 * LIMIT)], {}, "above 4000 MB"),
+        (
+            {INT4_KEPT: 0.5},
+            [Trained(hash=INT4_KEPT.hash(), outcome="diverged", detail="seed 1: step 7")],
+            {},
+            "training it ended with outcome diverged: seed 1: step 7",
+        ),
+        ({KEPT: 0.5}, [], {"losses": 7.9}, "its losses are not those of the start"),
     ],
 )
-def test_rejection_states_its_reason(figures, reason):
-    decision = judged(figures)
-    assert decision.decision == "reject"
-    assert reason in decision.reason
+def test_what_is_not_held_has_a_reason(figures, runs, how, reason):
+    found = last(figures, *runs, **how)
+    assert (found.decision, found.held) == ("reject", FSDP2.hash())
+    assert reason in found.reason
 
 
-def test_comparison_is_paired_by_seed():
-    backwards = measured([0.90, 0.91, 0.92])[::-1]
-    assert judged(backwards).comparison.step_ratio == pytest.approx(
-        judged(measured([0.90, 0.91, 0.92])).comparison.step_ratio
-    )
+def test_other_losses_are_no_objection_to_what_is_compressed():
+    assert last({DDP_INT8: 0.5}, losses=7.9).decision == "accept"
 
 
-def test_no_common_seed_is_rejected():
-    others = [each.model_copy(update={"seed": 90 + each.seed}) for each in measured([0.5] * 3)]
-    assert judged(others).decision == "reject"
+def test_a_reason_to_accept_states_ratio_interval_and_perplexity():
+    found = last({DDP: 0.5})
+    assert found.reason.startswith("ddp, none: step 0.50")
+    assert "times the incumbent's (95 % of searches 0." in found.reason
+    assert found.reason.endswith("perplexity 1.000 times the start's")
+    assert (found.stopped, found.seconds) == ("every challenger is decided", 12.5)
 
 
-def test_quality_is_compared_with_the_start_not_the_incumbent():
-    worse = measured([1.0] * 3, quality=1.02)
-    incumbent = HISTORY.incumbent.model_copy(update={"measurements": worse})
-    drifted = HISTORY.model_copy(update={"incumbent": incumbent})
-    assert judged(measured([0.5] * 3, 1.02), drifted).decision == "accept"
-    assert judged(measured([0.5] * 3, 1.02 * 1.02), drifted).decision == "reject"
+def test_quality_is_compared_with_the_start_and_steps_with_the_incumbent():
+    first = after({DDP_INT8: 0.5})
+    assert first.incumbent == DDP_INT8.hash()
+    assert last({DDP: 0.8}, history=first).held == DDP.hash()
+    worse = trained(INT4_KEPT, 1.031)
+    assert last({INT4_KEPT: 0.8}, worse, history=first).held == DDP_INT8.hash()
 
 
-def test_reason_states_ratio_and_interval():
-    decision = judged(measured([0.90, 0.91, 0.92]))
-    low, high = decision.comparison.interval
-    assert f"{decision.comparison.step_ratio:.3f} times the incumbent's" in decision.reason
-    assert f"95 % interval {low:.3f} to {high:.3f}" in decision.reason
+def test_steps_of_all_arms_are_known_afterwards_over_those_of_the_start():
+    history = after({DDP: 0.5, KEPT: 1.5}, history=after({DDP_INT8: 0.5}))
+    for strategy, ratio in ((DDP_INT8, 1.0), (DDP, 0.5), (KEPT, 1.5)):
+        steps = history.measured[strategy.hash()].steps[-1]
+        assert (steps.source, steps.repetitions) == ("round 2", 40)
+        assert steps.ratio == pytest.approx(ratio, rel=0.02)
+    assert [race.name for race in history.races] == ["round-1", "round-2"]
+
+
+def test_an_incumbent_that_fails_gives_way_to_the_best_that_is_known():
+    first = after({DDP: 0.5, DDP_INT8: 0.6})
+    second = after({KEPT: 1.0, DDP: "memory"}, history=first)
+    assert second.incumbent == DDP_INT8.hash()
+    assert second.rounds[-1].decision == "reject"
+    assert "the incumbent ended with outcome memory: by test" in second.rounds[-1].reason
+
+
+def test_a_round_without_a_race_changes_nothing_but_is_told():
+    history = after({})
+    assert history.rounds[-1].decision == "none"
+    assert history.rounds[-1].reason == "nothing was raced: by test"
+    assert (history.incumbent, history.measured) == (HISTORY.incumbent, HISTORY.measured)
+
+
+def test_the_trial_of_another_proposal_is_refused():
+    proposal = proposal_of(HISTORY, DDP)
+    for other in (proposal_of(HISTORY), proposal_of(after({DDP: 0.5}), KEPT)):
+        with pytest.raises(UserError, match="run the trial again"):
+            conclude(HISTORY, proposal, trial_of(other), AGENT)
+
+
+def test_a_race_that_had_no_time_rolls_back_and_says_so():
+    proposal = proposal_of(HISTORY, DDP)
+    trial = trial_of(proposal)
+    race = trial.race.model_copy(update={"arms": {}, "runs": [], "reason": "no time was left"})
+    last = conclude(HISTORY, proposal, trial.model_copy(update={"race": race}), AGENT)
+    assert last.incumbent == HISTORY.incumbent
+    assert (last.rounds[-1].decision, last.rounds[-1].reason) == ("reject", "no time was left")

@@ -1,11 +1,13 @@
 import json
+import socket
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 
-from shardlab.agent.proposals.endpoint import KEY_VARIABLE, Endpoint
+from shardlab.agent.proposals.endpoint import KEY_VARIABLE, PLAIN_HTTP_VARIABLE, Endpoint
 from shardlab.agent.proposals.http_judge import HttpJudge
 from shardlab.core.errors import UserError
 from tests.agent.chat_server import (
@@ -80,38 +82,63 @@ def test_slow_server_is_an_error_of_the_user(tmp_path):
 
     with serving(rule) as server:
         slow = judge(server, tmp_path, timeout_s=0.05, attempts=2)
-        with pytest.raises(UserError, match="Timeout after 2 attempts"):
+        with pytest.raises(UserError, match=r"none within 0.05 s after 2 attempts"):
             slow.choose(question())
         release.set()
 
 
-def test_timeout_covers_the_whole_reply(tmp_path):
-    """Each byte comes in time, the answer does not."""
+OK = b"HTTP/1.1 200 OK\r\n"
+INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-    class Dripping(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            try:
-                for _ in range(2000):
-                    self.wfile.write(b" ")
-                    self.wfile.flush()
-                    time.sleep(0.01)
-            except ConnectionError:
-                return  # the client gave up, as it should
 
-        def log_message(self, *args: object) -> None:
-            pass
+@contextmanager
+def dripping(start: bytes, drop: bytes, pause_s: float) -> Iterator[str]:
+    """A server that sends `start` and then `drop` again and again; yields its URL."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Dripping)
-    server.daemon_threads = True
-    server.block_on_close = False
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}/v1"
-    with pytest.raises(UserError, match="TimeoutError after 1 attempts"):
-        Endpoint(url, "a-model", timeout_s=0.1, attempts=1).complete([], {})
-    server.shutdown()
-    server.server_close()
+    def answer(connection: socket.socket) -> None:
+        with connection, suppress(OSError):  # the client gives up, as it should
+            connection.recv(1 << 16)
+            connection.sendall(start)
+            while not ended.wait(pause_s):
+                connection.sendall(drop)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=answer, args=[door.accept()[0]], daemon=True).start()
+
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"http://127.0.0.1:{door.getsockname()[1]}/v1"
+        ended.set()
+        door.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("pause_s", [0, 0.01])
+@pytest.mark.parametrize(
+    ("start", "drop"),
+    [
+        (b"", b"H"),
+        (OK + b"X-Header: ", b"x"),
+        (b"", INTERIM),
+        (INTERIM[:-2] + b"X-Header: ", b"x"),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\n", b"0"),
+        (OK + b"\r\n", b" "),
+    ],
+    ids=["status", "header", "interim", "interim header", "chunk size", "body"],
+)
+def test_timeout_covers_the_whole_call(start, drop, pause_s):
+    """Each byte comes in time, the answer does not (attack 14 of the review)."""
+    with dripping(start, drop, pause_s) as url:
+        began = time.monotonic()
+        endpoint = Endpoint(url, "a-model", timeout_s=0.1, attempts=2, wait_s=0.001)
+        try:
+            assert endpoint.complete([], {}) is None  # too long, before the time was up
+        except UserError as error:
+            assert "\n" not in str(error)
+            assert "none within 0.1 s after 2 attempts" in str(error) or not pause_s
+        assert time.monotonic() - began < 10  # the drip has no end
 
 
 def test_absent_server_is_an_error_of_the_user(tmp_path):
@@ -169,3 +196,32 @@ def test_invalid_endpoint_url_is_refused(url):
     with pytest.raises(UserError, match=r"agent\.endpoint") as error:
         Endpoint(url, "a-model")
     assert "pw" not in str(error.value)
+
+
+@pytest.mark.parametrize("host", ["judge.example", "10.0.0.7", "127.0.0.1.example", "[fd00::7]"])
+def test_key_is_not_sent_to_other_hosts_in_plain_text(monkeypatch, host):
+    """Unless that very host is allowed by its name (attack 14 of the review)."""
+    url, name = f"http://{host}:80/v1", host.strip("[]")
+    monkeypatch.setenv(PLAIN_HTTP_VARIABLE, "another.example")
+    with pytest.raises(UserError) as error:
+        Endpoint(url, "a-model", KEY)
+    assert f"{PLAIN_HTTP_VARIABLE}={name}" in str(error.value)
+    assert KEY not in str(error.value) and "\n" not in str(error.value)
+    Endpoint(url, "a-model")
+    Endpoint(url.replace("http:", "https:"), "a-model", KEY)
+    monkeypatch.setenv(PLAIN_HTTP_VARIABLE, name)
+    Endpoint(url, "a-model", KEY)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.1.2.3", "[::1]"])
+def test_key_may_be_sent_to_this_machine(host):
+    Endpoint(f"http://{host}/v1", "a-model", KEY)
+
+
+def test_key_for_this_machine_reaches_no_proxy(tmp_path, monkeypatch):
+    with serving(lambda request, n: (200, says(WANTED))) as server:
+        with serving(lambda request, n: (200, says(WANTED))) as proxy:
+            for name in ("http_proxy", "all_proxy"):
+                monkeypatch.setenv(name, proxy.url.removesuffix("/v1"))
+            judge(server, tmp_path).choose(question())
+        assert (server.keys, proxy.keys) == ([f"Bearer {KEY}"] * 2, [])

@@ -1,45 +1,81 @@
+"""Facts in words: one template, no ranking, in the order of hashes."""
+
 import re
 
 from shardlab.agent.decisions.decision import conclude
-from shardlab.agent.proposals.evidence import describe
-from shardlab.agent.records.rounds import Trial
-from tests.agent.searches import AGENT, LIMIT, begin, proposal_of
+from shardlab.agent.proposals.evidence import data_facts, describe, machine_facts, predicted
+from tests.agent.searches import (
+    AGENT,
+    DDP,
+    KEPT,
+    LIMIT,
+    begin,
+    proposal_of,
+    trial_of,
+)
+from tests.forecast.timing_factory import made_calibration
+from tests.record_factory import make_candidate
 
 
-def lines_of_strategies(text: str) -> list[str]:
+def lines_of(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("Strategy ")]
 
 
-def test_every_strategy_gets_the_same_template():
-    lines = lines_of_strategies(describe(begin(), AGENT, LIMIT))
-    assert len(lines) == 8
-    shapes = {re.sub(r"\d+(\.\d+)?", "N", line.partition("]: ")[2]) for line in lines}
-    assert len(shapes) == 1
-
-
-def test_figures_are_means_over_seeds():
-    history = begin(["fsdp2"])
-    steps = [each.step_ms_p50 for each in history.incumbent.measurements]
-    assert f"step {sum(steps) / 3:.2f} ms +- " in describe(history, AGENT, LIMIT)
-
-
-def test_strategies_are_listed_by_hash():
+def test_strategies_have_one_template_in_the_order_of_their_hashes():
     history = begin()
-    lines = lines_of_strategies(describe(history, AGENT, LIMIT))
+    lines = lines_of(describe(history, AGENT, LIMIT))
+    assert len({re.sub(r"\d+(\.\d+)?", "N", line.partition("]: ")[2]) for line in lines}) == 1
     by_hash = [history.measured[key].strategy.label() for key in sorted(history.measured)]
     assert [line.split(" [")[0].removeprefix("Strategy ") for line in lines] == by_hash
 
 
-def test_failed_trial_is_listed_and_counts_against_the_budget():
+def test_nothing_is_praised_or_advised():
+    text = describe(begin(), AGENT, LIMIT).lower()
+    assert not re.search(r"\b(best|better|worse|good|faster|slow\w*|should|recommend\w*)\b", text)
+
+
+def test_figures_are_means_over_seeds_and_bytes_by_kind_of_message():
+    history = begin(["fsdp2"])
+    seeds = [each.val_ppl for each in history.held.measurements]
+    (line,) = lines_of(describe(history, AGENT, LIMIT))
+    assert "trained with 2 seeds" in line
+    assert f"validation perplexity {sum(seeds) / 2:.2f} +- " in line
+    assert "gradients 2.600 MB asked, 2.600 MB moved; weights 5.200 MB asked, 5.200 MB" in line
+
+
+def test_races_failures_and_the_budget_are_told():
     history = begin()
-    proposal = proposal_of(history)
-    failed = Trial(outcome="timeout", detail="after 300 s", hash=proposal.chosen_hash)
-    text = describe(conclude(history, proposal, failed, 0.03), AGENT, LIMIT)
+    proposal = proposal_of(history, DDP, KEPT)
+    trial = trial_of(proposal, **{f"_{KEPT.hash()}": "timeout", f"_{DDP.hash()}": 0.5})
+    text = describe(conclude(history, proposal, trial, AGENT), AGENT, LIMIT)
+    assert re.search(r"ddp, none \[run ddp\]: step 0\.50\d times the start's \(95 % 0", text)
     assert "[round 1]: no figures, the trial ended with outcome timeout." in text
-    assert f"Round 1: tried {proposal.chosen.label()}; decision reject." in text
+    assert "Round 1: raced ddp, none, fsdp2, none, kept after forward; decision accept." in text
+    assert "Incumbent: ddp, none [run ddp]." in text
+    assert "at most 1.030 times the start's; peak memory at most 4000 MB per rank." in text
     assert f"Trials left: {AGENT.budget - 1} of {AGENT.budget}." in text
 
 
-def test_bytes_are_listed_by_kind_of_message():
-    text = describe(begin(["fsdp2"]), AGENT, LIMIT)
-    assert "gradients 2.600 MB asked, 2.600 MB moved; weights 5.200 MB asked, 5.200 MB" in text
+def test_a_prediction_says_what_is_unknown():
+    known = make_candidate(engine="manual").prediction
+    assert predicted(known) == (
+        "predicted: step 40.00 ms (95 % 36.50 to 43.50), peak memory 812 MB per rank, perplexity "
+        "1.002 times the start's (its codecs: run fsdp2-bf16)"
+    )
+    nothing = {"step_ms": None, "low_ms": None, "high_ms": None, "perplexity_ratio": None}
+    unknown = known.model_copy(update={**nothing, "note": "no run"})
+    assert "step unknown, peak memory 812 MB per rank, perplexity unknown (no" in predicted(unknown)
+
+
+def test_machine_and_data_are_facts_without_names_of_files():
+    machine = machine_facts(made_calibration())
+    assert machine.startswith("Machine: A processor made for tests, 2 cores, 8.6 GB of memory; a")
+    assert "MB/s (2 ranks, loopback)" in machine
+    assert " 12 MB/s (2 ranks, 100mbit)" in machine
+    train = {"documents": 90, "tokens": 9000, "bytes_per_token": 3.3}
+    data = data_facts({"vocabulary": 300, "train": train})
+    assert data == (
+        "Data: 9000 training tokens of 90 documents, 3.30 bytes per token, vocabulary 300."
+    )
+    lines = describe(begin(), AGENT, LIMIT, (machine, data)).splitlines()
+    assert lines[1:3] == [machine, data]

@@ -1,87 +1,163 @@
-import json
+"""What the search knows: of records, of timings, and of quality by what computes alike."""
+
+import math
 
 import pytest
 
 from shardlab.agent.decisions.decision import conclude
 from shardlab.agent.records.history import History, initial_history, known_before
-from shardlab.agent.records.rounds import Trial
+from shardlab.agent.records.rounds import Trained
 from shardlab.core.errors import UserError
-from shardlab.strategy.strategy import parse_strategy
-from tests.agent.searches import begin, proposal_of, trial_of
-from tests.record_factory import STRATEGIES, make_record, make_records
+from shardlab.experiment.schema import Agent, Train
+from shardlab.records.timing import NO_COMMUNICATION
+from shardlab.strategy.strategy import CanonicalStrategy, Strategy, parse_strategy
+from tests.agent.searches import AGENT, DDP, DDP_INT8, FSDP2, KEPT, begin, proposal_of, trial_of
+from tests.record_factory import FIGURES, STRATEGIES, make_record, make_records
+from tests.timed_run_factory import make_timed
+
+START = FIGURES["fsdp2"][2]
+INT8 = {"codec": "int8:group=128"}
 
 
-def test_every_strategy_of_the_matrix_is_measured_from_the_start():
+def canonical(**document: object) -> CanonicalStrategy:
+    return parse_strategy(document).canonical()
+
+
+def test_the_matrix_is_known_and_without_timings_the_start_is_held():
     history = begin()
-    assert set(history.measured) == {parse_strategy(each).hash() for each in STRATEGIES.values()}
-    assert history.incumbent.source == "run fsdp2"
-    assert history.start == history.incumbent.hash
-    assert [each.seed for each in history.incumbent.measurements] == [0, 1, 2]
+    assert {*history.measured} == {parse_strategy(each).hash() for each in STRATEGIES.values()}
+    assert history.held.source == "run fsdp2"
+    assert history.start == history.incumbent
+    assert [each.seed for each in history.held.measurements] == [0, 1]
+    assert history.workload.memory_bytes == 4 * 2**30
 
 
-def test_equivalent_runs_are_one_strategy_named_after_the_start():
-    twin = [make_record("another-name", seed) for seed in range(3)]
-    history = initial_history([*twin, *make_records(["fsdp2"])], "fsdp2")
+def test_two_names_of_one_meaning_are_one_strategy_named_after_the_start():
+    twin = [make_record("another-name", seed) for seed in range(2)]
+    history = initial_history([*twin, *make_records(["fsdp2"])], [], AGENT, Train())
     assert [entry.source for entry in history.measured.values()] == ["run fsdp2"]
 
 
-def test_start_must_be_among_the_records():
+def test_steps_are_of_timings_with_the_start_on_ranks_and_link_of_the_search():
+    timed = [
+        make_timed(name, run, ranks, step_ms=[ms] * 5)
+        for name, ranks, runs in (
+            ("two-ranks", 2, {"fsdp2": 50.0, "ddp": 40.0, "ddp-int8": 60.0}),
+            ("slow", 2, {"fsdp2": 500.0, "ddp": 600.0, "ddp-int8": 200.0}),
+            ("four", 4, {"fsdp2": 50.0, "ddp": 10.0}),
+            ("alone", 2, {"ddp": 10.0, NO_COMMUNICATION: 5.0}),
+        )
+        for run, ms in runs.items()
+    ]
+    for link, ddp, coded, best in ((None, 0.8, 1.2, "run ddp"), ("100mbit", 1.2, 0.4, "ddp-int8")):
+        agent = Agent.model_validate({"start": "fsdp2", "link": link and {"rate": link}})
+        history = begin(timed=timed, agent=agent)
+        found = [history.measured[each.hash()].steps for each in (DDP, DDP_INT8, FSDP2)]
+        assert [each.ratio for steps in found for each in steps] == pytest.approx([ddp, coded, 1])
+        assert history.held.source.endswith(best)
+        assert history.start == FSDP2.hash()
+
+
+def test_what_was_timed_alone_is_held_only_with_tolerated_perplexity():
+    slide = parse_strategy({"engine": "slide"})
+    topk = parse_strategy(STRATEGIES["fsdp2-topk"])
+    for strategy, held in ((slide, slide), (topk, FSDP2)):
+        form = strategy.canonical().model_dump(mode="json")
+        known = {"strategy": form, "strategy_hash": strategy.hash()}
+        timed = [make_timed("two-ranks", step_ms=[40.0] * 5)]
+        timed += [make_timed("two-ranks", step_ms=[20.0] * 5).model_copy(update=known)]
+        assert begin(timed=timed).incumbent == held.hash()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ratio", "source", "sure"),
+    [
+        (KEPT.canonical(), 1.0, "computes what the start computes", True),
+        (DDP_INT8.canonical(), FIGURES["ddp-int8"][2] / START, "its own: run ddp-int8", True),
+        (
+            canonical(engine="ddp", bucket_mb=5.0, gradients=INT8),
+            math.sqrt(FIGURES["ddp-int8"][2] * FIGURES["fsdp2-int8"][2]) / START,
+            "the same numerics: run ddp-int8, run fsdp2-int8",
+            True,
+        ),
+        (
+            canonical(engine="manual", gradients=INT8),
+            math.sqrt(FIGURES["ddp-int8"][2] * FIGURES["fsdp2-int8"][2]) / START,
+            "its codecs: run ddp-int8, run fsdp2-int8",
+            False,
+        ),
+        (
+            canonical(
+                engine="manual", gradients=STRATEGIES["fsdp2-topk"]["gradients"], weights=INT8
+            ),
+            FIGURES["fsdp2-topk"][2] / START,
+            "a part of its codecs: run fsdp2-topk",
+            False,
+        ),
+    ],
+)
+def test_quality_is_that_of_what_computes_most_alike(strategy, ratio, source, sure):
+    quality = begin().quality(strategy)
+    assert quality is not None
+    assert quality.ratio == pytest.approx(ratio, rel=0.002)
+    assert (quality.source, quality.sure) == (source, sure)
+
+
+def test_the_quality_of_other_numerics_is_unknown():
+    history = begin()
+    for other in ({"weights": INT8}, {"gradients": {"codec": "int8:group=64"}}):
+        assert history.quality(canonical(**other)) is None
+    assert history.quality(canonical(param_dtype="bf16")) is None
+    assert history.quality(canonical(param_dtype="bf16", gradients=INT8)) is None
+
+
+def test_a_run_that_diverged_has_infinite_perplexity_and_cannot_be_the_start():
+    lost = {"val_ppl": None, "val_loss": None, "diverged_at": 7}
+    records = [*make_records(["fsdp2"]), make_record("ddp-int8", 0, **lost)]
+    history = initial_history(records, [], AGENT, Train())
+    entry = history.measured[DDP_INT8.hash()]
+    assert (entry.outcome, entry.measurements) == ("diverged", [])
+    assert entry.detail == "seed 0: diverged at step 7"
+    assert history.quality(DDP_INT8.canonical()).ratio == math.inf
+    with pytest.raises(UserError, match=r"agent\.start: run 'ddp-int8' diverged \(seed 0: div"):
+        initial_history(records, [], Agent(start="ddp-int8"), Train())
+
+
+def test_records_of_no_start_or_of_different_workloads_are_refused():
     with pytest.raises(UserError, match=r"agent\.start: no record of run 'fsdp3'.*'fsdp2'"):
-        initial_history(make_records(["fsdp2"]), "fsdp3")
-
-
-def test_records_of_different_workloads_are_refused():
+        begin(agent=Agent(start="fsdp3"))
     mixed = [make_record("fsdp2", 0), make_record("ddp", 0, world_size=4)]
     with pytest.raises(UserError, match="another workload"):
-        initial_history(mixed, "fsdp2")
+        initial_history(mixed, [], AGENT, Train())
+    with pytest.raises(UserError, match="no record"):
+        initial_history([], [], AGENT, Train())
 
 
-def test_history_accumulates_over_rounds_and_survives_the_file(tmp_path):
+@pytest.mark.parametrize("outcome", ["timeout", "crash", "memory", "diverged"])
+def test_history_keeps_what_failed_and_survives_its_file(tmp_path, outcome):
     history = begin()
-    first = proposal_of(history)
-    faster = trial_of(first.chosen, step_ms_p50=20.0, val_ppl=182.0)
-    history = conclude(history, first, faster, 0.03)
-    assert history.incumbent.source == "round 1"
-    assert history.start != history.incumbent.hash
-
-    second = proposal_of(history)
-    assert second.chosen_hash not in (None, first.chosen_hash)
-    crash = Trial(outcome="crash", detail="rank 1: boom", hash=second.chosen_hash)
-    history = conclude(history, second, crash, 0.03)
-    assert [each.decision for each in history.rounds] == ["accept", "reject"]
-    assert history.incumbent.source == "round 1"
-    assert history.measured[second.chosen_hash].outcome == "crash"
-    assert len(history.measured) == len(STRATEGIES) + 2
-
-    path = tmp_path / "history.json"
-    history.to_file(path)
-    assert History.from_file(path) == history
-    assert json.loads(path.read_text())["rounds"][1]["trial"]["detail"] == "rank 1: boom"
+    proposal = proposal_of(history, KEPT, DDP_INT8)
+    failed = Trained(hash=DDP_INT8.hash(), outcome=outcome, detail="in training")
+    trial = trial_of(proposal, failed, **{f"_{KEPT.hash()}": outcome, f"_{DDP_INT8.hash()}": 0.5})
+    after = conclude(history, proposal, trial, AGENT)
+    kept, coded = (after.measured[each.hash()] for each in (KEPT, DDP_INT8))
+    assert (kept.source, kept.outcome, kept.detail) == ("round 1", outcome, "by test")
+    assert (coded.source, coded.outcome, coded.detail) == ("run ddp-int8", outcome, "in training")
+    assert after.fastest(0.03).hash == FSDP2.hash() == after.incumbent
+    after.to_file(tmp_path / "history.json")
+    assert History.from_file(tmp_path / "history.json", "make it again") == after
 
 
-def test_round_without_a_choice_still_reaches_the_history():
-    history = begin()
-    stopped = history.model_copy(update={"measured": dict(history.measured)})
-    proposal = proposal_of(history).model_copy(update={"chosen": None, "chosen_hash": None})
-    after = conclude(stopped, proposal, Trial(outcome="none", detail="no ground"), 0.03)
-    assert after.rounds[0].decision == "none"
-    assert after.rounds[0].trial.outcome == "none"
-    assert after.incumbent == history.incumbent
-    assert after.measured == history.measured
-
-
-def test_trial_of_another_strategy_is_refused():
-    history = begin()
-    other = trial_of(parse_strategy({"engine": "ddp"}))
-    with pytest.raises(UserError, match="run the trial again"):
-        conclude(history, proposal_of(history), other, 0.03)
-
-
-def test_history_older_than_the_matrix_is_refused(tmp_path):
-    old = begin(["fsdp2", "ddp"])
-    path = tmp_path / "history.json"
+def test_a_history_older_than_the_matrix_is_refused(tmp_path):
+    old, path = begin(["fsdp2", "ddp"]), tmp_path / "history.json"
     old.to_file(path)
-    records = make_records(["fsdp2", "ddp"])
-    assert known_before(str(path), "results.jsonl", records, "fsdp2") == old
+    assert known_before(str(path), "results.jsonl", old) == old
+    assert known_before("results.jsonl", "results.jsonl", begin()) == begin()
     with pytest.raises(UserError, match="knows nothing of run ddp-int8"):
-        known_before(str(path), "results.jsonl", [*records, *make_records(["ddp-int8"])], "fsdp2")
+        known_before(str(path), "results.jsonl", begin(["fsdp2", "ddp", "ddp-int8"]))
+
+
+def test_strategies_of_equal_meaning_have_equal_hashes_in_the_history():
+    spelled = parse_strategy({"engine": "fsdp2", "wrap": "block", "gradients": INT8})
+    assert isinstance(spelled, Strategy)
+    assert begin().measured[spelled.hash()].source == "run fsdp2-int8"

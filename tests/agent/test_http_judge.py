@@ -19,7 +19,7 @@ from tests.agent.chat_server import (
     says,
     serving,
 )
-from tests.agent.searches import ask, begin
+from tests.agent.searches import ask
 
 
 def test_same_choice_in_both_orders_is_the_verdict(tmp_path):
@@ -52,6 +52,17 @@ def test_prompt_explains_every_setting_and_codec(tmp_path):
     residual = "type in which error feedback stores what was not sent"
     assert f"gradients.residual: fp32, bf16, int8. {residual}" in lines
     assert any(line.startswith("int4: ") and "levels (uniform, nf4)" in line for line in lines)
+
+
+def test_candidates_are_told_by_one_template_without_their_origin(tmp_path):
+    _, server = asked(tmp_path, says(WANTED))
+    lines = server.requests[0]["messages"][-1]["content"].splitlines()
+    told = {line[2:10]: line[12:] for line in lines if line.startswith("- ")}
+    assert told[WANTED].startswith("fsdp2, none, kept after forward (reshard_after_forward: true")
+    assert all(
+        "; predicted: step 40.00 ms (95 % 36.50 to 43.50), peak" in each for each in told.values()
+    )
+    assert not any(each.why in line for each in CANDIDATES for line in lines)
 
 
 def test_position_bias_is_an_abstention(tmp_path):
@@ -125,7 +136,7 @@ def test_invalid_answers_are_replayed_too(tmp_path):
 def test_other_questions_and_models_are_asked_separately(tmp_path):
     with serving(lambda request, n: (200, says(WANTED))) as server:
         judge(server, tmp_path).choose(question())
-        judge(server, tmp_path).choose(ask(begin(), *CANDIDATES[:2]))
+        judge(server, tmp_path).choose(ask(*CANDIDATES[:2]))
         HttpJudge(Endpoint(server.url, "b-model"), tmp_path).choose(question())
     assert len(server.requests) == 6
 
@@ -145,7 +156,7 @@ def test_damaged_answer_is_named(tmp_path):
         judge(server, tmp_path).choose(question())
         for path in tmp_path.glob("*.json"):
             path.write_text("{")
-        with pytest.raises(UserError, match=r"not a stored answer.*delete it"):
+        with pytest.raises(UserError, match=r"json: damaged.*delete it"):
             judge(server, tmp_path).choose(question())
 
 

@@ -1,12 +1,6 @@
 import pytest
 
-from shardlab.agent.records.rounds import Trial
-from shardlab.agent.trials.trials import (
-    TrialFailed,
-    code_digest,
-    run_trial,
-    trial_key,
-)
+from shardlab.agent.trials.trials import Runs, TrialFailed, code_digest, run_trial, trial_key
 from shardlab.core.errors import UserError
 from shardlab.experiment.schema import Model, Train
 from shardlab.strategy.strategy import parse_strategy
@@ -48,7 +42,9 @@ def test_successful_trial_is_measured_once(tmp_path):
 def test_only_the_result_is_kept(tmp_path):
     run(tmp_path, Measuring())
     run(tmp_path / "other", Measuring(fails_at=1))
-    assert [path.name for path in tmp_path.glob("*.*")] == ["a" * 64 + ".json"]
+    (path,) = tmp_path.glob("*.*")
+    assert path.name == "a" * 64 + ".json"
+    assert [each.seed for each in Runs.from_file(path, "make it again").records] == [0, 1, 2]
     assert list((tmp_path / "other").iterdir()) == []
 
 
@@ -58,12 +54,8 @@ def test_failure_is_data_and_ends_the_trial(tmp_path, kind):
     trial = run(tmp_path, measure)
     assert (trial.outcome, trial.detail) == (kind, "rank 1: no more memory")
     assert (trial.records, measure.seeds) == ([], [0, 1])
-
-
-@pytest.mark.parametrize("kind", ["crash", "memory"])
-def test_crash_and_out_of_memory_are_not_cached(tmp_path, kind):
-    run(tmp_path, Measuring(fails_at=0, kind=kind))
-    assert run(tmp_path, Measuring()).outcome == "ok"
+    # a crash and want of memory may be of that moment alone
+    assert run(tmp_path, Measuring()).outcome == ("timeout" if kind == "timeout" else "ok")
 
 
 def test_timeout_is_cached_until_the_limit_is_raised(tmp_path):
@@ -100,14 +92,8 @@ def test_unexpected_error_is_raised_and_not_stored(tmp_path):
 
 def test_damaged_store_is_named(tmp_path):
     (tmp_path / ("a" * 64 + ".json")).write_text('{"outcome": "ok", "recor')
-    with pytest.raises(UserError, match=r"not a stored trial.*delete it"):
+    with pytest.raises(UserError, match=r"json: damaged.*delete it"):
         run(tmp_path, Measuring())
-
-
-def test_trial_round_trips_through_its_file(tmp_path):
-    trial = run(tmp_path, Measuring())
-    trial.to_file(tmp_path / "trial.json")
-    assert Trial.from_file(tmp_path / "trial.json") == trial
 
 
 def test_key_changes_with_everything_that_a_result_depends_on(tmp_path):

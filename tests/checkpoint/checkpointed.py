@@ -83,7 +83,7 @@ class Run:
         return self
 
     def curve(self) -> torch.Tensor:
-        """What must not depend on an interruption, [steps, 3] in float64."""
+        """Values that must not depend on an interruption, [steps, 3] in float64."""
         rows = [(e.loss, e.gradient_norm, e.learning_rate) for e in self.events]
         return torch.tensor(rows, dtype=torch.float64)
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from shardlab.checkpoint import checkpoints
-from shardlab.checkpoint.folder import Folder, read_manifest
+from shardlab.checkpoint.folder import Folder, damage_in
 from shardlab.core.errors import UserError
 from shardlab.experiment.schema import Model
 from shardlab.loop.loop import StepEvent
@@ -29,14 +29,13 @@ def saved(data, tmp_path_factory) -> Path:
         for format in ("full", "sharded"):
             plan = plan_of(data, INT4_FSDP2)
             Run.start(plan, root / format, group, every=2, format=format).to(4)
-        return {}
 
     run_ranks(2, on_rank)
     return root
 
 
 def resumed_step(plan, root, **options) -> int:
-    """Where a run continues."""
+    """Step that a run continues from."""
     results = run_ranks(
         2, lambda group: {"step": torch.tensor(Run.start(plan, root, group, **options).loop.step)}
     )
@@ -58,34 +57,58 @@ FILES = [
 ]
 
 
+def damage(path: Path, harm: str = "damaged") -> None:
+    if harm == "missing":
+        path.unlink()
+        return
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
 @pytest.mark.parametrize("harm", ["missing", "damaged"])
 @pytest.mark.parametrize("format, name", FILES)
-def test_a_damaged_checkpoint_is_named_and_not_loaded(data, saved, tmp_path, format, name, harm):
+def test_a_damaged_checkpoint_falls_back_to_the_one_before_it(
+    data, saved, tmp_path, format, name, harm
+):
     root = shutil.copytree(saved / format, tmp_path / "root")
     last = root / "step-00000004"
-    if harm == "missing":
-        (last / name).unlink()
-    else:
-        content = bytearray((last / name).read_bytes())
-        content[len(content) // 2] ^= 1
-        (last / name).write_bytes(content)
+    damage(last / name, harm)
     plan = plan_of(data, INT4_FSDP2)
-    assert refusal(plan, root) == (
-        f"{last / name}: {harm}: remove {last} to continue from what was before it"
-    )
-    shutil.rmtree(last)
+    assert damage_in(last) == f"{last / name}: {harm}"
     assert resumed_step(plan, root) == 2
+    assert sorted(path.name for path in root.iterdir()) == [
+        "step-00000002",
+        "step-00000004.damaged",
+    ]
+    damage(root / "step-00000002" / name, harm)
+    assert refusal(plan, root) == (
+        f"{root}/step-00000002/{name}: {harm}; no checkpoint before it is whole: remove {root} to "
+        "start anew"
+    )
 
 
-@pytest.mark.parametrize("content", [None, "{", "{}", '{"step": 4}'])
-def test_damaged_manifest_is_named(data, saved, tmp_path, content):
+def later_sample(text: str) -> str:
+    return text.replace('"sample": ', '"sample": 1')
+
+
+@pytest.mark.parametrize("change", [None, lambda _: "{", lambda _: "{}", later_sample])
+def test_a_changed_checkpoint_json_is_named(data, saved, tmp_path, change):
     root = shutil.copytree(saved / "full", tmp_path / "root")
     manifest = root / "step-00000004/checkpoint.json"
-    manifest.unlink() if content is None else manifest.write_text(content)
-    message = refusal(plan_of(data, INT4_FSDP2), root)
-    what = "missing" if content is None else r"damaged \("
-    assert message.startswith(f"{manifest}: ") and what.rstrip("\\(") in message
-    assert message.endswith(f"remove {manifest.parent} to continue from what was before it")
+    text = manifest.read_text()
+    manifest.unlink() if change is None else manifest.write_text(change(text))
+    found = damage_in(manifest.parent)
+    what = "no such file" if change is None else "damaged"
+    assert found is not None and found.startswith(f"{manifest}: {what}") and "\n" not in found
+    assert resumed_step(plan_of(data, INT4_FSDP2), root) == 2
+
+
+def test_an_empty_folder_of_a_later_step_does_not_block(data, saved, tmp_path):
+    root = shutil.copytree(saved / "full", tmp_path / "root")
+    (root / "step-99999999").mkdir()
+    assert resumed_step(plan_of(data, INT4_FSDP2), root) == 4
+    assert not (root / "step-99999999").exists()
 
 
 def test_incomplete_checkpoint_is_removed(data, saved, tmp_path):
@@ -131,14 +154,13 @@ def test_full_disk_keeps_the_previous_checkpoint(data, tmp_path, name):
         if dist.get_rank(group) == (0 if name == "full" else 1):
             resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, -1))
         run.to(5)
-        return {}
 
     with pytest.raises(
         UserError, match=r"step-00000004.*: cannot be written \(.*large.*: free space"
     ):
         run_ranks(2, on_rank)
     assert Folder(tmp_path).steps() == [2]
-    read_manifest(tmp_path / "step-00000002").verify(tmp_path / "step-00000002")
+    assert damage_in(tmp_path / "step-00000002") is None
     assert resumed_step(plan, tmp_path) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
 

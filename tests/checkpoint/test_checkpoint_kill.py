@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,19 @@ FORMATS = {
 }
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_killed_run_resumes_bit_for_bit(data, tmp_path, engine):
-    plan = plan_of(data, strategy_of(engine, **INT4), steps=16, audit_steps=0, profiled_steps=1)
+@pytest.mark.parametrize(
+    ("engine", "kills"),
+    [
+        ("ddp", (True,)),
+        ("fsdp2", (False,)),
+        *(pytest.param(engine, (False, True), marks=pytest.mark.long) for engine in ENGINES),
+    ],
+)
+def test_killed_run_resumes_bit_for_bit(data, tmp_path, engine, kills):
+    """With kills at any time, and while a checkpoint is being written."""
+    plan = plan_of(data, strategy_of(engine, **INT4), steps=12, audit_steps=0, profiled_steps=1)
     straight = run_straight(plan, tmp_path / "straight")
-    for in_a_save in (False, True):
+    for in_a_save in kills:
         work = tmp_path / f"in-a-save-{in_a_save}"
         row = interrupt(plan, FORMATS[engine], straight, work, random.Random(), in_a_save)
         assert row.losses_equal and row.weights_equal and not row.left, row
@@ -37,12 +46,12 @@ def with_train(plan, **values):
     return dataclasses.replace(plan, train=plan.train.model_copy(update=values))
 
 
-@pytest.fixture
-def stopped(data, tmp_path):
-    """A run whose outputs cannot be written, after all of its steps."""
+@pytest.fixture(scope="module")
+def stopped(data, tmp_path_factory):
+    """A run whose outputs could not be written, after all of its steps."""
     plan = plan_of(data, strategy_of("fsdp2", **INT4), steps=6, untimed_steps=2)
     plan = with_train(plan, checkpoint=Checkpoint(every=4))
-    folder, root = tmp_path / "stopped", tmp_path / "checkpoints"
+    folder, root = (tmp_path_factory.mktemp(name) for name in ("stopped", "checkpoints"))
     (folder / "final_model").mkdir(parents=True)
     (folder / "final_model/config.json").mkdir()
     with pytest.raises(Exception, match=r"(?s)IsADirectoryError|directory"):
@@ -53,7 +62,8 @@ def stopped(data, tmp_path):
 
 
 def test_resumed_run_reports_all_steps(stopped, tmp_path):
-    plan, folder, root = stopped
+    plan, *given = stopped
+    folder, root = (shutil.copytree(each, tmp_path / each.name) for each in given)
     train_run(with_train(plan, checkpoint=None), tmp_path / "straight")
     train_run(plan, folder, telemetry=tmp_path / "scalars", checkpoints=root)
     assert Outcome.read(folder) == Outcome.read(tmp_path / "straight")

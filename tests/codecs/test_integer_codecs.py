@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardlab.codecs.base import MessageKey
@@ -17,7 +17,6 @@ RANDOM = {
     "qsgd:levels=127": lambda x: x.norm() / 127,
 }
 """with the distance of two levels in a group"""
-EVERY = [*RANDOM, "int8", "int4", "int4:levels=nf4"]
 KEY = MessageKey(0, 0, "unit", 0)
 ROUNDED_UP = 1 + 2.0**-7
 """how much larger a scale may be in bfloat16"""
@@ -73,7 +72,6 @@ def test_stochastic_codec_needs_a_key(spec):
 
 
 @given(st.integers(0, 2**31), st.sampled_from([8, 128, 1000]), st.integers(-100, 100))
-@settings(max_examples=50)
 def test_int4_error_is_half_a_step_except_at_the_clipped_end(seed, group, power):
     x = heavy_tailed(300, seed) * 2.0**power
     error = (sent(make_codec(f"int4:group={group}"), x) - x).abs()
@@ -85,14 +83,12 @@ def test_int4_error_is_half_a_step_except_at_the_clipped_end(seed, group, power)
 
 
 @given(st.integers(0, 2**31))
-@settings(max_examples=50)
 def test_int4_is_odd(seed):
     x, codec = heavy_tailed(300, seed), make_codec("int4")
     assert torch.equal(sent(codec, -x), -sent(codec, x))
 
 
 @given(st.integers(0, 2**31))
-@settings(max_examples=50)
 def test_nf4_rounds_to_the_nearest_level(seed):
     x = heavy_tailed(256, seed)
     error = (sent(make_codec("int4:levels=nf4"), x) - x).abs()
@@ -113,29 +109,6 @@ def test_qsgd_variance_is_within_the_bound_of_the_paper():
         ]
         bound = min(group / levels**2, group**0.5 / levels) * x.double().norm() ** 2
         assert sum(squares) / 200 <= bound * ROUNDED_UP**2
-
-
-@pytest.mark.parametrize("spec", EVERY)
-def test_zeros_decode_to_zeros(spec):
-    x = heavy_tailed(300, 6)
-    x[128:256] = 0
-    x[::3] = 0
-    decoded = sent(make_codec(spec), x)
-    assert (decoded[x == 0] == 0).all()
-
-
-@pytest.mark.parametrize("spec", EVERY)
-def test_decode_sum_is_the_sum_of_decoded_payloads(spec):
-    codec, n = make_codec(spec), 1000
-    xs = [heavy_tailed(n, seed) for seed in range(5)]
-    payloads = [codec.encode(x, KEY._replace(rank=rank)) for rank, x in enumerate(xs)]
-    out, expected = torch.full((n,), 9.0), codec.decode(payloads[0], n)
-    codec.decode_sum(payloads, out, 0.5)
-    for payload in payloads[1:]:
-        expected = expected + codec.decode(payload, n)
-    assert torch.equal(out, expected * 0.5)
-    with pytest.raises(ValueError, match=codec.name):
-        codec.decode_sum([payloads[0], payloads[1][1:]], out)
 
 
 def test_bits_per_element():

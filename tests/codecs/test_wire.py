@@ -46,6 +46,22 @@ def test_one_flipped_bit_is_detected(size, data):
         unseal(message, size, CONTENTS, 5)
 
 
+@given(size=st.integers(0, 600), data=st.data())
+def test_random_bytes_are_refused_or_change_nothing(size, data):
+    """From any place on, headers of this version and of these contents included."""
+    message, payload = sealed(size)
+    start = data.draw(st.integers(0, message.numel() - 1))
+    noise = data.draw(st.binary(min_size=1, max_size=message.numel() - start))
+    hostile = message.clone()
+    hostile[start : start + len(noise)] = torch.tensor(list(noise), dtype=torch.uint8)
+    if torch.equal(hostile, message):
+        assert torch.equal(unseal(hostile, size, CONTENTS, 0), payload)
+    else:
+        with pytest.raises(PayloadError, match="rank 5 ") as error:
+            unseal(hostile, size, CONTENTS, 5)
+        assert "\n" not in str(error.value)
+
+
 def test_bytes_that_changed_places_are_detected():
     message, _ = sealed(600)
     first, second = message[8:264].clone(), message[264:520].clone()

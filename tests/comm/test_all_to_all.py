@@ -52,7 +52,7 @@ def exact_shard(rank, world_size, step=0):
 
 
 def serial_sum(codec, chunks, part, step=0, scale=1.0):
-    """What the owner of a part makes of the chunks of all ranks."""
+    """Part that its owner computes from the chunks of all ranks."""
     keys = [MessageKey(0, step, part, rank) for rank in range(len(chunks))]
     payloads = [codec.encode(chunk, key) for chunk, key in zip(chunks, keys, strict=True)]
     out = torch.empty_like(chunks[0])

@@ -137,6 +137,6 @@ def test_residuals_without_error_feedback_are_refused(group) -> None:
     handle = shardlab.attach(WRAPPERS["fsdp2"](group), "int8")
     feedback = ErrorFeedback()
     feedback.keep("a>0", torch.ones(3))
-    residuals = {f"gradients.residual.{k}": v for k, v in feedback.state_dict().items()}
+    residuals = {f"rank0.gradients.residual.{k}": v for k, v in feedback.state_dict().items()}
     with pytest.raises(UserError, match="the state holds residuals"):
         handle.load_state_dict(residuals)

@@ -9,9 +9,9 @@ from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.build import Route, make_collective
 from shardlab.comm.ledger import Ledger
-from shardlab.comm.names import matching
 from shardlab.comm.residuals import Layout
 from shardlab.core.errors import UserError
+from shardlab.units.names import matching
 from tests.comm.phase_vectors import gradients, whole
 from tests.comm.wire import is_same_everywhere
 from tests.comm.wrapped_models import WRAPPERS, backward, full, gradients_after

@@ -72,7 +72,7 @@ def counted():
 
 
 def powersgd_numbers(blocks, rank, world_size):
-    """How many numbers of a reduce-scatter are all-reduced, and how many scattered."""
+    """Count the numbers of a reduce-scatter that are all-reduced, and those scattered."""
     thin = [b for b in blocks if 2 * rank * (b.rows + b.columns) < b.rows * b.columns]
     factors = sum(rank * (b.rows + b.columns) for b in thin)
     exact = sum(-(-b.rows // world_size) * b.columns for b in blocks if b not in thin)

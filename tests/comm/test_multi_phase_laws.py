@@ -22,30 +22,33 @@ def check_sum(result, sent, group, how):
 
 
 @every_method
-@both_ways
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @on_ranks()
-def test_result_is_the_sum_of_what_was_sent(group, spec, how, world_size):
-    call, again = Call(group, spec, how), Call(group, spec, how)
-    for step in range(STEPS):
-        vector = call.lay_out(gradients(dist.get_rank(group), step))
-        result, rest = call(vector, step)
-        repeated, _ = again(vector, step)
-        assert torch.equal(result, repeated), "not a function of vectors, key and state"
-        check_sum(result, vector - rest, group, how)
-    for name, value in call.method.state.items():
-        assert value.isfinite().all() and is_same_everywhere(value, group), name
+def test_result_is_the_sum_of_what_was_sent(group, spec, world_size):
+    for how in LAYOUTS:
+        call, again = Call(group, spec, how), Call(group, spec, how)
+        for step in range(STEPS):
+            vector = call.lay_out(gradients(dist.get_rank(group), step))
+            result, rest = call(vector, step)
+            repeated, _ = again(vector, step)
+            assert torch.equal(result, repeated), "not a function of vectors, key and state"
+            check_sum(result, vector - rest, group, how)
+        for name, value in call.method.state.items():
+            assert value.isfinite().all() and is_same_everywhere(value, group), name
+
+
+NAN, INFINITY = float("nan"), float("inf")
 
 
 @every_method
 @both_ways
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
 @on_ranks(3)
-def test_values_that_are_not_finite_show_on_all_ranks_and_are_not_kept(group, spec, how, wrong):
+def test_values_that_are_not_finite_show_on_all_ranks_and_are_not_kept(group, spec, how):
     rank, call = dist.get_rank(group), Call(group, spec, how)
     call(call.lay_out(gradients(rank, 0)), 0)
     # in a matrix, in a vector, in the last matrix, and in a step that is sent uncompressed
-    for step, place in ((1, 0), (2, 37 * 40 + 3), (3, -70), (6, 5)):
+    places = {1: (0, NAN), 2: (37 * 40 + 3, INFINITY), 3: (-70, -INFINITY), 6: (5, NAN)}
+    for step, (place, wrong) in places.items():
         vector = call.lay_out(gradients(rank, step))
         if rank == 1:
             vector[place] = wrong
@@ -74,15 +77,15 @@ def test_zeros_are_summed_to_zeros_and_do_not_affect_later_steps(group, spec, ho
 
 @every_method
 @both_ways
-@pytest.mark.parametrize("magnitude", [2.0**-100, 2.0**-40, 2.0**40])
 @on_ranks(2)
-def test_error_is_relative_at_any_magnitude(group, spec, how, magnitude):
+def test_error_is_relative_at_any_magnitude(group, spec, how):
     found = []
-    for factor in (1.0, magnitude):
+    for factor in (1.0, 2.0**-100, 2.0**-40, 2.0**40):
         call = Call(group, spec, how)
         for step in range(2):
             matrices = [factor * m for m in gradients(dist.get_rank(group), step)]
             result, _ = call(call.lay_out(matrices), step)
         found.append(result / factor)
-    plain, scaled = found
-    assert (scaled - plain).norm() < 0.01 * plain.norm()
+    plain, *scaled = found
+    for each in scaled:
+        assert (each - plain).norm() < 0.01 * plain.norm()

@@ -46,7 +46,7 @@ def states(world_size: int, kind: str) -> list[dict[str, torch.Tensor]]:
 
 
 def owed(states: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """What the residuals of all ranks owe to the mean, by parameter."""
+    """Share of the mean that the residuals of all ranks hold, by parameter."""
     world_size = len(states)
     read = []
     for state in states:
@@ -102,13 +102,15 @@ def test_residuals_of_another_layout_are_refused():
 
 def test_states_of_all_old_ranks_are_required():
     prefixed = [
-        {f"gradients.residual.{name}": tensor for name, tensor in state.items()}
-        for state in states(4, "fp32")
+        {f"rank{rank}.gradients.residual.{name}": tensor for name, tensor in state.items()}
+        for rank, state in enumerate(states(4, "fp32"))
     ]
     with pytest.raises(UserError, match="shared by 4 ranks, but there are 3 states"):
         merge_states(prefixed[:3], 2, 0)
     with pytest.raises(UserError, match="give the states of all old ranks"):
         merge_states([], 2, 0)
+    with pytest.raises(UserError, match=r"nothing of rank 0.*merge_states"):
+        merge_states(prefixed[::-1], 2, 0)
 
 
 def test_residual_without_a_layout_is_refused():
@@ -118,10 +120,12 @@ def test_residual_without_a_layout_is_refused():
 
 
 def test_counters_are_kept_and_state_of_methods_is_dropped():
+    counter, method = "gradients.group0.messages:a", "gradients.group0.method/a"
     before = [
-        {"gradients.group0.messages:a": torch.tensor(3), "gradients.group0.method/a": torch.ones(1)}
-    ] * 2
-    assert merge_states(before, 1, 0) == {"gradients.group0.messages:a": torch.tensor(3)}
+        {f"rank{rank}.{counter}": torch.tensor(3), f"rank{rank}.{method}": torch.ones(1)}
+        for rank in range(2)
+    ]
+    assert merge_states(before, 1, 0) == {f"rank0.{counter}": torch.tensor(3)}
 
 
 SIZES = [block.rows * block.columns for block in UNIT.blocks]
@@ -179,13 +183,21 @@ def before(world_size: int, nodes_of: int, inside: str, between: str):
     return states, given / world_size - sent
 
 
-@pytest.mark.parametrize("new", [(4, 2), (6, 3), (6, 2), (2, 2), (3, 1), (1, 1)], ids=str)
+# the new ranks in the order of their number: ranks of few sizes are kept
 @pytest.mark.parametrize(
-    ("old", "levels"),
+    ("new", "old", "levels"),
     [
-        ((4, 2), ("topk:density=0.3", "topk:density=0.3")),
-        ((4, 2), ("none", "topk:density=0.3")),
-        ((6, 3), ("topk:density=0.3", "bf16")),
+        ((1, 1), (4, 2), ("topk:density=0.3", "topk:density=0.3")),
+        ((1, 1), (4, 2), ("none", "topk:density=0.3")),
+        ((2, 2), (4, 2), ("none", "topk:density=0.3")),
+        ((2, 2), (6, 3), ("topk:density=0.3", "bf16")),
+        ((3, 1), (6, 3), ("topk:density=0.3", "bf16")),
+        ((3, 1), (4, 2), ("topk:density=0.3", "topk:density=0.3")),
+        ((4, 2), (6, 3), ("topk:density=0.3", "bf16")),
+        ((4, 2), (4, 2), ("none", "topk:density=0.3")),
+        ((6, 3), (4, 2), ("topk:density=0.3", "topk:density=0.3")),
+        ((6, 2), (4, 2), ("none", "topk:density=0.3")),
+        ((6, 2), (6, 3), ("topk:density=0.3", "bf16")),
     ],
     ids=str,
 )

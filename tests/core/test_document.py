@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardlab.agent.records.rounds import Refused
+from shardlab.agent.records.rounds import Candidate
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.forecast.results import ForecastDocument
@@ -10,8 +10,14 @@ from shardlab.forecast.results import ForecastDocument
 
 @pytest.mark.parametrize(
     "document, old, new",
-    [(Refused, "brief", "label"), (ForecastDocument, "learnt_from", "fitted_on")],
+    [(Candidate, "brief", "label"), (ForecastDocument, "learnt_from", "fitted_on")],
 )
 def test_a_renamed_key_is_refused_with_its_new_name(document: type, old: str, new: str) -> None:
     with pytest.raises(UserError, match=f"^history.json.{old}: renamed: write {new}"):
         validate(document, {old: "x"}, "history.json")
+
+
+def test_a_message_shows_the_beginning_of_a_long_value() -> None:
+    with pytest.raises(UserError) as caught:
+        validate(int, "7" * 5000, "documents")
+    assert "(found '777" in str(caught.value) and len(str(caught.value)) < 200

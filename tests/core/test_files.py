@@ -1,3 +1,4 @@
+import math
 import os
 import signal
 import subprocess
@@ -7,8 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from shardlab.core import files
+from shardlab.core.errors import StorageError
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -113,8 +116,17 @@ def test_sigkill_in_the_middle_never_shows_half_a_file(tmp_path: Path, old: str 
 @given(JSON)
 def test_json_round_trips(tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
     target = tmp_path_factory.mktemp("json") / "value.json"
-    files.write_json(target, value)
-    assert files.read_json(target) == value
+    files.write_json(target, files.finite(value))
+    assert files.read_json(target) == files.finite(value)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_numbers_that_json_lacks_are_refused(tmp_path: Path, number: float) -> None:
+    for write in (files.write_json, files.write_json_lines):
+        with pytest.raises(ValueError, match="JSON compliant"):
+            write(tmp_path / "value.json", [{"loss": number}])
+    assert list(tmp_path.iterdir()) == []
+    assert files.finite([{"loss": number, "step": 1}]) == [{"loss": None, "step": 1}]
 
 
 @given(st.dictionaries(st.text(), st.integers()))
@@ -139,3 +151,25 @@ def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
     (tmp_path / "abc").write_bytes(b"abc")
     expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2, B.1
     assert files.sha256_of_file(tmp_path / "abc") == expected
+
+
+def test_full_disk_is_one_line(tmp_path: Path) -> None:
+    """Attack 10 of the review."""
+    target = tmp_path / "result"
+    with pytest.raises(StorageError) as error, files.atomic(target) as temporary:
+        temporary.symlink_to("/dev/full")
+        temporary.write_text("new")
+    message = str(error.value)
+    assert message.startswith(f"{target}: cannot be written (") and "\n" not in message
+    assert message.endswith("): free space, and run it again")
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_file_in_the_way_of_a_folder_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "results").touch()
+    for path in ("results/one", "results/one/two"):
+        with pytest.raises(StorageError, match="remove what is in its way"):
+            files.write_text(tmp_path / path, "new")
+    # a library in Rust, whose errors are no OSError
+    with pytest.raises(StorageError, match="Not a directory"), files.writing(tmp_path):
+        save_file({}, tmp_path / "results/one")

@@ -1,18 +1,25 @@
 import json
 import os
+import random
 import subprocess
 import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_text
+from shardlab.data.corpus import limits
 from shardlab.data.sources.corpus import generate
-from shardlab.data.tokenize.tokenizer import given_tokenizer, load_tokenizer, train_tokenizer
+from shardlab.data.tokenize.tokenizer import (
+    TextTokenizer,
+    given_tokenizer,
+    load_tokenizer,
+    train_tokenizer,
+)
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 TRAIN = """
@@ -107,3 +114,43 @@ def test_invalid_tokenizer_is_refused_by_name(tmp_path):
     path.write_text('{"model": {}}')
     with pytest.raises(UserError, match=r"tokenizer\.json: not a file of the tokenizers library"):
         given_tokenizer(str(path), tmp_path)
+
+
+PIECES = ["word", "'s", "'", " ", "  ", "\n", "\t", "\r\n", "9", "12", "!", "...", "é", "\u0301"]
+PIECES += ["語", "🦊", "\u00a0", "\u2003", "\x1c", "\x85", "<|endoftext|>", "ab", "\u200d", "İ"]
+
+
+def fuzzed_texts(count):
+    """Texts of many kinds of tokens and white space."""
+    draw = random.Random(0)
+    return ["".join(draw.choices(PIECES, k=400)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "metaspace", "whole text"])
+def test_parts_have_the_tokens_of_the_whole(tokenizer, monkeypatch, kind):
+    monkeypatch.setattr(limits, "PART", 50)
+    tried = tokenizer
+    if kind != "byte-level":
+        inner = Tokenizer.from_str(tokenizer.to_json())
+        inner.pre_tokenizer = pre_tokenizers.Metaspace(split=kind == "metaspace")
+        if kind == "whole text":
+            inner.normalizer = normalizers.Prepend("a")
+        tried = TextTokenizer(inner)
+    cuts = 0
+    for text in fuzzed_texts(100):
+        parts = list(tried.parts(text))
+        cuts += len(parts) - 1
+        assert "".join(parts) == text
+        assert [i for ids in tried.encode(parts) for i in ids] == tried.encode([text])[0]
+    assert (cuts > 0) == (kind != "whole text")
+
+
+def test_training_in_parts_gives_the_same_tokenizer(monkeypatch):
+    whole = train_tokenizer(iter(fuzzed_texts(50)), 400).to_json()
+    monkeypatch.setattr(limits, "PART", 50)
+    assert train_tokenizer(iter(fuzzed_texts(50)), 400).to_json() == whole
+
+
+def test_a_text_that_cannot_be_cut_is_refused_in_one_line(tokenizer):
+    with pytest.raises(UserError, match="changes its tokens where it is cut"):
+        list(tokenizer.parts("x" * 1_200_000))

@@ -1,93 +1,102 @@
+"""Stage tokenize: what a killed one leaves is used by the next, which ends with the same bytes."""
+
 import os
+import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
+import stages.tokenize  # noqa: F401 - imported once, before the commands are forked
+from shardlab.core.checksums import write_checked
+from shardlab.core.files import sha256_of_file
+from shardlab.core.process import command_line
 from shardlab.data.corpus.corpus_file import write_corpus
 from shardlab.data.sources.corpus import generate
+from tests.commands import Command, typed, wait_for
 
-ROOT = Path(__file__).parents[2]
 PARAMS = """
 data: {source: synthetic, validation_share: 0.05}
 tokenize: {tokenizer: train, vocabulary: 300, shards: 12}
 """
+GIVEN = ("corpus.json", "source.json")
 
 
-def start(folder):
-    return subprocess.Popen(
-        [sys.executable, "-m", "stages.tokenize"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start(folder: Path) -> Command:
+    return typed(folder / f"command{len(list(folder.iterdir()))}", folder, "stages.tokenize")
 
 
-def finish(folder):
+def finish(folder: Path) -> None:
     stage = start(folder)
-    _, errors = stage.communicate(timeout=120)
-    assert stage.returncode == 0, errors
+    assert stage.wait(120) == 0, stage.said()
 
 
-def outputs(folder):
-    files = [p for p in (folder / "data").rglob("*") if p.is_file() and p.name != "corpus.json"]
+def kill(folder: Path, by_worker: bool, number: signal.Signals) -> Command:
+    """Send a signal to the stage or to one of its workers once a shard more is there."""
+    before = len(receipts(folder))
+    stage = start(folder)
+    wait_for(lambda: len(receipts(folder)) > before, 120)
+    workers = [pid for pid in stage.family() if "spawn_main" in command_line(pid)]
+    assert workers
+    os.kill(workers[0] if by_worker else stage.pid, number)
+    stage.wait(120)
+    wait_for(lambda: not stage.family())
+    assert before < len(receipts(folder)) < 12
+    assert not outputs(folder)
+    return stage
+
+
+def outputs(folder: Path) -> dict[Path, bytes]:
+    files = [p for p in (folder / "data").rglob("*") if p.is_file() and p.name not in GIVEN]
     return {p.relative_to(folder): p.read_bytes() for p in files}
 
 
-def receipts(folder):
+def receipts(folder: Path) -> list[Path]:
     # of the folder of shards alone: other entries are there for a moment
     jobs = [path for path in (folder / ".work" / "tokenize").glob("[!.]*") if path.is_dir()]
     return [receipt for job in jobs for receipt in job.glob("train-*.json")]
 
 
-def prepare(folder):
-    write_corpus(folder / "data" / "corpus.json", generate(1500))
+def prepare(folder: Path) -> Path:
+    corpus = folder / "data" / "corpus.json"
+    write_corpus(corpus, generate(1500))
+    files = {corpus.name: sha256_of_file(corpus)}
+    write_checked(corpus.with_name("source.json"), {"files": files})
     (folder / "params.yaml").write_text(PARAMS)
     return folder
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory):
-    """The outputs of a run that is left alone."""
-    calm = prepare(tmp_path_factory.mktemp("calm"))
-    finish(calm)
-    return outputs(calm)
+def calm(tmp_path_factory):
+    """The folder of a run that is left alone."""
+    folder = prepare(tmp_path_factory.mktemp("calm"))
+    finish(folder)
+    return folder
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_killed_build_resumes_to_the_same_bytes(expected, tmp_path, number):
+def test_killed_builds_resume_to_the_same_bytes(calm, tmp_path):
     killed = prepare(tmp_path)
-    stage = start(killed)
-    while not receipts(killed):
-        assert stage.poll() is None
-        time.sleep(0.001)
-    children = psutil.Process(stage.pid).children(recursive=True)
-    stage.send_signal(number)
-    stage.communicate()
-    assert children
-    assert not psutil.wait_procs(children, timeout=20)[1]
+    stage = kill(killed, True, signal.SIGKILL)
+    assert stage.wait() == 2
+    assert "Traceback" not in stage.said()
+    assert "a worker process was killed" in stage.said().splitlines()[-1]
+    assert len(stage.said().splitlines()[-1]) <= 300
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        kill(killed, False, number)
     kept = receipts(killed)
-    assert 0 < len(kept) < 12
-    assert not outputs(killed)
     inodes = {path.stem: path.with_suffix(".bin").stat().st_ino for path in kept}
     torn = kept[0].with_suffix(".bin")
     torn.write_bytes(torn.read_bytes()[:-1])
     del inodes[torn.stem]
 
     finish(killed)
-    assert outputs(killed) == expected
+    assert outputs(killed) == outputs(calm)
     tokens = killed / "data" / "tokens"
     assert {name: (tokens / f"{name}.bin").stat().st_ino for name in inodes} == inodes
 
 
-def test_fewer_shards_remove_stale_ones(tmp_path):
-    folder = prepare(tmp_path)
-    finish(folder)
+def test_fewer_shards_remove_stale_ones(calm, tmp_path):
+    folder = shutil.copytree(calm, tmp_path / "fewer")
     (folder / "params.yaml").write_text(PARAMS.replace("12", "2"))
     finish(folder)
     names = sorted(path.name for path in (folder / "data" / "tokens").iterdir())

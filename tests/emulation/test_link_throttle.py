@@ -17,6 +17,8 @@ from shardlab.transport.traffic import LinkThrottle, Traffic
 from tests.comm.codec_factory import ROUTES
 from tests.ranks import on_ranks, run_ranks
 
+pytestmark = pytest.mark.fresh_ranks
+
 SIZE = 1 << 14
 UNIT = Unit("unit", (Block("matrix", 128, 128),))
 

@@ -2,9 +2,7 @@
 
 import json
 import os
-import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from shardlab.emulation.link import Links
 from shardlab.experiment.link import Link
 from shardlab.launch import launch
 from shardlab.transport.transport import Transport
+from tests.commands import Command, wait_for
 from tests.namespaces import held, opened_by
 from tests.ranks import run_ranks
 
@@ -83,30 +82,22 @@ def test_links_are_removed_and_never_visible_to_the_machine(permitted):
     assert descriptors() == opened
 
 
-_OWNER = r"""
-import os, time
-from shardlab.emulation.link import Links
-from shardlab.experiment.link import Link
-from shardlab.launch import launch
-def worker(group):
-    os.write(1, b"ready\n")  # at once, whatever the other rank writes
-    time.sleep(60)
-with Links(2, Link(rate="1gbit")) as links:
-    launch(worker, 2, threads=1, timeout_s=60, links=links)
-"""
+def test_links_of_a_killed_owner_are_removed(permitted, tmp_path):
+    def worker(group):
+        os.write(1, b"ready\n")  # at once, whatever the other rank writes
+        time.sleep(60)
 
+    def own() -> None:
+        with Links(2, Link(rate="1gbit")) as links:
+            launch(worker, 2, threads=1, timeout_s=60, links=links)
 
-def test_links_of_a_killed_owner_are_removed(permitted):
     before = names()
-    with subprocess.Popen([sys.executable, "-c", _OWNER], stdout=subprocess.PIPE) as owner:
-        assert owner.stdout.readline() == owner.stdout.readline() == b"ready\n"
-        namespaces = opened_by(owner.pid)
-        assert len(namespaces) == 3 and held(namespaces) == namespaces
-        owner.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 20
-    while held(namespaces) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert held(namespaces) == set()
+    owner = Command(tmp_path, own)
+    wait_for(lambda: owner.said().count("ready") == 2)
+    namespaces = opened_by(owner.pid)
+    assert len(namespaces) == 3 and held(namespaces) == namespaces
+    owner.kill()
+    wait_for(lambda: not held(namespaces))
     assert names() == before
 
 

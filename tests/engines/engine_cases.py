@@ -139,10 +139,10 @@ def train(engine, group, steps, first=0, micro=1):
 
 @functools.cache
 def losses_of(name: str, world_size: int, micro: int = 1) -> torch.Tensor:
-    """Mean loss over ranks of four steps."""
+    """Mean loss over ranks of three steps."""
 
     def on_rank(group):
-        return {"losses": train(make(group, STRATEGIES[name]), group, 4, micro=micro)}
+        return {"losses": train(make(group, STRATEGIES[name]), group, 3, micro=micro)}
 
     results = run_ranks(world_size, on_rank)
     return torch.stack([result["losses"] for result in results]).mean(0)

@@ -33,7 +33,7 @@ def test_two_ranks_equal_two_micro_batches_of_one(name):
         engine = make(group, STRATEGIES[name])
         losses = [
             engine.step([batch_of(step, 0, rank) for rank in range(2)], 1e-3).loss
-            for step in range(4)
+            for step in range(3)
         ]
         return {"losses": torch.tensor(losses)}
 
@@ -67,7 +67,7 @@ def test_compiled_blocks_compute_the_same(engine):
     strategy = {"engine": engine, "compile": True, "activation_checkpointing": "selective"}
 
     def on_rank(group):
-        return {"losses": train(make(group, strategy), group, 4)}
+        return {"losses": train(make(group, strategy), group, 3)}
 
     ranks = run_ranks(2, on_rank, timeout_s=300)
     losses = torch.stack([result["losses"] for result in ranks]).mean(0)

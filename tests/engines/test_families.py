@@ -43,8 +43,15 @@ def losses_of(family: str, folder: str, strategy: str | None) -> torch.Tensor:
     return torch.stack([result["losses"] for result in results]).mean(0)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("family", DENSE)
+# every pair of an architecture, its tying and a strategy
+@pytest.mark.parametrize(
+    ("family", "strategy"),
+    [
+        (family, strategy)
+        for number, family in enumerate(DENSE)
+        for strategy in [*STRATEGIES][(number + number // 2) % 2 :: 2]
+    ],
+)
 def test_engines_agree_on_every_family(family, strategy, tmp_path_factory):
     folder = tmp_path_factory.getbasetemp() / family
     config_of(family).save_pretrained(folder)

@@ -1,6 +1,6 @@
 """Files that are no parameters end in one line, whatever is in them.
 
-`--hypothesis-profile=exhaustive` tries 100,000 files.
+`pytest --hypothesis-profile exhaustive tests/experiment/test_parameter_file.py` tries 100,000.
 """
 
 import copy

@@ -50,6 +50,20 @@ def refusal(*overrides: str) -> str:
             "train.world_size=0",
             "train.world_size: input should be greater than or equal to 1 (found 0)",
         ),
+        ("train.steps=1" + "0" * 30, "train.steps: expected a finite number of at most 2**53"),
+        (
+            "train.world_size=1000000000",
+            "train.world_size: input should be less than or equal to 65536 (found 1000000000)",
+        ),
+        (
+            "train.steps=1000000000000",
+            "train.steps: input should be less than or equal to 1000000000 (found 1000000000000)",
+        ),
+        (
+            "train.timeout_s=1.0e+15",
+            "train.timeout_s: input should be less than or equal to 10000000 "
+            "(found 1000000000000000.0)",
+        ),
         ("train.checkpoint.keep=2", "train.checkpoint.every: field required"),
         (
             "train.checkpoint={every: 5, asynchronous: true}",
@@ -76,6 +90,7 @@ def refusal(*overrides: str) -> str:
             "forecast.timings=[two-rank]",
             "forecast.timings.0: 'two-rank' is no timing; did you mean 'two-ranks'?",
         ),
+        ("comparison=two-rank", "comparison: 'two-rank' is no timing; did you mean 'two-ranks'?"),
         ("forecast.runs=[dpp]", "forecast.runs.0: 'dpp' is no strategy; did you mean 'ddp'?"),
         ("seeds=[0, 0]", "seeds: a seed is named twice"),
         ("baseline=fsdp", "baseline: 'fsdp' is no run; did you mean 'fsdp2'?"),
@@ -92,6 +107,42 @@ def refusal(*overrides: str) -> str:
 )
 def test_error_names_the_key_and_the_fix(override: str, message: str) -> None:
     assert refusal(override) == message
+
+
+@pytest.mark.parametrize(
+    "override, message",
+    [
+        (
+            "timings.two-ranks.runs=[fsdp2, ddp]",
+            "comparison: timings.two-ranks lacks 'fsdp2-int8' of the matrix: add it to "
+            "timings.two-ranks.runs",
+        ),
+        (
+            "train.world_size=1",
+            "comparison: timings.two-ranks has 2 ranks, train 1: set timings.two-ranks.world_size "
+            "to 1",
+        ),
+        (
+            "train.link.rate=1gbit",
+            "comparison: the link of timings.two-ranks is loopback, that of train 1gbit: give "
+            "timings.two-ranks.link the value of train.link",
+        ),
+    ],
+)
+def test_compared_steps_are_of_the_matrix_as_it_trains(override: str, message: str) -> None:
+    """A single stage may still run with other ranks or another link."""
+    params = Parameters(ROOT / "params.yaml", [override])
+    assert params("train", "timings")
+    with pytest.raises(UserError) as error:
+        params("comparison")
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize("value", ["1" + "0" * 5000, "[" * 100_000])
+def test_extreme_values_are_refused(value: str) -> None:
+    message = refusal(f"train.steps={value}")
+    assert message.startswith("--set train.steps: ") and len(message) <= 300
+    assert message.endswith(" is neither YAML nor JSON")
 
 
 def test_names_with_paths_are_refused() -> None:

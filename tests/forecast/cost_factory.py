@@ -36,3 +36,10 @@ class Timed(Costs):
     @property
     def across(self) -> Costs:
         return Timed(self.seconds, 1, **self.per_byte)
+
+    def among(self, ranks: int, apart: int = 1) -> Costs:
+        return Timed(self.seconds, ranks, **self.per_byte)
+
+    @property
+    def launched_together(self) -> int:
+        return self.world_size

@@ -12,6 +12,7 @@ from shardlab.forecast.costs import OnCluster
 from shardlab.forecast.extrapolation import by_itself
 from shardlab.forecast.presets import PRESETS
 from shardlab.forecast.step import step_tasks
+from shardlab.forecast.workload import case_of
 from tests.forecast.timing_factory import MODEL, STRATEGIES, made_run
 
 Field = descriptor_pb2.FieldDescriptorProto
@@ -82,7 +83,7 @@ def attributes(node):
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_chakra_trace_decodes_to_the_step(name, schema):
     costs = OnCluster(PRESETS["dgx-h100"], 8)
-    tasks = step_tasks(by_itself(made_run("x", name), MODEL), costs)
+    tasks = step_tasks(by_itself(case_of(made_run("x", name)), MODEL), costs)
     metadata, nodes = read(execution_trace(tasks), schema)
     assert metadata.version == VERSION
     assert [node.id for node in nodes] == list(range(len(nodes)))
@@ -105,7 +106,8 @@ def test_chakra_trace_decodes_to_the_step(name, schema):
 def test_computation_waits_for_what_it_gathers(schema):
     costs = OnCluster(PRESETS["dgx-h100"], 8)
     _, nodes = read(
-        execution_trace(step_tasks(by_itself(made_run("x", "manual"), MODEL), costs)), schema
+        execution_trace(step_tasks(by_itself(case_of(made_run("x", "manual")), MODEL), costs)),
+        schema,
     )
     gathers = {node.id for node in nodes if "gather" in node.name and node.type == COMM_COLL_NODE}
     awaited = {before for node in nodes if node.type == COMP_NODE for before in node.data_deps}

@@ -19,7 +19,8 @@ from shardlab.forecast.extrapolation import (
 from shardlab.forecast.machine import fit_line, fit_machine, framing
 from shardlab.forecast.model import Engines, fit_model
 from shardlab.forecast.step import step_seconds
-from shardlab.forecast.uncertainty import estimate
+from shardlab.forecast.uncertainty import estimate, propagate
+from shardlab.forecast.workload import case_of, strategy_of
 from shardlab.records.timing import NO_COMMUNICATION
 from tests.forecast.timing_factory import (
     MACHINE,
@@ -28,6 +29,7 @@ from tests.forecast.timing_factory import (
     made_calibration,
     made_run,
     made_timings,
+    predicted,
 )
 
 FORECAST = Forecast(
@@ -102,7 +104,7 @@ def test_fitted_model_predicts_other_links_ranks_and_codecs(model):
 def test_one_run_is_enough_to_fit():
     runs = [made_run("two-ranks", name) for name in ("fsdp2", NO_COMMUNICATION)]
     model = fit_model(MACHINE, runs)
-    assert model.predict(runs[0]) == pytest.approx(MODEL.predict(runs[0]), rel=1e-3)
+    assert predicted(model, runs[0]) == pytest.approx(predicted(MODEL, runs[0]), rel=1e-3)
     (found,) = check(runs, runs, model)
     assert not found.held_out
     assert summarize([found]) is None and summarize([]) is None
@@ -112,14 +114,14 @@ def test_prediction_reads_only_the_configuration_of_a_run(model):
     """A forecast must not use the measurement that it is validated against."""
     plain = made_run("fast", "manual", rate="1gbit")
     other = made_run("fast", "manual", rate="1gbit", step_ms=[1e6], bytes_wire=1e12)
-    assert model.predict(plain) == model.predict(other)
+    assert predicted(model, plain) == predicted(model, other)
 
 
 def test_error_of_communication_is_free_of_machine_drift(model):
     """Twice as slow a processor during one timing: the error at its own speed stays small."""
     slow = MODEL._replace(compute={n: each.scaled(2) for n, each in MODEL.compute.items()})
     runs = [made_run("fast", "ddp", rate="1gbit"), made_run("fast", NO_COMMUNICATION, rate="1gbit")]
-    step = 1e3 * slow.predict(runs[0])
+    step = 1e3 * predicted(slow, runs[0])
     alone = 1e3 * sum(slow.compute[2])
     drifted = [
         run.model_copy(update={"step_ms": [ms]})
@@ -130,50 +132,81 @@ def test_error_of_communication_is_free_of_machine_drift(model):
     assert abs(found.error_of_communication) < 0.01
 
 
+def test_drift_between_timings_is_no_overhead_but_widens_the_interval(model):
+    """A processor slower by a quarter during one of the fitted timings."""
+    slow = MODEL._replace(compute={n: each.scaled(1.25) for n, each in MODEL.compute.items()})
+
+    def drifted(run):
+        if run.timing != "slow":
+            return run
+        alone = run.run == NO_COMMUNICATION
+        step = sum(slow.compute[2]) if alone else predicted(slow, run)
+        return run.model_copy(update={"step_ms": [1e3 * step] * 5})
+
+    known = [drifted(run) for run in fitted_runs(TIMINGS, FORECAST)]
+    fitted = fit_model(MACHINE, known)
+    for engine, work in model.engines.work.items():
+        assert fitted.engines.work[engine] == pytest.approx(work, abs=3e-5)
+    assert fitted.engines.noise < 1e-4
+    assert fitted.compute_error == pytest.approx(1.5**0.5 * 0.25 / 2**0.5 / 1.125, rel=0.01)
+    for run in (made_run("slow", "fsdp2-int8", rate="100mbit"), drifted(made_run("slow", "ddp"))):
+        found = estimate(fitted, *case_of(run))
+        assert found.low < 1e-3 * run.step_ms[0] < found.high
+
+
 def test_fit_without_no_communication_steps_is_refused():
     some = [run for run in fitted_runs(TIMINGS, FORECAST) if run.run != NO_COMMUNICATION]
     with pytest.raises(UserError, match="none of them has steps without communication"):
         fit_model(MACHINE, some)
 
 
-def test_engine_without_fitted_runs_is_left_out(model):
-    odd = made_run("fast", "fsdp1")
-    reasons = unknown([*TIMINGS, odd], model)
-    assert reasons == {"fsdp1": "the model was fitted on no run of fsdp1"}
-    assert all(each.run != "fsdp1" for each in check([*TIMINGS, odd], [], model))
+def test_an_engine_that_was_never_timed_is_predicted_with_a_wide_interval(model):
+    """By the mean overhead of the others; the interval holds what the dearest of them costs."""
+    odd = made_run("fast", "fsdp1", rate="1gbit")
+    assert unknown([*TIMINGS, odd], model) == {}
+    found = estimate(model, *case_of(odd))
+    works = model.engines.work
+    for cost in (*works.values(), 0.0):
+        alike = model._replace(engines=model.engines._replace(work={**works, "fsdp1": cost}))
+        assert found.low <= predicted(alike, odd) <= found.high
+    timed = fit_model(MACHINE, [*fitted_runs(TIMINGS, FORECAST), odd])
+    sure = estimate(timed, *case_of(odd))
+    assert sure.high - sure.low < 0.5 * (found.high - found.low)
+    nothing = model._replace(engines=Engines({}, 0.0))
+    assert unknown([odd], nothing) == {"fsdp1": "the model was fitted on no run of any engine"}
 
 
 def test_unsupported_strategy_is_refused_in_the_fit_and_left_out_of_predictions(model):
     off = {"engine": "fsdp2", "offload": True}
     run = made_run("two-ranks", "fsdp2")
     loaded = run.model_copy(update={"run": "off", "strategy": off})
-    assert model.obstacle(loaded) == "the model does not support offload"
+    assert model.obstacle(strategy_of(loaded)) == "the model does not support offload"
     with pytest.raises(UserError, match=r"forecast\.runs: off: the model does not support offload"):
         fit_model(MACHINE, [loaded, made_run("two-ranks", NO_COMMUNICATION)])
     bare = MODEL._replace(machine=MACHINE._replace(codecs={}))
-    assert bare.obstacle(made_run("x", "fsdp2-int8")) == "its codec was not calibrated"
+    assert bare.obstacle(strategy_of(made_run("x", "fsdp2-int8"))) == "its codec was not calibrated"
 
 
 def test_covariance_of_the_fits_widens_the_interval(model):
-    run = made_run("fast", "fsdp2", rate="1gbit")
-    sure = estimate(lambda m: m.predict(run), MODEL)
+    case = case_of(made_run("fast", "fsdp2", rate="1gbit"))
+    sure = propagate(lambda m: m.predict(*case), MODEL)
     assert sure.low == pytest.approx(sure.high)
     work, wait = MODEL.engines.work, MODEL.engines.wait
     # of every engine by itself, though only one is asked for
     spread = np.diag([1e-10] * len(work) + [1e-8])
     engines = Engines(work, wait, tuple(map(tuple, spread.tolist())))
-    found = estimate(lambda m: m.predict(run), MODEL._replace(engines=engines))
+    found = propagate(lambda m: m.predict(*case), MODEL._replace(engines=engines))
     # nine collectives wait and ten compute: each adds one standard deviation per collective
     assert found.high - found.value == pytest.approx(1.96 * math.hypot(9e-4, 9e-5), rel=0.05)
     assert found.value - found.low == pytest.approx(found.high - found.value)
-    noisy = estimate(lambda m: m.predict(run), MODEL, noise=1e-3)
+    noisy = propagate(lambda m: m.predict(*case), MODEL, noise=1e-3)
     assert noisy.high - noisy.value == pytest.approx(1.96e-3, rel=1e-4)
 
 
 def test_prediction_intervals_have_their_nominal_coverage():
     chance = np.random.default_rng(0)
     held = []
-    for _ in range(20):
+    for _ in range(10):
         noisy = [
             run.model_copy(update={"step_ms": [run.step_ms[0] + chance.normal(scale=1.0)]})
             if run.run != NO_COMMUNICATION
@@ -218,7 +251,7 @@ def test_step_times_are_equal_at_the_break_even_rate(model):
             "x", each.run.replace("fsdp2-int8", "fsdp2-exchange").replace("manual-int8", "manual")
         )
         costs = Measured(model.machine, 2, 2, round(each.step))
-        coded, plain = (step_seconds(by_itself(r, model), costs) for r in (run, bare))
+        coded, plain = (step_seconds(by_itself(case_of(r), model), costs) for r in (run, bare))
         assert coded == pytest.approx(plain, rel=1e-4)
 
 

@@ -10,6 +10,7 @@ from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
 from shardlab.experiment.link import Link
 from shardlab.experiment.parameters import Parameters
+from shardlab.experiment.schema import Forecast, Space
 from shardlab.forecast.machine import fit_machine
 from shardlab.forecast.results import ForecastDocument
 from shardlab.measurements.calibration import Calibration, memory_operations
@@ -44,9 +45,32 @@ def timed(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_forecast_stage_writes_all_files(timed):
+def test_a_forecast_names_what_others_disturbed(timed, capsys):
+    calm = made_calibration().model_dump(mode="json")
+    Calibration(**{**calm, "contention": {"foreign": 0.4, "stolen": 0.0}}).to_file(
+        "results/calibration.json"
+    )
+    disturbed = [
+        run.model_copy(update={"contention": None})
+        for run in made_timings()
+        if run.timing == "slow"
+    ]
+    write_timings("results/timings/slow.jsonl", disturbed)
     forecast.main(Parameters())
-    folder = timed / "results/forecast"
+    found = read_document(ForecastDocument, timed / "results/forecast/forecast.json", "forecast")
+    assert found.warnings == [
+        "calibration: others used 40 % of its CPUs during it",
+        "timing slow: the load of others during it is unknown",
+    ]
+    assert f"forecast: warning: {found.warnings[0]}" in capsys.readouterr().err
+
+
+def test_forecast_stage_writes_all_files_the_same_each_time(timed):
+    folder, files = timed / "results/forecast", []
+    for _ in range(2):
+        forecast.main(Parameters())
+        files.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    assert files[0] == files[1]
     found = read_document(ForecastDocument, folder / "forecast.json", "forecast")
     assert found.summary is not None and found.summary.runs == 16
     assert found.left_out == {}
@@ -56,14 +80,6 @@ def test_forecast_stage_writes_all_files(timed):
     with zipfile.ZipFile(folder / "chakra.zip") as archive:
         assert archive.namelist() == [f"{run}.0.et" for run in RUNS]
         assert all(archive.read(name) for name in archive.namelist())
-
-
-def test_forecast_is_deterministic(timed):
-    files = []
-    for _ in range(2):
-        forecast.main(Parameters())
-        files.append({p.name: p.read_bytes() for p in (timed / "results/forecast").iterdir()})
-    assert files[0] == files[1]
 
 
 @pytest.mark.parametrize(
@@ -121,12 +137,35 @@ def test_codecs_to_calibrate_are_unique():
         {"engine": "fsdp2", "gradients": {"codec": "int8:group=128", "error_feedback": True}},
         {"engine": "fsdp2", "gradients": {"codec": "powersgd:rank=2"}},
     ]
-    found = codecs_of(parse_strategy(each).canonical() for each in strategies)
-    assert [codec.partition(":")[0] + "+" * feedback for codec, feedback in found] == [
-        "int8",
-        "fp8",
-        "int8+",
-    ]
+    space = Space.model_validate(
+        {"gradients": [{"codec": "int8:group=128"}, {"codec": "bf16"}], "weights": ["fp8"]}
+    )
+    found = codecs_of([parse_strategy(each).canonical() for each in strategies], space)
+    names = [codec.partition(":")[0] + "+" * feedback for codec, feedback in found]
+    assert names == ["int8", "int8+", "bf16", "fp8"]
+
+
+def test_codecs_that_the_search_may_propose_are_calibrated_unless_the_parameters_say_otherwise():
+    by_default = codecs_of([], Forecast.model_validate(PARAMS["forecast"]).space)
+    assert ("topk:density=0.01", True) in by_default and ("int8:group=128", False) in by_default
+    assert codecs_of([], Space(gradients=(), weights=())) == []
+
+
+def test_a_codec_that_loses_elements_is_refused_for_weights():
+    with pytest.raises(ValueError, match="'topk' is for gradients: weights need every element"):
+        Space.model_validate({"weights": ["topk:density=0.01"]})
+
+
+def test_payloads_that_differ_in_size_from_message_to_message_are_calibrated(tmp_path, monkeypatch):
+    """With error feedback a sparse codec sends other elements each time."""
+    monkeypatch.chdir(tmp_path)
+    codecs = ["topk:density=0.05", "topk:density=0.05,indices=varint", "threshold:threshold=0.001"]
+    feedback = [(codec, True) for codec in codecs]
+    found = calibrate([Network(2, None)], feedback, 1, timeout_s=60, repetitions=4)
+    assert len(found.codecs) == len(codecs) * len(ELEMENTS)
+    for each in found.codecs:
+        sent = 0.05 * each.elements
+        assert 4 * sent < each.payload_bytes < 8 * sent + 64
 
 
 def test_calibration_without_several_ranks_is_refused(timed):

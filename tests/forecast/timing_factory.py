@@ -8,6 +8,7 @@ from shardlab.forecast.machine import CodecLines, Line, Machine
 from shardlab.forecast.model import Engines, Model
 from shardlab.forecast.schedule import Task, duration, simulate
 from shardlab.forecast.work import Compute
+from shardlab.forecast.workload import case_of, workload_of
 from shardlab.measurements.calibration import (
     Calibration,
     CodecCost,
@@ -20,6 +21,7 @@ from shardlab.measurements.calibration import (
 from shardlab.records.run import Breakdown
 from shardlab.records.timing import NO_COMMUNICATION, TimedRun, UnitSize
 from shardlab.strategy.strategy import parse_strategy
+from tests.record_factory import HOST, QUIET
 from tests.timed_run_factory import timed_facts
 
 INT8 = "int8:group=128"
@@ -71,7 +73,7 @@ MODEL = Model(
 def made_run(
     timing: str, run: str, world_size: int = 2, rate: str | None = None, **changes: Any
 ) -> TimedRun:
-    """What `MODEL` would measure; `changes` replace fields."""
+    """Timing that `MODEL` would measure; `changes` replace fields."""
     bound = run == NO_COMMUNICATION
     strategy = None if bound else parse_strategy(STRATEGIES[run])
     bits = None if rate is None else bits_per_second(rate)
@@ -92,10 +94,15 @@ def made_run(
     if "step_ms" in changes:
         return made
     if bound:
-        seconds = sum(MODEL.computing(made)) * max(1.0, world_size / 2)
+        seconds = sum(MODEL.computing(workload_of(made))) * max(1.0, world_size / 2)
     else:
-        seconds = MODEL.predict(made)
+        seconds = predicted(MODEL, made)
     return made.model_copy(update={"step_ms": [1e3 * seconds] * 5})
+
+
+def predicted(model: Model, run: TimedRun) -> float:
+    """Seconds of a step of a run."""
+    return model.predict(*case_of(run))
 
 
 def made_timings() -> list[TimedRun]:
@@ -111,10 +118,10 @@ def made_timings() -> list[TimedRun]:
     return [made_run(timing, run, size, rate) for timing, size, rate in places for run in runs]
 
 
-def made_calibration() -> Calibration:
-    """Operations of two ranks without and with a link, and one codec, and memory, by `MACHINE`."""
+def made_calibration(machine: Machine = MACHINE) -> Calibration:
+    """Operations of two ranks without and with a link, codecs, and memory, of a machine."""
     transfers = [
-        _transfer(operation, nbytes, rate)
+        _transfer(machine, operation, nbytes, rate)
         for rate in (None, "100mbit")
         for operation in OPERATIONS
         for nbytes in (1 << 12, 1 << 16, 1 << 20, 1 << 22)
@@ -128,21 +135,27 @@ def made_calibration() -> Calibration:
             encode_s=[lines.encode.at(n)] * 3,
             decode_s=[lines.decode.at(n)] * 3,
         )
-        for (codec, feedback), lines in MACHINE.codecs.items()
+        for (codec, feedback), lines in machine.codecs.items()
         for n in (1 << 10, 1 << 15, 1 << 20)
     ]
     memory = [
         MemoryCost(operation=name, nbytes=nbytes, seconds=[line.at(nbytes)] * 3)
-        for name, line in MACHINE.memory.items()
+        for name, line in machine.memory.items()
         for nbytes in (1 << 14, 1 << 18, 1 << 22)
     ]
-    facts = {"revision": "x", "torch": "2.13.0", "host": {"cores": 2}}
+    facts = {
+        "revision": "x",
+        "torch": "2.13.0",
+        "host": HOST,
+        "contention": QUIET,
+        "kernels": "x",
+    }
     return Calibration(transfers=transfers, codecs=codecs, memory=memory, **facts)
 
 
-def _transfer(operation: Operation, nbytes: int, rate: str | None) -> Transfer:
+def _transfer(machine: Machine, operation: Operation, nbytes: int, rate: str | None) -> Transfer:
     bits = None if rate is None else bits_per_second(rate)
-    costs = Measured(MACHINE, 2, 2, bits, bucket=0.0 if bits is None else bucket_bytes(bits))
+    costs = Measured(machine, 2, 2, bits, bucket=0.0 if bits is None else bucket_bytes(bits))
     task = Task("one", "lane", (costs.transfer(operation, nbytes),))
     return Transfer(
         operation=operation,

@@ -93,7 +93,7 @@ def _main(payloads: int = 100_000, seed: int = 0) -> None:
     with tempfile.TemporaryDirectory() as folder:
         library = build_sanitized(Path(folder))
         for command in (
-            ["tests/kernels/all_kernels.py", str(library)],
+            ["-m", "tests.kernels.all_kernels", str(library)],
             ["-m", "tests.kernels.sanitized", str(payloads), str(seed)],
         ):
             done = run_sanitized(library, *command)

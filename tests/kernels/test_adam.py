@@ -60,7 +60,7 @@ def test_step_does_not_depend_on_the_number_of_threads(dtypes, threads):
     assert stepped(case, workers=Workers(threads)) == stepped(case)
 
 
-@pytest.mark.skipif(not native.available(), reason="PyTorch flushes what it is told to")
+@pytest.mark.skipif(not native.available(), reason="PyTorch itself flushes where it is set to")
 @pytest.mark.parametrize("threads", [None, 2])
 def test_flushing_of_subnormal_numbers_has_no_effect(threads):
     case = Case(n=1000, wild=True, mirror=BF16)

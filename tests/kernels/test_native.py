@@ -7,49 +7,57 @@ from pathlib import Path
 import pytest
 import torch
 
+from shardlab.core.errors import UserError
 from shardlab.kernels import build, floats, integers, native
-from tests.kernels.all_kernels import digest
 from tests.kernels.kernel_vectors import needs_compiled
 
 INT8 = integers.KERNELS["int8"]
-SOURCES = Path(__file__).parents[2] / "csrc"
-PROBE = """
-import sys
-import torch
-from pathlib import Path
-from shardlab.kernels import build, integers, native
-if len(sys.argv) > 1:
-    build.LIBRARY, build.SOURCES = Path(sys.argv[1]), Path("absent")
-x = torch.arange(10.0)
-encode = integers.KERNELS["int8"].encode
-print(native.available(), encode(x, 8).tolist() == encode(x, 8).tolist())
-"""
+needs_compiler = pytest.mark.skipif(not shutil.which("c++"), reason="no C++ compiler")
 
 
-def probe(*arguments, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", PROBE, *arguments],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-    )
+@pytest.fixture
+def unloaded(monkeypatch):
+    """The test loads kernels anew; after it, those of this tree are loaded."""
+    monkeypatch.delenv("SHARDLAB_KERNELS", raising=False)
+    monkeypatch.setattr(native, "_fault", native._fault)
+    native.library.cache_clear()
+    yield monkeypatch
+    native.library.cache_clear()
 
 
-def test_missing_library_is_reported_once_and_the_reference_runs(tmp_path):
-    run = probe(str(tmp_path / "absent.so"), SHARDLAB_KERNELS="")
-    assert run.stdout.split() == ["False", "True"]
-    assert run.stderr.count("no compiled kernels") == 1
+def reference_runs():
+    x = torch.arange(10.0)
+    expected = torch.empty(INT8.payload_bytes(10, 8), dtype=torch.uint8)
+    INT8.encode_reference(x, None, None, 8, 0, 0, expected)
+    return not native.available() and torch.equal(INT8.encode(x, 8), expected)
 
 
-def test_reference_chosen_by_environment_is_not_reported():
-    run = probe(SHARDLAB_KERNELS="reference")
-    assert run.stdout.split() == ["False", "True"]
-    assert run.stderr == ""
+def test_missing_library_is_reported_once_and_the_reference_runs(unloaded, tmp_path, capfd):
+    unloaded.setattr(build, "LIBRARY", tmp_path / "absent.so")
+    unloaded.setattr(build, "SOURCES", tmp_path / "absent")
+    assert reference_runs() and reference_runs()
+    assert capfd.readouterr().err.count("no compiled kernels") == 1
 
 
-def test_unknown_value_of_environment_variable_is_refused():
-    run = probe(SHARDLAB_KERNELS="fast")
-    assert "SHARDLAB_KERNELS: set it to 'reference' or not at all (found 'fast')" in run.stderr
+def test_reference_chosen_by_environment_is_not_reported(unloaded, capfd):
+    unloaded.setenv("SHARDLAB_KERNELS", "reference")
+    assert reference_runs()
+    assert native.serving() == "PyTorch reference (SHARDLAB_KERNELS=reference)"
+    assert capfd.readouterr().err == ""
+
+
+def test_unknown_value_of_environment_variable_is_refused(unloaded):
+    unloaded.setenv("SHARDLAB_KERNELS", "fast")
+    expected = r"SHARDLAB_KERNELS: set it to 'reference' or not at all \(found 'fast'\)"
+    with pytest.raises(UserError, match=expected):
+        native.available()
+
+
+@needs_compiled
+def test_the_library_that_serves_is_named_with_its_sources():
+    said = native.serving()
+    assert said.startswith(f"{native.builds()[-1].name} (")
+    assert said.endswith(f", csrc {build.source_hash()[:12]}")
 
 
 def test_kernels_appear_in_profiles_by_name():
@@ -69,54 +77,50 @@ def test_operators_trace_without_data():
         assert payload.shape == (2 * 13 + 100,)
 
 
-def digest_of(path):
+def digests_of(*libraries):
     run = subprocess.run(
-        [sys.executable, Path(__file__).with_name("all_kernels.py"), path],
-        env=os.environ | {"PYTHONPATH": "."},
+        [sys.executable, "-m", "tests.kernels.all_kernels", *libraries],
         capture_output=True,
         text=True,
     )
     assert run.returncode == 0, run.stderr
-    return run.stdout.strip()
+    return run.stdout.split()
 
 
 @needs_compiled
 def test_all_instruction_sets_compute_the_same_bits(tmp_path):
-    expected = digest()
-    for library in native.builds():
-        alone = shutil.copy(library, tmp_path / "alone.so")
-        assert digest_of(alone) == expected, library.name
+    # each alone in a folder: none is replaced by a wider one
+    alone = [tmp_path / library.name / "alone.so" for library in native.builds()]
+    for library, copy in zip(native.builds(), alone, strict=True):
+        copy.parent.mkdir()
+        shutil.copy(library, copy)
+    digests = digests_of(*alone)
+    assert len(digests) == len(alone) and len(set(digests)) == 1
 
 
+@pytest.mark.long
 @needs_compiled
-@pytest.mark.skipif(not shutil.which("c++"), reason="no C++ compiler")
+@needs_compiler
 def test_optimization_does_not_change_the_bits(tmp_path):
     plain = tmp_path / "plain.so"
-    sources = map(str, SOURCES.glob("*.cpp"))
+    sources = map(str, build.SOURCES.glob("*.cpp"))
     flags = ["-std=c++17", "-O0", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-psabi"]
     subprocess.run(["c++", *flags, *sources, "-o", str(plain)], check=True)
-    assert digest_of(plain) == digest()
+    first, second = digests_of(plain, build.LIBRARY)
+    assert first == second
 
 
 @pytest.fixture
-def source_tree(tmp_path):
-    """A copy of csrc/ and shardlab/ with built kernels."""
-    if not native.available():
-        pytest.skip("no compiled kernels")
-    ignored = shutil.ignore_patterns("__pycache__")
-    for folder in ("csrc", "shardlab"):
-        shutil.copytree(SOURCES.parent / folder, tmp_path / folder, ignore=ignored)
+def source_tree(unloaded, tmp_path):
+    """A copy of csrc/ and of the built kernels, which is used in place of this tree."""
+    shutil.copytree(build.SOURCES, tmp_path / "csrc")
+    library = tmp_path / "shardlab/kernels" / build.LIBRARY.name
+    library.parent.mkdir(parents=True)
+    for built in build.LIBRARY.parent.glob("*.so"):
+        shutil.copy(built, library.parent)
+    for name, path in (("_TREE", tmp_path), ("SOURCES", tmp_path / "csrc"), ("LIBRARY", library)):
+        unloaded.setattr(build, name, path)
     return tmp_path
-
-
-def kernels_of(tree):
-    """The output of a process that loads the kernels of a source tree."""
-    return subprocess.run(
-        [sys.executable, "-c", "from shardlab.kernels import native; print(native.available())"],
-        cwd=tree,
-        capture_output=True,
-        text=True,
-    )
 
 
 def truncate(library):
@@ -134,44 +138,65 @@ def change_architecture(library):
 
 
 def change_sources(library):
-    (library.parents[2] / "csrc/int8.cpp").open("a").write("// changed\n")
+    (build.SOURCES / SOURCE.name).open("a").write("// changed\n")
+
+
+SOURCE = build.SOURCES / "int8.cpp"
+DAMAGES = {
+    truncate: "is truncated",
+    replace_by_text: "is no 64-bit ELF library",
+    change_architecture: "was built for another architecture",
+    change_sources: "was built from other sources",
+    Path.unlink: "no compiled kernels",
+}
+
+
+@needs_compiled
+@needs_compiler
+@pytest.mark.parametrize(("damage", "message"), DAMAGES.items())
+def test_unusable_kernels_of_a_source_tree_are_named_and_built(
+    source_tree, unloaded, capfd, damage, message
+):
+    good = build.LIBRARY.read_bytes()
+
+    def compile_sources():
+        shutil.copy(SOURCE, build.SOURCES)
+        build.LIBRARY.write_bytes(good)
+
+    unloaded.setattr(build, "build", compile_sources)
+    damage(build.LIBRARY)
+    assert native.available()
+    assert message in capfd.readouterr().err
+    native.library.cache_clear()
+    assert native.available()
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not shutil.which("c++"), reason="no C++ compiler")
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (truncate, "is truncated"),
-        (replace_by_text, "is no 64-bit ELF library"),
-        (change_architecture, "was built for another architecture"),
-        (change_sources, "was built from other sources"),
-        (Path.unlink, "no compiled kernels"),
-    ],
-)
-def test_unusable_kernels_of_a_source_tree_are_named_and_rebuilt(source_tree, damage, message):
-    damage(source_tree / "shardlab/kernels" / build.LIBRARY.name)
-    run = kernels_of(source_tree)
-    assert run.stdout == "True\n", run.stderr
-    assert message in run.stderr
-    assert kernels_of(source_tree).stderr == ""
+@needs_compiled
+@needs_compiler
+def test_changed_sources_are_compiled(source_tree, capfd):
+    change_sources(build.LIBRARY)
+    assert native.available()
+    assert "was built from other sources" in capfd.readouterr().err
+    assert build.built_from(build.LIBRARY) == build.source_hash()
 
 
+@needs_compiled
 @pytest.mark.parametrize("damage", [truncate, replace_by_text, change_architecture])
-def test_unusable_kernels_of_a_package_are_named_and_the_reference_runs(source_tree, damage):
-    shutil.rmtree(source_tree / "csrc")
-    damage(source_tree / "shardlab/kernels" / build.LIBRARY.name)
-    run = kernels_of(source_tree)
-    assert run.stdout == "False\n", run.stderr
-    assert run.stderr.count("\n") == 1
-    assert "using the PyTorch reference" in run.stderr
+def test_unusable_kernels_of_a_package_are_named_and_the_reference_runs(source_tree, capfd, damage):
+    shutil.rmtree(build.SOURCES)
+    damage(build.LIBRARY)
+    assert reference_runs()
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert DAMAGES[damage] in said and "using the PyTorch reference" in said
 
 
-@pytest.mark.skipif(not shutil.which("c++"), reason="no C++ compiler")
+@needs_compiled
+@needs_compiler
 def test_sources_that_do_not_compile_end_the_command(source_tree):
-    source = source_tree / "csrc/int8.cpp"
-    source.write_text(f"#error changed\n{source.read_text()}")
-    run = kernels_of(source_tree)
-    assert run.returncode != 0
-    assert "csrc: the kernels do not compile: " in run.stderr
-    assert "#error changed" in run.stderr.splitlines()[-1]
+    for source in build.SOURCES.glob("*.cpp"):
+        source.write_text("#error changed\n")  # all of them, so that none is compiled
+    with pytest.raises(UserError, match=r"csrc: the kernels do not compile: .*#error changed"):
+        native.available()

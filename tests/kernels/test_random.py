@@ -40,4 +40,4 @@ def test_positions_of_a_key_are_fixed():
 
 
 def test_positions_do_not_depend_on_the_number_of_threads():
-    check_thread_counts(lambda: random_places(3_000_000, 300_000, (5, 6), CPU).tolist())
+    check_thread_counts(lambda: [random_places(3_000_000, 300_000, (5, 6), CPU)])

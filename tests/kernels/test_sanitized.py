@@ -10,7 +10,7 @@ from tests.kernels.all_kernels import digest
 @pytest.mark.long
 @pytest.mark.skipif(not shutil.which("c++"), reason="no C++ compiler")
 def test_sanitizers_report_nothing():
-    command = [sys.executable, "-m", "tests.kernels.sanitized", "1000", "1"]
+    command = [sys.executable, "-m", "tests.kernels.sanitized", "300", "1"]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.split()[0] == digest()

@@ -1,3 +1,5 @@
+import functools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -51,6 +53,7 @@ def test_all_elements_can_be_selected(x):
     assert check(x, len(x)).tolist() == list(range(len(x)))
 
 
+@functools.cache
 def large_vectors():
     torch.manual_seed(0)
     x = torch.randn(LARGE)
@@ -136,7 +139,7 @@ def test_selection_does_not_depend_on_the_number_of_threads(density, ties):
         kept = torch.empty(n)
         values, places = select.largest(x, int(density * n), 0, residual, kept)
         select.keep(None, residual, kept, places, values, values / 2)
-        return bits(values), places.tolist(), bits(kept)
+        return values, places, kept
 
     check_thread_counts(compute)
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardlab.kernels import sign
@@ -35,15 +35,10 @@ def check_encoding(x, residual):
 
 
 @needs_compiled
-@given(st.data())
-def test_encode_matches_reference(data):
+@given(st.data(), st.integers(0, 2**31), st.integers(0, 3000))
+def test_encode_matches_reference(data, seed, n):
     x = data.draw(vectors())
     check_encoding(x, data.draw(vectors(n=len(x))))
-
-
-@needs_compiled
-@given(st.integers(0, 2**31), st.integers(0, 3000))
-def test_encode_matches_reference_for_any_bit_pattern(seed, n):
     check_encoding(any_bits(n, seed), any_bits(n, seed + 1))
 
 
@@ -67,7 +62,6 @@ def test_votes_match_reference(data, count, alpha):
     st.integers(0, 2**31),
     st.one_of(st.integers(1, 30), st.integers(500, 1100)),
 )
-@settings(max_examples=50)
 def test_majority_wins_and_ties_are_zero(count, seed, n):
     """Vote on signs of magnitude 1, so that the result is the sign of their sum."""
     generator = torch.Generator().manual_seed(seed)
@@ -91,8 +85,9 @@ def test_vote_of_three_messages_has_the_sum_of_their_means():
 def test_message_of_zeros_decodes_to_zeros_and_has_no_vote():
     zeros = sign.encode(torch.zeros(600))
     out = torch.full((600,), NAN)
-    sign.decode_votes([zeros, zeros], out)
-    assert torch.equal(out, torch.zeros(600))
+    for decode in (sign.decode_votes, lambda *given: sign.decode_reference(*given, False)):
+        decode([zeros, zeros], out, -1.0)
+        assert bits(out) == [0] * 600
     negative = sign.encode(torch.full((600,), -1.5))
     sign.decode_votes([zeros, negative, zeros, zeros], out, 1 / 4)
     assert torch.equal(out, torch.full((600,), -1.5 / 4))
@@ -134,7 +129,7 @@ def test_payloads_do_not_depend_on_the_number_of_threads():
         kept, out = torch.empty(n), torch.empty(n)
         payload = sign.encode_residual(x, residual, kept)
         sign.decode_votes([payload, sign.encode(x)], out, 0.5)
-        return payload.tolist(), bits(kept), bits(out)
+        return payload, kept, out
 
     check_thread_counts(compute)
 

@@ -46,21 +46,23 @@ def check(kernel, format, x, residual, group):
         assert bits(out) == bits(out_expected)
 
 
-@every_format
-@given(st.data(), GROUPS)
-@settings(max_examples=20)
-def test_formats_match_reference(kernel, format, data, group):
-    x = data.draw(vectors())
-    check(kernel, format, x, data.draw(vectors(n=len(x))), group)
-
-
-@every_format
-@given(st.integers(0, 2**31), st.integers(1, 600), GROUPS)
-@settings(max_examples=20)
-def test_formats_match_reference_for_any_bit_pattern(kernel, format, seed, n, group):
+@st.composite
+def pairs(draw):
+    """Vector and residual: normal numbers with special values, or any bit patterns."""
+    if draw(st.booleans()):
+        x = draw(vectors())
+        return x, draw(vectors(n=len(x)))
+    n, seed = draw(st.integers(1, 600)), draw(st.integers(0, 2**31))
     x, residual = any_bits(n, seed), any_bits(n, seed + 1)
     residual[x.isnan() & residual.isnan()] = 0.0
-    check(kernel, format, x, residual, group)
+    return x, residual
+
+
+@every_format
+@given(pairs(), GROUPS)
+@settings(max_examples=16)
+def test_formats_match_reference(kernel, format, pair, group):
+    check(kernel, format, *pair, group)
 
 
 with_ties = st.one_of(

@@ -104,18 +104,18 @@ def test_silent_exit_is_reported():
     [
         (signal.SIGKILL, "memory", r"rank 1 was killed by signal 9 \(SIGKILL, out of memory\?\)"),
         (signal.SIGTERM, "crash", r"rank 1 was killed by signal 15 \(SIGTERM\)"),
-        (signal.SIGHUP, "crash", r"rank 1 was killed by signal 1 \(SIGHUP\)"),
+        (signal.SIGQUIT, "crash", r"rank 1 was killed by signal 3 \(SIGQUIT\)"),
     ],
 )
 def test_a_killed_rank_is_named_with_its_signal(number, kind, message):
     before = signal.signal(signal.SIGTERM, lambda *_: None)  # a handler that ranks must not have
-    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
+    ending = signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a background shell ignores it
     try:
         with pytest.raises(RunFailed, match=message) as caught:
             launch(one_dies(1, number), 3, 1, timeout_s=60)
     finally:
         signal.signal(signal.SIGTERM, before)
-        signal.signal(signal.SIGHUP, hangup)
+        signal.signal(signal.SIGQUIT, ending)
     assert caught.value.kind == kind
 
 

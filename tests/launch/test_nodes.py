@@ -5,11 +5,23 @@ import signal
 import socket
 import time
 
-import psutil
 import pytest
 import torch.distributed as dist
 
-from tests.commands import Command, agents, free_port, launching, said, start, torchrun, wait_for
+from shardlab.launch import stores
+from shardlab.launch.environment import RankEnvironment
+from shardlab.launch.failure import Failure
+from shardlab.launch.stores import TcpAttempt
+from tests.commands import (
+    Command,
+    agents,
+    forked,
+    free_port,
+    launching,
+    spawned,
+    torchrun,
+    wait_for,
+)
 from tests.launch.workers import (
     adds_up,
     dies_at_first,
@@ -23,10 +35,16 @@ from tests.launch.workers import (
 
 def join(commands: list[Command]) -> list[int]:
     """Return the exit codes; no process is left."""
-    codes = [command.wait(60) for command in commands]
+    codes = [command.wait(120) for command in commands]
     for command in commands:
         wait_for(lambda command=command: not command.family())
     return codes
+
+
+def assert_attempts(folder, world_size):
+    """There were two attempts, by all ranks."""
+    found = sorted(path.name for path in folder.glob("?.?"))
+    assert found == [f"{attempt}.{rank}" for attempt in range(2) for rank in range(world_size)]
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -101,8 +119,7 @@ def test_ranks_of_a_killed_node_are_named(tmp_path):
 def test_nodes_restart_together(tmp_path):
     commands = agents(tmp_path, dies_at_first(3, tmp_path), 4, max_restarts=2)
     assert join(commands) == [0, 0], commands[0].said()
-    attempts = sorted(path.name for path in tmp_path.glob("?.?"))
-    assert attempts == [f"{attempt}.{rank}" for attempt in range(2) for rank in range(4)]
+    assert_attempts(tmp_path, 4)
 
 
 def srun(folder, worker, tasks_of_nodes: list[int], timeout_s: float = 30) -> list[Command]:
@@ -166,7 +183,8 @@ def test_missing_tasks_are_named(tmp_path):
     assert "TimeoutError: rank 1, 2 did not join within the time-out" in command.said()
 
 
-def test_missing_rank_0_is_reported(tmp_path):
+def test_missing_rank_0_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(stores, "_CONNECT_S", 1.0)
     command = launching(tmp_path, mistaken, 2, 1, environment_of(1, 2))
     assert join([command]) == [1]
     assert "RunFailed: crash: rank 1: " in command.said()
@@ -180,6 +198,47 @@ def test_a_port_in_use_is_reported(tmp_path):
     assert f"error: port {port} is in use: choose another in MASTER_PORT\n" in command.said()
 
 
+def test_strangers_end_no_run_and_reach_one_interface_alone(tmp_path):
+    """Silent connections and hostile frames before and during the run (attack 15 of the review)."""
+    port = free_port()
+    leader = launching(tmp_path / "a", adds_up(tmp_path), 2, 30, environment_of(0, 2, port))
+    strangers = []
+
+    def connected(host="127.0.0.1") -> bool:
+        try:
+            strangers.append(socket.create_connection((host, port)))
+        except ConnectionRefusedError:
+            return False
+        return True
+
+    wait_for(connected)
+    assert not connected("127.0.0.2"), "it listens on all interfaces"
+    # the first bytes that the store expects, then each of its queries with absurd lengths
+    greeting = b"\0" + 0x3C85F7CE.to_bytes(4, "little")
+    lengths = [length.to_bytes(8, "little") for length in (2**40, 2**63, 2**64 - 1)]
+    frames = [greeting + bytes([query]) + length for query in range(1, 20) for length in lengths]
+    for frame in [b"GET / HTTP/1.1\r\n\r\n", bytes(400), b"\xff" * 400, b"", *frames] * 3:
+        assert connected()
+        strangers[-1].sendall(frame)
+    other = launching(tmp_path / "b", adds_up(tmp_path), 2, 30, environment_of(1, 2, port))
+    assert join([leader, other]) == [0, 0], leader.said()
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_reports_that_no_rank_wrote_are_ignored():
+    """One was a TypeError in every process (attack 15 of the review)."""
+    reports = ["", "{", "3", "{}", '{"kind": "crash", "summary": "x", "order": "first"}']
+    own = Failure("crash", "rank 0: on purpose", order=1, attempt="this")
+    place = RankEnvironment(0, 1 + len(reports), 0, 1, "127.0.0.1", free_port())
+    with TcpAttempt(place) as attempt:
+        attempt.serve()
+        store = dist.TCPStore("127.0.0.1", place.master_port, wait_for_workers=False)
+        for rank, report in enumerate(reports, 1):
+            dist.PrefixStore("this/failures", store).set(str(rank), report)
+        assert str(attempt.reported(own)) == "crash: rank 0: on purpose"
+
+
 ONE = ("--standalone", "--nproc-per-node=2")
 
 
@@ -187,39 +246,39 @@ def test_ranks_of_two_nodes_join(tmp_path):
     """With a fixed address, which needs no rendezvous between the agents."""
     port = str(free_port())
     options = ["--nnodes=2", "--nproc-per-node=2", "--master-addr=127.0.0.1", "--master-port", port]
-    agents = [
-        start(torchrun(tmp_path, "workers.adds_up(folder)", 4, *options, "--node-rank", node))
-        for node in "01"
+    lines = [
+        torchrun(tmp_path, "workers.adds_up(folder)", 4, *options, f"--node-rank={node}")
+        for node in range(2)
     ]
-    output = [said(agent) for agent in agents]
-    assert [agent.returncode for agent in agents] == [0, 0], output
+    commands = [forked(tmp_path / f"node{node}", line) for node, line in enumerate(lines)]
+    assert join(commands) == [0, 0], [command.said() for command in commands]
     sums = [(tmp_path / str(rank)).read_text() for rank in range(4)]
     assert sums == ["6 0/2", "6 1/2", "6 0/2", "6 1/2"]
 
 
 def test_torchrun_reports_the_first_error_once(tmp_path):
-    agent = start(torchrun(tmp_path, "workers.one_raises(1, ValueError('on purpose'))", 2, *ONE))
-    output = said(agent)
-    assert agent.returncode != 0
-    assert output.count("RunFailed: crash: rank 1: Traceback") == 1
-    assert "rank 0 ends, too: rank 1: ValueError: on purpose" in output
-    assert "onnection closed" not in output
+    worker = "workers.one_raises(1, ValueError('on purpose'))"
+    agent = forked(tmp_path / "agent", torchrun(tmp_path, worker, 2, *ONE))
+    assert join([agent]) != [0]
+    assert agent.said().count("RunFailed: crash: rank 1: Traceback") == 1
+    assert "rank 0 ends, too: rank 1: ValueError: on purpose" in agent.said()
+    assert "onnection closed" not in agent.said()
 
 
-def test_a_killed_rank_is_named_and_restarted(tmp_path):
+@pytest.mark.parametrize("by", [forked, pytest.param(spawned, marks=pytest.mark.long)])
+def test_a_killed_rank_is_named_and_restarted(tmp_path, by):
     """torch alone fails here: its second attempt finds the addresses of the first."""
     worker = "workers.dies_at_first(1, folder)"
-    agent = start(torchrun(tmp_path, worker, 2, *ONE, "--max-restarts=1"))
-    output = said(agent)
-    assert agent.returncode == 0, output
-    assert output.count("RunFailed: memory: rank 1 was killed by signal 9") == 1
-    attempts = sorted(path.name for path in tmp_path.glob("?.?"))
-    assert attempts == [f"{attempt}.{rank}" for attempt in range(2) for rank in range(2)]
+    agent = by(tmp_path / "agent", torchrun(tmp_path, worker, 2, *ONE, "--max-restarts=1"))
+    assert join([agent]) == [0], agent.said()
+    # torch writes what a forked process raises to the log of the tests
+    report = "rank 0 ends, too: " if by is forked else "RunFailed: memory: "
+    assert agent.said().count(f"{report}rank 1 was killed by signal 9") == 1
+    assert_attempts(tmp_path, 2)
 
 
 def test_no_rank_outlives_a_killed_torchrun(tmp_path):
-    agent = start(torchrun(tmp_path, "workers.sleeps(folder)", 2, *ONE))
-    wait_for(lambda: pids(tmp_path, 2) is not None, 60)
-    ranks = pids(tmp_path, 2)
+    agent = forked(tmp_path / "agent", torchrun(tmp_path, "workers.sleeps(folder)", 2, *ONE))
+    wait_for(lambda: pids(tmp_path, 2) is not None)
     agent.kill()
-    wait_for(lambda: not any(psutil.pid_exists(rank) for rank in ranks))
+    join([agent])

@@ -13,11 +13,11 @@ import torch.distributed as dist
 
 import shardlab.train.run  # noqa: F401 - imported once, before the commands are forked
 from shardlab.core.errors import UserError
-from shardlab.experiment.affinity import CpuAffinity, format_cpus
+from shardlab.experiment.affinity import CpuAffinity
 from shardlab.hardware.topology import read_topology
 from shardlab.launch import launch
 from shardlab.launch.placement import policy_nodes, prefer_node, take_placement
-from tests.commands import ROOT, Command, said, start, torchrun, typed
+from tests.commands import ROOT, Command, forked, torchrun, typed
 from tests.launch.workers import writes_affinity
 from tests.ranks import run_ranks
 
@@ -111,18 +111,19 @@ def run_preferring(node: int) -> tuple[int, ...]:
     return found[0]
 
 
-TORCHRUN = ["--standalone", "--nproc-per-node=2"]
+TWO = ["--standalone", "--nproc-per-node=2"]
 
 
-def under_torchrun(
-    folder: Path, cpus: list[int], placement: CpuAffinity = "cores", wrapper: tuple[str, ...] = ()
-) -> list[list[int]]:
-    """What the ranks tell that torchrun, which may use `cpus`, starts by `wrapper`."""
-    options = [*TORCHRUN, *(["--no-python", "--", *wrapper] if wrapper else [])]
-    line = torchrun(folder, "workers.writes_affinity(folder)", 2, *options, placement=placement)
-    agent = start(["taskset", "-c", format_cpus(cpus), *line])
-    output = said(agent)
-    assert agent.returncode == 0, output
+def under_torchrun(folder: Path, cpus: list[int], first: str = "") -> list[list[int]]:
+    """Output of ranks of torchrun, which may use `cpus`."""
+    worker = "workers.writes_affinity(folder)"
+    line = torchrun(folder, worker, 2, *TWO, placement="cores", first=first)
+    os.sched_setaffinity(0, cpus)
+    try:
+        agent = forked(folder / "agent", line)
+    finally:
+        os.sched_setaffinity(0, USABLE)
+    assert agent.wait(60) == 0, agent.said()
     return affinities(folder, 2)
 
 
@@ -141,11 +142,8 @@ def test_ranks_of_torchrun_share_a_single_core(tmp_path):
 def test_ranks_bound_by_torchrun_keep_their_cores(tmp_path):
     """As with --numa-binding=exclusive, which needs GPUs."""
     first, last = USABLE[0], USABLE[-1]
-    bind = f'[ $LOCAL_RANK = 0 ] && cpu={last} || cpu={first}; exec taskset -c $cpu "$@"'
-    assert under_torchrun(tmp_path, USABLE, wrapper=("bash", "-c", bind, "bash")) == [
-        [last],
-        [first],
-    ]
+    bind = f"os.sched_setaffinity(0, [({last}, {first})[int(os.environ['LOCAL_RANK'])]])"
+    assert under_torchrun(tmp_path, USABLE, bind) == [[last], [first]]
 
 
 def show(folder: Path, placement: str) -> Command:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from shardlab.core.errors import UserError
 from shardlab.emulation.link import Links
 from shardlab.experiment.link import Link
-from shardlab.launch import RunFailed, launch
+from shardlab.launch import RunFailed, launch, local
 from tests.launch.workers import one_dies
 
 
@@ -31,7 +31,9 @@ def test_a_stopped_rank_is_named(world_size):
         launch(one_dies(1, signal.SIGSTOP), world_size, 1, timeout_s=2)
 
 
-def test_busy_rank_is_named_when_others_time_out():
+def test_busy_rank_is_named_when_others_time_out(monkeypatch):
+    monkeypatch.setattr(local, "TIMEOUTS_S", 2.0)
+
     def worker(group):
         if dist.get_rank(group) == 1:
             time.sleep(60)

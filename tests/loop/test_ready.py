@@ -58,10 +58,10 @@ def contents(folder):
 
 
 def test_ranks_wait_beyond_the_collective_timeout(folder):
-    timeout_s = 3
+    timeout_s = 2
 
     def slow():
-        time.sleep(2 * timeout_s)
+        time.sleep(1.5 * timeout_s)
         build(folder)
 
     def on_rank(group):
@@ -151,7 +151,7 @@ def test_killed_build_ends_all_ranks_without_a_manifest(folder, built):
         said = (folder / f"{rank}.said").read_text()
         assert said.startswith(f"{folder}/tokens/{MANIFEST}: waited 2 s without a sign of life")
         assert "\n" not in said
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="no such file"):
         open_split(folder / "tokens", "train")
 
     run_alone(folder, 0)
@@ -165,7 +165,6 @@ def test_build_error_on_rank_0_ends_all_ranks(folder):
 
     def on_rank(group):
         ensure_tokens(folder, PLAN, dist.get_rank(group), patience_s=3600)
-        return {}
 
     with pytest.raises(UserError, match=r"corpus\.json: byte 2: damaged"):
         run_ranks(2, on_rank)

@@ -35,6 +35,14 @@ def event(step: int, **changes):
     }
 
 
+TIMES = {
+    "machine": "a",
+    "cpus": [0, 1],
+    "seconds": 10.0,
+    "own": 9.0,
+    "busy": {"0": 10.0, "1": 1.0, "2": 7.0},
+    "stolen": {"0": 0.5, "1": 0.5, "2": 7.0},
+}
 EVENTS = [event(step) for step in range(STEPS)]
 
 
@@ -50,6 +58,7 @@ def rank(events, ledger=None, **changes) -> Measured:
             "flops_per_token": 2e6,
             "product_flops_per_s": 1e10,
             "loss_scaled": False,
+            "cpu_times": TIMES,
             **changes,
         }
     )

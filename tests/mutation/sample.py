@@ -61,7 +61,7 @@ LEFT_OUT = {"build", "data", "logs", "results"}
 
 
 def quiet(source: str) -> Iterator[ast.expr]:
-    """Where no test can or should notice a change: types, and the texts of errors."""
+    """Yield places where no test can or should notice a change: types, and texts of errors."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.arg | ast.AnnAssign) and node.annotation:
             yield node.annotation
@@ -121,7 +121,7 @@ def expand(pattern: str) -> list[str]:
 
 
 def left_out(folder: str, names: list[str]) -> list[str]:
-    """What no test reads: outputs, at the root alone, and whatever is hidden or cached."""
+    """Names that no test reads: outputs, at the root alone, and whatever is hidden or cached."""
     outputs = LEFT_OUT if Path(folder) == Path.cwd() else set()
     return [n for n in names if n.startswith(".") or n == "__pycache__" or n in outputs]
 

@@ -49,7 +49,7 @@ def imported(graph: grimp.ImportGraph, module: str) -> set[str]:
 def complaints(
     graph: grimp.ImportGraph, root: Path, stage: str, declared: Iterable[str]
 ) -> list[str]:
-    """What `declared`, the dependencies of a stage in dvc.yaml, misses or names for nothing."""
+    """Imports that `declared`, the dependencies of a stage in dvc.yaml, lacks, or names in vain."""
     files = files_of(graph, root, stage)
     code = [path for path in declared if path.split("/")[0] in _CODE]
     holds = {path: {f for f in files if _in(f, path)} for path in code}
@@ -115,9 +115,9 @@ def _text(argument: ast.expr) -> str:
     return "".join(part.value if isinstance(part, ast.Constant) else "*" for part in parts)
 
 
-def keys_declared(params: Iterable[str]) -> set[str]:
-    """The same keys as dvc.yaml writes them."""
-    return {re.sub(r"\$\{.*?\}", "*", key) for key in params}
+def keys_declared(params: Iterable[str | dict[str, None]]) -> set[str]:
+    """The same keys as dvc.yaml writes them; a whole file is every key."""
+    return {re.sub(r"\$\{.*?\}", "*", key) if isinstance(key, str) else "*" for key in params}
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ def graph() -> grimp.ImportGraph:
 
 def test_every_command_is_a_stage() -> None:
     modules = {path.stem for path in (ROOT / "stages").glob("*.py")}
-    assert modules - {"__init__", "common"} == set(STAGES)
+    assert modules - {"__init__", "common", "names"} == set(STAGES)
 
 
 @pytest.mark.parametrize("stage", DECLARED)
@@ -67,7 +67,7 @@ def test_new_import_is_a_dependency_of_every_stage() -> None:
 
 
 def test_import_of_shardlab_loads_no_module() -> None:
-    """Why `import shardlab`, which every stage does, is no dependency on shardlab.comm."""
+    """`import shardlab`, which every stage does, is no dependency on shardlab.comm."""
     script = "import sys, shardlab; print([m for m in sys.modules if m.startswith('shardlab.')])"
     run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert run.stdout == "[]\n", run.stderr

@@ -133,7 +133,7 @@ def serve(root: Path, *command: str) -> None:
 def test_every_excerpt_of_params_is_valid(block: str, tmp_path: Path) -> None:
     tree = yaml.safe_load((ROOT / "params.yaml").read_text())
     for section, values in yaml.safe_load(block).items():
-        tree[section] = values if isinstance(values, list) else tree[section] | values
+        tree[section] = tree[section] | values if isinstance(values, dict) else values
     path = tmp_path / "params.yaml"
     path.write_text(yaml.safe_dump(tree))
     Parameters(path)(*Params.model_fields)
@@ -141,7 +141,7 @@ def test_every_excerpt_of_params_is_valid(block: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", fenced("python"))
 @on_ranks(2)
-def test_every_excerpt_of_python_runs(group, block: str) -> None:
+def test_every_excerpt_of_python_runs(group, block: str, tmp_path: Path) -> None:
     world_size, rank = dist.get_world_size(group), dist.get_rank(group)
     model, batch = fully_shard(nn.Linear(60, 60)), torch.ones(1, 60)
     # names that the reader's script has defined before
@@ -149,6 +149,7 @@ def test_every_excerpt_of_python_runs(group, block: str) -> None:
         "torch": torch,
         "model": model,
         "batch": batch,
+        "folder": tmp_path,
         "optimizer": torch.optim.SGD(model.parameters()),
         "states": [{}] * world_size,
         "world_size": world_size,

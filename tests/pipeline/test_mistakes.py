@@ -33,6 +33,25 @@ def test_snakemake_reports_invalid_params(
     assert not (project / "data").exists()
 
 
+@pytest.mark.parametrize(
+    "encoding, suffix, message",
+    [
+        ("utf-16", "", "not UTF-8 at byte 0: save it as UTF-8"),
+        ("utf-8", "\nseeds: [1]\n", "'seeds' is there a second time: remove one"),
+    ],
+)
+def test_snakemake_reports_an_invalid_parameter_file(
+    project: Path, encoding: str, suffix: str, message: str
+) -> None:
+    path = project / "params.yaml"
+    path.write_text(path.read_text() + suffix, encoding=encoding)
+    done = run(project, "snakemake", "--cores", "1", check=False)
+    assert done.returncode != 0
+    [line] = [line for line in done.stdout.splitlines() if "profile profiles/" not in line]
+    assert line.startswith("params.yaml: ") and line.endswith(message)
+    assert not (project / "data").exists()
+
+
 @pytest.mark.parametrize("changes, message", MISTAKES[:1])
 def test_every_stage_reports_invalid_params(
     project: Path, changes: dict[str, object], message: str
@@ -70,5 +89,23 @@ def test_bad_source_keeps_the_good_corpus(tmp_path: Path) -> None:
     again = ["snakemake", "--cores", "1", "-R", "prepare", "--", "data/corpus.json"]
     refused = run(root, *again, check=False)
     assert refused.returncode != 0
-    assert f"byte {cut}, record 8" in refused.stdout
+    assert f"record 8, byte {cut}" in refused.stdout
     assert good == {name: (root / "data" / name).read_bytes() for name in good}
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_logs_neither_fail_a_stage_nor_hide_its_error(project: Path, full: bool) -> None:
+    """No folder for them, or a full disk (attack 10 of the review)."""
+    if full:
+        (project / "logs").mkdir()
+        (project / "logs/prepare.log").symlink_to("/dev/full")
+    else:
+        (project / "logs").touch()
+    done = run(project, "python", "-m", "stages.prepare")
+    assert done.stdout.count("\n") == 2 and "prepare: no log: [Errno" in done.stdout
+    assert (project / "data/source.json").is_file()
+    done = run(project, "python", "-m", "stages.prepare", "--set", "data.documents=0", check=False)
+    first, second = done.stdout.splitlines()
+    assert done.returncode == 2
+    assert first.startswith("prepare: no log: [Errno")
+    assert second.startswith("prepare: error: data.documents: ")

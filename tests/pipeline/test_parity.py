@@ -38,14 +38,18 @@ def test_both_tools_describe_one_small_pipeline(
 @pytest.mark.parametrize(
     "old, new, message",
     [
-        ("- data/corpus.json\n    - shardlab", "- shardlab", "stages.tokenize: inputs"),
+        (
+            "- data/corpus.json\n    - data/source.json\n    - shardlab",
+            "- shardlab",
+            "stages.tokenize: inputs",
+        ),
         ("    - shardlab/strategy\n    - shardlab/train\n", "", "stages.train"),
         ("stages.validate ${item.run}", "stages.validate --x ${item.run}", "only in dvc.yaml"),
         ("    - strategies.${item.run}\n", "", "stages.train --run fsdp2 --seed 0: parameters"),
         ("    - baseline\n", "    - train\n", "stages.report: parameters"),
         ("    - data/statistics.json\n    - data/tok", "    - data/tok", "tokenize: outputs"),
         ("- results/train\n    - shard", "- results/profile\n    - shard", "report: inputs"),
-        ("      - ${item.after}\n      - results/results.jsonl\n", "", "propose 1: inputs"),
+        ("      - ${item.after}\n      - results/results.jsonl\n", "", "decide 1: inputs"),
     ],
 )
 def test_difference_in_dvc_yaml_is_reported(

@@ -22,6 +22,11 @@ def test_slurm_tasks_are_requested_by_resources(tmp_path: Path) -> None:
     plan = ("snakemake", "-n", "-p", "--set-resources", "train:tasks=2")
     command = "python -m stages.train --run fsdp2 --seed 0"
     assert f"exec srun {command}" in run(root, *plan, "train:mpi=srun").stdout
+    timing = "python -m stages.timing"
+    started = run(root, *plan, "--set-resources", "timing:mpi=srun").stdout
+    # those of the matrix: other timings have other ranks
+    assert f"exec srun {timing} two-ranks" in started
+    assert f"{timing} one-rank" in started and f"srun {timing} one-rank" not in started
     alone = run(root, *plan).stdout
     assert command in alone and "srun" not in alone
 

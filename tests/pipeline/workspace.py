@@ -1,13 +1,17 @@
 """Temporary copies of the project, and commands and processes in them."""
 
+import atexit
+import functools
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -30,7 +34,7 @@ PARTS = [
     "user_codecs",
     "workflow",
 ]
-"""What the pipeline consists of, less params.yaml and everything that it makes."""
+"""Files of the pipeline, without params.yaml and everything that it makes."""
 
 
 def copy_project(target: Path, params: str = "params/small.yaml") -> Path:
@@ -47,13 +51,15 @@ def copy_project(target: Path, params: str = "params/small.yaml") -> Path:
 
 
 def copy_parts(parts: list[str], source: Path, target: Path) -> None:
-    """Files and folders to the same places below `target`, with their times."""
-    by_products = shutil.ignore_patterns("__pycache__")
+    """Files and folders to the same places below `target`, with their times.
+
+    What is compiled of them comes too: no copy takes seconds to compile the library anew.
+    """
     for part in parts:
         place = target / part
         place.parent.mkdir(parents=True, exist_ok=True)
         if (source / part).is_dir():
-            shutil.copytree(source / part, place, ignore=by_products, dirs_exist_ok=True)
+            shutil.copytree(source / part, place, dirs_exist_ok=True)
         else:
             shutil.copy2(source / part, place)
 
@@ -69,17 +75,74 @@ def environment(**extra: str) -> dict[str, str]:
     return env | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"} | extra
 
 
-def run(root: Path, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """A command in `root`, both of its streams as text; what it said is shown when it fails."""
-    done = subprocess.run(
-        command,
-        cwd=root,
+_CLIENT = """#!{python} -ISE
+import sys
+sys.path.append({folder!r})
+from warm import client
+client({place!r}, {script!r} + sys.argv[1:], {real!r})
+"""
+
+
+@functools.cache
+def warm_tools() -> Path:
+    """A folder with `python` and the tools as clients of a server, which ends with this process."""
+    folder = Path(tempfile.mkdtemp(prefix="warm-"))
+    place, own = folder / "server", Path(sys.executable).parent
+    for name in ("python", "dvc", "snakemake"):
+        script = [] if name == "python" else [str(own / name)]
+        text = _CLIENT.format(
+            python=sys.executable,
+            folder=str(Path(__file__).parent),
+            place=str(place),
+            script=script,
+            real=[sys.executable],
+        )
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    server = subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("warm.py"), place],
         env=environment(),
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
     )
+    pid = os.getpid()
+
+    def end() -> None:
+        if os.getpid() == pid:  # not in a fork of it
+            server.kill()
+            server.wait()
+            shutil.rmtree(folder)
+
+    atexit.register(end)
+    wait_for(place.exists, 120, "a server")
+    return folder
+
+
+def speaking(root: Path, warm: bool = False) -> dict[str, Any]:
+    """Options of a process in `root`, whose streams are one text."""
+    variables = environment()
+    if warm:
+        variables["PATH"] = f"{warm_tools()}{os.pathsep}{variables['PATH']}"
+    return {
+        "cwd": root,
+        "env": variables,
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "text": True,
+    }
+
+
+def run(
+    root: Path, *command: str, check: bool = True, warm: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """A command in `root`; what it said is shown when it fails.
+
+    Args:
+        warm: the tools and stages are forks of one server, which has done their imports.
+    """
+    done = subprocess.run(command, **speaking(root, warm))
     assert not check or done.returncode == 0, f"{' '.join(command)}\n{done.stdout}"
     return done
 

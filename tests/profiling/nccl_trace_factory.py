@@ -38,16 +38,16 @@ class MadeTrace:
     def copy(self, start, end, launched, name="Memcpy HtoD (Pinned -> Device)"):
         return self._launch("gpu_memcpy", name, start, end, STREAM, launched, HOST)
 
-    def nccl(self, start, end, launched, collective="AllGather", thread=HOST, told=None):
+    def nccl(self, start, end, launched, collective="AllGather", thread=HOST, reported=None):
         """A collective: its kernel and the ranges of its name on the host and on the device."""
         kernel = f"ncclDevKernel_{collective}(ncclDevKernelArgsStorage<4096ul>)"
-        told = told or f"_{collective.lower()}_base"
-        self.label(f"nccl:{told}", launched - 0.5, launched + 2, thread)
-        self._add("gpu_user_annotation", f"nccl:{told}", start, end, self.device, NCCL_STREAM)
+        reported = reported or f"_{collective.lower()}_base"
+        self.label(f"nccl:{reported}", launched - 0.5, launched + 2, thread)
+        self._add("gpu_user_annotation", f"nccl:{reported}", start, end, self.device, NCCL_STREAM)
         return self._launch(
             "kernel", kernel, start, end, NCCL_STREAM, launched, thread,
             {
-                "Collective name": told, "In msg nelems": 1024, "Out msg nelems": 2048,
+                "Collective name": reported, "In msg nelems": 1024, "Out msg nelems": 2048,
                 "Group size": 2, "dtype": "Float", "In split size": "[]", "Out split size": "[]",
                 "Process Group Name": "0", "Process Group Description": "default_pg",
                 "Process Group Ranks": "[0, 1]",

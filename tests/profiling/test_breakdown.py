@@ -16,80 +16,134 @@ def merged(tmp_path, *ranks):
     return tmp_path / "trace.json.gz"
 
 
-def only_step(tmp_path, *events):
-    (times,) = read_steps(merged(tmp_path, [*step(1, 0, 1000), *events]))
-    return times
-
-
-def test_overlapped_exposed_and_idle_time_are_separated(tmp_path):
-    times = only_step(
-        tmp_path,
-        event("aten::mm", 100, 400),
-        label("gloo:all_reduce", 300, 600, WORKER),
-        event("aten::add", 700, 800),
-    )
-    assert times.step_ms == pytest.approx(1.0)
-    assert times.compute_ms == pytest.approx(0.4)
-    assert times.comm_ms == pytest.approx(0.3)
-    assert times.exposed_comm_ms == pytest.approx(0.2)
-    assert times.idle_ms == pytest.approx(0.4)
-    assert times.backward_ms == pytest.approx(0.5)
-    assert times.backward_comm_ms == pytest.approx(0.1)
-
-
-def test_collective_during_one_operator_is_fully_overlapped(tmp_path):
-    times = only_step(
-        tmp_path, event("aten::mm", 0, 900), label("gloo:all_reduce", 100, 800, WORKER)
-    )
-    assert times.compute_ms == pytest.approx(0.9)
-    assert times.exposed_comm_ms == 0
-
-
-def test_wrappers_of_a_blocking_collective_are_not_compute(tmp_path):
-    times = only_step(
-        tmp_path,
-        event("autograd::engine::evaluate_function: AddmmBackward0", 0, 900),
-        event("AddmmBackward0", 10, 890),
-        event("aten::addmm", 20, 120),
-        event("aten::mm", 30, 110),
-        label("FSDP::post_backward_reduce", 200, 800),
-        event("c10d::_reduce_scatter_base_", 210, 230),
-        label("gloo:all_reduce", 220, 790, WORKER),
-    )
-    assert times.exposed_comm_ms == pytest.approx(times.comm_ms)
-    assert times.compute_ms == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize(
-    "wrapper",
-    [
-        "RegisterPostBackwardFunctionBackward",
-        "torch::autograd::AccumulateGrad",
-        "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad",
-        "c10d::allreduce_",
-        "_c10d_functional::wait_tensor",
-    ],
+NO_COMPUTE = (
+    "RegisterPostBackwardFunctionBackward",
+    "torch::autograd::AccumulateGrad",
+    "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad",
+    "c10d::allreduce_",
+    "_c10d_functional::wait_tensor",
 )
-def test_waiting_operators_are_not_compute(tmp_path, wrapper):
-    times = only_step(tmp_path, event(wrapper, 0, 900), label("gloo:all_reduce", 100, 800, WORKER))
-    assert times.compute_ms == 0
-    assert times.exposed_comm_ms == pytest.approx(0.7)
+STEPS = {
+    "overlapped, exposed and idle time are separated": (
+        [
+            event("aten::mm", 100, 400),
+            label("gloo:all_reduce", 300, 600, WORKER),
+            event("aten::add", 700, 800),
+        ],
+        {
+            "step_ms": 1.0,
+            "compute_ms": 0.4,
+            "comm_ms": 0.3,
+            "exposed_comm_ms": 0.2,
+            "idle_ms": 0.4,
+            "backward_ms": 0.5,
+            "backward_comm_ms": 0.1,
+        },
+    ),
+    "a collective during one operator is fully overlapped": (
+        [event("aten::mm", 0, 900), label("gloo:all_reduce", 100, 800, WORKER)],
+        {"compute_ms": 0.9, "exposed_comm_ms": 0},
+    ),
+    "wrappers of a blocking collective are not compute": (
+        [
+            event("autograd::engine::evaluate_function: AddmmBackward0", 0, 900),
+            event("AddmmBackward0", 10, 890),
+            event("aten::addmm", 20, 120),
+            event("aten::mm", 30, 110),
+            label("FSDP::post_backward_reduce", 200, 800),
+            event("c10d::_reduce_scatter_base_", 210, 230),
+            label("gloo:all_reduce", 220, 790, WORKER),
+        ],
+        {"exposed_comm_ms": 0.57, "comm_ms": 0.57, "compute_ms": 0.1},
+    ),
+    **{
+        f"{wrapper} waits, which is not compute": (
+            [event(wrapper, 0, 900), label("gloo:all_reduce", 100, 800, WORKER)],
+            {"compute_ms": 0, "exposed_comm_ms": 0.7},
+        )
+        for wrapper in NO_COMPUTE
+    },
+    "an operator around a labelled range is not compute": (
+        [
+            event("custom::layer", 0, 900),
+            event("aten::mm", 10, 60),
+            label("FSDP::all_gather", 100, 800),
+            label("gloo:all_gather", 100, 800, WORKER),
+        ],
+        {"compute_ms": 0.05},
+    ),
+    "an operator around operators is compute": (
+        [event("aten::mm", 0, 300), event("aten::as_strided", 10, 12)],
+        {"compute_ms": 0.3},
+    ),
+    "operators on threads of gloo are not compute": (
+        [
+            label("gloo:all_reduce", 100, 500, WORKER),
+            event("aten::add_", 200, 300, WORKER),
+            event("aten::copy_", 600, 700, WORKER),
+        ],
+        {"compute_ms": 0},
+    ),
+    "concurrent collectives count once in the total and each by operation": (
+        [
+            label("gloo:all_reduce", 100, 500, WORKER),
+            label("gloo:all_gather", 300, 700, WORKER_2),
+            label("gloo:all_gather", 800, 900, WORKER),
+        ],
+        {"comm_ms": 0.7, "comm_ms_by_op": {"gloo:all_reduce": 0.4, "gloo:all_gather": 0.5}},
+    ),
+    "the delay of an emulated link is communication of its unit": (
+        [
+            event("aten::mm", 0, 200),
+            label("shardlab::comm h.0", 200, 800),
+            label("gloo:recv", 210, 300),
+            label("shardlab::link", 300, 790),
+        ],
+        {"exposed_comm_ms": 0.58, "comm_ms_by_unit": {"h.0": 0.58}},
+    ),
+    "operations of gloo are matched to calls in order": (
+        [
+            label("shardlab::comm h.1", 10, 20),
+            event("c10d::allreduce_", 12, 15),
+            label("FSDP::post_backward_reduce (h.0)", 30, 40),
+            event("c10d::_reduce_scatter_base_", 32, 35),
+            label("gloo:all_reduce", 100, 300, WORKER),
+            label("gloo:all_reduce", 150, 400, WORKER_2),
+            label("gloo:broadcast", 500, 510, WORKER),
+        ],
+        {"comm_ms_by_unit": {"h.1": 0.2, "h.0": 0.25, "other": 0.01}},
+    ),
+    "the innermost label names the unit": (
+        [
+            label("FSDP::all_gather", 10, 100),
+            label("gloo:send", 20, 30),
+            label("shardlab::comm h.0@nodes", 40, 90),
+            label("gloo:send", 50, 70),
+            label("FSDP::all_gather (h.1) [pg=4]", 120, 150),
+            label("gloo:send", 130, 140),
+            label("FSDP::pre_forward (h.2)", 160, 200),
+            label("gloo:send", 170, 175),
+        ],
+        {"comm_ms_by_unit": {"root": 0.01, "h.0@nodes": 0.02, "h.1": 0.01, "other": 0.005}},
+    ),
+    "kernels are the compute and nccl the communication on a device": (
+        [
+            event("aten::mm", 0, 1000),
+            event("ampere_sgemm", 100, 400, 7, "kernel", pid=0),
+            event("ncclDevKernel_AllGather_RING_LL(nccl)", 300, 600, 20, "kernel", pid=0),
+            event("Memcpy HtoD", 700, 800, 7, "gpu_memcpy", pid=0),
+        ],
+        {"compute_ms": 0.3, "comm_ms_by_op": {"nccl:AllGather": 0.3}, "exposed_comm_ms": 0.2},
+    ),
+}
 
 
-def test_operator_around_a_labelled_range_is_not_compute(tmp_path):
-    times = only_step(
-        tmp_path,
-        event("custom::layer", 0, 900),
-        event("aten::mm", 10, 60),
-        label("FSDP::all_gather", 100, 800),
-        label("gloo:all_gather", 100, 800, WORKER),
-    )
-    assert times.compute_ms == pytest.approx(0.05)
-
-
-def test_operator_around_operators_is_compute(tmp_path):
-    times = only_step(tmp_path, event("aten::mm", 0, 300), event("aten::as_strided", 10, 12))
-    assert times.compute_ms == pytest.approx(0.3)
+@pytest.mark.parametrize(("events", "expected"), STEPS.values(), ids=STEPS)
+def test_a_step_is_divided(tmp_path, events, expected):
+    (times,) = read_steps(merged(tmp_path, [*step(1, 0, 1000), *events]))
+    assert {name: getattr(times, name) for name in expected} == {
+        name: pytest.approx(value) for name, value in expected.items()
+    }
 
 
 def test_operator_next_to_a_launch_does_not_contain_it(tmp_path):
@@ -121,69 +175,6 @@ def test_range_as_long_as_its_operator_is_contained_in_it(tmp_path):
     assert times.compute_ms == 0
 
 
-def test_operators_on_gloo_threads_are_not_compute(tmp_path):
-    times = only_step(
-        tmp_path,
-        label("gloo:all_reduce", 100, 500, WORKER),
-        event("aten::add_", 200, 300, WORKER),
-        event("aten::copy_", 600, 700, WORKER),
-    )
-    assert times.compute_ms == 0
-
-
-def test_concurrent_collectives_count_once_in_the_total_and_each_by_operation(tmp_path):
-    times = only_step(
-        tmp_path,
-        label("gloo:all_reduce", 100, 500, WORKER),
-        label("gloo:all_gather", 300, 700, WORKER_2),
-        label("gloo:all_gather", 800, 900, WORKER),
-    )
-    assert times.comm_ms == pytest.approx(0.7)
-    assert times.comm_ms_by_op == pytest.approx({"gloo:all_reduce": 0.4, "gloo:all_gather": 0.5})
-
-
-def test_emulated_link_delay_is_communication_of_its_unit(tmp_path):
-    times = only_step(
-        tmp_path,
-        event("aten::mm", 0, 200),
-        label("shardlab::comm h.0", 200, 800),
-        label("gloo:recv", 210, 300),
-        label("shardlab::link", 300, 790),
-    )
-    assert times.exposed_comm_ms == pytest.approx(0.58)
-    assert times.comm_ms_by_unit == pytest.approx({"h.0": 0.58})
-
-
-def test_gloo_operations_are_matched_to_calls_in_order(tmp_path):
-    times = only_step(
-        tmp_path,
-        label("shardlab::comm h.1", 10, 20),
-        event("c10d::allreduce_", 12, 15),
-        label("FSDP::post_backward_reduce (h.0)", 30, 40),
-        event("c10d::_reduce_scatter_base_", 32, 35),
-        label("gloo:all_reduce", 100, 300, WORKER),
-        label("gloo:all_reduce", 150, 400, WORKER_2),
-        label("gloo:broadcast", 500, 510, WORKER),
-    )
-    assert times.comm_ms_by_unit == pytest.approx({"h.1": 0.2, "h.0": 0.25, "other": 0.01})
-
-
-def test_the_innermost_label_names_the_unit(tmp_path):
-    times = only_step(
-        tmp_path,
-        label("FSDP::all_gather", 10, 100),
-        label("gloo:send", 20, 30),
-        label("shardlab::comm h.0@nodes", 40, 90),
-        label("gloo:send", 50, 70),
-        label("FSDP::all_gather (h.1) [pg=4]", 120, 150),
-        label("gloo:send", 130, 140),
-        label("FSDP::pre_forward (h.2)", 160, 200),
-        label("gloo:send", 170, 175),
-    )
-    expected = {"root": 0.01, "h.0@nodes": 0.02, "h.1": 0.01, "other": 0.005}
-    assert times.comm_ms_by_unit == pytest.approx(expected)
-
-
 def test_events_may_come_in_any_order(tmp_path):
     events = [event(f"aten::op{i % 7}", 10 * i, 10 * i + 3 + i % 5) for i in range(12_000)]
     events += [event("c10d::send", 10 * i + 1, 10 * i + 2) for i in range(0, 12_000, 9)]
@@ -204,19 +195,6 @@ def test_events_across_steps_are_split_at_the_border(tmp_path):
     ]
     first, second = read_steps(merged(tmp_path, events))
     assert (first.comm_ms, second.comm_ms) == pytest.approx((0.1, 0.3))
-
-
-def test_kernels_are_the_compute_and_nccl_the_communication_on_a_device(tmp_path):
-    times = only_step(
-        tmp_path,
-        event("aten::mm", 0, 1000),
-        event("ampere_sgemm", 100, 400, 7, "kernel", pid=0),
-        event("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgs)", 300, 600, 20, "kernel", pid=0),
-        event("Memcpy HtoD", 700, 800, 7, "gpu_memcpy", pid=0),
-    )
-    assert times.compute_ms == pytest.approx(0.3)
-    assert times.comm_ms_by_op == pytest.approx({"nccl:AllGather": 0.3})
-    assert times.exposed_comm_ms == pytest.approx(0.2)
 
 
 def test_the_breakdown_is_the_mean_over_steps_and_ranks(tmp_path):

@@ -66,7 +66,7 @@ def test_label_of_communication_hooks_names_the_unit(tmp_path):
 
 
 def test_generic_nccl_kernel_is_named_by_its_metadata(tmp_path):
-    made = fsdp_step().nccl(920, 930, 220, collective="Generic_4", told="allreduce")
+    made = fsdp_step().nccl(920, 930, 220, collective="Generic_4", reported="allreduce")
     assert only_step(tmp_path, made).comm_ms_by_op["nccl:allreduce"] == pytest.approx(0.01)
 
 

@@ -1,4 +1,4 @@
-"""What is reduced on the way is what one look at all operators finds."""
+"""Operators reduced one by one give what a pass over all of them gives."""
 
 import numpy as np
 import pytest

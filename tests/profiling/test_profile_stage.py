@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from shardlab.core.checksums import write_checked
 from shardlab.core.errors import UserError
+from shardlab.core.files import sha256_of_file
 from shardlab.experiment.parameters import Parameters
 from shardlab.profiling.capture.merge import merge_traces
 from shardlab.records.run import Breakdown
@@ -26,7 +28,10 @@ def test_rows_hold_every_step_of_every_rank_and_the_breakdown_their_means(params
         events = [*step(1, 0, 1000), event("aten::mm", 0, 500 + 100 * rank)]
         events += [label("gloo:all_reduce", 400, 600, WORKER), *step(2, 1000, 3000)]
         ranks.append(write_rank(tmp_path / f"{rank}.json", events, rank))
-    merge_traces(ranks, "results/train/ddp/seed3/trace.json.gz")
+    trace = Path("results/train/ddp/seed3/trace.json.gz")
+    merge_traces(ranks, trace)
+    files = {trace.name: sha256_of_file(trace)}
+    write_checked(trace.with_name("metrics.json"), {"files": files})
     main(params, "ddp", "3")
     with Path("results/profile/ddp/seed3.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -35,7 +40,7 @@ def test_rows_hold_every_step_of_every_rank_and_the_breakdown_their_means(params
     for row in rows:
         parts = sum(float(row[key]) for key in ("compute_ms", "exposed_comm_ms", "idle_ms"))
         assert parts == pytest.approx(float(row["step_ms"]))
-    breakdown = Breakdown.from_file("results/profile/ddp/seed3.json")
+    breakdown = Breakdown.from_file("results/profile/ddp/seed3.json", "profile it")
     for name in ("compute_ms", "comm_skew_ms", "idle_ms", "backward_comm_ms"):
         mean = sum(float(row[name]) for row in rows) / len(rows)
         assert getattr(breakdown, name) == pytest.approx(mean)
@@ -44,7 +49,8 @@ def test_rows_hold_every_step_of_every_rank_and_the_breakdown_their_means(params
 
 
 def test_a_missing_trace_writes_nothing(params, tmp_path):
-    with pytest.raises(UserError, match="no such trace"):
+    fix = r"metrics\.json: no such file: run python -m stages\.train --run ddp --seed 3"
+    with pytest.raises(UserError, match=fix):
         main(params, "ddp", "3")
     with pytest.raises(UserError, match="seed: expected a whole number"):
         main(params, "ddp", "three")

@@ -6,14 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardlab.core.checksums import write_checked_lines
 from shardlab.core.errors import UserError
+from shardlab.records.contention import Contention
 from shardlab.records.run import SCHEMA_VERSION, Record, read_records, table_row, write_records
 from shardlab.records.timing import scaling_efficiency
 from shardlab.strategy.strategy import parse_strategy
 from tests.record_factory import STRATEGIES
 from tests.timed_run_factory import make_timed
 
-NUMBERS = st.floats(allow_nan=False)
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     int: st.integers(),
@@ -21,6 +23,7 @@ BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     str: st.text(max_size=5),
     dict[str, float | None]: st.dictionaries(st.text(max_size=5), st.none() | NUMBERS, max_size=2),
     dict[str, float]: st.dictionaries(st.text(max_size=5), NUMBERS, max_size=2),
+    Contention: st.builds(Contention, foreign=NUMBERS, stolen=NUMBERS),
     list[str]: st.lists(st.text(max_size=5), max_size=2),
     dict[str, Any]: st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=2),
 }
@@ -46,7 +49,7 @@ RECORDS = st.fixed_dictionaries(
 
 
 @settings(max_examples=30)
-@given(st.lists(RECORDS, max_size=3))
+@given(st.lists(RECORDS, min_size=1, max_size=3))
 def test_records_round_trip(
     tmp_path_factory: pytest.TempPathFactory, records: list[Record]
 ) -> None:
@@ -81,7 +84,7 @@ def test_invalid_record_is_named_by_file_and_line(
 ) -> None:
     path = tmp_path_factory.mktemp("records") / "results.jsonl"
     good = record.model_dump(mode="json")
-    path.write_text("".join(json.dumps(line) + "\n" for line in (good, good | change)))
+    write_checked_lines(path, [good, good | change])
     with pytest.raises(UserError, match=rf"results\.jsonl:2{message}"):
         read_records(path)
 

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def on_two_ranks(*command):
-    """What a script of the project says, once it has ended well."""
+    """Return the output of a script of the project that ended well."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     run = subprocess.run(
         [*launcher, *command],

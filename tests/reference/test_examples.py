@@ -2,12 +2,12 @@
 
 import ast
 import json
-import os
-import subprocess
-import sys
+import runpy
 
 import pytest
+import transformers  # noqa: F401 - imported once, before a command is forked
 
+from tests.commands import Command
 from tests.reference.scripts import ROOT, on_two_ranks
 
 NEEDED = {
@@ -41,14 +41,8 @@ def test_compression_takes_three_lines(name):
     assert not names & {"shardlab", "handle"}
 
 
-def test_activations_on_disk_change_no_loss():
-    run = subprocess.run(
-        [sys.executable, "examples/sliding_checkpoint.py"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert run.stdout.count("loss") == 10
+def test_activations_on_disk_change_no_loss(tmp_path):
+    script = str(ROOT / "examples/sliding_checkpoint.py")
+    run = Command(tmp_path, lambda: runpy.run_path(script, run_name="__main__"))
+    assert run.wait(240) == 0, run.said()
+    assert run.said().count("loss") == 10

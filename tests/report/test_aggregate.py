@@ -2,10 +2,7 @@ import json
 import math
 
 import numpy as np
-import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from shardlab.core.errors import UserError
 from shardlab.records.run import Setting
@@ -13,67 +10,34 @@ from shardlab.report.aggregate import (
     codec_texts,
     comparison,
     loss_curves,
-    paired_difference,
-    paired_ratio,
     select,
     traffic,
     uncompressed,
-    verdict,
 )
 from shardlab.report.sections import measures
 from shardlab.report.tables import tables_of
+from shardlab.report.timings import timing_table
 from shardlab.strategy.strategy import parse_strategy
 from tests.evidence_factory import make_evidence
 from tests.record_factory import BASELINE, STRATEGIES, make_losses, make_record, make_records
-
-positive = st.floats(0.01, 1e6)
-
-
-def test_paired_difference_by_hand():
-    values = pd.DataFrame({"base": [9.0, 10.0, 12.5], "other": [10.0, 12.0, 14.0]})
-    found = paired_difference(values, "base").loc["other"]
-    # differences 1, 2, 1.5: mean 1.5, deviation 0.5; t(0.975, 2) = 4.302653 from printed tables
-    half = 4.302653 * 0.5 / math.sqrt(3)
-    assert found["mean"] == 1.5
-    assert found["low"] == pytest.approx(1.5 - half, rel=1e-6)
-    assert found["high"] == pytest.approx(1.5 + half, rel=1e-6)
+from tests.timed_run_factory import make_timed
 
 
-def test_pairs_are_taken_seed_by_seed():
-    """A shift common to all seeds has no uncertainty, however much the seeds differ."""
-    values = pd.DataFrame({"base": [1.0, 50.0, 900.0], "other": [3.0, 52.0, 902.0]})
-    assert paired_difference(values, "base").loc["other"].tolist() == [2, 2, 2]
-
-
-@given(st.lists(st.tuples(positive, positive), min_size=2, max_size=8))
-def test_difference_is_antisymmetric(pairs):
-    values = pd.DataFrame(pairs, columns=["a", "b"])
-    forth = paired_difference(values, "a").loc["b"]
-    back = paired_difference(values, "b").loc["a"]
-    assert forth.tolist() == pytest.approx([-back["mean"], -back["high"], -back["low"]])
-    assert forth["low"] <= forth["mean"] <= forth["high"]
-
-
-@given(st.lists(positive, min_size=2, max_size=8), st.floats(0.1, 10))
-def test_ratio_of_scaled_runs_is_the_scale(base, scale):
-    values = pd.DataFrame({"base": base, "other": [scale * value for value in base]})
-    found = paired_ratio(values, "base")
-    assert found.loc["other"].tolist() == pytest.approx([scale] * 3, rel=1e-6)
-    assert found.loc["base"].tolist() == [1, 1, 1]
-
-
-def test_one_seed_has_no_interval():
-    found = paired_difference(pd.DataFrame({"base": [1.0], "other": [3.0]}), "base").loc["other"]
-    assert found["mean"] == 2
-    assert math.isnan(found["low"])
-    assert math.isnan(found["high"])
+def compare(records, runs=None, baseline=BASELINE, **steps):
+    """`comparison` with made timings, in which runs may have given steps."""
+    runs = runs or [*dict.fromkeys(record.run for record in records)]
+    timed = [
+        make_timed("two-ranks", run, **({"step_ms": steps[run]} if run in steps else {}))
+        for run in runs
+    ]
+    return comparison(records, timing_table(timed, baseline), runs, baseline)
 
 
 def test_divergence_is_not_averaged_away():
     records = [make_record(seed=seed) for seed in range(3)]
     records += [make_record("ddp", seed) for seed in range(2)]
     records.append(make_record("ddp", 2, val_ppl=math.inf))
-    row = comparison(records, ["fsdp2", "ddp"], "fsdp2").loc["ddp"]
+    row = compare(records).loc["ddp"]
     assert row["val_ppl"] == math.inf
     assert not math.isfinite(row["ppl_ratio_high"])
 
@@ -81,20 +45,35 @@ def test_divergence_is_not_averaged_away():
 def test_means_and_deviations_are_over_seeds():
     times = (40, 42, 47)
     records = [make_record(seed=seed, step_ms_mean=time) for seed, time in enumerate(times)]
-    row = comparison(records, [BASELINE], BASELINE).loc[BASELINE]
+    row = compare(records).loc[BASELINE]
     assert row["step_ms_mean"] == 43
     assert row["step_ms_mean_sd"] == pytest.approx(np.std(times, ddof=1))
     assert row["seeds"] == 3
 
 
+def test_step_times_are_compared_by_the_repetitions_of_the_timing():
+    """Whatever the training runs took: they are of other minutes."""
+    records = [make_record(seed=seed, step_ms_mean=10.0) for seed in range(3)]
+    records += [make_record("ddp", seed, step_ms_mean=99.0) for seed in range(3)]
+    row = compare(records, fsdp2=[20.0, 40.0, 80.0], ddp=[10.0, 20.0, 40.0]).loc["ddp"]
+    assert [row[f"step_ratio{end}"] for end in ("", "_low", "_high")] == pytest.approx([0.5] * 3)
+    assert row["step_ms"] == pytest.approx(70 / 3)
+    assert row["tokens_per_s"] == pytest.approx(2 * 8 * 64 / row["step_ms"] * 1e3)
+    assert row["repetitions"] == 3
+    of_ranks = 2 * records[-1].product_flops_per_s
+    share = records[-1].flops_per_token * row["tokens_per_s"] / of_ranks
+    assert row["flops_share"] == pytest.approx(share)
+    assert row["step_ms_mean"] == 99.0
+
+
 def test_no_run_is_dropped_and_order_is_kept():
     runs = list(reversed(STRATEGIES))
     records = make_records()
-    assert list(comparison(records, runs, BASELINE).index) == runs
+    assert list(compare(records, runs).index) == runs
 
 
 def test_absent_measure_is_nan_and_not_zero():
-    row = comparison(make_records(["fsdp2"]), ["fsdp2"], "fsdp2").loc["fsdp2"]
+    row = compare(make_records(["fsdp2"])).loc["fsdp2"]
     assert math.isnan(row["residual_norm"])
 
 
@@ -109,7 +88,7 @@ def test_select_refuses_missing_and_duplicate_records():
 
 def test_loss_curve_is_the_mean_over_seeds():
     losses = {"ddp": {0: {0: 4.0, 1: 2.0}, 1: {0: 6.0, 1: 3.0}}}
-    table = loss_curves(losses)
+    table = loss_curves(losses, set())
     assert table["step"].tolist() == [0, 1]
     assert table["loss"].tolist() == [5.0, 2.5]
     assert table["sd"].tolist() == pytest.approx([math.sqrt(2), math.sqrt(0.5)])
@@ -119,22 +98,9 @@ def test_loss_curves_of_different_lengths_are_refused():
     longer = make_losses("ddp", 0)
     shorter = {step: loss for step, loss in longer.items() if step < 10}
     with pytest.raises(UserError, match="different steps"):
-        loss_curves({"ddp": {0: longer, 1: shorter}})
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "said"),
-    [
-        (0.8, 0.9, "lower"),
-        (1.1, 1.2, "higher"),
-        (0.9, 1.1, "same"),
-        (1.0, 1.1, "same"),
-        (math.nan, math.nan, "unknown"),
-        (0.9, math.inf, "unknown"),
-    ],
-)
-def test_verdict_needs_the_whole_interval(low, high, said):
-    assert verdict(low, high, 1) == said
+        loss_curves({"ddp": {0: longer, 1: shorter}}, set())
+    table = loss_curves({"ddp": {0: longer, 1: shorter}}, {("ddp", 1)})
+    assert table["loss"].isna().tolist() == [step >= 10 for step in longer]
 
 
 def test_memory_ratio_uses_the_closed_form_without_a_traced_estimate():
@@ -143,12 +109,12 @@ def test_memory_ratio_uses_the_closed_form_without_a_traced_estimate():
         make_record("fsdp2", memory_estimate_bytes=30, **estimates),
         make_record("ddp", memory_estimate_bytes=None, **estimates),
     ]
-    compared = comparison(records, ["fsdp2", "ddp"], BASELINE)
+    compared = compare(records)
     assert compared["memory_ratio"].to_list() == [2.0, 3.0]
 
 
 def test_every_numeric_field_of_a_record_is_a_measure():
-    compared = comparison(make_records(["fsdp2"]), ["fsdp2"], "fsdp2")
+    compared = compare(make_records(["fsdp2"]))
     texts = {"strategy", "engine", "codec"}
     numbers = {
         name

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from shardlab.experiment.schema import Quality
+from shardlab.records.contention import Contention
 from shardlab.records.timing import NO_COMMUNICATION
 from shardlab.report.numbers import ABSENT, rate_text
 from shardlab.report.sections.links import (
@@ -12,11 +13,11 @@ from shardlab.report.sections.links import (
     crossing,
     fastest,
     links,
-    quality_tables,
     references,
     step_table,
     stops_paying,
 )
+from shardlab.report.sections.quality import quality_tables
 from shardlab.report.timing_plots import crossover_plot, forecast_plot
 from shardlab.report.timings import crossovers
 from shardlab.strategy.strategy import parse_strategy
@@ -192,3 +193,21 @@ def test_interval_down_to_0_ms_is_clipped_to_its_panel():
             highest = max(float(path.vertices[:, 1].max()) for path in band.get_paths())
             assert abs(highest - top) < 1e-6
     assert any(axes.collections for axes in figure.axes)
+
+
+def test_a_disturbed_timing_is_marked_in_all_headings():
+    runs = [*timed(1e8, ddp=[10.0, 10.0], int8=[5.0, 5.0]), *timed(1e9, ddp=[5.0, 5.0])]
+    busy = {"foreign": 0.5, "stolen": 0.0}
+    runs = [
+        run.model_copy(update={"contention": Contention(**busy)})
+        if run.bits_per_second == 1e9
+        else run
+        for run in runs
+    ]
+    [group] = crossovers(runs)
+    table = step_table(group, BASELINE)
+    headings = [column.heading for column in table.columns]
+    assert headings[1::2] == ["100 Mbit/s, ms", "1 Gbit/s \N{DAGGER}, ms"]
+    assert "others used more than" in table.note
+    assert "others used" not in step_table(crossovers(runs[:2])[0], BASELINE).note
+    assert "1 Gbit/s \N{DAGGER}: ddp" in fastest(group, BASELINE)

@@ -4,8 +4,9 @@ import json
 import pytest
 
 from shardlab.collection.quality import smoothed
+from shardlab.core.checksums import write_checked, write_checked_lines
 from shardlab.core.errors import UserError
-from shardlab.core.files import write_json, write_json_lines
+from shardlab.core.files import write_json
 from shardlab.experiment.parameters import Parameters
 from shardlab.records.run import Breakdown, Joined, Record, Validation, read_records
 from shardlab.records.timing import NO_COMMUNICATION, write_timings
@@ -20,6 +21,7 @@ PARAMS = {
     "seeds": SEEDS,
     "baseline": "fsdp2",
     "last_round": "1",
+    "comparison": "slow",
     "timings": {"slow": {"runs": RUNS, "link": {"rate": "100mbit"}}},
     "quality": {"train_loss": [6.0, 0.1], "time_s": [1.01]},
 }
@@ -32,12 +34,12 @@ def _write_parts(record):
     values = record.model_dump(mode="json", exclude={"schema_version", *Joined.model_fields})
     for folder, kind in FOLDERS.items():
         part = {name: values.pop(name) for name in kind.model_fields}
-        write_json(f"results/{folder}/{record.run}/seed{record.seed}.json", part)
+        write_checked(f"results/{folder}/{record.run}/seed{record.seed}.json", part)
     folder = f"results/train/{record.run}/seed{record.seed}"
-    write_json(f"{folder}/metrics.json", values)
+    write_checked(f"{folder}/metrics.json", {**values, "files": {}})
     losses = make_losses(record.run, record.seed).items()
     events = [{"step": step, "loss": loss, "step_ms": 50.0} for step, loss in losses]
-    write_json_lines(f"{folder}/events.jsonl", events)
+    write_checked_lines(f"{folder}/events.jsonl", events)
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def measured(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_json("params.yaml", PARAMS)
     write_timings("results/timings/slow.jsonl", TIMED)
-    write_json("results/memory.json", {"ddp": ESTIMATE, "fsdp2": {**ESTIMATE, "traced": None}})
+    write_checked("results/memory.json", {"ddp": ESTIMATE, "fsdp2": {**ESTIMATE, "traced": None}})
     for run in RUNS:
         for seed in SEEDS:
             _write_parts(make_record(run, seed))
@@ -76,7 +78,7 @@ def test_collect_joins_what_was_estimated_and_timed(measured):
 
 
 def test_collect_refuses_an_estimate_of_other_runs(measured):
-    write_json("results/memory.json", {"ddp": ESTIMATE})
+    write_checked("results/memory.json", {"ddp": ESTIMATE})
     with pytest.raises(UserError, match=r"memory.json: has no run 'fsdp2': run .*stages.estimate"):
         collect.main(Parameters())
 
@@ -96,7 +98,7 @@ def test_csv_has_the_columns_of_a_record(measured):
     ("path", "content", "said"),
     [
         ("profile/ddp/seed3.json", None, "no such file: run python -m stages.profile ddp 3"),
-        ("validate/ddp/seed0.json", "{", "not JSON"),
+        ("validate/ddp/seed0.json", "{", "damaged"),
         ("validate/ddp/seed0.json", "[1]", "run python -m stages.validate ddp 0"),
         ("profile/fsdp2/seed3.json", '{"step": 1}', "run python -m stages.profile fsdp2 3"),
         ("train/ddp/seed3/metrics.json", "\x00", "stages.train --run ddp --seed 3"),
@@ -134,19 +136,19 @@ def collected(measured):
     make_forecast(RUNS).to_file("results/forecast/forecast.json")
     history = make_history(make_records(RUNS))
     history.to_file("results/rounds/1/history.json")
-    write_json("data/source.json", {"name": "wikipedia", "licence": "CC BY-SA 4.0"})
-    write_json("data/statistics.json", {"vocabulary": 2048})
+    write_checked("data/source.json", {"name": "wikipedia", "licence": "CC BY-SA 4.0"})
+    write_checked("data/statistics.json", {"vocabulary": 2048})
     return measured
 
 
-def test_report_is_written_from_files(collected):
+def test_report_is_written_from_files(undrawn, collected):
     report.main(Parameters())
     text = (collected / "results/report/report.html").read_text()
     assert "CC BY-SA 4.0" in text
     assert "Fewer than 3 seeds (2)" in text
 
 
-def test_report_is_limited_to_the_runs_of_the_parameters(collected):
+def test_report_is_limited_to_the_runs_of_the_parameters(undrawn, collected):
     write_json("params.yaml", {**PARAMS, "runs": ["fsdp2"], "seeds": [3]})
     report.main(Parameters())
     lines = (collected / "results/report/comparison.jsonl").read_text().splitlines()
@@ -172,24 +174,23 @@ def test_report_names_the_stage_of_a_missing_file(collected, path, fix):
     assert not (collected / "results/report").exists()
 
 
-@pytest.mark.parametrize("event", ['{"step": 1}', '{"step": 1, "loss": null}', "[]", "{"])
+@pytest.mark.parametrize("event", [{"step": 1}, {"step": 1, "loss": None}])
 def test_report_refuses_invalid_events(collected, event):
-    (collected / "results/train/ddp/seed0/events.jsonl").write_text(event)
+    write_checked_lines("results/train/ddp/seed0/events.jsonl", [event])
     with pytest.raises(UserError, match=r"events\.jsonl: not the events of a training run"):
         report.main(Parameters())
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("lines", "said"),
     [
-        ("{", "slow.jsonl: not a timing"),
-        ('{"run": 1}', "slow.jsonl: not a timing"),
-        ("", "slow.jsonl: has other runs than timings.slow"),
-        (TIMED[0].model_dump_json(), "slow.jsonl: has other runs than timings.slow"),
+        ([{"run": 1}], "slow.jsonl:1.timing: field required"),
+        ([], "slow.jsonl: damaged"),
+        ([TIMED[0].model_dump(mode="json")], "slow.jsonl: has other runs than timings.slow"),
     ],
 )
-def test_report_refuses_invalid_timings(collected, content, said):
-    (collected / "results/timings/slow.jsonl").write_text(content)
+def test_report_refuses_invalid_timings(collected, lines, said):
+    write_checked_lines("results/timings/slow.jsonl", lines)
     with pytest.raises(UserError, match=f"{said}.*: run python -m stages.timing slow"):
         report.main(Parameters())
 

@@ -1,7 +1,9 @@
 import math
+from dataclasses import replace
 
 import pytest
 
+from shardlab.experiment.schema import Quality
 from shardlab.report.aggregate import seed_warning
 from shardlab.report.answer import answer
 from shardlab.report.numbers import (
@@ -14,12 +16,19 @@ from shardlab.report.numbers import (
     where_known,
 )
 from shardlab.report.sections.appendix import setting_line
-from shardlab.report.sections.measures import time_to_quality
-from shardlab.report.sections.runs import comparison, headline_table
+from shardlab.report.sections.quality import time_to_quality
+from shardlab.report.sections.runs import breakdown, comparison, headline_table
+from shardlab.report.sections.scaling import TIMED
 from shardlab.report.tables import escape, facts, tables_of, text_table
-from shardlab.report.write import comparison_rows, report_sections, summary
+from shardlab.report.write import (
+    comparison_rows,
+    headline_markdown,
+    report_sections,
+    summary,
+)
 from tests.evidence_factory import make_evidence
-from tests.record_factory import BASELINE, STRATEGIES, make_record, make_records
+from tests.record_factory import BASELINE, BUSY, STRATEGIES, make_record, make_records
+from tests.timed_run_factory import make_timed
 
 
 def test_every_table_of_runs_has_every_run():
@@ -60,28 +69,90 @@ def test_strategy_is_shown_by_its_label():
     assert rows["fsdp2-exchange"] == "fsdp2, none, exchange"
 
 
-def test_diverged_run_is_marked():
-    records = make_records(["fsdp2"])
-    records += [make_record("ddp", seed, val_ppl=math.inf) for seed in range(3)]
+def diverged(run, seed, **changes):
+    lost = dict.fromkeys(("train_loss", "val_loss", "val_ppl", "val_bits_per_byte"))
+    reason = "validation loss is not finite"
+    return make_record(run, seed, **lost, diverged_at=7, steps=10, not_finite=reason, **changes)
+
+
+def test_a_table_shows_the_step_at_which_a_run_diverged():
+    records = [*make_records(["fsdp2"]), *(diverged("ddp", seed) for seed in range(3))]
+    records += [diverged("manual", 0), make_record("manual", 1), make_record("manual", 2)]
     evidence = make_evidence(records)
     table = headline_table(evidence)
-    assert "not finite" in " ".join(table.rows[1])
+    perplexity = [column.title for column in table.columns].index("val. perplexity")
+    shown = [row[perplexity] for row in table.rows]
+    assert shown[1:] == ["diverged at step 7", "diverged at step 7 (seed 0)"]
     assert "not finite: the run diverged" in table.note
-    assert any("diverged" in sentence for sentence in answer(evidence))
+    said = " ".join(answer(evidence))
+    assert "ddp diverged at step 7; manual diverged at step 7 (seed 0)" in said
+    assert "ddp has the shortest step" not in said
     assert comparison_rows(evidence.compared)[1]["val_ppl"] is None
+    text = "".join(section.markdown() for section in report_sections(evidence))
+    assert "diverged at step 7" in text
+
+
+def test_a_page_is_made_where_the_baseline_diverged():
+    records = [diverged("fsdp2", 0), make_record("ddp", 0)]
+    evidence = replace(make_evidence(make_records(["fsdp2", "ddp"], 1)), records=records)
+    assert report_sections(evidence)
+    assert "fsdp2 diverged at step 7" in answer(evidence)[0]
+
+
+def test_a_perplexity_beyond_the_largest_number_is_infinite():
+    records = [*make_records(["fsdp2"]), *(make_record("ddp", s, val_ppl=None) for s in range(3))]
+    table = headline_table(make_evidence(records))
+    assert "infinite" in table.rows[1]
+    assert "infinite: beyond the largest number" in table.note
+
+
+def test_a_disturbed_time_is_marked():
+    records = make_records(["fsdp2", "ddp"])
+    timed = [make_timed("two-ranks"), make_timed("two-ranks", "ddp", contention=BUSY)]
+    evidence = make_evidence(records, timed=timed)
+    tables = [headline_table(evidence), evidence.timing_table("all", TIMED, evidence.timing_rows)]
+    assert "†: others used more than" in headline_markdown(evidence)
+    for table in tables:
+        for row in table.rows:
+            assert any(cell.endswith(" †") for cell in row) == (row[0] == "ddp"), table.title
+        assert "others used more than 20 % of its CPUs" in table.note
 
 
 def test_answer_claims_no_more_than_the_interval():
     def said(times):
-        records = [make_record(seed=seed, step_ms_mean=50.0 + seed) for seed in range(3)]
-        records += [make_record("ddp", seed, step_ms_mean=t) for seed, t in enumerate(times)]
-        return answer(make_evidence(records))[0]
+        steps = {"fsdp2": [50.0, 51.0, 52.0][: len(times)], "ddp": times}
+        timed = [make_timed("two-ranks", run, step_ms=each) for run, each in steps.items()]
+        return answer(make_evidence(make_records(["fsdp2", "ddp"]), timed=timed))[0]
 
     assert "not shown to be faster" in said([30.0, 51.0, 60.0])
     clear = said([40.0, 40.9, 41.6])
     assert clear.startswith("ddp has the shortest step")
     assert "not shown" not in clear
-    assert said([60.0, 61.0, 62.0]).startswith("No run has a shorter mean step")
+    assert said([60.0, 61.0, 62.0]).startswith("No run has a shorter step")
+    assert said([40.0]).endswith("in the only repetition.")
+
+
+def test_compared_step_times_are_those_of_the_timing_alone():
+    """Training runs that were slowed, or ran on another day, change no compared time."""
+
+    def shown(slower):
+        changes = {
+            run: {"step_ms_mean": 50 * times, "tokens_per_s": 1e3 / times, "contention": BUSY}
+            for run, times in slower.items()
+        }
+        records = [make_record(run, n, **changes[run]) for run in changes for n in range(3)]
+        evidence = make_evidence(records)
+        kept = [answer(evidence)[:2], summary(evidence)["runs"], headline_markdown(evidence)]
+        return [*kept, [section.markdown() for section in [time_to_quality(evidence)] if section]]
+
+    assert shown({"fsdp2": 1, "ddp": 1}) == shown({"fsdp2": 3, "ddp": 9})
+
+
+def test_percentiles_of_training_steps_are_marked_where_training_was_disturbed():
+    records = [*make_records(["fsdp2"]), make_record("ddp", 0), make_record("ddp", 1)]
+    records.append(make_record("ddp", 2, contention=BUSY))
+    (table,) = breakdown(make_evidence(records)).tables
+    assert [sum(cell.endswith(" †") for cell in row) for row in table.rows] == [0, 3]
 
 
 def test_speed_up_of_another_engine_is_not_credited_to_the_codec():
@@ -103,9 +174,17 @@ def test_setting_names_every_host():
     other = records[0].model_copy(
         update={"host": {**records[0].host, "cpu": "Another"}, "run": "x"}
     )
-    line = setting_line([*records, other])
+    line = setting_line(make_evidence([*records, other]))
     assert "A processor made for tests, Another" in line
-    for part in ("seeds 0, 1, 2", "60 steps", "tiny", "wikipedia", "2.13.0", "4e41bc4d1a2b"):
+    for part in (
+        "seeds 0, 1, 2",
+        "timing two-ranks, 6 repetitions",
+        "60 steps",
+        "tiny",
+        "wikipedia",
+        "2.13.0",
+        "4e41bc4d1a2b",
+    ):
         assert part in line
 
 
@@ -150,23 +229,25 @@ def test_facts_flatten_nested_values():
     assert facts(tree) == [("a b", "1,200"), ("c · d", "0.5000"), ("c · e", "x, y"), ("f", "–")]  # noqa: RUF001
 
 
-def test_loss_not_reached_by_a_seed_has_no_mean():
-    def reached(seed, steps):
-        return make_record(seed=seed, steps_to_quality={"6.4": steps}, time_to_quality_s={"6.4": 1})
-
-    def table(records):
-        (found,) = time_to_quality(make_evidence(records)).tables
-        return found
-
-    both = table([reached(0, 30.0), reached(1, 40.0)])
-    assert both.columns[1].heading == "to loss 6.4, steps"
-    assert both.rows[0][1] == "35.0"
-    assert table([reached(0, 30.0), reached(1, None)]).rows[0][1] == ABSENT
+def test_time_to_quality_is_that_of_the_steps_of_the_timing():
+    losses = {BASELINE: {0: {0: 8.0, 1: 7.0, 2: 6.0}, 1: {0: 8.0, 1: 7.0, 2: 6.5}}}
+    evidence = make_evidence(
+        make_records([BASELINE], 2),
+        losses=losses,
+        timed=[make_timed("two-ranks", step_ms=[400.0, 600.0])],
+        quality=Quality(train_loss=(7.0, 6.25), time_s=(1.1,)),
+    )
+    section = time_to_quality(evidence)
+    assert section is not None
+    (table,) = section.tables
+    shown = dict(zip([c.heading for c in table.columns], table.rows[0], strict=True))
+    assert (shown["loss 7, steps"], shown["loss 7, s, loopback"]) == ("2.00", "1.00")
+    # not reached by seed 1
+    assert (shown["loss 6.25, steps"], shown["loss 6.25, s, loopback"]) == (ABSENT, ABSENT)
+    assert shown["after 1.1 s, loopback"] == "7.00"
 
 
 def test_time_to_quality_is_omitted_without_thresholds():
-    fields = ("steps_to_quality", "time_to_quality_s", "quality_at_time")
-    records = [make_record(seed=seed, **{key: {} for key in fields}) for seed in range(3)]
-    evidence = make_evidence(records)
+    evidence = make_evidence(make_records([BASELINE]), quality=Quality())
     assert time_to_quality(evidence) is None
     assert "Time to quality" not in [s.title for s in report_sections(evidence)]

@@ -131,7 +131,7 @@ def test_an_in_process_link_is_named():
 
 
 @pytest.mark.parametrize("timing", ["two-ranks", "slow"])
-def test_report_accepts_a_single_timing(tmp_path, timing):
+def test_report_accepts_a_single_timing(without_png, tmp_path, timing):
     timed = [make_timed(timing, run) for run in ("ddp", NO_COMMUNICATION)]
     write_report(make_evidence(make_records(["fsdp2", "ddp"]), timed=timed), tmp_path)
     text = (tmp_path / "report.html").read_text()

@@ -63,8 +63,8 @@ def by_hand(model, steps, clip, rate=1e-3, betas=(0.9, 0.95), eps=1e-8):
 
 def refused(call):
     """The error's only line, which is the same on all ranks."""
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as reported:
         call()
-    [line] = {*gather_values(str(told.value), dist.group.WORLD)}
+    [line] = {*gather_values(str(reported.value), dist.group.WORLD)}
     assert "\n" not in line
     return line

@@ -13,26 +13,22 @@ PLAIN = {"activation_checkpointing": "none"}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_trains_as_a_loop_by_hand_does(family):
+@on_ranks(2)
+def test_it_trains_as_a_loop_by_hand_does(group, family) -> None:
     steps = [[labelled(step, rank) for rank in range(2)] for step in range(4)]
     expected = by_hand(model_of(family), steps, clip=0.5)
-
-    def on_rank(group):
-        sliding = slid(model_of(family), **PLAIN)
-        for step in range(4):
-            output = sliding(labelled(step, dist.get_rank()))
-            assert output.loss.isfinite() and sliding.gradient_norm > 0
-        state = sliding.state_dict()
-        if dist.get_rank() > 0:
-            assert state == {}
-            return {}
-        assert state.keys() == expected.keys()
-        model_of(family, seed=1).load_state_dict(state)
-        for name, value in expected.items():
-            torch.testing.assert_close(state[name], value, rtol=1e-4, atol=1e-4)
-        return {}
-
-    run_ranks(2, on_rank)
+    sliding = slid(model_of(family), **PLAIN)
+    for step in range(4):
+        output = sliding(labelled(step, dist.get_rank()))
+        assert output.loss.isfinite() and sliding.gradient_norm > 0
+    state = sliding.state_dict()
+    if dist.get_rank() > 0:
+        assert state == {}
+        return
+    assert state.keys() == expected.keys()
+    model_of(family, seed=1).load_state_dict(state)
+    for name, value in expected.items():
+        torch.testing.assert_close(state[name], value, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shardlab.core.errors import UserError
 from tests.families import VOCABULARY
-from tests.ranks import on_ranks, run_ranks
+from tests.ranks import on_ranks
 from tests.standalone.sliding_factory import by_hand, model_of, slid
 
 FAMILIES = ["gpt2-tied", "llama-tied", "llama-untied", "qwen2-tied", "qwen3-untied", "mistral-tied"]
@@ -41,25 +41,21 @@ def padded_batch(call, rank):
         ("qwen3-untied", "selective"),
     ],
 )
-def test_masks_ignored_labels_and_lengths_train_as_by_hand(family, checkpointing):
+@on_ranks(2)
+def test_masks_ignored_labels_and_lengths_train_as_by_hand(group, family, checkpointing) -> None:
     calls = [[padded_batch(call, rank) for rank in range(2)] for call in range(6)]
     steps = [first + second for first, second in zip(calls[::2], calls[1::2], strict=True)]
     # as SlideFSDP, which turns the cache off
     batches = [[{**batch, "use_cache": False} for batch in step] for step in steps]
     expected = by_hand(model_of(family), batches, 1.0, betas=(0.8, 0.9), eps=1e-6)
-
-    def on_rank(group):
-        config = {"accumulation": 2, "clip": 1.0, "betas": (0.8, 0.9), "eps": 1e-6}
-        sliding = slid(model_of(family), activation_checkpointing=checkpointing, **config)
-        for call in range(6):
-            sliding(padded_batch(call, dist.get_rank()))
-        state = sliding.state_dict()
-        assert state.keys() == (expected.keys() if dist.get_rank() == 0 else set())
-        for name, value in state.items():
-            torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-4)
-        return {}
-
-    run_ranks(2, on_rank)
+    config = {"accumulation": 2, "clip": 1.0, "betas": (0.8, 0.9), "eps": 1e-6}
+    sliding = slid(model_of(family), activation_checkpointing=checkpointing, **config)
+    for call in range(6):
+        sliding(padded_batch(call, dist.get_rank()))
+    state = sliding.state_dict()
+    assert state.keys() == (expected.keys() if dist.get_rank() == 0 else set())
+    for name, value in state.items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-4)
 
 
 def steps(sliding, first, last):
@@ -76,10 +72,10 @@ def test_evaluation_and_text_between_steps_see_the_last_update_and_change_nothin
     prompt = torch.arange(5).repeat(2, 1)
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     config = {"clip": None, "param_transfer": transfer}
-    straight = steps(slid(model_of(family), **config), 0, 6)
+    straight = steps(slid(model_of(family), **config), 0, 3)
     model = model_of(family)
     sliding, found = slid(model, **config), []
-    for step in range(6):
+    for step in range(3):
         found += steps(sliding, step, step + 1)
         model.eval()
         text = model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
@@ -109,13 +105,13 @@ def test_evaluation_within_a_step_changes_nothing_and_no_step_counts_it(transfer
     for evaluates in (False, True):
         config = {"accumulation": 3, "clip": clip, "param_transfer": transfer}
         sliding = slid(model_of("qwen2-tied"), **config)
-        told = []
+        reported = []
         for call in range(9):
             if evaluates:
                 with torch.no_grad():
                     sliding(padded_batch(9, 0))
-            told.append((steps(sliding, call, call + 1), moved(sliding)))
-        found.append(told)
+            reported.append((steps(sliding, call, call + 1), moved(sliding)))
+        found.append(reported)
     assert found[0] == found[1]
     assert found[0][-1][1][-1] > 0
 

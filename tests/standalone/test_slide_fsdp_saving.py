@@ -72,7 +72,6 @@ def test_residuals_are_merged_for_another_number_of_ranks(tmp_path):
         residuals = {name for name in expected if "residual" in name}
         assert residuals and all(torch.equal(found[name], expected[name]) for name in residuals)
         assert all(loss < 6 for loss in trained(sliding, 3, 6))
-        return {}
 
     states = run_ranks(3, save)
     run_ranks(2, load)
@@ -147,7 +146,7 @@ def test_full_disk_on_one_rank_is_raised_on_all_and_keeps_the_old_folder(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "reported"),
     [
         ({"weights": "int8"}, "use param_transfer: shard"),
         ({"weights": "topk", "param_transfer": "shard"}, "weights need every element"),
@@ -162,10 +161,10 @@ def test_full_disk_on_one_rank_is_raised_on_all_and_keeps_the_old_folder(tmp_pat
         ({"clip": 0.0}, "clip: input should be greater than 0"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused_in_one_line(config, told):
+def test_settings_that_do_not_go_together_are_refused_in_one_line(config, reported):
     with pytest.raises(UserError, match=r"^SlideConfig[.:]") as refusal:
         shardlab.SlideConfig(**config)
-    assert told in str(refusal.value) and "\n" not in str(refusal.value)
+    assert reported in str(refusal.value) and "\n" not in str(refusal.value)
 
 
 PLAIN = shardlab.SlideConfig(learning_rate=1e-2, activation_checkpointing="none")

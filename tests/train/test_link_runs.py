@@ -36,7 +36,9 @@ def linked(data, strategy, **train):
     return plan, replace(plan, train=plan.train.model_copy(update={"link": Link(rate=RATE)}))
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp2", "manual"])
+@pytest.mark.parametrize(
+    "engine", ["fsdp2", *(pytest.param(each, marks=pytest.mark.long) for each in ("ddp", "manual"))]
+)
 def test_link_in_namespaces_changes_times_only(permitted, data, tmp_path, engine):
     plan, on_link = linked(data, strategy_of(engine))
     train_run(plan, tmp_path / "loopback")
@@ -59,7 +61,7 @@ def test_link_in_namespaces_changes_times_only(permitted, data, tmp_path, engine
     assert len(scalars.Scalars("speed/collective_ms")) == len(events)
 
 
-@pytest.mark.parametrize("engine", ["ddp", "manual"])
+@pytest.mark.parametrize("engine", [pytest.param("ddp", marks=pytest.mark.long), "manual"])
 def test_in_process_link_changes_times_only(data, tmp_path, monkeypatch, capfd, engine):
     plan, on_link = linked(data, strategy_of(engine, **INT4))
     train_run(plan, tmp_path / "loopback")

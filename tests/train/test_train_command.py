@@ -75,13 +75,30 @@ def test_ranks_of_two_commands_match_one_command(train, project):
     assert log.count("done in") == 3
 
 
+def test_rank_0_tokenizes_while_the_rank_of_another_node_waits(train, project):
+    """Row B5 (attack 20): a corpus is enough."""
+    made = project / "data"
+    here = made.resolve()
+    made.unlink()
+    made.mkdir()
+    for name in ("corpus.json", "source.json"):
+        shutil.copy(here / name, made)
+    sections = ("data.validation_share=0.1", "tokenize.vocabulary=300", "tokenize.shards=3")
+    options = ["--run", "ddp", *(word for each in sections for word in ("--set", each))]
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    nodes = [train(*options, environment={**master, "RANK": rank}) for rank in "01"]
+    assert [node.wait(120) for node in nodes] == [0, 0], nodes[0].said()
+    assert len(losses(project, "ddp")) == 4
+    assert len(list((project / "data/tokens").glob("train-*.bin"))) == 3
+
+
 def test_a_run_restarts_after_a_rank_was_killed(train, project):
-    alone = train("--run", "ddp", "--set", "train.steps=200", "--max-restarts", "1")
+    alone = train("--run", "ddp", "--set", "train.steps=40", "--max-restarts", "1")
     wait_for(lambda: len(alone.family()) == 3)
     os.kill(max(alone.family()), signal.SIGKILL)
     assert alone.wait(60) == 0, alone.said()
     assert alone.said().count("restart 1 of 1: rank 1 was killed by signal 9") == 1
-    assert len(losses(project, "ddp")) == 200
+    assert len(losses(project, "ddp")) == 40
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from torch import nn
 
 from shardlab.comm.attach import attach
 from shardlab.engines.common.flat import make_mesh, named_parts
-from shardlab.engines.common.units import UnitPlan
 from shardlab.engines.manual.engine import FlatSharded
+from shardlab.units.units import UnitPlan
 from tests.ranks import on_ranks
 
 

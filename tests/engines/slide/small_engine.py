@@ -9,12 +9,12 @@ from transformers import AutoModelForCausalLM
 
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import EngineSetup, Optimization
-from shardlab.engines.common.units import prepare
 from shardlab.engines.slide.copies import ThrottledCopies
 from shardlab.engines.slide.engine import SlideEngine
 from shardlab.models.presets import Shape, shape_config
 from shardlab.models.weights import RandomWeights
 from shardlab.strategy.strategy import parse_strategy
+from shardlab.units.units import prepare
 
 LAYERS, VOCABULARY, LENGTH, BATCH = 4, 96, 16, 2
 MODES = {
@@ -37,7 +37,7 @@ class DelayedCopies(ThrottledCopies):
 
 
 class PoisoningCopies(DelayedCopies):
-    """What is about to be written to is NaN until it is written."""
+    """Memory that is about to be written holds NaN until then."""
 
     def copy(self, target, source):
         target.fill_(torch.nan)
@@ -90,12 +90,12 @@ def batch_of(step, rank, micro=0):
 def train(engine, steps, micro=1, first=0):
     """The losses and the norms of gradients of each step."""
     rank = dist.get_rank()
-    told = []
+    reported = []
     for step in range(first, first + steps):
         batches = [batch_of(step, rank, number) for number in range(micro)]
         outcome = engine.step(batches, 1e-3)
-        told.append((outcome.loss, outcome.gradient_norm))
-    return torch.tensor(told)
+        reported.append((outcome.loss, outcome.gradient_norm))
+    return torch.tensor(reported)
 
 
 def states_of(engine):

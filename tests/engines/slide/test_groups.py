@@ -20,6 +20,8 @@ from tests.engines.slide.unwatched_ranks import outcomes
 from tests.ranks import on_ranks, run_ranks
 from tests.standalone.sliding_factory import model_of, trained
 
+pytestmark = pytest.mark.fresh_ranks
+
 
 @pytest.fixture
 def links():
@@ -63,6 +65,7 @@ def test_emulated_links_lead_from_node_to_node_and_ranks_may_share_memory_across
         memory.progress.wait("offloaded", 0, 1)
         memory.close()
         assert shared.tolist() == ([1, 2] if rank < 2 else [3, 4])
+        dist.barrier(group)  # no rank ends while one of another node connects to it
 
     run_ranks(4, on_rank, links=links)
 
@@ -75,8 +78,8 @@ def test_a_part_of_the_run_has_nodes_of_its_own(group) -> None:
 
 
 def test_unequal_nodes_are_refused():
-    told = outcomes(3, lambda group: node_groups(group, 2))
-    assert told == ["UserError: slide: nodes of 2, 1 ranks: start equally many on each"] * 3
+    reported = outcomes(3, lambda group: node_groups(group, 2))
+    assert reported == ["UserError: slide: nodes of 2, 1 ranks: start equally many on each"] * 3
 
 
 CONFIGS = {

@@ -13,6 +13,8 @@ from shardlab.launch import RunFailed, launch
 from tests.engines.slide.unwatched_ranks import outcomes
 from tests.ranks import on_ranks
 
+pytestmark = pytest.mark.fresh_ranks
+
 UNITS = 3
 
 

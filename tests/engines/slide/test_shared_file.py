@@ -11,6 +11,8 @@ from shardlab.core.errors import UserError
 from shardlab.engines.slide.shared_file import NodeFile
 from tests.ranks import on_ranks
 
+pytestmark = pytest.mark.fresh_ranks
+
 LAYOUT = {"first": 30_006, "second": 12, "third": 123_456}
 """bytes, of which each of three ranks has as many"""
 

@@ -20,6 +20,8 @@ from tests.descriptors import SHARED, opened
 from tests.engines.slide.unwatched_ranks import outcomes
 from tests.ranks import on_ranks
 
+pytestmark = pytest.mark.fresh_ranks
+
 LAYOUT = {"parameters": 40_004, "moments": 8, "gradients": 1_000_000}
 UNUSUAL = (40 << 20) + 12_288
 """bytes of a region that no other file has"""
@@ -124,7 +126,7 @@ def test_no_named_files_exist_before_during_and_after_a_kill(tmp_path):
 
 
 def refused(world_size, layout=LAYOUT, change=lambda rank: None):
-    """The one line that every rank is told, after `change` on each of them."""
+    """Return the one line that every rank raises, after `change` on each of them."""
 
     def function(group):
         change(dist.get_rank(group))
@@ -169,11 +171,11 @@ def limits_addresses(rank):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [(limits_file_sizes, "file too large"), (limits_addresses, "cannot allocate memory")],
 )
-def test_failed_allocation_of_one_rank_is_raised_on_all(change, told):
-    assert f"host memory, and {told}: take" in refused(2, {"all": 64 << 20}, change)
+def test_failed_allocation_of_one_rank_is_raised_on_all(change, reported):
+    assert f"host memory, and {reported}: take" in refused(2, {"all": 64 << 20}, change)
 
 
 def test_missing_descriptors_on_one_rank_are_raised_on_all():

@@ -10,7 +10,7 @@ from torch import nn
 from shardlab.activations.checkpoint import FOLDER_VARIABLE
 from shardlab.core.errors import UserError
 from tests.engines.slide.small_engine import differing
-from tests.ranks import on_ranks, run_ranks
+from tests.ranks import on_ranks
 from tests.standalone.sliding_factory import by_hand, labelled, model_of, slid, trained
 
 STEPS = 4
@@ -40,27 +40,23 @@ def adapted(family="llama-untied", seed=0):
 @pytest.mark.parametrize("family", ["llama-untied", "qwen2-tied"])
 @pytest.mark.parametrize("clip", [None, 0.1])
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_adapters_train_as_in_a_loop_by_hand(world_size, clip, family):
+@on_ranks()
+def test_adapters_train_as_in_a_loop_by_hand(group, world_size, clip, family) -> None:
     steps = [[labelled(step, rank) for rank in range(world_size)] for step in range(STEPS)]
     first, expected = adapted(family).state_dict(), by_hand(adapted(family), steps, clip)
-
-    def on_rank(group):
-        for transfer, again in (("full", "none"), ("shard", "full")):
-            config = {"param_transfer": transfer, "activation_checkpointing": again}
-            sliding = slid(adapted(family), clip=clip, **config)
-            trained(sliding, 0, STEPS)
-            state = sliding.state_dict()
-            if dist.get_rank() > 0:
-                continue
-            if clip is None:
-                assert not differing(state, expected)
-            else:  # whose norm is summed in float32
-                for name, value in expected.items():
-                    torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-6)
-            assert all("down" in n or "up" in n for n in differing(state, first))
-        return {}
-
-    run_ranks(world_size, on_rank)
+    for transfer, again in (("full", "none"), ("shard", "full")):
+        config = {"param_transfer": transfer, "activation_checkpointing": again}
+        sliding = slid(adapted(family), clip=clip, **config)
+        trained(sliding, 0, STEPS)
+        state = sliding.state_dict()
+        if dist.get_rank() > 0:
+            continue
+        if clip is None:
+            assert not differing(state, expected)
+        else:  # whose norm is summed in float32
+            for name, value in expected.items():
+                torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-6)
+        assert all("down" in n or "up" in n for n in differing(state, first))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -130,9 +126,10 @@ def test_checkpoint_with_other_frozen_parameters_is_refused(tmp_path) -> None:
     more.get_parameter(name).requires_grad_(False)
     sliding = slid(more)
     before = sliding.state_dict()
-    with pytest.raises(UserError, match=f"{name} was trained|norm.weight was frozen") as told:
+    with pytest.raises(UserError, match=f"{name} was trained|norm.weight was frozen") as reported:
         sliding.load(tmp_path / "adapters")
-    assert "\n" not in str(told.value) and "start from what state_dict() gave" in str(told.value)
+    message = str(reported.value)
+    assert "\n" not in message and "start from what state_dict() gave" in message
     assert not differing(sliding.state_dict(), before)
 
 

@@ -22,6 +22,8 @@ from tests.engines.slide.small_engine import MODES, DelayedCopies, batch_of, eng
 from tests.engines.slide.unwatched_ranks import outcomes
 from tests.ranks import on_ranks
 
+pytestmark = pytest.mark.fresh_ranks
+
 
 class FailingCopies(ThrottledCopies):
     """Works so many times."""
@@ -43,15 +45,15 @@ def test_an_error_of_a_copy_ends_the_step_on_all_ranks(group, good) -> None:
     mine = dist.get_rank(group) == 1
     copies = FailingCopies(good) if mine else ThrottledCopies()
     engine = engine_of(group, MODES["full-cpu_reduce"], copies=copies)
-    error, told = (OSError, "the link is down") if mine else (RuntimeError, "rank 1: the link")
-    with pytest.raises(error, match=told):
+    error, reported = (OSError, "the link is down") if mine else (RuntimeError, "rank 1: the link")
+    with pytest.raises(error, match=reported):
         train(engine, 8)
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=reported):
         engine.step([batch_of(0, 0)], 1e-3)
 
 
 class LosingCopies(ThrottledCopies):
-    """Fails for the next part of a gradient alone, once told to."""
+    """Fails for the next part of a gradient alone, once it is asked to."""
 
     lose = False
 
@@ -98,14 +100,14 @@ def test_unraised_error_is_reported_when_the_engine_is_deleted(group, monkeypatc
     def broken(*_, **__):
         raise ValueError("no such optimizer")
 
-    told = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda given: told.append(str(given.exc_value)))
+    reported = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda given: reported.append(str(given.exc_value)))
     engine = engine_of(group, MODES["full-cpu_reduce"])
     monkeypatch.setattr(optimizer, "adam_", broken)
     train(engine, 1)
     del engine
     gc.collect()
-    assert told == ["no such optimizer"] and opened(*SHARED) == []
+    assert reported == ["no such optimizer"] and opened(*SHARED) == []
 
 
 @on_ranks(1)

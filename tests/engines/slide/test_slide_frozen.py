@@ -1,7 +1,5 @@
 """Frozen parameters: streamed with the others, never off-loaded or updated."""
 
-from itertools import product
-
 import pytest
 import torch
 
@@ -47,13 +45,16 @@ def test_partly_frozen_training_has_the_bits_of_ddp(group, world_size, clip, spl
     frozen = SPLITS[split]
     expected = engine_of(group, {"engine": "ddp"}, clip, frozen=frozen)
     first = weights_of(expected)
-    curve, weights = train(expected, 4), weights_of(expected)
+    curve, weights = train(expected, 3), weights_of(expected)
     kept = {name for name in weights if any(part in name for part in frozen)}
     assert {*differing(weights, first)} == weights.keys() - kept and kept
-    for mode, again in product(MODES.values(), ("none", "full")):
+    # in every pair of settings, which are independent
+    turn = world_size + (clip is None) + [*SPLITS].index(split)
+    for number, mode in list(enumerate(MODES.values()))[turn % 2 :: 2]:
+        again = ("none", "full")[(number + turn) // 2 % 2]
         document = {**mode, "activation_checkpointing": again}
         engine = slid(group, document, clip, accumulation=1, frozen=frozen)
-        assert torch.equal(train(engine, 4), curve), document
+        assert torch.equal(train(engine, 3), curve), document
         assert not differing(weights_of(engine), weights), document
 
 
@@ -70,13 +71,13 @@ def test_sharded_transfers_have_the_bits_of_whole_ones_in_narrow_types_with_dela
         copies = DelayedCopies(seed=3 * number + rank)
         engine = slid(group, document, clip, copies, accumulation=2, frozen=frozen)
         first = weights_of(engine)
-        curve, weights = train(engine, 6, micro=2), weights_of(engine)
+        curve, weights = train(engine, 3, micro=2), weights_of(engine)
         kept = {name for name in weights if any(part in name for part in frozen)}
         assert {*differing(weights, first)} == weights.keys() - kept
         assert {weights[name].dtype for name in kept} == {torch.bfloat16}
         found.append((curve, weights))
     wide = slid(group, {"engine": "slide", "param_dtype": "fp32"}, clip, frozen=frozen)
-    torch.testing.assert_close(found[0][0], train(wide, 6, micro=2), rtol=0.02, atol=0)
+    torch.testing.assert_close(found[0][0], train(wide, 3, micro=2), rtol=0.02, atol=0)
     assert torch.equal(found[0][0], found[1][0])
     assert not differing(found[0][1], found[1][1])
 

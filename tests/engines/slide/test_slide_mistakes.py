@@ -3,8 +3,6 @@
 import gc
 import os
 import re
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +15,7 @@ from torch import nn
 import shardlab
 from shardlab.core.errors import UserError
 from shardlab.engines.slide import shared_memory
+from tests.commands import TORCHRUN, Command, forked
 from tests.engines.slide.small_engine import MODES, batch_of, differing, engine_of, states_of, train
 from tests.ranks import on_ranks
 from tests.standalone.sliding_factory import model_of, tokens_of
@@ -46,6 +45,7 @@ def test_a_call_that_fails_before_backward_can_be_made_again() -> None:
 
 
 @pytest.mark.parametrize("sync", ["cpu_reduce", "gpu_reduce"])
+@pytest.mark.fresh_ranks
 @on_ranks(2)
 def test_a_call_that_fails_while_others_gather_with_it_ends_all_ranks(group, sync) -> None:
     rank = dist.get_rank(group)
@@ -56,9 +56,9 @@ def test_a_call_that_fails_while_others_gather_with_it_ends_all_ranks(group, syn
     if rank == 1:
         with pytest.raises(IndexError):
             sliding(input_ids=tokens + 10_000, labels=tokens)
-    error, told = (IndexError, "range") if rank == 1 else (RuntimeError, "rank 1: index out of")
+    error, reported = (IndexError, "range") if rank == 1 else (RuntimeError, "rank 1: index out of")
     for _ in range(2):
-        with pytest.raises(error, match=told):
+        with pytest.raises(error, match=reported):
             sliding(input_ids=tokens, labels=tokens)
     dist.barrier()  # whose process ends breaks connections
 
@@ -82,6 +82,7 @@ def test_step_interrupted_in_backward_cannot_be_continued(group, clip) -> None:
         states_of(engine)
 
 
+@pytest.mark.fresh_ranks
 @pytest.mark.parametrize("engine_name", ["slide", "manual"])
 @on_ranks(1)
 def test_deleted_engine_frees_its_memory(group, engine_name) -> None:
@@ -127,31 +128,29 @@ import torch.distributed as dist
 from transformers import GPT2Config, GPT2LMHeadModel
 import shardlab
 
-def step():
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 50, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
-    sliding = shardlab.SlideFSDP(GPT2LMHeadModel(GPT2Config(**sizes)))
-    tokens = torch.arange(10)[None] + dist.get_rank()
-    sliding(input_ids=tokens, labels=tokens)
-    sliding.synchronize()
-
-"""
-REPLACED = """
-for made in (False, True):
-    assert dist.is_initialized() == made
-    step()
-    dist.destroy_process_group()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-"""
-LAUNCHED = """
-step()
+torch.manual_seed(0)
+sizes = {"vocab_size": 50, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
+sliding = shardlab.SlideFSDP(GPT2LMHeadModel(GPT2Config(**sizes)))
+tokens = torch.arange(10)[None] + dist.get_rank()
+sliding(input_ids=tokens, labels=tokens)
+sliding.synchronize()
 torch.save(dist.get_world_size(), f"{sys.argv[1]}/{dist.get_rank()}.pt")
 dist.destroy_process_group()
 """
 
 
-def test_process_group_of_a_single_rank_can_be_replaced():
-    subprocess.run([sys.executable, "-c", SCRIPT + REPLACED], check=True, timeout=100)
+def test_process_group_of_a_single_rank_can_be_replaced(tmp_path):
+    def replace():
+        for made in (False, True):
+            assert dist.is_initialized() == made
+            sliding, tokens = shardlab.SlideFSDP(model_of("llama-untied")), tokens_of(0, 0)
+            sliding(input_ids=tokens, labels=tokens)
+            sliding.synchronize()
+            dist.destroy_process_group()
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+    command = Command(tmp_path / "command", replace)
+    assert command.wait(100) == 0, command.said()
 
 
 class Blocks(nn.Module):
@@ -177,8 +176,8 @@ class Blocks(nn.Module):
 @pytest.mark.parametrize("user", ["blocks.2", "outward"])
 @on_ranks(1)
 def test_a_parameter_that_two_units_use_is_refused(user) -> None:
-    told = f"weight belongs to blocks.0.*{user.replace('outward', 'root')} uses it"
-    with pytest.raises(UserError, match=told):
+    reported = f"weight belongs to blocks.0.*{user.replace('outward', 'root')} uses it"
+    with pytest.raises(UserError, match=reported):
         shardlab.SlideFSDP(Blocks([user]))
 
 
@@ -210,6 +209,7 @@ def test_model_without_its_engine_is_refused() -> None:
         model(input_ids=tokens_of(0, 0))
 
 
+@pytest.mark.fresh_ranks
 @on_ranks(2)
 def test_forked_process_exits_cleanly_and_training_continues(group) -> None:
     engine = engine_of(group, MODES["full-cpu_reduce"])
@@ -225,8 +225,9 @@ def test_forked_process_exits_cleanly_and_training_continues(group) -> None:
 
 def test_ranks_that_a_launcher_started_train_together(tmp_path):
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT + LAUNCHED)
-    launched = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    subprocess.run([*launched, script, tmp_path], check=True, timeout=100)
+    script.write_text(SCRIPT)
+    options = ["--standalone", "--nproc-per-node=2"]
+    agent = forked(tmp_path / "agent", [*TORCHRUN, *options, str(script), str(tmp_path)])
+    assert agent.wait(100) == 0, agent.said()
     states = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     assert states[0] == states[1] == 2

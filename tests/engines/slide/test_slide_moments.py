@@ -2,10 +2,8 @@
 
 import os
 import resource
-import shlex
 import signal
-import subprocess
-import sys
+from functools import partial
 from itertools import product
 
 import pytest
@@ -17,6 +15,7 @@ import shardlab
 from shardlab.activations.checkpoint import FOLDER_VARIABLE
 from shardlab.core.errors import UserError
 from shardlab.launch import RunFailed, launch
+from tests.disks import mount, said_on
 from tests.engines.slide.small_engine import batch_of, differing, engine_of, states_of, train
 from tests.families import config_of
 from tests.ranks import on_ranks, run_ranks
@@ -32,24 +31,23 @@ def folder(monkeypatch, tmp_path):
     return tmp_path / "disk"
 
 
-@pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_moments_on_disk_have_the_bits_of_those_in_memory(world_size, clip):
-    def on_rank(group):
-        for dtype, sync in product(("fp32", "bf16"), ("cpu_reduce", "gpu_reduce")):
-            both, micro = [], 3 if dtype == "fp32" else 1
-            for place in ("memory", "disk"):
-                document = {**SLIDE, "moments": place, "moment_dtype": dtype, "grad_sync": sync}
-                engine = engine_of(group, document, clip)
-                both.append((train(engine, 4, micro), states_of(engine)))
-                # what was looked at between steps is the same afterwards
-                both[-1] += (train(engine, 3, micro, first=4), states_of(engine))
-            memory, disk = both
-            assert torch.equal(memory[0], disk[0]) and torch.equal(memory[2], disk[2]), dtype
-            assert not differing(memory[1], disk[1]) and not differing(memory[3], disk[3]), dtype
-        return {}
-
-    run_ranks(world_size, on_rank, timeout_s=120)
+@on_ranks()
+def test_moments_on_disk_have_the_bits_of_those_in_memory(group, world_size) -> None:
+    cases = product(("fp32", "bf16"), ("cpu_reduce", "gpu_reduce"))
+    for number, (dtype, sync) in enumerate(cases):
+        both, micro = [], 2 if dtype == "fp32" else 1
+        # with either dtype and either reduction
+        clip = (None, 0.5)[(number + number // 2 + world_size) % 2]
+        for place in ("memory", "disk"):
+            document = {**SLIDE, "moments": place, "moment_dtype": dtype, "grad_sync": sync}
+            engine = engine_of(group, document, clip)
+            both.append((train(engine, 2, micro), states_of(engine)))
+            # what was looked at between steps is the same afterwards
+            both[-1] += (train(engine, 2, micro, first=2), states_of(engine))
+        memory, disk = both
+        assert torch.equal(memory[0], disk[0]) and torch.equal(memory[2], disk[2]), dtype
+        assert not differing(memory[1], disk[1]) and not differing(memory[3], disk[3]), dtype
 
 
 @pytest.mark.parametrize("document", [DISK, BF16, {**DISK, **BF16}])
@@ -192,41 +190,24 @@ def test_failed_read_is_raised_on_all_ranks_before_moments_are_used(group, folde
         file = engine._moments._file._cached.descriptor
         os.ftruncate(file, os.fstat(file).st_size // 2)
     dist.barrier(group)
-    told = rf"^slide: a file in {folder} could not be read: it ends too early: [^\n]* or with "
+    reported = rf"^slide: a file in {folder} could not be read: it ends too early: [^\n]* or with "
     for _ in range(2):
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=reported):
             getattr(engine, look)()
 
 
-FULL = """
-from tests.ranks import on_ranks, run_ranks
-from shardlab.core.errors import UserError
-from tests.engines.slide.small_engine import engine_of
-
-def on_rank(group):
-    try:
-        engine_of(group, {"engine": "slide", "moments": "disk"})
-    except UserError as error:
-        print(error, flush=True)
-    return {}
-
-run_ranks(2, on_rank)
-"""
-
-
-def test_too_small_a_disk_is_refused_on_all_ranks_before_training(folder):
+def test_too_small_a_disk_is_refused_on_all_ranks_before_training(tmp_path, folder):
     folder.mkdir()
-    alone = ["unshare", "--map-root-user", "--mount"]
-    if subprocess.run([*alone, "true"], capture_output=True).returncode:
-        pytest.skip("nothing may be mounted here")
-    python = shlex.join([sys.executable, "-c", FULL])
-    command = [*alone, "sh", "-c", f"mount -t tmpfs -o size=64k tmpfs {folder} && exec {python}"]
-    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **paths})
-    assert done.returncode == 0, done.stderr
-    # both ranks write to one pipe, and a line of one may end behind that of the other
-    assert done.stdout.count(f"{folder}: ") == 2, done.stdout
-    assert done.stdout.count("more bytes do not fit") == 2
+
+    def on_rank(group):
+        with pytest.raises(UserError) as refused:
+            engine_of(group, DISK)
+        print(refused.value, flush=True)
+
+    small = partial(mount, "tmpfs", folder, "size=64k")
+    said = said_on(small, partial(run_ranks, 2, on_rank), tmp_path)
+    # both ranks write to one file, and a line of one may end behind that of the other
+    assert said.count(f"{folder}: ") == said.count("more bytes do not fit") == 2, said
 
 
 def test_when_a_rank_is_killed_nothing_is_left_on_disk(folder):

@@ -1,6 +1,5 @@
 """Training of models that leave parameters unused in some steps."""
 
-from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,7 @@ from torch import nn
 import shardlab
 from shardlab.core.errors import UserError
 from tests.engines.slide.small_engine import MODES, DelayedCopies, engine_of, train
-from tests.ranks import on_ranks, run_ranks
+from tests.ranks import on_ranks
 from tests.standalone.sliding_factory import by_hand, slid
 
 STEPS, BLOCKS, RATE = 4, 5, 1e-2
@@ -98,51 +97,50 @@ def check(model, expected, left_out=None, **config):
 @pytest.mark.parametrize("sync", ["cpu_reduce", "gpu_reduce"])
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("left_out", [{"half": 2}, {"without": 2}, {"without": 0}])
-def test_blocks_unused_on_one_rank_train_on_the_others_gradients(left_out, clip, sync):
+@on_ranks(2)
+def test_blocks_unused_on_one_rank_train_on_the_others_gradients(
+    group, left_out, clip, sync
+) -> None:
     expected = expected_of(Experts(), clip, [{}, left_out])
-
-    def on_rank(group):
-        own = left_out if dist.get_rank(group) == 1 else {}
-        for window in (2, 3):
-            config = {"clip": clip, "grad_sync": sync, "window": window}
-            check(Experts(), expected, own, **config, activation_checkpointing="none")
-        return {}
-
-    run_ranks(2, on_rank)
+    own = left_out if dist.get_rank(group) == 1 else {}
+    for window in (2, 3):
+        config = {"clip": clip, "grad_sync": sync, "window": window}
+        check(Experts(), expected, own, **config, activation_checkpointing="none")
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("without", range(BLOCKS))
-def test_unused_block_is_updated_before_its_next_use(without, clip):
+@on_ranks(1)
+def test_unused_block_is_updated_before_its_next_use(group, without, clip) -> None:
     expected = expected_of(Experts(), clip, [{"without": without}])
-
-    def on_rank(group):
-        for window, again in product((2, 3, 4, 5), ("none", "full")):
-            config = {"window": window, "activation_checkpointing": again}
-            check(Experts(), expected, {"without": without}, clip=clip, **config)
-        return {}
-
-    run_ranks(1, on_rank)
+    for window in (2, 3, 4, 5):
+        again = ("none", "full")[(window + without + (clip is None)) % 2]
+        config = {"window": window, "activation_checkpointing": again}
+        check(Experts(), expected, {"without": without}, clip=clip, **config)
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("maker", [None, 0, 2])
-def test_block_that_passes_an_input_on_is_updated_before_its_next_use(maker, clip):
+@on_ranks(1)
+def test_block_that_passes_an_input_on_is_updated_before_its_next_use(group, maker, clip) -> None:
     """The gradient of what it passes on is there when its own are, or long after."""
     expected = expected_of(Passing(maker), clip, [{}])
-
-    def on_rank(group):
-        for window, again in product((2, 3, 4, 5), ("none", "full")):
-            config = {"window": window, "activation_checkpointing": again}
-            check(Passing(maker), expected, clip=clip, **config)
-        return {}
-
-    run_ranks(1, on_rank)
+    for window in (2, 3, 4, 5):
+        again = ("none", "full")[(window + (maker is None) + (clip is None)) % 2]
+        config = {"window": window, "activation_checkpointing": again}
+        check(Passing(maker), expected, clip=clip, **config)
 
 
-@pytest.mark.parametrize("sync", ["cpu_reduce", "gpu_reduce"])
-@pytest.mark.parametrize("clip", [None, 0.5])
-@pytest.mark.parametrize("other", [{"without": 0}, {"without": 1}, {"without": 2}, {"first": 2}])
+# every pair of settings
+@pytest.mark.parametrize(
+    ("other", "sync", "clip"),
+    [
+        (other, sync, (None, 0.5)[(number + (sync == "cpu_reduce")) % 2])
+        for number, other in enumerate([*({"without": n} for n in range(3)), {"first": 2}])
+        for sync in ("cpu_reduce", "gpu_reduce")
+    ],
+)
+@pytest.mark.fresh_ranks
 @on_ranks(2)
 def test_ranks_that_gather_different_layers_are_refused(group, other, clip, sync) -> None:
     config = {"param_transfer": "shard", "grad_sync": sync, "clip": clip}

@@ -16,7 +16,7 @@ Function = Callable[[dist.ProcessGroup], object]
 
 
 def outcomes(world_size: int, function: Function, stopped: Sequence[int] = ()) -> list[str]:
-    """What `function` returned on each rank, or the error that it raised, or `exit CODE`.
+    """Return the result of `function` on each rank, or the error that it raised, or `exit CODE`.
 
     Args:
         stopped: ranks that stop themselves; they are killed when the others have ended.
@@ -55,8 +55,8 @@ def _run(rank: int, world_size: int, function: Function, store: Path, pipe: Conn
     group = dist.group.WORLD
     assert group is not None
     try:
-        told = str(function(group))
+        reported = str(function(group))
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"
-    pipe.send_bytes(told.encode())
+        reported = f"{type(error).__name__}: {error}"
+    pipe.send_bytes(reported.encode())
     os._exit(0)  # a group with lost ranks may hang in its destructors

@@ -6,9 +6,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2LMHeadModel
 
 from shardlab.core.errors import UserError
-from shardlab.engines.common.units import plan_units, prepare, unit_sizes
 from shardlab.models.presets import Shape, shape_config
 from shardlab.strategy.strategy import parse_strategy
+from shardlab.units.units import plan_units, prepare, unit_sizes
 
 CPU = torch.device("cpu")
 LAYERS = 5

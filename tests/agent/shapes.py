@@ -1,0 +1,42 @@
+"""Shapes of a model made for tests."""
+
+import math
+
+from shardlab.memory.sizes import Sizes, UnitShape
+from shardlab.records.timing import UnitSize
+from shardlab.strategy.strategy import CanonicalStrategy
+
+
+class MadeShapes:
+    """A model of a root and two equal blocks, of as many parameters as the records say."""
+
+    layers, samples = 2, 8
+    root, block = 688_000, 312_000
+
+    def units(self, strategy: CanonicalStrategy) -> list[UnitSize]:
+        whole = self.root + self.layers * self.block
+        if strategy.bucket_mb is not None:
+            count = math.ceil(4 * whole / strategy.bucket_mb / 2**20)
+            sizes = [whole // count] * count
+        elif strategy.wrap == "root":
+            sizes = [whole]
+        else:
+            sizes = [self.root, *[self.block] * self.layers]
+        return [UnitSize(name=f"unit{number}", elements=n) for number, n in enumerate(sizes)]
+
+    def sizes(self, strategy: CanonicalStrategy) -> Sizes:
+        narrow = 2 if strategy.param_dtype == "bf16" else 4
+        kept = strategy.reshard_after_forward is False
+        units = self.units(strategy)[1:] if strategy.wrap == "block" else []
+        whole, parts = self.root + self.layers * self.block, strategy.accumulation or 1
+        return Sizes(
+            parameters=whole,
+            trained=whole,
+            units=tuple(UnitShape(each.elements, each.elements, kept, narrow) for each in units),
+            element_bytes=narrow,
+            checkpointing=(strategy.activation_checkpointing or "none",) * self.layers,
+            **{"width": 96, "queries": 96, "keys": 96, "feed_forward": 384, "wide": 5},
+            vocabulary=2048,
+            tokens=self.samples // parts * 64,
+            accumulation=parts,
+        )

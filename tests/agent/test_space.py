@@ -1,0 +1,137 @@
+"""The grid and what is feasible of it: legal, each meaning once, within memory by the formula."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardlab.agent.space.feasible import Feasible, feasible, formula_bytes
+from shardlab.agent.space.grid import documents, frugality
+from shardlab.core.errors import UserError
+from shardlab.experiment.schema import Space
+from shardlab.strategy.engine_traits import ENGINES
+from shardlab.strategy.strategy import CanonicalStrategy, parse_strategy
+from shardlab.strategy.validation import check_fits
+from tests.agent.machine import SPACE
+from tests.agent.shapes import MadeShapes
+
+SHAPES = MadeShapes()
+NOTHING = Space(gradients=(), weights=())
+ENDLESS = 10**15
+SAVING = ("activation_checkpointing", "accumulation")
+
+
+def peak_of(ranks: int):
+    return lambda strategy: formula_bytes(strategy, SHAPES, ranks)
+
+
+def found(ranks: int, limit: int = ENDLESS, space: Space = NOTHING) -> list[Feasible]:
+    return [*feasible(space, SHAPES, ranks, peak_of(ranks), limit, Counter())]
+
+
+def without_saving(strategy: CanonicalStrategy) -> CanonicalStrategy:
+    form = strategy.model_dump(mode="json", exclude={*SAVING})
+    return parse_strategy(form).canonical()
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.sampled_from([1, 2, 3, 4, 6, 8]), st.integers(5_000_000, 60_000_000))
+def test_all_that_is_feasible_is_legal_new_and_saves_only_the_memory_that_it_must(ranks, limit):
+    strategies = found(ranks, limit)
+    assert len({each.hash for each in strategies}) == len(strategies)
+    levels = [parse_strategy({"engine": "ddp", **level}) for level in frugality(SHAPES.samples)]
+    order = [tuple(getattr(each, key) for key in SAVING) for each in levels]
+    plain = set()
+    for each in strategies[::9]:
+        check_fits(each.strategy, ranks, SHAPES.samples)
+        form = each.strategy.model_dump(mode="json")
+        assert each.strategy == parse_strategy(form).canonical()
+        assert each.hash == each.strategy.hash()
+        assert each.memory_bytes == peak_of(ranks)(each.strategy) <= limit
+        least = without_saving(each.strategy)
+        assert least.hash() not in plain, "one level is enough"
+        plain.add(least.hash())
+        level = order.index(tuple(getattr(each.strategy, key) for key in SAVING))
+        if level:
+            form = least.model_dump(mode="json", exclude={*SAVING})
+            cheaper = parse_strategy(form | frugality(SHAPES.samples)[level - 1]).canonical()
+            assert peak_of(ranks)(cheaper) > limit
+
+
+def test_more_memory_allows_all_that_less_does():
+    limits = (8_000_000, 20_000_000, ENDLESS)
+    small, middle, all_of_them = (
+        {without_saving(each.strategy).hash() for each in found(2, limit)} for limit in limits
+    )
+    assert small < middle < all_of_them
+
+
+def test_counts_add_up_and_the_order_is_fixed():
+    count, again = Counter(), Counter()
+    limit = 20_000_000
+    first = [*feasible(NOTHING, SHAPES, 4, peak_of(4), limit, count)]
+    assert first == [*feasible(NOTHING, SHAPES, 4, peak_of(4), limit, again)]
+    assert count == again
+    assert count["legal"] == len(first) + count["spared"] + count["beyond memory"]
+    assert count["spared"] > 0 < count["beyond memory"]
+
+
+def test_every_engine_with_all_of_its_values_is_there():
+    strategies = [each.strategy for each in found(4, space=SPACE)]
+    assert {each.engine for each in strategies} == {*ENGINES}
+    values = {
+        name: {getattr(each, name) for each in strategies}
+        for name in ("wrap", "bucket_mb", "sharding", "replicas", "window", "prefetch", "moments")
+    }
+    assert values["wrap"] == {None, "block", "root"}
+    assert values["bucket_mb"] == {None, 1.0, 5.0, 25.0, 100.0}
+    assert values["sharding"] >= {"full_shard", "no_shard", "hybrid_shard"}
+    assert values["replicas"] == {None, 2}
+    assert values["window"] == {None, 2}
+    assert values["prefetch"] >= {0, 1, 2}
+    assert values["moments"] >= {"memory", "disk"}
+    codecs = {
+        (each.gradients.codec.name, each.weights and each.weights.codec.name) for each in strategies
+    }
+    assert codecs == {
+        (gradients, weights)
+        for gradients in ("none", "int8", "int4", "topk")
+        for weights in (None, "int8")
+    }
+
+
+@pytest.mark.parametrize("samples", [1, 2, 6, 8, 32])
+def test_batches_are_split_evenly_and_only_after_everything_is_recomputed(samples):
+    levels = frugality(samples)
+    assert levels[0] == {}
+    assert all(samples % level.get("accumulation", 1) == 0 for level in levels)
+    assert all(
+        level["activation_checkpointing"] == "full" for level in levels if "accumulation" in level
+    )
+
+
+def test_a_model_that_a_strategy_does_not_fit_leaves_it_out():
+    def peak(strategy: CanonicalStrategy) -> int:
+        if strategy.engine != "ddp":
+            raise UserError("no such layer")
+        return 1
+
+    strategies = [*feasible(NOTHING, SHAPES, 2, peak, ENDLESS, Counter())]
+    assert {each.strategy.engine for each in strategies} == {"ddp"}
+
+
+def test_each_document_is_drawn_once():
+    drawn = [repr(each) for each in documents(SPACE, SHAPES.layers, 4)]
+    assert len({*drawn}) == len(drawn)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_is_spared_is_legal_so_that_the_count_is_true(ranks):
+    for document in documents(NOTHING, SHAPES.layers, ranks):
+        try:
+            check_fits(parse_strategy(document), ranks, SHAPES.samples)
+        except UserError:
+            continue
+        for level in frugality(SHAPES.samples):
+            check_fits(parse_strategy(document | level), ranks, SHAPES.samples)

@@ -1,0 +1,5 @@
+from tests.faults.bit_flips import main
+
+
+def test_every_damaged_file_is_named():
+    assert main(faults=64, seed=1)

@@ -1,0 +1,152 @@
+"""The first stages succeed on machines of many kinds: folders, rights, locales, no compiler."""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.workspace import copy_project, environment, set_params
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+
+STAGES = (["prepare"], ["tokenize"], ["train", "--run", "fsdp2-int8"])
+TEXT = "Füße, çığ, İstanbul, 東京 and plain words. "
+COMMAND = {
+    "umask": ["sh", "-c", 'umask 077; exec "$@"', "-"],
+    "network": ["unshare", "-n", "sh", "-c", 'ip link set lo up; exec "$@"', "-"],
+}
+
+
+def project_in(folder: Path) -> Path:
+    """A project with a small corpus that is not ASCII."""
+    project = copy_project(folder)
+    documents = [{"id": str(n), "title": f"ünï {n}", "text": TEXT * 20} for n in range(60)]
+    # escaped, so that reading does not depend on the locale of this process
+    (project / "texts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in documents))
+    source = {"source": "jsonl", "path": "texts.jsonl", "validation_share": 0.2}
+    train = {"train__steps": 2, "train__warmup_steps": 1, "train__untimed_steps": 1}
+    set_params(project, data=source, tokenize={"vocabulary": 300}, **train)
+    return project
+
+
+def run_stages(
+    project: Path, *prefix: str, drop: tuple[str, ...] = (), **variables: str
+) -> list[str]:
+    """Run the stages one after the other, and return what each said."""
+    env = {k: v for k, v in environment(**variables).items() if k not in drop}
+    said = []
+    for name, *arguments in STAGES:
+        done = subprocess.run(
+            [*prefix, "python", "-m", f"stages.{name}", *arguments],
+            cwd=project,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        said.append(done.stdout.decode())
+        assert done.returncode == 0 and "Traceback" not in said[-1], said[-1]
+    assert (project / "results/train/fsdp2-int8/seed0/metrics.json").is_file()
+    return said
+
+
+@contextlib.contextmanager
+def other_file_system(folder: Path) -> Iterator[Path]:
+    shared = Path("/dev/shm")
+    if not shared.is_dir() or shared.stat().st_dev == folder.stat().st_dev:
+        pytest.skip("/dev/shm is no other file system")
+    with tempfile.TemporaryDirectory(dir=shared) as name:
+        yield Path(name)
+
+
+def test_temporary_folder_on_another_file_system(tmp_path: Path) -> None:
+    with other_file_system(tmp_path) as temporary:
+        run_stages(project_in(tmp_path / "project"), TMPDIR=str(temporary))
+        # torch keeps a cache of its own there
+        left = [path.name for path in temporary.iterdir()]
+        assert not [name for name in left if not name.startswith("torchinductor_")]
+
+
+def test_files_of_a_private_umask_are_private(tmp_path: Path) -> None:
+    project = project_in(tmp_path / "project")
+    run_stages(project, *COMMAND["umask"])
+    written = [path for top in ("data", "results") for path in (project / top).rglob("*")]
+    assert written and not [path for path in written if path.stat().st_mode & 0o077]
+
+
+@pytest.mark.parametrize("home", [None, "/proc/none"])
+def test_home_is_absent_or_cannot_be_written(tmp_path: Path, home: str | None) -> None:
+    caches = ("XDG_CACHE_HOME", "HF_HOME", "MPLCONFIGDIR", "TRITON_CACHE_DIR")
+    variables = {"HOME": home} if home else {}
+    run_stages(project_in(tmp_path / "project"), drop=(*caches, "HOME" * (not home)), **variables)
+
+
+def test_folder_with_spaces_quotes_and_accents(tmp_path: Path) -> None:
+    run_stages(project_in(tmp_path / """it's a "ünïcode" $HOME;`dir`"""))
+
+
+def locales() -> list[str]:
+    found = subprocess.run(["locale", "-a"], stdout=subprocess.PIPE, text=True, check=False)
+    return found.stdout.split()
+
+
+@pytest.mark.parametrize("locale", ["C", "tr_TR.utf8"])
+def test_locale_changes_no_output(tmp_path: Path, locale: str) -> None:
+    """Nor does an interpreter that neither assumes UTF-8 nor leaves the C locale."""
+    if locale != "C" and locale not in locales():
+        pytest.skip(f"no locale {locale}")
+    plain = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    outputs = []
+    for name in (locale, "C.UTF-8"):
+        project = project_in(tmp_path / name)
+        run_stages(project, LC_ALL=name, LANG=name, **plain)
+        names = ("data/corpus.json", "data/tokens/train-0.bin")
+        outputs.append([(project / name).read_bytes() for name in names])
+    assert outputs[0] == outputs[1]
+
+
+def test_reference_kernels_are_named_where_there_is_no_compiler(tmp_path: Path) -> None:
+    project = project_in(tmp_path / "project")
+    (project / "shardlab/kernels/libshardlab_kernels.so").unlink()
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("python", "git"):
+        (tools / name).symlink_to(str(shutil.which(name, path=environment()["PATH"])))
+    # a link to python is not seen as that of the environment
+    python = Path(environment()["PATH"].partition(os.pathsep)[0], "python")
+    (tools / "python").unlink()
+    (tools / "python").write_text(f'#!/bin/sh\nexec {python} "$@"\n')
+    (tools / "python").chmod(0o755)
+    *_, said = run_stages(project, PATH=str(tools))
+    assert said.count("no compiled kernels") == 1
+
+
+def mounted_read_only(folder: Path) -> list[str]:
+    script = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+    return ["unshare", "-m", "sh", "-c", script, str(folder)]
+
+
+def permitted(*command: str) -> None:
+    if subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
+        pytest.skip(f"not permitted: {command[0]}")
+
+
+def test_checkout_is_read_only_and_the_workspace_elsewhere(tmp_path: Path) -> None:
+    code = copy_project(tmp_path / "code")
+    project = project_in(tmp_path / "project")
+    for part in ("shardlab", "stages", "csrc"):
+        shutil.rmtree(project / part)
+    prefix = mounted_read_only(code)
+    permitted(*prefix)
+    run_stages(project, *prefix, PYTHONPATH=str(code))
+
+
+def test_no_network_is_needed_after_set_up(tmp_path: Path) -> None:
+    permitted(*COMMAND["network"])
+    run_stages(project_in(tmp_path / "project"), *COMMAND["network"])

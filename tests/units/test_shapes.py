@@ -1,0 +1,42 @@
+"""Shapes of a model are those that its units and sizes have, strategy by strategy."""
+
+import random
+
+import torch
+
+from shardlab.agent.space.grid import documents
+from shardlab.core.errors import UserError
+from shardlab.experiment.schema import Model, Space, Train
+from shardlab.models.build import build_model
+from shardlab.strategy.strategy import CanonicalStrategy, parse_strategy
+from shardlab.units.shapes import ModelShapes
+from shardlab.units.sizes import sizes_of
+from shardlab.units.units import unit_sizes
+
+CPU = torch.device("cpu")
+OTHERS = (
+    {"overrides": [{"layers": "0", "reshard_after_forward": False}]},
+    {"wrap": "size", "wrap_size": 50_000},
+    {"activation_checkpointing": "selective", "accumulation": 2},
+    {"engine": "slide", "activation_checkpointing": "full", "accumulation": 4},
+)
+
+
+def some_strategies() -> list[CanonicalStrategy]:
+    drawn = random.Random(0).sample([*documents(Space(), layers=4, world_size=2)], 300)
+    found = []
+    for document in (*drawn, *OTHERS):
+        try:
+            found.append(parse_strategy(document).canonical())
+        except UserError:  # the grid has illegal ones, too
+            continue
+    return found
+
+
+def test_what_strategies_share_is_what_each_has():
+    train = Train(batch_size=8)
+    model = build_model(Model(preset="small"), 300, 32, 0, seed=0).module
+    shapes = ModelShapes(model, train)
+    for strategy in some_strategies():
+        assert shapes.units(strategy) == unit_sizes(model, strategy, CPU)
+        assert shapes.sizes(strategy) == sizes_of(model, strategy, train, CPU)
