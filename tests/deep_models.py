@@ -27,16 +27,18 @@ def reset() -> None:
 def keep_no_freed_memory() -> None:
     """The C library gives blocks of a MiB and more back at once: none lie between others.
 
-    So it does with what the tests before have freed, of which this process has inherited a copy.
+    Where there is no free block for them in the heap: see `clean_heap` of `run_ranks`.
     """
-    libc, m_mmap_threshold = ctypes.CDLL(None), -3  # malloc.h
+    libc = ctypes.CDLL(None)
+    m_trim_threshold, m_mmap_threshold = -1, -3  # malloc.h
     assert libc.mallopt(m_mmap_threshold, 2**20) == 1
-    libc.malloc_trim(0)
+    # the library raises it to twice the largest block that was freed before
+    assert libc.mallopt(m_trim_threshold, 2**17) == 1
 
 
-def deep_model(layers=16):
+def deep_model(layers=16, width=384):
     """Blocks that hold nearly all of its parameters; on the meta device."""
-    config = shape_config(Shape(layers, 512, 8), 512, 16, 0)
+    config = shape_config(Shape(layers, width, 8), 512, 16, 0)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
 

@@ -2,9 +2,12 @@
 
 import atexit
 import functools
+import gc
 import inspect
 import multiprocessing
+import os
 import pickle
+import resource
 import tempfile
 import threading
 from collections.abc import Callable
@@ -25,28 +28,16 @@ from shardlab.launch import launch
 OnRank = Callable[[dist.ProcessGroup], dict[str, Tensor] | None]
 
 _TIMEOUT_S = 60.0
-_KEPT = 2
+_KEPT = 4
 """sizes of groups that are kept at a time: idle ranks take memory"""
-_FRESH = (
-    "activations",
-    "emulation",
-    "engines/slide",
-    "estimation",
-    "kernels",
-    "launch",
-    "standalone",
-    "transport",
-)
-"""folders of tests that look at memory, descriptors and threads of a rank, or leave some behind"""
-
 fresh = False
 """whether the test that runs needs ranks of its own; set by conftest.py"""
 
 
 def needs_fresh_ranks(item: pytest.Item) -> bool:
     """Whether ranks must be forked from the test: it replaces something, or looks at processes."""
-    folder = item.path.parent.relative_to(Path(__file__).parent).as_posix()
-    return folder.startswith(_FRESH) or "monkeypatch" in getattr(item, "fixturenames", ())
+    replaces = "monkeypatch" in getattr(item, "fixturenames", ())
+    return replaces or item.get_closest_marker("fresh_ranks") is not None
 
 
 def run_ranks(
@@ -54,19 +45,25 @@ def run_ranks(
     function: OnRank,
     timeout_s: float = _TIMEOUT_S,
     links: Links | None = None,
+    clean_heap: bool = False,
 ) -> list[dict[str, Tensor]]:
     """Run `function` on every rank; return the tensors of each, in rank order.
 
     Starting ranks takes longer than most of what they are asked, so they are kept for later calls.
     Their seed is the rank each time. `function` is copied to them: what it changes in the test's
-    own objects is lost, as with forked ranks. Ranks are started for this call alone where it has a
-    timeout or links of its own, and in tests that `needs_fresh_ranks` names.
+    own objects is lost, as with forked ranks. Ranks that it leaves in another state are not used
+    again. Ranks are started for this call alone where it has a timeout or links of its own, and in
+    tests that `needs_fresh_ranks` names. With `clean_heap` they are forked from a process that has
+    imported the library and run nothing: to measure the memory by which they grow.
 
     Raises:
         Exception: what `launch` raises for a rank that failed; kept ranks then end.
     """
     with tempfile.TemporaryDirectory() as folder:
         message = None
+        if clean_heap:
+            _run_in_clean_process(function, folder, world_size)
+            return _results(folder, world_size)
         if not (fresh or links or timeout_s != _TIMEOUT_S):
             message = _copy(function, folder)
         if message is None:
@@ -77,7 +74,7 @@ def run_ranks(
             launch(worker, world_size, threads=1, timeout_s=timeout_s, links=links)
         else:
             _kept_ranks(world_size).run(message)
-        return [load_file(Path(folder, f"{rank}.safetensors")) for rank in range(world_size)]
+        return _results(folder, world_size)
 
 
 def on_ranks(world_size: int | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -120,6 +117,56 @@ def _run(function: OnRank, group: dist.ProcessGroup, folder: str) -> None:
     save_file(found, str(Path(folder, f"{rank}.safetensors")))
 
 
+def _results(folder: str, world_size: int) -> list[dict[str, Tensor]]:
+    return [load_file(Path(folder, f"{rank}.safetensors")) for rank in range(world_size)]
+
+
+# Free blocks between live ones stay in the heap of a worker of pytest, and its forked ranks inherit
+# them: malloc uses them before it maps new memory, and never gives them back to the system.
+_CLEAN = multiprocessing.get_context("forkserver")
+_CLEAN.set_forkserver_preload(["tests.deep_models"])
+
+
+def _run_in_clean_process(function: OnRank, folder: str, world_size: int) -> None:
+    ours, theirs = _CLEAN.Pipe()
+    message = cloudpickle.dumps((function, folder, world_size, {**os.environ}))
+    process = _CLEAN.Process(target=_launch_copy, args=(message, theirs))
+    process.start()
+    theirs.close()
+    error = ours.recv()
+    process.join()
+    if error is not None:
+        raise error
+
+
+def _launch_copy(message: bytes, pipe: Connection) -> None:
+    function, folder, world_size, environment = cloudpickle.loads(message)
+    os.environ.update(environment)
+    error = None
+    try:
+        launch(lambda group: _run(function, group, folder), world_size, 1, _TIMEOUT_S)
+    except BaseException as raised:  # the process of the test raises it again
+        error = raised
+    pipe.send(error)
+
+
+def _state() -> tuple[object, ...]:
+    """Settings of this process that the next function would inherit."""
+    gc.collect()  # engines that are in reference cycles end their threads and files
+    gc.freeze()  # what is left stays, such as modules: the next collection need not search it
+    return (
+        torch.get_default_dtype(),
+        torch.get_num_threads(),
+        torch.is_grad_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        threading.active_count(),
+        {**os.environ},
+        Path.cwd(),
+        os.sched_getaffinity(0),
+        [resource.getrlimit(limit) for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)],
+    )
+
+
 class _Ranks:
     """Ranks of one launch, which run one function after another until they are closed."""
 
@@ -127,14 +174,18 @@ class _Ranks:
         pipes = [multiprocessing.Pipe() for _ in range(world_size)]
         self._ours = [ours for ours, _ in pipes]
         self._error: BaseException | None = None
+        self.unchanged = True
+        """whether the functions have left the ranks as they were"""
         theirs = [each for _, each in pipes]
 
         def serve(group: dist.ProcessGroup) -> None:
             pipe = theirs[dist.get_rank(group)]
+            before = _state()
             while message := pipe.recv_bytes():
                 function, folder = cloudpickle.loads(message)
                 _run(function, group, folder)
-                pipe.send_bytes(b"done")
+                del function
+                pipe.send_bytes(b"same" if _state() == before else b"changed")
 
         def start() -> None:
             try:
@@ -157,11 +208,11 @@ class _Ranks:
         while waiting and self.alive:
             for pipe in wait(waiting, timeout=0.1):
                 assert isinstance(pipe, Connection)
-                pipe.recv_bytes()
+                self.unchanged &= pipe.recv_bytes() == b"same"
                 waiting.remove(pipe)
         if waiting:
             self._thread.join()
-            assert self._error is not None, "ranks end by an error or when they are told to"
+            assert self._error is not None, "ranks end by an error or when they are closed"
             raise self._error
 
     def close(self) -> None:
@@ -176,6 +227,8 @@ _KEPT_RANKS: dict[int, _Ranks] = {}
 
 def _kept_ranks(world_size: int) -> _Ranks:
     ranks = _KEPT_RANKS.pop(world_size, None)
+    if ranks is not None and not ranks.unchanged:
+        ranks.close()
     if ranks is None or not ranks.alive:
         ranks = _Ranks(world_size)
     _KEPT_RANKS[world_size] = ranks  # the one that was used last comes last

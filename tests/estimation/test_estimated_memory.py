@@ -1,20 +1,24 @@
 """Memory estimated before a run: traced, in closed form, and measured on real ranks agree."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 import torch
 
-from shardlab.estimation.sizes import sizes_of
-from shardlab.experiment.schema import Train
+from shardlab.estimation.traced_memory import imagined_ranks, traced_memory
+from shardlab.experiment.schema import Model, Train
 from shardlab.memory.step import closed_form
+from shardlab.models.build import build_model
 from shardlab.strategy.strategy import parse_strategy
 from shardlab.train.utilization import MemoryMeter
+from shardlab.units.sizes import sizes_of
 from tests.deep_models import deep_model, engine_of, keep_no_freed_memory
 from tests.ranks import run_ranks
+
+pytestmark = pytest.mark.fresh_ranks
+
+CPU = torch.device("cpu")
 
 STRATEGIES = {
     "fsdp2": {"engine": "fsdp2"},
@@ -32,6 +36,8 @@ STRATEGIES = {
     "ddp": {"engine": "ddp"},
     "ddp-bf16": {"engine": "ddp", "param_dtype": "bf16"},
 }
+OFTEN = "fsdp2", "fsdp2-root", "fsdp2-full", "fsdp2-bf16", "fsdp1", "fsdp1-hybrid", "ddp"
+"""those that the fast tests trace"""
 UNTRACED = [
     {"engine": "manual"},
     {"engine": "fsdp1", "use_orig_params": True},
@@ -41,18 +47,29 @@ UNTRACED = [
 
 
 def estimates(accumulation, strategies):
-    """Pairs of what is traced and what the closed form says, in the order of the strategies."""
-    script = Path(__file__).with_name("estimates.py")
-    command = [sys.executable, str(script), str(accumulation), json.dumps(strategies)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
+    """Pairs of what is traced and what the closed form says, in the order of the strategies.
+
+    In a process of their own: its process group is fake, and other tests fork real ranks.
+    """
+    with ProcessPoolExecutor(1, get_context("fork")) as pool:
+        return pool.submit(estimates_here, accumulation, strategies).result(200)
+
+
+def estimates_here(accumulation, strategies):
+    train = Train(batch_size=4, sequence_length=32, accumulation=accumulation)
+    model = build_model(Model(preset="10m"), 512, 32, 0, seed=0).module
+    found = []
+    with imagined_ranks(4) as group:
+        for strategy in map(parse_strategy, strategies):
+            formula = closed_form(strategy, sizes_of(model, strategy, train, CPU), 4)
+            found.append((traced_memory(model.config, strategy, train, group), formula))
+    return found
 
 
 @pytest.fixture(scope="module")
 def of_one_micro_batch():
     """Estimates of the strategies that are traced, by name, and of the others."""
-    traced = {name: each for name, each in STRATEGIES.items() if name != "fsdp2-every"}
+    traced = {name: STRATEGIES[name] for name in OFTEN}
     found = estimates(1, [*traced.values(), *UNTRACED])
     return dict(zip(traced, found, strict=False)), found[len(traced) :]
 
@@ -84,19 +101,20 @@ def test_untraceable_strategies_have_a_closed_form_only(of_one_micro_batch):
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp1", "fsdp2", "manual"])
 def test_memory_growth_of_a_rank_matches_the_closed_form(engine):
-    train, strategy = Train(batch_size=8, sequence_length=16), {"engine": engine}
+    train, strategy = Train(batch_size=2, sequence_length=16), {"engine": engine}
 
     def on_rank(group):
         keep_no_freed_memory()
-        meter = MemoryMeter(torch.device("cpu"))
+        meter = MemoryMeter(CPU)
         model = deep_model()
-        sizes = sizes_of(model, parse_strategy(strategy), train, torch.device("cpu"))
+        sizes = sizes_of(model, parse_strategy(strategy), train, CPU)
         formula = closed_form(parse_strategy(strategy), sizes, 2)
         trained = engine_of(model, strategy, group)
         for _ in range(2):
-            trained.step([torch.randint(512, (8, 17))], 1e-3)
+            trained.step([torch.randint(512, (2, 17))], 1e-3)
         grown = meter.used().memory_growth_bytes
         return {"ratio": torch.tensor(grown / sum(formula.values()))}
 
-    # threads, buffers of gloo and what else a process needs take some 40 MB of 500
-    assert all(0.85 < float(result["ratio"]) < 1.25 for result in run_ranks(2, on_rank))
+    # threads, buffers of gloo and what else a process needs take some 20 MB of 300
+    results = run_ranks(2, on_rank, clean_heap=True)
+    assert all(0.85 < float(result["ratio"]) < 1.25 for result in results)
