@@ -30,13 +30,13 @@ from benchmarks.common import arguments, on_ranks, print_table, write_results
 from shardlab.core.progress import say
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Engine, Optimization
-from shardlab.estimation.sizes import sizes_of
 from shardlab.experiment.schema import Train
 from shardlab.memory.step import closed_form, host_memory
 from shardlab.models.presets import Shape, shape_config
 from shardlab.models.weights import RandomWeights
 from shardlab.report.numbers import figure
 from shardlab.strategy.strategy import Strategy, parse_strategy
+from shardlab.units.sizes import sizes_of
 
 _VOCABULARY, _UNTIMED, _TIMED, _MB = 512, 2, 6, 1e6
 _FULL = {"activation_checkpointing": "full"}

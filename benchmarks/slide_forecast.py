@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM
 from benchmarks.common import on_ranks, print_table
 from shardlab.calibration.costs import memory_times
 from shardlab.core.files import read_json, write_json
-from shardlab.engines.common.units import unit_sizes
-from shardlab.forecast.costs import Measured, codings
+from shardlab.forecast.coding import codings
+from shardlab.forecast.costs import Measured
 from shardlab.forecast.machine import Line, Machine, fit_memory
 from shardlab.forecast.schedule import Phase, simulate
 from shardlab.forecast.sliding import Slide
@@ -28,6 +28,7 @@ from shardlab.measurements.calibration import MemoryCost, MemoryOperation, Opera
 from shardlab.models.presets import Shape, shape_config
 from shardlab.report.numbers import figure
 from shardlab.strategy.strategy import CanonicalStrategy, parse_strategy
+from shardlab.units.units import unit_sizes
 
 _STEPS = 6
 _WAITS = {"in": ("forward", "backward"), "out": ("settle",), "landing": ("landed",)}
