@@ -277,19 +277,19 @@ def search_round() -> Picture:
     picture = Picture("One round of the search", 384)
     width, height = 196.0, 118.0
     stages = [
-        Box("propose", ("evidence from records", "candidates", "validation", "judge chooses one")),
-        Box("trial", ("trains every seed", "store by hash of strategy,", "code and data")),
-        Box("decide", ("compares with the", "incumbent: accept", "or roll back")),
+        Box("propose", ("predicts all that is legal", "and fits in memory", "shortlist", "judge")),
+        Box("trial", ("race of interleaved steps", "trains what is faster and", "may be worse")),
+        Box("decide", ("faster, and as good:", "accept, else", "roll back")),
     ]
     files = [
-        Box("proposal.json", ("the chosen strategy",), FILE),
-        Box("trial.json", ("its records, or failure",), FILE),
+        Box("proposal.json", ("shortlist, choice, arms",), FILE),
+        Box("trial.json", ("steps, seeds, or failure",), FILE),
         Box("history.json", ("for the next round",), FILE),
     ]
     columns = [MARGIN + n * (WIDTH - 2 * MARGIN - width) / 2 for n in range(3)]
     known = Box(
-        "results.jsonl, history.json of the round before",
-        ("records of the matrix; rounds so far and the incumbent",),
+        "results.jsonl, timings, calibration, history.json of the round before",
+        ("all that was measured; rounds so far and the incumbent",),
         FILE,
     ).at(MARGIN, 24, WIDTH - 2 * MARGIN)
     boxes = [
