@@ -58,7 +58,7 @@ class Command:
         self._process.start()
         self.pid = self._process.pid
 
-    def wait(self, seconds: float = 20) -> int:
+    def wait(self, seconds: float = 120) -> int:
         """The exit code."""
         self._process.join(seconds)
         assert self._process.exitcode is not None, f"still there after {seconds} s:\n{self.said()}"
@@ -172,7 +172,7 @@ def spawned(folder: Path, line: list[str]) -> Command:
     return Command(folder, lambda: os.execve(line[0], line, environment))
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s"

@@ -46,7 +46,7 @@ def said_on(prepare: Callable[[], object], call: Callable[[], object], folder: P
         call()
 
     command = Command(folder / "command", both)
-    code = command.wait(60)
+    code = command.wait()
     if code == _NOT_PERMITTED:
         pytest.skip("nothing may be mounted here")
     assert code == 0, command.said()

@@ -150,7 +150,7 @@ def test_process_group_of_a_single_rank_can_be_replaced(tmp_path):
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
     command = Command(tmp_path / "command", replace)
-    assert command.wait(100) == 0, command.said()
+    assert command.wait() == 0, command.said()
 
 
 class Blocks(nn.Module):
@@ -228,6 +228,6 @@ def test_ranks_that_a_launcher_started_train_together(tmp_path):
     script.write_text(SCRIPT)
     options = ["--standalone", "--nproc-per-node=2"]
     agent = forked(tmp_path / "agent", [*TORCHRUN, *options, str(script), str(tmp_path)])
-    assert agent.wait(100) == 0, agent.said()
+    assert agent.wait() == 0, agent.said()
     states = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     assert states[0] == states[1] == 2
