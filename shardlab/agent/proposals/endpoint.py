@@ -84,7 +84,7 @@ class Endpoint(Chat):
                 f"https, or allow it with {PLAIN_HTTP_VARIABLE}={parts.hostname}"
             )
         self.name = f"http: {model}"
-        self.model = model
+        self.model: str = model
         self.endpoint = url
         self._url = url.rstrip("/") + "/chat/completions"
         self._host = parts.netloc
@@ -93,7 +93,7 @@ class Endpoint(Chat):
         self._attempts = attempts
         self._wait_s = wait_s
         self._untried = [*DIALECTS]
-        self.dialect = self._untried.pop(0)
+        self.dialect: str = self._untried.pop(0)
 
     @classmethod
     def from_environment(cls, url: str, model: str) -> "Endpoint":

@@ -28,9 +28,10 @@ class Generator:
     """
 
     def __init__(self, path: Path) -> None:
-        folder, options = path, {"trust_remote_code": False, "local_files_only": True}
+        folder = path
+        options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
         if path.is_file():
-            folder, options = path.parent, {**options, "gguf_file": path.name}
+            folder, options["gguf_file"] = path.parent, path.name
         self._tokenizer = AutoTokenizer.from_pretrained(folder, **options)
         self._model = AutoModelForCausalLM.from_pretrained(
             folder, use_safetensors=True, dtype="auto", **options

@@ -67,7 +67,7 @@ class LocalModel(Chat):
                 sys.executable,
                 "-m",
                 "shardlab.agent.proposals.generate",
-                self._path.resolve(),
+                self._path,
                 str(os.getpid()),
             ],
             stdin=subprocess.PIPE,
