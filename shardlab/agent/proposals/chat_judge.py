@@ -6,6 +6,7 @@ LLM-as-a-judge", section 3.4). Nothing of an answer but the choice is used, and 
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from shardlab.agent.proposals.chat import Chat
@@ -63,14 +64,12 @@ class ChatJudge(Judge):
         return answer
 
 
-def read_choice(answer: str | None, offered: list[str]) -> tuple[str, str]:
+def read_choice(answer: str, offered: Sequence[str]) -> tuple[str, str]:
     """Parse choice and reason of an answer, which may wrap its JSON object in other text.
 
     Raises:
         InvalidAnswerError: no choice, several that differ, or an id that was not offered.
     """
-    if answer is None:
-        raise InvalidAnswerError("the server's reply was no chat completion")
     verdicts = [each for each in _objects(answer) if isinstance(each.get("choice"), str)]
     choices = {each["choice"] for each in verdicts}
     if len(choices) != 1:

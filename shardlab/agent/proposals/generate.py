@@ -1,8 +1,8 @@
 """Program that answers prompts by a Hugging Face or GGUF model on this machine, greedily.
 
 `python -m shardlab.agent.proposals.generate MODEL PARENT` reads one list of chat messages per line
-and writes one object per line: `answer` or `error`. It ends with its input and
-with the process PARENT.
+and writes one object per line: `answer` or `error`. It ends with its input and with the process
+PARENT.
 """
 
 import json
@@ -51,7 +51,7 @@ class Generator:
         Raises:
             ValueError: the prompt is too long for the model.
         """
-        prompt = self._tokenizer.apply_chat_template(
+        prompt: Any = self._tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
         tokens = prompt["input_ids"].shape[1]
