@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+from shardlab.agent.proposals.chat import Chat, Replay
+from shardlab.agent.proposals.chat_judge import ChatJudge
 from shardlab.agent.proposals.endpoint import Endpoint
 from shardlab.agent.proposals.evidence import data_facts, machine_facts
-from shardlab.agent.proposals.http_judge import HttpJudge
 from shardlab.agent.proposals.judge import Judge, RuleJudge
+from shardlab.agent.proposals.local_model import LocalModel
 from shardlab.agent.proposals.proposal import Proposer
 from shardlab.agent.proposals.supervision import SupervisedJudge
 from shardlab.agent.records.history import initial_history, known_before
@@ -23,11 +25,10 @@ from shardlab.units.shapes import ModelShapes
 from stages.common import integer, run
 
 RESULTS = "results/results.jsonl"
-ANSWERS = Path("results/judge")
 
 
 def main(params: Parameters, number: str) -> None:
-    """Write proposal.json of the round; a language model's answers are kept next to the rounds."""
+    """Write proposal.json and conversation.json of the round."""
     plan, agent, train = params(f"rounds.{number}", "agent", "train")
     forecast, timings, model = params("forecast", "timings", "model")
     timed = read_all(Path("results/timings"), timings)
@@ -46,20 +47,34 @@ def main(params: Parameters, number: str) -> None:
     statistics = read_checked("data/statistics.json", "run python -m stages.tokenize")
     facts = machine_facts(calibration), data_facts(statistics)
     proposer = Proposer(history, agent, forecast.space, shapes, surrogate, facts)
-    proposal = proposer.propose(integer("round", number), judge_of(agent))
-    proposal.to_file(f"results/rounds/{number}/proposal.json")
+    folder = Path("results/rounds", number)
+    judge = judge_of(agent, folder / "conversation.json")
+    proposal = proposer.propose(integer("round", number), judge)
+    judge.conversation().to_file(folder / "conversation.json")
+    proposal.to_file(folder / "proposal.json")
     if proposal.space is not None:
         say(f"round {number}: {proposal.space.predicted} strategies predicted")
     say(f"round {number}: {proposal.verdict.judge}: {proposal.verdict.reason}")
 
 
-def judge_of(agent: Agent) -> Judge:
-    """Return the judge that the parameters name."""
+def judge_of(agent: Agent, kept: Path) -> Judge:
+    """Return the judge that the parameters name.
+
+    Args:
+        kept: conversation that `replay` answers from.
+    """
+    chat: Chat
     if agent.judge == "rules":
         return RuleJudge()
-    assert agent.endpoint and agent.model, "the parameters demand both with judge: http"
-    endpoint = Endpoint.from_environment(agent.endpoint, agent.model)
-    return SupervisedJudge(HttpJudge(endpoint, ANSWERS))
+    if agent.judge == "replay":
+        chat = Replay(kept)
+    elif agent.judge == "local":
+        assert agent.model, "the parameters demand it with judge: local"
+        chat = LocalModel(agent.model)
+    else:
+        assert agent.endpoint and agent.model, "the parameters demand both with judge: http"
+        chat = Endpoint.from_environment(agent.endpoint, agent.model)
+    return SupervisedJudge(ChatJudge(chat))
 
 
 if __name__ == "__main__":

@@ -231,7 +231,7 @@ def make_history(records: list[Record], reason: str = "ddp waits less at the end
     rounds = [
         Round(
             round=1,
-            verdict=Verdict(choice=offer.id, reason=reason, judge="rules"),
+            verdict=Verdict(choice=offer.id, reason=reason, judge="rules", prompts=12),
             space=SPACE,
             candidates=[offer, other],
             stopped="all of 120 repetitions",

@@ -242,13 +242,15 @@ class Agent(Document):
     """run whose strategy the first round tries to improve"""
     link: Link | None = None
     """emulated link between the ranks of races and predictions; null: that of `train`"""
-    judge: Literal["rules", "http"] = "rules"
+    judge: Literal["rules", "http", "local", "replay"] = "rules"
     """rules: the lowest upper end of a prediction; http: a language model behind an
-    OpenAI-compatible endpoint"""
+    OpenAI-compatible endpoint; local: one on this machine; replay: the answers in conversation.json
+    of the round"""
     endpoint: str | None = None
-    """base URL ending in /v1; the key comes from SHARDLAB_API_KEY"""
-    model: str | None = None
-    """name of the language model at the endpoint"""
+    """http: base URL ending in /v1; the key comes from SHARDLAB_API_KEY"""
+    model: str | None = Field(None, pattern=r"^[^\x00-\x1f\x7f]+$")
+    """http: name of the language model at the endpoint; local: a Hugging Face folder with
+    safetensors files, or a GGUF file"""
     candidates: Literal["action", "config"] = "config"
     """action: strategies that differ from the incumbent in their sharding, in their gradient codec
     or in their weight codec; config: all of them"""
@@ -269,9 +271,11 @@ class Agent(Document):
     """consecutive rejections after which no more trials run"""
 
     @model_validator(mode="after")
-    def _endpoint_for_http(self) -> Self:
+    def _model_for_judge(self) -> Self:
         if self.judge == "http" and not (self.endpoint and self.model):
             raise ValueError("judge: http needs endpoint and model")
+        if self.judge == "local" and not self.model:
+            raise ValueError("judge: local needs model")
         return self
 
 

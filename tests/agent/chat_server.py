@@ -5,11 +5,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
+from shardlab.agent.proposals.chat_judge import ChatJudge
 from shardlab.agent.proposals.endpoint import Endpoint
-from shardlab.agent.proposals.http_judge import HttpJudge
 from shardlab.agent.records.rounds import Verdict
 from tests.agent.searches import ask
 from tests.record_factory import make_candidate
@@ -97,20 +96,30 @@ def listed(request: Request) -> list[str]:
     return [line[2:].partition(":")[0] for line in lines if line.startswith("- ")]
 
 
-def judge(server: Server, store, key: str | None = KEY, **options: Any) -> HttpJudge:
-    options = {"timeout_s": 5, "wait_s": 0.001, **options}
-    return HttpJudge(Endpoint(server.url, "a-model", key, **options), store)
+def reader(request: Request, _number: int) -> Reply:
+    """A rule as of a model that can read: the shortest step, or none where all take 100 ms."""
+    steps = {}
+    for line in request["messages"][-1]["content"].splitlines():
+        if line.startswith("- ") and "predicted: step unknown" not in line:
+            steps[line[2:10]] = float(line.partition("predicted: step ")[2].split()[0])
+    best = min(steps, key=lambda each: (steps[each], each))
+    return 200, says(best if steps[best] < 100 else "abstain")
+
+
+def judge(server: Server, key: str | None = KEY, **options: Any) -> ChatJudge:
+    options = {"timeout_s": 60, "wait_s": 0.001, **options}
+    return ChatJudge(Endpoint(server.url, "a-model", key, **options))
 
 
 def question():
     return ask(*CANDIDATES)
 
 
-def asked(store: Path, reply: Any, **options: Any) -> tuple[Verdict, Server]:
+def asked(reply: Any, **options: Any) -> tuple[Verdict, Server]:
     """Return the verdict of a judge, and the server that it asked.
 
     Args:
         reply: a rule as of `Server`, or the body of every answer.
     """
     with serving(reply if callable(reply) else lambda request, n: (200, reply)) as server:
-        return judge(server, store, **options).choose(question()), server
+        return judge(server, **options).choose(question()), server

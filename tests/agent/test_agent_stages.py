@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from shardlab.agent.decisions.decision import conclude
+from shardlab.agent.records.conversation import Conversation
 from shardlab.agent.records.history import History
 from shardlab.agent.records.rounds import Proposal, Trial
 from shardlab.core.checksums import write_checked
@@ -18,6 +19,7 @@ from shardlab.records.run import Record, write_records
 from shardlab.records.timing import NO_COMMUNICATION, write_timings
 from shardlab.timing.plan import TimingPlan
 from stages import decide, propose, trial
+from tests.agent.chat_server import reader, serving
 from tests.agent.machine import SPACE, TIMED
 from tests.agent.racing import RacingMachine
 from tests.agent.searches import AGENT, DDP, INT4_KEPT, KEPT, begin, proposal_of, trial_of
@@ -124,6 +126,23 @@ def test_a_dead_judge_leaves_a_line_and_the_choice_to_rules(params, monkeypatch)
     assert found.arms == by_rules.arms
     assert found.verdict.reason.startswith("http: a-model gave no answer (")
     assert found.verdict.reason.endswith(by_rules.verdict.reason)
+    kept = Conversation.from_file("results/rounds/1/conversation.json", "make it again")
+    assert (kept.judge, kept.exchanges) == ("http: a-model", [])
+
+
+def test_a_conversation_is_kept_and_replayed_without_a_server(params):
+    folder = Path("results/rounds/1")
+    with serving(reader) as server:
+        asked = ["agent.judge=http", f"agent.endpoint={server.url}", "agent.model=a-model"]
+        propose.main(Parameters(overrides=asked), "1")
+    first = Proposal.from_file(folder / "proposal.json", "make it again")
+    assert (first.verdict.judge, first.verdict.prompts) == ("http: a-model", 12)
+    before = (folder / "conversation.json").read_bytes()
+    propose.main(Parameters(overrides=["agent.judge=replay"]), "1")
+    again = Proposal.from_file(folder / "proposal.json", "make it again")
+    assert again.verdict == first.verdict.model_copy(update={"judge": "replay"})
+    assert again.arms == first.arms
+    assert (folder / "conversation.json").read_bytes() == before
 
 
 def test_a_spent_budget_ends_the_search_without_a_race(params):

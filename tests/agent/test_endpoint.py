@@ -7,8 +7,9 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from shardlab.agent.proposals.chat_judge import ChatJudge
 from shardlab.agent.proposals.endpoint import KEY_VARIABLE, PLAIN_HTTP_VARIABLE, Endpoint
-from shardlab.agent.proposals.http_judge import HttpJudge
+from shardlab.agent.proposals.prompt import Prompt
 from shardlab.core.errors import UserError
 from tests.agent.chat_server import (
     KEY,
@@ -23,10 +24,6 @@ from tests.agent.chat_server import (
 )
 
 
-def everything_in(folder) -> str:
-    return "".join(path.name + path.read_text() for path in folder.rglob("*") if path.is_file())
-
-
 @pytest.mark.parametrize("refusal", [400, 422, 500])
 @pytest.mark.parametrize(
     ("spoken", "tried"),
@@ -35,45 +32,44 @@ def everything_in(folder) -> str:
         ("text", ["json_schema", "json_object", "text", "text"]),
     ],
 )
-def test_next_dialect_is_tried_and_then_kept(tmp_path, refusal, spoken, tried):
+def test_next_dialect_is_tried_and_then_kept(refusal, spoken, tried):
     def rule(request, n):
         return (200, says(WANTED)) if dialect(request) == spoken else (refusal, {"error": "no"})
 
-    verdict, server = asked(tmp_path, rule)
+    verdict, server = asked(rule)
     assert verdict.choice == WANTED
     assert [dialect(request) for request in server.requests] == tried
 
 
 @pytest.mark.parametrize("status", [429, 502, 503])
-def test_request_is_retried_while_the_server_is_busy(tmp_path, status):
+def test_request_is_retried_while_the_server_is_busy(status):
     def rule(request, n):
         return (status, {}) if n <= 2 else (200, says(WANTED))
 
     with serving(rule) as server:
-        assert judge(server, tmp_path).choose(question()).choice == WANTED
+        assert judge(server).choose(question()).choice == WANTED
     assert len(server.requests) == 4
 
 
-def test_persistent_server_error_is_raised_and_nothing_is_stored(tmp_path):
+def test_persistent_server_error_is_raised():
     with (
         serving(lambda request, n: (503, {})) as server,
         pytest.raises(UserError, match=r"status 503 after 4 attempts.*agent.judge to rules"),
     ):
-        judge(server, tmp_path).choose(question())
-    assert list(tmp_path.iterdir()) == []
+        judge(server).choose(question())
 
 
 @pytest.mark.parametrize("status", [301, 401, 403, 404])
-def test_permanent_http_errors_are_not_retried(tmp_path, status):
+def test_permanent_http_errors_are_not_retried(status):
     with (
         serving(lambda request, n: (status, {"echo": KEY})) as server,
         pytest.raises(UserError, match=f"status {status}"),
     ):
-        judge(server, tmp_path).choose(question())
+        judge(server).choose(question())
     assert len(server.requests) == 1
 
 
-def test_slow_server_is_an_error_of_the_user(tmp_path):
+def test_slow_server_is_an_error_of_the_user():
     release = threading.Event()
 
     def rule(request, n):
@@ -81,7 +77,7 @@ def test_slow_server_is_an_error_of_the_user(tmp_path):
         return 200, says(WANTED)
 
     with serving(rule) as server:
-        slow = judge(server, tmp_path, timeout_s=0.05, attempts=2)
+        slow = judge(server, timeout_s=0.05, attempts=2)
         with pytest.raises(UserError, match=r"none within 0.05 s after 2 attempts"):
             slow.choose(question())
         release.set()
@@ -134,43 +130,44 @@ def test_timeout_covers_the_whole_call(start, drop, pause_s):
         began = time.monotonic()
         endpoint = Endpoint(url, "a-model", timeout_s=0.1, attempts=2, wait_s=0.001)
         try:
-            assert endpoint.complete([], {}) is None  # too long, before the time was up
+            endpoint.ask(Prompt("", "", ()))
         except UserError as error:
+            late, long = "none within 0.1 s after 2 attempts", "no chat completion"
             assert "\n" not in str(error)
-            assert "none within 0.1 s after 2 attempts" in str(error) or not pause_s
+            assert late in str(error) or (long in str(error) and not pause_s)
         assert time.monotonic() - began < 10  # the drip has no end
 
 
-def test_absent_server_is_an_error_of_the_user(tmp_path):
+def test_absent_server_is_an_error_of_the_user():
     with serving(lambda request, n: (200, says(WANTED))) as server:
         url = server.url
-    gone = HttpJudge(Endpoint(url, "a-model", attempts=2, wait_s=0.001), tmp_path)
+    gone = ChatJudge(Endpoint(url, "a-model", attempts=2, wait_s=0.001))
     with pytest.raises(UserError, match="ConnectionError after 2 attempts"):
         gone.choose(question())
 
 
-def test_key_is_sent_and_kept_nowhere(tmp_path, monkeypatch, capsys, caplog):
+def test_key_is_sent_and_kept_nowhere(monkeypatch, capsys, caplog):
     caplog.set_level("DEBUG")
     monkeypatch.setenv(KEY_VARIABLE, f" {KEY}\n")
     # the server repeats the key wherever it can
     answer = chat(json.dumps({"reason": f"key {KEY}", "choice": WANTED, KEY: KEY}))
     with serving(lambda request, n: (200, answer)) as server:
-        verdict = HttpJudge(Endpoint.from_environment(server.url, "a-model"), tmp_path).choose(
-            question()
-        )
+        asking = ChatJudge(Endpoint.from_environment(server.url, "a-model"))
+        verdict = asking.choose(question())
     assert server.keys == [f"Bearer {KEY}"] * 2
     assert verdict.reason == "key [key]"
-    output = "".join(capsys.readouterr()) + caplog.text + everything_in(tmp_path)
-    assert KEY not in output
+    kept = asking.conversation().model_dump_json()
+    assert KEY not in "".join(capsys.readouterr()) + caplog.text + kept
+    assert kept.count("[key]") == 6
 
 
 @pytest.mark.parametrize("status", [400, 401, 429, 500])
-def test_key_is_in_no_error(tmp_path, status):
+def test_key_is_in_no_error(status):
     with (
         serving(lambda request, n: (status, {"error": f"bad key {KEY}"})) as server,
         pytest.raises(UserError) as error,
     ):
-        judge(server, tmp_path).choose(question())
+        judge(server).choose(question())
     assert KEY not in str(error.value)
     assert error.value.__cause__ is None
 
@@ -187,11 +184,19 @@ def test_without_a_key_no_header_and_no_password_of_netrc(tmp_path, monkeypatch)
     netrc.write_text("machine 127.0.0.1 login somebody password elses\n")
     monkeypatch.setenv("NETRC", str(netrc))
     with serving(lambda request, n: (200, says(WANTED))) as server:
-        judge(server, tmp_path / "store", key=None).choose(question())
+        judge(server, key=None).choose(question())
     assert server.keys == [None, None]
 
 
-@pytest.mark.parametrize("url", ["localhost:80/v1", "file:///etc/passwd", "http://me:pw@host/v1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:80/v1",
+        "file:///etc/passwd",
+        "http://me:pw@host/v1",
+        "https://host/v1?key=pw",
+    ],
+)
 def test_invalid_endpoint_url_is_refused(url):
     with pytest.raises(UserError, match=r"agent\.endpoint") as error:
         Endpoint(url, "a-model")
@@ -218,10 +223,10 @@ def test_key_may_be_sent_to_this_machine(host):
     Endpoint(f"http://{host}/v1", "a-model", KEY)
 
 
-def test_key_for_this_machine_reaches_no_proxy(tmp_path, monkeypatch):
+def test_key_for_this_machine_reaches_no_proxy(monkeypatch):
     with serving(lambda request, n: (200, says(WANTED))) as server:
         with serving(lambda request, n: (200, says(WANTED))) as proxy:
             for name in ("http_proxy", "all_proxy"):
                 monkeypatch.setenv(name, proxy.url.removesuffix("/v1"))
-            judge(server, tmp_path).choose(question())
+            judge(server).choose(question())
         assert (server.keys, proxy.keys) == ([f"Bearer {KEY}"] * 2, [])

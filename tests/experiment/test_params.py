@@ -95,6 +95,7 @@ def refusal(*overrides: str) -> str:
         ("seeds=[0, 0]", "seeds: a seed is named twice"),
         ("baseline=fsdp", "baseline: 'fsdp' is no run; did you mean 'fsdp2'?"),
         ("agent.start=fsdp", "agent.start: 'fsdp' is no run; did you mean 'fsdp2'?"),
+        ("agent.judge=local", "agent: judge: local needs model"),
         ("last_round='9'", "last_round: '9' is no round; valid: 1, 2"),
         (
             "rounds.2.after=results/results.jsonl",

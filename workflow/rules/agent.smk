@@ -23,6 +23,8 @@ rule propose:
         expand(rules.timing.output, timing=config["timings"]),
         known_before,
     output:
+        # kept until the stage has read it: judge: replay answers from it
+        update("results/rounds/{round}/conversation.json"),
         "results/rounds/{round}/proposal.json",
     log:
         "logs/propose/{round}.log",

@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 
 import requests
 
+from shardlab.agent.proposals.chat import Chat
+from shardlab.agent.proposals.prompt import Prompt
 from shardlab.core.errors import UserError
 
 KEY_VARIABLE = "SHARDLAB_API_KEY"
@@ -31,13 +33,12 @@ _LATE = (requests.Timeout, TimeoutError)
 _AWAY = (requests.ConnectionError, requests.exceptions.ChunkedEncodingError)
 """errors that may be transient, as those of `_LATE`"""
 
-Messages = list[dict[str, str]]
 _Reply = tuple[int, float | None, bytes | None]
 """status, requested wait and body"""
 DIALECTS = ("json_schema", "json_object", "text")
 
 
-class Endpoint:
+class Endpoint(Chat):
     """Client for one model at one endpoint.
 
     The key is sent in the Authorization header and goes nowhere else: no text of an error holds
@@ -67,9 +68,10 @@ class Endpoint:
         wait_s: float = 1,
     ) -> None:
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        bare = "@" not in parts.netloc and not parts.query and not parts.fragment
+        if parts.scheme not in ("http", "https") or not parts.hostname or not bare:
             raise UserError(
-                "agent.endpoint: expected http(s)://HOST/v1 without a name or password; "
+                "agent.endpoint: expected http(s)://HOST/v1 without a name, password or query; "
                 f"a key goes into {KEY_VARIABLE}"
             )
         if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
@@ -81,27 +83,25 @@ class Endpoint:
                 f"agent.endpoint: {KEY_VARIABLE} would go to {parts.hostname} in plain text: use "
                 f"https, or allow it with {PLAIN_HTTP_VARIABLE}={parts.hostname}"
             )
-        self.model = model
+        self.name = f"http: {model}"
+        self.model: str = model
+        self.endpoint = url
         self._url = url.rstrip("/") + "/chat/completions"
         self._host = parts.netloc
         self._key = key
         self._timeout_s = timeout_s
         self._attempts = attempts
         self._wait_s = wait_s
-        self._dialect = 0
+        self._untried = [*DIALECTS]
+        self.dialect: str = self._untried.pop(0)
 
     @classmethod
     def from_environment(cls, url: str, model: str) -> "Endpoint":
         """Return a client with the key of `SHARDLAB_API_KEY`, where that is set."""
         return cls(url, model, os.environ.get(KEY_VARIABLE, "").strip() or None)
 
-    @property
-    def dialect(self) -> str:
-        """Dialect of the last answer."""
-        return DIALECTS[self._dialect]
-
-    def complete(self, messages: Messages, schema: dict[str, Any]) -> str | None:
-        """Return the text of the answer, or None when the reply is not a chat completion.
+    def ask(self, prompt: Prompt) -> str:
+        """Return the text of the answer.
 
         Raises:
             UserError: no reply after all attempts, or one that asking again cannot fix.
@@ -109,7 +109,7 @@ class Endpoint:
         trouble = ""
         for attempt in range(self._attempts):
             try:
-                status, wait, body = self._ask(messages, schema)
+                status, wait, body = self._reply(prompt)
             except _LATE:
                 trouble, wait = f"none within {self._timeout_s:g} s", None
             except _AWAY as error:
@@ -127,14 +127,13 @@ class Endpoint:
                 time.sleep(min(pause, _LONGEST_WAIT_S))
         raise self._failure(f"{trouble} after {self._attempts} attempts")
 
-    def _ask(self, messages: Messages, schema: dict[str, Any]) -> _Reply:
+    def _reply(self, prompt: Prompt) -> _Reply:
         """Return the reply in the first dialect that the server accepts."""
         while True:
-            answer = self._post_in_time(_payload(self.dialect, self.model, messages, schema))
-            last = self._dialect + 1 == len(DIALECTS)
-            if last or answer[0] not in _REFUSED_DIALECT:
+            answer = self._post_in_time(_payload(self.dialect, self.model, prompt))
+            if answer[0] not in _REFUSED_DIALECT or not self._untried:
                 return answer
-            self._dialect += 1
+            self.dialect = self._untried.pop(0)
 
     def _post_in_time(self, payload: dict[str, Any]) -> _Reply:
         """Return the reply, or raise `TimeoutError` at the deadline.
@@ -177,13 +176,13 @@ class Endpoint:
             request.headers["Authorization"] = f"Bearer {self._key}"
         return request
 
-    def _content(self, body: bytes | None) -> str | None:
+    def _content(self, body: bytes | None) -> str:
         try:
             content = json.loads(body or b"")["choices"][0]["message"]["content"]
         except (ValueError, LookupError, TypeError, RecursionError):
-            return None
+            content = None
         if not isinstance(content, str):
-            return None
+            raise self._failure("its reply is no chat completion")
         if self._key:
             content = content.replace(self._key, "[key]")
         # JSON permits half of a surrogate pair, which no file can hold
@@ -204,16 +203,14 @@ def _is_local(host: str) -> bool:
         return host == "localhost"
 
 
-def _payload(
-    dialect: str, model: str, messages: Messages, schema: dict[str, Any]
-) -> dict[str, Any]:
+def _payload(dialect: str, model: str, prompt: Prompt) -> dict[str, Any]:
     """Return the request body; the plain dialect holds only what every server knows."""
-    plain: dict[str, Any] = {"model": model, "messages": messages}
+    plain: dict[str, Any] = {"model": model, "messages": prompt.messages}
     if dialect == "text":
         return plain
-    shape: dict[str, Any] = {"type": "json_object", "schema": schema}
+    shape: dict[str, Any] = {"type": "json_object", "schema": prompt.schema}
     if dialect == "json_schema":
-        named = {"name": "verdict", "strict": True, "schema": schema}
+        named = {"name": "verdict", "strict": True, "schema": prompt.schema}
         shape = {"type": "json_schema", "json_schema": named}
     return {
         **plain,

@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from shardlab.agent.records.conversation import Conversation
 from shardlab.agent.records.rounds import Candidate, Prediction, Verdict
 
 
@@ -26,17 +27,23 @@ class Judge(ABC):
     """
 
     name: str
+    prompts: int = 0
+    """sent to a language model so far"""
 
     @abstractmethod
     def choose(self, question: Question) -> Verdict:
         """Return the verdict.
 
         Raises:
-            UserError: the judge cannot be asked (only judges on a server).
+            UserError: the judge cannot be asked (only language models).
         """
 
+    def conversation(self) -> Conversation:
+        """Return the prompts that were sent so far, with their answers."""
+        return Conversation(judge=self.name)
+
     def _verdict(self, choice: str | None, reason: str) -> Verdict:
-        return Verdict(choice=choice, reason=reason, judge=self.name)
+        return Verdict(choice=choice, reason=reason, judge=self.name, prompts=self.prompts)
 
 
 class RuleJudge(Judge):

@@ -7,6 +7,7 @@ should not choose from one.
 from typing import Any
 
 from shardlab.agent.proposals.judge import Judge, Question, RuleJudge
+from shardlab.agent.records.conversation import Conversation
 from shardlab.agent.records.rounds import Candidate, Prediction, Verdict
 from shardlab.core.errors import UserError
 from shardlab.strategy.strategy import parse_strategy
@@ -30,8 +31,7 @@ _STRATEGIES: tuple[dict[str, Any], ...] = (
 class SupervisedJudge(Judge):
     """Judge whose verdicts count only if it answers all probes; else the rules judge.
 
-    The reason of the verdict says what failed. Probes of a model on a server are asked once, as
-    its answers are stored.
+    The reason of the verdict says what failed.
 
     Args:
         judge: the one to supervise.
@@ -50,7 +50,11 @@ class SupervisedJudge(Judge):
         except UserError as error:
             why = f"{self.name} gave no answer ({error})"
         verdict = RuleJudge().choose(question)
-        return verdict.model_copy(update={"reason": f"{why}; {verdict.reason}"})
+        update = {"reason": f"{why}; {verdict.reason}", "prompts": self._judge.prompts}
+        return verdict.model_copy(update=update)
+
+    def conversation(self) -> Conversation:  # noqa: D102
+        return self._judge.conversation()
 
 
 def passes(judge: Judge, steps_ms: tuple[float, ...]) -> bool:
@@ -65,7 +69,7 @@ def passes(judge: Judge, steps_ms: tuple[float, ...]) -> bool:
     best = min(candidates, key=lambda each: each.prediction.step_ms or 0.0)
     expected = best.id if min(steps_ms) < _HELD_MS else None
     evidence = (
-        "Workload: model example with 1000000 parameters on 2 ranks. "
+        "Workload: 1000000 parameters on 2 ranks. "
         f"Incumbent: fsdp2, none, step {_HELD_MS:.2f} ms. "
         "Limits: validation perplexity at most 1.030 times the start's."
     )

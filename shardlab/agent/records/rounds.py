@@ -67,6 +67,8 @@ class Verdict(Document):
     """id of a candidate, or null for an abstention"""
     reason: str
     judge: str
+    prompts: int = 0
+    """sent to a language model, probes included; they are in conversation.json of the round"""
 
 
 class Measurement(Document):

@@ -56,6 +56,7 @@ def _round(entry: Round) -> Section:
         sentences=[
             *([_narrowed(entry.space)] if entry.space else []),
             f"Judge {entry.verdict.judge}: {entry.verdict.reason}.",
+            *([_prompts(entry)] if entry.verdict.prompts else []),
             *([_raced(entry)] if entry.compared else []),
             f"Decision: {entry.decision}. {entry.reason}.",
             *entry.warnings,
@@ -76,6 +77,13 @@ def _narrowed(space: Space) -> str:
         f"{space.spared:,} that save memory which is not needed, {space.predicted:,} predicted"
         f"{f', not predicted: {reasons}' if reasons else ''}; of these {space.known:,} were known "
         "already."
+    )
+
+
+def _prompts(entry: Round) -> str:
+    return (
+        f"{plural(entry.verdict.prompts, 'prompt')} to a language model, probes included, with the "
+        f"answers: results/rounds/{entry.round}/conversation.json."
     )
 
 

@@ -1,0 +1,80 @@
+"""The contract of a language model that answers prompts, and answers that were kept."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+from shardlab.agent.proposals.prompt import Prompt
+from shardlab.agent.records.conversation import Conversation, Exchange
+from shardlab.core.errors import UserError
+
+
+class Chat(ABC):
+    """Language model that answers one prompt at a time, each without memory of the others."""
+
+    name: str
+    """as a judge"""
+    model: str | None = None
+    """its name at the endpoint, or path"""
+    endpoint: str | None = None
+    dialect: str | None = None
+    """in which the endpoint takes the schema"""
+
+    @abstractmethod
+    def ask(self, prompt: Prompt) -> str:
+        """Return the text of the answer, which may be anything.
+
+        Raises:
+            UserError: there is none.
+        """
+
+    def conversation(self, answers: Sequence[tuple[Prompt, str]]) -> Conversation:
+        """Return the conversation to keep, in which these answers were given."""
+        return Conversation(
+            judge=self.name,
+            endpoint=self.endpoint,
+            model=self.model,
+            dialect=self.dialect,
+            # equal in all prompts
+            system=answers[0][0].system if answers else "",
+            exchanges=[
+                Exchange(user=prompt.user, ids=[*prompt.ids], answer=answer)
+                for prompt, answer in answers
+            ],
+        )
+
+
+class Replay(Chat):
+    """Answers of a conversation that was kept, found by the hash of the whole prompt.
+
+    The conversation is kept as it is, also where it lacks an answer.
+
+    Args:
+        path: of the conversation; a missing one holds no answer.
+
+    Raises:
+        UserError: it is damaged.
+    """
+
+    name = "replay"
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._kept = Conversation(judge=self.name)
+        if path.exists():
+            self._kept = Conversation.from_file(path, f"restore it (git checkout {path})")
+        self._answers = {
+            Prompt(self._kept.system, each.user, tuple(each.ids)).hash: each.answer
+            for each in self._kept.exchanges
+        }
+
+    def ask(self, prompt: Prompt) -> str:  # noqa: D102
+        if prompt.hash not in self._answers:
+            raise UserError(
+                f"{self._path}: holds no answer to prompt {prompt.hash[:8]} on candidates "
+                f"{', '.join(prompt.ids)}: ask the model, with agent.judge http or local"
+            )
+        return self._answers[prompt.hash]
+
+    def conversation(self, answers: Sequence[tuple[Prompt, str]]) -> Conversation:  # noqa: D102
+        return self._kept
