@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from shardlab.agent.decisions.decision import conclude
-from shardlab.agent.records.history import initial_history, known_before
+from shardlab.agent.records.beginning import initial_history, known_before
 from shardlab.agent.records.rounds import Proposal, Trial
 from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
@@ -18,9 +18,9 @@ def main(params: Parameters, number: str) -> None:
     """Write history.json of the round: all that the next round needs."""
     plan, agent, train = params(f"rounds.{number}", "agent", "train")
     timed = read_all(Path("results/timings"), params("timings"))
-    before = known_before(
-        plan.after, RESULTS, initial_history(read_records(RESULTS), timed, agent, train)
-    )
+    agent = agent.of(plan)
+    first = initial_history(read_records(RESULTS), timed, agent, train, plan.search)
+    before = known_before(plan.after, RESULTS, first, agent)
     folder, fix = f"results/rounds/{number}", "run python -m stages.{} " + number
     proposal = Proposal.from_file(f"{folder}/proposal.json", fix.format("propose"))
     trial = Trial.from_file(f"{folder}/trial.json", fix.format("trial"))

@@ -10,7 +10,7 @@ from shardlab.agent.proposals.judge import Judge, RuleJudge
 from shardlab.agent.proposals.local_model import LocalModel
 from shardlab.agent.proposals.proposal import Proposer
 from shardlab.agent.proposals.supervision import SupervisedJudge
-from shardlab.agent.records.history import initial_history, known_before
+from shardlab.agent.records.beginning import initial_history, known_before
 from shardlab.agent.space.surrogate import Surrogate, fit, workload_of
 from shardlab.core.checksums import read_checked
 from shardlab.core.progress import say
@@ -32,9 +32,9 @@ def main(params: Parameters, number: str) -> None:
     plan, agent, train = params(f"rounds.{number}", "agent", "train")
     forecast, timings, model = params("forecast", "timings", "model")
     timed = read_all(Path("results/timings"), timings)
-    history = known_before(
-        plan.after, RESULTS, initial_history(read_records(RESULTS), timed, agent, train)
-    )
+    agent = agent.of(plan)
+    first = initial_history(read_records(RESULTS), timed, agent, train, plan.search)
+    history = known_before(plan.after, RESULTS, first, agent)
     tokens = read_checked("data/tokens/manifest.json", "run python -m stages.tokenize")
     sizes = tokens["vocabulary"], train.sequence_length, tokens["end_of_text"]
     shapes = ModelShapes(build_model(model, *sizes, seed=0).module, train)

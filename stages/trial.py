@@ -14,7 +14,7 @@ from shardlab.core.progress import say, stopwatch
 from shardlab.core.unfinished import temporary
 from shardlab.evaluation.validate import validate_run
 from shardlab.experiment.parameters import Parameters
-from shardlab.experiment.schema import Timing
+from shardlab.experiment.schema import Agent, Timing
 from shardlab.launch import RunFailed
 from shardlab.loop.plan import RunPlan
 from shardlab.profiling.analysis.breakdown import analyse
@@ -34,20 +34,21 @@ def main(params: Parameters, number: str) -> None:
     count, folder = integer("round", number), Path("results/rounds", number)
     fix = f"run python -m stages.propose {number}"
     proposal = Proposal.from_file(folder / "proposal.json", fix)
+    agent = params("agent").of(params(f"rounds.{number}"))
     elapsed = stopwatch()
-    raced = _race(params, proposal) if proposal.arms else None
-    trained = _train(params, proposal, raced) if raced else []
+    raced = _race(params, agent, proposal) if proposal.arms else None
+    trained = _train(params, agent, proposal, raced) if raced else []
     trial = Trial(round=count, race=raced, trained=trained, seconds=elapsed())
     trial.to_file(folder / "trial.json")
     say(f"round {number}: {raced.reason if raced else 'nothing was raced'}")
 
 
-def _race(params: Parameters, proposal: Proposal) -> Race:
-    agent, train, model = params("agent", "train", "model")
+def _race(params: Parameters, agent: Agent, proposal: Proposal) -> Race:
+    train, model = params("train", "model")
     arms = {arm.hash: arm.strategy for arm in proposal.arms}
     timing = Timing(
         runs=tuple(arms),
-        world_size=train.world_size,
+        world_size=agent.world_size or train.world_size,
         link=agent.link or train.link,
         repetitions=agent.repetitions,
     )
@@ -66,23 +67,22 @@ def _race(params: Parameters, proposal: Proposal) -> Race:
     return found.model_copy(update={"reason": reason})
 
 
-def _train(params: Parameters, proposal: Proposal, raced: Race) -> list[Trained]:
+def _train(params: Parameters, agent: Agent, proposal: Proposal, raced: Race) -> list[Trained]:
     """Train the faster arms, the fastest first, until one has a quality that is tolerated."""
-    agent = params("agent")
     arms = {arm.hash: arm for arm in proposal.arms}
     trained: list[Trained] = []
     for key in faster(raced, agent):
         if arms[key].trained:
             break
-        trained.append(_trained(params, arms[key]))
+        trained.append(_trained(params, agent, arms[key]))
         ratio = mean_ratio(trained[-1].measurements, proposal.reference)
         if ratio <= 1 + agent.quality_tolerance:
             break
     return trained
 
 
-def _trained(params: Parameters, arm: Arm) -> Trained:
-    agent, train, model, seeds = params("agent", "train", "model", "seeds")
+def _trained(params: Parameters, agent: Agent, arm: Arm) -> Trained:
+    train, model, seeds = params("train", "model", "seeds")
 
     def measure_seed(seed: int, folder: Path, left_s: float) -> Record:
         plan = RunPlan(f"trial-{arm.hash}", seed, arm.strategy, train, model, DATA)

@@ -7,7 +7,8 @@ import math
 import random
 from typing import Any
 
-from shardlab.agent.records.history import History, initial_history
+from shardlab.agent.records.beginning import initial_history
+from shardlab.agent.records.history import History
 from shardlab.agent.records.rounds import (
     Candidate,
     Comparison,

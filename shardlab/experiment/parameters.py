@@ -150,6 +150,12 @@ def _check_references(values: dict[str, Any]) -> None:
     if "rounds" in values and "last_round" in values:
         refuse("last_round", values["last_round"], list(values["rounds"]), "round")
         _check_chain(list(values["rounds"].items()))
+    if "rounds" in values and "agent" in values:
+        for name, plan in values["rounds"].items():
+            if plan.search not in (None, *values["agent"].searches):
+                raise UserError(
+                    f"rounds.{name}.search: {plan.search!r} is no search: add it to agent.searches"
+                )
 
 
 def _check_timing(key: str, timing: Timing, values: dict[str, Any]) -> None:
@@ -197,9 +203,12 @@ def _check_fits(key: str, strategy: Strategy, train: Train) -> None:
 
 def _check_chain(rounds: list[tuple[str, RoundPlan]]) -> None:
     before = "results/results.jsonl"
+    searches = [plan.search for _, plan in rounds]
     for number, (name, plan) in enumerate(rounds, start=1):
         if name != str(number):
             raise UserError(f"rounds.{name}: expected round '{number}' here: count up from '1'")
         if plan.after != before:
             raise UserError(f"rounds.{name}.after: expected {before!r} (found {plan.after!r})")
+        if plan.search in searches[: number - 1] and plan.search != searches[number - 2]:
+            raise UserError(f"rounds.{name}.search: put the rounds of a search one after another")
         before = f"results/rounds/{name}/history.json"

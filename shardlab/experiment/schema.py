@@ -235,6 +235,17 @@ class Quality(Document):
     """seconds of training: the loss after each is reported"""
 
 
+class Search(Document):
+    """What one of several searches has of its own; null: as in `agent`."""
+
+    link: Link | None = None
+    """emulated link of its races and predictions"""
+    world_size: WorldSize | None = None
+    """ranks of its races and predictions"""
+    memory_limit_gb: float | None = Field(None, gt=0)
+    """maximum peak memory of one rank"""
+
+
 class Agent(Document):
     """Search for a better strategy."""
 
@@ -242,6 +253,8 @@ class Agent(Document):
     """run whose strategy the first round tries to improve"""
     link: Link | None = None
     """emulated link between the ranks of races and predictions; null: that of `train`"""
+    world_size: WorldSize | None = None
+    """ranks of races and predictions; null: those of `train`, which gives quality in any case"""
     judge: Literal["rules", "http", "local", "replay"] = "rules"
     """rules: the lowest upper end of a prediction; http: a language model behind an
     OpenAI-compatible endpoint; local: one on this machine; replay: the answers in conversation.json
@@ -269,6 +282,9 @@ class Agent(Document):
     """maximum duration of all trials together, races and training runs"""
     stop_loss: int = Field(4, ge=1)
     """consecutive rejections after which no more trials run"""
+    searches: dict[Name, Search] = {}
+    """by name: searches on other links, ranks or memory. Rounds name them; all share training runs
+    and what the forecast learns from races"""
 
     @model_validator(mode="after")
     def _model_for_judge(self) -> Self:
@@ -278,12 +294,20 @@ class Agent(Document):
             raise ValueError("judge: local needs model")
         return self
 
+    def of(self, plan: "RoundPlan") -> "Agent":
+        """Return the settings for a round: with what its search has of its own."""
+        search = self.searches[plan.search] if plan.search else Search()
+        own = {name: getattr(search, name) for name in Search.model_fields}
+        return self.model_copy(update={name: own[name] for name in own if own[name] is not None})
+
 
 class RoundPlan(Document):
     """One round of the search."""
 
     after: str
     """input of the round: results/results.jsonl, or the history of the previous round"""
+    search: Name | None = None
+    """one of `agent.searches`; null: as `agent` says. A search ends where another one begins"""
 
 
 class Params(Document):

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from shardlab.agent.records.history import History, initial_history
+from shardlab.agent.records.beginning import initial_history
+from shardlab.agent.records.history import History
 from shardlab.agent.space.surrogate import Surrogate, fit
 from shardlab.experiment.link import Link
 from shardlab.experiment.schema import Agent, Space, Train

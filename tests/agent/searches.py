@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from typing import Any, get_args
 
 from shardlab.agent.proposals.judge import Question
-from shardlab.agent.records.history import History, initial_history
+from shardlab.agent.records.beginning import initial_history
+from shardlab.agent.records.history import History
 from shardlab.agent.records.rounds import (
     Arm,
     Candidate,

@@ -205,7 +205,7 @@ def test_training_that_fails_is_data_but_a_full_disk_is_not(params, monkeypatch)
 
         monkeypatch.setattr(trial, "measure", measure)
         race = trial_of(coded, **{f"_{INT4_KEPT.hash()}": 0.5}).race
-        (found,) = trial._train(params, coded, race)
+        (found,) = trial._train(params, params("agent"), coded, race)
         assert (found.outcome, found.measurements) == (outcome, [])
 
     def full(*_: object) -> Record:
@@ -213,14 +213,15 @@ def test_training_that_fails_is_data_but_a_full_disk_is_not(params, monkeypatch)
 
     monkeypatch.setattr(trial, "measure", full)
     with pytest.raises(StorageError):
-        trial._train(Parameters(overrides=["seeds=[5]"]), coded, race)
+        trial._train(Parameters(overrides=["seeds=[5]"]), params("agent"), coded, race)
 
 
 def test_a_round_on_real_ranks_races_and_decides(project):
     history = begin(["fsdp2", "ddp"], agent=AGENT)
     proposal_of(history, DDP).to_file("results/rounds/1/proposal.json")
     write_records("results/results.jsonl", make_records(["fsdp2", "ddp"], seeds=2))
-    real = Parameters(overrides=["agent.link=null", "agent.repetitions=20"])
+    own = ["agent.searches.three={world_size: 3}", "rounds.1.search=three"]
+    real = Parameters(overrides=["agent.link=null", "agent.repetitions=20", *own])
     trial.main(real, "1")
     decide.main(real, "1")
     after = History.from_file("results/rounds/1/history.json", "make it again")
@@ -229,6 +230,8 @@ def test_a_round_on_real_ranks_races_and_decides(project):
         (history.start, DDP.hash()), "ok"
     )
     assert {run.run for run in race.runs} == {history.start, DDP.hash(), NO_COMMUNICATION}
+    assert {run.world_size for run in race.runs} == {3}
+    assert (after.search, after.workload.world_size) == ("three", 3)
     assert after.rounds[0].compared[0].label == "ddp, none"
     assert after.incumbent in (history.start, DDP.hash())
     assert not Path(".trials").exists()

@@ -5,13 +5,24 @@ import math
 import pytest
 
 from shardlab.agent.decisions.decision import conclude
-from shardlab.agent.records.history import History, initial_history, known_before
+from shardlab.agent.records.beginning import initial_history, known_before
+from shardlab.agent.records.history import History
 from shardlab.agent.records.rounds import Trained
 from shardlab.core.errors import UserError
 from shardlab.experiment.schema import Agent, Train
 from shardlab.records.timing import NO_COMMUNICATION
 from shardlab.strategy.strategy import CanonicalStrategy, Strategy, parse_strategy
-from tests.agent.searches import AGENT, DDP, DDP_INT8, FSDP2, KEPT, begin, proposal_of, trial_of
+from tests.agent.searches import (
+    AGENT,
+    DDP,
+    DDP_INT8,
+    FSDP2,
+    KEPT,
+    begin,
+    proposal_of,
+    trained,
+    trial_of,
+)
 from tests.record_factory import FIGURES, STRATEGIES, make_record, make_records
 from tests.timed_run_factory import make_timed
 
@@ -151,13 +162,39 @@ def test_history_keeps_what_failed_and_survives_its_file(tmp_path, outcome):
 def test_a_history_older_than_the_matrix_is_refused(tmp_path):
     old, path = begin(["fsdp2", "ddp"]), tmp_path / "history.json"
     old.to_file(path)
-    assert known_before(str(path), "results.jsonl", old) == old
-    assert known_before("results.jsonl", "results.jsonl", begin()) == begin()
+    assert known_before(str(path), "results.jsonl", old, AGENT) == old
+    assert known_before("results.jsonl", "results.jsonl", begin(), AGENT) == begin()
     with pytest.raises(UserError, match="knows nothing of run ddp-int8"):
-        known_before(str(path), "results.jsonl", begin(["fsdp2", "ddp", "ddp-int8"]))
+        known_before(str(path), "results.jsonl", begin(["fsdp2", "ddp", "ddp-int8"]), AGENT)
 
 
 def test_strategies_of_equal_meaning_have_equal_hashes_in_the_history():
     spelled = parse_strategy({"engine": "fsdp2", "wrap": "block", "gradients": INT8})
     assert isinstance(spelled, Strategy)
     assert begin().measured[spelled.hash()].source == "run fsdp2-int8"
+
+
+SLOW = Agent.model_validate({"start": "fsdp2", "link": {"rate": "100mbit"}, "world_size": 4})
+
+
+def test_another_search_begins_with_training_runs_and_races_but_not_with_steps(tmp_path):
+    first = begin(["fsdp2", "ddp"])
+    proposal, lost, fast = proposal_of(first, KEPT, DDP_INT8), KEPT.hash(), DDP_INT8.hash()
+    ratios = {f"_{lost}": "timeout", f"_{fast}": 0.5}
+    before = conclude(first, proposal, trial_of(proposal, trained(DDP_INT8), **ratios), AGENT)
+    path = tmp_path / "history.json"
+    before.to_file(path)
+    timed = [
+        make_timed("slow", run, 4, step_ms=[ms] * 5)
+        for run, ms in {"fsdp2": 500.0, "ddp": 600.0}.items()
+    ]
+    records = make_records(["fsdp2", "ddp"], seeds=2)
+    alone = initial_history(records, timed, SLOW, Train(), "slow")
+    found = known_before(str(path), "results.jsonl", alone, SLOW)
+    assert (found.workload.world_size, found.workload.trained_on) == (4, 2)
+    assert found.workload.memory_bytes == first.workload.memory_bytes // 2
+    assert found.races == before.races and found.rounds == before.rounds and not found.own_rounds
+    assert lost not in found.measured
+    assert found.measured[fast].measurements and not found.measured[fast].steps
+    assert found.measured[DDP.hash()].steps == alone.measured[DDP.hash()].steps
+    assert [(each.search, each.held) for each in found.ended] == [("", before.held)]

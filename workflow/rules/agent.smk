@@ -80,12 +80,12 @@ rule trial:
         "logs/trial/{round}.log",
     benchmark:
         "logs/benchmarks/trial/{round}.tsv"
-    threads: CORES_OF_RANKS
+    threads: lambda wildcards: ranks_of_trial(wildcards) * config["train"]["threads"]
     resources:
-        gpu=config["train"]["world_size"],
+        gpu=ranks_of_trial,
         timing=1,
     params:
-        values=values("agent", "model", "seeds", "train"),
+        values=values_of_trial,
     shell:
         "exec python -m stages.trial {wildcards.round:q}"
 

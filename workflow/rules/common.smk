@@ -80,6 +80,16 @@ def values_of_proposal(wildcards):
     return values("agent", "forecast", "model", f"rounds.{wildcards.round}", "timings", "train")
 
 
+def values_of_trial(wildcards):
+    return values("agent", "model", f"rounds.{wildcards.round}", "seeds", "train")
+
+
+def ranks_of_trial(wildcards):
+    parameters = Parameters("params.yaml")
+    agent, plan, train = parameters("agent", f"rounds.{wildcards.round}", "train")
+    return agent.of(plan).world_size or train.world_size
+
+
 def values_of_decision(wildcards):
     return values("agent", f"rounds.{wildcards.round}", "timings", "train")
 

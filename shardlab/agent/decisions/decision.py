@@ -164,7 +164,9 @@ def _objections(
     elif not quality.ratio <= 1 + tolerance:
         found.append(f"perplexity is above {1 + tolerance:.3f} times the start's")
     peaks = [each.memory_peak_bytes for each in entry.measurements] if entry else []
-    if any(peak > proposal.memory_limit_bytes for peak in peaks):
+    load = history.workload  # with other ranks a run has another peak
+    same = load.world_size == load.trained_on
+    if same and any(peak > proposal.memory_limit_bytes for peak in peaks):
         found.append(f"peak memory is above {proposal.memory_limit_bytes / 1e6:.0f} MB")
     if not _losses_agree(arm, race, history):
         found.append("its losses are not those of the start, which should compute the same")
@@ -254,6 +256,7 @@ def _entry(arm: Arm, number: int) -> Measured:
 def _with_round(history: History, proposal: Proposal, trial: Trial, decision: Decision) -> History:
     done = Round(
         round=proposal.round,
+        search=history.search,
         verdict=proposal.verdict,
         space=proposal.space,
         candidates=proposal.candidates,

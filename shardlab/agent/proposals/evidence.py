@@ -23,17 +23,17 @@ def describe(
         facts: on the machine and the data.
     """
     tried = [history.measured[key] for key in sorted(history.measured)]
-    ran = sum(each.decision != "none" for each in history.rounds)
+    ran = sum(each.decision != "none" for each in history.own_rounds)
     return "\n".join(
         [
             _workload(history.workload),
             *facts,
-            "Step ratios are of interleaved steps on the link of the search. Training runs may "
-            "have had another link: their figures are means over seeds, +- the standard deviation.",
+            "Step ratios are of interleaved steps on link and ranks of the search. Training runs "
+            "may have had others: their figures are means over seeds, +- the standard deviation.",
             *(_strategy(entry, history) for entry in tried),
             f"Start: {history.reference.strategy.label()}.",
             f"Incumbent: {history.held.strategy.label()} [{history.held.source}].",
-            *map(_round, history.rounds),
+            *map(_round, history.own_rounds),
             f"Limits: validation perplexity at most {1 + agent.quality_tolerance:.3f} times the "
             f"start's; peak memory at most {memory_limit_bytes / 1e6:.0f} MB per rank.",
             f"Trials left: {max(0, agent.budget - ran)} of {agent.budget}.",

@@ -31,10 +31,10 @@ def reason_to_stop(history: History, agent: Agent) -> str | None:
     """Return why no more trials run, or None."""
     if history.workload.world_size == 1:
         return "one rank: there is nothing to shard and nothing to send"
-    ran = [each for each in history.rounds if each.decision != "none"]
+    ran = [each for each in history.own_rounds if each.decision != "none"]
     if len(ran) >= agent.budget:
         return f"the budget of {agent.budget} trials is spent"
-    minutes = sum(each.seconds for each in history.rounds) / 60
+    minutes = sum(each.seconds for each in history.own_rounds) / 60
     if agent.budget_minutes is not None and minutes >= agent.budget_minutes:
         return f"the budget of {agent.budget_minutes:g} minutes is spent: {minutes:.1f} minutes"
     rejections = 0
@@ -195,4 +195,5 @@ class Proposer:
         """Return what the start's peak has beyond its formula, such as the interpreter."""
         start = self._history.reference
         measured = max(each.memory_peak_bytes for each in start.measurements)
-        return max(0, measured - formula_bytes(start.strategy, self._shapes, self._ranks))
+        trained_on = self._history.workload.trained_on
+        return max(0, measured - formula_bytes(start.strategy, self._shapes, trained_on))

@@ -205,6 +205,8 @@ class Round(Decision):
     """One round, from the candidates to the decision."""
 
     round: int
+    search: str = ""
+    """name of the search, if it has one"""
     verdict: Verdict
     space: Space | None
     candidates: list[Candidate]

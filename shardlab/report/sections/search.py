@@ -1,6 +1,6 @@
 """Section on the search: what was predicted, raced and decided, round by round."""
 
-from shardlab.agent.records.history import History, Measured
+from shardlab.agent.records.history import Ended, History, Measured
 from shardlab.agent.records.rounds import Candidate, Prediction, Round, Space, StepRatio
 from shardlab.report.evidence import Evidence
 from shardlab.report.numbers import ABSENT, figure, percent, plural, within
@@ -20,27 +20,42 @@ def search(evidence: Evidence) -> Section:
     history = evidence.history
     return Section(
         "Strategy search",
-        sentences=[_question(history), outcome(history)],
+        sentences=[*map(_question, _searches(history)), outcome(history)],
         sections=[_round(entry) for entry in history.rounds],
     )
 
 
 def outcome(history: History) -> str:
-    """Return a sentence on what is held after all rounds."""
-    accepted = sum(entry.decision == "accept" for entry in history.rounds)
+    """Return a sentence for each search on what is held after its rounds."""
+    return " ".join(_outcome(history.rounds, each) for each in _searches(history))
+
+
+def _searches(history: History) -> list[Ended]:
+    """Return all searches, the last one included."""
+    last = Ended(search=history.search, workload=history.workload, held=history.held)
+    return [*history.ended, last]
+
+
+def _outcome(rounds: list[Round], search: Ended) -> str:
+    own = [entry for entry in rounds if entry.search == search.search]
+    accepted = sum(entry.decision == "accept" for entry in own)
     return (
-        f"After {plural(len(history.rounds), 'round')}, {accepted} of which changed the incumbent, "
-        f"the strategy search recommends: {history.held.strategy.label()} "
-        f"({history.held.source}){_of_start(history.held)}."
+        f"After {plural(len(own), 'round')}, {accepted} of which changed the incumbent, "
+        f"the strategy search{_named(search.search)} recommends: {search.held.strategy.label()} "
+        f"({search.held.source}){_of_start(search.held)}."
     )
 
 
-def _question(history: History) -> str:
-    load = history.workload
+def _named(search: str) -> str:
+    return f" {search}" if search else ""
+
+
+def _question(search: Ended) -> str:
+    load = search.workload
     return (
         f"Which strategy has the shortest step on {plural(load.world_size, 'rank')} with "
-        f"link {load.link}? The search predicts every legal strategy, races a few and holds the "
-        "fastest whose perplexity is tolerated."
+        f"link {load.link}? The search{_named(search.search)} predicts every legal strategy, races "
+        "a few and holds the fastest whose perplexity is tolerated."
     )
 
 
@@ -52,7 +67,7 @@ def _of_start(entry: Measured) -> str:
 
 def _round(entry: Round) -> Section:
     return Section(
-        f"Round {entry.round}: {entry.decision}",
+        f"Round {entry.round}{f' of {entry.search}' if entry.search else ''}: {entry.decision}",
         sentences=[
             *([_narrowed(entry.space)] if entry.space else []),
             f"Judge {entry.verdict.judge}: {entry.verdict.reason}.",
