@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
-from shardlab.comm.feedback import ErrorFeedback
+from shardlab.comm.feedback import ErrorFeedback, Updates
 from shardlab.comm.residuals import blank, elements, narrow, widen
 
 KEY = MessageKey(0, 0, "unit", 0)
@@ -139,6 +139,15 @@ def test_saved_residuals_continue_bit_for_bit(kind):
     resumed.load_state_dict({k: v.clone() for k, v in feedback.state_dict().items()})
     assert torch.equal(send(feedback, second), send(resumed, second))
     assert bits(feedback) == bits(resumed)
+
+
+def test_updates_continue_from_their_count_and_otherwise_from_nothing():
+    counter, resumed = Updates(), Updates()
+    counter.step_ended()
+    resumed.load_state_dict(counter.state_dict())
+    assert resumed.count == 1
+    resumed.load_state_dict({})
+    assert resumed.count == Updates().count == 0
 
 
 def test_message_of_another_length_is_refused():
