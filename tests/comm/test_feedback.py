@@ -120,7 +120,10 @@ def test_residuals_stay_finite(kind, bad, where, twice):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [0, 1, 127, 128, 129, 1000])
 def test_number_of_elements_follows_from_the_storage(kind, n):
-    assert elements(blank(kind, n, torch.device("cpu"))) == n
+    stored = blank(kind, n, torch.device("cpu"))
+    assert elements(stored) == n
+    narrow(torch.ones(n), stored)
+    torch.testing.assert_close(widen(stored), torch.ones(n), rtol=0, atol=0.01)
 
 
 @pytest.mark.parametrize(("kind", "per_element"), [("fp32", 4), ("bf16", 2), ("int8", 1 + 2 / 128)])
