@@ -53,7 +53,7 @@ def test_steps_are_of_timings_with_the_start_on_ranks_and_link_of_the_search():
     timed = [
         make_timed(name, run, ranks, step_ms=[ms] * 5)
         for name, ranks, runs in (
-            ("two-ranks", 2, {"fsdp2": 50.0, "ddp": 40.0, "ddp-int8": 60.0}),
+            ("two-ranks", 2, {NO_COMMUNICATION: 5.0, "fsdp2": 50.0, "ddp": 40.0, "ddp-int8": 60.0}),
             ("slow", 2, {"fsdp2": 500.0, "ddp": 600.0, "ddp-int8": 200.0}),
             ("four", 4, {"fsdp2": 50.0, "ddp": 10.0}),
             ("alone", 2, {"ddp": 10.0, NO_COMMUNICATION: 5.0}),
@@ -77,7 +77,9 @@ def test_what_was_timed_alone_is_held_only_with_tolerated_perplexity():
         known = {"strategy": form, "strategy_hash": strategy.hash()}
         timed = [make_timed("two-ranks", step_ms=[40.0] * 5)]
         timed += [make_timed("two-ranks", step_ms=[20.0] * 5).model_copy(update=known)]
-        assert begin(timed=timed).incumbent == held.hash()
+        history = begin(timed=timed)
+        assert history.incumbent == held.hash()
+        assert [each.ratio for each in history.measured[strategy.hash()].steps] == [0.5]
 
 
 @pytest.mark.parametrize(

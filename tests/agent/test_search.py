@@ -69,6 +69,15 @@ def first_by_forecast(machine: RacingMachine, **settings: object) -> CanonicalSt
     return forecast
 
 
+def test_a_predicted_step_lies_within_its_interval():
+    machine = RacingMachine()
+    surrogate = machine.surrogate(machine.begin())
+    known = next(each for each in space_of(machine) if surrogate.obstacle(each.strategy) is None)
+    found = surrogate.predict(known)
+    assert found.low_ms < found.step_ms < found.high_ms
+    assert found.step_ms == pytest.approx(1e3 * surrogate.seconds(known.strategy))
+
+
 def test_an_endless_rate_needs_no_codec():
     free = first_by_forecast(RacingMachine(transport=1e-6))
     assert (free.gradients.codec.name, free.weights) == ("none", None)

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import multivariate_normal
 
 from benchmarks.race_errors import NOISES, RACES, RULE, false_accepts, log_ratios
 from shardlab.agent.races.sequential import (
     RaceRule,
     boundary,
+    centre,
     standing,
     standings_of,
     verdict,
@@ -53,6 +55,18 @@ def test_looks_together_spend_the_error(rng):
     exceeds = paths > limits
     assert exceeds.any(axis=1).mean() == pytest.approx(0.05, abs=0.002)
     assert exceeds[:, 0].mean() == pytest.approx(0.01, abs=0.001)
+
+
+def test_two_looks_spend_the_error_of_the_bivariate_normal():
+    limits = boundary(0.05, (0.5, 1.0))
+    both = multivariate_normal(cov=[[1, math.sqrt(0.5)], [math.sqrt(0.5), 1]])
+    assert 1 - both.cdf(limits) == pytest.approx(0.05, abs=2e-5)
+
+
+def test_the_error_is_that_of_yuen_and_negative_autocorrelation_is_not_believed():
+    mean, error, freedom = centre(np.array([[1.0, 2.0] * 5]))
+    assert (mean[0], freedom) == (1.5, 7)
+    assert error[0] == pytest.approx(math.sqrt(10 * 0.5**2 / (8 * 7)))
 
 
 @pytest.mark.parametrize("noise", ["normal", "heavy", "disturbed"])

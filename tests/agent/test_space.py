@@ -74,6 +74,9 @@ def test_counts_add_up_and_the_order_is_fixed():
     assert first == [*feasible(NOTHING, SHAPES, 4, peak_of(4), limit, again)]
     assert count == again
     assert count["legal"] == len(first) + count["spared"] + count["beyond memory"]
+    everything = Counter()
+    assert [*feasible(NOTHING, SHAPES, 4, peak_of(4), ENDLESS, everything)]
+    assert everything["legal"] == count["legal"], "memory makes nothing illegal"
     assert count["spared"] > 0 < count["beyond memory"]
 
 

@@ -1,14 +1,16 @@
-"""Law of the asynchronous forms: start and wait equal the blocking collective, bit for bit."""
+"""Laws of all routes: start and wait have the bits of the blocking form; profiles show units."""
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
 
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.build import make_collective
 from shardlab.comm.collective import CompletedWork, Native
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Account, Ledger
+from shardlab.profiling.traces.labels import unit_of
 from tests.comm.codec_factory import ROUTES
 from tests.ranks import on_ranks
 
@@ -57,6 +59,19 @@ def test_start_and_wait_equal_the_blocking_form(group, route) -> None:
     assert all(torch.equal(a, b) for a, b in zip(blocking, started, strict=True))
     first, second = (counts(ledger.accounts["gradients"]) for ledger in ledgers)
     assert first == second
+
+
+@on_ranks(2)
+def test_profiles_show_the_unit_of_every_operation(group) -> None:
+    vector, shard = torch.randn(SIZE), torch.empty(SIZE // 2)
+    with profile(activities=[ProfilerActivity.CPU]) as seen:  # once, since it takes a second
+        for route in ROUTES:
+            ours = make_collective(group, Ledger(), "gradients", ROUTES[route])
+            ours.reduce_scatter(shard, vector, 1.0, UNIT._replace(name=f"scatter {route}"))
+            ours.all_gather(vector, shard, UNIT._replace(name=f"gather {route}"))
+            ours.all_reduce(vector, 1.0, UNIT._replace(name=f"sum {route}"))
+    units = {unit_of(event.name) for event in seen.events()}
+    assert units >= {f"{what} {route}" for route in ROUTES for what in ("scatter", "gather", "sum")}
 
 
 def test_completed_work_has_its_result():

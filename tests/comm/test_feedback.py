@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
-from shardlab.comm.feedback import ErrorFeedback
+from shardlab.comm.feedback import ErrorFeedback, Updates
 from shardlab.comm.residuals import blank, elements, narrow, widen
 
 KEY = MessageKey(0, 0, "unit", 0)
@@ -120,7 +120,10 @@ def test_residuals_stay_finite(kind, bad, where, twice):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [0, 1, 127, 128, 129, 1000])
 def test_number_of_elements_follows_from_the_storage(kind, n):
-    assert elements(blank(kind, n, torch.device("cpu"))) == n
+    stored = blank(kind, n, torch.device("cpu"))
+    assert elements(stored) == n
+    narrow(torch.ones(n), stored)
+    torch.testing.assert_close(widen(stored), torch.ones(n), rtol=0, atol=0.01)
 
 
 @pytest.mark.parametrize(("kind", "per_element"), [("fp32", 4), ("bf16", 2), ("int8", 1 + 2 / 128)])
@@ -139,6 +142,15 @@ def test_saved_residuals_continue_bit_for_bit(kind):
     resumed.load_state_dict({k: v.clone() for k, v in feedback.state_dict().items()})
     assert torch.equal(send(feedback, second), send(resumed, second))
     assert bits(feedback) == bits(resumed)
+
+
+def test_updates_continue_from_their_count_and_otherwise_from_nothing():
+    counter, resumed = Updates(), Updates()
+    counter.step_ended()
+    resumed.load_state_dict(counter.state_dict())
+    assert resumed.count == 1
+    resumed.load_state_dict({})
+    assert resumed.count == Updates().count == 0
 
 
 def test_message_of_another_length_is_refused():

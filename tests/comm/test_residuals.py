@@ -96,8 +96,15 @@ def test_merged_residuals_fit_a_model_on_the_new_ranks():
 def test_residuals_of_another_layout_are_refused():
     feedback = ErrorFeedback("fp32")
     feedback.load_state_dict(states(4, "fp32")[0])
-    with pytest.raises(UserError, match=r"on 4 ranks, .* on 3 ranks: .*merge_states"):
+    known = r"of 65 elements in 4 blocks on 4 ranks, .* on 3 ranks: .*merge_states"
+    with pytest.raises(UserError, match=known):
         feedback.lay_out("block.0", Layout.scattering(UNIT, 3, sum(UNIT.chunk_sizes(3))))
+
+
+def test_a_unit_without_blocks_keeps_the_order_of_its_vector():
+    vector = torch.arange(6.0)
+    (block,) = Layout.scattering(Unit("root"), 2, 3).blocks_of(vector.chunk(2))
+    assert torch.equal(block.flatten(), vector)
 
 
 def test_states_of_all_old_ranks_are_required():

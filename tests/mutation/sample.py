@@ -40,16 +40,23 @@ CODEC_TESTS = (
     "tests/comm/test_multi_phase_{methods,laws}.py tests/codecs/test_codec_laws.py"
 )
 FEEDBACK = "shardlab/comm/{feedback,residuals}.py"
+# only attached models have optimizers, whose steps end those of error feedback
+FEEDBACK_TESTS = "tests/comm/test_{feedback,residuals,attach_weights,attach_steps}.py"
 AGENT = (
-    "shardlab/agent/{decisions/decision,trials/trials,records/history,proposals/{proposal,judge,"
-    "candidates}}.py"
+    "shardlab/agent/{decisions/decision,trials/trials,records/{history,numerics},races/sequential,"
+    "space/*,proposals/{proposal,judge,shortlist,supervision}}.py"
+)
+# rounds on real ranks take a minute, and a mutant that other tests kill needs no search
+AGENT_TESTS = (
+    "tests/agent/test_{trials,history,judge,supervision,proposal,decision,sequential,space,search}"
+    ".py"
 )
 # all engines take minutes for each survivor
 FEW = "-k 'not fsdp1 and not slide and not ddp'"
 # part: modules, tests, options of pytest, mutants; to be changed where modules move
 PARTS = {
-    "agent": (AGENT, "tests/agent/test_*.py", "", 32),
-    "feedback": (FEEDBACK, "tests/comm/test_{feedback,residuals}.py", "", 32),
+    "agent": (AGENT, AGENT_TESTS, "", 32),
+    "feedback": (FEEDBACK, FEEDBACK_TESTS, "", 32),
     "codecs": ("shardlab/codecs/*.py", CODEC_TESTS, "", 14),
     "collectives": (COMM, COMM_TESTS, "", 32),
     "checkpoints": ("shardlab/checkpoint/*.py", "tests/checkpoint/test_checkpoint_*.py", FEW, 25),
@@ -116,8 +123,16 @@ def draw(database: WorkDB, part: str) -> None:
 
 
 def expand(pattern: str) -> list[str]:
-    """The files of a pattern of bash, in its order; fails where one is not there."""
-    return subprocess.check_output(["bash", "-c", f"ls -U {pattern}"], text=True).split()
+    """The files of a pattern of bash, in its order.
+
+    Raises:
+        SystemExit: a part of the pattern matches no file.
+    """
+    # without failglob or nullglob, bash leaves what matches nothing as it is written
+    words = subprocess.check_output(["bash", "-c", f"printf '%s\\n' {pattern}"], text=True).split()
+    if missing := [word for word in words if not Path(word).is_file()]:
+        sys.exit(f"{' '.join(missing)}: no such file: change PARTS in {sys.argv[0]}")
+    return words
 
 
 def left_out(folder: str, names: list[str]) -> list[str]:
@@ -160,5 +175,7 @@ def examine(part: str) -> None:
 
 
 if __name__ == "__main__":
+    for modules, tests, *_ in PARTS.values():  # now, and not once the parts before it are done
+        expand(modules), expand(tests)
     for name in sys.argv[1:] or PARTS:
         examine(name)
