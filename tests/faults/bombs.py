@@ -161,7 +161,7 @@ BOMBS: dict[str, tuple[str, Callable[[int], Parts]]] = {
     ),
     "row-group.parquet": (
         "huggingface",
-        _parquet("x" * 300_000, 2000, use_dictionary=False, write_batch_size=16),
+        _parquet("x" * 17 * _MB, 40, use_dictionary=False, write_batch_size=1),
     ),
     "dictionary.parquet": ("huggingface", _parquet("x" * 20 * _MB, 500)),
     "words.jsonl": ("jsonl", _lines(_distinct)),
