@@ -10,10 +10,12 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from shardlab.core.errors import StorageError
+from shardlab.core.files import write_text, writing
 from shardlab.core.process import is_running
 
 _FOLDER = Path(".dvc/tmp")
@@ -23,9 +25,20 @@ def enter(pid: int, command: str) -> int | None:
     """Name a process as the writer of the whole tree until it ends, or return who writes there.
 
     The process id returned is 0 while DVC does not say who it is.
+
+    Raises:
+        StorageError: DVC's folder cannot be written.
     """
     if not _FOLDER.parent.is_dir():
         return None
+    with writing(_FOLDER):
+        other = _enter(pid, command)
+    if other is None:
+        atexit.register(_leave, pid)
+    return other
+
+
+def _enter(pid: int, command: str) -> int | None:
     _FOLDER.mkdir(exist_ok=True)
     with _locked("lock") as idle:
         if not idle:
@@ -38,15 +51,14 @@ def enter(pid: int, command: str) -> int | None:
                     return int(writer["pid"])
             writers.clear()  # of those who were killed
             writers[str(Path.cwd())] = {"pid": pid, "cmd": command}
-    atexit.register(_leave, pid)
     return None
 
 
 def _leave(pid: int) -> None:
     if os.getpid() != pid:  # a fork
         return
-    with _writers() as writers:
-        # somebody else's moment: DVC drops the entry of a process that has ended, too
+    # somebody else's moment, or no disk: DVC drops the entry of a process that has ended, too
+    with suppress(StorageError), writing(_FOLDER), _writers() as writers:
         if writers is not None:
             writers.pop(str(Path.cwd()), None)
 
@@ -64,7 +76,7 @@ def _writers() -> Iterator[dict[str, Any] | None]:
         except (FileNotFoundError, ValueError):  # killed in the middle of it
             table = {}
         yield table.setdefault("write", {})
-        path.write_text(json.dumps(table), encoding="utf-8")
+        write_text(path, json.dumps(table))  # atomically: DVC stops at one that is no JSON
 
 
 @contextmanager

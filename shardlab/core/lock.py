@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from shardlab.core import dvc_lock
 from shardlab.core.errors import UserError
+from shardlab.core.files import writing
 from shardlab.core.process import command_line, is_running, started
 
 _FILE = Path(".shardlab.lock")
@@ -56,7 +57,7 @@ def lock_tree() -> None:
     Nothing is done by ranks of torchrun and srun other than the first, which work for that one.
 
     Raises:
-        UserError: names who works there.
+        UserError: names who works there, or the lock cannot be written.
     """
     global _handle
     if _handle is not None or os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0":
@@ -86,8 +87,9 @@ def _enter(handle: int) -> _Worker | None:
     if not of_dvc and (pid := dvc_lock.enter(me.pid, f"{me.command} since {me.since}")) is not None:
         fcntl.flock(handle, fcntl.LOCK_UN)
         return _worker(pid) if pid and is_running(pid) else _nobody()
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, json.dumps(me).encode(), 0)
+    with writing(_FILE):
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, json.dumps(me).encode(), 0)
     os.environ[_TOKEN] = me.token
     # not atomic: in between another newcomer may have entered
     return None if _flocked(handle, fcntl.LOCK_SH) and _read(handle) == me else _nobody()

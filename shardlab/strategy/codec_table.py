@@ -142,7 +142,7 @@ def split_text(text: str) -> dict[str, Any]:
     `1e-3` and `1e5` are numbers here, as everywhere but in YAML 1.1.
 
     Raises:
-        UserError: an option that is not `key=value`.
+        UserError: an option that is not `key=value`, or whose value is not YAML.
     """
     name, _, options = text.partition(":")
     parsed: dict[str, Any] = {"name": name}
@@ -150,7 +150,10 @@ def split_text(text: str) -> dict[str, Any]:
         key, equals, literal = option.partition("=")
         if not equals:
             raise UserError(f"codec option {option!r} is not key=value")
-        parsed[key] = _value(literal)
+        try:
+            parsed[key] = _value(literal)
+        except (yaml.YAMLError, RecursionError, ValueError):  # ValueError: the 40th of a month
+            raise UserError(f"codec option {option!r}: its value is not YAML") from None
     return parsed
 
 

@@ -3,6 +3,7 @@ import os
 import random
 import subprocess
 import sys
+from itertools import count
 
 import pytest
 from hypothesis import given
@@ -154,3 +155,20 @@ def test_training_in_parts_gives_the_same_tokenizer(monkeypatch):
 def test_a_text_that_cannot_be_cut_is_refused_in_one_line(tokenizer):
     with pytest.raises(UserError, match="changes its tokens where it is cut"):
         list(tokenizer.parts("x" * 1_200_000))
+
+
+def test_training_ends_where_distinct_words_are_too_many(monkeypatch, capsys):
+    monkeypatch.setattr(limits, "WORDS", 3000)
+    endless = train_tokenizer((f"{n:06d}" for n in count()), 300)
+    assert "first 0.003 million characters" in capsys.readouterr().err
+    assert endless.to_json() == train_tokenizer((f"{n:06d}" for n in range(500)), 300).to_json()
+    # words that come again cost nothing
+    assert len([*limits.first_words(["the same words"] * 9000)]) == 9000
+
+
+def test_the_words_that_are_counted_bound_what_training_keeps(monkeypatch):
+    pieces = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    for text in fuzzed_texts(100):
+        kept = {piece for piece, _ in pieces.pre_tokenize_str(text)}  # a character for each byte
+        monkeypatch.setattr(limits, "WORDS", sum(map(len, kept)) - 1)
+        assert [*limits.first_words([text])] == []

@@ -5,6 +5,7 @@ if a process takes more than 500 MB, or if a stage ends otherwise than well or w
 """
 
 import bz2
+import io
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -105,6 +106,31 @@ def _xml(begin: bytes, unit: bytes) -> Callable[[int], Parts]:
     return parts
 
 
+def _distinct(size: int) -> Parts:
+    letters = bytes.maketrans(b"0123456789", b"ghijklmnop")
+    for number in range(size // 9000):
+        words = (
+            b"%08x" % (i * 2654435761 % 2**32) for i in range(number * 1000, 1000 + number * 1000)
+        )
+        text = b" ".join(words).translate(letters)
+        yield b'{"title": "%d", "text": "%b"}\n' % (number, text)
+
+
+def _parquet(text: str, rows: int, **layout: Any) -> Callable[[int], Parts]:
+    def parts(_: int) -> Parts:
+        import pyarrow
+        import pyarrow.parquet
+
+        texts = pyarrow.repeat(pyarrow.scalar(text, pyarrow.large_string()), rows)
+        titles = [str(i) for i in range(rows)]
+        file = io.BytesIO()
+        table = pyarrow.table({"title": titles, "text": texts})
+        pyarrow.parquet.write_table(table, file, compression="zstd", **layout)
+        yield file.getvalue()
+
+    return parts
+
+
 _PROSE = b"It was a bright cold day in April, and the clocks were striking thirteen. "
 BOMBS: dict[str, tuple[str, Callable[[int], Parts]]] = {
     "one-page.xml.bz2": ("mediawiki", _page(b"x")),
@@ -129,6 +155,16 @@ BOMBS: dict[str, tuple[str, Callable[[int], Parts]]] = {
     "document.json": ("json", _array(_document(_PROSE, 16 * _MB))),
     "escaped.json": ("json", _array(_document(b"\\u8a9e \\ud83d\\ude00", 16 * _MB))),
     "19-mb.jsonl": ("jsonl", _lines(_document(_PROSE, 19_600_000))),
+    "page.parquet": (
+        "huggingface",
+        _parquet("x" * _MB, 1000, use_dictionary=False, write_batch_size=1000),
+    ),
+    "row-group.parquet": (
+        "huggingface",
+        _parquet("x" * 17 * _MB, 40, use_dictionary=False, write_batch_size=1),
+    ),
+    "dictionary.parquet": ("huggingface", _parquet("x" * 20 * _MB, 500)),
+    "words.jsonl": ("jsonl", _lines(_distinct)),
     "word.json": ("json", _array(_document(b"x", 16 * _MB))),
 }
 

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardlab.core.errors import UserError
 from shardlab.strategy.codec_options import TopKSpec
 from shardlab.strategy.codec_table import codec_text, split_text
 from shardlab.strategy.strategy import parse_strategy
@@ -40,3 +41,9 @@ def test_density_with_an_exponent():
 def test_text_round_trips(density):
     spec = TopKSpec(density=density)
     assert parse_strategy({"gradients": {"codec": codec_text(spec)}}).gradients.codec == spec
+
+
+@pytest.mark.parametrize("value", [">128", "'", "2020-01-40", "[" * 3000])
+def test_an_option_that_is_not_yaml_is_one_line(value):
+    with pytest.raises(UserError, match="its value is not YAML"):
+        split_text(f"int8:group={value}")

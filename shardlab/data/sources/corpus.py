@@ -61,7 +61,7 @@ def read_documents(data: Data, work: Path, tally: Tally) -> Iterator[Document]:
         return generate(data.documents or _SYNTHETIC_DOCUMENTS)
     assert data.path is not None  # ensured by the schema
     if data.source == "huggingface":
-        return to_documents(read_huggingface(data.path), tally)
+        return to_documents(read_huggingface(data.path, tally), tally)
     path = Path(data.path)
     if not path.is_file():
         raise UserError(f"data.path {data.path!r}: no such file")

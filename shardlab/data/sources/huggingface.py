@@ -6,12 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from shardlab.core.errors import UserError
+from shardlab.data.sources.parquet import read_parquet
+from shardlab.data.sources.records import Tally
 
 _FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}
+_SAVED = "state.json", "dataset_dict.json"
+"""one of them is in a folder that `save_to_disk` wrote"""
 
 
-def read_huggingface(path: str) -> Iterator[tuple[str, int, Any]]:
+def read_huggingface(path: str, tally: Tally) -> Iterator[tuple[str, int, Any]]:
     """Yield position, number from 1 and row of the training split.
+
+    Parquet on this machine is read in bounded memory; of the hub, a row group at a time.
 
     Args:
         path: a .parquet, .json or .jsonl file; a folder of such files or one that `save_to_disk`
@@ -30,6 +36,9 @@ def read_huggingface(path: str) -> Iterator[tuple[str, int, Any]]:
             "data.source huggingface needs the datasets package: pip install 'shardlab[datasets]'"
         ) from None
     try:
+        if files := _parquet_files(datasets, Path(path)):
+            yield from read_parquet(files, tally)
+            return
         rows = _load(datasets, path)
         _expect_columns(path, rows)
         for number, row in enumerate(rows, start=1):
@@ -42,6 +51,17 @@ def read_huggingface(path: str) -> Iterator[tuple[str, int, Any]]:
             f"data.path {path!r}: cannot read it as a Hugging Face dataset ({reason}); "
             "check the path or name, and the network for a name"
         ) from None
+
+
+def _parquet_files(datasets: Any, place: Path) -> list[Path]:
+    """Return the Parquet files of the training split of a local dataset."""
+    if place.is_file():
+        return [place] if place.suffix == ".parquet" else []
+    if not place.is_dir() or any((place / name).is_file() for name in _SAVED):
+        return []
+    files = datasets.load_dataset_builder(str(place)).config.data_files or {}
+    paths = [Path(file) for file in files.get("train", ())]
+    return paths if all(each.suffix == ".parquet" for each in paths) else []
 
 
 def _load(datasets: Any, path: str) -> Any:

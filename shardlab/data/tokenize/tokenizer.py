@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from shardlab.core.errors import UserError
 from shardlab.core.files import sha256_of_file
-from shardlab.data.corpus.limits import PART, parts
+from shardlab.data.corpus.limits import PART, first_words, parts
 from shardlab.data.corpus.wheels import open_member
 
 END_OF_TEXT = "<|endoftext|>"
@@ -103,7 +103,8 @@ def train_tokenizer(texts: Iterator[str], vocabulary: int) -> TextTokenizer:
     """Train a byte-level BPE of at most `vocabulary` tokens, `<|endoftext|>` included as token 0.
 
     Every text can be encoded, because each byte is a token. Equal texts in equal order give an
-    equal tokenizer. A small corpus gives fewer tokens: pairs seen once are not merged.
+    equal tokenizer. A small corpus gives fewer tokens: pairs seen once are not merged. A large one
+    is read as far as `first_words` allows.
     """
     tokenizer = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
@@ -115,7 +116,7 @@ def train_tokenizer(texts: Iterator[str], vocabulary: int) -> TextTokenizer:
     )
     # the library takes 256 texts at a time; the pre-tokenizer ends a token wherever parts() cuts
     pieces = (part for text in texts for part in parts(text, lambda *_: True))
-    tokenizer.train_from_iterator(pieces, trainer)
+    tokenizer.train_from_iterator(first_words(pieces), trainer)
     return TextTokenizer(tokenizer)
 
 
