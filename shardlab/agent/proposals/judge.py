@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from shardlab.agent.records.rounds import Candidate, Prediction, Verdict
+from shardlab.agent.records.rounds import Candidate, Fault, Prediction, Verdict
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Judge(ABC):
             UserError: the judge cannot be asked (only judges on a server).
         """
 
-    def _verdict(self, choice: str | None, reason: str) -> Verdict:
-        return Verdict(choice=choice, reason=reason, judge=self.name)
+    def _verdict(self, choice: str | None, reason: str, fault: Fault | None = None) -> Verdict:
+        return Verdict(choice=choice, reason=reason, judge=self.name, fault=fault)
 
 
 class RuleJudge(Judge):

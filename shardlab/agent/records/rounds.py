@@ -14,6 +14,9 @@ Role = Literal["incumbent", "start", "judge", "forecast", "random"]
 """why a strategy is timed: held so far; the reference; what the judge chose; the lowest prediction;
 drawn from all feasible strategies. The last two measure the judge as it works"""
 
+Fault = Literal["order", "answer"]
+"""of a judge: its choice depended on the order of the candidates; it gave none that can be used"""
+
 
 class Prediction(Document):
     """Prediction of a strategy by the performance model, the memory formula and earlier runs."""
@@ -67,6 +70,8 @@ class Verdict(Document):
     """id of a candidate, or null for an abstention"""
     reason: str
     judge: str
+    fault: Fault | None = None
+    """of an abstention that the judge did not mean"""
 
 
 class Measurement(Document):
