@@ -1,4 +1,4 @@
-"""Optuna's samplers as policies: they choose settings, of which a table holds some combinations.
+"""Optuna's samplers as policies: they choose settings, and a table holds some combinations of them.
 
 Optuna is not part of the environment: `make rivals` installs it.
 """
@@ -10,7 +10,8 @@ from typing import Any
 
 from shardlab.agent.policies.policy import Choice, Known, Policy
 from shardlab.agent.policies.replay import Table
-from shardlab.agent.proposals.changes import settings
+from shardlab.agent.proposals.changes import aspects, changes, in_words
+from shardlab.strategy.strategy import CanonicalStrategy, parse_strategy
 
 SAMPLERS = ("tpe", "gp")
 _STARTUP = 3
@@ -18,10 +19,10 @@ _STARTUP = 3
 
 
 class OptunaPolicy(Policy):
-    """A sampler over the settings that differ in a table, each of them categorical.
+    """A sampler over four categories: engine, sharding, gradients and weights.
 
-    A proposal that is no new strategy of the table is infeasible; the nearest new one, by the
-    number of settings, is measured in its place, and it is what the sampler is told.
+    A proposal that is no new strategy of the table is infeasible; one of the nearest new ones, by
+    the number of categories, is measured in its place, and it is what the sampler is told.
     """
 
     def __init__(self, name: str, table: Table, seed: int, packages: Path) -> None:
@@ -34,16 +35,13 @@ class OptunaPolicy(Policy):
             else samplers.GPSampler(seed=seed, n_startup_trials=_STARTUP)
         )
         self._optuna, self._study = optuna, optuna.create_study(sampler=sampler)
-        forms = {key: settings(each) for key, each in table.strategies.items()}
-        names = [*next(iter(forms.values()))]
-        # as text, because optuna's categories are plain values that differ
-        values = {n: sorted({str(form[n]) for form in forms.values()}) for n in names}
+        self._forms = {key: _categories(each) for key, each in table.strategies.items()}
         self._space = {
-            n: optuna.distributions.CategoricalDistribution(known)
-            for n, known in values.items()
-            if len(known) > 1
+            name: optuna.distributions.CategoricalDistribution(
+                sorted({form[name] for form in self._forms.values()})
+            )
+            for name in next(iter(self._forms.values()))
         }
-        self._forms = {key: {n: str(form[n]) for n in self._space} for key, form in forms.items()}
         self._told: set[str] = set()
 
     def choose(self, known: Known) -> Choice:  # noqa: D102
@@ -65,6 +63,16 @@ class OptunaPolicy(Policy):
     def _trial(self, key: str, ratio: float) -> Any:
         create = self._optuna.trial.create_trial
         return create(params=self._forms[key], distributions=self._space, value=ratio)
+
+
+def _categories(strategy: CanonicalStrategy) -> dict[str, str]:
+    """Return the engine, and in words what of each aspect is not the engine's default."""
+    default = parse_strategy({"engine": strategy.engine}).canonical()
+    found = dict.fromkeys(("sharding", "gradients", "weights"), "")
+    for change in changes(default, strategy):
+        (aspect,) = aspects((change,))
+        found[aspect] += f"{in_words((change,))}; "
+    return {"engine": strategy.engine, **found}
 
 
 def _import(packages: Path) -> Any:

@@ -23,7 +23,7 @@ _WEIGHTS = {"weights", "weights_minimum_size"}
 
 def changes(before: Strategy, after: Strategy) -> tuple[Change, ...]:
     """Return the settings that differ, in the order of their keys; empty for equal meanings."""
-    old, new = settings(before), settings(after)
+    old, new = _settings(before), _settings(after)
     return tuple(Change(key, old[key], new[key]) for key in sorted(old) if old[key] != new[key])
 
 
@@ -41,8 +41,8 @@ def in_words(found: tuple[Change, ...]) -> str:
     return "; ".join(f"{key}: {_word(old)} to {_word(new)}" for key, old, new in found)
 
 
-def settings(strategy: Strategy) -> dict[str, Any]:
-    """Return the canonical form on one level; a codec with its options is one setting."""
+def _settings(strategy: Strategy) -> dict[str, Any]:
+    """Flatten the canonical form to one level; a codec with its options is one setting."""
     normal = strategy.canonical()
     form = normal.model_dump(mode="json", exclude={"gradients", "weights", "overrides"})
     gradients, weights = normal.gradients, normal.weights
