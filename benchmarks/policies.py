@@ -41,6 +41,7 @@ from shardlab.measurements.calibration import Calibration
 from shardlab.models.build import build_model
 from shardlab.records.run import read_records
 from shardlab.records.timing import NO_COMMUNICATION, TimedRun, read_timing
+from shardlab.strategy.strategy import CanonicalStrategy
 from shardlab.units.shapes import ModelShapes
 
 Make = Callable[[Table, int], Policy]
@@ -74,11 +75,11 @@ def read(params: Path, results: Path, data: Path) -> Measured:
         raise UserError(f"{params}: timings: none is of all strategies: add one")
     timed = [run for runs in given.values() for run in runs]
     history = initial_history(read_records(results / "results.jsonl"), [], agent, train)
-    admissible = {
-        each.hash(): (quality := history.quality(each.canonical())) is not None
-        and quality.ratio <= 1 + agent.quality_tolerance
-        for each in strategies.values()
-    }
+
+    def admissible(strategy: CanonicalStrategy) -> bool:
+        quality = history.quality(strategy)
+        return quality is not None and quality.ratio <= 1 + agent.quality_tolerance
+
     tokens = read_checked(data / "tokens/manifest.json", "run python -m stages.tokenize")
     sizes = tokens["vocabulary"], train.sequence_length, tokens["end_of_text"]
     shapes = ModelShapes(build_model(model, *sizes, seed=0).module, train)

@@ -42,7 +42,7 @@ def made_table(machine: MadeMachine, count: int = 60) -> Table:
     alone = sum(machine.truth.compute[min(machine.ranks, 2)]) * max(1.0, machine.ranks / 2)
     timed = [run(key, each, machine.seconds(each)) for key, each in strategies.items()]
     timed.append(run(NO_COMMUNICATION, None, alone))
-    return Table.of(timed, start.hash(), dict.fromkeys(strategies, True))
+    return Table.of(timed, start.hash(), lambda strategy: True)
 
 
 def made_search(machine: MadeMachine) -> Search:

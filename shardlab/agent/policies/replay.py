@@ -5,7 +5,7 @@ its choice is worth. So the noise of a measurement is no regret, and no luck.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -54,31 +54,34 @@ class Table(NamedTuple):
     """steps without communication"""
 
     @classmethod
-    def of(cls, timed: Sequence[TimedRun], start: str, admissible: Mapping[str, bool]) -> "Table":
+    def of(
+        cls,
+        timed: Sequence[TimedRun],
+        start: str,
+        admissible: Callable[[CanonicalStrategy], bool],
+    ) -> "Table":
         """Return the table of one timing.
 
         Args:
             timed: its runs, steps without communication included.
-            admissible: hashes, and whether they may be chosen; the start may.
+            admissible: whether a strategy may be chosen; the start may.
 
         Raises:
             UserError: too few repetitions, or the start was not timed.
         """
         name = timed[0].timing
-        runs = {
-            run.strategy_hash: run
-            for run in timed
-            if run.strategy_hash is not None
-            and (run.strategy_hash == start or admissible[run.strategy_hash])
-        }
+        strategies, runs = {}, {}
+        for run in timed:
+            if run.run == NO_COMMUNICATION:
+                continue
+            strategy = parse_strategy(run.strategy, f"strategy of {run.run}").canonical()
+            key = strategy.hash()
+            if key == start or admissible(strategy):
+                strategies[key], runs[key] = strategy, run
         if start not in runs:
             raise UserError(f"timings.{name}: lacks the strategy of agent.start: add it to runs")
         if len(timed[0].step_ms) < 4:
             raise UserError(f"timings.{name}: repetitions: at least 4 are needed for two halves")
-        strategies = {
-            key: parse_strategy(run.strategy, f"strategy of {run.run}").canonical()
-            for key, run in runs.items()
-        }
         (alone,) = (run for run in timed if run.run == NO_COMMUNICATION)
         return cls(name, start, strategies, runs, alone)
 
