@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    "name", ["params.yaml", "params/small.yaml", "params/codecs.yaml", "params/links.yaml"]
+    "name",
+    ["params.yaml", *(f"params/{name}.yaml" for name in ("small", "codecs", "links", "search"))],
 )
 def test_provided_files_are_complete(name: str) -> None:
     values = Parameters(ROOT / name)(*Params.model_fields)

@@ -38,12 +38,13 @@ class ChatJudge(Judge):
             choice, reason = self._answer(question, forward)
             reverse_choice, _ = self._answer(question, forward[::-1])
         except InvalidAnswerError as error:
-            return self._verdict(None, f"abstains: {error}")
+            return self._verdict(None, f"abstains: {error}", "answer")
         if choice != reverse_choice:
             return self._verdict(
                 None,
                 f"abstains: {choice} in one order of the candidates, "
                 f"{reverse_choice} in the reverse order",
+                "order",
             )
         return self._verdict(None if choice == ABSTAIN else choice, reason)
 

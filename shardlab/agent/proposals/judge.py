@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from shardlab.agent.records.conversation import Conversation
-from shardlab.agent.records.rounds import Candidate, Prediction, Verdict
+from shardlab.agent.records.rounds import Candidate, Fault, Prediction, Verdict
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,10 @@ class Judge(ABC):
         """Return the prompts that were sent so far, with their answers."""
         return Conversation(judge=self.name)
 
-    def _verdict(self, choice: str | None, reason: str) -> Verdict:
-        return Verdict(choice=choice, reason=reason, judge=self.name, prompts=self.prompts)
+    def _verdict(self, choice: str | None, reason: str, fault: Fault | None = None) -> Verdict:
+        return Verdict(
+            choice=choice, reason=reason, judge=self.name, prompts=self.prompts, fault=fault
+        )
 
 
 class RuleJudge(Judge):

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from shardlab.agent.proposals.changes import aspects, changes
 from shardlab.agent.proposals.evidence import describe
@@ -55,6 +55,7 @@ class Proposer:
         shapes: of the model.
         surrogate: that predicts.
         facts: on the machine and the data, for the evidence.
+        offered: strategies to choose from in place of the space.
     """
 
     def __init__(
@@ -65,8 +66,9 @@ class Proposer:
         shapes: Shapes,
         surrogate: Surrogate,
         facts: Sequence[str] = (),
+        offered: Sequence[CanonicalStrategy] | None = None,
     ) -> None:
-        self._facts = facts
+        self._facts, self._offered = facts, offered
         self._history, self._agent, self._space = history, agent, space
         self._shapes, self._surrogate = shapes, surrogate
         self._ranks = history.workload.world_size
@@ -115,7 +117,12 @@ class Proposer:
         """Return the shortlist of all that is feasible, and how the space was narrowed down."""
         count: Counter[str] = Counter()
         unpredicted: Counter[str] = Counter()
-        found = feasible(self._space, self._shapes, self._ranks, self._peak, self._limit, count)
+        found: Iterable[Feasible]
+        if self._offered is None:
+            found = feasible(self._space, self._shapes, self._ranks, self._peak, self._limit, count)
+        else:
+            found = (Feasible(each, each.hash(), self._peak(each)) for each in self._offered)
+            count["legal"] = len(self._offered)
         near = self._agent.candidates == "action"
         ranked = self._surrogate.rank(
             (each for each in found if not near or self._is_near(each)), unpredicted

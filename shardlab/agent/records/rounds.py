@@ -14,6 +14,9 @@ Role = Literal["incumbent", "start", "judge", "forecast", "random"]
 """why a strategy is timed: held so far; the reference; what the judge chose; the lowest prediction;
 drawn from all feasible strategies. The last two measure the judge as it works"""
 
+Fault = Literal["order", "answer"]
+"""of a judge: its choice depended on the order of the candidates; it gave none that can be used"""
+
 
 class Prediction(Document):
     """Prediction of a strategy by the performance model, the memory formula and earlier runs."""
@@ -69,6 +72,8 @@ class Verdict(Document):
     judge: str
     prompts: int = 0
     """sent to a language model, probes included; they are in conversation.json of the round"""
+    fault: Fault | None = None
+    """of an abstention that the judge did not mean"""
 
 
 class Measurement(Document):

@@ -1,0 +1,1 @@
+"""Policies of a search, and their replay on tables of strategies that were all timed."""

@@ -1,0 +1,38 @@
+"""The table of `params/search.yaml`: the strategies of its rule, on held-out workloads."""
+
+from benchmarks.search_table import strategies
+from shardlab.experiment.parameters import Parameters
+from shardlab.strategy.engine_traits import ENGINES
+from shardlab.strategy.strategy import parse_strategy
+from shardlab.strategy.validation import check_fits
+from tests.pipeline.workspace import ROOT
+
+PARAMS = Parameters(ROOT / "params/search.yaml")
+
+
+def test_the_table_holds_what_its_rule_says():
+    given, made = PARAMS("strategies"), strategies()
+    assert [*given] == [*made]
+    assert all(given[name].hash() == parse_strategy(each).hash() for name, each in made.items())
+
+
+def test_its_strategies_are_legal_distinct_and_of_all_engines_and_codecs():
+    given, forecast, train = PARAMS("strategies", "forecast", "train")
+    assert len(given) >= 60
+    assert len({each.hash() for each in given.values()}) == len(given)
+    for each in given.values():
+        for ranks in (2, 4):
+            check_fits(each.canonical(), ranks, train.batch_size * train.accumulation)
+    assert {each.engine for each in given.values()} == {*ENGINES}
+    codecs = {each.gradients.codec for each in given.values()}
+    assert codecs >= {each.codec for each in forecast.space.gradients}
+
+
+def test_its_workloads_are_none_that_the_forecast_is_fitted_on():
+    given, timings, forecast, runs = PARAMS("strategies", "timings", "forecast", "runs")
+    tables = {name: each for name, each in timings.items() if {*each.runs} == {*given}}
+    assert len({(each.world_size, each.link) for each in tables.values()}) >= 4
+    assert not {*tables} & {*forecast.timings}
+    # the quality of every codec is known, so that no strategy is left out for ignorance
+    trained = {given[run].gradients.codec for run in runs}
+    assert trained == {each.gradients.codec for each in given.values()}
