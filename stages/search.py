@@ -1,0 +1,181 @@
+"""Search for the fastest sharding strategy of a tolerated perplexity, without the pipeline.
+
+The search works in searches/NAME with the stages of the pipeline, and goes on from there when it is
+called again.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import Field
+
+from shardlab.agent.command.folder import SearchFolder, Step, TimeIsUpError, run_stage
+from shardlab.agent.command.parameters import Request, search_parameters
+from shardlab.agent.command.ranking import ranking, ranking_text
+from shardlab.agent.command.written import written
+from shardlab.agent.records.history import History, initial_history
+from shardlab.core.document import validate
+from shardlab.core.errors import UserError
+from shardlab.core.files import sha256_of_file
+from shardlab.core.progress import say
+from shardlab.data.tokenize.tokenize import recipe_sha256
+from shardlab.data.tokens.tokens import read_manifest
+from shardlab.emulation.link import Links
+from shardlab.experiment.link import Link
+from shardlab.experiment.parameters import Parameters
+from shardlab.experiment.schema import Name
+from shardlab.records.run import read_records
+from shardlab.records.timing import read_all
+from stages import (
+    calibrate,
+    collect,
+    decide,
+    estimate,
+    prepare,
+    profile,
+    propose,
+    timing,
+    tokenize,
+    train,
+    trial,
+)
+from stages import validate as validation
+from stages.common import run
+
+_DATA, _SEARCHES = Path("data"), Path("searches")
+_TRAINING = ("train", "profile", "validate")
+# an emulated link has its addresses in a network of 254
+Ranks = Annotated[int, Field(ge=2, le=254)]
+Minutes = Annotated[int, Field(ge=1, le=10_000)]
+
+
+def main(
+    params: Parameters,
+    *,
+    link: Annotated[str, "rate between ranks, such as 100mbit; none: loopback"],
+    ranks: Annotated[int, "processes on this machine"],
+    minutes: Annotated[int, "time of the search in total, earlier calls included"] = 10,
+    model: Annotated[str | None, "preset, or folder with a config.json; else as in params"] = None,
+    name: Annotated[str | None, "folder in searches/; else from link and ranks"] = None,
+) -> None:
+    """Search, and print the strategies that were raced and the best of them."""
+    request = Request(
+        None if link == "none" else validate(Link, {"rate": link}, "--link"),
+        validate(Ranks, ranks, "--ranks"),
+        model,
+    )
+    limit_s = 60.0 * validate(Minutes, minutes, "--minutes")
+    default = f"{link}-{ranks}-ranks".replace(".", "-")
+    name = validate(Name, default if name is None else name, "--name")
+    tree = search_parameters(params, request)
+    if request.link is not None:
+        with Links(ranks, request.link):
+            pass  # this process may make them
+    _ensure_data(params)
+    folder = SearchFolder(_SEARCHES / name, tree, _DATA, limit_s)
+    found, reason = _search(folder, minutes)
+    show(folder, found, reason)
+
+
+def _ensure_data(params: Parameters) -> None:
+    """Prepare and tokenize the data of the tree where they are absent."""
+    data, options = params("data", "tokenize")
+    corpus = _DATA / "corpus.json"
+    for main, output in (
+        (prepare.main, "data/source.json"),
+        (tokenize.main, "data/statistics.json"),
+    ):
+        if not Path(output).exists():
+            run_stage(Step(main, output), Path())
+    recipe = recipe_sha256(sha256_of_file(corpus), data.validation_share, options)
+    if read_manifest(_DATA / "tokens").recipe_sha256 != recipe:
+        raise UserError("data/tokens: of other parameters: run python -m stages.tokenize")
+
+
+def _search(folder: SearchFolder, minutes: int) -> tuple[History, str]:
+    """Return the history after as many rounds as the minutes allow, and why there are no more."""
+    params = folder.parameters()
+    over = f"{minutes} minutes are over"
+    try:
+        for step in _preparation(params):
+            folder.run(step)
+    except TimeIsUpError:
+        raise UserError(
+            f"{over}, and nothing was raced yet: repeat it with more --minutes: what was measured "
+            "is kept"
+        ) from None
+    agent, train_, timings = params("agent", "train", "timings")
+    timed = read_all(folder.path / "results/timings", timings)
+    records = read_records(folder.path / "results/results.jsonl")
+    history = initial_history(records, timed, agent, train_)
+    for number in params("rounds"):
+        try:
+            _round(folder, number, agent.trial_timeout_s)
+        except TimeIsUpError:
+            return history, over
+        path = folder.path / f"results/rounds/{number}/history.json"
+        history = History.from_file(path, f"remove {path}")
+        if history.rounds[-1].decision == "none":
+            break
+    return history, history.rounds[-1].reason
+
+
+def _preparation(params: Parameters) -> list[Step]:
+    """Return what the first round needs."""
+    timings, runs, seeds = params("timings", "runs", "seeds")
+    results = "results/{}/" + f"{runs[0]}/seed" + "{}"
+    # the forecast is fitted on transfers without a link: those with one only validate it
+    unlinked = ('forecast.timings=["loopback"]',)
+    steps = [
+        Step(calibrate.main, "results/calibration.json", overrides=unlinked),
+        *(Step(timing.main, f"results/timings/{name}.jsonl", (name,)) for name in timings),
+        Step(estimate.main, "results/memory.json"),
+    ]
+    for seed in seeds:
+        given = runs[0], str(seed)
+        steps += [
+            Step(
+                train.main,
+                f"{results.format('train', seed)}/metrics.json",
+                options={"run": runs[0], "seed": seed},
+            ),
+            Step(profile.main, f"{results.format('profile', seed)}.json", given),
+            Step(validation.main, f"{results.format('validate', seed)}.json", given),
+        ]
+    return [*steps, Step(collect.main, "results/results.jsonl")]
+
+
+def _round(folder: SearchFolder, number: str, timeout_s: float) -> None:
+    """Run a round, if there is time for one with a strategy to train.
+
+    Raises:
+        TimeIsUpError: there is not.
+    """
+    results = f"results/rounds/{number}"
+    training_s = folder.seconds(*_TRAINING)
+    if not (folder.path / results / "history.json").exists() and folder.left_s < 2 * training_s:
+        raise TimeIsUpError
+    folder.run(Step(propose.main, f"{results}/proposal.json", (number,)))
+    limit_s = max(1.0, min(timeout_s, folder.left_s - training_s))
+    within = (f"agent.trial_timeout_s={limit_s:.0f}",)
+    folder.run(Step(trial.main, f"{results}/trial.json", (number,), overrides=within))
+    folder.run(Step(decide.main, f"{results}/history.json", (number,)))
+
+
+def show(folder: SearchFolder, history: History, reason: str) -> None:
+    """Print the ranking and the strategy that is held."""
+    timed = read_all(folder.path / "results/timings", folder.parameters()("timings"))
+    load, held = history.workload, history.held
+    print(f"{load.model}, {load.world_size} ranks, link {load.link}: {len(history.races)} races")
+    print(f"ended: {reason}\n")
+    print(ranking_text(ranking(history, timed)))
+    print("\n* held: the fastest that a race has shown to be faster, at a tolerated perplexity\n")
+    entry = {"strategies": {folder.path.name: written(held.strategy)}}
+    print("# for params.yaml; its name belongs under `runs`, too")
+    print(yaml.safe_dump(entry, sort_keys=False), end="", flush=True)
+    say(f"search: {folder.seconds() / 60:.1f} minutes; everything is kept in {folder.path}")
+
+
+if __name__ == "__main__":
+    run(main)
