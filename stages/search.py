@@ -4,6 +4,7 @@ The search works in searches/NAME with the stages of the pipeline, and goes on f
 called again.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,7 @@ from shardlab.core.progress import say
 from shardlab.data.tokenize.tokenize import recipe_sha256
 from shardlab.data.tokens.tokens import read_manifest
 from shardlab.emulation.link import Links
-from shardlab.experiment.link import Link
+from shardlab.experiment.link import LOOPBACK, Link
 from shardlab.experiment.parameters import Parameters
 from shardlab.experiment.schema import Name
 from shardlab.records.run import read_records
@@ -44,7 +45,6 @@ from stages import validate as validation
 from stages.common import run
 
 _DATA, _SEARCHES = Path("data"), Path("searches")
-_TRAINING = ("train", "profile", "validate")
 # an emulated link has its addresses in a network of 254
 Ranks = Annotated[int, Field(ge=2, le=254)]
 Minutes = Annotated[int, Field(ge=1, le=10_000)]
@@ -66,14 +66,15 @@ def main(
         model,
     )
     limit_s = 60.0 * validate(Minutes, minutes, "--minutes")
-    default = f"{link}-{ranks}-ranks".replace(".", "-")
-    name = validate(Name, default if name is None else name, "--name")
-    tree = search_parameters(params, request)
+    if name is None:
+        name = f"{link if request.link else LOOPBACK}-{ranks}-ranks".replace(".", "-")
+    path = _SEARCHES / validate(Name, name, "--name")
+    folder = SearchFolder(path, search_parameters(params, request), limit_s)
     if request.link is not None:
         with Links(ranks, request.link):
             pass  # this process may make them
     _ensure_data(params)
-    folder = SearchFolder(_SEARCHES / name, tree, _DATA, limit_s)
+    folder.begin(_DATA)
     found, reason = _search(folder, minutes)
     show(folder, found, reason)
 
@@ -82,12 +83,10 @@ def _ensure_data(params: Parameters) -> None:
     """Prepare and tokenize the data of the tree where they are absent."""
     data, options = params("data", "tokenize")
     corpus = _DATA / "corpus.json"
-    for main, output in (
-        (prepare.main, "data/source.json"),
-        (tokenize.main, "data/statistics.json"),
-    ):
-        if not Path(output).exists():
-            run_stage(Step(main, output), Path())
+    for stage, output in ((prepare, "source.json"), (tokenize, "statistics.json")):
+        if not (_DATA / output).exists():
+            name = stage.__name__.rpartition(".")[2]
+            run_stage(name, partial(stage.main, params), Path())
     recipe = recipe_sha256(sha256_of_file(corpus), data.validation_share, options)
     if read_manifest(_DATA / "tokens").recipe_sha256 != recipe:
         raise UserError("data/tokens: of other parameters: run python -m stages.tokenize")
@@ -147,19 +146,20 @@ def _preparation(params: Parameters) -> list[Step]:
 
 
 def _round(folder: SearchFolder, number: str, timeout_s: float) -> None:
-    """Run a round, if there is time for one with a strategy to train.
+    """Run a round, whose race and training leave time for as much training as the start's.
 
     Raises:
-        TimeIsUpError: there is not.
+        TimeIsUpError: no time is left for that.
     """
     results = f"results/rounds/{number}"
-    training_s = folder.seconds(*_TRAINING)
-    if not (folder.path / results / "history.json").exists() and folder.left_s < 2 * training_s:
-        raise TimeIsUpError
     folder.run(Step(propose.main, f"{results}/proposal.json", (number,)))
-    limit_s = max(1.0, min(timeout_s, folder.left_s - training_s))
+    training_s = folder.seconds("train", "profile", "validate")
+    limit_s = min(timeout_s, folder.left_s - training_s)
     within = (f"agent.trial_timeout_s={limit_s:.0f}",)
-    folder.run(Step(trial.main, f"{results}/trial.json", (number,), overrides=within))
+    race = Step(trial.main, f"{results}/trial.json", (number,), overrides=within)
+    if limit_s < training_s and not folder.has(race):
+        raise TimeIsUpError
+    folder.run(race)
     folder.run(Step(decide.main, f"{results}/history.json", (number,)))
 
 
@@ -170,9 +170,10 @@ def show(folder: SearchFolder, history: History, reason: str) -> None:
     print(f"{load.model}, {load.world_size} ranks, link {load.link}: {len(history.races)} races")
     print(f"ended: {reason}\n")
     print(ranking_text(ranking(history, timed)))
-    print("\n* held: the fastest that a race has shown to be faster, at a tolerated perplexity\n")
+    print("\nSteps (95 % interval) and perplexities are over those of the start; predicted: ms.")
+    print("* held: the fastest that was shown to be so, at a tolerated perplexity\n")
     entry = {"strategies": {folder.path.name: written(held.strategy)}}
-    print("# for params.yaml; its name belongs under `runs`, too")
+    print("# for params.yaml; add the name to `runs`, too")
     print(yaml.safe_dump(entry, sort_keys=False), end="", flush=True)
     say(f"search: {folder.seconds() / 60:.1f} minutes; everything is kept in {folder.path}")
 

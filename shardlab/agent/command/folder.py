@@ -18,7 +18,7 @@ import yaml
 from shardlab.agent.command.parameters import first_difference
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
-from shardlab.core.files import make_folder, sha256_of_file, write_text
+from shardlab.core.files import sha256_of_file, write_text
 from shardlab.core.process import die_with_parent
 from shardlab.core.progress import say, stopwatch
 from shardlab.experiment.parameter_file import read_tree
@@ -48,6 +48,10 @@ class Step(NamedTuple):
         stage = self.main.__module__.rpartition(".")[2]
         return " ".join([stage, *self.arguments, *(str(each) for each in self.options.values())])
 
+    def work(self) -> None:
+        """Do it, with the parameters of the working directory."""
+        self.main(Parameters(overrides=self.overrides), *self.arguments, **self.options)
+
 
 class Spent(Document):
     """Record of a search that is under way."""
@@ -67,46 +71,54 @@ class SearchFolder:
     """Folder of a search.
 
     Args:
-        path: made when absent.
+        path: may be absent.
         tree: parameters of the search.
-        data: folder of the tree with the tokens.
         limit_s: seconds of all stages, those of earlier calls included.
 
     Raises:
-        UserError: it holds a search with other parameters, or on other tokens.
+        UserError: it holds a search with other parameters.
     """
 
-    def __init__(self, path: Path, tree: dict[str, Any], data: Path, limit_s: float) -> None:
-        self.path, self._limit_s = path, limit_s
-        params = path / "params.yaml"
+    def __init__(self, path: Path, tree: dict[str, Any], limit_s: float) -> None:
+        self.path, self._tree, self._limit_s = path, tree, limit_s
+        self._params = path / "params.yaml"
+        if self._params.exists():
+            difference = first_difference(read_tree(self._params), tree)
+            if difference is not None:
+                raise UserError(f"{path}: of other parameters ({difference}): {self._fix}")
+
+    def begin(self, data: Path) -> None:
+        """Begin the search, or go on with it.
+
+        Args:
+            data: folder of the tree with the tokens.
+
+        Raises:
+            UserError: it was on other tokens.
+        """
         tokens = sha256_of_file(data / "tokens/manifest.json")
-        if params.exists():
-            self._check(read_tree(params), tree)
-            self._spent = Spent.from_file(path / "spent.json", f"remove {path}")
+        if self._params.exists():
+            self._spent = Spent.from_file(self.path / "spent.json", f"remove {self.path}")
             if self._spent.tokens != tokens:
-                raise UserError(f"{path}: searched with other tokens than {data}: {self._fix}")
-        else:
-            make_folder(path)
-            self._spent = Spent(tokens=tokens)
-            self._spent.to_file(path / "spent.json")
-            (path / "data").unlink(missing_ok=True)
-            (path / "data").symlink_to(os.path.relpath(data, path))
-            # last: a folder without it is no search yet
-            write_text(params, yaml.safe_dump(tree, sort_keys=False))
+                raise UserError(f"{self.path}: of other tokens than {data}: {self._fix}")
+            return
+        self._save(Spent(tokens=tokens))
+        (self.path / "data").unlink(missing_ok=True)
+        (self.path / "data").symlink_to(os.path.relpath(data, self.path))
+        # last: a folder without it is no search yet
+        write_text(self._params, yaml.safe_dump(self._tree, sort_keys=False))
 
     @property
     def _fix(self) -> str:
         return f"choose another --name, or remove {self.path}"
 
-    def _check(self, there: dict[str, Any], now: dict[str, Any]) -> None:
-        if difference := first_difference(there, now):
-            raise UserError(
-                f"{self.path}: searched with other parameters ({difference}): {self._fix}"
-            )
+    def _save(self, spent: Spent) -> None:
+        self._spent = spent
+        spent.to_file(self.path / "spent.json")
 
     def parameters(self) -> Parameters:
         """Return the parameters of the search."""
-        return Parameters(self.path / "params.yaml")
+        return Parameters(self._params)
 
     def seconds(self, *stages: str) -> float:
         """Return the seconds of stages by the beginnings of their names; without any, of all."""
@@ -118,6 +130,10 @@ class SearchFolder:
         """Seconds that are left for stages."""
         return self._limit_s - self._spent.total_s
 
+    def has(self, step: Step) -> bool:
+        """Whether a stage is done."""
+        return (self.path / step.output).exists()
+
     def run(self, step: Step) -> None:
         """Run a stage, unless its output is there.
 
@@ -125,22 +141,23 @@ class SearchFolder:
             TimeIsUpError: no time was left, or not enough.
             UserError: the stage refused something.
         """
-        if (self.path / step.output).exists():
+        if self.has(step):
             return
         if self.left_s <= 0:
             raise TimeIsUpError
         elapsed = stopwatch()
         try:
-            run_stage(step, self.path, self.left_s)
+            run_stage(step.name, step.work, self.path, self.left_s)
         finally:
-            before = self._spent.seconds
-            seconds = before | {step.name: before.get(step.name, 0.0) + elapsed()}
-            self._spent = self._spent.model_copy(update={"seconds": seconds})
-            self._spent.to_file(self.path / "spent.json")
+            known = self._spent.seconds
+            seconds = known | {step.name: known.get(step.name, 0.0) + elapsed()}
+            self._save(self._spent.model_copy(update={"seconds": seconds}))
 
 
-def run_stage(step: Step, folder: Path, limit_s: float | None = None) -> None:
-    """Run a stage in a child process, whose working directory is `folder`.
+def run_stage(
+    name: str, work: Callable[[], None], folder: Path, limit_s: float | None = None
+) -> None:
+    """Do the work of a stage in a child process, whose working directory is `folder`.
 
     The child has the imports of this process. It and its ranks end with it.
 
@@ -150,7 +167,7 @@ def run_stage(step: Step, folder: Path, limit_s: float | None = None) -> None:
         SystemExit: it failed otherwise, and has shown a traceback.
     """
     ours, theirs = _CONTEXT.Pipe(duplex=False)
-    process = _CONTEXT.Process(target=_work, args=(step, folder, os.getpid(), theirs))
+    process = _CONTEXT.Process(target=_work, args=(work, folder, os.getpid(), theirs))
     process.start()
     theirs.close()
     try:
@@ -163,17 +180,17 @@ def run_stage(step: Step, folder: Path, limit_s: float | None = None) -> None:
             process.terminate()
         process.join()
     if process.exitcode == 2 and ours.poll():
-        raise UserError(f"{step.name}: {ours.recv_bytes().decode()}")
+        raise UserError(f"{name}: {ours.recv_bytes().decode()}")
     if process.exitcode:
-        say(f"search: {step.name}: failed, as shown above: the same command goes on from here")
+        say(f"search: {name}: failed, as shown above: the same command goes on from here")
         raise SystemExit(1)
 
 
-def _work(step: Step, folder: Path, parent: int, pipe: Connection) -> None:
+def _work(work: Callable[[], None], folder: Path, parent: int, pipe: Connection) -> None:
     die_with_parent(parent, signal.SIGTERM)
     os.chdir(folder)
     try:
-        step.main(Parameters(overrides=step.overrides), *step.arguments, **step.options)
+        work()
     except UserError as error:
         pipe.send_bytes(str(error).encode())
         raise SystemExit(2) from None

@@ -22,6 +22,7 @@ READ = (
     "data",
     "forecast",
     "model",
+    "runs",
     "seeds",
     "strategies",
     "tokenize",
@@ -47,14 +48,10 @@ def search_parameters(params: Parameters, request: Request) -> dict[str, Any]:
     """Return the parameters of a search as plain data.
 
     Raises:
-        UserError: there is no such model, or no strategy named by `agent.start`.
+        UserError: there is no such model, or the tree lacks a section.
     """
     given = dict(zip(READ, params(*READ), strict=True))
     agent, train, strategies = given["agent"], given["train"], given["strategies"]
-    if agent.start not in strategies:
-        raise UserError(
-            f"agent.start: {agent.start!r} is no strategy; {nearest(agent.start, strategies)}"
-        )
     plain = {engine: parse_strategy({"engine": engine}) for engine in _ENGINES}
     start = strategies[agent.start]
     same = (engine for engine, strategy in plain.items() if strategy.hash() == start.hash())

@@ -10,16 +10,8 @@ from shardlab.agent.records.rounds import Outcome, StepRatio
 from shardlab.records.timing import TimedRun
 
 _ABSENT = "-"
-_STRATEGY = 29
-"""columns of a label; longer ones are wrapped"""
-_HEADINGS = (
-    "  strategy",
-    "step, ms",
-    "step / start's (interval)",
-    "ppl / start's",
-    "predicted",
-    "from",
-)
+_COLUMNS = 100
+_HEADINGS = ("  strategy", "step, ms", "of the start's step", "perplexity", "predicted", "from")
 
 
 class Ranked(NamedTuple):
@@ -86,18 +78,16 @@ def _by_step(each: Ranked) -> tuple[bool, float, str]:
 def ranking_text(ranked: Sequence[Ranked]) -> str:
     """Return a table with a line for each strategy, or several where its label is long."""
     rows = [_HEADINGS, *map(_cells, ranked)]
-    widths = [max(len(row[column]) for row in rows) for column in range(1, len(_HEADINGS))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths[0] = min(widths[0], _COLUMNS - sum(2 + width for width in widths[1:]))
     lines = []
-    for number, (label, *rest) in enumerate(rows):
+    for label, *middle, source in rows:
         # the mark of the one that is held stays in front
-        mark, label = label[:2], label[2:]
-        first, *more = wrap(label, _STRATEGY - 2) or [""]
-        cells = [each.rjust(width) for each, width in zip(rest[:-1], widths, strict=False)]
-        lines.append("  ".join([f"{mark}{first}".ljust(_STRATEGY), *cells, rest[-1]]).rstrip())
-        lines += [f"    {each}" for each in more]
-        if number == 0:
-            lines.append("-" * 100)
-    return "\n".join(lines)
+        mark, words = label[:2], wrap(label[2:], widths[0] - 2)
+        cells = [each.rjust(width) for each, width in zip(middle, widths[1:], strict=False)]
+        lines.append("  ".join([f"{mark}{words[0]}".ljust(widths[0]), *cells, source]))
+        lines += [f"  {more}" for more in words[1:]]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
 def _cells(each: Ranked) -> tuple[str, ...]:
