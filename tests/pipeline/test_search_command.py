@@ -42,7 +42,7 @@ def project(tmp_path: Path) -> Path:
         (["--minutes", "ten"], "argument --minutes: expected a whole number (found 'ten')"),
         (["--name", "../mine"], "--name: string should match pattern"),
         (["--model", "tinny"], "--model: 'tinny' is no preset and no folder with a config.json"),
-        (["--set", "agent.start=dp"], "agent.start: 'dp' is no run; valid: "),
+        (["--set", "agent.start=dp"], "agent.start: 'dp' is no run; did you mean 'fsdp2'?"),
     ],
 )
 def test_mistakes_are_one_line_before_anything_runs(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from shardlab.agent.command.written import written
+from shardlab.core.document import validate
 from shardlab.core.errors import UserError, nearest
 from shardlab.experiment.link import Link
 from shardlab.experiment.parameters import Parameters
@@ -114,22 +115,20 @@ def _plain(document: Any) -> Any:
 def _model(name: str | None, given: Model) -> Model:
     """Return the model of a name; paths are absolute, as the search works in another folder."""
     if name is None:
+        # what is no path is a name on the Hugging Face hub
         paths = {"pretrained": given.pretrained, "config": given.config}
-        found = {key: str(Path(path).resolve()) for key, path in paths.items() if _is_path(path)}
-        return given.model_copy(update=found)
+        found = {key: Path(path).resolve() for key, path in paths.items() if path}
+        there = {key: str(path) for key, path in found.items() if path.exists()}
+        return given.model_copy(update=there)
     presets = get_args(get_args(Model.model_fields["preset"].annotation)[0])
     if name in presets:
-        return Model(preset=name)
-    if not _is_path(name):
+        return validate(Model, {"preset": name}, "--model")
+    if not Path(name).exists():
         raise UserError(
             f"--model: {name!r} is no preset and no folder with a config.json; "
             f"{nearest(name, presets)}"
         )
     return Model(config=str(Path(name).resolve()))
-
-
-def _is_path(name: str | None) -> bool:
-    return name is not None and Path(name).exists()
 
 
 def _before(number: int) -> str:
