@@ -16,6 +16,7 @@ from shardlab.agent.command.parameters import Request, search_parameters
 from shardlab.agent.command.ranking import ranking, ranking_text
 from shardlab.agent.command.written import written
 from shardlab.agent.records.history import History, initial_history
+from shardlab.agent.records.rounds import Proposal
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import sha256_of_file
@@ -25,7 +26,7 @@ from shardlab.data.tokens.tokens import read_manifest
 from shardlab.emulation.link import Links
 from shardlab.experiment.link import LOOPBACK, Link
 from shardlab.experiment.parameters import Parameters
-from shardlab.experiment.schema import Name
+from shardlab.experiment.schema import Agent, Name
 from shardlab.records.run import read_records
 from shardlab.records.timing import read_all
 from stages import (
@@ -95,14 +96,13 @@ def _ensure_data(params: Parameters) -> None:
 def _search(folder: SearchFolder, minutes: int) -> tuple[History, str]:
     """Return the history after as many rounds as the minutes allow, and why there are no more."""
     params = folder.parameters()
-    over = f"{minutes} minutes are over"
     try:
         for step in _preparation(params):
             folder.run(step)
     except TimeIsUpError:
         raise UserError(
-            f"{over}, and nothing was raced yet: repeat it with more --minutes: what was measured "
-            "is kept"
+            f"{minutes} minutes are over, and nothing was raced yet: repeat it with more "
+            "--minutes: what was measured is kept"
         ) from None
     agent, train_, timings = params("agent", "train", "timings")
     timed = read_all(folder.path / "results/timings", timings)
@@ -110,9 +110,9 @@ def _search(folder: SearchFolder, minutes: int) -> tuple[History, str]:
     history = initial_history(records, timed, agent, train_)
     for number in params("rounds"):
         try:
-            _round(folder, number, agent.trial_timeout_s)
+            _round(folder, number, agent, [*timings][-1])
         except TimeIsUpError:
-            return history, over
+            return history, f"the rest of {minutes} minutes is too short for another round"
         path = folder.path / f"results/rounds/{number}/history.json"
         history = History.from_file(path, f"remove {path}")
         if history.rounds[-1].decision == "none":
@@ -145,19 +145,26 @@ def _preparation(params: Parameters) -> list[Step]:
     return [*steps, Step(collect.main, "results/results.jsonl")]
 
 
-def _round(folder: SearchFolder, number: str, timeout_s: float) -> None:
-    """Run a round, whose race and training leave time for as much training as the start's.
+def _round(folder: SearchFolder, number: str, agent: Agent, timing_name: str) -> None:
+    """Run a round, if time is left for its race, and to train what has other codecs.
+
+    Args:
+        timing_name: timing on the link of the search: a race does at least as much.
 
     Raises:
-        TimeIsUpError: no time is left for that.
+        TimeIsUpError: there is too little.
     """
     results = f"results/rounds/{number}"
     folder.run(Step(propose.main, f"{results}/proposal.json", (number,)))
-    training_s = folder.seconds("train", "profile", "validate")
-    limit_s = min(timeout_s, folder.left_s - training_s)
-    within = (f"agent.trial_timeout_s={limit_s:.0f}",)
+    proposal = Proposal.from_file(folder.path / results / "proposal.json", "remove it")
+    trained = all(arm.trained for arm in proposal.arms)
+    training_s = 0.0 if trained else folder.seconds("train", "profile", "validate")
+    limit_s = min(agent.trial_timeout_s, folder.left_s - training_s)
+    # an attempt of a race has half of its limit
+    needed_s = max(training_s, 2 * folder.seconds(f"timing {timing_name}"))
+    within = (f"agent.trial_timeout_s={max(limit_s, 1):.0f}",)
     race = Step(trial.main, f"{results}/trial.json", (number,), overrides=within)
-    if limit_s < training_s and not folder.has(race):
+    if proposal.arms and limit_s < needed_s and not folder.has(race):
         raise TimeIsUpError
     folder.run(race)
     folder.run(Step(decide.main, f"{results}/history.json", (number,)))

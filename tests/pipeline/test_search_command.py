@@ -10,8 +10,10 @@ import yaml
 from shardlab.agent.command.folder import Step, TimeIsUpError
 from shardlab.agent.records.history import History
 from shardlab.experiment.parameters import Parameters
-from shardlab.strategy.strategy import parse_strategy
+from shardlab.experiment.schema import Agent
+from shardlab.strategy.strategy import Strategy, parse_strategy
 from stages import search
+from tests.agent.searches import DDP, INT4_KEPT, begin, proposal_of
 from tests.pipeline.workspace import Marked, copy_project, run, wait_for
 
 COMMAND = ["python", "-m", "stages.search", "--link", "100mbit", "--ranks", "2"]
@@ -70,16 +72,17 @@ def test_missing_rights_are_one_line_before_anything_runs(
 
 
 class Recorded:
-    """A folder of a search that only notes which stages it is to run."""
+    """A folder of a search that only notes which stages it is to run.
 
-    path = Path("searches/mine")
+    Training the start took 30 s, the timing on the link of the search 10 s.
+    """
 
-    def __init__(self, left_s: float, training_s: float) -> None:
-        self.left_s, self._training_s = left_s, training_s
+    def __init__(self, path: Path, left_s: float) -> None:
+        self.path, self.left_s = path, left_s
         self.steps: list[Step] = []
 
     def seconds(self, *stages: str) -> float:
-        return self._training_s if stages else 0.0
+        return {("train", "profile", "validate"): 30.0, ("timing link",): 10.0}[stages]
 
     def has(self, step: Step) -> bool:
         return False
@@ -89,18 +92,30 @@ class Recorded:
 
 
 @pytest.mark.parametrize(
-    "left_s, training_s, limit", [(1000, 30, 300), (100, 30, 70), (60, 30, 30), (59, 30, None)]
+    ("strategies", "left_s", "limit"),
+    [
+        ([INT4_KEPT], 1000, 300),
+        ([INT4_KEPT], 100, 70),
+        ([INT4_KEPT], 60, 30),
+        ([INT4_KEPT], 59, None),
+        ([DDP], 59, 59),
+        ([DDP], 20, 20),
+        ([DDP], 19, None),
+        ([], 1, 1),
+    ],
 )
-def test_a_race_leaves_time_to_train_what_is_faster(
-    left_s: float, training_s: float, limit: int | None
+def test_a_round_begins_if_its_race_and_its_training_can_end(
+    tmp_path: Path, strategies: list[Strategy], left_s: float, limit: int | None
 ) -> None:
-    folder = Recorded(left_s, training_s)
+    proposal = proposal_of(begin(["fsdp2", "ddp"]), *strategies)
+    proposal.to_file(tmp_path / "results/rounds/3/proposal.json")
+    folder = Recorded(tmp_path, left_s)
     if limit is None:
         with pytest.raises(TimeIsUpError):
-            search._round(folder, "3", 300)
+            search._round(folder, "3", Agent(), "link")
         assert [step.name for step in folder.steps] == ["propose 3"]
         return
-    search._round(folder, "3", 300)
+    search._round(folder, "3", Agent(), "link")
     assert [step.name for step in folder.steps] == ["propose 3", "trial 3", "decide 3"]
     assert folder.steps[1].overrides == (f"agent.trial_timeout_s={limit}",)
 
