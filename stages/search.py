@@ -160,8 +160,8 @@ def _round(folder: SearchFolder, number: str, agent: Agent, timing_name: str) ->
     trained = all(arm.trained for arm in proposal.arms)
     training_s = 0.0 if trained else folder.seconds("train", "profile", "validate")
     limit_s = min(agent.trial_timeout_s, folder.left_s - training_s)
-    # an attempt of a race has half of its limit
-    needed_s = max(training_s, 2 * folder.seconds(f"timing {timing_name}"))
+    # an attempt of a race has half of its limit, and a look ends it before the end of that
+    needed_s = max(training_s, 4 * folder.seconds(f"timing {timing_name}"))
     within = (f"agent.trial_timeout_s={max(limit_s, 1):.0f}",)
     race = Step(trial.main, f"{results}/trial.json", (number,), overrides=within)
     if proposal.arms and limit_s < needed_s and not folder.has(race):

@@ -96,11 +96,11 @@ class Recorded:
     [
         ([INT4_KEPT], 1000, 300),
         ([INT4_KEPT], 100, 70),
-        ([INT4_KEPT], 60, 30),
-        ([INT4_KEPT], 59, None),
-        ([DDP], 59, 59),
-        ([DDP], 20, 20),
-        ([DDP], 19, None),
+        ([INT4_KEPT], 70, 40),
+        ([INT4_KEPT], 69, None),
+        ([DDP], 69, 69),
+        ([DDP], 40, 40),
+        ([DDP], 39, None),
         ([], 1, 1),
     ],
 )
