@@ -5,6 +5,7 @@ called again.
 """
 
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -46,6 +47,7 @@ from stages import validate as validation
 from stages.common import run
 
 _DATA, _SEARCHES = Path("data"), Path("searches")
+_TRAINING = ("train", "profile", "validate")
 # an emulated link has its addresses in a network of 254
 Ranks = Annotated[int, Field(ge=2, le=254)]
 Minutes = Annotated[int, Field(ge=1, le=10_000)]
@@ -123,7 +125,6 @@ def _search(folder: SearchFolder, minutes: int) -> tuple[History, str]:
 def _preparation(params: Parameters) -> list[Step]:
     """Return what the first round needs."""
     timings, runs, seeds = params("timings", "runs", "seeds")
-    results = "results/{}/" + f"{runs[0]}/seed" + "{}"
     # the forecast is fitted on transfers without a link: those with one only validate it
     unlinked = ('forecast.timings=["loopback"]',)
     steps = [
@@ -131,16 +132,13 @@ def _preparation(params: Parameters) -> list[Step]:
         *(Step(timing.main, f"results/timings/{name}.jsonl", (name,)) for name in timings),
         Step(estimate.main, "results/memory.json"),
     ]
-    for seed in seeds:
-        given = runs[0], str(seed)
+    for name, seed in product(runs, seeds):
+        given, place = (name, str(seed)), f"{name}/seed{seed}"
+        options = {"run": name, "seed": seed}
         steps += [
-            Step(
-                train.main,
-                f"{results.format('train', seed)}/metrics.json",
-                options={"run": runs[0], "seed": seed},
-            ),
-            Step(profile.main, f"{results.format('profile', seed)}.json", given),
-            Step(validation.main, f"{results.format('validate', seed)}.json", given),
+            Step(train.main, f"results/train/{place}/metrics.json", options=options),
+            Step(profile.main, f"results/profile/{place}.json", given),
+            Step(validation.main, f"results/validate/{place}.json", given),
         ]
     return [*steps, Step(collect.main, "results/results.jsonl")]
 
@@ -158,7 +156,9 @@ def _round(folder: SearchFolder, number: str, agent: Agent, timing_name: str) ->
     folder.run(Step(propose.main, f"{results}/proposal.json", (number,)))
     proposal = Proposal.from_file(folder.path / results / "proposal.json", "remove it")
     trained = all(arm.trained for arm in proposal.arms)
-    training_s = 0.0 if trained else folder.seconds("train", "profile", "validate")
+    training_s = (
+        0.0 if trained else folder.seconds(*(f"{stage} {agent.start} " for stage in _TRAINING))
+    )
     limit_s = min(agent.trial_timeout_s, folder.left_s - training_s)
     # an attempt of a race has half of its limit, and a look ends it before the end of that
     needed_s = max(training_s, 4 * folder.seconds(f"timing {timing_name}"))

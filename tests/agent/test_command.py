@@ -90,6 +90,8 @@ def test_parameters_of_a_search_are_valid_and_complete(tmp_path, ranks, rate, st
     expected = parse_strategy(start or {"engine": "fsdp2"})
     assert given["strategies"][name].hash() == expected.hash()
     assert len(given["rounds"]) == agent.budget
+    coded = ["fsdp2-int8", "fsdp2-int4", "fsdp2-topk"] if link and not start else []
+    assert given["runs"] == [name, *coded]
 
 
 def test_models_are_presets_or_folders(tmp_path):

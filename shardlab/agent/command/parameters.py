@@ -1,8 +1,9 @@
 """Parameters of a search without the DAG, derived from those of the tree.
 
-They are complete: every stage runs with them. The matrix is the start alone, whose training runs
-are the reference of quality. Two short timings of all engines that the forecast fits by default, on
-loopback and on the link of the search, are what it is fitted on.
+They are complete: every stage runs with them. The matrix is the start, whose training runs are the
+reference of quality, and where there is a link those runs of the tree that only compress its
+gradients: what they lose then is known of every engine. Two short timings of all engines that the
+forecast fits by default, on loopback and on the link of the search, are what it is fitted on.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from shardlab.core.errors import UserError, nearest
 from shardlab.experiment.link import Link
 from shardlab.experiment.parameters import Parameters
 from shardlab.experiment.schema import Model
-from shardlab.strategy.strategy import parse_strategy
+from shardlab.strategy.strategy import Strategy, parse_strategy
 
 READ = (
     "agent",
@@ -58,11 +59,17 @@ def search_parameters(params: Parameters, request: Request) -> dict[str, Any]:
     same = (engine for engine, strategy in plain.items() if strategy.hash() == start.hash())
     # a name that no engine has
     name = next(same, "start")
+    # the rules try codecs of unknown quality last
+    coded = {
+        run: strategies[run]
+        for run in given["runs"]
+        if request.link and run not in plain and _differs_in_codecs(strategies[run], start)
+    }
     named = {name: start, **plain}
     links = {"loopback": None} | ({"link": request.link} if request.link else {})
     timings = {
         each: {
-            "runs": [*named],
+            "runs": [*named, *(coded if each == "loopback" else ())],
             "world_size": request.ranks,
             "link": _plain(link),
             "repetitions": _REPETITIONS[each],
@@ -77,8 +84,8 @@ def search_parameters(params: Parameters, request: Request) -> dict[str, Any]:
         "model": _plain(_model(request.model, given["model"])),
         # quality does not depend on the link, so nothing trains on a slow one
         "train": _plain(train) | {"world_size": request.ranks, "link": None, "checkpoint": None},
-        "strategies": {each: written(one.canonical()) for each, one in named.items()},
-        "runs": [name],
+        "strategies": {each: written(one.canonical()) for each, one in (named | coded).items()},
+        "runs": [name, *coded],
         "seeds": given["seeds"],
         "baseline": name,
         "timings": timings,
@@ -106,6 +113,17 @@ def first_difference(one: Any, other: Any, key: str = "") -> str | None:
         if found is not None:
             return found
     return None
+
+
+def _differs_in_codecs(one: Strategy, start: Strategy) -> bool:
+    """Return whether a strategy is the start with gradients compressed, and nothing else."""
+    plain = start.canonical().gradients
+    return (
+        one.hash() != start.hash()
+        and not one.gradients.plain()
+        and one.model_copy(update={"gradients": plain}).hash()
+        == start.model_copy(update={"gradients": plain}).hash()
+    )
 
 
 def _plain(document: Any) -> Any:
