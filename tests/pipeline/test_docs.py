@@ -108,7 +108,11 @@ def test_commands_tested_elsewhere_are_documented_ones() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("path", WITH_COMMANDS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_commands_of_a_page_work_in_their_order(path: Path, workspace: Path) -> None:
+def test_commands_of_a_page_work_in_their_order(
+    path: Path, workspace: Path, request: pytest.FixtureRequest
+) -> None:
+    if any("stages.search" in command for command in commands([path])):
+        request.getfixturevalue("permitted")
     (workspace / ".venv").symlink_to(sys.prefix)
     typed = [command for command in commands([path]) if command not in TESTED_ELSEWHERE]
     for command in typed:

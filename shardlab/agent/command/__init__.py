@@ -1,0 +1,1 @@
+"""Search as one command: its parameters, its time, its stages, and what it prints."""

@@ -1,0 +1,189 @@
+"""Search for the fastest sharding strategy of a tolerated perplexity, without the pipeline.
+
+The search works in searches/NAME with the stages of the pipeline, and goes on from there when it is
+called again.
+"""
+
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import Field
+
+from shardlab.agent.command.folder import SearchFolder, Step, TimeIsUpError, run_stage
+from shardlab.agent.command.parameters import Request, search_parameters
+from shardlab.agent.command.ranking import ranking, ranking_text
+from shardlab.agent.command.written import written
+from shardlab.agent.records.history import History, initial_history
+from shardlab.agent.records.rounds import Proposal
+from shardlab.core.document import validate
+from shardlab.core.errors import UserError
+from shardlab.core.files import sha256_of_file
+from shardlab.core.progress import say
+from shardlab.data.tokenize.tokenize import recipe_sha256
+from shardlab.data.tokens.tokens import read_manifest
+from shardlab.emulation.link import Links
+from shardlab.experiment.link import LOOPBACK, Link
+from shardlab.experiment.parameters import Parameters
+from shardlab.experiment.schema import Agent, Name
+from shardlab.records.run import read_records
+from shardlab.records.timing import read_all
+from stages import (
+    calibrate,
+    collect,
+    decide,
+    estimate,
+    prepare,
+    profile,
+    propose,
+    timing,
+    tokenize,
+    train,
+    trial,
+)
+from stages import validate as validation
+from stages.common import run
+
+_DATA, _SEARCHES = Path("data"), Path("searches")
+_TRAINING = ("train", "profile", "validate")
+# an emulated link has its addresses in a network of 254
+Ranks = Annotated[int, Field(ge=2, le=254)]
+Minutes = Annotated[int, Field(ge=1, le=10_000)]
+
+
+def main(
+    params: Parameters,
+    *,
+    link: Annotated[str, "rate between ranks, such as 100mbit; none: loopback"],
+    ranks: Annotated[int, "processes on this machine"],
+    minutes: Annotated[int, "time of the search in total, earlier calls included"] = 10,
+    model: Annotated[str | None, "preset, or folder with a config.json; else as in params"] = None,
+    name: Annotated[str | None, "folder in searches/; else from link and ranks"] = None,
+) -> None:
+    """Search, and print the strategies that were raced and the best of them."""
+    request = Request(
+        None if link == "none" else validate(Link, {"rate": link}, "--link"),
+        validate(Ranks, ranks, "--ranks"),
+        model,
+    )
+    limit_s = 60.0 * validate(Minutes, minutes, "--minutes")
+    if name is None:
+        name = f"{link if request.link else LOOPBACK}-{ranks}-ranks".replace(".", "-")
+    path = _SEARCHES / validate(Name, name, "--name")
+    folder = SearchFolder(path, search_parameters(params, request), limit_s)
+    if request.link is not None:
+        with Links(ranks, request.link):
+            pass  # this process may make them
+    _ensure_data(params)
+    folder.begin(_DATA)
+    found, reason = _search(folder, minutes)
+    show(folder, found, reason)
+
+
+def _ensure_data(params: Parameters) -> None:
+    """Prepare and tokenize the data of the tree where they are absent."""
+    data, options = params("data", "tokenize")
+    corpus = _DATA / "corpus.json"
+    for stage, output in ((prepare, "source.json"), (tokenize, "statistics.json")):
+        if not (_DATA / output).exists():
+            name = stage.__name__.rpartition(".")[2]
+            run_stage(name, partial(stage.main, params), Path())
+    recipe = recipe_sha256(sha256_of_file(corpus), data.validation_share, options)
+    if read_manifest(_DATA / "tokens").recipe_sha256 != recipe:
+        raise UserError("data/tokens: of other parameters: run python -m stages.tokenize")
+
+
+def _search(folder: SearchFolder, minutes: int) -> tuple[History, str]:
+    """Return the history after as many rounds as the minutes allow, and why there are no more."""
+    params = folder.parameters()
+    try:
+        for step in _preparation(params):
+            folder.run(step)
+    except TimeIsUpError:
+        raise UserError(
+            f"{minutes} minutes are over, and nothing was raced yet: repeat it with more "
+            "--minutes: what was measured is kept"
+        ) from None
+    agent, train_, timings = params("agent", "train", "timings")
+    timed = read_all(folder.path / "results/timings", timings)
+    records = read_records(folder.path / "results/results.jsonl")
+    history = initial_history(records, timed, agent, train_)
+    for number in params("rounds"):
+        try:
+            _round(folder, number, agent, [*timings][-1])
+        except TimeIsUpError:
+            return history, f"the rest of {minutes} minutes is too short for another round"
+        path = folder.path / f"results/rounds/{number}/history.json"
+        history = History.from_file(path, f"remove {path}")
+        if history.rounds[-1].decision == "none":
+            break
+    return history, history.rounds[-1].reason
+
+
+def _preparation(params: Parameters) -> list[Step]:
+    """Return what the first round needs."""
+    timings, runs, seeds = params("timings", "runs", "seeds")
+    # the forecast is fitted on transfers without a link: those with one only validate it
+    unlinked = ('forecast.timings=["loopback"]',)
+    steps = [
+        Step(calibrate.main, "results/calibration.json", overrides=unlinked),
+        *(Step(timing.main, f"results/timings/{name}.jsonl", (name,)) for name in timings),
+        Step(estimate.main, "results/memory.json"),
+    ]
+    for name, seed in product(runs, seeds):
+        given, place = (name, str(seed)), f"{name}/seed{seed}"
+        options = {"run": name, "seed": seed}
+        steps += [
+            Step(train.main, f"results/train/{place}/metrics.json", options=options),
+            Step(profile.main, f"results/profile/{place}.json", given),
+            Step(validation.main, f"results/validate/{place}.json", given),
+        ]
+    return [*steps, Step(collect.main, "results/results.jsonl")]
+
+
+def _round(folder: SearchFolder, number: str, agent: Agent, timing_name: str) -> None:
+    """Run a round, if time is left for its race, and to train what has other codecs.
+
+    Args:
+        timing_name: timing on the link of the search: a race does at least as much.
+
+    Raises:
+        TimeIsUpError: there is too little.
+    """
+    results = f"results/rounds/{number}"
+    folder.run(Step(propose.main, f"{results}/proposal.json", (number,)))
+    proposal = Proposal.from_file(folder.path / results / "proposal.json", "remove it")
+    trained = all(arm.trained for arm in proposal.arms)
+    training_s = (
+        0.0 if trained else folder.seconds(*(f"{stage} {agent.start} " for stage in _TRAINING))
+    )
+    limit_s = min(agent.trial_timeout_s, folder.left_s - training_s)
+    # an attempt of a race has half of its limit, and a look ends it before the end of that
+    needed_s = max(training_s, 4 * folder.seconds(f"timing {timing_name}"))
+    within = (f"agent.trial_timeout_s={max(limit_s, 1):.0f}",)
+    race = Step(trial.main, f"{results}/trial.json", (number,), overrides=within)
+    if proposal.arms and limit_s < needed_s and not folder.has(race):
+        raise TimeIsUpError
+    folder.run(race)
+    folder.run(Step(decide.main, f"{results}/history.json", (number,)))
+
+
+def show(folder: SearchFolder, history: History, reason: str) -> None:
+    """Print the ranking and the strategy that is held."""
+    timed = read_all(folder.path / "results/timings", folder.parameters()("timings"))
+    load, held = history.workload, history.held
+    print(f"{load.model}, {load.world_size} ranks, link {load.link}: {len(history.races)} races")
+    print(f"ended: {reason}\n")
+    print(ranking_text(ranking(history, timed)))
+    print("\nSteps (95 % interval) and perplexities are over those of the start; predicted: ms.")
+    print("* held: the fastest that was shown to be so, at a tolerated perplexity\n")
+    entry = {"strategies": {folder.path.name: written(held.strategy)}}
+    print("# for params.yaml; add the name to `runs`, too")
+    print(yaml.safe_dump(entry, sort_keys=False), end="", flush=True)
+    say(f"search: {folder.seconds() / 60:.1f} minutes; everything is kept in {folder.path}")
+
+
+if __name__ == "__main__":
+    run(main)
