@@ -16,7 +16,8 @@ from shardlab.agent.command.folder import SearchFolder, Step, TimeIsUpError, run
 from shardlab.agent.command.parameters import Request, search_parameters
 from shardlab.agent.command.ranking import ranking, ranking_text
 from shardlab.agent.command.written import written
-from shardlab.agent.records.history import History, initial_history
+from shardlab.agent.records.beginning import initial_history
+from shardlab.agent.records.history import History
 from shardlab.agent.records.rounds import Proposal
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
