@@ -15,7 +15,7 @@ from shardlab.core.document import validate
 from shardlab.core.errors import UserError, nearest
 from shardlab.experiment.link import Link
 from shardlab.experiment.parameters import Parameters
-from shardlab.experiment.schema import Model
+from shardlab.experiment.schema import Agent, Model
 from shardlab.strategy.strategy import Strategy, parse_strategy
 
 READ = (
@@ -96,6 +96,9 @@ def search_parameters(params: Parameters, request: Request) -> dict[str, Any]:
         | {
             "start": name,
             "link": _plain(request.link),
+            "world_size": None,
+            "searches": {},
+            "model": _local(agent),
             "budget": _BUDGET,
             "budget_minutes": None,
         },
@@ -128,6 +131,13 @@ def _differs_in_codecs(one: Strategy, start: Strategy) -> bool:
 
 def _plain(document: Any) -> Any:
     return None if document is None else document.model_dump(mode="json")
+
+
+def _local(agent: Agent) -> str | None:
+    """Return the judge's model, by an absolute path if it is one."""
+    if agent.judge == "local" and agent.model:
+        return str(Path(agent.model).resolve())
+    return agent.model
 
 
 def _model(name: str | None, given: Model) -> Model:
