@@ -76,7 +76,10 @@ def run_ranks(
 
             launch(worker, world_size, threads=1, timeout_s=timeout_s, links=links)
         else:
-            _kept_ranks(world_size).run(message)
+            ranks = _kept_ranks(world_size)
+            ranks.run(message)
+            if not ranks.unchanged:
+                _KEPT_RANKS.pop(world_size).close()
         return _results(folder, world_size)
 
 
@@ -232,8 +235,6 @@ _KEPT_RANKS: dict[int, _Ranks] = {}
 
 def _kept_ranks(world_size: int) -> _Ranks:
     ranks = _KEPT_RANKS.pop(world_size, None)
-    if ranks is not None and not ranks.unchanged:
-        ranks.close()
     if ranks is None or not ranks.alive:
         ranks = _Ranks(world_size)
     _KEPT_RANKS[world_size] = ranks  # the one that was used last comes last

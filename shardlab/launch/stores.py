@@ -161,16 +161,22 @@ class TcpAttempt(Attempt):
         if failure.waited:
             patience = TIMEOUTS_S
         deadline = time.monotonic() + patience
+        earliest = failure
         with suppress(RuntimeError):  # the store has ended with its host
             reports.set(str(self.environment.rank), json.dumps(asdict(failure)))
             reports.set("any", "")
             while time.monotonic() < deadline:
                 new = [rank for rank in missing if reports.check([rank])]
                 missing -= {*new}
-                known = first(Failure.of_report(reports.get(rank)) for rank in new)
-                if known is not None and known.order < failure.order:
-                    return known
+                found = [Failure.of_report(reports.get(rank)) for rank in new]
+                earliest = first([earliest, *found]) or failure
+                # one between the first and this one may belong to a rank that waits, too: for the
+                # report of a rank that was killed when it had its number
+                if earliest.order <= 1 and earliest is not failure:
+                    return earliest
                 time.sleep(_POLL_S)
+        if earliest is not failure:
+            return earliest
         if missing and (failure.disconnected or failure.waited):
             return failure.without_report_of(f"rank {', '.join(sorted(missing, key=int))}")
         return failure

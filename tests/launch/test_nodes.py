@@ -1,8 +1,11 @@
 """Ranks of several nodes join, fail and restart together, under torchrun's agents or srun."""
 
+import dataclasses
+import json
 import os
 import signal
 import socket
+import threading
 import time
 
 import pytest
@@ -237,6 +240,26 @@ def test_reports_that_no_rank_wrote_are_ignored():
         for rank, report in enumerate(reports, 1):
             dist.PrefixStore("this/failures", store).set(str(rank), report)
         assert str(attempt.reported(own)) == "crash: rank 0: on purpose"
+
+
+@pytest.mark.parametrize("reports", [True, False])
+def test_the_first_failure_is_waited_for_where_its_rank_may_still_report_it(monkeypatch, reports):
+    """Rank 2 has failed first; if it was killed meanwhile, rank 1 has to name it."""
+    monkeypatch.setattr(stores, "_EARLIER_REPORT_S", 1.0)
+    first, second, own = (
+        Failure("crash", f"rank {rank}: on purpose", order=order, attempt="this")
+        for order, rank in enumerate((2, 1, 0), 1)
+    )
+    place = RankEnvironment(0, 3, 0, 1, "127.0.0.1", free_port())
+    with TcpAttempt(place) as attempt:
+        attempt.serve()
+        store = dist.TCPStore("127.0.0.1", place.master_port, wait_for_workers=False)
+        known = dist.PrefixStore("this/failures", store)
+        known.set("1", json.dumps(dataclasses.asdict(second)))
+        late = threading.Timer(0.3, known.set, ("2", json.dumps(dataclasses.asdict(first))))
+        if reports:
+            late.start()
+        assert attempt._first_of_all(own) == (first if reports else second)
 
 
 ONE = ("--standalone", "--nproc-per-node=2")

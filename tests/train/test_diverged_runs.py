@@ -122,7 +122,8 @@ def test_a_trial_that_diverges_is_data(data, tmp_path, monkeypatch):
     params = {"train": TRAIN, "model": {"preset": "tiny"}, "seeds": [3], "agent": {"start": "x"}}
     Path("params.yaml").write_text(yaml.safe_dump(params))
     arm = Arm(roles=["judge"], hash=strategy.hash(), label="x", strategy=strategy, trained=False)
-    found = trial._trained(Parameters(), arm)
+    params = Parameters()
+    found = trial._trained(params, params("agent"), arm)
     assert (found.outcome, found.measurements) == ("diverged", [])
     assert found.detail.startswith("seed 3: diverged at step ")
 
