@@ -89,9 +89,9 @@ def test_a_codecs_parameter_repeats_its_run_and_what_follows(workspace: Path) ->
     assert pending(workspace) == of_run | rest
     ran = executed(run(workspace, "dvc", "repro").stdout)
     assert of_run | {"collect", "propose 1", "report"} <= ran <= of_run | rest | {"check"}
-    # and back: DVC remembers, nothing is executed
+    # and back: DVC remembers all but a stage with an output that persists, the conversation
     (workspace / "params.yaml").write_text(before)
-    assert executed(run(workspace, "dvc", "repro").stdout) == set()
+    assert executed(run(workspace, "dvc", "repro").stdout) <= {"propose 1"}
 
 
 def test_another_layout_of_params_yaml_changes_nothing(workspace: Path) -> None:
