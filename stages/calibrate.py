@@ -1,6 +1,7 @@
 """Measure the costs of single operations on this machine, for the forecast."""
 
 from shardlab.calibration.costs import codecs_of
+from shardlab.calibration.hardware import detect
 from shardlab.calibration.measure import Network, calibrate
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say
@@ -13,7 +14,8 @@ _OUTPUT = "results/calibration.json"
 
 
 def main(params: Parameters) -> None:
-    """Write results/calibration.json for the ranks and links that the forecast is fitted on."""
+    """Write results/calibration.json for the ranks and links that the forecast is fitted on, and
+    results/hardware.json."""
     forecast, strategies, timings, train = params("forecast", "strategies", "timings", "train")
     known = [timings[name] for name in forecast.timings]
     networks = dict.fromkeys(Network(t.world_size, link) for t in known for link in (None, t.link))
@@ -33,6 +35,7 @@ def main(params: Parameters) -> None:
         placement=train.placement,
         memory=[*memory],
     )
+    detect(found).to_file("results/hardware.json")
     found.to_file(_OUTPUT)
     say(f"calibrate: {_OUTPUT}")
 

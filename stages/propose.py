@@ -2,20 +2,15 @@
 
 from pathlib import Path
 
-from shardlab.agent.proposals.chat import Chat, Replay
-from shardlab.agent.proposals.chat_judge import ChatJudge
-from shardlab.agent.proposals.endpoint import Endpoint
 from shardlab.agent.proposals.evidence import data_facts, machine_facts
-from shardlab.agent.proposals.judge import Judge, RuleJudge
-from shardlab.agent.proposals.local_model import LocalModel
+from shardlab.agent.proposals.judges import judge_of
 from shardlab.agent.proposals.proposal import Proposer
-from shardlab.agent.proposals.supervision import SupervisedJudge
 from shardlab.agent.records.beginning import initial_history, known_before
 from shardlab.agent.space.surrogate import Surrogate, fit, workload_of
 from shardlab.core.checksums import read_checked
 from shardlab.core.progress import say
+from shardlab.experiment.hardware import Hardware
 from shardlab.experiment.parameters import Parameters
-from shardlab.experiment.schema import Agent
 from shardlab.forecast.check import fitted_runs
 from shardlab.measurements.calibration import Calibration
 from shardlab.models.build import build_model
@@ -35,6 +30,9 @@ def main(params: Parameters, number: str) -> None:
     agent = agent.of(plan)
     first = initial_history(read_records(RESULTS), timed, agent, train, plan.search)
     history = known_before(plan.after, RESULTS, first, agent)
+    detected = Hardware.from_file("results/hardware.json", "run python -m stages.calibrate")
+    hardware = detected.changed_by(agent.hardware)
+    agent = agent.on(hardware, history.workload.world_size)
     tokens = read_checked("data/tokens/manifest.json", "run python -m stages.tokenize")
     sizes = tokens["vocabulary"], train.sequence_length, tokens["end_of_text"]
     shapes = ModelShapes(build_model(model, *sizes, seed=0).module, train)
@@ -45,7 +43,7 @@ def main(params: Parameters, number: str) -> None:
     fitted = fit(calibration, fitted_runs(timed, forecast), raced)
     surrogate = Surrogate(fitted, workload_of(history, agent, train, timed), shapes, history)
     statistics = read_checked("data/statistics.json", "run python -m stages.tokenize")
-    facts = machine_facts(calibration), data_facts(statistics)
+    facts = machine_facts(hardware), data_facts(statistics)
     proposer = Proposer(history, agent, forecast.space, shapes, surrogate, facts)
     folder = Path("results/rounds", number)
     judge = judge_of(agent, folder / "conversation.json")
@@ -55,26 +53,6 @@ def main(params: Parameters, number: str) -> None:
     if proposal.space is not None:
         say(f"round {number}: {proposal.space.predicted} strategies predicted")
     say(f"round {number}: {proposal.verdict.judge}: {proposal.verdict.reason}")
-
-
-def judge_of(agent: Agent, kept: Path) -> Judge:
-    """Return the judge that the parameters name.
-
-    Args:
-        kept: conversation that `replay` answers from.
-    """
-    chat: Chat
-    if agent.judge == "rules":
-        return RuleJudge()
-    if agent.judge == "replay":
-        chat = Replay(kept)
-    elif agent.judge == "local":
-        assert agent.model, "the parameters demand it with judge: local"
-        chat = LocalModel(agent.model)
-    else:
-        assert agent.endpoint and agent.model, "the parameters demand both with judge: http"
-        chat = Endpoint.from_environment(agent.endpoint, agent.model)
-    return SupervisedJudge(ChatJudge(chat))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from shardlab.agent.records.history import History
+from shardlab.agent.replays.documents import PolicyComparison
 from shardlab.collection.stage_files import read_document, read_loss_curve
 from shardlab.core.checksums import read_checked
 from shardlab.core.progress import say
@@ -18,6 +19,7 @@ from stages.common import run
 _RESULTS = Path("results")
 _FOLDER, _TIMINGS = _RESULTS / "report", _RESULTS / "timings"
 _FORECAST = _RESULTS / "forecast" / "forecast.json"
+_POLICIES = _RESULTS / "policies" / "policies.json"
 
 
 def main(params: Parameters) -> None:
@@ -38,6 +40,7 @@ def main(params: Parameters) -> None:
         comparison=compared,
         quality=quality,
         predicted=read_document(ForecastDocument, _FORECAST, "forecast"),
+        policies=read_document(PolicyComparison, _POLICIES, "policies"),
     )
     write_report(evidence, _FOLDER)
     say(f"report: {_FOLDER / 'report.html'}")

@@ -141,6 +141,9 @@ def _check_references(values: dict[str, Any]) -> None:
         for i, name in enumerate(known.runs):
             strategies = list(values.get("strategies", {name: 0}))
             refuse(f"forecast.runs.{i}", name, strategies, "strategy")
+    if "policies" in values:
+        for i, name in enumerate(values["policies"].timings):
+            refuse(f"policies.timings.{i}", name, list(values.get("timings", {name: 0})), "timing")
     if "train" in values:
         for name, strategy in values.get("strategies", {}).items():
             _check_fits(f"strategies.{name}", strategy, values["train"])

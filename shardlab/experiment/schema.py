@@ -6,6 +6,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from shardlab.core.document import AS_TUPLE, Document
 from shardlab.experiment.affinity import CpuAffinity
+from shardlab.experiment.hardware import Hardware
 from shardlab.experiment.link import Link
 from shardlab.strategy.codec_options import Int8Spec
 from shardlab.strategy.compression import Compression, WeightCodec
@@ -271,7 +272,9 @@ class Agent(Document):
     quality_tolerance: float = Field(0.03, ge=0)
     """largest accepted relative rise of validation perplexity"""
     memory_limit_gb: float | None = Field(None, gt=0)
-    """maximum peak memory of one rank; null: the machine's memory divided by the ranks"""
+    """maximum peak memory of one rank; null: its GPU's, or its part of the host's"""
+    hardware: Hardware = Hardware()
+    """what is given in place of what calibrate detected: for the memory limit and the judge"""
     trial_timeout_s: Seconds = 300
     """maximum duration of a race, and of the training runs of one strategy"""
     repetitions: Count = 120
@@ -299,6 +302,25 @@ class Agent(Document):
         search = self.searches[plan.search] if plan.search else Search()
         own = {name: getattr(search, name) for name in Search.model_fields}
         return self.model_copy(update={name: own[name] for name in own if own[name] is not None})
+
+    def on(self, hardware: Hardware, world_size: int) -> "Agent":
+        """Return the settings for ranks on some hardware, whose memory is the limit by default."""
+        if self.memory_limit_gb is not None:
+            return self
+        limit = hardware.memory_of_rank_gb(world_size)
+        return self.model_copy(update={"memory_limit_gb": limit})
+
+
+class Policies(Document):
+    """Ways to search, replayed on timings of many strategies: the judge beside controls and others'
+    samplers."""
+
+    timings: Annotated[tuple[Name, ...], AS_TUPLE] = ()
+    """tables that every policy chooses from; none: no policy is replayed"""
+    seeds: Count = 5
+    """replays of every policy on every timing"""
+    budget: Count = 8
+    """strategies that a policy measures besides `agent.start`"""
 
 
 class RoundPlan(Document):
@@ -336,5 +358,6 @@ class Params(Document):
     forecast: Forecast
     quality: Quality
     agent: Agent
+    policies: Policies
     rounds: dict[Round, RoundPlan]
     last_round: Round

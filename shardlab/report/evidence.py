@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from shardlab.agent.records.history import History
+from shardlab.agent.replays.documents import PolicyComparison
 from shardlab.experiment.schema import Quality
 from shardlab.forecast.results import ForecastDocument
 from shardlab.records.run import Record
@@ -36,6 +37,7 @@ class Evidence:
     """name of the timing of all runs whose step times are compared"""
     quality: Quality
     predicted: ForecastDocument
+    policies: PolicyComparison
 
     @property
     def runs(self) -> list[str]:

@@ -36,6 +36,7 @@ from shardlab.report.sections.measures import (
     efficiency,
     traffic,
 )
+from shardlab.report.sections.policies import policies
 from shardlab.report.sections.quality import time_to_quality
 from shardlab.report.sections.runs import breakdown, comparison, headline, headline_table, plots
 from shardlab.report.sections.scaling import scaling
@@ -55,6 +56,7 @@ SECTIONS: tuple[Builder, ...] = (
     links,
     forecast,
     search,
+    policies,
     data,
     environment,
     regenerate,

@@ -10,16 +10,18 @@ from shardlab.agent.decisions.decision import conclude
 from shardlab.agent.records.conversation import Conversation
 from shardlab.agent.records.history import History
 from shardlab.agent.records.rounds import Proposal, Trial
+from shardlab.agent.replays.documents import PolicyComparison
 from shardlab.core.checksums import write_checked
 from shardlab.core.errors import StorageError, UserError
+from shardlab.experiment.hardware import Hardware
 from shardlab.experiment.parameters import Parameters
 from shardlab.launch import RunFailed
 from shardlab.loop.plan import RunPlan
 from shardlab.records.run import Record, write_records
 from shardlab.records.timing import NO_COMMUNICATION, write_timings
 from shardlab.timing.plan import TimingPlan
-from stages import decide, propose, trial
-from tests.agent.chat_server import reader, serving
+from stages import decide, policies, propose, trial
+from tests.agent.chat_server import listed, reader, says, serving
 from tests.agent.machine import SPACE, TIMED
 from tests.agent.racing import RacingMachine
 from tests.agent.searches import AGENT, DDP, INT4_KEPT, KEPT, begin, proposal_of, trial_of
@@ -30,6 +32,7 @@ STATISTICS = {
     "vocabulary": 300,
     "train": {"documents": 90, "tokens": 9000, "bytes": 30000, "bytes_per_token": 3.3},
 }
+HARDWARE = Hardware(cpu="A processor", cores=2, memory_gb=3.0, gpus=[])
 TREE: dict[str, Any] = {
     "agent": {"start": "fsdp2", "link": {"rate": "100mbit"}, "memory_limit_gb": 4.0},
     "rounds": {
@@ -60,6 +63,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Path) -> Path
     write_records("results/results.jsonl", make_records(seeds=2))
     machine = RacingMachine(rate="100mbit")
     machine.calibration.to_file("results/calibration.json")
+    HARDWARE.to_file("results/hardware.json")
     for name in TIMINGS:
         runs = [run for run in machine.timed if run.timing == name]
         write_timings(f"results/timings/{name}.jsonl", runs)
@@ -143,6 +147,67 @@ def test_a_conversation_is_kept_and_replayed_without_a_server(params):
     assert again.verdict == first.verdict.model_copy(update={"judge": "replay"})
     assert again.arms == first.arms
     assert (folder / "conversation.json").read_bytes() == before
+
+
+def limit_of(*overrides: str) -> int:
+    """Return the memory of a rank that a proposal is limited to."""
+    propose.main(Parameters(overrides=["agent.memory_limit_gb=null", *overrides]), "1")
+    found = Proposal.from_file("results/rounds/1/proposal.json", "make it again")
+    return found.memory_limit_bytes
+
+
+def test_memory_is_that_of_the_hardware_detected_or_given(params):
+    gpus = (
+        'agent.hardware={"gpus": [{"name": "a", "memory_gb": 0.8}, {"name": "b", "memory_gb": 2}]}'
+    )
+    assert limit_of() == 1_500_000_000  # of each of 2 ranks
+    assert limit_of("agent.hardware.memory_gb=2.0") == 1_000_000_000
+    assert limit_of(gpus) == 800_000_000
+    assert limit_of(gpus, "agent.memory_limit_gb=0.9") == 900_000_000
+    Path("results/hardware.json").unlink()
+    with pytest.raises(UserError, match=r"hardware\.json: no such file: run .*stages\.calibrate"):
+        limit_of()
+
+
+ONE = (
+    'comparison="two-ranks"',
+    'runs=["fsdp2"]',
+    'policies={"timings": ["two-ranks"], "seeds": 1, "budget": 1}',
+)
+"""one replay of each policy, on the timing of the matrix"""
+
+
+def compared(*overrides: str) -> PolicyComparison:
+    policies.main(Parameters(overrides=[*ONE, *overrides]))
+    return PolicyComparison.from_file("results/policies/policies.json", "make it again")
+
+
+def test_no_policy_is_replayed_where_no_timing_is_named(project):
+    assert compared("policies={}") == PolicyComparison()
+    Conversation.from_file("results/policies/conversation.json", "make it again")
+
+
+def test_policies_are_replayed_on_the_timings_that_are_named(project):
+    found = compared("policies.seeds=2", "policies.budget=2")
+    assert found.tables == {"two-ranks": len(TIMED)}
+    names = [each.policy for each in found.summaries]
+    assert {"rules", "rules, shuffled", "random", "tpe", "gp", "matrix"} <= {*names}
+    assert not [name for name in names if name.startswith("model")]
+    assert len(found.replays) == 2 * len(names)
+    assert all(len(each.regret) == 3 for each in found.replays)
+    assert compared("policies.seeds=2", "policies.budget=2") == found
+
+
+def test_a_language_model_is_compared_and_its_answers_are_kept(project):
+    kept = Path("results/policies/conversation.json")
+    with serving(lambda request, number: (200, says(min(listed(request))))) as server:
+        asked = ["agent.judge=http", f"agent.endpoint={server.url}", "agent.model=a-model"]
+        found = compared(*asked)
+    names = [each.policy for each in found.summaries if each.policy.startswith("model")]
+    assert names == ["model", "model, shuffled", "model, no evidence"]
+    before = kept.read_bytes()
+    assert compared("agent.judge=replay") == found
+    assert kept.read_bytes() == before
 
 
 def test_a_spent_budget_ends_the_search_without_a_race(params):

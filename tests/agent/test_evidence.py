@@ -4,6 +4,7 @@ import re
 
 from shardlab.agent.decisions.decision import conclude
 from shardlab.agent.proposals.evidence import data_facts, describe, machine_facts, predicted
+from shardlab.experiment.hardware import Connection, Gpu, Hardware
 from tests.agent.searches import (
     AGENT,
     DDP,
@@ -13,7 +14,6 @@ from tests.agent.searches import (
     proposal_of,
     trial_of,
 )
-from tests.forecast.timing_factory import made_calibration
 from tests.record_factory import make_candidate
 
 
@@ -68,10 +68,26 @@ def test_a_prediction_says_what_is_unknown():
 
 
 def test_machine_and_data_are_facts_without_names_of_files():
-    machine = machine_facts(made_calibration())
-    assert machine.startswith("Machine: A processor made for tests, 2 cores, 8.6 GB of memory; a")
-    assert "MB/s (2 ranks, loopback)" in machine
-    assert " 12 MB/s (2 ranks, 100mbit)" in machine
+    connections = [
+        Connection(world_size=2, link="loopback", mb_per_s=310.2, latency_us=150.4),
+        Connection(world_size=2, link="100mbit", mb_per_s=12.1, latency_us=900.0),
+    ]
+    hardware = Hardware(
+        cpu="A processor",
+        cores=2,
+        caches_kb={"L1 data": 32, "L2 unified": 1024},
+        memory_gb=8.59,
+        copy_gb_per_s=9.52,
+        gpus=[Gpu(name="H100", memory_gb=80.0, link="NVLink 4")],
+        connections=connections,
+    )
+    machine = machine_facts(hardware)
+    assert machine == (
+        "Machine: A processor; 2 cores; caches L1 data 32 kB, L2 unified 1024 kB; 8.6 GB of "
+        "memory; a rank copies 9.5 GB/s; H100, 80.0 GB of memory, NVLink 4; a rank sends 310 MB/s "
+        "after 150 us (2 ranks, loopback); a rank sends 12 MB/s after 900 us (2 ranks, 100mbit)."
+    )
+    assert machine_facts(Hardware(cores=2)) == "Machine: 2 cores."
     train = {"documents": 90, "tokens": 9000, "bytes_per_token": 3.3}
     data = data_facts({"vocabulary": 300, "train": train})
     assert data == (

@@ -8,11 +8,12 @@ import pytest
 from shardlab.agent.policies.controls import ConstantJudge, ShuffledEvidence, WithoutEvidence
 from shardlab.agent.policies.judged import JudgedPolicy, forecast_policy
 from shardlab.agent.policies.policy import Choice, GreedyPolicy, ListPolicy, Policy, RandomPolicy
-from shardlab.agent.policies.replay import Replay, Table, replay
-from shardlab.agent.policies.summary import summarize
+from shardlab.agent.policies.replay import Table, replay
 from shardlab.agent.proposals.changes import changes
 from shardlab.agent.proposals.evidence import predicted
 from shardlab.agent.proposals.judge import Judge, Question, RuleJudge
+from shardlab.agent.replays.documents import Replay
+from shardlab.agent.replays.summary import summarize
 from shardlab.core.errors import UserError
 from tests.agent.chat_server import judge as http_judge
 from tests.agent.chat_server import listed, says, serving

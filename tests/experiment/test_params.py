@@ -98,6 +98,10 @@ def refusal(*overrides: str) -> str:
         ("agent.start=fsdp", "agent.start: 'fsdp' is no run; did you mean 'fsdp2'?"),
         ("agent.judge=local", "agent: judge: local needs model"),
         ("last_round='9'", "last_round: '9' is no round; valid: 1, 2"),
+        (
+            "policies.timings=[two-rank]",
+            "policies.timings.0: 'two-rank' is no timing; did you mean 'two-ranks'?",
+        ),
         ("rounds.2.search=wan", "rounds.2.search: 'wan' is no search: add it to agent.searches"),
         (
             "rounds.2.after=results/results.jsonl",

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from shardlab.agent.replays.documents import PolicyComparison
 from shardlab.experiment.schema import Quality
 from shardlab.report.aggregate import seed_warning
 from shardlab.report.answer import answer
@@ -16,10 +17,11 @@ from shardlab.report.numbers import (
     where_known,
 )
 from shardlab.report.sections.appendix import setting_line
+from shardlab.report.sections.policies import policies
 from shardlab.report.sections.quality import time_to_quality
 from shardlab.report.sections.runs import breakdown, comparison, headline_table
 from shardlab.report.sections.scaling import TIMED
-from shardlab.report.tables import escape, facts, tables_of, text_table
+from shardlab.report.tables import RUN, escape, facts, tables_of, text_table
 from shardlab.report.write import (
     comparison_rows,
     headline_markdown,
@@ -32,7 +34,8 @@ from tests.timed_run_factory import make_timed
 
 
 def test_every_table_of_runs_has_every_run():
-    tables = [t for t in tables_of(report_sections(make_evidence(make_records()))) if t.highlighted]
+    shown = tables_of(report_sections(make_evidence(make_records())))
+    tables = [t for t in shown if t.highlighted and t.columns[0] == RUN]
     of_matrix = [t for t in tables if "no communication" not in {row[0] for row in t.rows}]
     assert len(of_matrix) >= 7
     for table in of_matrix:
@@ -251,3 +254,16 @@ def test_time_to_quality_is_omitted_without_thresholds():
     evidence = make_evidence(make_records([BASELINE]), quality=Quality())
     assert time_to_quality(evidence) is None
     assert "Time to quality" not in [s.title for s in report_sections(evidence)]
+
+
+def test_policies_are_compared_with_the_rules_by_number_of_measurements():
+    evidence = make_evidence(make_records())
+    section = policies(evidence)
+    by_budget, beyond, by_timing, shares = section.tables
+    assert [column.heading for column in by_budget.columns] == ["policy", "0, %", "1, %", "2, %"]
+    assert by_budget.rows[1] == ["tpe", *(f"{n}.0 ({n}.0 to {n}.0)" for n in (100, 10, 10))]
+    assert beyond.rows[1][-1] == "10.0 (10.0 to 10.0)"
+    assert by_timing.rows == [["rules", "0.0", "0.0"], ["tpe", "10.0", "10.0"]]
+    assert [row[1:4] for row in shares.rows] == [["100", "100", "100"], ["0", "0", "0"]]
+    assert section.sentences[1].endswith("ahead, by an interval above 0, of tpe.")
+    assert policies(replace(evidence, policies=PolicyComparison())) is None

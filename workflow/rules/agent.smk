@@ -19,6 +19,7 @@ rule propose:
         "data/statistics.json",
         "data/tokens/manifest.json",
         "results/calibration.json",
+        "results/hardware.json",
         "results/results.jsonl",
         expand(rules.timing.output, timing=config["timings"]),
         known_before,
@@ -117,3 +118,41 @@ rule decide:
         values=values_of_decision,
     shell:
         "exec python -m stages.decide {wildcards.round:q}"
+
+
+rule policies:
+    input:
+        code(
+            "policies",
+            "shardlab/agent/policies",
+            "shardlab/agent/proposals",
+            "shardlab/agent/records",
+            "shardlab/agent/replays",
+            "shardlab/agent/space",
+            "shardlab/buffers",
+            "shardlab/core",
+            "shardlab/experiment",
+            "shardlab/forecast",
+            "shardlab/measurements",
+            "shardlab/memory",
+            "shardlab/models",
+            "shardlab/records",
+            "shardlab/strategy",
+            "shardlab/units",
+        ),
+        "data/tokens/manifest.json",
+        "results/calibration.json",
+        "results/results.jsonl",
+        expand(rules.timing.output, timing=config["timings"]),
+    output:
+        # kept until the stage has read it: judge: replay answers from it
+        update("results/policies/conversation.json"),
+        "results/policies/policies.json",
+    log:
+        "logs/policies.log",
+    benchmark:
+        "logs/benchmarks/policies.tsv"
+    params:
+        values=values("agent", "comparison", "forecast", "model", "policies", "timings", "train"),
+    shell:
+        "exec python -m stages.policies"

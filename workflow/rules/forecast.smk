@@ -21,6 +21,7 @@ rule calibrate:
         ),
     output:
         "results/calibration.json",
+        "results/hardware.json",
     log:
         "logs/calibrate.log",
     benchmark:

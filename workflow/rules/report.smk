@@ -3,6 +3,7 @@ rule report:
         code(
             "report",
             "shardlab/agent/records",
+            "shardlab/agent/replays",
             "shardlab/buffers",
             "shardlab/collection",
             "shardlab/core",
@@ -16,6 +17,7 @@ rule report:
         "data/source.json",
         "data/statistics.json",
         "results/forecast/forecast.json",
+        "results/policies/policies.json",
         "results/results.jsonl",
         every_run("results/train/{run}/seed{seed}/events.jsonl"),
         expand(rules.timing.output, timing=config["timings"]),

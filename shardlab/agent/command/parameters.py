@@ -102,6 +102,7 @@ def search_parameters(params: Parameters, request: Request) -> dict[str, Any]:
             "budget": _BUDGET,
             "budget_minutes": None,
         },
+        "policies": {},
         "rounds": {str(number): {"after": _before(number)} for number in range(1, _BUDGET + 1)},
         "last_round": str(_BUDGET),
     }

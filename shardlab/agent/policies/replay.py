@@ -12,32 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardlab.agent.policies.policy import Known, Policy
-from shardlab.core.document import Document
+from shardlab.agent.replays.documents import Replay
 from shardlab.core.errors import UserError
 from shardlab.records.timing import NO_COMMUNICATION, TimedRun
 from shardlab.strategy.strategy import CanonicalStrategy, parse_strategy
-
-
-class Replay(Document):
-    """One policy on one table."""
-
-    policy: str
-    workload: str
-    """name of the timing"""
-    seed: int
-    """of the halves and of the policy"""
-    picks: list[str]
-    """hashes, in the order in which they were measured; the start is not among them"""
-    regret: list[float]
-    """step of the best so far over the oracle's, less 1, both in the other half: after the start
-    alone, then after each measurement of the budget. The oracle is the best of all by the half that
-    policies measure"""
-    first: bool
-    """whether the first pick is the oracle"""
-    abstained: bool
-    """whether the policy stopped before the budget was spent"""
-    infeasible: int
-    flips: int
 
 
 class Table(NamedTuple):

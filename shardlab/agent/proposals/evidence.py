@@ -10,8 +10,8 @@ from typing import Any
 
 from shardlab.agent.records.history import History, Measured, Workload, perplexity_ratio
 from shardlab.agent.records.rounds import Prediction, Round
+from shardlab.experiment.hardware import Hardware
 from shardlab.experiment.schema import Agent
-from shardlab.measurements.calibration import Calibration
 
 
 def describe(
@@ -41,19 +41,26 @@ def describe(
     )
 
 
-def machine_facts(calibration: Calibration) -> str:
-    """Return what the machine is, and the rate of its largest messages on each link."""
-    host, rates = calibration.host, {}
-    for each in sorted(calibration.transfers, key=lambda each: each.nbytes):
-        if each.operation == "exchange":
-            where = f"{each.world_size} ranks, {each.link}"
-            rates[where] = each.wire_bytes / min(each.seconds) / 1e6
-    return (
-        f"Machine: {host['cpu']}, {host['cores']} cores, {host['memory_bytes'] / 1e9:.1f} GB of "
-        "memory; a rank sends "
-        + ", ".join(f"{rate:.0f} MB/s ({where})" for where, rate in rates.items())
-        + "."
-    )
+def machine_facts(hardware: Hardware) -> str:
+    """Return what the machine is, and how fast its ranks send on each link."""
+    facts = [
+        hardware.cpu,
+        hardware.cores and f"{hardware.cores} cores",
+        hardware.caches_kb
+        and "caches " + ", ".join(f"{name} {n} kB" for name, n in hardware.caches_kb.items()),
+        hardware.memory_gb and f"{hardware.memory_gb:.1f} GB of memory",
+        hardware.copy_gb_per_s and f"a rank copies {hardware.copy_gb_per_s:.1f} GB/s",
+        *(
+            ", ".join(filter(None, [gpu.name, f"{gpu.memory_gb:.1f} GB of memory", gpu.link]))
+            for gpu in hardware.gpus or []
+        ),
+        *(
+            f"a rank sends {each.mb_per_s:.0f} MB/s after {each.latency_us:.0f} us "
+            f"({each.world_size} ranks, {each.link})"
+            for each in hardware.connections or []
+        ),
+    ]
+    return f"Machine: {'; '.join(fact for fact in facts if fact)}."
 
 
 def data_facts(statistics: Mapping[str, Any]) -> str:

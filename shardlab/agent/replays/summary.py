@@ -9,47 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from shardlab.agent.policies.replay import Replay
-from shardlab.core.document import Document
+from shardlab.agent.replays.documents import NEAR, Interval, Replay, Summary
 from shardlab.core.interval import CONFIDENCE
 
-NEAR = 0.05
-"""regret that is as good as none"""
-
 Array = NDArray[np.float64]
-
-
-class Interval(Document):
-    """A mean with its bootstrap interval."""
-
-    mean: float
-    low: float
-    high: float
-
-
-class Summary(Document):
-    """Figures of one policy over all replays."""
-
-    policy: str
-    regret: list[Interval]
-    """by budget; the first is that of the start"""
-    ahead: list[Interval]
-    """regret less that of the reference, by budget: positive where the reference is better"""
-    by_workload: dict[str, float]
-    """mean regret after the budget, by workload"""
-    near: float
-    """share of replays with at most `NEAR` regret after the budget"""
-    first: float
-    """share of first picks that are the best of all"""
-    first_near: float
-    """share of replays with at most `NEAR` regret after the first pick"""
-    measured: float
-    """mean number of strategies that were measured besides the start"""
-    abstained: float
-    """share of replays that ended before the budget was spent"""
-    infeasible: float
-    flips: float
-    """mean numbers per replay"""
 
 
 def summarize(replays: Sequence[Replay], reference: str, draws: int = 2000) -> list[Summary]:

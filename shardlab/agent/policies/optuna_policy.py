@@ -1,19 +1,17 @@
-"""Optuna's samplers as policies: they choose settings, and a table holds some combinations of them.
-
-Optuna is not part of the environment: `make rivals` installs it.
-"""
+"""Optuna's samplers as policies: they choose settings; a table holds some combinations of these."""
 
 import random
-import sys
-from pathlib import Path
-from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from shardlab.agent.policies.policy import Choice, Known, Policy
 from shardlab.agent.policies.replay import Table
 from shardlab.agent.proposals.changes import aspects, changes, in_words
 from shardlab.strategy.strategy import CanonicalStrategy, parse_strategy
 
-SAMPLERS = ("tpe", "gp")
+SAMPLERS = {"tpe": optuna.samplers.TPESampler, "gp": optuna.samplers.GPSampler}
 _STARTUP = 3
 """random trials before a sampler's model; Optuna's 10 are more than the whole budget"""
 
@@ -25,21 +23,14 @@ class OptunaPolicy(Policy):
     the number of categories, is measured in its place, and it is what the sampler is told.
     """
 
-    def __init__(self, name: str, table: Table, seed: int, packages: Path) -> None:
+    def __init__(self, name: str, table: Table, seed: int) -> None:
         self.name, self._random = name, random.Random(seed)
-        optuna = _import(packages)
-        samplers = optuna.samplers
-        sampler = (
-            samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP)
-            if name == "tpe"
-            else samplers.GPSampler(seed=seed, n_startup_trials=_STARTUP)
-        )
-        self._optuna, self._study = optuna, optuna.create_study(sampler=sampler)
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        sampler = SAMPLERS[name](seed=seed, n_startup_trials=_STARTUP)
+        self._study = optuna.create_study(sampler=sampler)
         self._forms = {key: _categories(each) for key, each in table.strategies.items()}
-        self._space = {
-            name: optuna.distributions.CategoricalDistribution(
-                sorted({form[name] for form in self._forms.values()})
-            )
+        self._space: dict[str, BaseDistribution] = {
+            name: CategoricalDistribution(sorted({form[name] for form in self._forms.values()}))
             for name in next(iter(self._forms.values()))
         }
         self._told: set[str] = set()
@@ -50,19 +41,17 @@ class OptunaPolicy(Policy):
                 self._told.add(key)
                 self._study.add_trial(self._trial(key, ratio))
         trial = self._study.ask(self._space)
-        asked: dict[str, Any] = trial.params
-        self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+        self._study.tell(trial, state=TrialState.FAIL)
         far = {
-            key: sum(self._forms[key][n] != value for n, value in asked.items())
+            key: sum(self._forms[key][n] != value for n, value in trial.params.items())
             for key in known.new
         }
         least = min(far.values())
         nearest = [key for key, count in far.items() if count == least]
         return Choice(self._random.choice(nearest), infeasible=int(least > 0))
 
-    def _trial(self, key: str, ratio: float) -> Any:
-        create = self._optuna.trial.create_trial
-        return create(params=self._forms[key], distributions=self._space, value=ratio)
+    def _trial(self, key: str, ratio: float) -> FrozenTrial:
+        return create_trial(params=self._forms[key], distributions=self._space, value=ratio)
 
 
 def _categories(strategy: CanonicalStrategy) -> dict[str, str]:
@@ -73,14 +62,3 @@ def _categories(strategy: CanonicalStrategy) -> dict[str, str]:
         (aspect,) = aspects((change,))
         found[aspect] += f"{in_words((change,))}; "
     return {"engine": strategy.engine, **found}
-
-
-def _import(packages: Path) -> Any:
-    if not (packages / "optuna").is_dir():
-        raise SystemExit(f"{packages}: no Optuna there: run make rivals")
-    if str(packages) not in sys.path:
-        sys.path.append(str(packages))
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return optuna

@@ -1,0 +1,1 @@
+"""Replays of policies: their documents and figures."""

@@ -1,0 +1,64 @@
+"""Detection of the hardware that a calibration ran on."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shardlab.experiment.hardware import Connection, Gpu, Hardware
+from shardlab.hardware.topology import SYSFS, read_topology
+from shardlab.measurements.calibration import Calibration, Transfer
+
+
+def detect(calibration: Calibration, root: Path = SYSFS) -> Hardware:
+    """Return the hardware of this machine; rates are those of its calibration.
+
+    Args:
+        root: where sysfs is.
+    """
+    host = calibration.host
+    copies = [each for each in calibration.memory if each.operation == "copy"]
+    largest = max(copies, key=lambda each: each.nbytes, default=None)
+    return Hardware(
+        cpu=host["cpu"],
+        cores=host["cores"],
+        numa_nodes=len(read_topology(root=root).memory_nodes) or 1,
+        caches_kb=_caches(root / "devices/system/cpu/cpu0/cache"),
+        memory_gb=host["memory_bytes"] / 1e9,
+        # read and written
+        copy_gb_per_s=2 * largest.nbytes / min(largest.seconds) / 1e9 if largest else None,
+        gpus=[_gpu(torch.cuda.get_device_properties(n)) for n in range(torch.cuda.device_count())],
+        connections=_connections(calibration.transfers),
+    )
+
+
+def _caches(folder: Path) -> dict[str, int]:
+    """Read the sizes of caches (Documentation/ABI/testing/sysfs-devices-system-cpu)."""
+    found = {}
+    for cache in sorted(folder.glob("index[0-9]*")):
+        level, kind, size = ((cache / name).read_text().strip() for name in _CACHE_FILES)
+        found[f"L{level} {kind.lower()}"] = int(size.removesuffix("K"))
+    return found
+
+
+_CACHE_FILES = ("level", "type", "size")
+
+
+def _gpu(properties: Any) -> Gpu:
+    return Gpu(name=properties.name, memory_gb=properties.total_memory / 1e9)
+
+
+def _connections(transfers: list[Transfer]) -> list[Connection]:
+    found: dict[tuple[int, str], Connection] = {}
+    exchanges = [each for each in transfers if each.operation == "exchange"]
+    for each in sorted(exchanges, key=lambda each: each.nbytes):
+        where = each.world_size, each.link
+        seconds = min(each.seconds)
+        smallest = found[where].latency_us if where in found else seconds * 1e6
+        found[where] = Connection(
+            world_size=each.world_size,
+            link=each.link,
+            mb_per_s=each.wire_bytes / seconds / 1e6,
+            latency_us=smallest,
+        )
+    return [*found.values()]

@@ -1,0 +1,72 @@
+"""Replay policies of the search on timings of many strategies: how near the best each comes."""
+
+from pathlib import Path
+
+from shardlab.agent.records.conversation import Conversation
+from shardlab.agent.replays.documents import PolicyComparison
+from shardlab.core.progress import say
+from shardlab.experiment.parameters import Parameters
+from stages.common import run
+
+_FOLDER = Path("results/policies")
+_CONVERSATION = _FOLDER / "conversation.json"
+
+
+def main(params: Parameters) -> None:
+    """Write policies.json and conversation.json in results/policies."""
+    plan = params("policies")
+    found, said = PolicyComparison(), Conversation(judge="rules")
+    if plan.timings:
+        found, said = _replayed(params)
+    said.to_file(_CONVERSATION)
+    found.to_file(_FOLDER / "policies.json")
+    say(f"policies: {len(found.replays)} replays on {len(found.tables)} timings")
+
+
+def _replayed(params: Parameters) -> tuple[PolicyComparison, Conversation]:
+    # imported here: most experiments replay no policy, and these take seconds
+    from shardlab.agent.policies.comparison import compare
+    from shardlab.agent.policies.judged import Search
+    from shardlab.agent.policies.replay import Table
+    from shardlab.agent.proposals.judge import RuleJudge
+    from shardlab.agent.proposals.judges import model_of
+    from shardlab.agent.records.beginning import initial_history
+    from shardlab.core.checksums import read_checked
+    from shardlab.forecast.check import fitted_runs
+    from shardlab.forecast.model import step_s
+    from shardlab.measurements.calibration import Calibration
+    from shardlab.models.build import build_model
+    from shardlab.records.run import read_records
+    from shardlab.records.timing import NO_COMMUNICATION, TimedRun, read_all
+    from shardlab.strategy.strategy import CanonicalStrategy
+    from shardlab.units.shapes import ModelShapes
+
+    plan, timings, comparison, agent = params("policies", "timings", "comparison", "agent")
+    train, forecast = params("train", "forecast")
+    timed = read_all(Path("results/timings"), timings)
+    history = initial_history(read_records("results/results.jsonl"), [], agent, train)
+    tokens = read_checked("data/tokens/manifest.json", "run python -m stages.tokenize")
+    sizes = tokens["vocabulary"], train.sequence_length, tokens["end_of_text"]
+    shapes = ModelShapes(build_model(params("model"), *sizes, seed=0).module, train)
+    calibration = Calibration.from_file(
+        "results/calibration.json", "run python -m stages.calibrate"
+    )
+    search = Search(history, agent, shapes, calibration, fitted_runs(timed, forecast))
+
+    def admissible(strategy: CanonicalStrategy) -> bool:
+        quality = history.quality(strategy)
+        return quality is not None and quality.ratio <= 1 + agent.quality_tolerance
+
+    def runs_of(name: str) -> list[TimedRun]:
+        return [each for each in timed if each.timing == name]
+
+    tables = [Table.of(runs_of(name), history.start, admissible) for name in plan.timings]
+    matrix = [each for each in runs_of(comparison) if each.run != NO_COMMUNICATION]
+    hashes = [each.strategy_hash for each in sorted(matrix, key=step_s) if each.strategy_hash]
+    model = model_of(agent, _CONVERSATION)
+    found = compare(search, tables, hashes, plan, model)
+    return found, (model or RuleJudge()).conversation()
+
+
+if __name__ == "__main__":
+    run(main)
