@@ -9,7 +9,7 @@ payload
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ import xxhash
 from torch import Tensor
 
 from shardlab.codecs.base import Codec
+from shardlab.devices.registry import accelerator_of
 
 HEADER = 8
 VERSION = 2
@@ -107,42 +108,60 @@ def seal(message: Tensor, payload_bytes: int, contents: Contents) -> Tensor:
     end = HEADER + payload_bytes
     if end < sealed.numel():
         sealed[end:].zero_()
-    header = contents.identity() | checksum(sealed[HEADER:]) << 32
-    # torch fills with signed numbers
-    signed = header - (1 << 64) if header >> 63 else header
-    sealed[:HEADER].view(torch.int64).fill_(signed)
+    header = sealed[:HEADER].view(torch.int64)
+    if accelerator_of(message.device) is None:
+        header.fill_(_signed(contents.identity() | checksum(sealed[HEADER:]) << 32))
+    else:
+        header.copy_(_device_header(sealed, contents))
     return sealed
 
 
-def unseal(sealed: Tensor, payload_bytes: int, contents: Contents, sender: int) -> Tensor:
+def unseal(
+    sealed: Tensor,
+    payload_bytes: int,
+    contents: Contents,
+    sender: int,
+    report: Callable[[Tensor, Callable[[int], None]], None] = lambda value, read: read(int(value)),
+) -> Tensor:
     """Return the payload in an envelope.
+
+    Args:
+        report: called on a device with an int64 [] and its reader, which raises `PayloadError`: so
+            that the host need not wait for the message.
 
     Raises:
         PayloadError: it is damaged or has other contents; names codec, unit and rank.
     """
-    header = int(sealed[:HEADER].view(torch.int64)) % (1 << 64)
-    # the version first: the checksum of another version says nothing
-    if header % (1 << 8) == VERSION and header >> 32 != checksum(sealed[HEADER:]):
-        raise PayloadError(f"payload of rank {sender} ({contents}) arrived damaged")
-    contents.check(header % (1 << 32), sender)
+    header = sealed[:HEADER].view(torch.int64)
+
+    def check(difference: int) -> None:
+        """Raise an error unless the header is the expected one, but for no bit."""
+        identity = contents.identity() ^ difference & 0xFFFFFFFF
+        # the version first: the checksum of another version says nothing
+        if identity % (1 << 8) == VERSION and difference >> 32:
+            raise PayloadError(f"payload of rank {sender} ({contents}) arrived damaged")
+        contents.check(identity, sender)
+
+    if accelerator_of(sealed.device) is None:
+        expected = contents.identity() | checksum(sealed[HEADER:]) << 32
+        check((int(header) ^ expected) % (1 << 64))
+    else:
+        report((header ^ _device_header(sealed, contents)).view(()), check)
     return sealed[HEADER : HEADER + payload_bytes]
 
 
 def checksum(data: Tensor) -> int:
-    """Return the lower 32 bits of XXH3 (64 bits) of contiguous bytes, a multiple of 8.
-
-    On a device the bytes that are hashed are `device_sums`, since copying a message to the host
-    takes longer than encoding it.
-    """
-    hashed = data if data.device.type == "cpu" else device_sums(data).cpu()
-    return int(xxhash.xxh3_64_intdigest(hashed.numpy().data)) & 0xFFFFFFFF
+    """Return the lower 32 bits of XXH3 (64 bits) of contiguous bytes, a multiple of 8, on a CPU."""
+    return int(xxhash.xxh3_64_intdigest(data.numpy().data)) & 0xFFFFFFFF
 
 
-def device_sums(data: Tensor) -> Tensor:
-    """Return sums [2] of the 64-bit words, int64 modulo 2^64: plain, and weighted by place.
+def device_checksum(data: Tensor) -> Tensor:
+    """Return a number of 32 bits for contiguous bytes, a multiple of 8, as int64 [1].
 
-    Words lie in R rows of 32, of which row r weighs R - r. Any flipped bit changes the plain sum;
-    rows that change places change the weighted one.
+    It stays on the device, since the host would wait for it. Of sums of the 64-bit words (modulo
+    2^64), one plain and one weighted by place: words lie in R rows of 32, of which row r weighs
+    R - r. Any flipped bit changes the plain sum; rows that change places change the weighted one.
+    Both are mixed by the finalizer of MurmurHash3 (Appleby 2011, fmix64).
     """
     words = data.view(torch.int64)
     whole = words.numel() // _ROW * _ROW
@@ -150,7 +169,20 @@ def device_sums(data: Tensor) -> Tensor:
     if whole < words.numel():
         rows = torch.cat([rows, words[whole:].sum().view(1)])
     weights = torch.arange(len(rows), 0, -1, device=data.device)
-    return torch.stack([rows.sum(), (rows * weights).sum()])
+    mixed = rows.sum().view(1) ^ (rows * weights).sum() * _signed(0x9E3779B97F4A7C15)
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        mixed = (mixed ^ mixed >> 33 & 0x7FFFFFFF) * _signed(factor)
+    return (mixed ^ mixed >> 33 & 0x7FFFFFFF) & 0xFFFFFFFF
+
+
+def _device_header(sealed: Tensor, contents: Contents) -> Tensor:
+    """Return the header that belongs to a message: int64 [1] on its device."""
+    return device_checksum(sealed[HEADER:]) << 32 | contents.identity()
+
+
+def _signed(word: int) -> int:
+    """Return 64 bits as the signed number that torch takes."""
+    return word - (1 << 64) if word >> 63 else word
 
 
 class Buffers:

@@ -15,7 +15,6 @@ from shardlab.codecs.unit import Unit
 from shardlab.codecs.wire import HEADER, seal
 from shardlab.comm.codec_collective import CodecCollective, Sealed
 from shardlab.comm.collective import Native, add_up, labelled, sum_scatter
-from shardlab.comm.ledger import timed
 
 
 class AllToAllCollective(CodecCollective):
@@ -31,7 +30,7 @@ class AllToAllCollective(CodecCollective):
         if self._compresses(vector):
             payloads, part = self._scatter(vector, unit, step), f"{unit.name}>{self.rank}"
             keys = [self._key(part, step, rank) for rank in range(self.world_size)]
-            with timed(self.account, "decode_s"):
+            with self._timed("decode_s", vector):
                 self.codec.decode_sum(payloads, output, scale, keys)
         else:
             chunks = self._chunks(vector)
@@ -70,7 +69,7 @@ class AllToAllCollective(CodecCollective):
         part, n = f"{unit.name}<", shard.numel()
         (sealed,) = self._seal([shard], [part], step)
         payloads = self._swap([sealed] * self.world_size, n, part, step)
-        with timed(self.account, "decode_s"):
+        with self._timed("decode_s", output):
             for rank, chunk in enumerate(self._chunks(output)):
                 self.codec.decode_sum([payloads[rank]], chunk, 1.0, [self._key(part, step, rank)])
         self._count(raw=self._share_of_others(output.nbytes), wire=0.0)
@@ -101,7 +100,7 @@ class AllToAllCollective(CodecCollective):
         size = payloads[0].numel()
         (message,) = self._buffers.messages("summed", [HEADER + size + -size % 8], vector.device)
         payload = message[HEADER : HEADER + size]
-        with timed(self.account, "decode_s"):
+        with self._timed("decode_s", vector):
             add_up([p.view(torch.float32) for p in payloads], payload.view(torch.float32), 1.0)
             sealed = Sealed(seal(message, size, self._contents(n, part, step)), payload)
         sums = self._swap([sealed] * self.world_size, n, part, step)
@@ -116,7 +115,7 @@ class AllToAllCollective(CodecCollective):
         # the audit needs the values that are overwritten here
         given = vector if self.ledger.audit is None else vector.clone()
         chunks = self._chunks(vector)
-        with timed(self.account, "decode_s"):
+        with self._timed("decode_s", vector):
             for owner, (chunk, payload) in enumerate(zip(chunks, sums, strict=True)):
                 key = self._key(f"{unit.name}>{owner}", step, owner)
                 self.codec.decode_sum([payload], chunk, scale, [key])
@@ -159,7 +158,7 @@ class LinearNative(AllToAllCollective):
         self._count_sent(output.numel(), first, round(wire / first.message.nbytes))
         key = self._key(f"{unit.name}>{self.rank}", step, self.rank)
         payload = total.view(torch.uint8)[: first.payload.numel()]
-        with timed(self.account, "decode_s"):
+        with self._timed("decode_s", vector):
             self.codec.decode_sum([payload], output, scale, [key])
         self._check_finite(output)
         self._audit(output, vector, scale)
@@ -190,7 +189,7 @@ class LinearNative(AllToAllCollective):
         stride = size + -size % 8
         buffer = self._buffers.bytes("sent", stride * len(chunks), vector.device)
         slots = self._chunks(buffer)
-        with timed(self.account, "encode_s"):
+        with self._timed("encode_s", vector):
             for to, (chunk, slot) in enumerate(zip(chunks, slots, strict=True)):
                 self._encode(chunk, f"{unit.name}>{to}", step, slot[:size])
                 slot[size:].zero_()

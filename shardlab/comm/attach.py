@@ -23,6 +23,7 @@ from shardlab.comm.ledger import Kind, Ledger
 from shardlab.comm.residuals import Residual
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
+from shardlab.devices.registry import accelerator_of
 from shardlab.strategy.compression import Compression, WeightCompression
 from shardlab.transport.background import Lanes
 from shardlab.units.names import matching, parameter_names, whole_units
@@ -106,6 +107,10 @@ def attach(
         raise UserError(f"attach: {wrapped.whole_weights}: remove weights, or use fully_shard")
     if overlap and not wrapped.overlaps:
         raise UserError("attach: overlap is for fully_shard: remove it")
+    if overlap and any(accelerator_of(each.device) for each in model.parameters()):
+        raise UserError(
+            "attach: overlap is for CPUs: fully_shard overlaps on the streams of a GPU: remove it"
+        )
     if replicas is not None and not wrapped.takes_replicas:
         raise UserError("attach: replicas is for FullyShardedDataParallel: remove it")
     excluded = wrapped.excluded(patterns)

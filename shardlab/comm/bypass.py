@@ -9,7 +9,6 @@ from torch import Tensor
 from shardlab.codecs.unit import Unit
 from shardlab.comm.collective import Collective, Native
 from shardlab.comm.feedback import ErrorFeedback
-from shardlab.comm.ledger import extra_collective
 from shardlab.comm.residuals import Layout
 
 BY_NAME = "excluded by name"
@@ -130,7 +129,8 @@ class BypassCollective(Collective):
             ]
             vector = torch.cat(columns, 1).flatten()
             result = vector.new_empty(vector.numel() // len(given))
-            with nullcontext() if first else extra_collective(self.account):
+            extra = self.ledger.extra_collective(self.account, vector.device)
+            with nullcontext() if first else extra:
                 send(collective, Unit(unit.name, blocks), vector, result)
             sizes = [piece.shape[1] for piece in columns]
             targets = [t for t, pick in zip(taken.split(widths, 1), picks, strict=True) if pick]

@@ -1,6 +1,6 @@
 """Base of collectives over a codec: envelopes, counts and exchange of payloads."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ from shardlab.codecs.wire import (
 )
 from shardlab.comm.collective import Collective
 from shardlab.comm.feedback import ErrorFeedback, Updates
-from shardlab.comm.ledger import Kind, Ledger, extra_collective, timed
+from shardlab.comm.ledger import Kind, Ledger
 
 
 class CodecSettings(NamedTuple):
@@ -121,7 +121,7 @@ class CodecCollective(Collective):
         own = torch.tensor([contents.identity()], device=device)
         others = [torch.empty_like(own) for _ in range(self.world_size)]
         others[self.rank] = own
-        with extra_collective(self.account):
+        with self.ledger.extra_collective(self.account, device):
             self.transport.exchange([own] * self.world_size, others)
         self._count_number()
         for rank, other in enumerate(others):
@@ -146,7 +146,7 @@ class CodecCollective(Collective):
         sizes = [message_bytes(bound)] * len(vectors)
         buffers = self._buffers.messages("sent", sizes, vectors[0].device)
         result = []
-        with timed(self.account, "encode_s"):
+        with self._timed("encode_s", vectors[0]):
             for vector, part, message in zip(vectors, parts, buffers, strict=True):
                 payload = self._encode(vector, part, step, message[HEADER : HEADER + bound])
                 message = seal(message, payload.numel(), self._contents(n, part, step))
@@ -164,9 +164,11 @@ class CodecCollective(Collective):
         received = self._buffers.messages("received", expected, mine[0].message.device)
         self.transport.exchange([sealed.message for sealed in mine], received)
         contents = self._contents(n, part, step)
-        with timed(self.account, "decode_s"):
+        with self._timed("decode_s", mine[0].message):
             return [
-                mine[rank].payload if rank == self.rank else unseal(message, size, contents, rank)
+                mine[rank].payload
+                if rank == self.rank
+                else unseal(message, size, contents, rank, self._read_later)
                 for rank, (message, size) in enumerate(zip(received, sizes, strict=True))
             ]
 
@@ -179,7 +181,7 @@ class CodecCollective(Collective):
             [sealed.payload.numel() for sealed in mine], device=mine[0].payload.device
         )
         incoming = outgoing.clone()
-        with extra_collective(self.account):
+        with self.ledger.extra_collective(self.account, outgoing.device):
             self.transport.exchange(outgoing.split(1), incoming.split(1))
         self._count_number()
         sizes: list[int] = incoming.tolist()
@@ -190,6 +192,9 @@ class CodecCollective(Collective):
                     f"most {bound} of {n} elements"
                 )
         return sizes
+
+    def _read_later(self, value: Tensor, read: Callable[[int], None]) -> None:
+        self.ledger.deferred.value(self.account, value, lambda _, found: read(int(found)))
 
     def _key(self, part: str, step: int, rank: int) -> MessageKey:
         return MessageKey(self._seed, step, part, rank)

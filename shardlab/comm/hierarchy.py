@@ -19,7 +19,7 @@ from shardlab.codecs.wire import Buffers
 from shardlab.comm.all_to_all import AllToAllCollective
 from shardlab.comm.codec_collective import DEFAULT, CodecSettings
 from shardlab.comm.collective import Collective
-from shardlab.comm.ledger import Kind, Ledger, extra_collective
+from shardlab.comm.ledger import Kind, Ledger
 from shardlab.comm.residuals import ACROSS
 from shardlab.core.errors import UserError
 from shardlab.transport.object_collectives import device_of
@@ -78,7 +78,7 @@ class HierarchicalCollective(Collective):
         audit, self.ledger.audit = self.ledger.audit, None
         try:
             self.inside.reduce_scatter(of_node, given.view(-1), 1.0, _inside(unit))
-            with self._between():
+            with self._between(vector):
                 self.between.reduce_scatter(output, of_node, scale, _across(unit))
         finally:
             self.ledger.audit = audit
@@ -98,7 +98,7 @@ class HierarchicalCollective(Collective):
         """Gather between nodes first, so that every shard is sent to each other node once."""
         n = shard.numel()
         gathered = self._buffer("of the local rank", output, self.nodes * n)
-        with self._between():
+        with self._between(output):
             self.between.all_gather(gathered, shard, _across(unit))
         taken = self._buffer("taken", output)
         self.inside.all_gather(taken, gathered, _inside(unit))
@@ -118,10 +118,10 @@ class HierarchicalCollective(Collective):
         return self._buffers.bytes(purpose, size, like.device).view(like.dtype)
 
     @contextmanager
-    def _between(self) -> Iterator[None]:
+    def _between(self, like: Tensor) -> Iterator[None]:
         """Count the collective of the second level, which one level would not need."""
         before = self.account.bytes_wire
-        with extra_collective(self.account):
+        with self.ledger.extra_collective(self.account, like.device):
             yield
         self.account.bytes_between_nodes += self.account.bytes_wire - before
 

@@ -3,17 +3,19 @@
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields
-from time import perf_counter
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from shardlab.comm.deferred import Deferred
 from shardlab.transport.traffic import Traffic
 
 Kind = Literal["gradients", "weights"]
+Coding = Literal["encode_s", "decode_s"]
+Timer = AbstractContextManager[None]
 
 
 @dataclass
@@ -91,6 +93,8 @@ class Ledger:
         self._accounts: Accounts = {}
         self._apart: dict[int, Accounts] = {}
         self._thread = threading.local()
+        self.deferred: Deferred[Account] = Deferred()
+        """counts and times that a device knows"""
         self.audit: Audit | None = None
         """set while compressed reductions are compared with exact ones"""
         self.reset()
@@ -103,6 +107,7 @@ class Ledger:
 
     def reset(self) -> None:
         """Set all counts to 0, except those of `apart`."""
+        self.deferred.settle()
         self._accounts = _new()
 
     @contextmanager
@@ -123,9 +128,11 @@ class Ledger:
         """Add the counts of `apart` for a step; all its operations must have ended."""
         for kind, account in self._apart.pop(step, {}).items():
             self._accounts[kind].add(account)
+            self.deferred.move(account, self._accounts[kind])
 
     def sums(self) -> dict[Kind, dict[str, Any]]:
         """Return all counts as plain values."""
+        self.deferred.settle()
         return {
             kind: {**vars(account), "uncompressed": dict(account.uncompressed)}
             for kind, account in self._accounts.items()
@@ -139,7 +146,34 @@ class Ledger:
 
     def summary(self) -> dict[str, dict[str, Any]]:
         """Return bytes_raw, bytes_wire, compression_ratio and so on by kind of message."""
+        self.deferred.settle()
         return {kind: account.summary() for kind, account in self._accounts.items()}
+
+    def timed(self, account: Account, what: Coding, device: torch.device) -> Timer:
+        """Add the time of the block to the account; within `extra_collective` only to `what`."""
+        inside = getattr(self._thread, "extra", False)
+
+        def read(account: Account, seconds: float) -> None:
+            setattr(account, what, getattr(account, what) + seconds)
+            if inside:
+                account.extra_collective_s -= seconds
+
+        return self.deferred.seconds(account, device, read)
+
+    @contextmanager
+    def extra_collective(self, account: Account, device: torch.device) -> Iterator[None]:
+        """Count the block as a collective that only the codec needs, without the coding in it."""
+
+        def read(account: Account, seconds: float) -> None:
+            account.extra_collective_s += seconds
+
+        account.extra_collectives += 1
+        self._thread.extra = True
+        try:
+            with self.deferred.seconds(account, device, read):
+                yield
+        finally:
+            self._thread.extra = False
 
     @contextmanager
     def auditing(self) -> Iterator[Audit]:
@@ -149,22 +183,3 @@ class Ledger:
             yield self.audit
         finally:
             self.audit = None
-
-
-@contextmanager
-def timed(account: Account, what: Literal["encode_s", "decode_s"]) -> Iterator[None]:
-    """Add the wall time of the block to the account."""
-    start = perf_counter()
-    yield
-    setattr(account, what, getattr(account, what) + perf_counter() - start)
-
-
-@contextmanager
-def extra_collective(account: Account) -> Iterator[None]:
-    """Count the block as a collective that only the codec needs, without the coding in it."""
-    seconds, coding = account.extra_collective_s, account.encode_s + account.decode_s
-    start = perf_counter()
-    yield
-    coding = account.encode_s + account.decode_s - coding
-    account.extra_collectives += 1
-    account.extra_collective_s = seconds + perf_counter() - start - coding

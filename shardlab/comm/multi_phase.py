@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from time import perf_counter
 
 import torch
 import torch.distributed as dist
@@ -100,12 +99,11 @@ class MultiPhaseCollective(Collective):
         key = MessageKey(self._seed, self._steps[unit.name], unit.name, self.rank)
         self._steps[unit.name] += 1
         uncompressed = account.uncompressed.total()
-        start, moving = perf_counter(), wire.seconds
-        given = vector.clone() if self.feedback is None else self.feedback.given(vector, part)
-        total = reduce(given, unit, wire, key)
-        if self.feedback is not None and all_finite(total):
-            self.feedback.keep(part, given)
-        account.encode_s += perf_counter() - start - (wire.seconds - moving)
+        with self._timed("encode_s", vector), wire.coding():
+            given = vector.clone() if self.feedback is None else self.feedback.given(vector, part)
+            total = reduce(given, unit, wire, key)
+            if self.feedback is not None and all_finite(total):
+                self.feedback.keep(part, given)
         if account.uncompressed.total() == uncompressed:
             times = vector.numel() // total.numel()
             account.elements += vector.numel()
@@ -119,8 +117,8 @@ class GroupCommunicator:
     def __init__(self, group: dist.ProcessGroup, ledger: Ledger, kind: Kind) -> None:
         self.world_size = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
-        self.seconds = 0.0
-        """wall time in collectives so far"""
+        self._is_coding = False
+        """whether the time of collectives is part of a time of coding, from which it is taken"""
         self._is_first = True
         """whether the next collective is the first one of a message"""
         self._group = group
@@ -131,9 +129,18 @@ class GroupCommunicator:
         """Begin a message."""
         self._is_first = True
 
+    @contextmanager
+    def coding(self) -> Iterator[None]:
+        """Count the block as coding, but for its collectives."""
+        self._is_coding = True
+        try:
+            yield
+        finally:
+            self._is_coding = False
+
     def sum(self, vector: Tensor) -> None:
         """Set vector[m] to the sum over ranks: an all-reduce, 2 (W - 1) / W of its bytes."""
-        with self._phase(2 * vector.nbytes * self._others()):
+        with self._phase(2 * vector.nbytes * self._others(), vector):
             dist.all_reduce(vector, group=self._group)
 
     def sum_scatter(self, vector: Tensor) -> Tensor:
@@ -142,7 +149,7 @@ class GroupCommunicator:
         The owner sums in rank order, since gloo's own reduce-scatter sends twice as much.
         """
         taken = torch.empty_like(vector)
-        with self._phase(vector.nbytes * self._others()):
+        with self._phase(vector.nbytes * self._others(), vector):
             dist.all_to_all_single(taken, vector, group=self._group)
         total, *others = taken.chunk(self.world_size)
         for other in others:
@@ -153,7 +160,7 @@ class GroupCommunicator:
         """Return the shards of all ranks: an all-gather, W - 1 times the bytes of a shard."""
         taken = shard.new_empty(self.world_size * shard.numel())
         nbytes = shard.nbytes * (self.world_size - 1)
-        with self._phase(nbytes):
+        with self._phase(nbytes, shard):
             dist.all_gather_single(taken, shard, group=self._group)
         if not shard.is_floating_point():
             self._account.index_bytes += nbytes
@@ -171,15 +178,19 @@ class GroupCommunicator:
         return (self.world_size - 1) / self.world_size
 
     @contextmanager
-    def _phase(self, nbytes: float) -> Iterator[None]:
-        start = perf_counter()
-        with self._ledger.traffic.operation(nbytes):
+    def _phase(self, nbytes: float, sent: Tensor) -> Iterator[None]:
+        account, is_coding, is_first = self._account, self._is_coding, self._is_first
+
+        def read(account: Account, seconds: float) -> None:
+            account.encode_s -= seconds * is_coding
+            account.extra_collective_s += seconds * (not is_first)
+
+        with (
+            self._ledger.deferred.seconds(account, sent.device, read),
+            self._ledger.traffic.operation(nbytes),
+        ):
             yield
-        seconds, account = perf_counter() - start, self._account
-        self.seconds += seconds
         account.collectives += 1
         account.bytes_wire += nbytes
-        if not self._is_first:
-            account.extra_collectives += 1
-            account.extra_collective_s += seconds
+        account.extra_collectives += not is_first
         self._is_first = False

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from shardlab.codecs.unit import Block, Unit
 from shardlab.core.errors import UserError
+from shardlab.devices.registry import accelerator_of
 from shardlab.kernels.integers import KERNELS
 
 Residual = Literal["fp32", "bf16", "int8"]
@@ -86,7 +87,11 @@ def narrow(vector: Tensor, stored: Tensor) -> None:
     if stored.dtype == torch.float32:
         stored.copy_(vector)
     elif stored.dtype == torch.uint8:
+        if on_device := accelerator_of(vector.device) is not None:
+            vector.clamp_(-_LARGEST, _LARGEST)  # the host would wait for a look at the scales
         _INT8.encode(vector, _GROUP, payload=stored)
+        if on_device:
+            return
         # checking the scales is cheaper than a pass over all elements; NaN means too large
         scales = stored[: 2 * -(-vector.numel() // _GROUP)].view(torch.bfloat16)
         if scales.numel() and not scales.amax() < _LARGEST_SCALE:

@@ -11,6 +11,9 @@ from typing import ParamSpec
 import torch
 import torch.distributed as dist
 
+from shardlab.devices.accelerator import Accelerator, Event, Stream
+from shardlab.devices.registry import accelerator_of
+
 P = ParamSpec("P")
 
 _CPU = torch.device("cpu")
@@ -31,7 +34,8 @@ class Background:
     """
 
     def __init__(self, name: str, device: torch.device = _CPU) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._accelerator = accelerator_of(device)
+        self._stream = self._accelerator.stream() if self._accelerator else None
         # the number of threads is per thread: a new one would use all cores
         self._threads = ThreadPoolExecutor(
             1, name, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)
@@ -43,12 +47,14 @@ class Background:
     def start(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> "Running":
         """Queue a call."""
         do = partial(self._run, partial(call, *args, **kwargs))
-        if self._stream is None:
-            self._last = Running(self._threads.submit(do))
+        if self._accelerator is None or self._stream is None:
+            done: Future[Event | None] = self._threads.submit(do)
+            self._last = Running(done)
         else:
             # the call reads what the starter's stream still computes
-            launched = torch.cuda.current_stream(self._stream.device).record_event()
-            self._last = Running(self._threads.submit(_launch, self._stream, launched, do))
+            launched = self._accelerator.current_stream().record()
+            done = self._threads.submit(_launch, self._stream, launched, do)
+            self._last = Running(done, self._accelerator)
         return self._last
 
     def check(self) -> None:
@@ -87,9 +93,12 @@ def drain_all(*lanes: Background) -> None:
 class Running(dist.Work):
     """Call that was started."""
 
-    def __init__(self, future: "Future[torch.cuda.Event | None]") -> None:
+    def __init__(
+        self, future: "Future[Event | None]", accelerator: Accelerator | None = None
+    ) -> None:
         super().__init__()
         self._future = future
+        self._accelerator = accelerator
 
     @property
     def went_well(self) -> bool:
@@ -103,9 +112,9 @@ class Running(dist.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait until the call has ended; raise its error. Collectives have their own timeouts."""
         launched = self._future.result()
-        if launched is not None:
+        if launched is not None and self._accelerator is not None:
             # the caller's stream waits, not its thread
-            torch.cuda.current_stream(launched.device).wait_event(launched)
+            self._accelerator.current_stream().wait(launched)
         return True
 
     def synchronize(self) -> None:
@@ -115,14 +124,11 @@ class Running(dist.Work):
             launched.synchronize()
 
 
-def _launch(
-    stream: torch.cuda.Stream, after: torch.cuda.Event, call: Callable[[], None]
-) -> torch.cuda.Event:
-    with torch.cuda.stream(stream):
-        stream.wait_event(after)
+def _launch(stream: Stream, after: Event, call: Callable[[], None]) -> Event | None:
+    with stream.current():
+        stream.wait(after)
         call()
-        done: torch.cuda.Event = stream.record_event()
-        return done
+        return stream.record()
 
 
 class Lanes:

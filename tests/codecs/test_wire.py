@@ -14,11 +14,12 @@ from shardlab.codecs.wire import (
     Contents,
     PayloadError,
     describe,
-    device_sums,
+    device_checksum,
     message_bytes,
     seal,
     unseal,
 )
+from tests.devices.late_device import late_cpu
 
 CONTENTS = Contents("int8:group=64", 100, "layer>1", 3)
 
@@ -108,13 +109,40 @@ def test_another_version_is_named():
         unseal(message, 40, CONTENTS, 3)
 
 
+def mixed(word):
+    """The finalizer of MurmurHash3."""
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        word = (word ^ word >> 33) * factor % 2**64
+    return word ^ word >> 33
+
+
 @given(words=st.integers(0, 300), seed=st.integers(0, 9))
-def test_sums_on_a_device_are_what_the_format_says(words, seed):
+def test_checksum_of_a_device_is_what_the_format_says(words, seed):
     generator = torch.Generator().manual_seed(seed)
     data = torch.randint(0, 256, (8 * words,), dtype=torch.uint8, generator=generator)
     numbers = [
         int.from_bytes(bytes(data[8 * i : 8 * i + 8].tolist()), "little") for i in range(words)
     ]
     rows = -(-words // 32)
-    expected = sum(numbers), sum((rows - i // 32) * number for i, number in enumerate(numbers))
-    assert [each % 2**64 for each in device_sums(data).tolist()] == [e % 2**64 for e in expected]
+    plain = sum(numbers) % 2**64
+    weighted = sum((rows - i // 32) * number for i, number in enumerate(numbers)) % 2**64
+    expected = mixed(plain ^ weighted * 0x9E3779B97F4A7C15 % 2**64) % 2**32
+    assert device_checksum(data).tolist() == [expected]
+
+
+@given(size=st.integers(1, 600), data=st.data())
+def test_a_device_finds_a_flipped_bit_when_it_is_read(size, data):
+    reports = []
+
+    def unsealed():
+        return unseal(message, size, CONTENTS, 5, lambda *report: reports.append(report))
+
+    with late_cpu():
+        message, payload = sealed(size)
+        assert torch.equal(unsealed(), payload)
+        message[data.draw(st.integers(0, message.numel() - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        unsealed()
+    (good, read), (bad, read_bad) = reports
+    read(int(good))
+    with pytest.raises(PayloadError, match=r"rank 5 .*int8:group=64.*'layer>1'"):
+        read_bad(int(bad))

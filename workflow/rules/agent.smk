@@ -55,6 +55,7 @@ rule trial:
             "shardlab/data/corpus",
             "shardlab/data/tokenize",
             "shardlab/data/tokens",
+            "shardlab/devices",
             "shardlab/emulation",
             "shardlab/engines",
             "shardlab/environment",

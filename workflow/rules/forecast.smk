@@ -7,6 +7,7 @@ rule calibrate:
             "shardlab/calibration",
             "shardlab/codecs",
             "shardlab/core",
+            "shardlab/devices",
             "shardlab/emulation",
             "shardlab/environment",
             "shardlab/experiment",

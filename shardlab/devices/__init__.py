@@ -1,0 +1,1 @@
+"""Streams, events and page-locked memory of devices."""

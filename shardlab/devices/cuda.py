@@ -1,0 +1,67 @@
+"""Streams and events of CUDA. No test has run this on a GPU."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from shardlab.devices.accelerator import Accelerator, Event, Stream
+
+
+class CudaEvent(Event):
+    """Event of CUDA."""
+
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self.event = event
+
+    def done(self) -> bool:  # noqa: D102
+        found: bool = self.event.query()
+        return found
+
+    def synchronize(self) -> None:  # noqa: D102
+        self.event.synchronize()
+
+    def seconds_until(self, end: Event) -> float:  # noqa: D102
+        assert isinstance(end, CudaEvent), "of one device"
+        return float(self.event.elapsed_time(end.event)) / 1e3
+
+
+class CudaStream(Stream):
+    """Stream of CUDA."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+
+    def record(self, timed: bool = False) -> Event:  # noqa: D102
+        return CudaEvent(self._stream.record_event(torch.cuda.Event(enable_timing=timed)))
+
+    def wait(self, event: Event) -> None:  # noqa: D102
+        assert isinstance(event, CudaEvent), "of one device"
+        self._stream.wait_event(event.event)
+
+    @contextmanager
+    def current(self) -> Iterator[None]:  # noqa: D102
+        with torch.cuda.stream(self._stream):
+            yield
+
+
+class CudaAccelerator(Accelerator):
+    """A GPU.
+
+    Args:
+        device: with or without an index; without one it is the current GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def stream(self) -> Stream:  # noqa: D102
+        return CudaStream(torch.cuda.Stream(self._device))
+
+    def current_stream(self) -> Stream:  # noqa: D102
+        return CudaStream(torch.cuda.current_stream(self._device))
+
+    def to_host(self, values: Tensor) -> Tensor:  # noqa: D102
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        return host.copy_(values, non_blocking=True)

@@ -1,0 +1,37 @@
+"""The accelerator of a device."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from shardlab.devices.accelerator import Accelerator
+from shardlab.devices.cuda import CudaAccelerator
+
+
+def accelerator_of(device: torch.device) -> Accelerator | None:
+    """Return the interface of a device; None for the CPU, whose work the host does itself.
+
+    Raises:
+        ValueError: there is none for this type of device.
+    """
+    if device.type in _replaced:
+        return _replaced[device.type]
+    if device.type == "cpu":
+        return None
+    if device.type != "cuda":
+        raise ValueError(f"no streams for {device.type}")
+    return CudaAccelerator(device)
+
+
+_replaced: dict[str, Accelerator] = {}
+
+
+@contextmanager
+def replaced(device_type: str, accelerator: Accelerator) -> Iterator[None]:
+    """Use another accelerator for devices of a type while the block runs: a simulation."""
+    _replaced[device_type] = accelerator
+    try:
+        yield
+    finally:
+        del _replaced[device_type]
