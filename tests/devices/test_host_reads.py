@@ -3,10 +3,17 @@
 import json
 import subprocess
 import sys
+import traceback
+from typing import Any
 
 import pytest
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.devices.late_device import late_cpu
+from tests.engines.engine_cases import LOSSY, STRATEGIES, make, train
 from tests.pipeline.workspace import ROOT
+from tests.ranks import on_ranks
 
 READERS = {
     "topk": "the number of values at or above the threshold, and the length of coded indices",
@@ -39,3 +46,48 @@ def test_no_codec_and_no_collective_reads_from_the_device(reads: dict[str, str])
 @pytest.mark.parametrize("codec", READERS)
 def test_a_known_read_is_found(reads: dict[str, str], codec: str) -> None:
     assert "DataDependent" in reads[f"{codec}.encode"] or "Dynamic" in reads[f"{codec}.encode"]
+
+
+OF_HOST_MEMORY = {
+    "clip_coefficient": "the norm, which was read",
+    "_norm": "the sum of squares of gradients in host memory",
+    "update": "numbers of steps in host memory, by which AdamW corrects its moments",
+    "find_packed_sequence_indices": "transformers looks at the positions in every forward",
+}
+"""functions that look at numbers during a step, and what these are"""
+
+
+class Readers(TorchDispatchMode):
+    """Names of the functions of this thread that turn a tensor into a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if "_local_scalar_dense" in str(func):
+            frames = traceback.extract_stack()
+            own = [
+                f for f in frames if "/shardlab/" in f.filename or "/transformers/" in f.filename
+            ]
+            self.names.add(own[-1].name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp1", "fsdp2", "manual", "slide-full-cpu", "ddp-int8"])
+@on_ranks(2)
+def test_a_step_reads_its_loss_and_norm_together_and_waits_for_nothing(
+    group: dist.ProcessGroup, name: str
+) -> None:
+    with late_cpu() as device:
+        engine = make(group, {**STRATEGIES, **LOSSY}[name])
+        train(engine, group, 2)
+        device.waits = 0
+        with Readers() as readers:
+            losses = train(engine, group, 1, first=2)
+        assert losses.isfinite().all()
+        assert readers.names <= OF_HOST_MEMORY.keys()
+        # slide waits for the gradients that it updates host memory with
+        assert device.copies == 0 and (device.waits == 0 or name.startswith("slide"))

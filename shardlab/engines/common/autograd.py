@@ -22,6 +22,7 @@ from shardlab.engines.common.numerics import (
     clip_coefficient,
     local_parts,
     norm_of,
+    read_together,
     sum_of_squares,
 )
 from shardlab.profiling.traces.labels import BACKWARD, FORWARD
@@ -51,15 +52,16 @@ class ModuleEngine(Engine):
         self.activation_offload = activation_offload(strategy, device)
         """around forward: where the inputs of checkpointed blocks go"""
 
-    def _accumulate(self, batch: Tensor, count: int) -> float:
-        """Run forward and backward of one of `count` micro-batches; return its loss."""
+    def _accumulate(self, batch: Tensor, count: int) -> Tensor:
+        """Run forward and backward of one of `count` micro-batches; return its loss, [] on the
+        device, which the host would wait for."""
         batch = batch.to(self.device)
         with record_function(FORWARD), self.activation_offload:
             logits = self._logits(batch[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
         with record_function(BACKWARD):
             (loss * (self._loss_scale.value / count)).backward()
-        return float(loss.detach())
+        return loss.detach()
 
     def _logits(self, tokens: Tensor) -> Tensor:
         logits: Tensor = self.module(input_ids=tokens).logits
@@ -131,7 +133,9 @@ class AutogradEngine(ModuleEngine):
                 losses += [self._accumulate(batch, len(micro_batches)) for batch in early]
         losses.append(self._accumulate(last, len(micro_batches)))
         self._finish_backward()
-        norm = self._clip()
+        gradients = self._gradients()
+        norm, *read = read_together(self._norm(gradients), *losses)
+        self._clip(gradients, norm)
         applied = math.isfinite(norm)
         if applied:
             for group in self._optimizer.param_groups:
@@ -141,26 +145,31 @@ class AutogradEngine(ModuleEngine):
             self._handle.rollback()
         self._optimizer.zero_grad()
         self._loss_scale.update(applied)
-        return StepOutcome(sum(losses) / len(losses), norm, applied)
+        return StepOutcome(sum(read) / len(read), norm, applied)
 
     def _finish_backward(self) -> None:
         """Wait for reductions that overlap with backward."""
         self._handle.drain()
 
-    def _clip(self) -> float:
-        """Divide the gradients by the loss scale and clip them; return their global norm."""
+    def _gradients(self) -> list[Tensor]:
+        """Return this rank's gradients, divided by the loss scale."""
         parameters = self.module.parameters()
         gradients = local_parts(p.grad for p in parameters if p.grad is not None)
         if self._loss_scale.value != 1:
             torch._foreach_mul_(gradients, 1 / self._loss_scale.value)
+        return gradients
+
+    def _norm(self, gradients: list[Tensor]) -> Tensor:
+        """Return the norm of the whole gradient, [] on the device."""
         squares = sum_of_squares(gradients)
         if self._shards is not None:
             dist.all_reduce(squares, group=self._shards)
-        norm = norm_of(squares)
+        return norm_of(squares)
+
+    def _clip(self, gradients: list[Tensor], norm: float) -> None:
         coefficient = clip_coefficient(norm, self._optimization.clip)
         if coefficient != 1:
             torch._foreach_mul_(gradients, coefficient)
-        return norm
 
     def whole_parameters(self) -> Iterator[dict[str, Tensor]]:  # noqa: D102
         for name, parameter in self._trained().items():

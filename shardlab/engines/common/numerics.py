@@ -86,9 +86,16 @@ def _is_for_kernel(tensor: Tensor) -> bool:
     return supported and tensor.numel() >= _LARGE and native.compiled(tensor)
 
 
-def norm_of(squares: Tensor | float) -> float:
-    """Return the norm, rounded to float32."""
-    return float(torch.as_tensor(squares, dtype=torch.float64).sqrt().float())
+def norm_of(squares: Tensor) -> Tensor:
+    """Return the norm, rounded to float32, where the sum of squares is."""
+    return squares.sqrt().float()
+
+
+def read_together(*numbers: Tensor) -> list[float]:
+    """Return numbers, [] each, by one read: the host waits once for the device."""
+    device = numbers[-1].device
+    found: list[float] = torch.stack([each.to(device, torch.float64) for each in numbers]).tolist()
+    return found
 
 
 def clip_coefficient(norm: float, limit: float | None) -> float:

@@ -17,7 +17,7 @@ from shardlab.core.errors import UserError
 from shardlab.engines.common.autograd import ModuleEngine
 from shardlab.engines.common.base import EngineSetup, State, StepOutcome
 from shardlab.engines.common.flat import laid_out, split_vector
-from shardlab.engines.common.numerics import clip_coefficient, norm_of
+from shardlab.engines.common.numerics import clip_coefficient, norm_of, read_together
 from shardlab.engines.slide.build import (
     holds_updates,
     make_buffers,
@@ -118,7 +118,7 @@ class SlideEngine(ModuleEngine):
             self.begin(number, count, learning_rate)
             losses.append(self.compute(partial(self._accumulate, batch, count)))
         norm, applied = self.end()
-        return StepOutcome(sum(losses) / count, norm, applied)
+        return StepOutcome(sum(read_together(*losses)) / count, norm, applied)
 
     def begin(self, number: int, count: int, learning_rate: float) -> None:
         """Begin micro-batch `number` of the `count` of a step; `compute` and `end` follow.
@@ -263,7 +263,7 @@ class SlideEngine(ModuleEngine):
         """Return the norm of the whole gradient, when all of it is in host memory."""
         squares = torch.tensor(self._optimizer.sum_of_squares(), dtype=torch.float64)
         dist.all_reduce(squares, group=self.groups.here)
-        return norm_of(squares)
+        return float(norm_of(squares))
 
     def _end(self, norm: float, applied: bool) -> None:
         """Apply the gradient, or leave the step out."""
