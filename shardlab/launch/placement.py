@@ -62,6 +62,38 @@ def take_gpu(*, forked: bool) -> str:
     return str(torch.cuda.get_device_properties(index).uuid)
 
 
+def own_gpu(device: torch.device, group: dist.ProcessGroup) -> torch.device:
+    """Make the GPU of this rank the current one; all ranks of the group call together.
+
+    Args:
+        device: `cuda` for the GPU of LOCAL_RANK, unless the program has made another one current;
+            with an index: that GPU.
+
+    Returns:
+        The device with its index.
+
+    Raises:
+        UserError: ranks share a GPU; on all of them.
+    """
+    index = device.index
+    if index is None:
+        index = torch.cuda.current_device()
+        if index == 0 and {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} <= os.environ.keys():
+            index = gpu_index(torch.cuda.device_count(), forked=False) or 0
+    torch.cuda.set_device(index)
+    gpus = [""] * dist.get_world_size(group)
+    uuid = torch.cuda.get_device_properties(index).uuid
+    dist.all_gather_object(gpus, f"{platform.node()} {uuid}", group=group)
+    for gpu in gpus:
+        ranks = [rank for rank, each in enumerate(gpus) if each == gpu]
+        if len(ranks) > 1:
+            raise UserError(
+                f"ranks {', '.join(map(str, ranks))} share GPU {gpu}: start one rank for each GPU, "
+                "or call torch.cuda.set_device on each first"
+            )
+    return torch.device(device.type, index)
+
+
 def gpu_node() -> int | None:
     """Return the NUMA node of the current GPU; None without one, or where sysfs has no node."""
     if not torch.cuda.is_initialized():

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from shardlab.core.errors import StorageError, UserError
 from shardlab.core.process import die_with_parent
+from shardlab.core.progress import say
 from shardlab.experiment.affinity import CpuAffinity
 from shardlab.launch.failure import TIMED_OUT, UNKNOWN_ORDER, Failure
 from shardlab.launch.placement import backend_of, take_gpu, take_placement
@@ -149,7 +150,11 @@ class Job:
         torch.set_num_threads(self.threads)
         store = attempt.connect(self.timeout)
         gpu = take_gpu(forked=forked)
-        return rendezvous(store, rank, self.world_size, gpu, self.timeout)
+        joined = rendezvous(store, rank, self.world_size, gpu, self.timeout)
+        gpus = torch.cuda.device_count()
+        if rank == 0 and gpus and joined.backend == "gloo":
+            say(f"{self.world_size} ranks share {gpus} GPUs: they train on the CPU")
+        return joined
 
     def _work(self, rank: int, joined: Rendezvous, interface: str | None) -> None:
         if self.links is not None:

@@ -18,6 +18,7 @@ from shardlab.engines.common.base import State
 from shardlab.engines.slide.engine import SlideEngine
 from shardlab.engines.slide.groups import twin
 from shardlab.engines.slide.unit import FROZEN
+from shardlab.launch.placement import own_gpu
 from shardlab.standalone import checkpoint
 from shardlab.standalone.slide_config import (
     SlideConfig,
@@ -226,6 +227,8 @@ class SlideFSDP:
         if ours and isinstance(model, PreTrainedModel) and model.is_activation_checkpointing:
             model.activation_checkpointing_disable()  # else layers would be computed three times
         device = config.device_or(device_of(self._group))
+        if device.type == "cuda":
+            device = own_gpu(device, self._group)
         strategy, optimization = config.strategy(), config.optimization()
         engine = build_engine(
             model, strategy, optimization, self._group, config.seed, device=device

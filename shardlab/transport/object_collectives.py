@@ -15,7 +15,9 @@ Value = TypeVar("Value")
 
 def device_of(group: dist.ProcessGroup) -> torch.device:
     """Return the current GPU if the group has the NCCL backend, else the CPU."""
-    return torch.device("cuda" if "nccl" in dist.get_backend(group) else "cpu")
+    # `get_backend` says "undefined" of a group that torch has chosen the backends of
+    backends = dist.get_backend_config(group)
+    return torch.device("cuda" if "nccl" in backends else "cpu")
 
 
 def gather_bytes(content: bytes, group: dist.ProcessGroup) -> list[bytes]:

@@ -2,12 +2,16 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from shardlab.launch.placement import gpu_index
+from shardlab.core.errors import UserError
+from shardlab.launch.placement import gpu_index, own_gpu
 from shardlab.launch.rank import Rendezvous, rendezvous
+from shardlab.transport.object_collectives import device_of
 
 
 @pytest.fixture
@@ -79,3 +83,54 @@ def test_rank_takes_the_gpu_of_its_local_rank(monkeypatch, visible, forked, expe
     monkeypatch.setenv("LOCAL_RANK", "7")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert gpu_index(visible, forked=forked) == expected
+
+
+@pytest.mark.parametrize("chosen", [0, 5])
+@pytest.mark.parametrize("asked", ["cuda", "cuda:3"])
+def test_a_gpu_is_that_of_the_local_rank_unless_the_program_says_otherwise(
+    monkeypatch, chosen, asked
+):
+    current = pretend_gpus(monkeypatch, chosen)
+    found = run_alone(lambda group: own_gpu(torch.device(asked), group))
+    expected = 3 if asked == "cuda:3" else chosen or 7
+    assert found == torch.device("cuda", expected) and current == [expected]
+
+
+def test_ranks_that_share_a_gpu_are_refused(monkeypatch):
+    pretend_gpus(monkeypatch, 0)
+
+    def both(found, own, group):
+        found[:] = [own, own]
+
+    monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
+    monkeypatch.setattr(dist, "all_gather_object", both)
+    with pytest.raises(UserError, match=r"ranks 0, 1 share GPU .*: start one rank for each GPU"):
+        own_gpu(torch.device("cuda"), None)
+
+
+def pretend_gpus(monkeypatch, current: int) -> list[int]:
+    """Pretend to be local rank 7 of 8 with as many GPUs; the list will hold the one that is set."""
+    monkeypatch.setenv("LOCAL_RANK", "7")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    was_set = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "set_device", was_set.append)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda n: SimpleNamespace(uuid=n))
+    return was_set
+
+
+def run_alone(function):
+    """Call a function with a process group of this process alone."""
+    dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        return function(dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("config", ["cpu:gloo", "cpu:gloo,cuda:nccl"])
+def test_the_device_is_that_of_the_backends_also_where_torch_chose_them(monkeypatch, config):
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: config)
+    assert run_alone(device_of).type == ("cuda" if "nccl" in config else "cpu")
+    assert run_alone(dist.get_backend) == "undefined"
