@@ -73,7 +73,9 @@ def make_collective(
     exact: Collective = Native(group, ledger, kind)
     if dist.get_backend(group) == "gloo":
         exact = AllToAllCollective(group, ledger, kind, Identity())
-    return BypassCollective(inner, exact, route.excluded, route.warmup, feedback)
+    return BypassCollective(
+        inner, exact, route.excluded, route.warmup, feedback, route.minimum_size
+    )
 
 
 def _compressing(

@@ -1,7 +1,7 @@
 """Collective that sends excluded messages uncompressed, with the reason in the ledger."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -15,20 +15,23 @@ BY_NAME = "excluded by name"
 WARM_UP = "warm-up"
 NO_GRADIENT = "a parameter without gradient"
 _MESSAGES = "messages:"
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class BypassCollective(Collective):
     """Collective that sends messages through `inner`, except those that bypass it uncompressed.
 
-    Uncompressed are, in this order: messages that are not float32; messages without the gradients
-    of some parameters of the unit; the first `warmup` messages of a unit; excluded blocks, which
-    are taken out of the message and sent as a separate one.
+    Uncompressed are, in this order: messages of other types than float32, bf16 and fp16; messages
+    without the gradients of some parameters of the unit; the first `warmup` messages of a unit;
+    excluded blocks, which are taken out of the message and sent as a separate one. Codecs take
+    float32: narrower messages are widened for them, and have residuals in float32.
 
     Args:
-        exact: sends float32 uncompressed.
+        exact: sends messages of any type uncompressed.
         excluded: names of blocks.
         warmup: number of messages of each unit.
         feedback: records the layouts of its residuals.
+        minimum_size: of messages that `inner` compresses.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class BypassCollective(Collective):
         excluded: frozenset[str] = frozenset(),
         warmup: int = 0,
         feedback: ErrorFeedback | None = None,
+        minimum_size: int = 0,
     ) -> None:
         super().__init__(inner.group, inner.ledger, inner.kind)
         self.inner = inner
@@ -46,13 +50,15 @@ class BypassCollective(Collective):
         self._excluded = excluded
         self._warmup = warmup
         self._feedback = feedback
+        self._minimum_size = minimum_size
         self._messages: dict[str, int] = {}
 
     def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
         def send(collective: Collective, part: Unit, given: Tensor, taken: Tensor) -> None:
             if collective is self.inner:
                 self._lay_out(part, Layout.scattering(part, self.world_size, taken.numel()))
-            collective.reduce_scatter(taken, given, scale, part)
+            with self._widened(collective, given, taken) as (wide, result):
+                collective.reduce_scatter(result, wide, scale, part)
 
         n = output.numel()
         self._send(unit, vector.view(self.world_size, n), output.view(1, n), send)
@@ -61,7 +67,8 @@ class BypassCollective(Collective):
         def send(collective: Collective, part: Unit, given: Tensor, taken: Tensor) -> None:
             if collective is self.inner:
                 self._lay_out(part, Layout.whole(self.world_size, given.numel()))
-            collective.all_reduce(given, scale, part)
+            with self._widened(collective, given, given) as (wide, _):
+                collective.all_reduce(wide, scale, part)
             if given.data_ptr() != taken.data_ptr():
                 taken.copy_(given)
 
@@ -70,7 +77,9 @@ class BypassCollective(Collective):
 
     def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
         uncompressed = self._uncompressed(shard, unit.chunk_sizes(self.world_size), unit)
-        (uncompressed or self.inner).all_gather(output, shard, unit)
+        collective = uncompressed or self.inner
+        with self._widened(collective, shard, output) as (wide, result):
+            collective.all_gather(result, wide, unit)
 
     def state_dict(self) -> dict[str, Tensor]:  # noqa: D102
         counts = {_MESSAGES + unit: torch.tensor(n) for unit, n in self._messages.items()}
@@ -83,7 +92,7 @@ class BypassCollective(Collective):
 
     def _uncompressed(self, chunk: Tensor, widths: list[int], unit: Unit) -> Collective | None:
         """Return the collective of a message that bypasses the codec, else None."""
-        if chunk.dtype != torch.float32:
+        if chunk.dtype not in _TYPES:
             self._report(str(chunk.dtype))
             return self._native
         if widths and sum(widths) != chunk.numel():
@@ -95,6 +104,26 @@ class BypassCollective(Collective):
             self._report(WARM_UP)
             return self._exact
         return None
+
+    @contextmanager
+    def _widened(
+        self, collective: Collective, given: Tensor, taken: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Give a codec float32 in place of a narrower type; bytes_raw are those of the given type.
+
+        Args:
+            given, taken: that the collective reads and writes; the same, or apart.
+        """
+        is_short = max(given.numel(), taken.numel()) < self._minimum_size
+        if collective is not self.inner or given.dtype == torch.float32 or is_short:
+            yield given, taken
+            return
+        account, raw = self.account, self.account.bytes_raw
+        wide = given.float()
+        result = wide if taken is given else torch.empty_like(taken, dtype=torch.float32)
+        yield wide, result
+        taken.copy_(result)
+        account.bytes_raw = raw + (account.bytes_raw - raw) * given.element_size() / 4
 
     def _lay_out(self, unit: Unit, layout: Layout) -> None:
         if self._feedback is not None:

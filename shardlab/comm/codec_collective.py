@@ -46,7 +46,8 @@ class CodecCollective(Collective):
     """Collective that sends vectors as payloads of a codec.
 
     A vector that the codec does not support is sent uncompressed, and the ledger lists the reason
-    under `uncompressed`: another dtype than float32, or fewer than `minimum_size` elements.
+    under `uncompressed`: fewer than `minimum_size` elements, or another dtype than float32
+    (`BypassCollective` widens bf16 and fp16).
 
     Raises:
         ValueError: the class needs a linear codec, whose payloads can be summed.
@@ -86,10 +87,10 @@ class CodecCollective(Collective):
 
     def _obstacle(self, vector: Tensor) -> str | None:
         """Return why the codec does not support a message."""
-        if vector.dtype != torch.float32:
-            return f"{vector.dtype}"
         if vector.numel() < self.minimum_size:
             return f"fewer than {self.minimum_size} elements"
+        if vector.dtype != torch.float32:
+            return f"{vector.dtype}"
         return None
 
     def _report(self, vector: Tensor) -> None:

@@ -17,7 +17,7 @@ from shardlab.models.weights import Weights
 from shardlab.strategy.strategy import CanonicalStrategy, Strategy
 from shardlab.strategy.validation import check_fits
 from shardlab.transport.traffic import LinkThrottle
-from shardlab.units.dtypes import dtype_of, uses_fp16
+from shardlab.units.dtypes import uses_fp16
 from shardlab.units.units import prepare
 
 _CPU = torch.device("cpu")
@@ -78,8 +78,6 @@ def _check_device(strategy: CanonicalStrategy, device: torch.device) -> None:
         raise UserError("offload: shards are in CPU memory already: remove it")
     if strategy.activations == "memory" and device.type == "cpu":
         raise UserError("activations: memory: on a CPU they are there already: use disk")
-    if strategy.weights is not None and dtype_of(strategy.param_dtype, device) is not torch.float32:
-        raise UserError("weights: codecs take float32: set param_dtype: fp32, or remove weights")
     if strategy.gradients.error_feedback and uses_fp16(strategy, device):
         raise UserError(
             "error_feedback keeps what was not sent in units of the loss scale, and param_dtype: "

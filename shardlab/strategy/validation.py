@@ -139,10 +139,10 @@ def _numbers(strategy: Settings) -> Iterator[str]:
             "param_dtype: fp16: use bf16"
         )
     if strategy.reduce_dtype != "fp32" and not strategy.gradients.plain():
-        yield f"codecs take float32: remove reduce_dtype: {strategy.reduce_dtype}, or gradients"
-    narrow = [dtype for dtype in dtypes if dtype in ("bf16", "fp16")]
-    if narrow and strategy.weights is not None and strategy.weights.canonical():
-        yield f"codecs take float32: remove param_dtype: {narrow[0]}, or weights"
+        yield (
+            f"reduce_dtype: {strategy.reduce_dtype} rounds what the codec rounds again: remove it, "
+            "or gradients"
+        )
     if strategy.reduce_every_micro_batch and strategy.accumulation == 1:
         yield "reduce_every_micro_batch is pointless with accumulation: 1: remove it"
 

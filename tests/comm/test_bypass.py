@@ -5,17 +5,18 @@ import torch
 import torch.distributed as dist
 
 import shardlab
-from shardlab.codecs.registry import make_codec
+from shardlab.codecs.registry import make_codec, make_method
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.build import Route, make_collective
+from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.residuals import Layout
 from shardlab.core.errors import UserError
 from shardlab.units.names import matching
 from tests.comm.phase_vectors import gradients, whole
-from tests.comm.wire import is_same_everywhere
+from tests.comm.wire import is_same_everywhere, vector_of
 from tests.comm.wrapped_models import WRAPPERS, backward, full, gradients_after
-from tests.ranks import on_ranks
+from tests.ranks import on_ranks, run_ranks
 
 UNIT = Unit("unit", (Block("a", 5, 3), Block("b", 4, 1), Block("c", 3, 7), Block("d", 6, 2)))
 
@@ -143,3 +144,48 @@ def test_unit_without_blocks_is_compressed(group) -> None:
     collective = make(group, ["a"])
     shard_of(collective, scattered(gradients(dist.get_rank(group), 0, UNIT), 2), Unit("unit"))
     assert collective.account.elements > 0 and collective.account.uncompressed == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("spec", ["int8:group=64", "bf16", "powersgd:rank=2", "topk:density=0.3"])
+def test_a_codec_takes_narrow_vectors_as_their_values(spec, dtype):
+    """The result is that of the same values in float32, rounded once; so are residuals."""
+
+    def worker(group):
+        found = {}
+        for narrow in (True, False):
+            ledger, feedback = Ledger(), ErrorFeedback()
+            route = Route(make_method(spec), minimum_size=100)
+            ours = make_collective(group, ledger, "gradients", route, feedback)
+            results = []
+            for step in range(2):
+                given = vector_of(dist.get_rank(group), 400, step).to(dtype)
+                vector = given if narrow else given.float()
+                shard = torch.empty(200, dtype=vector.dtype)
+                ours.reduce_scatter(shard, vector, 0.5, Unit("scattered"))
+                ours.all_reduce(vector, 0.5, Unit("summed"))
+                results += [shard.to(dtype), vector.to(dtype)]
+            counts = ledger.sums()["gradients"]
+            found[narrow] = torch.cat(results), feedback.state_dict(), counts
+        (ours, residuals, counts), (theirs, expected, wide) = found[True], found[False]
+        assert torch.equal(ours.view(torch.int16), theirs.view(torch.int16))
+        assert residuals.keys() == expected.keys()
+        assert all(torch.equal(residuals[name], expected[name]) for name in expected)
+        assert counts["bytes_wire"] == wide["bytes_wire"]
+        assert counts["bytes_raw"] == wide["bytes_raw"] / 2
+        assert counts["uncompressed"] == wide["uncompressed"]
+
+    run_ranks(2, worker)
+
+
+def test_short_narrow_vectors_are_sent_as_they_are():
+    def worker(group):
+        ledger = Ledger()
+        route = Route(make_method("int8:group=64"), minimum_size=500)
+        vector = vector_of(dist.get_rank(group), 400).bfloat16()
+        make_collective(group, ledger, "gradients", route).all_reduce(vector, 0.5, Unit("short"))
+        counts = ledger.sums()["gradients"]
+        assert counts["bytes_wire"] - counts["metadata_bytes"] == counts["bytes_raw"] == 2 * 400
+        assert counts["uncompressed"] == {"fewer than 500 elements": 2}
+
+    run_ranks(2, worker)

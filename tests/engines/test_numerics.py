@@ -48,6 +48,17 @@ NARROW["slide-reduced"] = {
     "reduce_dtype": "bf16",
 }
 NARROW["fsdp2-wide-output"] = {"engine": "fsdp2", "param_dtype": "bf16", "output_dtype": "fp32"}
+INT8 = {"codec": "int8:group=64"}
+NARROW |= {
+    f"{engine['engine']}-{dtype}-compressed": {
+        **engine,
+        "param_dtype": dtype,
+        "gradients": INT8,
+        "weights": INT8,
+    }
+    for engine in ({"engine": "fsdp2"}, {"engine": "manual"}, SLIDE)
+    for dtype in ("bf16", "fp16")
+}
 NARROW["fsdp2-ahead-bf16"] = {"engine": "fsdp2", "param_dtype": "bf16", "prefetch": 1}
 
 
