@@ -141,6 +141,7 @@ class Schedule(UnitSchedule):
     def _complete(self, unit: FlatUnit) -> None:
         """Free a unit that has all its gradients, and start their reduction."""
         if unit is not self.root or self.reducing != "nothing":
+            self._wait(unit)  # a unit that the model did not use may still be on its way
             unit.free()
         if self.reducing == "nothing":
             return

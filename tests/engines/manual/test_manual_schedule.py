@@ -1,5 +1,7 @@
 """Gathers, frees and reductions of the manual engine."""
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -22,11 +24,15 @@ class Stack(nn.Module):
         self.head = nn.Linear(8, 10, bias=False)
         self.head.weight = self.embedding.weight
         self.idle = nn.Linear(8, 8)
+        self.without_backward: int | None = None
+        """block at whose output backward ends"""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.embedding(x)
-        for block in self.blocks:
+        for index, block in enumerate(self.blocks):
             hidden = torch.tanh(block(hidden))
+            if index == self.without_backward:
+                hidden = hidden.detach()
         return self.head(hidden)
 
 
@@ -107,3 +113,26 @@ def test_a_tied_embedding_of_its_own_is_gathered_once_and_moves_nothing_else(gro
     account = handle.ledger.accounts["weights"]
     # the layer that nobody uses makes up the root
     assert account.collectives - account.extra_collectives == 1 + 1 + 5 + 4
+
+
+@on_ranks(2)
+def test_a_unit_that_was_gathered_for_nothing_is_freed_when_it_has_arrived(group) -> None:
+    model, wrapped, handle = sharded(group)
+    model.without_backward = 0
+    schedule, gather = wrapped.schedule, wrapped.schedule._collectives.gather.all_gather
+    arrived = []
+
+    def slowly(output, shard, unit):
+        if unit.name == schedule.units[0].message.name:
+            time.sleep(0.3)
+        gather(output, shard, unit)
+        arrived.append(unit.name)
+
+    schedule._collectives.gather.all_gather = slowly
+    loss_of(wrapped, dist.get_rank(group)).backward()
+    schedule.finish()
+    assert schedule.units[0].message.name in arrived
+    assert not schedule.units[0].allocated
+    schedule._gathers.drain()
+    assert not schedule.units[0].gradient.any()
+    handle.detach()
