@@ -31,15 +31,22 @@ class Background:
     Args:
         name: of the thread, in profiles.
         device: of the tensors.
+        beside: on a GPU, another one of the same device, whose thread launches these calls, too:
+            collectives of several NCCL communicators need one order of launches on all ranks. The
+            streams are two all the same.
     """
 
-    def __init__(self, name: str, device: torch.device = _CPU) -> None:
+    def __init__(
+        self, name: str, device: torch.device = _CPU, beside: "Background | None" = None
+    ) -> None:
         self._accelerator = accelerator_of(device)
         self._stream = self._accelerator.stream() if self._accelerator else None
         # the number of threads is per thread: a new one would use all cores
         self._threads = ThreadPoolExecutor(
             1, name, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)
         )
+        if beside is not None and self._accelerator is not None:
+            self._threads = beside._threads
         self._last: Running | None = None
         self._error: BaseException | None = None
         """of the first call that failed"""

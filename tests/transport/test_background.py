@@ -1,11 +1,13 @@
 """Calls run concurrently with the caller, in order, and their errors are raised."""
 
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
 
-from shardlab.transport.background import Background
+from shardlab.transport.background import Background, drain_all
+from tests.devices.late_device import late_cpu
 
 
 def fail() -> None:
@@ -59,3 +61,28 @@ def test_calls_use_as_many_threads_as_their_starter():
     finally:
         torch.set_num_threads(before)
     assert found == [1]
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_on_a_device_calls_of_two_are_launched_in_one_order(on_device):
+    """Ranks that launch collectives of two communicators in different orders can hang."""
+    with late_cpu() if on_device else nullcontext():
+        gathers = Background("gather")
+        reductions = Background("reduce", beside=gathers)
+        started, gate = [], threading.Event()
+
+        def call(name: str) -> None:
+            started.append(name)
+            if name == "gather 0":
+                gate.wait(10)
+
+        first = gathers.start(call, "gather 0")
+        second = reductions.start(call, "reduce 0")
+        if not on_device:  # concurrently, as the host itself communicates
+            second.wait()
+        gate.set()
+        first.wait()
+        gathers.start(call, "gather 1")
+        drain_all(gathers, reductions)
+    assert started == ["gather 0", "reduce 0", "gather 1"]
+    assert (gathers._threads is reductions._threads) == on_device

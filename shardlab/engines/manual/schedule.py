@@ -37,7 +37,7 @@ class Schedule(UnitSchedule):
 
     The root (what belongs to no unit) is gathered first and kept until its gradients are there.
     The last unit stays between forward and backward, which begins with it. Gathers and reductions
-    have a thread each, and so a process group each.
+    have a thread each on a CPU, a stream each on a GPU, and a process group each.
 
     Args:
         units: in the order of their use; the root is not among them.
@@ -61,7 +61,7 @@ class Schedule(UnitSchedule):
         self._backward = False
         device = root.shard.device
         self._gathers = Background("gather", device)
-        self._reductions = Background("reduce", device)
+        self._reductions = Background("reduce", device, beside=self._gathers)
         self._pending: dict[str, Running] = {}
         self._vectors = VectorPool(reduce_dtype, device)
         self._missing = MissingGradients()
