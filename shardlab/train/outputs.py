@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
@@ -22,9 +23,9 @@ from shardlab.core.errors import StorageError
 from shardlab.core.files import atomic, writing
 from shardlab.core.progress import say
 from shardlab.engines.common.base import Engine
-from shardlab.environment.host import resident_memory
 from shardlab.loop.loop import StepEvent
 from shardlab.train.replicas import check_equal, checksum
+from shardlab.train.utilization import peak_memory
 
 
 def gather_trained(engine: Engine, group: dist.ProcessGroup) -> dict[str, Tensor]:
@@ -51,13 +52,15 @@ class Telemetry:
 
     Args:
         clip: gradient norm from which a step counts as clipped.
+        device: that computes.
     """
 
-    def __init__(self, folder: Path, clip: float | None) -> None:
+    def __init__(self, folder: Path, clip: float | None, device: torch.device) -> None:
         # scalars of an earlier run of the same name would be drawn into the same curve
         shutil.rmtree(folder, ignore_errors=True)
         self._clip = math.inf if clip is None else clip
         self._clipped = self._skipped = 0
+        self._device = device
         self._path = folder / f"events.out.tfevents.{time.time_ns()}"
         # not torch's SummaryWriter, whose thread ends with a traceback when the disk is full
         self._file: FileIO | None = None
@@ -79,7 +82,7 @@ class Telemetry:
             "train/invalid_steps": self._skipped,
             "speed/tokens_per_s": event.tokens / event.step_ms * 1e3,
             "speed/collective_ms": event.collective_ms,
-            "memory/peak_bytes": resident_memory().highest,
+            "memory/peak_bytes": peak_memory(self._device),
         }
         known = [(name, value) for name, value in scalars.items() if value is not None]
         values = [Summary.Value(tag=name, simple_value=value) for name, value in known]

@@ -196,7 +196,7 @@ def _timed_steps(
         events of all steps, and CPU times of those that were timed, since a resumption.
     """
     train = plan.train
-    telemetry = None if scalars is None else Telemetry(scalars, train.clip)
+    telemetry = None if scalars is None else Telemetry(scalars, train.clip, device_of(group))
     events: list[StepEvent] = []
     diverged = partial(has_diverged, events, loss_scaled)
 

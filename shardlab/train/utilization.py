@@ -67,11 +67,19 @@ class MemoryUse:
     """Memory that the run of one rank took, in bytes."""
 
     memory_peak_bytes: int
-    """largest resident set"""
+    """`peak_memory`"""
     memory_growth_bytes: int
     """largest increase on the device that computes, since the beginning"""
     memory_reserved_bytes: int | None
     """most that torch reserved on the device; None on a CPU"""
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the most memory that this process has used of the device that computes, in bytes: its
+    resident set on a CPU, tensors on a GPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resident_memory().highest
 
 
 class MemoryMeter:
@@ -93,7 +101,8 @@ class MemoryMeter:
         now, before = resident_memory(), self._before
         if self._device.type == "cuda":
             grown = torch.cuda.max_memory_allocated(self._device) - self._allocated
-            return MemoryUse(now.highest, grown, torch.cuda.max_memory_reserved(self._device))
+            reserved = torch.cuda.max_memory_reserved(self._device)
+            return MemoryUse(peak_memory(self._device), grown, reserved)
         mapped = now.of_files - before.of_files
         return MemoryUse(now.highest, max(0, now.highest - before.now - mapped), None)
 

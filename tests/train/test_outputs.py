@@ -36,6 +36,8 @@ STRATEGIES = {
     "manual": {"engine": "manual"},
 }
 
+CPU = torch.device("cpu")
+
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_whole_model_is_gathered_on_rank_0_only(name):
@@ -92,9 +94,9 @@ def test_scalars_and_traces_are_best_effort(tmp_path, capsys):
     """A log that fails is named once, and the run goes on (attack 10 of the review)."""
     event = StepEvent(0, 1.0, 1.0, 1.0, 1.0, True, 1, None, None)
     (tmp_path / "file").touch()
-    full = Telemetry(tmp_path / "full", None)
+    full = Telemetry(tmp_path / "full", None, CPU)
     full._file = FileIO("/dev/full", "w")
-    for telemetry in (Telemetry(tmp_path / "file/logs", None), full):
+    for telemetry in (Telemetry(tmp_path / "file/logs", None, CPU), full):
         telemetry.write(event)
         telemetry.write(event)
         telemetry.close()

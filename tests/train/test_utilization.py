@@ -5,7 +5,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-from shardlab.train.utilization import flops_per_token, product_flops_per_s
+from shardlab.environment.host import resident_memory
+from shardlab.train.utilization import (
+    MemoryMeter,
+    flops_per_token,
+    peak_memory,
+    product_flops_per_s,
+)
 from tests.families import config_of
 from tests.ranks import run_ranks
 
@@ -30,3 +36,18 @@ def test_product_rate_is_measured_on_all_ranks():
         return {"speed": torch.tensor(speed)}
 
     assert all(result["speed"] > 1e8 for result in run_ranks(2, on_rank))
+
+
+def test_memory_is_that_of_the_device_that_computes(monkeypatch):
+    host = resident_memory().highest
+    assert host <= peak_memory(torch.device("cpu")) <= resident_memory().highest
+    for name, value in (
+        ("reset_peak_memory_stats", None),
+        ("memory_allocated", 100),
+        ("max_memory_allocated", 350),
+        ("max_memory_reserved", 400),
+    ):
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    used = MemoryMeter(torch.device("cuda")).used()
+    peaks = used.memory_peak_bytes, used.memory_growth_bytes, used.memory_reserved_bytes
+    assert peaks == (350, 250, 400)
