@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
     reason="on a GPU tests/codecs/test_devices.py runs the kernels themselves",
 )
 
-from shardlab.kernels.triton import formats  # noqa: E402
+from shardlab.kernels.triton import formats, grouped  # noqa: E402
 from shardlab.kernels.triton.select import select  # noqa: E402
 
 FORMATS = {name: (GROUPED[name], format) for name, format in formats.FORMATS.items()}
@@ -65,6 +65,31 @@ def test_formats_match_reference(kernel, format, pair, group):
     check(kernel, format, *pair, group)
 
 
+@pytest.mark.parametrize("name", ["int8_stochastic", "int4_stochastic"])
+@pytest.mark.parametrize("key", [(0, 1), (1, 2**31), (2**31 - 1, 2**32 - 1)])
+def test_keys_of_any_size_match_the_reference(name, key):
+    kernel, format = FORMATS[name]
+    x = torch.linspace(-1, 1, 300)
+    payload, expected = torch.zeros(2, kernel.payload_bytes(300, 128), dtype=torch.uint8)
+    format.encode(x, None, None, 128, *key, payload)
+    kernel.encode_reference(x, None, None, 128, *key, expected)
+    assert payload.tolist() == expected.tolist()
+
+
+def test_keys_are_of_one_type():
+    """One of another type would be compiled for, while training."""
+    signed = [grouped._signed(k) for k in (0, 1, 2**31 - 1, 2**31, 2**32 - 1)]
+    assert signed == [0, 1, 2**31 - 1, -(2**31), -1]
+
+
+def test_addresses_are_copied_to_a_device_once():
+    payloads = torch.zeros(3, 40, dtype=torch.uint8)
+    before = grouped._addresses.cache_info().misses
+    for _ in range(5):
+        FORMATS["int8"][1].decode([*payloads], 128, torch.zeros(30), 1.0, False)
+    assert grouped._addresses.cache_info().misses == before + 1
+
+
 with_ties = st.one_of(
     st.builds(any_bits, st.integers(1, 5000), st.integers(0, 2**31)),
     # few different values, so that there are many ties
@@ -89,11 +114,12 @@ def test_selection_keeps_the_largest_and_the_first_of_equal_ones(x, share):
     assert bits(values) == bits(x[expected])
 
 
-def test_all_kernels_compile_for_a_gpu_without_fused_multiply_add():
+@pytest.mark.parametrize("capability", ["80", "90", "100"])
+def test_all_kernels_compile_for_gpus_without_fused_multiply_add(capability):
     script = Path(__file__).with_name("triton_compiles.py")
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     run = subprocess.run(
-        [sys.executable, script],
+        [sys.executable, script, capability],
         env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,

@@ -1,7 +1,9 @@
-"""Compiles every Triton kernel for an NVIDIA GPU of compute capability 9.0; needs none to do so.
+"""Compiles every Triton kernel for the NVIDIA GPU of the argument, such as 90; needs none.
 
 Prints the kernels with a fused multiply-add: those would round otherwise than the specification.
 """
+
+import sys
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -19,8 +21,6 @@ POINTERS = {
     "payload": "*u8",
     "payloads": "*i64",
     "alpha": "fp32",
-    "k0": "i64",
-    "k1": "i64",
 }
 
 
@@ -30,7 +30,7 @@ def compile_kernel(kernel, **constants) -> str:
         for name in kernel.arg_names
     }
     source = ASTSource(kernel, types, constexprs=constants)
-    target = GPUTarget("cuda", 90, 32)
+    target = GPUTarget("cuda", int(sys.argv[1]), 32)
     return triton.compile(source, target=target, options={"enable_fp_fusion": False}).asm["ptx"]
 
 

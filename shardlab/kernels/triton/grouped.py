@@ -7,6 +7,7 @@ format is three functions that Triton compiles into the kernels: `head` (the wor
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,8 @@ _TILE = 2048
 """elements of a program: enough to keep a multiprocessor busy, few enough for its registers"""
 
 
-@triton.jit
+# keys differ from message to message: kernels for special numbers would be compiled in training
+@triton.jit(do_not_specialize=["k0", "k1"])
 def _encode_kernel(
     x,
     residual,
@@ -148,8 +150,8 @@ class TritonFormat(NamedTuple):
                 span.head_offset,
                 span.code_offset,
                 span.first_element,
-                k0,
-                k1,
+                _signed(k0),
+                _signed(k1),
                 HEAD=self.head,
                 CODE=self.code,
                 VALUE=self.value,
@@ -169,7 +171,7 @@ class TritonFormat(NamedTuple):
         add: bool,
     ) -> None:
         """Run the operator `NAME_decode` of `shardlab.kernels.grouped` on the GPU."""
-        addresses = torch.tensor([each.data_ptr() for each in payloads], device=out.device)
+        addresses = _addresses(tuple(each.data_ptr() for each in payloads), out.device)
         for span in _spans(out.numel(), group, self.bits):
             _decode_kernel[(triton.cdiv(span.groups, span.rows),)](
                 addresses,
@@ -187,6 +189,17 @@ class TritonFormat(NamedTuple):
                 **span.tile(),
                 enable_fp_fusion=False,
             )
+
+
+def _signed(word: int) -> int:
+    """Return 32 bits as a signed number, so that all keys have one type in a kernel."""
+    return word - (word >> 31 << 32)
+
+
+@lru_cache(4096)
+def _addresses(pointers: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return a table on the device; buffers are reused, so a step copies what it did not before."""
+    return torch.tensor(pointers, device=device)
 
 
 class _Span(NamedTuple):
