@@ -17,10 +17,15 @@ class Communicator(Protocol):
     world_size: int
 
     def sum(self, vector: Tensor) -> None:
-        """vector[m] = sum over ranks of vector, float32, in place; the same bytes on all ranks."""
+        """vector[m] = sum over ranks of vector, float32 or int8, in place; the same bytes on all
+        ranks."""
 
     def sum_scatter(self, vector: Tensor) -> Tensor:
-        """Return the sum over ranks of chunk `rank` of vector[world_size * m]: float32 [m]."""
+        """Return the sum over ranks of chunk `rank` of vector[world_size * m]: [m], of the same
+        dtype."""
+
+    def largest(self, vector: Tensor) -> None:
+        """vector[m] = maximum over ranks of vector, float32, in place."""
 
     def gather(self, shard: Tensor) -> Tensor:
         """Return the shards[m] of all ranks, concatenated: [world_size * m], of the same dtype.

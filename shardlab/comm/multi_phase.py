@@ -143,11 +143,23 @@ class GroupCommunicator:
         with self._phase(2 * vector.nbytes * self._others(), vector):
             dist.all_reduce(vector, group=self._group)
 
-    def sum_scatter(self, vector: Tensor) -> Tensor:
-        """Return the sum over ranks of chunk `rank`: an all-to-all, (W - 1) / W of the bytes.
+    def largest(self, vector: Tensor) -> None:
+        """Set vector[m] to the maximum over ranks; counted as metadata."""
+        nbytes = 2 * vector.nbytes * self._others()
+        with self._phase(nbytes, vector):
+            dist.all_reduce(vector, dist.ReduceOp.MAX, group=self._group)
+        self._account.metadata_bytes += nbytes
 
-        The owner sums in rank order, since gloo's own reduce-scatter sends twice as much.
+    def sum_scatter(self, vector: Tensor) -> Tensor:
+        """Return the sum over ranks of chunk `rank`, for (W - 1) / W of the bytes: by the backend's
+        reduce-scatter, or on gloo, whose own one sends twice as much, by an all-to-all whose owner
+        sums in rank order.
         """
+        if dist.get_backend(self._group) != "gloo":
+            total = vector.new_empty(vector.numel() // self.world_size)
+            with self._phase(vector.nbytes * self._others(), vector):
+                dist.reduce_scatter_single(total, vector, group=self._group)
+            return total
         taken = torch.empty_like(vector)
         with self._phase(vector.nbytes * self._others(), vector):
             dist.all_to_all_single(taken, vector, group=self._group)

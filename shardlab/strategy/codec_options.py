@@ -306,3 +306,15 @@ class PowerSgdSpec(CodecSpec):
     name: Literal["powersgd"] = "powersgd"
     rank: int = Field(4, ge=1, le=128)
     """columns of the thin matrices"""
+
+
+class SharedInt8Spec(CodecSpec):
+    """Eight-bit integers with scales that all ranks share, summed as integers by the backend."""
+
+    factory = "shardlab.codecs.shared_integers:SharedInt8"
+    examples = ("int8-shared", "int8-shared:group=8")
+    multi_phase = True
+
+    name: Literal["int8-shared"] = "int8-shared"
+    group: Group = 128
+    """elements that share one scale"""

@@ -154,3 +154,31 @@ def test_gradiveq_does_not_compress_vectors_that_it_would_not_shorten(group, how
     assert account.uncompressed == {"no longer than its coefficients": 3}
     assert not call.method.state
     torch.testing.assert_close(joined(result, group, how), vectors_of(2, 40).sum(0))
+
+
+@both_ways
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@on_ranks()
+def test_shared_integers_lose_half_a_step_per_rank_and_nothing_in_the_sum(group, how, world_size):
+    call, rank = Call(group, "int8-shared:group=8", how), dist.get_rank(group)
+    vector = call.lay_out(gradients(rank, 0))
+    result, rest = call(vector, 0)
+    every = torch.stack([call.lay_out(gradients(r, 0)) for r in range(world_size)])
+    groups = torch.nn.functional.pad(every.abs().amax(0), (0, -vector.numel() % 8)).view(-1, 8)
+    steps = (groups.amax(1) / (127 // world_size)).repeat_interleave(8)[: vector.numel()]
+    assert (rest.abs() <= steps * (0.5 + 1e-4)).all()
+    # integers times one step: sums of what was sent, without another rounding
+    sent = joined(result, group, how) / steps.clamp(min=1e-30)
+    assert (sent - sent.round()).abs().max() < 1e-3
+    torch.testing.assert_close(
+        joined(result, group, how), every.sum(0), rtol=0, atol=float(world_size * steps.max() / 2)
+    )
+
+
+@on_ranks(4)
+def test_shared_integers_move_one_byte_an_element_and_one_scale_a_group(group):
+    call = Call(group, "int8-shared:group=128", "sum", Unit("u", (Block("m", 64, 64),)))
+    call(vector_of(dist.get_rank(group), 4096), 0)
+    account = call.ledger.accounts["gradients"]
+    assert account.bytes_wire == 2 * 3 / 4 * (4096 + 4 * 4096 / 128)
+    assert account.metadata_bytes == 2 * 3 / 4 * 4 * 4096 / 128
