@@ -93,7 +93,11 @@ class Handle:
 
         A flat mapping of names to tensors, none of which is written to later. All names begin with
         the rank, because torch.distributed.checkpoint saves what has one name once for all ranks.
+
+        Raises:
+            PayloadError: a message since the last one was damaged, which a device reports late.
         """
+        self.ledger.deferred.settle()
         state: State = {}
         if self.feedback is not None:
             residuals = self.feedback.state_dict()

@@ -3,7 +3,9 @@
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
+import shardlab
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Unit
 from shardlab.codecs.wire import PayloadError
@@ -16,7 +18,7 @@ from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Account, Ledger
 from tests.comm.wire import vector_of, wire
 from tests.devices.late_device import late_cpu
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 
 N = 600
 UNIT = Unit("layer")
@@ -114,6 +116,20 @@ def test_a_device_gets_the_same_bits_and_counts(spec):
 
     for rank in run_ranks(2, worker):
         assert torch.equal(rank["False"].view(torch.int32), rank["True"].view(torch.int32))
+
+
+@on_ranks(1)
+def test_a_checkpoint_is_saved_when_all_checks_are_read(group):
+    handle = shardlab.attach(DistributedDataParallel(torch.nn.Linear(4, 4)), gradients="bf16")
+
+    def fail(account: Account, found: float) -> None:
+        raise PayloadError("damaged")
+
+    with late_cpu():
+        handle.ledger.deferred.value(Account(), torch.tensor(1), fail)
+        with pytest.raises(PayloadError, match="damaged"):
+            handle.state_dict()
+        handle.state_dict()
 
 
 def test_a_damaged_payload_is_named_when_it_is_read():
