@@ -92,10 +92,10 @@ class RandomK(Codec):
         words = key_words(key.shared() if key else None, self.name)
         return random_places(n, self._kept(n), words, vector.device)
 
-    def _sent(self, drawn: Tensor, bad: int, n: int) -> Tensor:
-        if bad:
-            return torch.full_like(drawn, float("nan"))
-        return drawn * (n / drawn.numel()) if self.unbiased and drawn.numel() else drawn
+    def _sent(self, drawn: Tensor, bad: Tensor, n: int) -> Tensor:
+        """Return what is sent: NaN everywhere if some of the n elements are `bad`."""
+        sent = drawn.masked_fill(bad > 0, float("nan"))
+        return sent.mul_(n / drawn.numel()) if self.unbiased and drawn.numel() else sent
 
 
 def _as_payload(values: Tensor, out: Tensor | None) -> Tensor:

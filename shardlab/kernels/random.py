@@ -28,6 +28,7 @@ import ctypes
 import torch
 from torch import Tensor
 
+from shardlab.devices.registry import accelerator_of
 from shardlab.kernels import native
 from shardlab.kernels.native import INT, POINTER, function
 from shardlab.kernels.operators import register
@@ -70,6 +71,8 @@ def random_places(n: int, k: int, key: tuple[int, int], device: torch.device) ->
     """
     places = torch.empty(k, dtype=torch.int32, device=device)
     _places(n, *key, places)
+    if accelerator_of(device) is not None:
+        return places.sort().values  # the host would wait for the place of the fall
     falls = torch.nonzero(places[1:] < places[:-1]).flatten()
     if falls.numel():
         # the shift moved the last ones past the end

@@ -44,11 +44,12 @@ def largest(
     return values[: int(count)], places[: int(count)]
 
 
-def not_finite(x: Tensor, residual: Tensor | None = None, kept: Tensor | None = None) -> int:
-    """Count the elements of `x + residual` that are not finite; `kept` as in `largest`."""
-    count = torch.empty(1, dtype=torch.int64)
+def not_finite(x: Tensor, residual: Tensor | None = None, kept: Tensor | None = None) -> Tensor:
+    """Count the elements of `x + residual` that are not finite, as int64 [1] on their device;
+    `kept` as in `largest`."""
+    count = torch.empty(1, dtype=torch.int64, device=x.device)
     _not_finite(x, residual, kept, count)
-    return int(count)
+    return count
 
 
 def keep(
@@ -146,7 +147,7 @@ def _run_not_finite(x: Tensor, residual: Tensor | None, kept: Tensor | None, cou
         count.fill_(radix.count_at_least(x, residual, kept, _INFINITE))
         return
     given = x if residual is None else x + residual
-    count.fill_(int((~given.isfinite()).sum()))
+    count.copy_((~given.isfinite()).sum())
     if residual is not None and kept is not None:
         torch.where(given.isfinite(), given, residual, out=kept)
 

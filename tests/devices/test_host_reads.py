@@ -18,7 +18,6 @@ from tests.ranks import on_ranks
 READERS = {
     "topk": "the number of values at or above the threshold, and the length of coded indices",
     "threshold": "the number of values at or above the threshold, and the length of coded indices",
-    "randomk": "the places that were drawn twice",
 }
 """codecs of which a read is known, and what they read"""
 
