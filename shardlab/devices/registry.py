@@ -10,18 +10,10 @@ from shardlab.devices.cuda import CudaAccelerator
 
 
 def accelerator_of(device: torch.device) -> Accelerator | None:
-    """Return the interface of a device; None for the CPU, whose work the host does itself.
-
-    Raises:
-        ValueError: there is none for this type of device.
-    """
+    """Return the interface of a GPU; None for the CPU, whose work the host does itself."""
     if device.type in _replaced:
         return _replaced[device.type]
-    if device.type == "cpu":
-        return None
-    if device.type != "cuda":
-        raise ValueError(f"no streams for {device.type}")
-    return CudaAccelerator(device)
+    return CudaAccelerator(device) if device.type == "cuda" else None
 
 
 _replaced: dict[str, Accelerator] = {}

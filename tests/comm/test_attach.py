@@ -102,14 +102,16 @@ def test_gathered_parameters_have_their_own_codec(group):
 
 
 @on_ranks(2)
-def test_dtypes_without_codec_are_reported(group):
-    model = network()
-    fully_shard(model, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16))
-    handle = shardlab.attach(model, "int8", "int8")
-    backward(model, group, 0)
-    summary = handle.ledger.summary()
-    assert summary["gradients"]["uncompressed"]["torch.bfloat16"] == 1
-    assert summary["weights"]["uncompressed"]["torch.bfloat16"] >= 1
+def test_a_narrow_model_is_compressed_and_another_type_is_reported(group):
+    for narrow, bits in ((torch.bfloat16, 16), (torch.float64, 64)):
+        model = network()
+        fully_shard(model, mp_policy=MixedPrecisionPolicy(narrow, narrow))
+        handle = shardlab.attach(model, "int8", "int8", minimum_size=0, weights_minimum_size=0)
+        backward(model, group, 0)
+        for account in handle.ledger.summary().values():
+            reported = account["uncompressed"]
+            assert reported.get(str(narrow), 0) == (0 if bits == 16 else account["collectives"])
+            assert (account["compression_ratio"] > 1.5) == (bits == 16)
 
 
 @on_ranks(2)

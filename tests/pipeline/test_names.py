@@ -37,8 +37,8 @@ def tokenized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def attacked(tokenized: Path, tmp_path: Path) -> Path:
     root = copy(tokenized, tmp_path / "project")
     # what the stages with names would wait for
-    known = "results/results.jsonl", "results/calibration.json", "results/timings/one-rank.jsonl"
-    for path in (*known, "data/mine.jsonl"):
+    measured = "results.jsonl", "calibration.json", "hardware.json", "timings/one-rank.jsonl"
+    for path in (*(f"results/{name}" for name in measured), "data/mine.jsonl"):
         (root / path).parent.mkdir(exist_ok=True, parents=True)
         (root / path).write_text("mine\n")
     return root

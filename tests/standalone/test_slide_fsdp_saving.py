@@ -150,7 +150,6 @@ def test_full_disk_on_one_rank_is_raised_on_all_and_keeps_the_old_folder(tmp_pat
     [
         ({"weights": "int8"}, "use param_transfer: shard"),
         ({"weights": "topk", "param_transfer": "shard"}, "weights need every element"),
-        ({"weights": "int8", "param_transfer": "shard", "param_dtype": "bf16"}, "take float32"),
         ({"error_feedback": True}, "error_feedback is pointless"),
         ({"gradients": "int9"}, "int8"),
         ({"gradients": "int8", "error_feedback": True, "param_dtype": "fp16"}, "loss scale"),

@@ -59,8 +59,8 @@ def policies(evidence: Evidence) -> Section | None:
             f"{plural(len(found.tables), 'timing')} with {strategies} strategies. It measures the "
             f"start, then up to {budgets[-1]} others. Regret is how much longer than the best "
             "one's the step of the fastest so far is; half of the repetitions are what a policy "
-            "measures, the other half says what its choice is worth. Intervals: paired bootstrap "
-            "over timings and replays, 95 %.",
+            "measures, the other half says what its choice is worth. So noise can make it "
+            "negative. Intervals: paired bootstrap over timings and replays, 95 %.",
             verdict(found),
         ],
         tables=[
