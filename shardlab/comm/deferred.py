@@ -6,7 +6,7 @@ computation brings them, and they are read when it has arrived.
 """
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,17 +34,23 @@ class _Entry(Generic[A]):
     known: Event
     """after which the value is computed"""
     value: Tensor | None = None
-    """int64 [] on the device; None: the time since `begin`"""
+    """[] on the device; None: the time since `begin`"""
     begin: Event | None = None
 
-    def number(self, values: Iterator[int]) -> float:
-        """Return the time, or the next of the values."""
-        return next(values) if self.begin is None else self.begin.seconds_until(self.known)
+    def number(self, values: "_Values") -> float:
+        """Return the time, or the next of the values of its type."""
+        if self.value is not None:
+            return next(values[self.value.dtype])
+        assert self.begin is not None, "of a time"
+        return self.begin.seconds_until(self.known)
+
+
+_Values = dict[torch.dtype, Iterator[float]]
 
 
 class _Batch(NamedTuple, Generic[A]):
-    values: Tensor
-    """on the host, once the event is done"""
+    values: dict[torch.dtype, Tensor]
+    """on the host, once the event is done; by type, as one operator stacks them"""
     arrived: Event
     entries: list[_Entry[A]]
 
@@ -64,15 +70,14 @@ class Deferred(Generic[A]):
         self._copied: deque[_Batch[A]] = deque()
 
     def value(self, account: A, value: Tensor, read: Read[A]) -> None:
-        """Read a whole number, now or later.
+        """Read a number, now or later.
 
         Args:
-            value: int64 or bool [], computed by the current stream of this thread.
+            value: [], computed by the current stream of this thread.
         """
         if (accelerator := accelerator_of(value.device)) is None:
-            read(account, int(value))
+            read(account, value.item())
         else:
-            value = value.to(torch.int64)
             known = accelerator.current_stream().record()
             self._add(accelerator, _Entry(account, read, known, value))
 
@@ -121,17 +126,23 @@ class Deferred(Generic[A]):
         for entry in entries:
             self._stream.wait(entry.known)
         # the entries keep the values alive until the copy has arrived
-        values = [entry.value for entry in entries if entry.value is not None]
+        values: defaultdict[torch.dtype, list[Tensor]] = defaultdict(list)
+        for entry in entries:
+            if entry.value is not None:
+                values[entry.value.dtype].append(entry.value)
         with self._stream.current():
-            host = self._accelerator.to_host(torch.stack(values)) if values else torch.empty(0)
-        self._copied.append(_Batch(host, self._stream.record(), entries))
+            copies = {
+                dtype: self._accelerator.to_host(torch.stack(same))
+                for dtype, same in values.items()
+            }
+        self._copied.append(_Batch(copies, self._stream.record(), entries))
 
     def _read(self, wait: bool) -> None:
         error: BaseException | None = None
         while self._copied and (wait or self._copied[0].arrived.done()):
             batch = self._copied.popleft()
             batch.arrived.synchronize()
-            numbers = iter(batch.values.tolist())
+            numbers = {dtype: iter(values.tolist()) for dtype, values in batch.values.items()}
             for entry in batch.entries:
                 found = entry.number(numbers)
                 try:

@@ -98,10 +98,16 @@ class ErrorFeedback:
         current, _ = self._open(vector, part)
         return vector + widen(current)
 
-    def keep(self, part: str, rest: Tensor) -> None:
-        """Keep `rest`, the part of `given(vector, part)` that was not sent, as the residual."""
+    def keep(self, part: str, rest: Tensor, sent: Tensor) -> None:
+        """Keep `rest`, the part of `given(vector, part)` that was not sent, as the residual.
+
+        Args:
+            sent: bool [], on the device; where it is false, the residual does not change.
+        """
         current, target = self._open(rest, part)
+        before = current.clone() if target is current else current
         narrow(torch.where(rest.isfinite(), rest, widen(current)), target)
+        torch.where(sent, target, before, out=target)
         self._close(part, target)
 
     def step_ended(self) -> None:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.codecs.base import MessageKey
-from shardlab.codecs.multi_phase import Communicator, MultiPhaseMethod, all_finite
+from shardlab.codecs.multi_phase import Communicator, MultiPhaseMethod, alarm
 from shardlab.codecs.unit import Unit
 from shardlab.comm.codec_collective import DEFAULT, CodecSettings
 from shardlab.comm.collective import Collective, Native, labelled
@@ -102,8 +102,8 @@ class MultiPhaseCollective(Collective):
         with self._timed("encode_s", vector), wire.coding():
             given = vector.clone() if self.feedback is None else self.feedback.given(vector, part)
             total = reduce(given, unit, wire, key)
-            if self.feedback is not None and all_finite(total):
-                self.feedback.keep(part, given)
+            if self.feedback is not None:
+                self.feedback.keep(part, given, alarm(total).isfinite())
         if account.uncompressed.total() == uncompressed:
             times = vector.numel() // total.numel()
             account.elements += vector.numel()

@@ -89,12 +89,14 @@ def test_multi_phase_residual_is_added_and_replaced(kind):
     feedback = ErrorFeedback(kind)
     first, second = vectors(2)
     assert torch.equal(feedback.given(first, "unit*"), first)
-    feedback.keep("unit*", first / 2)
+    feedback.keep("unit*", first / 2, torch.tensor(True))
     feedback.step_ended()
     given_again = feedback.given(second, "unit*")
     torch.testing.assert_close(given_again, second + first / 2, rtol=0, atol=0.02)
     before = bits(feedback)
-    feedback.keep("unit*", second)
+    feedback.keep("unit*", second, torch.tensor(False))
+    assert bits(feedback) == before
+    feedback.keep("unit*", second, torch.tensor(True))
     feedback.rollback()
     assert bits(feedback) == before
 
@@ -111,7 +113,7 @@ def test_residuals_stay_finite(kind, bad, where, twice):
     for _ in range(1 + twice):
         send(feedback, wrong, spec="int8:group=32")
         feedback.given(wrong, "phases*")
-        feedback.keep("phases*", wrong)
+        feedback.keep("phases*", wrong, torch.tensor(True))
     loaded = ErrorFeedback("fp32")
     loaded.load_state_dict(feedback.state_dict())
     assert all(stored.isfinite().all() for stored in loaded.state_dict().values())

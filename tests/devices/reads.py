@@ -76,6 +76,7 @@ def routes() -> dict[str, Route]:
     """All ways of a message, by name."""
     found = {"native": Route(make_method("none"), native=True)}
     inside, between = make_method("int8:group=128"), make_codec("int4:group=128")
+    found["int8-shared"] = Route(make_method("int8-shared"))
     found["int8, two levels"] = Route(inside, between_nodes=between, ranks_per_node=2)
     for name, text in CODECS.items():
         found[name] = Route(make_method(text))

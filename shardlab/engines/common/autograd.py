@@ -60,7 +60,8 @@ class ModuleEngine(Engine):
             logits = self._logits(batch[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
         with record_function(BACKWARD):
-            (loss * (self._loss_scale.value / count)).backward()
+            factor = self._loss_scale.value / count
+            (loss if factor == 1 else loss * factor).backward()
         return loss.detach()
 
     def _logits(self, tokens: Tensor) -> Tensor:

@@ -75,10 +75,12 @@ def sum_of_squares(tensors: list[Tensor]) -> Tensor:
     others = [tensor for tensor in tensors if not _is_for_kernel(tensor)]
     sums = [adam.sum_of_squares([tensor.view(-1)]) for tensor in large]
     total = torch.tensor(math.fsum(sums), dtype=torch.float64)
-    if others:
-        norms = torch._foreach_norm(others, 2, dtype=torch.float64)
-        total = total + torch.stack(norms).square().sum()
-    return total
+    if not others:
+        return total
+    squares: Tensor = (
+        torch.stack(torch._foreach_norm(others, 2, dtype=torch.float64)).square().sum()
+    )
+    return squares + total if large else squares
 
 
 def _is_for_kernel(tensor: Tensor) -> bool:
@@ -92,9 +94,9 @@ def norm_of(squares: Tensor) -> Tensor:
 
 
 def read_together(*numbers: Tensor) -> list[float]:
-    """Return numbers, [] each, by one read: the host waits once for the device."""
+    """Return numbers, float32 [] each, by one read: the host waits once for the device."""
     device = numbers[-1].device
-    found: list[float] = torch.stack([each.to(device, torch.float64) for each in numbers]).tolist()
+    found: list[float] = torch.stack([each.to(device, torch.float32) for each in numbers]).tolist()
     return found
 
 
