@@ -9,7 +9,6 @@ from shardlab.codecs.multi_phase import (
     MultiPhaseMethod,
     alarm,
     all_finite,
-    nothing_sent,
 )
 from shardlab.codecs.unit import Unit
 
@@ -59,12 +58,11 @@ class GradiVeQ(MultiPhaseMethod):
             _project(chunk, basis, part[:-1])
         message[:, -1] = alarm(message[:, :-1])
         summed = wire.sum_scatter(message.flatten())
-        if not all_finite(summed[-1:]):
-            return nothing_sent(given, n)
         for chunk, part in zip(chunks, message, strict=True):
             _add_decoded(part[:-1], basis, chunk, -1)
         result = given.new_zeros(n)
         _add_decoded(summed[:-1], basis, result, 1)
+        result[:1] += summed[-1]
         return result
 
     def sum(self, given: Tensor, unit: Unit, wire: Communicator, key: MessageKey) -> Tensor:  # noqa: D102
@@ -76,8 +74,6 @@ class GradiVeQ(MultiPhaseMethod):
         _project(given, basis, own)
         summed = own.clone()
         wire.sum(summed)
-        if not all_finite(summed):
-            return nothing_sent(given, n)
         _add_decoded(own, basis, given, -1)
         result = given.new_zeros(n)
         _add_decoded(summed, basis, result, 1)
@@ -102,7 +98,7 @@ class GradiVeQ(MultiPhaseMethod):
         scale = (_largest(result) / wire.world_size + alarm(given)).view(1)
         wire.sum(scale)
         if not all_finite(scale):
-            return nothing_sent(given, result.numel())
+            return result.fill_(float("nan"))
         given.zero_()
         if scale.any() and self._shortens(result.numel()):
             upper = torch.triu_indices(self.slice, self.slice, device=given.device).unbind()
@@ -117,7 +113,7 @@ class GradiVeQ(MultiPhaseMethod):
         result = given.clone()
         wire.sum(result)
         if not all_finite(result):
-            return nothing_sent(given, result.numel())
+            return result.fill_(float("nan"))
         given.zero_()
         scale = _largest(result)
         if scale.any() and self._shortens(result.numel()):

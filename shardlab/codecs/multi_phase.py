@@ -44,8 +44,8 @@ class MultiPhaseMethod(ABC):
     - the result is the sum over ranks of sent_r, the same bytes wherever two ranks hold it;
     - `given` becomes x_r - sent_r (what was not sent), up to rounding in float32;
     - the result is a function of the vectors, the key and `state` alone;
-    - a NaN or an infinity on any rank makes the result hold one on every rank; then `given` is all
-      zeros and `state` is as it was.
+    - a NaN or an infinity on any rank makes the result hold one on every rank; then `given` may
+      hold anything, and `state` is as it was, or as it begins.
     """
 
     name: ClassVar[str]
@@ -92,9 +92,3 @@ def alarm(values: Tensor) -> Tensor:
 def all_finite(values: Tensor) -> bool:
     """Return whether there is neither a NaN nor an infinity in `values`."""
     return not bool(alarm(values).isnan())
-
-
-def nothing_sent(given: Tensor, n: int) -> Tensor:
-    """Return n times NaN, the result where a number is not finite on some rank; zero `given`."""
-    given.zero_()
-    return given.new_full((n,), float("nan"))

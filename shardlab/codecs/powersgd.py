@@ -7,13 +7,7 @@ import torch
 from torch import Tensor
 
 from shardlab.codecs.base import MessageKey
-from shardlab.codecs.multi_phase import (
-    Communicator,
-    MultiPhaseMethod,
-    alarm,
-    all_finite,
-    nothing_sent,
-)
+from shardlab.codecs.multi_phase import Communicator, MultiPhaseMethod, alarm
 from shardlab.codecs.unit import Unit
 from shardlab.kernels.random import uniform
 
@@ -39,6 +33,15 @@ class _Matrix(NamedTuple):
                     slice(first, first + count),
                     chunk[self.offset : stop].view(count, self.columns),
                 )
+
+
+class _Factors(NamedTuple):
+    """What ranks agreed on."""
+
+    pairs: list[tuple[Tensor, Tensor]]
+    """P^T and the summed Q^T of every matrix"""
+    alarm: Tensor
+    """float32 []: NaN where a number is not finite on some rank, else 0"""
 
 
 class _Layout(NamedTuple):
@@ -83,8 +86,6 @@ class PowerSgd(MultiPhaseMethod):
         layout = self._layout(unit, chunks, wire, times=2)
         exact = _cut(chunks, layout.exact)
         factors = self._factor(chunks, layout.matrices, alarm(exact).view(1), unit, wire, key)
-        if factors is None:
-            return nothing_sent(given, chunks.shape[1])
         sums = wire.sum_scatter(exact.flatten()) if exact.numel() else exact
         return _assemble(chunks, layout, factors, sums, wire.rank)
 
@@ -94,8 +95,6 @@ class PowerSgd(MultiPhaseMethod):
         layout = self._layout(unit, chunks, wire, times=1)
         exact = _cut(chunks, layout.exact).view(-1)
         factors = self._factor(chunks, layout.matrices, exact, unit, wire, key)
-        if factors is None:
-            return nothing_sent(given, given.numel())
         return _assemble(chunks, layout, factors, exact, 0)
 
     def _layout(self, unit: Unit, chunks: Tensor, wire: Communicator, times: int) -> _Layout:
@@ -131,16 +130,13 @@ class PowerSgd(MultiPhaseMethod):
         unit: Unit,
         wire: Communicator,
         key: MessageKey,
-    ) -> list[tuple[Tensor, Tensor]] | None:
-        """Return P^T and the summed Q^T of every matrix; subtract what is sent from `chunks`.
+    ) -> _Factors:
+        """Return the factors of every matrix; subtract what is sent from `chunks`.
 
         Transposed, since products with thin matrices are many times faster along their rows.
 
         Args:
             rider: summed in place, in the message of the first phase.
-
-        Returns:
-            None where a number is not finite on some rank.
         """
         warm = [self._warm(unit, matrix, key, chunks.device) for matrix in matrices]
         message = chunks.new_empty(self.rank * sum(m.rows for m in matrices) + rider.numel())
@@ -150,8 +146,7 @@ class PowerSgd(MultiPhaseMethod):
                 torch.mm(q, part.T, out=left[:, rows])
         end.copy_(rider)
         wire.sum(message)
-        if not all_finite(message):
-            return None
+        wrong = alarm(message)
         rider.copy_(end)
         lefts = [_orthonormal(left) for left in lefts]
 
@@ -164,15 +159,15 @@ class PowerSgd(MultiPhaseMethod):
         if matrices:
             summed.copy_(own)
             wire.sum(summed)
-        if not all_finite(summed):
-            return None
+        wrong = wrong + alarm(summed)
         for matrix, p, right in zip(matrices, lefts, owns, strict=True):
             for rows, part in matrix.parts(chunks):
                 part.addmm_(p[:, rows].T, right, alpha=-1)
         *rights, _ = _thin(summed, [m.columns for m in matrices], self.rank)
-        for matrix, right in zip(matrices, rights, strict=True):
-            self.state[f"{unit.name}/{matrix.name}"] = self._normal(right, matrix, key)
-        return list(zip(lefts, rights, strict=True))
+        for matrix, right, before in zip(matrices, rights, warm, strict=True):
+            after = self._normal(right, matrix, key)
+            self.state[f"{unit.name}/{matrix.name}"] = after.where(wrong == 0, before)
+        return _Factors(list(zip(lefts, rights, strict=True)), wrong)
 
     def _warm(self, unit: Unit, matrix: _Matrix, key: MessageKey, device: torch.device) -> Tensor:
         known = self.state.get(f"{unit.name}/{matrix.name}")
@@ -183,7 +178,7 @@ class PowerSgd(MultiPhaseMethod):
         lengths = right.double().norm(dim=1, keepdim=True)
         lost = lengths == 0
         normal: Tensor = (right / lengths.where(~lost, 1.0)).float()
-        if lost.any():
+        if right.device.type != "cpu" or lost.any():  # the host would wait for another device
             normal = normal.where(~lost, self._drawn(matrix, key, right.device))
         return normal
 
@@ -214,14 +209,14 @@ def _cut(chunks: Tensor, spans: list[slice]) -> Tensor:
 def _assemble(
     chunks: Tensor,
     layout: _Layout,
-    factors: list[tuple[Tensor, Tensor]],
+    factors: _Factors,
     exact: Tensor,
     index: int,
 ) -> Tensor:
     """Return chunk `index` of the result; zero the uncompressed parts of `chunks`."""
     result = torch.zeros_like(chunks[0])
     own = result.view(1, -1)
-    for matrix, (p, q) in zip(layout.matrices, factors, strict=True):
+    for matrix, (p, q) in zip(layout.matrices, factors.pairs, strict=True):
         # the rows of this chunk, as of a vector with this chunk alone
         first = index * matrix.height
         alone = matrix._replace(rows=max(0, min(matrix.height, matrix.rows - first)))
@@ -233,4 +228,5 @@ def _assemble(
         result[span] = exact.view(-1)[start : start + size]
         chunks[:, span] = 0
         start += size
+    result[:1] += factors.alarm
     return result

@@ -78,7 +78,6 @@ class SharedInt8(MultiPhaseMethod):
         steps = torch.where((scales > 0) & scales.isfinite(), scales, 1.0)
         codes = (given / steps).nan_to_num(0.0, 0.0, 0.0).round_().clamp_(-levels, levels)
         given.sub_(codes * steps)
-        given.masked_fill_(wrong, 0.0)
         return _Coded(codes.to(torch.int8), steps, wrong)
 
     def _decode(self, codes: Tensor, scales: Tensor, wrong: Tensor) -> Tensor:

@@ -4,13 +4,7 @@ import torch
 from torch import Tensor
 
 from shardlab.codecs.base import MessageKey
-from shardlab.codecs.multi_phase import (
-    Communicator,
-    MultiPhaseMethod,
-    alarm,
-    all_finite,
-    nothing_sent,
-)
+from shardlab.codecs.multi_phase import Communicator, MultiPhaseMethod, alarm
 from shardlab.codecs.unit import Unit
 from shardlab.kernels import select, sketch
 
@@ -65,15 +59,17 @@ class Sketch(MultiPhaseMethod):
             sketch.add(chunk, keys, part[:-1].view(self.rows, -1))
         message[:, -1] = alarm(message)
         summed = wire.sum_scatter(message.flatten())
-        if not all_finite(summed[-1:]):
-            return nothing_sent(given, n)
         selected = self._select(summed[:-1], keys, n)
         everyones = wire.gather(pack_places(selected, n)).view(wire.world_size, -1)
         places = torch.cat(
-            [unpack_places(packed, n) + n * rank for rank, packed in enumerate(everyones)]
+            [
+                unpack_places(packed, n, selected.numel()) + n * rank
+                for rank, packed in enumerate(everyones)
+            ]
         )
         result = given.new_zeros(n)
         result[selected] = wire.sum_scatter(_taken(given, places))
+        result[:1] += summed[-1]
         return result
 
     def sum(self, given: Tensor, unit: Unit, wire: Communicator, key: MessageKey) -> Tensor:  # noqa: D102
@@ -81,13 +77,12 @@ class Sketch(MultiPhaseMethod):
         table = given.new_zeros(self.rows, self.buckets(n))
         sketch.add(given, keys, table)
         wire.sum(table.view(-1))
-        if not all_finite(table):
-            return nothing_sent(given, n)
         selected = self._select(table, keys, n)
         values = _taken(given, selected)
         wire.sum(values)
         result = given.new_zeros(n)
         result[selected] = values
+        result[:1] += alarm(table)
         return result
 
     def _keys(self, key: MessageKey) -> list[tuple[int, int]]:
@@ -113,15 +108,17 @@ def pack_places(places: Tensor, n: int) -> Tensor:
         [ceil(n / 65536) + ceil(k / 2)]: per stretch of 65536 elements the number of positions in
         it; then the positions modulo 65536, two to a word, the first in the lower half.
     """
-    counts = torch.bincount(places // _NEAR, minlength=-(-n // _NEAR)).to(torch.int32)
+    ends = torch.arange(_NEAR, n + _NEAR, _NEAR, device=places.device)
+    # torch.bincount would let the host wait for a device
+    counts = torch.searchsorted(places, ends).diff(prepend=places.new_zeros(1)).to(torch.int32)
     halves = torch.nn.functional.pad(places % _NEAR, (0, places.numel() % 2)).view(-1, 2)
     return torch.cat([counts, (halves[:, 0] | halves[:, 1] << 16).to(torch.int32)])
 
 
-def unpack_places(packed: Tensor, n: int) -> Tensor:
-    """Return the positions in the result of `pack_places`: int64 [k]."""
+def unpack_places(packed: Tensor, n: int, k: int) -> Tensor:
+    """Return the k positions in the result of `pack_places`: int64 [k]."""
     stretches = -(-n // _NEAR)
     counts, words = packed[:stretches].long(), packed[stretches:].long()
     near = torch.stack([words & 0xFFFF, (words >> 16) & 0xFFFF], 1).flatten()
-    start = torch.arange(stretches, device=packed.device).repeat_interleave(counts) * _NEAR
-    return start + near[: start.numel()]
+    start = torch.arange(stretches, device=packed.device) * _NEAR
+    return start.repeat_interleave(counts, output_size=k) + near[:k]

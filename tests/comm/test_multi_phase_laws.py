@@ -53,8 +53,8 @@ def test_values_that_are_not_finite_show_on_all_ranks_and_are_not_kept(group, sp
         if rank == 1:
             vector[place] = wrong
         before = {name: value.clone() for name, value in call.method.state.items()}
-        result, rest = call(vector, step)
-        assert not result.isfinite().all() and not rest.any(), step
+        result, _ = call(vector, step)
+        assert not result.isfinite().all(), step
         assert all(torch.equal(value, before[name]) for name, value in before.items())
         result, _ = call(call.lay_out(gradients(rank, step)), step)
         assert result.isfinite().all(), step

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.codecs.base import Codec, MessageKey
+from shardlab.codecs.gradiveq import GradiVeQ
 from shardlab.codecs.registry import make_codec, make_method
-from shardlab.codecs.unit import Unit
+from shardlab.codecs.unit import Block, Unit
 from shardlab.comm import hierarchy
 from shardlab.comm.build import Route, make_collective
 from shardlab.comm.codec_collective import CodecCollective
@@ -30,6 +31,8 @@ CODECS = {
     for name, spec in all_specs().items()
     if not spec.multi_phase
 }
+PHASES = [name for name, spec in all_specs().items() if spec.multi_phase]
+UNIT = Unit("unit", (Block("matrix", 128, 4 * N // 128),))
 RESIDUALS: tuple[Literal["fp32", "int8"] | None, ...] = (None, "fp32", "int8")
 METHODS = ("reduce_scatter", "all_reduce", "all_gather")
 
@@ -76,7 +79,8 @@ def routes() -> dict[str, Route]:
     """All ways of a message, by name."""
     found = {"native": Route(make_method("none"), native=True)}
     inside, between = make_method("int8:group=128"), make_codec("int4:group=128")
-    found["int8-shared"] = Route(make_method("int8-shared"))
+    for name in PHASES:
+        found[name] = Route(make_method(name))
     found["int8, two levels"] = Route(inside, between_nodes=between, ranks_per_node=2)
     for name, text in CODECS.items():
         found[name] = Route(make_method(text))
@@ -91,7 +95,10 @@ def send(route: Route, residual: Literal["fp32", "int8"] | None, method: str) ->
     assert group is not None
     feedback = ErrorFeedback(residual) if residual else None
     made: Collective = make_collective(group, Ledger(), "gradients", route, feedback)
-    vector, shard, unit = floats(4 * N), floats(N), Unit("unit")
+    if isinstance(route.method, GradiVeQ):  # which finds components in one of 50 steps, by reads
+        components = floats(256 * 32).view(256, 32)
+        made.load_state_dict({"step/unit": torch.tensor(1), "method/unit": components})
+    vector, shard, unit = floats(4 * N), floats(N), UNIT
     if method == "reduce_scatter":
         made.reduce_scatter(shard, vector, 0.25, unit)
     elif method == "all_reduce":
