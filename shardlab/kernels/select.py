@@ -41,6 +41,8 @@ def largest(
     places = torch.empty(k, dtype=torch.int32, device=x.device)
     count = torch.empty(1, dtype=torch.int64)
     _largest(x, residual, kept, floor, values, places, count)
+    if not floor:  # there are k of at least nothing: the host need not look at a count
+        return values, places
     return values[: int(count)], places[: int(count)]
 
 
@@ -85,7 +87,9 @@ def largest_reference(
     """Run the operator `select_largest` in PyTorch."""
     given = x if residual is None else x + residual
     magnitude = given.view(torch.int32) & 0x7FFFFFFF
-    found = min(int((magnitude >= floor).sum()), values.numel())
+    found = values.numel()
+    if floor:
+        found = min(int((magnitude >= floor).sum()), found)
     count.fill_(found)
     if found:
         place = _places_of_largest(given, magnitude, found)
@@ -98,12 +102,12 @@ def largest_reference(
 def _places_of_largest(given: Tensor, magnitude: Tensor, k: int) -> Tensor:
     """Return int64 [k], ascending."""
     if (triton := triton_kernels(given)) is not None:
-        places: Tensor = triton.select.select(given, k)[0]
-        return places.long()
-    threshold = torch.topk(magnitude, k, sorted=False).values.min()
-    above = torch.nonzero(magnitude > threshold).flatten()
-    equal = torch.nonzero(magnitude == threshold).flatten()[: k - above.numel()]
-    return torch.cat([above, equal]).sort().values
+        selected: Tensor = triton.select.select(given, k)[0]
+        return selected.long()
+    # one number for magnitude and place, larger for a lower place: ties need no look by the host
+    places = torch.arange(magnitude.numel(), device=given.device)
+    ranked = (magnitude.long() << 31) + (2**31 - 1 - places)
+    return torch.topk(ranked, k, sorted=False).indices.sort().values
 
 
 def keep_reference(

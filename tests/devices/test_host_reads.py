@@ -16,8 +16,8 @@ from tests.pipeline.workspace import ROOT
 from tests.ranks import on_ranks
 
 READERS = {
-    "topk": "the number of values at or above the threshold, and the length of coded indices",
-    "threshold": "the number of values at or above the threshold, and the length of coded indices",
+    "topk": "the length of coded indices, and whether received ones are valid",
+    "threshold": "the number of values at or above the threshold, and those of topk",
 }
 """codecs of which a read is known, and what they read"""
 
