@@ -136,7 +136,10 @@ def _triton() -> ModuleType | None:
         say("shardlab: Triton is not installed: using the PyTorch reference on the GPU, slower")
         return None
     import shardlab.kernels.triton.formats
+    import shardlab.kernels.triton.indices
+    import shardlab.kernels.triton.scatter
     import shardlab.kernels.triton.select
+    import shardlab.kernels.triton.sign
 
     return shardlab.kernels.triton
 

@@ -55,7 +55,8 @@ def _run_sum(values: Sequence[Tensor], places: Sequence[Tensor], out: Tensor, al
     for each, place in zip(values, places, strict=True):
         _check(each, place)
     if not native.compiled(out):
-        sum_reference(values, places, out, alpha)
+        triton = native.triton_kernels(out)
+        (triton.scatter.add_all if triton else sum_reference)(values, places, out, alpha)
         return
     count = len(values)
     from_values, from_places = addresses(values), addresses(places)
@@ -75,7 +76,8 @@ def _run_add(values: Tensor, places: Tensor, out: Tensor, alpha: float) -> None:
     check_floats(out=out)
     _check(values, places)
     if not native.compiled(out):
-        add_reference(values, places, out, alpha)
+        triton = native.triton_kernels(out)
+        (triton.scatter.add if triton else add_reference)(values, places, out, alpha)
         return
 
     def part(start: int, stop: int) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shardlab.kernels import native, radix
-from shardlab.kernels.native import INT, POINTER, address, function, triton_kernels
+from shardlab.kernels.native import INT, POINTER, address, function
 from shardlab.kernels.operators import check_floats, register
 from shardlab.kernels.parallel import for_ranges
 
@@ -101,9 +101,6 @@ def largest_reference(
 
 def _places_of_largest(given: Tensor, magnitude: Tensor, k: int) -> Tensor:
     """Return int64 [k], ascending."""
-    if (triton := triton_kernels(given)) is not None:
-        selected: Tensor = triton.select.select(given, k)[0]
-        return selected.long()
     # one number for magnitude and place, larger for a lower place: ties need no look by the host
     places = torch.arange(magnitude.numel(), device=given.device)
     ranked = (magnitude.long() << 31) + (2**31 - 1 - places)
@@ -142,13 +139,18 @@ def _run_largest(
     if native.compiled(x):
         count.fill_(radix.select(x, residual, kept, floor, values, places))
     else:
-        largest_reference(x, residual, kept, floor, values, places, count)
+        triton = native.triton_kernels(x)
+        run = triton.select.largest if triton else largest_reference
+        run(x, residual, kept, floor, values, places, count)
 
 
 def _run_not_finite(x: Tensor, residual: Tensor | None, kept: Tensor | None, count: Tensor) -> None:
     _check(x, residual, kept)
     if native.compiled(x):
         count.fill_(radix.count_at_least(x, residual, kept, _INFINITE))
+        return
+    if (triton := native.triton_kernels(x)) is not None:
+        count.copy_(triton.select.at_least(x, residual, kept, _INFINITE))
         return
     given = x if residual is None else x + residual
     count.copy_((~given.isfinite()).sum())
@@ -169,7 +171,9 @@ def _run_keep(
     if places.dtype != torch.int32 or len(places) != len(values) or not places.is_contiguous():
         raise ValueError("places must be a contiguous int32 vector, one for each value")
     if not native.compiled(residual):
-        keep_reference(x, residual, kept, places, values, decoded)
+        triton = native.triton_kernels(residual)
+        run = triton.select.keep if triton else keep_reference
+        run(x, residual, kept, places, values, decoded)
         return
     source = address(x)
     at = (places.data_ptr(), values.data_ptr(), decoded.data_ptr(), len(places))

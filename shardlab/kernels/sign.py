@@ -141,7 +141,8 @@ def _run_encode(x: Tensor, residual: Tensor | None, kept: Tensor | None, payload
     check_floats(x=x, residual=residual, kept=kept)
     check_payload(payload, payload_bytes(x.numel()), x)
     if not native.compiled(x):
-        encode_reference(x, residual, kept, payload)
+        triton = native.triton_kernels(x)
+        (triton.sign.encode if triton else encode_reference)(x, residual, kept, payload)
         return
     n, source, target = x.numel(), x.data_ptr(), payload.data_ptr()
     before, after = address(residual), address(kept)
@@ -158,7 +159,8 @@ def _run_decode(payloads: list[Tensor], out: Tensor, alpha: float, add: bool) ->
     for payload in payloads:
         check_payload(payload, payload_bytes(out.numel()), out)
     if not native.compiled(out):
-        decode_reference(payloads, out, alpha, add)
+        triton = native.triton_kernels(out)
+        (triton.sign.decode if triton else decode_reference)(payloads, out, alpha, add)
         return
     n, count, target = out.numel(), len(payloads), out.data_ptr()
     sources = addresses(payloads)

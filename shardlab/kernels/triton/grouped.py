@@ -7,16 +7,20 @@ format is three functions that Triton compiles into the kernels: `head` (the wor
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-_TILE = 2048
-"""elements of a program: enough to keep a multiprocessor busy, few enough for its registers"""
+from shardlab.kernels.triton.launch import addresses, signed, spans
+
+
+@triton.jit
+def _sizes(group, BITS: tl.constexpr):
+    """Return the columns of a group's tile, and the bytes of its codes."""
+    columns = (group * (BITS % 8) + 7) // 8 if BITS % 8 else group
+    return columns, group * (BITS // 8) + (columns if BITS % 8 else 0)
 
 
 # keys differ from message to message: kernels for special numbers would be compiled in training
@@ -25,18 +29,21 @@ def _encode_kernel(
     x,
     residual,
     kept,
-    payload,
+    heads,
+    codes,
     groups,
     group,
-    head_offset,
-    code_offset,
+    first_group,
     first_element,
+    first_byte,
     k0,
     k1,
     HEAD: tl.constexpr,
     CODE: tl.constexpr,
     VALUE: tl.constexpr,
     RESIDUAL: tl.constexpr,
+    KEEP: tl.constexpr,
+    HEAD_BYTES: tl.constexpr,
     BITS: tl.constexpr,
     ROWS: tl.constexpr,
     PLANES: tl.constexpr,
@@ -46,7 +53,7 @@ def _encode_kernel(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None, None]
     plane = tl.arange(0, PLANES)[None, :, None]
     column = tl.arange(0, WIDTH)[None, None, :]
-    width = (group * BITS + 7) // 8 if BITS < 8 else group
+    width, stride = _sizes(group, BITS)
     position = plane * width + column
     inside = (row < groups) & (column < width) & (position < group)
     element = first_element + row * group + position
@@ -57,22 +64,53 @@ def _encode_kernel(
     line = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     start = first_element + line * group
     word = HEAD(given, x, residual, start, line < groups, group, RESIDUAL)
-    heads = (payload + head_offset).to(tl.pointer_type(tl.int16))
-    tl.store(heads + line, word.to(tl.int16), mask=line < groups)
+    if HEAD_BYTES == 2:
+        target = heads.to(tl.pointer_type(tl.int16)) + first_group + line
+        tl.store(target, word.to(tl.int16), mask=line < groups)
+    if HEAD_BYTES == 4:
+        target = heads.to(tl.pointer_type(tl.int32)) + first_group + line
+        tl.store(target, word, mask=line < groups)
     word = word[:, None, None]
-    code = CODE(given, word, element.to(tl.uint32), k0, k1)
-    packed = tl.sum(tl.where(inside, code & ((1 << BITS) - 1), 0) << (BITS * plane), axis=1)
-    line = line[:, None]
-    column = tl.arange(0, WIDTH)[None, :]
-    tl.store(
-        payload + code_offset + line * width + column,
-        packed.to(tl.uint8),
-        mask=(line < groups) & (column < width),
-    )
-    if RESIDUAL:
-        rest = given - VALUE(code & ((1 << BITS) - 1), word)
+    code = CODE(given, word, element.to(tl.uint32), k0, k1) & ((1 << BITS) - 1)
+    codes += first_byte
+    if BITS == 16:
+        target = codes.to(tl.pointer_type(tl.int16)) + row * group + position
+        tl.store(target, code.to(tl.int16), mask=inside)
+    elif BITS >= 8:
+        tl.store(codes + row * stride + position, code.to(tl.uint8), mask=inside)
+    if BITS % 8:
+        high = code >> 8 if BITS > 8 else code
+        packed = tl.sum(tl.where(inside, high, 0) << (BITS % 8 * plane), axis=1)
+        line = line[:, None]
+        column = tl.arange(0, WIDTH)[None, :]
+        tl.store(
+            codes + line * stride + (stride - width) + column,
+            packed.to(tl.uint8),
+            mask=(line < groups) & (column < width),
+        )
+    if KEEP:
+        rest = given - VALUE(code, word)
         finite = tl.abs(rest) < float("inf")
         tl.store(kept + element, tl.where(finite, rest, before), mask=inside)
+
+
+@triton.jit
+def codes_at(codes, row, plane, position, inside, group, BITS: tl.constexpr):
+    """Return the codes of elements at a position of each row, int32."""
+    width, stride = _sizes(group, BITS)
+    if BITS == 16:
+        source = codes.to(tl.pointer_type(tl.int16)) + row * group + position
+        code = tl.load(source, mask=inside, other=0).to(tl.int32)
+    elif BITS == 8:
+        code = tl.load(codes + row * stride + position, mask=inside, other=0).to(tl.int32)
+    else:
+        source = codes + row * stride + (stride - width) + position - plane * width
+        packed = tl.load(source, mask=inside, other=0).to(tl.int32)
+        code = (packed >> (BITS % 8 * plane)) & ((1 << BITS % 8) - 1)
+        if BITS == 9:
+            low = tl.load(codes + row * stride + position, mask=inside, other=0)
+            code = code << 8 | low.to(tl.int32)
+    return code & ((1 << BITS) - 1)
 
 
 @triton.jit
@@ -81,13 +119,15 @@ def _decode_kernel(
     out,
     alpha,
     count,
+    border,
     groups,
     group,
-    head_offset,
-    code_offset,
+    first_group,
     first_element,
+    first_byte,
     VALUE: tl.constexpr,
     ADD: tl.constexpr,
+    HEAD_BYTES: tl.constexpr,
     BITS: tl.constexpr,
     ROWS: tl.constexpr,
     PLANES: tl.constexpr,
@@ -96,16 +136,20 @@ def _decode_kernel(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None, None]
     plane = tl.arange(0, PLANES)[None, :, None]
     column = tl.arange(0, WIDTH)[None, None, :]
-    width = (group * BITS + 7) // 8 if BITS < 8 else group
+    width, _ = _sizes(group, BITS)
     position = plane * width + column
     inside = (row < groups) & (column < width) & (position < group)
     total = tl.zeros([ROWS, PLANES, WIDTH], tl.float32)
+    word = tl.zeros([ROWS, 1, 1], tl.int32)
     for index in range(count):
         payload = tl.load(payloads + index).to(tl.pointer_type(tl.uint8))
-        words = (payload + head_offset).to(tl.pointer_type(tl.int16))
-        word = tl.load(words + row, mask=row < groups, other=0).to(tl.int32) & 0xFFFF
-        packed = tl.load(payload + code_offset + row * width + column, mask=inside, other=0)
-        code = (packed.to(tl.int32) >> (BITS * plane)) & ((1 << BITS) - 1)
+        if HEAD_BYTES == 2:
+            source = payload.to(tl.pointer_type(tl.int16)) + first_group + row
+            word = tl.load(source, mask=row < groups, other=0).to(tl.int32) & 0xFFFF
+        if HEAD_BYTES == 4:
+            source = payload.to(tl.pointer_type(tl.int32)) + first_group + row
+            word = tl.load(source, mask=row < groups, other=0)
+        code = codes_at(payload + border + first_byte, row, plane, position, inside, group, BITS)
         value = VALUE(code, word)
         total = tl.where(index == 0, value, total + value)
     element = first_element + row * group + position
@@ -117,12 +161,14 @@ def _decode_kernel(
 
 
 class TritonFormat(NamedTuple):
-    """Functions of one format whose head is one word of 16 bits, and its kernels."""
+    """Functions of one format, and its kernels."""
 
+    head_bytes: int
     bits: int
     head: Any
     """(given [ROWS, PLANES, WIDTH] with zeros beyond the group; x, residual, start [ROWS], inside
-    [ROWS], group, whether there is a residual: to read them in another order) -> int32 [ROWS]"""
+    [ROWS], group, whether there is a residual: to read them in another order) -> int32 [ROWS], of
+    which `head_bytes` are sent"""
     code: Any
     """(given, words [ROWS, 1, 1], elements: their numbers in the message, k0, k1) -> int32 codes"""
     value: Any
@@ -139,23 +185,37 @@ class TritonFormat(NamedTuple):
         payload: Tensor,
     ) -> None:
         """Run the operator `NAME_encode` of `shardlab.kernels.grouped` on the GPU."""
-        for span in _spans(x.numel(), group, self.bits):
-            _encode_kernel[(triton.cdiv(span.groups, span.rows),)](
+        border = self.head_bytes * triton.cdiv(x.numel(), group)
+        self.write(x, residual, kept, group, (k0, k1), payload, payload[border:])
+
+    def write(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        kept: Tensor | None,
+        group: int,
+        key: tuple[int, int],
+        heads: Tensor,
+        codes: Tensor,
+    ) -> None:
+        """Write heads and codes to two buffers; keep no rest if `kept` is None."""
+        k0, k1 = map(signed, key)
+        for span in spans(x.numel(), group, self.bits):
+            _encode_kernel[span.grid](
                 x,
                 x if residual is None else residual,
                 x if kept is None else kept,
-                payload,
-                span.groups,
-                span.group,
-                span.head_offset,
-                span.code_offset,
-                span.first_element,
-                _signed(k0),
-                _signed(k1),
+                heads,
+                codes,
+                *span.where(),
+                k0,
+                k1,
                 HEAD=self.head,
                 CODE=self.code,
                 VALUE=self.value,
                 RESIDUAL=residual is not None,
+                KEEP=kept is not None,
+                HEAD_BYTES=self.head_bytes,
                 BITS=self.bits,
                 **span.tile(),
                 # a fused multiply-add rounds once where the specification rounds twice
@@ -171,63 +231,18 @@ class TritonFormat(NamedTuple):
         add: bool,
     ) -> None:
         """Run the operator `NAME_decode` of `shardlab.kernels.grouped` on the GPU."""
-        addresses = _addresses(tuple(each.data_ptr() for each in payloads), out.device)
-        for span in _spans(out.numel(), group, self.bits):
-            _decode_kernel[(triton.cdiv(span.groups, span.rows),)](
-                addresses,
+        for span in spans(out.numel(), group, self.bits):
+            _decode_kernel[span.grid](
+                addresses(payloads),
                 out,
                 alpha,
                 len(payloads),
-                span.groups,
-                span.group,
-                span.head_offset,
-                span.code_offset,
-                span.first_element,
+                self.head_bytes * triton.cdiv(out.numel(), group),
+                *span.where(),
                 VALUE=self.value,
                 ADD=add,
+                HEAD_BYTES=self.head_bytes,
                 BITS=self.bits,
                 **span.tile(),
                 enable_fp_fusion=False,
             )
-
-
-def _signed(word: int) -> int:
-    """Return 32 bits as a signed number, so that all keys have one type in a kernel."""
-    return word - (word >> 31 << 32)
-
-
-@lru_cache(4096)
-def _addresses(pointers: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return a table on the device; buffers are reused, so a step copies what it did not before."""
-    return torch.tensor(pointers, device=device)
-
-
-class _Span(NamedTuple):
-    """Groups of equal length in a message: all full ones, or the shorter last one."""
-
-    groups: int
-    group: int
-    head_offset: int
-    code_offset: int
-    first_element: int
-    bits: int
-
-    @property
-    def rows(self) -> int:
-        return max(1, _TILE // triton.next_power_of_2(self.group))
-
-    def tile(self) -> dict[str, int]:
-        """Return the sizes of a program's tile, powers of two."""
-        planes = max(1, 8 // self.bits)
-        width = -(-self.group // planes)
-        return {"ROWS": self.rows, "PLANES": planes, "WIDTH": triton.next_power_of_2(width)}
-
-
-def _spans(n: int, group: int, bits: int) -> list[_Span]:
-    full, rest = divmod(n, group)
-    border = 2 * (full + (rest > 0))
-    spans = [_Span(full, group, 0, border, 0, bits)] if full else []
-    if rest:
-        first = full * group
-        spans.append(_Span(1, rest, 2 * full, border + first * bits // 8, first, bits))
-    return spans
