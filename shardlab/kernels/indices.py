@@ -84,7 +84,7 @@ def encode_reference(places: Tensor, n: int, coding: str, out: Tensor, size: Ten
     place = places.long()
     gaps = place - torch.cat([place.new_full((1,), -1), place[:-1]]) - 1
     lengths = sum(((gaps >= 1 << bits).long() for bits in (7, 14, 21, 28)), torch.ones_like(gaps))
-    if as_bitmap(int(lengths.sum()), n, coding):
+    if _as_bitmap(int(lengths.sum()), n, coding):
         bits = torch.zeros(8 * bitmap_bytes(n), dtype=torch.uint8, device=out.device)
         bits[place] = 1
         weights = 1 << torch.arange(8, dtype=torch.uint8, device=out.device)
@@ -102,7 +102,7 @@ def encode_reference(places: Tensor, n: int, coding: str, out: Tensor, size: Ten
 
 def decode_reference(coded: Tensor, n: int, coding: str, places: Tensor) -> bool:
     """Decode one vector of the operator `indices_decode` in PyTorch; return whether it is valid."""
-    if is_bitmap(coded, n, coding):
+    if _is_bitmap(coded, n, coding):
         weights = torch.arange(8, dtype=torch.uint8, device=coded.device)
         found = (coded[:, None] >> weights & 1).flatten().nonzero().flatten()
     else:
@@ -124,42 +124,37 @@ def decode_reference(coded: Tensor, n: int, coding: str, places: Tensor) -> bool
     return True
 
 
-def as_bitmap(varint: int, n: int, coding: str) -> bool:
-    """Return whether positions are encoded as a bitmap, where their gaps take `varint` bytes."""
+def _as_bitmap(varint: int, n: int, coding: str) -> bool:
     return coding == "bitmap" or (coding == "smaller" and varint >= bitmap_bytes(n))
 
 
-def is_bitmap(coded: Tensor, n: int, coding: str) -> bool:
-    """Return whether the bytes are a bitmap."""
+def _is_bitmap(coded: Tensor, n: int, coding: str) -> bool:
     return coding != "varint" and coded.numel() == bitmap_bytes(n)
-
-
-def check_room(out: Tensor, size: int) -> None:
-    """Refuse a buffer that cannot take `size` bytes.
-
-    Raises:
-        ValueError: how many it has to take.
-    """
-    if out.dtype != torch.uint8 or not out.is_contiguous() or out.numel() < size:
-        raise ValueError(f"indices need a contiguous uint8 vector of at least {size} bytes")
 
 
 def _run_encode(places: Tensor, n: int, coding: str, out: Tensor, size: Tensor) -> None:
     if places.dtype != torch.int32 or not places.is_contiguous():
         raise ValueError("places must be a contiguous int32 vector")
-    if not native.compiled(places):
-        triton = native.triton_kernels(places)
-        run = triton.indices.encode if triton else encode_reference
-        run(places, n, coding, out, size)
+    triton = native.triton_kernels(places)
+    if triton is None and not native.compiled(places):
+        encode_reference(places, n, coding, out, size)
         return
     source, k = places.data_ptr(), places.numel()
-    if coding != "bitmap":
+    if coding != "bitmap" and triton:
+        stops = triton.indices.varint_stops(places)
+        size.copy_(stops[-1:])  # the host waits
+    elif coding != "bitmap":
         _c_varint_bytes(source, k, size.data_ptr())
-    bitmap = as_bitmap(int(size), n, coding)
+    bitmap = _as_bitmap(int(size), n, coding)
     if bitmap:
         size.fill_(bitmap_bytes(n))
-    check_room(out, int(size))
-    if bitmap:
+    if out.dtype != torch.uint8 or not out.is_contiguous() or out.numel() < int(size):
+        raise ValueError(f"indices need a contiguous uint8 vector of at least {int(size)} bytes")
+    if triton and bitmap:
+        triton.indices.to_bitmap(places, out[: int(size)])
+    elif triton:
+        triton.indices.to_varint(places, stops, out)
+    elif bitmap:
         _c_to_bitmap(source, k, n, out.data_ptr())
     else:
         _c_to_varint(source, k, out.data_ptr())
@@ -175,11 +170,11 @@ def _run_decode(
     def read(index: int) -> None:
         given, target = coded[index], places[index]
         good = valid[index : index + 1]
-        if coding == "bitmap" and not is_bitmap(given, n, coding):
+        if coding == "bitmap" and not _is_bitmap(given, n, coding):
             good.fill_(0)
         elif not native.compiled(given):
             good.fill_(decode_reference(given, n, coding, target))
-        elif is_bitmap(given, n, coding):
+        elif _is_bitmap(given, n, coding):
             _c_from_bitmap(
                 *(given.data_ptr(), n, target.numel(), target.data_ptr(), good.data_ptr())
             )
@@ -191,7 +186,12 @@ def _run_decode(
         for_each(range(len(coded)), read)
         return
     if (triton := native.triton_kernels(coded[0])) is not None:
-        triton.indices.decode(coded, n, coding, places, valid)
+        found = torch.zeros(len(coded), dtype=torch.int64, device=coded[0].device)
+        for index, (given, target) in enumerate(zip(coded, places, strict=True)):
+            bitmap = _is_bitmap(given, n, coding)
+            if bitmap or coding != "bitmap":
+                triton.indices.decode(given, n, bitmap, target, found[index:])
+        valid.copy_(found)  # the host waits, once for all
         return
     # not on threads: a device's current stream is that of the calling thread
     for index in range(len(coded)):

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from shardlab.kernels.grouped import Format, GroupedKernel
+from shardlab.kernels.levels import NF4
 from shardlab.kernels.scales import (
     NOT_FINITE,
     norm_words,
@@ -42,13 +43,6 @@ from shardlab.kernels.scales import (
     signed_scale_words,
     widened,
 )
-
-_NF4 = (
-    *(-32768, -22813, -17206, -12941, -9321, -6055, -2984, 0),
-    *(2608, 5273, 8065, 11073, 14441, 18436, 23690, 32768),
-)
-NF4 = tuple(level / 2**15 for level in _NF4)
-"""the levels of NormalFloat by code"""
 
 
 @dataclass(frozen=True)

@@ -137,6 +137,7 @@ def _triton() -> ModuleType | None:
         return None
     import shardlab.kernels.triton.formats
     import shardlab.kernels.triton.indices
+    import shardlab.kernels.triton.random
     import shardlab.kernels.triton.scatter
     import shardlab.kernels.triton.select
     import shardlab.kernels.triton.sign

@@ -97,7 +97,8 @@ def _run(n: int, k0: int, k1: int, places: Tensor) -> None:
     if k == 0:
         return
     if not native.compiled(places):
-        places_reference(n, k0, k1, places)
+        triton = native.triton_kernels(places)
+        (triton.random.draw if triton else places_reference)(n, k0, k1, places)
         return
     target = places.data_ptr()
 

@@ -19,8 +19,7 @@ pytestmark = pytest.mark.skipif(
     reason="on a GPU tests/codecs/test_devices.py runs the kernels themselves",
 )
 
-from shardlab.kernels.triton import formats, grouped  # noqa: E402
-from shardlab.kernels.triton.select import select  # noqa: E402
+from shardlab.kernels.triton import formats, launch  # noqa: E402
 
 FORMATS = {name: (GROUPED[name], format) for name, format in formats.FORMATS.items()}
 GROUPS = st.sampled_from([8, 16, 128, 1000])
@@ -52,7 +51,7 @@ def pairs(draw):
     if draw(st.booleans()):
         x = draw(vectors())
         return x, draw(vectors(n=len(x)))
-    n, seed = draw(st.integers(1, 600)), draw(st.integers(0, 2**31))
+    n, seed = draw(st.integers(0, 600)), draw(st.integers(0, 2**31))
     x, residual = any_bits(n, seed), any_bits(n, seed + 1)
     residual[x.isnan() & residual.isnan()] = 0.0
     return x, residual
@@ -60,12 +59,16 @@ def pairs(draw):
 
 @every_format
 @given(pairs(), GROUPS)
-@settings(max_examples=16)
+@settings(max_examples=5)
 def test_formats_match_reference(kernel, format, pair, group):
     check(kernel, format, *pair, group)
 
 
-@pytest.mark.parametrize("name", ["int8_stochastic", "int4_stochastic"])
+def test_every_format_has_kernels():
+    assert FORMATS.keys() == GROUPED.keys()
+
+
+@pytest.mark.parametrize("name", [name for name, kernel in GROUPED.items() if kernel.format.random])
 @pytest.mark.parametrize("key", [(0, 1), (1, 2**31), (2**31 - 1, 2**32 - 1)])
 def test_keys_of_any_size_match_the_reference(name, key):
     kernel, format = FORMATS[name]
@@ -78,44 +81,20 @@ def test_keys_of_any_size_match_the_reference(name, key):
 
 def test_keys_are_of_one_type():
     """One of another type would be compiled for, while training."""
-    signed = [grouped._signed(k) for k in (0, 1, 2**31 - 1, 2**31, 2**32 - 1)]
+    signed = [launch.signed(k) for k in (0, 1, 2**31 - 1, 2**31, 2**32 - 1)]
     assert signed == [0, 1, 2**31 - 1, -(2**31), -1]
 
 
 def test_addresses_are_copied_to_a_device_once():
     payloads = torch.zeros(3, 40, dtype=torch.uint8)
-    before = grouped._addresses.cache_info().misses
+    before = launch._table.cache_info().misses
     for _ in range(5):
         FORMATS["int8"][1].decode([*payloads], 128, torch.zeros(30), 1.0, False)
-    assert grouped._addresses.cache_info().misses == before + 1
-
-
-with_ties = st.one_of(
-    st.builds(any_bits, st.integers(1, 5000), st.integers(0, 2**31)),
-    # few different values, so that there are many ties
-    st.builds(
-        lambda n, seed: (
-            torch.randint(-3, 4, (n,), generator=torch.Generator().manual_seed(seed)) / 2
-        ),
-        st.integers(1, 5000),
-        st.integers(0, 2**31),
-    ),
-)
-
-
-@given(with_ties, st.floats(0, 1))
-@settings(max_examples=30)
-def test_selection_keeps_the_largest_and_the_first_of_equal_ones(x, share):
-    k = round(share * len(x))
-    patterns = x.view(torch.int32) & 0x7FFFFFFF
-    expected = patterns.sort(descending=True, stable=True).indices[:k].sort().values
-    indices, values = select(x, k)
-    assert indices.tolist() == expected.tolist()
-    assert bits(values) == bits(x[expected])
+    assert launch._table.cache_info().misses == before + 1
 
 
 @pytest.mark.parametrize("capability", ["80", "90", "100"])
-def test_all_kernels_compile_for_gpus_without_fused_multiply_add(capability):
+def test_all_kernels_compile_for_gpus_without_inexact_instructions(capability):
     script = Path(__file__).with_name("triton_compiles.py")
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     run = subprocess.run(
@@ -125,4 +104,6 @@ def test_all_kernels_compile_for_gpus_without_fused_multiply_add(capability):
         text=True,
     )
     assert run.returncode == 0, run.stderr
-    assert len(run.stdout.splitlines()) >= 7 and "True" not in run.stdout, run.stdout
+    lines = run.stdout.splitlines()
+    assert len(lines) > 2 * len(FORMATS)
+    assert [line for line in lines if not line.endswith(" []")] == []

@@ -1,7 +1,7 @@
 """Compiles every Triton kernel for the NVIDIA GPU of the argument, such as 90; needs none.
 
-Prints the instructions by which a kernel would round otherwise than the specification: fused
-multiply-adds, approximations, and those that flush subnormal numbers.
+Prints, for each, the instructions that round otherwise than the specification: fused multiply-adds,
+approximations, and those that flush subnormal numbers.
 """
 
 import re
@@ -11,40 +11,78 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from shardlab.kernels.triton import grouped
+from shardlab.kernels.triton import grouped, indices, random, scatter, select, sign
 from shardlab.kernels.triton.formats import FORMATS
 
 FIRST = next(iter(FORMATS))
 INEXACT = re.compile(r"\b(?:fma\.|\w[\w.]*\.(?:approx|full|ftz)\b)[\w.]*")
+BLOCK = {"BLOCK": 1024}
 TILE = {"ROWS": 16, "WIDTH": 64}
 POINTERS = {
-    **dict.fromkeys(("x", "residual", "kept", "out", "values", "decoded"), "*fp32"),
-    **dict.fromkeys(("heads", "codes", "coded"), "*u8"),
-    "payloads": "*i64",
-    "alpha": "fp32",
+    **dict.fromkeys(("x", "residual", "kept", "out", "values", "decoded", "before"), "*fp32"),
+    **dict.fromkeys(("places", "state", "lengths"), "*i32"),
+    **dict.fromkeys(("heads", "codes", "coded", "payload"), "*u8"),
+    **dict.fromkeys(("payloads", "stops", "good"), "*i64"),
+    **{"sums": "*fp32", "folds": "*fp64", "counts": "*i32", "alpha": "fp32"},
 }
+WIDE = {"counts": "*i64", "sums": "*i64"}
+"""pointers of `indices` with names that others have for narrower ones"""
+KERNELS = (
+    (sign._mean_kernel, BLOCK),
+    (sign._keep_kernel, BLOCK),
+    (sign._vote_kernel, {"ADD": True, "PLANES": 8, **TILE}),
+    (scatter._add_kernel, BLOCK),
+    (random._places_kernel, BLOCK),
+    (indices._length_kernel, BLOCK),
+    (indices._varint_kernel, BLOCK),
+    (indices._bitmap_kernel, BLOCK),
+    *((indices._count_kernel, {"BITMAP": bitmap, **BLOCK}) for bitmap in (True, False)),
+    *((indices._place_kernel, {"BITMAP": bitmap, **BLOCK}) for bitmap in (True, False)),
+    (select._at_least_kernel, {"RESIDUAL": True, "KEEP": True, **BLOCK}),
+    (select._histogram_kernel, {"RESIDUAL": True, "SHIFT": 24, **BLOCK}),
+    (select._digit_kernel, {}),
+    (select._count_kernel, {"RESIDUAL": True, **BLOCK}),
+    (select._write_kernel, {"RESIDUAL": True, "KEEP": True, **BLOCK}),
+    (select._rest_kernel, {"AT_PLACES": True, **BLOCK}),
+)
+"""with their constants"""
 
 
-def compile_kernel(kernel, **constants) -> list[str]:
+def compile_kernel(name, kernel, constants, **integers) -> None:
+    """Compile for any numbers, or for those given: Triton makes constants of ones."""
+    constants = constants | integers
+    known = POINTERS | (WIDE if kernel.fn.__module__ == indices.__name__ else {})
     types = {
-        name: "constexpr" if name in constants else POINTERS.get(name, "i32")
-        for name in kernel.arg_names
+        each: "constexpr" if each in constants else known.get(each, "i32")
+        for each in kernel.arg_names
     }
     source = ASTSource(kernel, types, constexprs=constants)
     target = GPUTarget("cuda", int(sys.argv[1]), 32)
     text = triton.compile(source, target=target, options={"enable_fp_fusion": False}).asm["ptx"]
-    return sorted(set(INEXACT.findall(text)))
+    print(name, sorted(set(INEXACT.findall(text))))
+
+
+def compile_twice(name, kernel, constants) -> None:
+    """Compile for any numbers, and for all of those that are specialised being 1."""
+    compile_kernel(name, kernel, constants)
+    free = {each.name for each in kernel.params if not each.do_not_specialize}
+    assert {"k0", "k1"}.isdisjoint(free), "every message would be compiled for"
+    integers = free - POINTERS.keys() - constants.keys()
+    compile_kernel(f"{name} of ones", kernel, constants, **dict.fromkeys(integers, 1))
 
 
 for name, format in FORMATS.items():
     sizes = {"HEAD_BYTES": format.head_bytes, "BITS": format.bits}
     tile = {**TILE, **sizes, "PLANES": 8 // (format.bits % 8 or 8), "VALUE": format.value}
-    functions = {"HEAD": format.head, "CODE": format.code}
+    functions = {**tile, "HEAD": format.head, "CODE": format.code}
     # what is compiled without a residual or a sum is a part of what is compiled with it
-    variants = (True, False) if name == FIRST else (True,)
-    for flag in variants:
-        flags = {"RESIDUAL": flag, "KEEP": flag}
-        print(
-            f"{name} encode", compile_kernel(grouped._encode_kernel, **flags, **tile, **functions)
-        )
-        print(f"{name} decode", compile_kernel(grouped._decode_kernel, ADD=flag, **tile))
+    compile_kernel(
+        f"{name} encode", grouped._encode_kernel, {"RESIDUAL": True, "KEEP": True, **functions}
+    )
+    compile_kernel(f"{name} decode", grouped._decode_kernel, {"ADD": True, **tile})
+    if name == FIRST:
+        functions |= {"RESIDUAL": False, "KEEP": False}
+        compile_twice(f"{name} encode alone", grouped._encode_kernel, functions)
+        compile_twice(f"{name} sum", grouped._decode_kernel, {"ADD": False, **tile})
+for kernel, constants in KERNELS:
+    compile_twice(kernel.__name__, kernel, constants)

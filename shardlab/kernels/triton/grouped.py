@@ -91,6 +91,8 @@ def _encode_kernel(
     if KEEP:
         rest = given - VALUE(code, word)
         finite = tl.abs(rest) < float("inf")
+        # `kept` may be the residual, which a head reads in other threads than these
+        tl.debug_barrier()
         tl.store(kept + element, tl.where(finite, rest, before), mask=inside)
 
 

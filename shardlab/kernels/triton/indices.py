@@ -4,14 +4,11 @@ Programs count what they write or find, sums of the counts tell where each begin
 launch writes.
 """
 
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from shardlab.kernels.indices import as_bitmap, bitmap_bytes, check_room, is_bitmap
 from shardlab.kernels.triton.launch import BLOCK
 
 
@@ -112,39 +109,28 @@ def _place_kernel(coded, sums, places, good, size, n, k, BITMAP: tl.constexpr, B
     tl.store(good, valid.to(tl.int64), mask=block == blocks - 1)
 
 
-def encode(places: Tensor, n: int, coding: str, out: Tensor, size: Tensor) -> None:
-    """Run the operator `indices_encode` on the GPU; the host reads the size of gaps."""
+def varint_stops(places: Tensor) -> Tensor:
+    """Return where the gaps of each program's positions end, int64: the last is the size."""
     k = places.numel()
-    grid = (max(1, triton.cdiv(k, BLOCK)),)
-    if coding != "bitmap":
-        lengths = torch.empty(*grid, dtype=torch.int32, device=places.device)
-        _length_kernel[grid](places, lengths, k, BLOCK=BLOCK)
-        stops = lengths.cumsum(0)
-        size.copy_(stops[-1:])
-    bitmap = as_bitmap(int(size), n, coding)
-    if bitmap:
-        size.fill_(bitmap_bytes(n))
-    check_room(out, int(size))
-    if bitmap:
-        out[: int(size)].zero_()
-        _bitmap_kernel[grid](places, out, k, BLOCK=BLOCK)
-    else:
-        _varint_kernel[grid](places, stops, out, k, BLOCK=BLOCK)
+    lengths = torch.empty(max(1, triton.cdiv(k, BLOCK)), dtype=torch.int32, device=places.device)
+    _length_kernel[lengths.shape](places, lengths, k, BLOCK=BLOCK)
+    return lengths.cumsum(0)
 
 
-def decode(
-    coded: Sequence[Tensor], n: int, coding: str, places: Sequence[Tensor], valid: Tensor
-) -> None:
-    """Run the operator `indices_decode` on the GPU; the host reads together which are valid."""
-    good = torch.zeros(len(coded), dtype=torch.int64, device=coded[0].device)
-    for index, (given, target) in enumerate(zip(coded, places, strict=True)):
-        bitmap = is_bitmap(given, n, coding)
-        if bitmap or coding != "bitmap":
-            _decode(given, n, bitmap, target, good[index:])
-    valid.copy_(good)
+def to_varint(places: Tensor, stops: Tensor, out: Tensor) -> None:
+    """Write the gaps; `stops` as `varint_stops` returns them."""
+    _varint_kernel[stops.shape](places, stops, out, places.numel(), BLOCK=BLOCK)
 
 
-def _decode(coded: Tensor, n: int, bitmap: bool, places: Tensor, good: Tensor) -> None:
+def to_bitmap(places: Tensor, out: Tensor) -> None:
+    """Write the bitmap to `out`, of its size."""
+    k = places.numel()
+    out.zero_()
+    _bitmap_kernel[(triton.cdiv(k, BLOCK),)](places, out, k, BLOCK=BLOCK)
+
+
+def decode(coded: Tensor, n: int, bitmap: bool, places: Tensor, good: Tensor) -> None:
+    """Write the positions, and to good[0] (int64) whether they are valid."""
     size = coded.numel()
     grid = (max(1, triton.cdiv(8 * size if bitmap else size, BLOCK)),)
     counts = torch.empty(3, *grid, dtype=torch.int64, device=coded.device)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from shardlab.kernels import integers
+from shardlab.kernels.levels import NF4
 from shardlab.kernels.triton.numbers import (
     divided,
     float_of,
@@ -19,7 +19,7 @@ from shardlab.kernels.triton.numbers import (
     widened,
 )
 
-_LEVELS = tl.constexpr(integers.NF4)
+_LEVELS = tl.constexpr(NF4)
 _SMALLEST = tl.constexpr(2.0**-126)
 
 
