@@ -37,7 +37,8 @@ class Identity(Codec):
         key: MessageKey | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        payload = self.encode(vector + residual, key, out)
+        wanted = None if out is None else out.view(torch.float32)
+        payload = torch.add(vector, residual, out=wanted).view(torch.uint8)
         kept.zero_()
         return payload
 
