@@ -157,14 +157,14 @@ def largest(
     if not n:
         return
     grid, flags = _launch(x, residual, kept)
+    reads = {"RESIDUAL": residual is not None, "BLOCK": BLOCK}
     before, after = _or(residual, x), _or(kept, x)
     for shift in (24, 16, 8, 0):
         bins = torch.zeros(_BINS, dtype=torch.int32, device=x.device)
-        residual_flag = {"RESIDUAL": flags["RESIDUAL"], "BLOCK": BLOCK}
-        _histogram_kernel[grid](x, before, state, bins, n, SHIFT=shift, **residual_flag)
+        _histogram_kernel[grid](x, before, state, bins, n, SHIFT=shift, **reads)
         _digit_kernel[(1,)](state, bins)
     counts = torch.empty(2, *grid, dtype=torch.int32, device=x.device)
-    _count_kernel[grid](x, before, state, counts, n, **residual_flag)
+    _count_kernel[grid](x, before, state, counts, n, **reads)
     stops = counts.cumsum(1)
     _write_kernel[grid](x, before, after, state, stops, places, values, n, **flags)
 
@@ -195,9 +195,9 @@ def keep(
     if x is not None:
         before = residual.index_select(0, places)
         at_least(x, residual, kept, 0)
-    grid = (triton.cdiv(k, BLOCK),)
-    at_places = x is None
-    _rest_kernel[grid](values, decoded, before, places, kept, k, AT_PLACES=at_places, BLOCK=BLOCK)
+    _rest_kernel[(triton.cdiv(k, BLOCK),)](
+        values, decoded, before, places, kept, k, AT_PLACES=x is None, BLOCK=BLOCK
+    )
 
 
 def _launch(
