@@ -33,6 +33,8 @@ _KEPT = 4
 _MOST_THREADS = 30
 """of a rank that is kept: each process group that a function has made has three, one of which
 wakes 100 times a second (gloo/transport/tcp/loop.cc)"""
+_ENDING_S = 2.0
+"""longest wait for a thread of an engine that is gone"""
 fresh = False
 """whether the test that runs needs ranks of its own; set by conftest.py"""
 
@@ -159,6 +161,8 @@ def _launch_copy(message: bytes, pipe: Connection) -> None:
 def _state() -> tuple[object, ...]:
     """Settings of this process that the next function would inherit."""
     gc.collect()  # engines that are in reference cycles end their threads and files
+    for thread in {*threading.enumerate()} - {threading.current_thread()}:
+        thread.join(_ENDING_S)  # it was told to end, and does so when it is next scheduled
     gc.freeze()  # what is left stays, such as modules: the next collection need not search it
     return (
         torch.get_default_dtype(),
