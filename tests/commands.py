@@ -1,6 +1,5 @@
 """Commands that launch ranks: real processes that tests watch, kill and read the output of."""
 
-import inspect
 import os
 import runpy
 import signal
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
 
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.run import main
 
@@ -163,7 +163,12 @@ def torchrun(
 def forked(folder: Path, line: list[str]) -> Command:
     """Start a command line of `torchrun` by fork, as it starts its ranks: none imports anything."""
     options = ["--run-path", "--start-method=fork", *line[len(TORCHRUN) :]]
-    return Command(folder, lambda: main(options))
+
+    def call() -> None:
+        _name_no_events()
+        main(options)
+
+    return Command(folder, call)
 
 
 def spawned(folder: Path, line: list[str]) -> Command:
@@ -212,9 +217,17 @@ def agents(
     def rank() -> None:
         launch(worker, world_size, 1, timeout_s)
 
-    # agents do so for every event: what it reads is cached before the fork
-    inspect.stack()
-    return [
-        Command(folder / f"node{node}", lambda: elastic_launch(config, rank)())
-        for node in range(count)
-    ]
+    def agent() -> None:
+        _name_no_events()
+        elastic_launch(config, rank)()
+
+    return [Command(folder / f"node{node}", agent) for node in range(count)]
+
+
+def _name_no_events() -> None:
+    """Spare this process, which is a fork of the tests, names of events that nobody logs.
+
+    An agent calls `inspect.stack` for the name of each event, and that compares every frame with
+    all modules: thousands are imported here, a few in a command of torchrun.
+    """
+    dynamic_rendezvous.get_method_name = lambda depth=2: ""
