@@ -46,7 +46,8 @@ IMPORTS = {
 NEEDS = {
     "forecast": ("tables",),
     "report": ("tables",),
-    **dict.fromkeys(("calibrate", "estimate", "timing", "train", "trial", "validate"), ("models",)),
+    **dict.fromkeys(("calibrate", "estimate", "propose", "timing", "train"), ("models",)),
+    **dict.fromkeys(("search", "trial", "validate"), ("models",)),
 }
 """of stages, besides those of all"""
 OWN = ("DVC_", "MAKE", "PIP_", "PYTEST_", "SHARDLAB_", "SNAKEMAKE_", "TEMP", "TMP")
