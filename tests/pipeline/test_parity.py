@@ -35,59 +35,63 @@ def test_both_tools_describe_one_small_pipeline(
     assert differences(dvc, snakemake) == []
 
 
-@pytest.mark.parametrize(
-    "old, new, message",
-    [
-        (
-            "- data/corpus.json\n    - data/source.json\n    - shardlab",
-            "- shardlab",
-            "stages.tokenize: inputs",
-        ),
-        ("    - shardlab/strategy\n    - shardlab/train\n", "", "stages.train"),
-        ("stages.validate ${item.run}", "stages.validate --x ${item.run}", "only in dvc.yaml"),
-        ("    - strategies.${item.run}\n", "", "stages.train --run fsdp2 --seed 0: parameters"),
-        ("    - baseline\n", "    - train\n", "stages.report: parameters"),
-        ("    - data/statistics.json\n    - data/tok", "    - data/tok", "tokenize: outputs"),
-        ("- results/train\n    - shard", "- results/profile\n    - shard", "report: inputs"),
-        ("      - ${item.after}\n      - results/results.jsonl\n", "", "decide 1: inputs"),
-    ],
-)
-def test_difference_in_dvc_yaml_is_reported(
-    project: Path, tmp_path: Path, snakemake: dict[str, Job], old: str, new: str, message: str
-) -> None:
-    root = copy_project(tmp_path / "project")
-    drift(root / "dvc.yaml", old, new)
-    assert any(message in line for line in differences(dvc_jobs(root), snakemake))
+# each makes a difference of its own, so that one reading by the tool shows them all
+OF_DVC = [
+    (
+        "- data/corpus.json\n    - data/source.json\n    - shardlab",
+        "- shardlab",
+        "stages.tokenize: inputs",
+    ),
+    (
+        "    - shardlab/strategy\n    - shardlab/train\n",
+        "",
+        "stages.train --run fsdp2 --seed 0: inputs",
+    ),
+    ("stages.validate ${item.run}", "stages.validate --x ${item.run}", "only in dvc.yaml"),
+    ("    - strategies.${item.run}\n", "", "stages.train --run fsdp2 --seed 0: parameters"),
+    ("    - baseline\n", "    - train\n", "stages.report: parameters"),
+    ("    - data/statistics.json\n    - data/tok", "    - data/tok", "tokenize: outputs"),
+    ("- results/train\n    - shard", "- results/profile\n    - shard", "report: inputs"),
+    ("      - ${item.after}\n      - results/results.jsonl\n", "", "decide 1: inputs"),
+]
+OF_RULES = [
+    (
+        "train.smk",
+        'values("quality", "runs", "seeds", "timings")',
+        'values("runs")',
+        "collect: parameters",
+    ),
+    ("train.smk", '        "data/tokens/manifest.json",\n', "", "validate fsdp2 0: inputs"),
+    ("report.smk", '        "results/report/tables.md",\n', "", "stages.report: outputs"),
+    ("report.smk", "stages.readme", "stages.readme x", "only in Snakefile"),
+    ("common.smk", 'path.suffix != ".so"', 'path.suffix != ".j2"', "report: inputs"),
+]
+OF_TRAINING = [
+    ("train.smk", '"shardlab/engines",\n', "", "shardlab/engines/"),
+    ("common.smk", '"data/tokenizer.json", *TOKENS', "*TOKENS", "data/tokenizer.json"),
+]
+"""both change inputs of training"""
 
 
-@pytest.mark.parametrize(
-    "file, old, new, message",
-    [
-        ("train.smk", '"shardlab/engines",\n', "", "stages.train --run fsdp2 --seed 0: inputs"),
-        (
-            "train.smk",
-            'values("quality", "runs", "seeds", "timings")',
-            'values("runs")',
-            "collect: parameters",
-        ),
-        ("train.smk", '        "data/tokens/manifest.json",\n', "", "validate fsdp2 0: inputs"),
-        ("report.smk", '        "results/report/tables.md",\n', "", "stages.report: outputs"),
-        ("report.smk", "stages.readme", "stages.readme x", "only in Snakefile"),
-        (
-            "common.smk",
-            '"data/tokenizer.json", *TOKENS',
-            "*TOKENS",
-            "train --run fsdp2 --seed 0: inputs",
-        ),
-        ("common.smk", 'path.suffix != ".so"', 'path.suffix != ".j2"', "report: inputs"),
-    ],
-)
-def test_difference_in_the_rules_is_reported(
-    tmp_path: Path, dvc: dict[str, Job], file: str, old: str, new: str, message: str
-) -> None:
+def test_differences_in_dvc_yaml_are_reported(tmp_path: Path, snakemake: dict[str, Job]) -> None:
     root = copy_project(tmp_path / "project")
-    drift(root / "workflow/rules" / file, old, new)
-    assert any(message in line for line in differences(dvc, snakemake_jobs(root)))
+    for old, new, _ in OF_DVC:
+        drift(root / "dvc.yaml", old, new)
+    found = differences(dvc_jobs(root), snakemake)
+    for *_, message in OF_DVC:
+        assert any(message in line for line in found), message
+
+
+def test_differences_in_the_rules_are_reported(tmp_path: Path, dvc: dict[str, Job]) -> None:
+    root = copy_project(tmp_path / "project")
+    for file, old, new, _ in OF_RULES + OF_TRAINING:
+        drift(root / "workflow/rules" / file, old, new)
+    found = differences(dvc, snakemake_jobs(root))
+    for *_, message in OF_RULES:
+        assert any(message in line for line in found), message
+    (train,) = (line for line in found if "stages.train --run fsdp2 --seed 0: inputs" in line)
+    for *_, message in OF_TRAINING:
+        assert message in train
 
 
 def test_stages_that_run_codecs_depend_on_those_of_the_user(
