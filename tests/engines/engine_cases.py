@@ -10,6 +10,7 @@ from shardlab.engines.common.base import Optimization
 from shardlab.experiment.schema import Model
 from shardlab.models.build import build_model
 from shardlab.strategy.strategy import parse_strategy
+from shardlab.train.replicas import check_replicas
 from tests.ranks import run_ranks
 
 VOCABULARY, LENGTH, BATCH = 300, 16, 4
@@ -139,10 +140,13 @@ def train(engine, group, steps, first=0, micro=1):
 
 @functools.cache
 def losses_of(name: str, world_size: int, micro: int = 1) -> torch.Tensor:
-    """Mean loss over ranks of three steps."""
+    """Mean loss over ranks of three steps, after which all replicas are equal."""
 
     def on_rank(group):
-        return {"losses": train(make(group, STRATEGIES[name]), group, 3, micro=micro)}
+        engine = make(group, STRATEGIES[name])
+        losses = train(engine, group, 3, micro=micro)
+        check_replicas(engine, 3, group)
+        return {"losses": losses}
 
     results = run_ranks(world_size, on_rank)
     return torch.stack([result["losses"] for result in results]).mean(0)

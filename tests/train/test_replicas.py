@@ -1,12 +1,14 @@
-"""Checksums of the parameters that several ranks hold."""
+"""Checksums of the parameters that several ranks hold.
+
+Tests of the engines check the replicas of each: `losses_of` of tests/engines/engine_cases.py.
+"""
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from shardlab.core.errors import UserError
-from shardlab.train.replicas import check_equal, check_replicas, checksum
-from tests.engines.engine_cases import HYBRID, STRATEGIES, make, train
+from shardlab.train.replicas import check_equal, checksum
 from tests.ranks import on_ranks
 
 
@@ -20,16 +22,6 @@ def test_a_checksum_sees_every_single_bit(dtype):
             turned = vector.clone()
             turned[index : index + 1].view(torch.uint8)[bit // 8] ^= 1 << bit % 8
             assert checksum(turned) != before
-
-
-@pytest.mark.parametrize(
-    ("name", "world_size"), [(name, 4 if name in HYBRID else 2) for name in STRATEGIES]
-)
-@on_ranks()
-def test_replicas_of_every_engine_agree(group, name, world_size) -> None:
-    engine = make(group, STRATEGIES[name])
-    train(engine, group, 2)
-    check_replicas(engine, 2, group)
 
 
 @on_ranks(4)
