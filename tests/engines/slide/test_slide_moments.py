@@ -34,8 +34,11 @@ def folder(monkeypatch, tmp_path):
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @on_ranks()
 def test_moments_on_disk_have_the_bits_of_those_in_memory(group, world_size) -> None:
-    cases = product(("fp32", "bf16"), ("cpu_reduce", "gpu_reduce"))
+    cases = [*product(("fp32", "bf16"), ("cpu_reduce", "gpu_reduce"))]
+    # every pair of a number of ranks, a dtype and a reduction; two ranks have all cases
     for number, (dtype, sync) in enumerate(cases):
+        if world_size != 2 and (number in (0, 3)) == (world_size == 1):
+            continue
         both, micro = [], 2 if dtype == "fp32" else 1
         # with either dtype and either reduction
         clip = (None, 0.5)[(number + number // 2 + world_size) % 2]
