@@ -2,12 +2,14 @@
 
 import os
 import runpy
+import secrets
 import signal
 import socket
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -185,8 +187,13 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        return door.getsockname()[1]
+    """Return a port that the system gives to no connection: one could take it before its use."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        # not by a seed, which other workers of pytest may have as well
+        port = first // 2 + secrets.randbelow(first - first // 2)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def agents(
@@ -209,6 +216,8 @@ def agents(
         run_id="test",
         rdzv_backend="c10d",
         rdzv_endpoint=f"127.0.0.1:{free_port()}",
+        # 5 s by default, which an agent misses where other work has the CPUs
+        rdzv_configs={"heartbeat_timeout": 60},
         max_restarts=max_restarts,
         start_method="fork",
         local_addr="127.0.0.1",

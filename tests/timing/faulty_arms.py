@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,11 @@ Fault = Callable[[int, nn.Module], None]
 
 
 def children() -> set[str]:
-    tasks = Path("/proc/self/task").glob("*/children")
-    return {child for task in tasks for child in task.read_text().split()}
+    found: set[str] = set()
+    for task in Path("/proc/self/task").glob("*/children"):
+        with suppress(FileNotFoundError):  # the thread has ended since
+            found.update(task.read_text().split())
+    return found
 
 
 @pytest.fixture
