@@ -32,8 +32,8 @@ def _replayed(params: Parameters) -> tuple[PolicyComparison, Conversation]:
     from shardlab.agent.proposals.judges import model_of
     from shardlab.agent.records.beginning import initial_history
     from shardlab.core.checksums import read_checked
+    from shardlab.forecast.bounds import step_s
     from shardlab.forecast.check import fitted_runs
-    from shardlab.forecast.model import step_s
     from shardlab.measurements.calibration import Calibration
     from shardlab.models.build import build_model
     from shardlab.records.run import read_records
@@ -51,7 +51,9 @@ def _replayed(params: Parameters) -> tuple[PolicyComparison, Conversation]:
     calibration = Calibration.from_file(
         "results/calibration.json", "run python -m stages.calibrate"
     )
-    search = Search(history, agent, shapes, calibration, fitted_runs(timed, forecast))
+    # not even the bounds of timings that are replayed
+    unseen = [run for run in timed if run.timing not in plan.timings]
+    search = Search(history, agent, shapes, calibration, fitted_runs(unseen, forecast))
 
     def admissible(strategy: CanonicalStrategy) -> bool:
         quality = history.quality(strategy)

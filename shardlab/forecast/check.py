@@ -6,9 +6,10 @@ from statistics import mean, median
 from shardlab.core.document import Document
 from shardlab.experiment.link import bucket_bytes
 from shardlab.experiment.schema import Forecast
+from shardlab.forecast.bounds import fit_compute, step_s
 from shardlab.forecast.costs import Measured
 from shardlab.forecast.machine import Machine, quickly
-from shardlab.forecast.model import Model, fit_compute, step_s
+from shardlab.forecast.model import Model
 from shardlab.forecast.schedule import Task, duration, simulate
 from shardlab.forecast.uncertainty import estimate
 from shardlab.forecast.workload import case_of, strategy_of
@@ -27,14 +28,14 @@ class Check(Document):
     predicted_ms: float
     low_ms: float
     high_ms: float
-    """95 % prediction interval of a measurement: covariances of the fits plus unexplained variance
-    """
+    """95 % prediction interval of a measurement: covariances of the fits, unexplained variance, and
+    the drift of the machine between other timings"""
     measured_ms: float
     error: float
     """predicted / measured - 1"""
     error_of_communication: float
-    """the same with the compute times of that timing's own run without communication, which removes
-    the drift of the machine between timings"""
+    """the same at the speed that the machine had in that timing, by its own run without
+    communication: without the drift between timings"""
 
 
 class Summary(Document):
@@ -50,9 +51,14 @@ class Summary(Document):
 
 
 def fitted_runs(timings: Iterable[TimedRun], forecast: Forecast) -> list[TimedRun]:
-    """Return the runs that the model is fitted on."""
-    names = {*forecast.runs, NO_COMMUNICATION}
-    return [run for run in timings if run.timing in forecast.timings and run.run in names]
+    """Return the runs that the model is fitted on, and the no-communication bounds of all timings,
+    which tell how far the machine drifts from one to the next."""
+    return [
+        run
+        for run in timings
+        if run.run == NO_COMMUNICATION
+        or (run.timing in forecast.timings and run.run in forecast.runs)
+    ]
 
 
 def unknown(timings: Iterable[TimedRun], model: Model) -> dict[str, str]:
@@ -65,23 +71,32 @@ def unknown(timings: Iterable[TimedRun], model: Model) -> dict[str, str]:
 
 
 def check(timings: Sequence[TimedRun], known: Sequence[TimedRun], model: Model) -> list[Check]:
-    """Validate every run that the model can predict, in the order of the timings."""
+    """Validate every run that the model can predict, in the order of the timings.
+
+    A timing of which no strategy was fitted is predicted without its own bound, too.
+    """
     left_out = unknown(timings, model)
     alone = {run.timing: run for run in timings if run.run == NO_COMMUNICATION}
-    seen = {(run.timing, run.run) for run in known}
+    seen = {(run.timing, run.run) for run in known if run.run != NO_COMMUNICATION}
+    fitted = {timing for timing, _ in seen}
+    models = {name: model if name in fitted else model.without(name) for name in alone}
     return [
-        _check(run, model, alone.get(run.timing), (run.timing, run.run) not in seen)
+        _check(
+            run,
+            models.get(run.timing, model),
+            alone.get(run.timing),
+            (run.timing, run.run) not in seen,
+        )
         for run in timings
         if run.run != NO_COMMUNICATION and run.run not in left_out
     ]
 
 
 def _check(run: TimedRun, model: Model, alone: TimedRun | None, held_out: bool) -> Check:
+    case = case_of(run)
     own = model
     if alone is not None:
-        compute = fit_compute(alone, model.cores)
-        own = model._replace(compute=dict.fromkeys(model.compute, compute))
-    case = case_of(run)
+        own = model.at_speed_of(fit_compute(alone, model.cores), case.workload)
     found = estimate(model, *case)
     measured = step_s(run)
     return Check(

@@ -42,6 +42,12 @@ class Line(NamedTuple):
         """Return the seconds for size x."""
         return self.alpha + self.beta * x
 
+    def scaled(self, factor: float) -> "Line":
+        """Return the line of values so many times as large."""
+        (a, b), (_, c) = self.covariance
+        covariance = ((factor**2 * a, factor**2 * b), (factor**2 * b, factor**2 * c))
+        return Line(factor * self.alpha, factor * self.beta, covariance, self.points)
+
     def intervals(self) -> tuple[float, float]:
         """Return half the width of the 95 % intervals of alpha and beta, by Student's t."""
         freedom = self.points - 2
@@ -108,6 +114,18 @@ class Machine(NamedTuple):
     """by codec text and error feedback"""
     memory: dict[MemoryOperation, Line]
     """seconds over bytes, of the calibrated memory operations"""
+
+    def scaled(self, factor: float) -> "Machine":
+        """Return a machine that is slower by a factor."""
+        codecs = {
+            kind: each._replace(
+                encode=each.encode.scaled(factor), decode=each.decode.scaled(factor)
+            )
+            for kind, each in self.codecs.items()
+        }
+        transport = {name: line.scaled(factor) for name, line in self.transport.items()}
+        memory = {name: line.scaled(factor) for name, line in self.memory.items()}
+        return Machine(transport, codecs, memory)
 
 
 def fit_machine(calibration: Calibration) -> Machine:

@@ -1,7 +1,8 @@
 """Performance model of training steps: fitted on some timed runs, then predicting others."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean, median
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +10,16 @@ from scipy.optimize import least_squares
 
 from shardlab.core.errors import UserError
 from shardlab.experiment.link import bucket_bytes
+from shardlab.forecast.bounds import (
+    Bound,
+    Speed,
+    bounds_of,
+    busy_cores,
+    mean_compute,
+    speed_of,
+    standard_error,
+    step_s,
+)
 from shardlab.forecast.coding import codings
 from shardlab.forecast.costs import Costs, Measured
 from shardlab.forecast.machine import Machine
@@ -37,6 +48,14 @@ class Engines(NamedTuple):
     more: float = 0.0
     """added to the mean of `work` for engines that were never timed"""
 
+    def scaled(self, factor: float) -> "Engines":
+        """Return the overheads on a machine that is slower by a factor."""
+        work = {name: factor * each for name, each in self.work.items()}
+        covariance = tuple(tuple(factor**2 * each for each in row) for row in self.covariance)
+        return self._replace(
+            work=work, wait=factor * self.wait, more=factor * self.more, covariance=covariance
+        )
+
     def of(self, engine: str) -> Overhead:
         """Return the overhead of an engine; of one that was never timed, the mean of the others."""
         known = self.work.get(engine)
@@ -52,15 +71,43 @@ class Model(NamedTuple):
     cores: float
     compute: dict[int, Compute]
     """of one rank that has its cores to itself, by the number of busy cores"""
-    compute_error: float
-    """relative standard error of `compute`, with the drift of the machine between timings"""
     engines: Engines
+    speed: Speed = Speed()
+    """that everything above is at"""
+    bounds: tuple[Bound, ...] = ()
+    """that `speed` is fitted on"""
+    fitted_compute: Mapping[int, Compute] = MappingProxyType({})
+    """computation at speed 1"""
 
     def obstacle(self, strategy: CanonicalStrategy) -> str | None:
         """Return why the model cannot predict a canonical strategy, or None if it can."""
         if not self.engines.work:
             return "the model was fitted on no run of any engine"
         return unpredictable(strategy, self.machine)
+
+    def without(self, timing: str) -> "Model":
+        """Return the model with the computation and the drift that other timings tell."""
+        others = tuple(bound for bound in self.bounds if bound.timing != timing)
+        if len(others) in (0, len(self.bounds)):
+            return self
+        return self.at(speed_of(others, self.fitted_compute))._replace(bounds=others)
+
+    def at(self, speed: Speed) -> "Model":
+        """Return the model of a machine of another speed: transfers, codecs and waits need its
+        cores as computation does."""
+        factor = speed.mean / self.speed.mean
+        return self._replace(
+            machine=self.machine.scaled(factor),
+            compute={busy: each.scaled(factor) for busy, each in self.compute.items()},
+            engines=self.engines.scaled(factor),
+            speed=speed,
+        )
+
+    def at_speed_of(self, compute: Compute, workload: Workload) -> "Model":
+        """Return the model of a machine that computes a workload's step in the given times."""
+        factor = sum(compute) / sum(self.computing(workload))
+        model = self.at(Speed(factor * self.speed.mean))
+        return model._replace(compute=dict.fromkeys(self.compute, compute))
 
     def predict(
         self, strategy: CanonicalStrategy, units: Sequence[UnitSize], workload: Workload
@@ -88,7 +135,7 @@ class Model(NamedTuple):
 
     def computing(self, workload: Workload) -> Compute:
         """Return the compute times fitted at the nearest number of busy cores."""
-        busy = _busy(workload.world_size * workload.threads, self.cores)
+        busy = busy_cores(workload.world_size * workload.threads, self.cores)
         return self.compute[min(self.compute, key=lambda known: abs(known - busy))]
 
     def costs(self, workload: Workload) -> Costs:
@@ -119,72 +166,36 @@ def unpredictable(strategy: CanonicalStrategy, machine: Machine) -> str | None:
     return None
 
 
-def step_s(run: TimedRun) -> float:
-    """Return the measured step time in seconds: the median of the repetitions."""
-    return median(run.step_ms) / 1e3
-
-
 def fit_model(machine: Machine, known: Sequence[TimedRun]) -> Model:
     """Fit the model on known runs, among them runs without communication.
 
     Raises:
         UserError: there is no run without communication, or one that cannot be simulated.
     """
-    alone = [run for run in known if run.run == NO_COMMUNICATION]
-    if not alone:
-        raise UserError("forecast.timings: none of them has steps without communication")
     cores = float(known[0].host["cores"])
-    computes: dict[int, list[Compute]] = {}
-    for run in alone:
-        busy = _busy(run.world_size * run.threads, cores)
-        computes.setdefault(busy, []).append(fit_compute(run, cores))
-    error = float(np.mean([_standard_error(run.step_ms) for run in alone]))
-    error = float(np.hypot(error, _drift(computes.values())))
-    means = {busy: _mean(each) for busy, each in computes.items()}
+    bounds = bounds_of(known, cores)
+    if not bounds:
+        raise UserError("forecast.timings: none of them has steps without communication")
     fitted = [run for run in known if run.run != NO_COMMUNICATION]
     for run in fitted:
         if why := unpredictable(strategy_of(run), machine):
             raise UserError(f"forecast.runs: {run.run}: {why}: name another run")
     names = dict.fromkeys(strategy_of(run).engine for run in fitted)
-    model = Model(machine, cores, means, error, Engines(dict.fromkeys(names, 0.0), 0.0))
-    own = {run.timing: fit_compute(run, cores) for run in alone}
-    return model._replace(engines=_engines(model, fitted, own)) if fitted else model
-
-
-def _busy(threads: int, cores: float) -> int:
-    return round(min(threads, cores))
-
-
-def _mean(computes: Sequence[Compute]) -> Compute:
-    return Compute(*(sum(each) / len(computes) for each in zip(*computes, strict=True)))
-
-
-def _drift(computes: Iterable[Sequence[Compute]]) -> float:
-    """Return the relative standard deviation of another timing's compute times from the mean of
-    those of as many busy cores; 0 where no two are alike."""
-    totals = [[sum(each) for each in alike] for alike in computes if len(alike) > 1]
-    # of the other timing itself, and of the mean
-    variances = [(1 + 1 / len(t)) * np.var(t, ddof=1) / np.mean(t) ** 2 for t in totals]
-    return float(np.mean(variances)) ** 0.5 if variances else 0.0
-
-
-def fit_compute(run: TimedRun, cores: float) -> Compute:
-    """Return the compute times of one rank that has its cores to itself, from ranks that share
-    them.
-
-    Traced steps say how a step is divided, the others how long it is.
-    """
-    traced = run.breakdown
-    parts = Compute(traced.forward_ms, traced.backward_ms, traced.update_ms)
-    share = min(1.0, cores / (run.world_size * run.threads))
-    return parts.scaled(share * step_s(run) / sum(parts))
-
-
-def _standard_error(values: Sequence[float]) -> float:
-    """Return the standard error of the median relative to it: 1.25 times that of a normal mean."""
-    if len(values) < 2:
-        return 0.0
-    return float(1.25 * np.std(values, ddof=1) / len(values) ** 0.5 / np.median(values))
+    timings = {run.timing for run in fitted}
+    own = [bound for bound in bounds if bound.timing in timings]
+    compute = mean_compute(own or bounds)
+    model = Model(
+        machine,
+        cores,
+        compute,
+        Engines(dict.fromkeys(names, 0.0), 0.0),
+        bounds=bounds,
+        fitted_compute=compute,
+    )
+    if fitted:
+        computes = {bound.timing: bound.compute for bound in own}
+        model = model._replace(engines=_engines(model, fitted, computes))
+    return model.at(speed_of(bounds, compute))
 
 
 def _engines(model: Model, runs: Sequence[TimedRun], own: Mapping[str, Compute]) -> Engines:
@@ -216,7 +227,7 @@ def _engines(model: Model, runs: Sequence[TimedRun], own: Mapping[str, Compute])
     found = least_squares(misfit, start, bounds=(0.0, _LONGEST_S), x_scale=1e-3)
     unexplained = 2 * found.cost / max(len(cases) - len(start), 1)
     # as few runs as unknowns fit perfectly, yet are no more certain than their repetitions
-    chance = np.mean([(_standard_error(run.step_ms) * step_s(run)) ** 2 for run in runs])
+    chance = np.mean([(standard_error(run.step_ms) * step_s(run)) ** 2 for run in runs])
     variance = max(unexplained, float(chance))
     covariance = variance * np.linalg.pinv(found.jac.T @ found.jac)
     *each, wait = map(float, found.x)

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardlab.forecast.bounds import Speed
 from shardlab.forecast.coding import needed
 from shardlab.forecast.machine import Line
 from shardlab.forecast.model import Model
-from shardlab.forecast.work import Compute
 from shardlab.forecast.workload import Case, Workload
 from shardlab.records.timing import UnitSize
 from shardlab.strategy.strategy import CanonicalStrategy
@@ -36,17 +36,23 @@ def estimate(
     case = Case(strategy, units, workload)
     # what is not used would only cost simulations
     model = model._replace(machine=needed(model.machine, strategy))
-    return propagate(lambda other: other.predict(*case), model, model.engines.noise)
+    return propagate(lambda other: other.predict(*case), model, model.engines.noise, whole=True)
 
 
-def propagate(forecast: Callable[[Model], float], model: Model, noise: float = 0.0) -> Estimate:
+def propagate(
+    forecast: Callable[[Model], float], model: Model, noise: float = 0.0, whole: bool = False
+) -> Estimate:
     """Predict with the interval that follows from the fits; unused parameters cost nothing.
 
     Args:
         noise: standard deviation of a measurement that the prediction interval must cover.
+        whole: the drift of the machine slows the whole step: transfers, codecs and waits need its
+            cores as computation does. Else, as on another machine, computation alone is unsure.
     """
     value = forecast(model)
-    variance = noise**2 + sum((forecast(other) - value) ** 2 for other in directions(model))
+    variance = noise**2 + (whole * model.speed.drift * value) ** 2
+    fits = model._replace(speed=Speed()) if whole else model
+    variance += sum((forecast(other) - value) ** 2 for other in directions(fits))
     half = _NORMAL * variance**0.5
     return Estimate(value, max(value - half, 0.0), value + half)
 
@@ -75,10 +81,9 @@ def directions(model: Model) -> Iterator[Model]:
         yield model._replace(engines=engines._replace(work=work, wait=wait))
     if engines.work:  # what an engine that was never timed costs is as unsure as the largest known
         yield model._replace(engines=engines._replace(more=max(engines.work.values())))
-    compute = {
-        busy: Compute(*each).scaled(1 + model.compute_error) for busy, each in model.compute.items()
-    }
-    yield model._replace(compute=compute)
+    if model.speed.drift:
+        slower = {busy: each.scaled(1 + model.speed.drift) for busy, each in model.compute.items()}
+        yield model._replace(compute=slower)
 
 
 def _moved(line: Line) -> Iterator[Line]:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from shardlab.core.errors import UserError
 from shardlab.experiment.schema import Forecast
 from shardlab.forecast.check import check, fitted_runs, operation_fits, summarize, unknown
+from shardlab.forecast.bounds import Speed
 from shardlab.forecast.costs import Measured
 from shardlab.forecast.extrapolation import (
     break_even,
@@ -118,8 +119,8 @@ def test_prediction_reads_only_the_configuration_of_a_run(model):
 
 
 def test_error_of_communication_is_free_of_machine_drift(model):
-    """Twice as slow a processor during one timing: the error at its own speed stays small."""
-    slow = MODEL._replace(compute={n: each.scaled(2) for n, each in MODEL.compute.items()})
+    """Twice as slow a machine during one timing: the error at its own speed stays small."""
+    slow = MODEL.at(Speed(2.0))
     runs = [made_run("fast", "ddp", rate="1gbit"), made_run("fast", NO_COMMUNICATION, rate="1gbit")]
     step = 1e3 * predicted(slow, runs[0])
     alone = 1e3 * sum(slow.compute[2])
@@ -135,6 +136,7 @@ def test_error_of_communication_is_free_of_machine_drift(model):
 def test_drift_between_timings_is_no_overhead_but_widens_the_interval(model):
     """A processor slower by a quarter during one of the fitted timings."""
     slow = MODEL._replace(compute={n: each.scaled(1.25) for n, each in MODEL.compute.items()})
+    known = [run for run in fitted_runs(TIMINGS, FORECAST) if run.timing in FORECAST.timings]
 
     def drifted(run):
         if run.timing != "slow":
@@ -143,15 +145,51 @@ def test_drift_between_timings_is_no_overhead_but_widens_the_interval(model):
         step = sum(slow.compute[2]) if alone else predicted(slow, run)
         return run.model_copy(update={"step_ms": [1e3 * step] * 5})
 
-    known = [drifted(run) for run in fitted_runs(TIMINGS, FORECAST)]
-    fitted = fit_model(MACHINE, known)
+    fitted = fit_model(MACHINE, [drifted(run) for run in known])
     for engine, work in model.engines.work.items():
         assert fitted.engines.work[engine] == pytest.approx(work, abs=3e-5)
     assert fitted.engines.noise < 1e-4
-    assert fitted.compute_error == pytest.approx(1.5**0.5 * 0.25 / 2**0.5 / 1.125, rel=0.01)
+    assert fitted.speed.drift == pytest.approx(1.5**0.5 * 0.25 / 2**0.5 / 1.125, rel=0.01)
     for run in (made_run("slow", "fsdp2-int8", rate="100mbit"), drifted(made_run("slow", "ddp"))):
         found = estimate(fitted, *case_of(run))
         assert found.low < 1e-3 * run.step_ms[0] < found.high
+
+
+def test_a_timing_is_predicted_without_its_own_bound():
+    """Whatever it measured, the prediction and the interval of a held-out timing are the same;
+    those of the others follow it."""
+    known = fitted_runs(TIMINGS, FORECAST)
+
+    def checks(factor):
+        changed = [
+            run.model_copy(update={"step_ms": [factor * ms for ms in run.step_ms]})
+            if (run.timing, run.run) == ("fast", NO_COMMUNICATION)
+            else run
+            for run in TIMINGS
+        ]
+        known = fitted_runs(changed, FORECAST)
+        found = check(changed, known, fit_model(MACHINE, known))
+        return {(each.timing, each.run): each for each in found}
+
+    calm, slow = checks(1.0), checks(1.5)
+    assert {run.timing for run in known} == {run.timing for run in TIMINGS}
+    for key, each in slow.items():
+        before = calm[key]
+        same = each.high_ms == pytest.approx(before.high_ms, rel=1e-6)
+        assert same == (each.timing == "fast") and same == (
+            each.predicted_ms == pytest.approx(before.predicted_ms, rel=1e-6)
+        )
+    assert slow["four-ranks", "ddp"].high_ms > 1.2 * slow["four-ranks", "ddp"].predicted_ms
+
+
+@given(st.floats(0.2, 5.0), st.floats(0.2, 5.0))
+def test_the_speed_of_a_machine_scales_all_but_the_link(first, then):
+    once, twice = MODEL.at(Speed(then)), MODEL.at(Speed(first)).at(Speed(then))
+    for name in ("ddp", "fsdp2-int8", "slide"):
+        here, linked = made_run("x", name), made_run("x", name, rate="100mbit")
+        assert predicted(twice, here) == pytest.approx(predicted(once, here))
+        assert predicted(once, here) == pytest.approx(then * predicted(MODEL, here))
+        assert predicted(once, linked) <= max(then, 1.0) * predicted(MODEL, linked) * (1 + 1e-9)
 
 
 def test_fit_without_no_communication_steps_is_refused():

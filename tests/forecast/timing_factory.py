@@ -63,7 +63,6 @@ MODEL = Model(
     machine=MACHINE,
     cores=2.0,
     compute={1: _ALONE, 2: _ALONE.scaled(1.15)},
-    compute_error=0.0,
     engines=Engines(
         {"ddp": 5e-5, "fsdp1": 4e-4, "fsdp2": 3e-4, "manual": 1e-4, "slide": 2e-5}, wait=1.8e-3
     ),
