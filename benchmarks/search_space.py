@@ -37,7 +37,7 @@ def made_forecast(space: Space) -> Forecast:
         dict.fromkeys(get_args(MemoryOperation), _LINE),
     )
     compute = {busy: Compute(1e-2, 2e-2, 2e-3) for busy in (1, 2)}
-    return Forecast(machine, 2.0, compute, 0.0, Engines(dict.fromkeys(ENGINES, 1e-4), 1e-3))
+    return Forecast(machine, 2.0, compute, Engines(dict.fromkeys(ENGINES, 1e-4), 1e-3))
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from shardlab.calibration.costs import Times, codec_times, interleave, memory_times
+from shardlab.calibration.phases import phased_times
 from shardlab.core.files import read_json, write_json
 from shardlab.core.progress import say
 from shardlab.core.unfinished import temporary
@@ -29,10 +30,12 @@ from shardlab.measurements.calibration import (
     MemoryCost,
     MemoryOperation,
     Operation,
+    PhasedCost,
     Transfer,
     wire_bytes,
 )
 from shardlab.records.contention import Contention
+from shardlab.strategy.codec_table import find, split_text
 from shardlab.transport.object_collectives import gather_values
 from shardlab.transport.transport import Transport
 
@@ -82,11 +85,15 @@ def calibrate(
             transfers += _transfers(network, times)
             say(f"calibrate: {network.world_size} ranks, {_name(network.link)}")
     one = networks[0]._replace(link=None)
-    coded = on_ranks(one, partial(codec_times, codecs, repetitions)) if codecs else []
+    phased = [each for each in codecs if _multi_phase(each[0])]
+    single = [each for each in codecs if each not in phased]
+    coded = on_ranks(one, partial(codec_times, single, repetitions)) if single else []
+    summed = on_ranks(one, partial(phased_times, phased, repetitions)) if phased else []
     moved = on_ranks(one, partial(memory_times, memory, repetitions)) if memory else []
     return Calibration(
         transfers=transfers,
         codecs=[CodecCost(**each) for each in coded],
+        phased=[PhasedCost(**each) for each in summed],
         memory=[MemoryCost(**each) for each in moved],
         contention=Contention.of([meter.read()]),
         revision=git_revision(),
@@ -94,6 +101,11 @@ def calibrate(
         host=describe_host(),
         kernels=native.serving(),
     )
+
+
+def _multi_phase(codec: str) -> bool:
+    spec = find(split_text(codec)["name"])
+    return spec is not None and spec.multi_phase
 
 
 def _on_ranks(

@@ -1,9 +1,10 @@
 """Encodings and routes of the messages of a strategy, with the fitted costs of their codecs."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from shardlab.forecast.machine import CodecLines, Machine
-from shardlab.measurements.calibration import memory_operations
+from shardlab.forecast.machine import CodecLines, Machine, PhasedLines
+from shardlab.measurements.calibration import PhasedOperation, memory_operations
 from shardlab.strategy.codec_options import CodecSpec
 from shardlab.strategy.codec_table import codec_text
 from shardlab.strategy.strategy import CanonicalStrategy
@@ -21,6 +22,8 @@ class Coding(NamedTuple):
     """of an uncompressed element"""
     summable: bool = False
     """whether sums of payloads are payloads: an all-reduce encodes once"""
+    phased: Mapping[PhasedOperation, PhasedLines] | None = None
+    """of a multi-phase method, which has no payload"""
 
 
 NORM = Coding(None, True, 0, 4)
@@ -53,9 +56,12 @@ def codings(strategy: CanonicalStrategy, machine: Machine) -> tuple[Levels, Codi
     reduced = 4 if strategy.reduce_dtype == "fp32" else 2
 
     def coding(codec: CodecSpec) -> Coding:
-        plain = codec.name == "none"
-        lines = None if plain else machine.codecs[codec_text(codec), given.error_feedback]
+        plain, kind = codec.name == "none", (codec_text(codec), given.error_feedback)
         native = given.route == "native"
+        if codec.multi_phase:
+            phased = machine.phased[kind]
+            return Coding(None, native, given.minimum_size, reduced, phased=phased)
+        lines = None if plain else machine.codecs[kind]
         return Coding(lines, native, given.minimum_size, reduced, codec.summable and not plain)
 
     between = None if given.between_nodes is None else coding(given.between_nodes)
@@ -77,4 +83,5 @@ def needed(machine: Machine, strategy: CanonicalStrategy) -> Machine:
     return machine._replace(
         codecs={kind: lines for kind, lines in machine.codecs.items() if kind in used},
         memory={name: line for name, line in machine.memory.items() if name in moved},
+        phased={kind: lines for kind, lines in machine.phased.items() if kind in used},
     )

@@ -5,7 +5,7 @@ from copy import copy
 
 from shardlab.forecast import collectives
 from shardlab.forecast.coding import Coding, Levels
-from shardlab.forecast.machine import CodecLines, Machine, framing
+from shardlab.forecast.machine import CodecLines, Machine, PhasedLines, framing
 from shardlab.forecast.presets import Cluster
 from shardlab.forecast.schedule import Phase, Rank
 from shardlab.measurements.calibration import MemoryOperation, Operation, wire_bytes
@@ -20,6 +20,9 @@ class Costs(ABC):
 
     ranks_per_core = 1.0
     """ranks that share a core; 1 where every rank has one"""
+
+    sums_of_chunks: Operation = "reduce_scatter"
+    """operation that sums chunks for their owners in a multi-phase method"""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -73,6 +76,8 @@ class Costs(ABC):
         """Return the phases of a reduce-scatter."""
         if self.world_size == 1:
             return ()
+        if coding.phased is not None and elements >= coding.minimum_size:
+            return self._in_phases(elements, coding.phased["reduce_scatter"])
         way: Operation = "reduce_scatter" if coding.native else "exchange"
         codec = self._codec(elements, coding)
         if codec is None:
@@ -90,8 +95,10 @@ class Costs(ABC):
         """Return the phases of an all-reduce."""
         if self.world_size == 1:
             return ()
+        if coding.phased is not None and elements >= coding.minimum_size:
+            return self._in_phases(elements, coding.phased["all_reduce"])
         codec = self._codec(elements, coding)
-        if codec is None and coding.native:
+        if codec is None and (coding.native or coding.phased is not None):
             return (self.transfer("all_reduce", elements * coding.element_bytes),)
         if codec is None or not coding.summable:
             return self.reduce_scatter(elements, coding) + self.gather(elements, coding)
@@ -130,6 +137,16 @@ class Costs(ABC):
     def launched_together(self) -> int:
         """Ranks that a launcher starts on one machine."""
 
+    def _in_phases(self, elements: float, lines: PhasedLines) -> tuple[Phase, ...]:
+        """Return the phases of a multi-phase method, whose computation comes first."""
+        sent = [
+            self.transfer(
+                self.sums_of_chunks if way == "reduce_scatter" else way, size.at(elements)
+            )
+            for way, size in lines.messages
+        ]
+        return (Phase(lines.seconds.at(elements)), *sent)
+
     def _codec(self, elements: float, coding: Coding) -> CodecLines | None:
         return None if elements < coding.minimum_size else coding.codec
 
@@ -144,6 +161,8 @@ class Measured(Costs):
         bucket: bytes that pass the link at once after a pause.
         framed: whether bytes are sent in Ethernet frames; then every rank is a node.
     """
+
+    sums_of_chunks = "exchange"  # gloo's reduce-scatter would send twice as much
 
     def __init__(
         self,

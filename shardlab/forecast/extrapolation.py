@@ -10,7 +10,7 @@ from shardlab.forecast.presets import preset
 from shardlab.forecast.step import step_seconds
 from shardlab.forecast.uncertainty import propagate
 from shardlab.forecast.work import Work
-from shardlab.forecast.workload import Case, case_of
+from shardlab.forecast.workload import Case, case_of, strategy_of
 from shardlab.records.timing import NO_COMMUNICATION, TimedRun
 from shardlab.strategy.codec_table import codec_text
 from shardlab.strategy.strategy import CanonicalStrategy, parse_strategy
@@ -59,7 +59,7 @@ class Point(Document):
 def extrapolate(
     runs: Iterable[TimedRun], model: Model, links: Sequence[str], ranks: Sequence[int]
 ) -> list[Point]:
-    """Predict every run on every cluster preset with every number of ranks.
+    """Predict every run on every cluster preset with every number of ranks that its codec allows.
 
     Raises:
         UserError: an unknown preset.
@@ -69,6 +69,7 @@ def extrapolate(
         for run in runs
         for link in links
         for count in ranks
+        if count <= (strategy_of(run).gradients.codec.most_ranks or count)
     ]
 
 

@@ -4,7 +4,8 @@ Operations are alpha-beta models, t = alpha + beta x (Hockney 1994, The communic
 MPP). Points are weighted by 1/t^2: small and large operations count alike.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, get_args
 
 import numpy as np
@@ -20,6 +21,8 @@ from shardlab.measurements.calibration import (
     MemoryCost,
     MemoryOperation,
     Operation,
+    PhasedCost,
+    PhasedOperation,
     Transfer,
 )
 
@@ -105,6 +108,15 @@ class CodecLines(NamedTuple):
     """payload bytes over elements"""
 
 
+class PhasedLines(NamedTuple):
+    """Fitted costs of a multi-phase method in one collective, over elements of the whole vector."""
+
+    seconds: Line
+    """CPU seconds between all phases"""
+    messages: tuple[tuple[Operation, Line], ...]
+    """bytes of the whole vector of each phase"""
+
+
 class Machine(NamedTuple):
     """Fitted operations of a machine; a collective of W ranks has W - 1 steps."""
 
@@ -114,6 +126,8 @@ class Machine(NamedTuple):
     """by codec text and error feedback"""
     memory: dict[MemoryOperation, Line]
     """seconds over bytes, of the calibrated memory operations"""
+    phased: Mapping[tuple[str, bool], Mapping[PhasedOperation, PhasedLines]] = MappingProxyType({})
+    """multi-phase methods, by codec text and error feedback"""
 
     def scaled(self, factor: float) -> "Machine":
         """Return a machine that is slower by a factor."""
@@ -125,7 +139,14 @@ class Machine(NamedTuple):
         }
         transport = {name: line.scaled(factor) for name, line in self.transport.items()}
         memory = {name: line.scaled(factor) for name, line in self.memory.items()}
-        return Machine(transport, codecs, memory)
+        phased = {
+            kind: {
+                name: each._replace(seconds=each.seconds.scaled(factor))
+                for name, each in lines.items()
+            }
+            for kind, lines in self.phased.items()
+        }
+        return Machine(transport, codecs, memory, phased)
 
 
 def fit_machine(calibration: Calibration) -> Machine:
@@ -137,7 +158,9 @@ def fit_machine(calibration: Calibration) -> Machine:
     transport = {name: _transport(calibration.transfers, name) for name in _OPERATIONS}
     kinds = {(each.codec, each.error_feedback) for each in calibration.codecs}
     codecs = {kind: _codec(calibration.codecs, kind) for kind in kinds}
-    return Machine(transport, codecs, fit_memory(calibration.memory))
+    methods = dict.fromkeys((each.codec, each.error_feedback) for each in calibration.phased)
+    phased = {kind: _phased(calibration.phased, kind) for kind in methods}
+    return Machine(transport, codecs, fit_memory(calibration.memory), phased)
 
 
 def fit_memory(costs: Sequence[MemoryCost]) -> dict[MemoryOperation, Line]:
@@ -171,3 +194,35 @@ def _codec(costs: Iterable[CodecCost], kind: tuple[str, bool]) -> CodecLines:
         fit_line(sizes, [quickly(each.decode_s) for each in mine]),
         fit_line(sizes, [float(each.payload_bytes) for each in mine]),
     )
+
+
+def _phased(
+    costs: Iterable[PhasedCost], kind: tuple[str, bool]
+) -> dict[PhasedOperation, PhasedLines]:
+    found: dict[PhasedOperation, list[PhasedCost]] = {}
+    for each in costs:
+        if (each.codec, each.error_feedback) == kind:
+            found.setdefault(each.operation, []).append(each)
+    return {name: _lines_of_phases(mine) for name, mine in found.items()}
+
+
+def _lines_of_phases(costs: Sequence[PhasedCost]) -> PhasedLines:
+    """Fit the sizes whose phases are those of the largest: short vectors may be sent as they are.
+
+    Raises:
+        UserError: there are fewer than 3.
+    """
+    largest = max(costs, key=lambda each: each.elements)
+    phases = [message.operation for message in largest.messages]
+    mine = [each for each in costs if [m.operation for m in each.messages] == phases]
+    if len(mine) < 3:
+        raise UserError(
+            f"calibration: {largest.codec}: fewer than 3 sizes with phases {', '.join(phases)}: "
+            "repeat stages.calibrate with other options of it"
+        )
+    sizes = [float(each.elements) for each in mine]
+    messages = tuple(
+        (operation, fit_line(sizes, [float(each.messages[index].nbytes) for each in mine]))
+        for index, operation in enumerate(phases)
+    )
+    return PhasedLines(fit_line(sizes, [quickly(each.seconds) for each in mine]), messages)

@@ -31,6 +31,7 @@ from shardlab.forecast.extrapolation import (
     extrapolate,
     first_of_each,
 )
+from shardlab.forecast.integer_sums import IntegerSum, integer_sums
 from shardlab.forecast.machine import fit_machine
 from shardlab.forecast.model import fit_model
 from shardlab.forecast.presets import PRESETS, preset
@@ -71,6 +72,8 @@ class ForecastDocument(Document):
     links: dict[str, str]
     """presets and their sources"""
     break_even: list[BreakEven]
+    integer_sums: list[IntegerSum] = []
+    """empty where int8 or int8-shared was not calibrated"""
     assumptions: list[str]
     warnings: list[str]
     """calibration and timings that others disturbed, used all the same"""
@@ -104,6 +107,7 @@ def predict(
         points=extrapolate(runs, model, forecast.links, forecast.ranks),
         links={name: preset(name).source for name in forecast.links},
         break_even=break_even(runs, model),
+        integer_sums=integer_sums(machine, forecast.links, forecast.ranks),
         assumptions=list(ASSUMPTIONS),
         warnings=warnings_of(
             [

@@ -49,8 +49,8 @@ def obstacle(strategy: CanonicalStrategy) -> str | None:
         return "overrides of layers that are not units"
     if strategy.replicas and strategy.reduce_every_micro_batch:
         return "replicas with reduce_every_micro_batch"
-    if given.codec.multi_phase:
-        return f"codec {given.codec.name}"
+    if given.codec.needs_matrices:
+        return f"codec {given.codec.name}, whose messages depend on the shapes of matrices"
     return None
 
 

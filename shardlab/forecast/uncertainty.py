@@ -69,6 +69,12 @@ def directions(model: Model) -> Iterator[Model]:
             for other in _moved(getattr(lines, part)):
                 codecs = {**machine.codecs, kind: lines._replace(**{part: other})}
                 yield model._replace(machine=machine._replace(codecs=codecs))
+    for method, ways in machine.phased.items():
+        for way, phases in ways.items():
+            for other in _moved(phases.seconds):
+                changed = {**ways, way: phases._replace(seconds=other)}
+                phased = {**machine.phased, method: changed}
+                yield model._replace(machine=machine._replace(phased=phased))
     for name, memory_line in machine.memory.items():
         for other in _moved(memory_line):
             memory = {**machine.memory, name: other}

@@ -13,6 +13,9 @@ Operation = Literal["exchange", "gather", "all_reduce", "reduce_scatter"]
 """exchange, gather: `shardlab.transport.transport`; all_reduce, reduce_scatter: the process group's
 """
 
+PhasedOperation = Literal["reduce_scatter", "all_reduce"]
+"""collective that a multi-phase method stands for"""
+
 MemoryOperation = Literal["copy", "update", "load", "store"]
 """copy: of a vector, by a thread; update: AdamW; load, store: moments on disk"""
 
@@ -71,6 +74,28 @@ class CodecCost(Document):
     """seconds to decode one payload of so many elements"""
 
 
+class Message(Document):
+    """Message of one phase of a multi-phase method."""
+
+    operation: Operation
+    """reduce_scatter: of the backend, or on gloo an exchange whose receiver sums"""
+    nbytes: int
+    """bytes of the whole vector of all ranks"""
+
+
+class PhasedCost(Document):
+    """Timings of the computation of a multi-phase method on vectors of one size, on all ranks
+    concurrently, and what it sends in an ordinary step."""
+
+    codec: str
+    error_feedback: bool
+    operation: PhasedOperation
+    elements: int
+    """of the whole vector"""
+    messages: list[Message]
+    seconds: list[float] = Field(min_length=1)
+
+
 class MemoryCost(Document):
     """Timings of one host memory operation on vectors of one size, on all ranks concurrently."""
 
@@ -85,6 +110,8 @@ class Calibration(Document):
 
     transfers: list[Transfer]
     codecs: list[CodecCost]
+    phased: list[PhasedCost] = []
+    """of the multi-phase methods among the codecs"""
     memory: list[MemoryCost] = []
     """empty where no strategy needs it"""
     contention: Contention | None

@@ -41,6 +41,8 @@ class CodecSpec(Document):
     """leaves elements out, so that it cannot serve parameters"""
     one_bit: ClassVar[bool] = False
     """has no code for zero"""
+    most_ranks: ClassVar[int | None] = None
+    """ranks that can sum with it; None: any number"""
     needs_matrices: ClassVar[bool] = False
     """factors matrices and leaves flat vectors as they are"""
 
@@ -314,6 +316,7 @@ class SharedInt8Spec(CodecSpec):
     factory = "shardlab.codecs.shared_integers:SharedInt8"
     examples = ("int8-shared", "int8-shared:group=8")
     multi_phase = True
+    most_ranks = 127
 
     name: Literal["int8-shared"] = "int8-shared"
     group: Group = 128

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from shardlab.core.errors import UserError
 from shardlab.experiment.schema import Forecast
-from shardlab.forecast.check import check, fitted_runs, operation_fits, summarize, unknown
 from shardlab.forecast.bounds import Speed
+from shardlab.forecast.check import check, fitted_runs, operation_fits, summarize, unknown
 from shardlab.forecast.costs import Measured
 from shardlab.forecast.extrapolation import (
     break_even,

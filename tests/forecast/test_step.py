@@ -248,7 +248,10 @@ def test_micro_batches_are_reduced_once(name):
     [
         ({"offload": True}, "offload"),
         ({"activations": "disk", "activation_checkpointing": "full"}, "activations disk"),
-        ({"gradients": {"codec": "powersgd:rank=2"}}, "codec powersgd"),
+        (
+            {"gradients": {"codec": "powersgd:rank=2"}},
+            "codec powersgd, whose messages depend on the shapes of matrices",
+        ),
         ({"activation_checkpointing": "selective"}, "selective activation checkpointing"),
         (
             {"overrides": [{"module": "head", "reshard_after_forward": False}]},
