@@ -15,8 +15,8 @@ from shardlab.calibration.costs import codecs_of
 from shardlab.core.document import validate
 from shardlab.experiment.schema import Model, Space, Train
 from shardlab.forecast.machine import CodecLines, Line, Machine
-from shardlab.forecast.model import Engines
 from shardlab.forecast.model import Model as Forecast
+from shardlab.forecast.overheads import Engines
 from shardlab.forecast.work import Compute
 from shardlab.forecast.workload import Workload
 from shardlab.measurements.calibration import MemoryOperation, Operation

@@ -1,12 +1,8 @@
 """Performance model of training steps: fitted on some timed runs, then predicting others."""
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from types import MappingProxyType
 from typing import NamedTuple
-
-import numpy as np
-from scipy.optimize import least_squares
 
 from shardlab.core.errors import UserError
 from shardlab.experiment.link import bucket_bytes
@@ -17,51 +13,23 @@ from shardlab.forecast.bounds import (
     busy_cores,
     mean_compute,
     speed_of,
-    standard_error,
     step_s,
 )
 from shardlab.forecast.coding import codings
 from shardlab.forecast.costs import Costs, Measured
 from shardlab.forecast.machine import Machine
+from shardlab.forecast.overheads import Engines, Measurement, fit_engines
+from shardlab.forecast.recomputation import (
+    Recomputation,
+    fit_recomputation,
+    is_selective,
+)
 from shardlab.forecast.step import obstacle, step_seconds
-from shardlab.forecast.work import Compute, Overhead, Work
+from shardlab.forecast.work import Compute, Work
 from shardlab.forecast.workload import Workload, case_of, strategy_of
 from shardlab.measurements.calibration import UPDATE_BYTES, memory_operations
 from shardlab.records.timing import NO_COMMUNICATION, TimedRun, UnitSize
 from shardlab.strategy.strategy import CanonicalStrategy
-
-_LONGEST_S = 0.1
-"""upper bound of the engine overhead of one collective, seconds"""
-
-
-class Engines(NamedTuple):
-    """Overhead of an engine per collective, on top of the operation itself; fitted jointly."""
-
-    work: dict[str, float]
-    """CPU seconds per collective, by engine"""
-    wait: float
-    """seconds until the threads of all ranks have a core; a property of the machine"""
-    covariance: tuple[tuple[float, ...], ...] = ()
-    """of `work` in the order of the engines, then of `wait`"""
-    noise: float = 0.0
-    """standard deviation of measured minus modelled step time, seconds"""
-    more: float = 0.0
-    """added to the mean of `work` for engines that were never timed"""
-
-    def scaled(self, factor: float) -> "Engines":
-        """Return the overheads on a machine that is slower by a factor."""
-        work = {name: factor * each for name, each in self.work.items()}
-        covariance = tuple(tuple(factor**2 * each for each in row) for row in self.covariance)
-        return self._replace(
-            work=work, wait=factor * self.wait, more=factor * self.more, covariance=covariance
-        )
-
-    def of(self, engine: str) -> Overhead:
-        """Return the overhead of an engine; of one that was never timed, the mean of the others."""
-        known = self.work.get(engine)
-        return Overhead(
-            fmean(self.work.values()) + self.more if known is None else known, self.wait
-        )
 
 
 class Model(NamedTuple):
@@ -72,6 +40,7 @@ class Model(NamedTuple):
     compute: dict[int, Compute]
     """of one rank that has its cores to itself, by the number of busy cores"""
     engines: Engines
+    recomputation: Recomputation = Recomputation()
     speed: Speed = Speed()
     """that everything above is at"""
     bounds: tuple[Bound, ...] = ()
@@ -83,6 +52,8 @@ class Model(NamedTuple):
         """Return why the model cannot predict a canonical strategy, or None if it can."""
         if not self.engines.work:
             return "the model was fitted on no run of any engine"
+        if is_selective(strategy) and self.recomputation.selective is None:
+            return "selective activation checkpointing was in no run that the model was fitted on"
         return unpredictable(strategy, self.machine)
 
     def without(self, timing: str) -> "Model":
@@ -127,6 +98,7 @@ class Model(NamedTuple):
             self.engines.of(strategy.engine),
             *codings(strategy, self.machine),
             self._update_s(workload) if strategy.traits.residency == "streamed" else 0.0,
+            self.recomputation.selective or 0.0,
         )
 
     def _update_s(self, workload: Workload) -> float:
@@ -180,7 +152,9 @@ def fit_model(machine: Machine, known: Sequence[TimedRun]) -> Model:
     for run in fitted:
         if why := unpredictable(strategy_of(run), machine):
             raise UserError(f"forecast.runs: {run.run}: {why}: name another run")
-    names = dict.fromkeys(strategy_of(run).engine for run in fitted)
+    selective = [run for run in fitted if is_selective(strategy_of(run))]
+    plain = [run for run in fitted if not is_selective(strategy_of(run))]
+    names = dict.fromkeys(strategy_of(run).engine for run in plain)
     timings = {run.timing for run in fitted}
     own = [bound for bound in bounds if bound.timing in timings]
     compute = mean_compute(own or bounds)
@@ -192,48 +166,30 @@ def fit_model(machine: Machine, known: Sequence[TimedRun]) -> Model:
         bounds=bounds,
         fitted_compute=compute,
     )
-    if fitted:
-        computes = {bound.timing: bound.compute for bound in own}
-        model = model._replace(engines=_engines(model, fitted, computes))
+    computes = {bound.timing: bound.compute for bound in own}
+    if plain:
+        model = model._replace(
+            engines=fit_engines([*names], _measured(model, plain, computes), plain)
+        )
+    if plain and selective:
+        steps = _measured(model, selective, computes)
+        recomputation = fit_recomputation(steps, model.engines.noise)
+        model = model._replace(recomputation=recomputation)
     return model.at(speed_of(bounds, compute))
 
 
-def _engines(model: Model, runs: Sequence[TimedRun], own: Mapping[str, Compute]) -> Engines:
-    """Fit the overhead per collective by least squares of absolute errors.
-
-    Not of relative errors: waits of some milliseconds are as likely in a short step as in a long
-    one.
+def _measured(
+    model: Model, runs: Sequence[TimedRun], own: Mapping[str, Compute]
+) -> list[Measurement]:
+    """Return timed steps with the work that the model says they have.
 
     Args:
         own: compute times of each timing, so that what drifts between timings is no overhead.
     """
-    names = [*model.engines.work]
-    cases = []
+    steps = []
     for run in runs:
         case = case_of(run)
         work = model.work(*case)
         work = work._replace(compute=own.get(run.timing, work.compute))
-        cases.append((work, model.costs(case.workload), step_s(run)))
-
-    def misfit(given: Sequence[float]) -> list[float]:
-        *each, wait = given
-        overhead = {name: Overhead(s, wait) for name, s in zip(names, each, strict=True)}
-        return [
-            step_seconds(work._replace(overhead=overhead[work.strategy.engine]), costs) - measured
-            for work, costs, measured in cases
-        ]
-
-    start = [1e-4] * (len(names) + 1)
-    found = least_squares(misfit, start, bounds=(0.0, _LONGEST_S), x_scale=1e-3)
-    unexplained = 2 * found.cost / max(len(cases) - len(start), 1)
-    # as few runs as unknowns fit perfectly, yet are no more certain than their repetitions
-    chance = np.mean([(standard_error(run.step_ms) * step_s(run)) ** 2 for run in runs])
-    variance = max(unexplained, float(chance))
-    covariance = variance * np.linalg.pinv(found.jac.T @ found.jac)
-    *each, wait = map(float, found.x)
-    return Engines(
-        dict(zip(names, each, strict=True)),
-        wait,
-        tuple(map(tuple, covariance.tolist())),
-        variance**0.5,
-    )
+        steps.append(Measurement(work, model.costs(case.workload), step_s(run)))
+    return steps

@@ -27,10 +27,7 @@ _STEPS = 3
 
 def obstacle(strategy: CanonicalStrategy) -> str | None:
     """Return the setting of a canonical strategy that the model does not cover, or None."""
-    given, modes = (
-        strategy.gradients,
-        {each.activation_checkpointing for each in strategy.overrides},
-    )
+    given = strategy.gradients
     one_block = strategy.wrap == "block" and strategy.wrap_size is None
     if strategy.offload:
         return "offload"
@@ -38,9 +35,6 @@ def obstacle(strategy: CanonicalStrategy) -> str | None:
         return f"activations {strategy.activations}"
     if strategy.compile:
         return "compile"
-    # its dispatch costs as much as what it saves, by another factor on every model
-    if "selective" in modes | {strategy.activation_checkpointing}:
-        return "selective activation checkpointing"
     if any(each.module is not None for each in strategy.overrides):
         return "overrides of embedding or head"
     if any(each.param_dtype is not None for each in strategy.overrides):

@@ -87,6 +87,10 @@ def directions(model: Model) -> Iterator[Model]:
         yield model._replace(engines=engines._replace(work=work, wait=wait))
     if engines.work:  # what an engine that was never timed costs is as unsure as the largest known
         yield model._replace(engines=engines._replace(more=max(engines.work.values())))
+    share = model.recomputation
+    if share.selective is not None:
+        more = share._replace(selective=share.selective + share.error)
+        yield model._replace(recomputation=more)
     if model.speed.drift:
         slower = {busy: each.scaled(1 + model.speed.drift) for busy, each in model.compute.items()}
         yield model._replace(compute=slower)

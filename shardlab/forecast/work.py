@@ -51,6 +51,8 @@ class Work(NamedTuple):
     weights: Coding
     update_s: float = 0.0
     """seconds of `compute.rest` in which AdamW updates the whole model"""
+    selective: float = 0.0
+    """share of forward that blocks with selective checkpointing compute again"""
     holding: bool = True
     """whether gradients are applied only once the norm of all is known; without clipping `slide`
     applies them earlier"""
@@ -97,8 +99,12 @@ class Step(ABC):
         work, own = self.work, self._checkpointing.get(unit - 1)
         has_blocks = unit > 0 or len(work.units) == 1 or self._replicated
         mode = own or work.strategy.activation_checkpointing
-        again = work.compute.forward * (mode == "full" and has_blocks)
-        return (work.compute.backward + again) / work.accumulation * self._share[unit]
+        share = {"full": 1.0, "selective": work.selective}.get(mode, 0.0) * has_blocks
+        return (
+            (work.compute.backward + share * work.compute.forward)
+            / work.accumulation
+            * self._share[unit]
+        )
 
     def compute(self, name: str, seconds: float, after: Sequence[str] = ()) -> str:
         """Add computation; return its name."""

@@ -15,7 +15,8 @@ from shardlab.agent.space.surrogate import Surrogate, fit
 from shardlab.experiment.link import Link
 from shardlab.experiment.schema import Agent, Space, Train
 from shardlab.forecast.machine import CodecLines, Line, Machine
-from shardlab.forecast.model import Engines, Model
+from shardlab.forecast.model import Model
+from shardlab.forecast.overheads import Engines
 from shardlab.forecast.workload import Workload
 from shardlab.records.timing import NO_COMMUNICATION, TimedRun
 from shardlab.strategy.strategy import CanonicalStrategy, parse_strategy

@@ -18,11 +18,14 @@ from shardlab.forecast.extrapolation import (
     first_of_each,
 )
 from shardlab.forecast.machine import fit_line, fit_machine, framing
-from shardlab.forecast.model import Engines, fit_model
+from shardlab.forecast.model import fit_model
+from shardlab.forecast.overheads import Engines
+from shardlab.forecast.recomputation import Recomputation
 from shardlab.forecast.step import step_seconds
 from shardlab.forecast.uncertainty import estimate, propagate
 from shardlab.forecast.workload import case_of, strategy_of
 from shardlab.records.timing import NO_COMMUNICATION
+from shardlab.strategy.strategy import parse_strategy
 from tests.forecast.timing_factory import (
     MACHINE,
     MODEL,
@@ -338,3 +341,44 @@ def test_fit_weights_relative_errors():
     line = fit_line(SIZES, [1.1 * seconds[0], *seconds[1:]])
     assert line.at(SIZES[0]) > 1.02 * seconds[0]
     assert line.at(SIZES[-1]) == pytest.approx(seconds[-1], rel=0.01)
+
+
+def checkpointed(engine, mode, **changes):
+    """A made run whose blocks are checkpointed."""
+    strategy = parse_strategy({"engine": engine, "activation_checkpointing": mode}).canonical()
+    settings = {"strategy": strategy.model_dump(mode="json"), "run": f"{engine}-{mode}"}
+    return made_run("two-ranks", engine).model_copy(update={**settings, **changes})
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp1", "fsdp2", "manual", "slide"])
+def test_selective_checkpointing_adds_its_share_of_what_full_adds(engine):
+    """Nothing at 0, what full checkpointing adds at 1, more where dispatch costs more."""
+    plain, full = (predicted(MODEL, checkpointed(engine, mode)) for mode in ("none", "full"))
+    steps = [
+        predicted(
+            MODEL._replace(recomputation=Recomputation(share)), checkpointed(engine, "selective")
+        )
+        for share in (0.0, 0.3, 0.6, 1.0, 1.35)
+    ]
+    assert (steps[0], steps[3]) == pytest.approx((plain, full))
+    assert steps == sorted(steps) and plain < full < steps[-1]
+
+
+@pytest.mark.parametrize("share", [0.4, 1.35])
+def test_selective_checkpointing_is_fitted_on_timed_runs_or_left_out(model, share):
+    true = MODEL._replace(recomputation=Recomputation(share))
+    unseen = checkpointed("manual", "selective")
+    assert "was in no run that the model was fitted on" in str(model.obstacle(strategy_of(unseen)))
+    run = checkpointed("fsdp2", "selective")
+    timed = run.model_copy(update={"step_ms": [1e3 * predicted(true, run)] * 5})
+    known = fitted_runs(TIMINGS, FORECAST)
+    fitted = fit_model(MACHINE, [*known, timed])
+    assert fitted.engines.work == pytest.approx(model.engines.work, abs=1e-6)
+    assert fitted.recomputation.selective == pytest.approx(share, abs=0.02)
+    assert fitted.obstacle(strategy_of(unseen)) is None
+    assert predicted(fitted, unseen) == pytest.approx(predicted(true, unseen), rel=0.01)
+    # two timings that disagree: the interval of what was not timed holds both
+    longer = timed.model_copy(update={"step_ms": [1.2 * timed.step_ms[0]] * 5})
+    unsure = fit_model(MACHINE, [*known, timed, longer])
+    found = estimate(unsure, *case_of(run))
+    assert found.low < 1e-3 * timed.step_ms[0] and 1e-3 * longer.step_ms[0] < found.high

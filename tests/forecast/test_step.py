@@ -252,7 +252,6 @@ def test_micro_batches_are_reduced_once(name):
             {"gradients": {"codec": "powersgd:rank=2"}},
             "codec powersgd, whose messages depend on the shapes of matrices",
         ),
-        ({"activation_checkpointing": "selective"}, "selective activation checkpointing"),
         (
             {"overrides": [{"module": "head", "reshard_after_forward": False}]},
             "overrides of embedding or head",

@@ -5,7 +5,8 @@ from typing import Any
 from shardlab.experiment.link import bits_per_second, bucket_bytes
 from shardlab.forecast.costs import Measured
 from shardlab.forecast.machine import CodecLines, Line, Machine
-from shardlab.forecast.model import Engines, Model
+from shardlab.forecast.model import Model
+from shardlab.forecast.overheads import Engines
 from shardlab.forecast.schedule import Task, duration, simulate
 from shardlab.forecast.work import Compute
 from shardlab.forecast.workload import case_of, workload_of
