@@ -10,7 +10,6 @@ from shardlab.forecast.bounds import fit_compute, step_s
 from shardlab.forecast.costs import Measured
 from shardlab.forecast.machine import Machine, quickly
 from shardlab.forecast.model import Model
-from shardlab.forecast.schedule import Task, duration, simulate
 from shardlab.forecast.uncertainty import estimate
 from shardlab.forecast.workload import case_of, strategy_of
 from shardlab.measurements.calibration import Calibration, Operation
@@ -68,6 +67,15 @@ def unknown(timings: Iterable[TimedRun], model: Model) -> dict[str, str]:
         if run.run != NO_COMMUNICATION and (why := model.obstacle(strategy_of(run))):
             reasons[run.run] = why
     return reasons
+
+
+def first_of_each(timings: Iterable[TimedRun], left_out: Iterable[str]) -> list[TimedRun]:
+    """Return one timed run of each strategy that the model can predict."""
+    found: dict[str, TimedRun] = {}
+    for run in timings:
+        if run.run != NO_COMMUNICATION and run.run not in left_out:
+            found.setdefault(run.run, run)
+    return list(found.values())
 
 
 def check(timings: Sequence[TimedRun], known: Sequence[TimedRun], model: Model) -> list[Check]:
@@ -161,8 +169,7 @@ def operation_fits(calibration: Calibration, machine: Machine) -> list[Operation
             bucket=0.0 if bits is None else bucket_bytes(bits),
         )
         phase = costs.transfer(each.operation, each.nbytes)
-        task = Task("one", "one", (phase,))
-        fitted, measured = duration(simulate([task], costs.rank)), quickly(each.seconds)
+        fitted, measured = costs.alone([phase]), quickly(each.seconds)
         beta = machine.transport[each.operation].beta * each.wire_bytes
         endless = max(beta, phase.nbytes / costs.rank.bytes_per_second)
         fits.append(

@@ -73,6 +73,16 @@ def codings(strategy: CanonicalStrategy, machine: Machine) -> tuple[Levels, Codi
     return gradients, Coding(codec, True, weights.minimum_size, computed)
 
 
+def calibrated(machine: Machine, name: str) -> Coding | None:
+    """Return the coding of all vectors by a calibrated codec of this name: the first in
+    alphabetical order, or None if there is none."""
+    kinds = sorted({*machine.codecs, *machine.phased})
+    for kind in kinds:
+        if kind[0].partition(":")[0] == name:
+            return Coding(machine.codecs.get(kind), False, 0, 4, phased=machine.phased.get(kind))
+    return None
+
+
 def needed(machine: Machine, strategy: CanonicalStrategy) -> Machine:
     """Return the machine without the codecs and memory operations that a strategy does not use."""
     given, weights = strategy.gradients, strategy.weights

@@ -1,13 +1,14 @@
 """Costs of collectives, copies and updates for a rank: on a measured machine, and on a cluster."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from copy import copy
 
 from shardlab.forecast import collectives
 from shardlab.forecast.coding import Coding, Levels
 from shardlab.forecast.machine import CodecLines, Machine, PhasedLines, framing
 from shardlab.forecast.presets import Cluster
-from shardlab.forecast.schedule import Phase, Rank
+from shardlab.forecast.schedule import Phase, Rank, Task, duration, simulate
 from shardlab.measurements.calibration import MemoryOperation, Operation, wire_bytes
 
 
@@ -57,6 +58,10 @@ class Costs(ABC):
     @abstractmethod
     def among(self, ranks: int, apart: int = 1) -> "Costs":
         """Costs between so many ranks, whose numbers differ by `apart`."""
+
+    def alone(self, phases: Sequence[Phase]) -> float:
+        """Return the seconds of phases that run one after another, and nothing beside them."""
+        return duration(simulate([Task("one", "one", tuple(phases))], self.rank))
 
     def gather(self, elements: float, coding: Coding) -> tuple[Phase, ...]:
         """Return the phases of an all-gather."""

@@ -11,7 +11,7 @@ from shardlab.forecast.step import step_seconds
 from shardlab.forecast.uncertainty import propagate
 from shardlab.forecast.work import Work
 from shardlab.forecast.workload import Case, case_of, strategy_of
-from shardlab.records.timing import NO_COMMUNICATION, TimedRun
+from shardlab.records.timing import TimedRun
 from shardlab.strategy.codec_table import codec_text
 from shardlab.strategy.strategy import CanonicalStrategy, parse_strategy
 
@@ -92,15 +92,6 @@ def by_itself(case: Case, model: Model) -> Work:
     work = model.work(*case)
     compute = model.compute[min(model.compute)]
     return work._replace(compute=compute, overhead=work.overhead._replace(wait=0.0))
-
-
-def first_of_each(timings: Iterable[TimedRun], left_out: Iterable[str]) -> list[TimedRun]:
-    """Return one timed run of each strategy that the model can predict."""
-    found: dict[str, TimedRun] = {}
-    for run in timings:
-        if run.run != NO_COMMUNICATION and run.run not in left_out:
-            found.setdefault(run.run, run)
-    return list(found.values())
 
 
 class BreakEven(Document):

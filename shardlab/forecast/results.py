@@ -16,6 +16,7 @@ from shardlab.forecast.check import (
     OperationFit,
     Summary,
     check,
+    first_of_each,
     fitted_runs,
     operation_fits,
     summarize,
@@ -29,7 +30,6 @@ from shardlab.forecast.extrapolation import (
     break_even,
     by_itself,
     extrapolate,
-    first_of_each,
 )
 from shardlab.forecast.integer_sums import IntegerSum, integer_sums
 from shardlab.forecast.machine import fit_machine

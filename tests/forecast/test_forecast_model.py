@@ -8,14 +8,20 @@ from hypothesis import strategies as st
 from shardlab.core.errors import UserError
 from shardlab.experiment.schema import Forecast
 from shardlab.forecast.bounds import Speed
-from shardlab.forecast.check import check, fitted_runs, operation_fits, summarize, unknown
+from shardlab.forecast.check import (
+    check,
+    first_of_each,
+    fitted_runs,
+    operation_fits,
+    summarize,
+    unknown,
+)
 from shardlab.forecast.costs import Measured
 from shardlab.forecast.extrapolation import (
     break_even,
     by_itself,
     exposed_rate,
     extrapolate,
-    first_of_each,
 )
 from shardlab.forecast.machine import fit_line, fit_machine, framing
 from shardlab.forecast.model import fit_model

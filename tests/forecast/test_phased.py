@@ -16,7 +16,6 @@ from shardlab.forecast.extrapolation import extrapolate
 from shardlab.forecast.integer_sums import integer_sums
 from shardlab.forecast.machine import Line, PhasedLines, fit_machine
 from shardlab.forecast.presets import preset
-from shardlab.forecast.schedule import Task, duration, simulate
 from shardlab.forecast.uncertainty import estimate
 from shardlab.forecast.workload import case_of
 from shardlab.measurements.calibration import Message, PhasedCost
@@ -46,10 +45,6 @@ def shared_run(engine, rate=None, codec=SHARED):
     return plain.model_copy(update={"strategy": strategy.model_dump(mode="json")})
 
 
-def seconds(costs, *phases):
-    return duration(simulate([Task("one", "lane", phases)], costs.rank))
-
-
 @given(elements, ranks, st.sampled_from(["10mbit", "1gbit", None]), st.sampled_from([*LINES]))
 def test_a_method_takes_as_long_as_its_phases(n, world_size, rate, collective):
     """Computation, then a collective per message; on gloo an exchange sums chunks, on a cluster a
@@ -63,8 +58,8 @@ def test_a_method_takes_as_long_as_its_phases(n, world_size, rate, collective):
         parts = lines.seconds.at(n)
         for way, size in lines.messages:
             sent = costs.transfer(chunks if way == "reduce_scatter" else way, size.at(n))
-            parts += seconds(costs, sent)
-        whole = seconds(costs, *getattr(costs, collective)(n, CODING))
+            parts += costs.alone([sent])
+        whole = costs.alone(getattr(costs, collective)(n, CODING))
         assert whole == pytest.approx(parts)
 
 
