@@ -1,7 +1,12 @@
 """Stages of the pipeline: one thin command each."""
 
 import gc
+import os
 import sys
+
+# Stages fork their ranks, and a process that has asked the CUDA driver cannot fork one that uses
+# CUDA. With this torch.cuda.is_available, which libraries call freely, asks NVML instead.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 # "-m" stands there while `python -m stages.NAME` looks for its module. All that it imports stays,
 # and to search it for garbage again and again takes a quarter of the time of the imports:

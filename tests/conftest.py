@@ -12,6 +12,9 @@ from hypothesis import settings
 # inherit a pool that was already started
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# ranks are forked from a process that has not asked the CUDA driver (stages/__init__.py)
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+
 # before anything imports Triton: without a GPU its kernels run in its interpreter
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"

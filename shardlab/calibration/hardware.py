@@ -1,7 +1,7 @@
 """Detection of the hardware that a calibration ran on."""
 
+import multiprocessing
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -27,7 +27,7 @@ def detect(calibration: Calibration, root: Path = SYSFS) -> Hardware:
         memory_gb=host["memory_bytes"] / 1e9,
         # read and written
         copy_gb_per_s=2 * largest.nbytes / min(largest.seconds) / 1e9 if largest else None,
-        gpus=[_gpu(torch.cuda.get_device_properties(n)) for n in range(torch.cuda.device_count())],
+        gpus=_gpus(),
         connections=_connections(calibration.transfers),
     )
 
@@ -44,8 +44,20 @@ def _caches(folder: Path) -> dict[str, int]:
 _CACHE_FILES = ("level", "type", "size")
 
 
-def _gpu(properties: Any) -> Gpu:
-    return Gpu(name=properties.name, memory_gb=properties.total_memory / 1e9)
+def _gpus() -> list[Gpu]:
+    """Ask CUDA in a fork of this process: after that, it cannot fork ranks that use CUDA."""
+    count = torch.cuda.device_count()
+    if not count:
+        return []
+    with multiprocessing.get_context("fork").Pool(1) as child:
+        return [
+            Gpu(name=name, memory_gb=size / 1e9) for name, size in child.apply(_asked, (count,))
+        ]
+
+
+def _asked(count: int) -> list[tuple[str, int]]:
+    found = [torch.cuda.get_device_properties(number) for number in range(count)]
+    return [(each.name, each.total_memory) for each in found]
 
 
 def _connections(transfers: list[Transfer]) -> list[Connection]:

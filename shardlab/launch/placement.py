@@ -1,10 +1,9 @@
-"""GPU, CPUs and NUMA memory of the process of a rank, and the backend that the GPUs allow."""
+"""CPUs and NUMA memory of the process of a rank."""
 
 import ctypes
 import json
 import os
 import platform
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -32,84 +31,12 @@ _NODES = 1 << 12
 """more nodes than a kernel can be built for"""
 
 
-def gpu_index(visible: int, *, forked: bool) -> int | None:
-    """Return the index of the rank's own GPU among those that its process sees.
-
-    Args:
-        visible: GPUs that the process sees: those of the machine, or what a launcher left of them.
-        forked: whether the other ranks of the machine see the same GPUs, as forks of one process.
-
-    Returns:
-        None when the ranks would have to share one.
-    """
-    if visible >= int(os.environ["LOCAL_WORLD_SIZE"]):
-        return int(os.environ["LOCAL_RANK"])
-    return 0 if visible and not forked else None
-
-
-def take_gpu(*, forked: bool) -> str:
-    """Make the rank's own GPU the current one, in the process of the rank.
-
-    CUDA does not survive a fork.
-
-    Returns:
-        Its UUID; empty without its own GPU.
-    """
-    index = gpu_index(torch.cuda.device_count(), forked=forked)
-    if index is None:
-        return ""
-    torch.cuda.set_device(index)
-    return str(torch.cuda.get_device_properties(index).uuid)
-
-
-def own_gpu(device: torch.device, group: dist.ProcessGroup) -> torch.device:
-    """Make the GPU of this rank the current one; all ranks of the group call together.
-
-    Args:
-        device: `cuda` for the GPU of LOCAL_RANK, unless the program has made another one current;
-            with an index: that GPU.
-
-    Returns:
-        The device with its index.
-
-    Raises:
-        UserError: ranks share a GPU; on all of them.
-    """
-    index = device.index
-    if index is None:
-        index = torch.cuda.current_device()
-        if index == 0 and {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} <= os.environ.keys():
-            index = gpu_index(torch.cuda.device_count(), forked=False) or 0
-    torch.cuda.set_device(index)
-    gpus = [""] * dist.get_world_size(group)
-    uuid = torch.cuda.get_device_properties(index).uuid
-    dist.all_gather_object(gpus, f"{platform.node()} {uuid}", group=group)
-    for gpu in gpus:
-        ranks = [rank for rank, each in enumerate(gpus) if each == gpu]
-        if len(ranks) > 1:
-            raise UserError(
-                f"ranks {', '.join(map(str, ranks))} share GPU {gpu}: start one rank for each GPU, "
-                "or call torch.cuda.set_device on each first"
-            )
-    return torch.device(device.type, index)
-
-
 def gpu_node() -> int | None:
     """Return the NUMA node of the current GPU; None without one, or where sysfs has no node."""
     if not torch.cuda.is_initialized():
         return None
     gpu: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
     return node_of_pci(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0")
-
-
-def backend_of(gpus: Sequence[str]) -> str:
-    """Return NCCL, with gloo for host memory, if every rank has its own GPU; otherwise gloo.
-
-    Args:
-        gpus: UUIDs from `take_gpu`, of every rank.
-    """
-    own = all(gpus) and len(set(gpus)) == len(gpus)
-    return "cpu:gloo,cuda:nccl" if own else "gloo"
 
 
 def take_placement(way: CpuAffinity, rank: int, store: dist.Store, root: Path = SYSFS) -> None:

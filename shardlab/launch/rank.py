@@ -22,7 +22,8 @@ from shardlab.core.process import die_with_parent
 from shardlab.core.progress import say
 from shardlab.experiment.affinity import CpuAffinity
 from shardlab.launch.failure import TIMED_OUT, UNKNOWN_ORDER, Failure
-from shardlab.launch.placement import backend_of, take_gpu, take_placement
+from shardlab.launch.gpus import RankGpu, backend_of, take_gpu, why_on_cpu
+from shardlab.launch.placement import take_placement
 from shardlab.launch.stores import Attempt
 
 _POLL_S = 0.02
@@ -39,7 +40,7 @@ class Rendezvous(NamedTuple):
 
 
 def rendezvous(
-    store: dist.Store, rank: int, world_size: int, gpu: str, timeout: timedelta
+    store: dist.Store, rank: int, world_size: int, gpu: RankGpu | None, timeout: timedelta
 ) -> Rendezvous:
     """Wait for all ranks of this attempt.
 
@@ -49,10 +50,11 @@ def rendezvous(
     the name of an earlier attempt is not in its list, and looks again.
 
     Args:
-        gpu: UUID of the rank's own GPU, or empty.
+        gpu: the rank's own, if it has one.
 
     Raises:
         TimeoutError: names the ranks that did not join.
+        UserError: see `backend_of`.
     """
     deadline = time.monotonic() + timeout.total_seconds()
     if rank == 0:
@@ -70,7 +72,7 @@ def rendezvous(
         _sleep(deadline, f"rank {rank} found no rendezvous of rank 0")
 
 
-def _open(store: dist.Store, world_size: int, gpu: str, deadline: float) -> Rendezvous:
+def _open(store: dist.Store, world_size: int, gpu: RankGpu | None, deadline: float) -> Rendezvous:
     name = uuid.uuid4().hex
     own = dist.PrefixStore(name, store)
     store.set("attempt", name)
@@ -78,7 +80,7 @@ def _open(store: dist.Store, world_size: int, gpu: str, deadline: float) -> Rend
     while missing := [rank for rank in ranks if not own.check([rank])]:
         _sleep(deadline, f"rank {', '.join(missing)} did not join")
     joined = [json.loads(own.get(rank)) for rank in ranks]
-    backend = backend_of([gpu, *(gpu for _, gpu in joined)])
+    backend = backend_of([gpu, *(None if each is None else RankGpu(*each) for _, each in joined)])
     own.set("begin", json.dumps([[token for token, _ in joined], backend]))
     return Rendezvous(name, own, backend)
 
@@ -151,9 +153,8 @@ class Job:
         store = attempt.connect(self.timeout)
         gpu = take_gpu(forked=forked)
         joined = rendezvous(store, rank, self.world_size, gpu, self.timeout)
-        gpus = torch.cuda.device_count()
-        if rank == 0 and gpus and joined.backend == "gloo":
-            say(f"{self.world_size} ranks share {gpus} GPUs: they train on the CPU")
+        if rank == 0 and joined.backend == "gloo" and (why := why_on_cpu(self.world_size)):
+            say(why)
         return joined
 
     def _work(self, rank: int, joined: Rendezvous, interface: str | None) -> None:

@@ -18,7 +18,7 @@ from shardlab.engines.common.base import State
 from shardlab.engines.slide.engine import SlideEngine
 from shardlab.engines.slide.groups import twin
 from shardlab.engines.slide.unit import FROZEN
-from shardlab.launch.placement import own_gpu
+from shardlab.launch.gpus import own_gpu
 from shardlab.standalone import checkpoint
 from shardlab.standalone.slide_config import (
     SlideConfig,
@@ -228,7 +228,7 @@ class SlideFSDP:
             model.activation_checkpointing_disable()  # else layers would be computed three times
         device = config.device_or(device_of(self._group))
         if device.type == "cuda":
-            device = own_gpu(device, self._group)
+            device = own_gpu(device, self._patient)
         strategy, optimization = config.strategy(), config.optimization()
         engine = build_engine(
             model, strategy, optimization, self._group, config.seed, device=device

@@ -2,14 +2,11 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from types import SimpleNamespace
 
 import pytest
-import torch
 import torch.distributed as dist
 
-from shardlab.core.errors import UserError
-from shardlab.launch.placement import gpu_index, own_gpu
+from shardlab.launch.gpus import RankGpu
 from shardlab.launch.rank import Rendezvous, rendezvous
 from shardlab.transport.object_collectives import device_of
 
@@ -20,9 +17,9 @@ def stores(tmp_path):
     return lambda: dist.FileStore(str(tmp_path / "store"))
 
 
-def attempt(stores, order: list[int], gpus: list[str] | None = None, wait_s=20) -> list[Rendezvous]:
+def attempt(stores, order: list[int], gpus=None, wait_s=20) -> list[Rendezvous]:
     """All ranks meet, coming in an order; what each found, in rank order."""
-    gpus = gpus or [""] * len(order)
+    gpus = gpus or [None] * len(order)
     limit = timedelta(seconds=wait_s)
     with ThreadPoolExecutor(len(order)) as threads:
         found = {
@@ -46,13 +43,13 @@ def test_an_attempt_never_joins_an_earlier_one(stores, order):
 
 def test_incomplete_earlier_attempt_is_ignored(stores):
     with pytest.raises(TimeoutError, match="rank 1, 2 did not join"):
-        rendezvous(stores(), 0, 3, "", timedelta(seconds=0.1))
+        rendezvous(stores(), 0, 3, None, timedelta(seconds=0.1))
     assert len({each.name for each in attempt(stores, [1, 2, 0])}) == 1
 
 
 def test_rank_without_rank_0_times_out(stores):
     with pytest.raises(TimeoutError, match="rank 1 found no rendezvous of rank 0"):
-        rendezvous(stores(), 1, 2, "", timedelta(seconds=0.1))
+        rendezvous(stores(), 1, 2, None, timedelta(seconds=0.1))
 
 
 @pytest.mark.parametrize(
@@ -60,64 +57,15 @@ def test_rank_without_rank_0_times_out(stores):
     [
         (["GPU-a", "GPU-b"], True),
         (["GPU-a", "GPU-a"], False),  # shared
-        (["GPU-a", ""], False),
-        (["", ""], False),
+        (["GPU-a", None], False),
+        ([None, None], False),
     ],
 )
-def test_nccl_needs_a_gpu_for_every_rank(stores, gpus, nccl):
+def test_nccl_needs_a_gpu_for_every_rank(stores, monkeypatch, gpus, nccl):
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    gpus = [uuid and RankGpu(uuid, "H200", 141 * 10**9, True) for uuid in gpus]
     expected = "cpu:gloo,cuda:nccl" if nccl else "gloo"
     assert [each.backend for each in attempt(stores, [0, 1], gpus)] == [expected] * 2
-
-
-@pytest.mark.parametrize(
-    ("visible", "forked", "expected"),
-    [
-        (8, True, 7),  # all GPUs of the machine
-        (8, False, 7),
-        (1, False, 0),  # the GPU of this rank alone
-        (1, True, None),  # shared by the ranks
-        (0, False, None),
-    ],
-)
-def test_rank_takes_the_gpu_of_its_local_rank(monkeypatch, visible, forked, expected):
-    monkeypatch.setenv("LOCAL_RANK", "7")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    assert gpu_index(visible, forked=forked) == expected
-
-
-@pytest.mark.parametrize("chosen", [0, 5])
-@pytest.mark.parametrize("asked", ["cuda", "cuda:3"])
-def test_a_gpu_is_that_of_the_local_rank_unless_the_program_says_otherwise(
-    monkeypatch, chosen, asked
-):
-    current = pretend_gpus(monkeypatch, chosen)
-    found = run_alone(lambda group: own_gpu(torch.device(asked), group))
-    expected = 3 if asked == "cuda:3" else chosen or 7
-    assert found == torch.device("cuda", expected) and current == [expected]
-
-
-def test_ranks_that_share_a_gpu_are_refused(monkeypatch):
-    pretend_gpus(monkeypatch, 0)
-
-    def both(found, own, group):
-        found[:] = [own, own]
-
-    monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
-    monkeypatch.setattr(dist, "all_gather_object", both)
-    with pytest.raises(UserError, match=r"ranks 0, 1 share GPU .*: start one rank for each GPU"):
-        own_gpu(torch.device("cuda"), None)
-
-
-def pretend_gpus(monkeypatch, current: int) -> list[int]:
-    """Pretend to be local rank 7 of 8 with as many GPUs; the list will hold the one that is set."""
-    monkeypatch.setenv("LOCAL_RANK", "7")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    was_set = []
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    monkeypatch.setattr(torch.cuda, "set_device", was_set.append)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda n: SimpleNamespace(uuid=n))
-    return was_set
 
 
 def run_alone(function):

@@ -1,0 +1,198 @@
+"""GPU of a rank, checked before training, and the backend that the GPUs of all ranks allow.
+
+A GPU that cannot be used ends the run in one line, before there is a process group.
+"""
+
+import os
+import platform
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from shardlab.core.errors import UserError
+from shardlab.core.progress import say
+from shardlab.transport.object_collectives import gather_values, run_or_fail_together
+
+_CHOOSE = "choose others by CUDA_VISIBLE_DEVICES"
+_INSTALLED = Path("/proc/driver/nvidia/gpus")
+"""one folder per GPU; the driver makes it"""
+_PROBLEMS = {
+    "forked subprocess": "CUDA was in use before the ranks were forked: set "
+    "PYTORCH_NVML_BASED_CUDA_CHECK=1 before torch is imported",
+    "too old|insufficient": "the NVIDIA driver is too old for torch {torch}: install a newer driver, "
+    "or a torch for a CUDA older than {cuda}",
+    "busy|exclusive|prohibited": "another process has it alone, or its compute mode forbids use: "
+    f"end that process (nvidia-smi shows it), or {_CHOOSE}",
+    "out of memory": "its memory is full: end what uses it (nvidia-smi shows it), or " + _CHOOSE,
+}
+"""by a pattern in torch's or CUDA's message: what is wrong, and the fix"""
+
+
+class RankGpu(NamedTuple):
+    """GPU of a rank, as ranks compare it with theirs."""
+
+    uuid: str
+    name: str
+    memory_bytes: int
+    bf16: bool
+    """has fast products in bf16, which `auto` dtypes depend on"""
+
+
+def gpu_index(visible: int, *, forked: bool) -> int | None:
+    """Return the index of the rank's own GPU among those that its process sees.
+
+    Args:
+        visible: GPUs that the process sees: those of the machine, or what a launcher left of them.
+        forked: whether the other ranks of the machine see the same GPUs, as forks of one process.
+
+    Returns:
+        None when the ranks would have to share one.
+    """
+    if visible >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        return int(os.environ["LOCAL_RANK"])
+    return 0 if visible and not forked else None
+
+
+def take_gpu(*, forked: bool) -> RankGpu | None:
+    """Make the rank's own GPU the current one, in the process of the rank.
+
+    CUDA does not survive a fork.
+
+    Returns:
+        None without its own GPU.
+
+    Raises:
+        UserError: torch cannot compute on it.
+    """
+    index = gpu_index(torch.cuda.device_count(), forked=forked)
+    return None if index is None else usable_gpu(index)
+
+
+def usable_gpu(index: int) -> RankGpu:
+    """Make this GPU the current one.
+
+    Raises:
+        UserError: it is busy, full or too old, or the driver is.
+    """
+    try:
+        torch.cuda.init()
+        torch.cuda.set_device(index)
+        torch.cuda.mem_get_info(index)  # creates the context, which a busy or full GPU refuses
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"GPU {index}: {_problem(str(error))}") from error
+    found = torch.cuda.get_device_properties(index)
+    name = f"GPU {index} ({found.name}, sm_{found.major}{found.minor})"
+    built = torch.cuda.get_arch_list()
+    if not _has_code_for(found.major, found.minor, built):
+        raise UserError(
+            f"{name}: torch {torch.__version__} has code for {', '.join(built)} only: install one that "
+            f"has code for it, or {_CHOOSE}"
+        )
+    bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    return RankGpu(str(found.uuid), found.name, found.total_memory, bf16)
+
+
+def _problem(message: str) -> str:
+    for pattern, text in _PROBLEMS.items():
+        if re.search(pattern, message, re.IGNORECASE):
+            return text.format(torch=torch.__version__, cuda=torch.version.cuda)
+    line = (message.splitlines() or ["no reason given"])[0]
+    return f"cannot be used ({line}): see what nvidia-smi says, or {_CHOOSE}"
+
+
+def _has_code_for(major: int, minor: int, built: Sequence[str]) -> bool:
+    """Return whether a binary runs on a GPU (CUDA C++ Programming Guide, binary compatibility).
+
+    Args:
+        built: such as sm_80 (runs on later minor versions) and compute_90 (on all later GPUs).
+    """
+    codes = re.findall(r"\b(sm|compute)_(\d+)(\d)", " ".join(built))
+    for kind, first, last in codes:
+        code = int(first), int(last)
+        if code <= (major, minor) and (kind == "compute" or code[0] == major):
+            return True
+    return not codes  # of another vendor
+
+
+def backend_of(gpus: Sequence[RankGpu | None]) -> str:
+    """Return NCCL, with gloo for host memory, if every rank has its own GPU; otherwise gloo.
+
+    Args:
+        gpus: from `take_gpu`, of every rank.
+
+    Raises:
+        UserError: the GPUs cannot compute together, or there is no NCCL.
+    """
+    own = {gpu.uuid: gpu for gpu in gpus if gpu is not None}
+    if len(own) < len(gpus):
+        return "gloo"
+    if not dist.is_nccl_available():
+        raise UserError(
+            f"torch {torch.__version__} has no NCCL, which GPUs need: install a build with it "
+            "(PyPI's for Linux), or set CUDA_VISIBLE_DEVICES= to train on the CPU"
+        )
+    kinds = {f"{gpu.name}, {gpu.memory_bytes / 1e9:.0f} GB" for gpu in own.values()}
+    if len(kinds) > 1:
+        unequal = f"unequal GPUs ({'; '.join(sorted(kinds))})"
+        if len({gpu.bf16 for gpu in own.values()}) > 1:
+            raise UserError(f"{unequal}: some have no bf16, so that dtypes differ: {_CHOOSE}")
+        say(f"{unequal}: the slowest sets the pace, and the smallest the largest model")
+    return "cpu:gloo,cuda:nccl"
+
+
+def why_on_cpu(world_size: int) -> str | None:
+    """Return why ranks train on the CPU of a machine with GPUs, in one line; None if it has none.
+
+    Args:
+        world_size: number of ranks that use gloo.
+    """
+    visible = torch.cuda.device_count()
+    if visible:
+        return f"{world_size} ranks share {visible} GPUs: they train on the CPU"
+    installed = len([*_INSTALLED.glob("*")])
+    if not installed or "CUDA_VISIBLE_DEVICES" in os.environ:
+        return None
+    reason = "CUDA finds none of them: see what nvidia-smi says"
+    if not torch.backends.cuda.is_built():
+        reason = "is built without CUDA: docs/how-to/gpus.md says how to install one that has it"
+    return f"{installed} GPUs, but torch {torch.__version__}: {reason}: ranks train on the CPU"
+
+
+def own_gpu(device: torch.device, group: dist.ProcessGroup) -> torch.device:
+    """Make the GPU of this rank the current one; all ranks of the group call together.
+
+    Args:
+        device: `cuda` for the GPU of LOCAL_RANK, unless the program has made another one current;
+            with an index: that GPU.
+        group: of gloo: NCCL itself fails, with a message of its own, where ranks share a GPU.
+
+    Returns:
+        The device with its index.
+
+    Raises:
+        UserError: the GPU cannot be used; or ranks share one, on all of them.
+    """
+    index, gpu = run_or_fail_together(group, "GPUs cannot be used", lambda: _named(device))
+    gpus = gather_values(f"{platform.node()} {gpu.uuid}", group)
+    for name in gpus:
+        ranks = [rank for rank, each in enumerate(gpus) if each == name]
+        if len(ranks) > 1:
+            raise UserError(
+                f"ranks {', '.join(map(str, ranks))} share GPU {name}: start one rank for each GPU, "
+                "or call torch.cuda.set_device on each first"
+            )
+    return torch.device(device.type, index)
+
+
+def _named(device: torch.device) -> tuple[int, RankGpu]:
+    index = device.index
+    if index is None:
+        # the current one; nothing may be asked of CUDA before it is known to work
+        index = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+        if index == 0 and {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} <= os.environ.keys():
+            index = gpu_index(torch.cuda.device_count(), forked=False) or 0
+    return index, usable_gpu(index)
