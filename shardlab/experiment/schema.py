@@ -148,6 +148,9 @@ class Train(Document):
     """maximum global gradient norm, or null"""
     untimed_steps: int = Field(5, ge=0)
     """first steps, left out of all timings"""
+    deterministic: bool = False
+    """use only algorithms that repeat their bits: for GPUs, where they are slower. On CPUs runs
+    repeat their bits in any case"""
     audit_steps: int = Field(1, ge=0, le=10**6)
     """extra steps after the run whose gradients are also summed uncompressed, to measure the error
     of the codec"""
@@ -168,8 +171,9 @@ class Train(Document):
 
     def meaning(self) -> dict[str, Any]:
         """Return the parameters that the results depend on, as plain data; checkpoints are left
-        out."""
-        return self.model_dump(mode="json", exclude={"checkpoint"})
+        out, and `deterministic` where it is off, as in runs from before it."""
+        off = set() if self.deterministic else {"deterministic"}
+        return self.model_dump(mode="json", exclude={"checkpoint", *off})
 
 
 class Timing(Document):

@@ -4,7 +4,6 @@ A GPU that cannot be used ends the run in one line, before there is a process gr
 """
 
 import os
-import platform
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,6 @@ import torch.distributed as dist
 
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say
-from shardlab.transport.object_collectives import gather_values, run_or_fail_together
 
 _CHOOSE = "choose others by CUDA_VISIBLE_DEVICES"
 _INSTALLED = Path("/proc/driver/nvidia/gpus")
@@ -23,8 +21,8 @@ _INSTALLED = Path("/proc/driver/nvidia/gpus")
 _PROBLEMS = {
     "forked subprocess": "CUDA was in use before the ranks were forked: set "
     "PYTORCH_NVML_BASED_CUDA_CHECK=1 before torch is imported",
-    "too old|insufficient": "the NVIDIA driver is too old for torch {torch}: install a newer driver, "
-    "or a torch for a CUDA older than {cuda}",
+    "too old|insufficient": "the NVIDIA driver is too old for torch {torch}: install a newer "
+    "driver, or a torch for a CUDA older than {cuda}",
     "busy|exclusive|prohibited": "another process has it alone, or its compute mode forbids use: "
     f"end that process (nvidia-smi shows it), or {_CHOOSE}",
     "out of memory": "its memory is full: end what uses it (nvidia-smi shows it), or " + _CHOOSE,
@@ -89,8 +87,8 @@ def usable_gpu(index: int) -> RankGpu:
     built = torch.cuda.get_arch_list()
     if not _has_code_for(found.major, found.minor, built):
         raise UserError(
-            f"{name}: torch {torch.__version__} has code for {', '.join(built)} only: install one that "
-            f"has code for it, or {_CHOOSE}"
+            f"{name}: torch {torch.__version__} has code for {', '.join(built)} only: install one "
+            f"that has code for it, or {_CHOOSE}"
         )
     bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     return RankGpu(str(found.uuid), found.name, found.total_memory, bf16)
@@ -160,39 +158,3 @@ def why_on_cpu(world_size: int) -> str | None:
     if not torch.backends.cuda.is_built():
         reason = "is built without CUDA: docs/how-to/gpus.md says how to install one that has it"
     return f"{installed} GPUs, but torch {torch.__version__}: {reason}: ranks train on the CPU"
-
-
-def own_gpu(device: torch.device, group: dist.ProcessGroup) -> torch.device:
-    """Make the GPU of this rank the current one; all ranks of the group call together.
-
-    Args:
-        device: `cuda` for the GPU of LOCAL_RANK, unless the program has made another one current;
-            with an index: that GPU.
-        group: of gloo: NCCL itself fails, with a message of its own, where ranks share a GPU.
-
-    Returns:
-        The device with its index.
-
-    Raises:
-        UserError: the GPU cannot be used; or ranks share one, on all of them.
-    """
-    index, gpu = run_or_fail_together(group, "GPUs cannot be used", lambda: _named(device))
-    gpus = gather_values(f"{platform.node()} {gpu.uuid}", group)
-    for name in gpus:
-        ranks = [rank for rank, each in enumerate(gpus) if each == name]
-        if len(ranks) > 1:
-            raise UserError(
-                f"ranks {', '.join(map(str, ranks))} share GPU {name}: start one rank for each GPU, "
-                "or call torch.cuda.set_device on each first"
-            )
-    return torch.device(device.type, index)
-
-
-def _named(device: torch.device) -> tuple[int, RankGpu]:
-    index = device.index
-    if index is None:
-        # the current one; nothing may be asked of CUDA before it is known to work
-        index = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
-        if index == 0 and {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} <= os.environ.keys():
-            index = gpu_index(torch.cuda.device_count(), forked=False) or 0
-    return index, usable_gpu(index)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from shardlab.core.files import finite
+from shardlab.devices.determinism import allows_tf32
 from shardlab.environment.cpu_times import CpuTimes
 from shardlab.environment.host import describe_host, git_revision
 from shardlab.experiment.link import LOOPBACK
@@ -74,6 +75,8 @@ def describe(
         torch=torch.__version__,
         host=describe_host(),
         kernels=native.serving(),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        tf32=allows_tf32(),
         placement=placement,
     ).model_dump(mode="json")
 

@@ -56,6 +56,10 @@ class Setting(Document):
     kernels: str
     """what computed codecs and updates: a compiled library with the hash of its sources, or the
     PyTorch reference and why"""
+    deterministic: bool = False
+    """whether torch used deterministic algorithms alone"""
+    tf32: bool = False
+    """whether products of float32 might round their factors to TF32"""
     placement: list[str] = []
     """one line per rank: its CPUs, and the NUMA node of its memory"""
 

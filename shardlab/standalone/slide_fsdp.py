@@ -18,8 +18,8 @@ from shardlab.engines.common.base import State
 from shardlab.engines.slide.engine import SlideEngine
 from shardlab.engines.slide.groups import twin
 from shardlab.engines.slide.unit import FROZEN
-from shardlab.launch.gpus import own_gpu
 from shardlab.standalone import checkpoint
+from shardlab.standalone.own_gpu import own_gpu
 from shardlab.standalone.slide_config import (
     SlideConfig,
     check_learning_rate,

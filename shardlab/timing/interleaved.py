@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from shardlab.core.progress import say, track
 from shardlab.data.tokens.tokens import open_split
+from shardlab.devices.determinism import compute_deterministically
 from shardlab.emulation.link import Emulation, emulated
 from shardlab.environment.cpu_times import CpuMeter
 from shardlab.kernels import native
@@ -105,6 +106,8 @@ def interleave(
         look: called on rank 0.
         mark: called on each rank before each part of a run.
     """
+    if plan.train.deterministic:
+        compute_deterministically()
     chief = dist.get_rank(group) == 0
     share = slice(dist.get_rank(group), None, dist.get_world_size(group))
     split = open_split(plan.data / "tokens", "train", share)

@@ -21,6 +21,7 @@ from shardlab.experiment.link import LOOPBACK
 from shardlab.kernels import native
 from shardlab.loop.divergence import has_diverged
 from shardlab.loop.loop import Loop, StepEvent, traced_steps, write_trace_of
+from shardlab.loop.space import refuse_too_large
 from shardlab.loop.summary import mean_ledger
 from shardlab.models.build import build_model
 from shardlab.profiling.analysis.breakdown import analyse
@@ -56,6 +57,7 @@ class Runner:
         model, weights = build_model(
             plan.model, split.vocabulary, plan.train.sequence_length, split.end_of_text, _SEED
         )
+        refuse_too_large(model, self.strategy, plan.train, self._device, group)
         # read before the engine wraps the model and shards its parameters
         self._parameters = sum(p.numel() for p in model.parameters())
         self._units = unit_sizes(model, self.strategy.canonical(), self._device)

@@ -17,6 +17,7 @@ from shardlab.core.files import sha256_of_file
 from shardlab.core.progress import say
 from shardlab.data.tokens.loader import Batches
 from shardlab.data.tokens.tokens import open_split
+from shardlab.devices.determinism import compute_deterministically
 from shardlab.emulation.link import Emulation, emulated
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Engine, Optimization
@@ -27,6 +28,7 @@ from shardlab.launch import launch
 from shardlab.loop.divergence import divergence_step, has_diverged
 from shardlab.loop.loop import Loop, StepEvent, traced_steps, write_trace_of
 from shardlab.loop.plan import RunPlan, ensure_tokens
+from shardlab.loop.space import refuse_too_large
 from shardlab.loop.summary import Measured, describe, merge_events, summarize, with_rates
 from shardlab.models.build import build_model
 from shardlab.strategy.settings import DTYPE_BYTES
@@ -89,6 +91,8 @@ class _Folders(NamedTuple):
 
 def _work(plan: RunPlan, folders: _Folders, link: Emulation, group: dist.ProcessGroup) -> None:
     train = plan.train
+    if train.deterministic:
+        compute_deterministically()
     chief = dist.get_rank(group) == 0
     device = device_of(group)
     if plan.tokens is not None:
@@ -166,6 +170,7 @@ def _prepared(
     model, weights = build_model(
         plan.model, split.vocabulary, train.sequence_length, split.end_of_text, plan.seed
     )
+    refuse_too_large(model, plan.strategy, train, device, group)
     # read before the engine wraps the model and shards its parameters
     parameters = sum(p.numel() for p in model.parameters())
     flops = flops_per_token(model, train.sequence_length)

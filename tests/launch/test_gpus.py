@@ -11,7 +11,9 @@ import torch.distributed as dist
 
 from shardlab.core.errors import UserError
 from shardlab.launch import gpus
-from shardlab.launch.gpus import RankGpu, backend_of, gpu_index, own_gpu, take_gpu, why_on_cpu
+from shardlab.launch.gpus import RankGpu, backend_of, gpu_index, take_gpu, why_on_cpu
+from shardlab.standalone import own_gpu as placing
+from shardlab.standalone.own_gpu import own_gpu
 from tests.pipeline.workspace import ROOT
 
 H200 = RankGpu("GPU-a", "H200", 141 * 10**9, True)
@@ -19,7 +21,7 @@ H200 = RankGpu("GPU-a", "H200", 141 * 10**9, True)
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A machine of 8 GPUs, on which this is local rank 7 of 8; the list holds the GPU that is set."""
+    """Local rank 7 of 8, on a machine of 8 GPUs; the list will hold the one that is set."""
     monkeypatch.setenv("LOCAL_RANK", "7")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     was_set = []
@@ -79,7 +81,7 @@ def test_a_gpu_is_that_of_the_local_rank_unless_the_program_says_otherwise(
 
 
 def test_ranks_that_share_a_gpu_are_refused(machine, monkeypatch):
-    monkeypatch.setattr(gpus, "gather_values", lambda own, group: [own, "another", own])
+    monkeypatch.setattr(placing, "gather_values", lambda own, group: [own, "another", own])
     with pytest.raises(UserError, match=r"ranks 0, 2 share GPU .*: start one rank for each GPU"):
         run_alone(lambda group: own_gpu(torch.device("cuda"), group))
 
@@ -141,7 +143,7 @@ def test_gpus_that_cannot_compute_together_are_refused(machine, monkeypatch, cap
     smaller = H200._replace(uuid="GPU-b", name="A100", memory_bytes=40 * 10**9)
     assert backend_of([H200, smaller]) == "cpu:gloo,cuda:nccl"
     assert "unequal GPUs (A100, 40 GB; H200, 141 GB): the slowest" in capsys.readouterr().err
-    with pytest.raises(UserError, match="unequal GPUs .*: some have no bf16"):
+    with pytest.raises(UserError, match=r"unequal GPUs .*: some have no bf16"):
         backend_of([H200, smaller._replace(bf16=False)])
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
     with pytest.raises(UserError, match="has no NCCL, which GPUs need: install"):

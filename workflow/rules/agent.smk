@@ -65,6 +65,7 @@ rule trial:
             "shardlab/kernels",
             "shardlab/launch",
             "shardlab/loop",
+            "shardlab/memory",
             "shardlab/models",
             "shardlab/profiling",
             "shardlab/records",

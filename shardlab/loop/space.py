@@ -1,0 +1,68 @@
+"""Check, before there is an engine, that a step fits the free memory of its device."""
+
+import os
+
+import torch
+import torch.distributed as dist
+from transformers import PreTrainedModel
+
+from shardlab.core.errors import UserError
+from shardlab.environment.host import free_memory_bytes
+from shardlab.experiment.schema import Train
+from shardlab.memory.sizes import Categories
+from shardlab.memory.step import closed_form, host_memory
+from shardlab.strategy.strategy import Strategy
+from shardlab.transport.object_collectives import gather_values
+from shardlab.units.sizes import sizes_of
+
+_CUBLAS_WORKSPACE = 32 << 20
+"""of a GPU of Hopper's generation, others take less (aten/src/ATen/cuda/CublasHandlePool.cpp)"""
+_LARGEST = 3
+
+
+def refuse_too_large(
+    model: PreTrainedModel,
+    strategy: Strategy,
+    train: Train,
+    device: torch.device,
+    group: dist.ProcessGroup,
+) -> None:
+    """Compare the closed form of a rank's memory with what is free; all ranks call together.
+
+    Args:
+        model: not wrapped yet, on any device.
+
+    Raises:
+        UserError: a step does not fit, on the ranks where it does not.
+    """
+    world_size = dist.get_world_size(group)
+    given = strategy, sizes_of(model, strategy, train, device), world_size
+    need = closed_form(*given)
+    if device.type == "cpu":
+        need |= host_memory(*given)
+    else:
+        need["workspace"] = _CUBLAS_WORKSPACE
+    free = free_bytes(device)
+    gather_values(None, group)  # no rank allocates before all have looked
+    if sum(need.values()) > free:
+        raise UserError(_too_large(need, free, device))
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the bytes of the device that a rank can allocate: on a CPU, its part of the host's."""
+    if device.type == "cpu":
+        return free_memory_bytes() // int(os.environ["LOCAL_WORLD_SIZE"])
+    free, _ = torch.cuda.mem_get_info(device)
+    # torch keeps what earlier tensors have freed
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def _too_large(need: Categories, free: int, device: torch.device) -> str:
+    largest = sorted(need, key=lambda name: need[name], reverse=True)[:_LARGEST]
+    parts = ", ".join(f"{name} {need[name] / 1e9:.2f}" for name in largest)
+    where = "a rank's part of this machine" if device.type == "cpu" else f"{device}"
+    return (
+        f"a step needs about {sum(need.values()) / 1e9:.2f} GB ({parts}), and {where} has "
+        f"{free / 1e9:.2f} GB free: lower train.batch_size, set activation_checkpointing: full, "
+        "take engine: slide or more ranks, or end what else uses the memory"
+    )
