@@ -1,5 +1,5 @@
 # Every target sets up what it needs. The first call installs the pinned packages into .venv.
-.PHONY: run test test-long lint lock rivals clean
+.PHONY: run test test-long test-gpu bench-gpu lint lock rivals clean
 .DELETE_ON_ERROR:
 
 # the stages call `python`: the environment comes first on the path
@@ -14,11 +14,18 @@ run: .venv/.project
 	@echo "The whole comparison: $(CURDIR)/results/report/report.html"
 
 test: .venv/.project
-	@pytest -n 2 --dist loadfile -m "not long"
+	@pytest -n 2 --dist loadfile -m "not long and not gpu"
 
 # both tools from nothing, processes that are killed, every command of the documents
 test-long: .venv/.project
 	@pytest -n 2 --dist worksteal -m long
+
+# both resume: results of the same code on the same GPUs, in .work/gpu, are kept
+test-gpu: .venv/.project
+	@pytest -p tests.gpu.resumable --results .work/gpu/tests -m gpu
+
+bench-gpu: .venv/.project
+	@python -m benchmarks.gpu
 
 lint: .venv/.project
 	@ruff check

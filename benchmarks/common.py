@@ -1,6 +1,8 @@
 """Arguments, results and tables of the benchmarks, and their work in child processes."""
 
 import argparse
+import hashlib
+import subprocess
 import tempfile
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -19,6 +21,7 @@ DATA = Path("data"), "folder of the pipeline"
 WORK = Path(".work/benchmarks"), "folder for results"
 RIVAL_PACKAGES = Path(".work/rivals"), "folder of the packages that are compared"
 
+_CODE = "shardlab", "csrc", "benchmarks", "tests"
 _LONGEST_WAIT_S = 1800.0
 
 
@@ -60,6 +63,23 @@ def choose(names: Sequence[str], known: Collection[str], default: Collection[str
     if unknown:
         raise UserError(f"{', '.join(sorted(unknown))}: not one of {', '.join(known)}")
     return list(names or default)
+
+
+def code_and_gpus() -> dict[str, str]:
+    """Return a hash of the code and the GPUs of this machine: results of other ones are outdated.
+
+    The process does not ask CUDA, so that it can fork ranks that do.
+    """
+    digest = hashlib.sha256()
+    for file in sorted(each for folder in _CODE for each in Path(folder).rglob("*.*")):
+        if file.suffix in (".py", ".cpp", ".h", ".yaml"):
+            digest.update(file.as_posix().encode() + b"\0" + file.read_bytes())
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        gpus = subprocess.run(query, capture_output=True, text=True, timeout=60).stdout
+    except FileNotFoundError:
+        gpus = ""
+    return {"code": digest.hexdigest(), "gpus": gpus.strip()}
 
 
 def write_results(path: Path, **figures: Any) -> None:

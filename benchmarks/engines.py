@@ -9,7 +9,6 @@ every collective ends that much later, as on a link of that latency: a sleep, so
 busy machine too.
 """
 
-import resource
 import statistics
 import time
 from functools import partial
@@ -30,6 +29,8 @@ from shardlab.models.parts import transformer_blocks
 from shardlab.models.presets import PRESETS
 from shardlab.report.numbers import figure
 from shardlab.strategy.strategy import Strategy, parse_strategy
+from shardlab.train.utilization import peak_memory
+from shardlab.transport.object_collectives import device_of
 from shardlab.transport.traffic import LinkThrottle
 
 EXCHANGE = {"route": "exchange"}
@@ -61,7 +62,14 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "manual-kept": {"engine": "manual", "reshard_after_forward": False},
     "manual-hybrid": {"engine": "manual", "sharding": "hybrid_shard", "replicas": 2},
 }
-_VOCABULARY, _LENGTH, _SAMPLES, _UNTIMED = 2048, 64, 8, 3
+COMPRESSED: dict[str, dict[str, Any]] = {
+    f"{engine}-{name}": {"engine": engine, "gradients": {"codec": codec, "error_feedback": True}}
+    for engine in ("ddp", "fsdp2", "manual")
+    for name, codec in (("int8", "int8:group=128"), ("topk", "topk:density=0.01"))
+}
+"""runs that are measured where they are named"""
+_DOCUMENTS = {**STRATEGIES, **COMPRESSED}
+_VOCABULARY, _UNTIMED = 2048, 3
 
 
 class Case(NamedTuple):
@@ -71,7 +79,10 @@ class Case(NamedTuple):
     world_size: int
     preset: str
     steps: int
-    delay_ms: float
+    delay_ms: float = 0.0
+    samples: int = 8
+    """of all ranks, in a step"""
+    length: int = 64
 
 
 def main() -> None:
@@ -85,14 +96,14 @@ def main() -> None:
         repetitions=1,
         work=WORK,
     )
-    chosen = choose(args.strategies, STRATEGIES, STRATEGIES)
+    chosen = choose(args.strategies, [*STRATEGIES, *COMPRESSED], STRATEGIES)
     results: dict[str, Any] = {}
     for world_size in args.world_size:
         for delay in args.delay:
             cases = [
                 Case(name, world_size, args.preset, args.steps, delay)
                 for name in chosen
-                if world_size % 4 == 0 or "replicas" not in STRATEGIES[name]
+                if world_size % 4 == 0 or "replicas" not in _DOCUMENTS[name]
             ]
             measured = _measured(cases, args.repetitions)
             results[f"W={world_size}, {delay:g} ms"] = measured
@@ -105,7 +116,7 @@ def _measured(cases: list[Case], repetitions: int) -> dict[str, dict[str, Any]]:
     best: dict[str, dict[str, Any]] = {}
     for _ in range(repetitions):
         for case in cases:
-            ranks = on_ranks(case.world_size, partial(_run, case))
+            ranks = on_ranks(case.world_size, partial(measure, case))
             found = ranks[0]
             found["losses"] = [
                 sum(step) / len(ranks) for step in zip(*(r["losses"] for r in ranks), strict=True)
@@ -117,21 +128,23 @@ def _measured(cases: list[Case], repetitions: int) -> dict[str, dict[str, Any]]:
     return best
 
 
-def _run(case: Case, group: dist.ProcessGroup) -> dict[str, Any]:
+def measure(case: Case, group: dist.ProcessGroup) -> dict[str, Any]:
+    """Return the figures of a run, on each of its ranks."""
+    device = device_of(group)
     preset = validate(Model, {"preset": case.preset}, "--preset")
-    model = build_model(preset, _VOCABULARY, _LENGTH, 0, seed=1).whole()
+    model = build_model(preset, _VOCABULARY, case.length, 0, seed=1).whole()
     sizes = [sum(p.numel() for p in block.parameters()) for block in transformer_blocks(model)]
     whole = sum(p.numel() for p in model.parameters())
     strategy = _strategy(case)
     optimization = Optimization(weight_decay=0.1, clip=1.0)
     throttle = LinkThrottle(case.delay_ms) if case.delay_ms else None
-    engine = build_engine(model, strategy, optimization, group, throttle=throttle)
+    engine = build_engine(model, strategy, optimization, group, device=device, throttle=throttle)
     losses, times = [], []
     for step in range(case.steps):
         if step == min(_UNTIMED, case.steps - 1):
             engine.ledger.reset()
         start = time.perf_counter()
-        losses.append(engine.step([_batch(step, group)], 1e-3).loss)
+        losses.append(engine.step([_batch(case, step, group)], 1e-3).loss)
         times.append(time.perf_counter() - start)
     timed = case.steps - min(_UNTIMED, case.steps - 1)
     ledger = engine.ledger.summary()
@@ -143,22 +156,22 @@ def _run(case: Case, group: dist.ProcessGroup) -> dict[str, Any]:
     return {
         "losses": losses,
         "step_ms": 1e3 * statistics.median(times[-timed:]),
-        "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
+        "memory_mb": peak_memory(device) / 1e6,
         "theory": _theory(case, strategy.canonical(), sizes, whole),
         **counts,
     }
 
 
-def _batch(step: int, group: dist.ProcessGroup) -> Tensor:
+def _batch(case: Case, step: int, group: dist.ProcessGroup) -> Tensor:
     """Return this rank's part of the samples of a step, which are the same at every world size."""
     generator = torch.Generator().manual_seed(step)
-    samples = torch.randint(_VOCABULARY, (_SAMPLES, _LENGTH + 1), generator=generator)
+    samples = torch.randint(_VOCABULARY, (case.samples, case.length + 1), generator=generator)
     return samples.chunk(dist.get_world_size(group))[dist.get_rank(group)]
 
 
 def _strategy(case: Case) -> Strategy:
     layers = PRESETS[case.preset].layers
-    document = dict(STRATEGIES[case.strategy])
+    document = dict(_DOCUMENTS[case.strategy])
     if "overrides" in document:
         # of the last unit
         first = (layers - 1) // document.get("wrap_size", 1) * document.get("wrap_size", 1)

@@ -36,19 +36,20 @@ from shardlab.models.presets import Shape, shape_config
 from shardlab.models.weights import RandomWeights
 from shardlab.report.numbers import figure
 from shardlab.strategy.strategy import Strategy, parse_strategy
+from shardlab.transport.object_collectives import device_of
 from shardlab.units.sizes import sizes_of
 
 _VOCABULARY, _UNTIMED, _TIMED, _MB = 512, 2, 6, 1e6
 _FULL = {"activation_checkpointing": "full"}
 _SLIDE = {"engine": "slide", **_FULL}
-_STRATEGIES: dict[str, dict[str, Any]] = {
+STRATEGIES: dict[str, dict[str, Any]] = {
     "fsdp2": {"engine": "fsdp2", **_FULL},
     "slide": _SLIDE,
     "slide, shards": {**_SLIDE, "param_transfer": "shard", "grad_sync": "gpu_reduce"},
     "slide, window 4": {**_SLIDE, "window": 4},
     "slide, bf16": {**_SLIDE, "param_dtype": "bf16"},
 }
-_COLUMNS = {
+COLUMNS = {
     "parameters_m": "parameters, M",
     "device_mb": "device, MB",
     "closed_form_mb": "closed form, MB",
@@ -70,35 +71,34 @@ def main() -> None:
     )
     rows = []
     for layers in options.layers:
-        for name in _STRATEGIES:
-            found = on_ranks(options.world_size, partial(_measure, options, layers, name))
+        for name in STRATEGIES:
+            found = on_ranks(options.world_size, partial(measure, options, layers, name))
             rows.append({"strategy": name, "layers": layers, **found[0]})
             say(f"{name}, {layers} layers: {rows[-1]['device_mb']:.1f} MB")
     body = [
-        [row["strategy"], str(row["layers"]), *(figure(row[column]) for column in _COLUMNS)]
+        [row["strategy"], str(row["layers"]), *(figure(row[column]) for column in COLUMNS)]
         for row in rows
     ]
-    head = ["strategy", "layers", *_COLUMNS.values()]
+    head = ["strategy", "layers", *COLUMNS.values()]
     print_table(f"Of one of {options.world_size} ranks", head, body)
     setting = {key: str(value) for key, value in vars(options).items()}
     write_results(options.out, options=setting, rows=rows)
 
 
-def _measure(
+def measure(
     options: argparse.Namespace, layers: int, name: str, group: dist.ProcessGroup
 ) -> dict[str, Any]:
-    gpu = torch.cuda.is_available()
-    device = torch.device("cuda", dist.get_rank(group)) if gpu else torch.device("cpu")
-    strategy = parse_strategy({**_STRATEGIES[name], "offload": gpu and name == "fsdp2"})
+    """Return the figures of `COLUMNS` of a strategy, on each of its ranks."""
+    device = device_of(group)
+    off = device.type == "cuda" and name == "fsdp2"
+    strategy = parse_strategy({**STRATEGIES[name], "offload": off})
     make = partial(_engine, options, layers, strategy, device, group)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(_config(options, layers))
     train = Train(batch_size=options.samples, sequence_length=options.length)
     given = strategy, sizes_of(model, strategy, train, device), options.world_size
     form = sum(closed_form(*given).values())
-    held = _held(device, lambda: _train(make(), options))
-    engine = make()
-    _train(engine, options)
+    held, engine = _held(device, lambda: _train(make(), options))
     seconds = [_seconds(engine, options) for _ in range(_TIMED)]
     tokens = options.samples * options.length
     return {
@@ -112,7 +112,9 @@ def _measure(
 
 
 def _config(options: argparse.Namespace, layers: int) -> Any:
-    return shape_config(Shape(layers, options.width, 4), _VOCABULARY, options.length, 0)
+    # fused attention on GPUs has heads of at most 256 elements
+    heads = max(4, options.width // 64)
+    return shape_config(Shape(layers, options.width, heads), _VOCABULARY, options.length, 0)
 
 
 def _engine(
@@ -132,10 +134,11 @@ def _batch(options: argparse.Namespace) -> Tensor:
     return torch.randint(_VOCABULARY, (options.samples, options.length + 1))
 
 
-def _train(engine: Engine, options: argparse.Namespace) -> None:
+def _train(engine: Engine, options: argparse.Namespace) -> Engine:
     """Train until memory peaks: the first step allocates optimizer states, the second has all."""
     for _ in range(_UNTIMED):
         engine.step([_batch(options)], 1e-4)
+    return engine
 
 
 def _seconds(engine: Engine, options: argparse.Namespace) -> float:
@@ -144,19 +147,19 @@ def _seconds(engine: Engine, options: argparse.Namespace) -> float:
     return time.perf_counter() - start
 
 
-def _held(device: torch.device, call: Callable[[], Any]) -> int:
-    """Return the most bytes that tensors on the device took at a time while the call ran."""
+def _held(device: torch.device, call: Callable[[], Engine]) -> tuple[int, Engine]:
+    """Return the most bytes that tensors on the device took at a time, and the call's result."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        call()
-        return torch.cuda.max_memory_allocated(device) - before
+        made = call()
+        return torch.cuda.max_memory_allocated(device) - before, made
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        call()
+        made = call()
     assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
     sizes: list[int] = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
-    return max(accumulate(sizes))
+    return max(accumulate(sizes)), made
 
 
 if __name__ == "__main__":

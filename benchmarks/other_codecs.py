@@ -128,7 +128,7 @@ def _torchao_float8(x: Tensor) -> Calls:
 def _torchao_qmap(x: Tensor) -> Calls:
     from torchao.optim import quant_utils
 
-    levels = torch.tensor(quant_utils.create_dynamic_map())
+    levels = torch.tensor(quant_utils.create_dynamic_map(), device=x.device)
 
     def encode() -> tuple[Tensor, Tensor]:
         scaled, scale = quant_utils.scale_tensor(x, 256)
@@ -178,7 +178,7 @@ def _ddp_powersgd_hook(x: Tensor) -> Calls:
 
     side = int(x.numel() ** 0.5)
     matrix = x[: side * side].view(1, side, side)
-    q = torch.randn(1, side, _RANK, generator=torch.Generator().manual_seed(0))
+    q = torch.randn(1, side, _RANK, generator=torch.Generator().manual_seed(0)).to(x.device)
     p, out, rest = matrix @ q, torch.empty_like(matrix), torch.empty_like(matrix)
 
     def reduce() -> None:

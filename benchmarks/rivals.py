@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.aggregation import relative
@@ -30,13 +31,14 @@ from benchmarks.common import (
 )
 from benchmarks.gradients import Gradients, prepare
 from benchmarks.other_codecs import RIVALS, Calls, Rival
-from benchmarks.speed import KEY, Alone, best_times
+from benchmarks.speed import KEY, Alone, best_times, clock_of
 from shardlab.codecs.multi_phase import Method, MultiPhaseMethod
 from shardlab.codecs.registry import make_method
 from shardlab.codecs.unit import Block, Unit
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say
 from shardlab.report.numbers import ABSENT, figure
+from shardlab.transport.object_collectives import device_of
 
 _FAILURE_WIDTH = 120
 _LIMIT_S = 20.0
@@ -78,20 +80,21 @@ def main() -> None:
     gradients = Gradients(prepare(args.data, args.work))
     matches = []
     for rival in chosen:
-        matches.append(_match(rival, gradients, args.repetitions))
+        matches.append(match(rival, gradients.large, args.repetitions))
         say(f"benchmarks: {rival.name}: {matches[-1].failure or 'measured'}")
     write_results(args.work / "rivals.json", matches=[asdict(m) for m in matches])
-    _print(matches)
+    print_matches(matches)
 
 
-def _match(rival: Rival, gradients: Gradients, repetitions: int) -> Match:
-    """Compare in a child process, so that packages do not affect each other."""
+def match(rival: Rival, vector: Tensor, repetitions: int) -> Match:
+    """Compare in a child process, so that packages do not affect each other; on a GPU if it has
+    one."""
     names = {"task": rival.task, "theirs": rival.name, "ours": rival.ours}
 
-    def work(_: Any) -> dict[str, Any]:
+    def work(group: dist.ProcessGroup) -> dict[str, Any]:
         os.environ["OMP_NUM_THREADS"] = "1"  # for libraries that bring an OpenMP of their own
         warnings.simplefilter("ignore")
-        x = gradients.large
+        x = vector.to(device_of(group))
         ours = _ours(rival.ours, x)
         try:
             theirs = rival.make(x)
@@ -111,7 +114,7 @@ def _compare(ours: Calls, theirs: Calls, x: Tensor, repetitions: int) -> dict[st
         "our decode": ours.decode,
         "their decode": theirs.decode,
     }
-    times = best_times(calls, repetitions, limit_s=_LIMIT_S)
+    times = best_times(calls, repetitions, limit_s=_LIMIT_S, clock=clock_of(x.device))
     rates = {name: 4e-9 * x.numel() / seconds for name, seconds in times.items()}
     decoded = [side.decode() for side in (ours, theirs)]
     pair: dict[str, Any] = {
@@ -129,7 +132,7 @@ def _ours(spec: str, x: Tensor) -> Calls:
     if isinstance(codec, MultiPhaseMethod):
         return _ours_in_phases(codec, x)
     n, out = x.numel(), torch.empty_like(x)
-    buffer = torch.empty(codec.payload_bytes(n), dtype=torch.uint8)
+    buffer = torch.empty(codec.payload_bytes(n), dtype=torch.uint8, device=x.device)
     payload = codec.encode(x, KEY).clone()
 
     def decode() -> Tensor:
@@ -155,7 +158,8 @@ def _ours_in_phases(method: MultiPhaseMethod, x: Tensor) -> Calls:
     return Calls(reduce, lambda: None, wire.bytes)
 
 
-def _print(matches: list[Match]) -> None:
+def print_matches(matches: list[Match]) -> None:
+    """Print the table of ratios."""
     headings = [
         "task",
         "theirs",

@@ -72,6 +72,17 @@ def best_times(
     return best
 
 
+def clock_of(device: torch.device) -> Callable[[], float]:
+    """Return a clock that waits for the device; a call then costs a launch and a wait more."""
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return now
+
+
 def as_received(payloads: list[Tensor]) -> list[Tensor]:
     """Copy payloads to where an all-to-all receives them: consecutive, each after its header.
 

@@ -44,7 +44,12 @@ def pytest_collection_finish():
 
 
 def pytest_runtest_setup(item):
-    """Says whether the test needs ranks of its own, before it starts any."""
+    """Skips without enough GPUs; says whether the test needs ranks of its own, before any start."""
+    if mark := item.get_closest_marker("gpu"):
+        import torch  # not above: it reads the variables that are set there
+
+        if torch.cuda.device_count() < (count := mark.kwargs.get("count", 1)):
+            pytest.skip(f"needs {count} NVIDIA GPUs")
     if ranks := sys.modules.get("tests.ranks"):
         ranks.fresh = ranks.needs_fresh_ranks(item)
 

@@ -14,6 +14,7 @@ from shardlab.train.replicas import check_replicas
 from tests.ranks import run_ranks
 
 VOCABULARY, LENGTH, BATCH = 300, 16, 4
+CPU = torch.device("cpu")
 STRATEGIES = {
     "ddp": {"engine": "ddp"},
     "ddp-buckets": {"engine": "ddp", "bucket_mb": 0.1},
@@ -123,10 +124,11 @@ def batch_of(step: int, micro: int, rank: int) -> torch.Tensor:
     return torch.randint(VOCABULARY, (BATCH, LENGTH + 1), generator=generator)
 
 
-def make(group, strategy):
+def make(group, strategy, device=CPU):
     model, weights = build_model(Model(preset="tiny"), VOCABULARY, LENGTH, 0, seed=1)
     optimization = Optimization(weight_decay=0.1, clip=0.5)
-    return build_engine(model, parse_strategy(strategy), optimization, group, weights=weights)
+    strategy = parse_strategy(strategy)
+    return build_engine(model, strategy, optimization, group, weights=weights, device=device)
 
 
 def train(engine, group, steps, first=0, micro=1):

@@ -16,7 +16,10 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize(
     "name",
-    ["params.yaml", *(f"params/{name}.yaml" for name in ("small", "codecs", "links", "search"))],
+    [
+        "params.yaml",
+        *(f"params/{name}.yaml" for name in ("small", "codecs", "links", "search", "gpu")),
+    ],
 )
 def test_provided_files_are_complete(name: str) -> None:
     values = Parameters(ROOT / name)(*Params.model_fields)

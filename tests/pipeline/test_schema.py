@@ -21,7 +21,10 @@ def test_the_committed_schema_is_current() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["params.yaml", *(f"params/{name}.yaml" for name in ("small", "codecs", "links", "search"))],
+    [
+        "params.yaml",
+        *(f"params/{name}.yaml" for name in ("small", "codecs", "links", "search", "gpu")),
+    ],
 )
 def test_schema_accepts_the_params_files(name: str) -> None:
     jsonschema.validate(yaml.safe_load((ROOT / name).read_text()), json.loads(SCHEMA.read_text()))
