@@ -21,7 +21,7 @@ DATA = Path("data"), "folder of the pipeline"
 WORK = Path(".work/benchmarks"), "folder for results"
 RIVAL_PACKAGES = Path(".work/rivals"), "folder of the packages that are compared"
 
-_CODE = "shardlab", "csrc", "benchmarks", "tests"
+_CODE = "shardlab", "csrc", "benchmarks"
 _LONGEST_WAIT_S = 1800.0
 
 
@@ -65,13 +65,16 @@ def choose(names: Sequence[str], known: Collection[str], default: Collection[str
     return list(names or default)
 
 
-def code_and_gpus() -> dict[str, str]:
+def code_and_gpus(*more: str) -> dict[str, str]:
     """Return a hash of the code and the GPUs of this machine: results of other ones are outdated.
 
     The process does not ask CUDA, so that it can fork ranks that do.
+
+    Args:
+        more: folders of code besides the library and the benchmarks.
     """
     digest = hashlib.sha256()
-    for file in sorted(each for folder in _CODE for each in Path(folder).rglob("*.*")):
+    for file in sorted(each for folder in (*_CODE, *more) for each in Path(folder).rglob("*.*")):
         if file.suffix in (".py", ".cpp", ".h", ".yaml"):
             digest.update(file.as_posix().encode() + b"\0" + file.read_bytes())
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]

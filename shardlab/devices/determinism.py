@@ -15,7 +15,7 @@ def compute_deterministically() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     # a pass over each new buffer, which only shows reads of what nothing was written to
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def allows_tf32() -> bool:

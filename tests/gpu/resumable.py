@@ -24,7 +24,7 @@ class Results:
     """Results of tests, one file each."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._key = folder, code_and_gpus()
+        self._folder, self._key = folder, code_and_gpus("tests")
 
     def _file(self, test: str) -> Path:
         return self._folder / f"{hashlib.sha256(test.encode()).hexdigest()[:16]}.json"

@@ -34,7 +34,7 @@ def skipped(results: Results) -> list[str]:
 
 def test_only_what_has_passed_is_not_run_again(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     on = {"code": "a", "gpus": "H200"}
-    monkeypatch.setattr(resumable, "code_and_gpus", lambda: on)
+    monkeypatch.setattr(resumable, "code_and_gpus", lambda *_: on)
     results = Results(tmp_path / "results")
     assert skipped(results) == []
     for test, when, outcome in (
@@ -46,5 +46,5 @@ def test_only_what_has_passed_is_not_run_again(tmp_path, monkeypatch: pytest.Mon
     ):
         results.pytest_runtest_logreport(report(test, when, outcome))
     assert skipped(Results(tmp_path / "results")) == ["passes"]
-    monkeypatch.setattr(resumable, "code_and_gpus", lambda: {**on, "gpus": "H100"})
+    monkeypatch.setattr(resumable, "code_and_gpus", lambda *_: {**on, "gpus": "H100"})
     assert skipped(Results(tmp_path / "results")) == []
