@@ -222,3 +222,9 @@ def test_json_is_read_as_json(tmp_path: Path) -> None:
 def test_invalid_json_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"run\.json: not JSON: Expecting ',' delimiter: line 2"):
         Parameters(write(tmp_path / "run.json", '{"seeds": [3]\n"train": {}}'))
+
+
+def test_a_setting_that_is_off_leaves_the_hash_of_runs_as_it_was() -> None:
+    train = Parameters(ROOT / "params.yaml")("train")
+    assert "deterministic" not in train.meaning()
+    assert train.model_copy(update={"deterministic": True}).meaning()["deterministic"]
