@@ -149,7 +149,7 @@ def _copies(size: argparse.Namespace) -> Cases:
         device, n = device_of(group), size.elements
         host = torch.empty(n, dtype=torch.bfloat16, pin_memory=device.type == "cuda")
         there = torch.zeros(n, dtype=torch.bfloat16, device=device)
-        calls = {
+        calls: dict[str, Callable[[], object]] = {
             "to device": lambda: there.copy_(host, non_blocking=True),
             "to host": lambda: host.copy_(there, non_blocking=True),
         }
