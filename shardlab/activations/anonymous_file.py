@@ -34,12 +34,16 @@ def whole_blocks(size: int) -> int:
     return max(1, -(-size // BLOCK)) * BLOCK
 
 
-def aligned_blocks(size: int, device: torch.device, pin: bool = False) -> Tensor:
+def aligned_blocks(size: int, device: torch.device) -> Tensor:
     """Return uint8 [size rounded up to whole blocks] that begins at a multiple of `BLOCK`."""
     whole = whole_blocks(size)
-    buffer = torch.empty(whole + BLOCK, dtype=torch.uint8, device=device, pin_memory=pin)
+    return first_blocks(torch.empty(whole + BLOCK, dtype=torch.uint8, device=device), whole)
+
+
+def first_blocks(buffer: Tensor, size: int) -> Tensor:
+    """Return the first `size` bytes of a buffer that begin at a multiple of `BLOCK`."""
     begin = -buffer.data_ptr() % BLOCK
-    return buffer[begin : begin + whole]
+    return buffer[begin : begin + size]
 
 
 class AnonymousFile:

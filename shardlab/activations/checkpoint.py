@@ -25,6 +25,7 @@ from shardlab.activations.stores import (
     unchanged,
 )
 from shardlab.core.errors import UserError
+from shardlab.devices.registry import accelerator_of
 from shardlab.strategy.strategy import CanonicalStrategy
 
 FOLDER_VARIABLE = "SHARDLAB_ACTIVATIONS"
@@ -152,7 +153,7 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
             UserError: a CPU computes, whose activations are in host memory already.
         """
         found = _device(device)
-        if found.type == "cpu":
+        if accelerator_of(found) is None:
             raise UserError(
                 "SlidingCheckpoint: on a CPU activations are in host memory already: use on_disk"
             )

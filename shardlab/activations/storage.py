@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from shardlab.activations.anonymous_file import (
+    BLOCK,
     AnonymousFile,
     StorageFull,
-    aligned_blocks,
+    first_blocks,
     whole_blocks,
 )
 from shardlab.core.progress import say
+from shardlab.devices.accelerator import Accelerator
+from shardlab.devices.registry import accelerator_of
 
 _CHUNK = 8 << 20
 """bytes of one read or write of a file: larger ones are no faster"""
@@ -71,7 +74,7 @@ class HostStorage(Storage):
     """Host memory, page-locked where a GPU copies from it; reused, since page-locking is slow."""
 
     def __init__(self, device: torch.device) -> None:
-        self._pin = device.type == "cuda"
+        self._accelerator = accelerator_of(device)
         self._spare: list[Tensor] = []
 
     def allocate(self, size: int) -> Allocation:  # noqa: D102
@@ -82,22 +85,29 @@ class HostStorage(Storage):
         else:
             # sizes have changed: keeping buffers of the old ones would add up
             self._spare.clear()
-            buffer = torch.empty(size, dtype=torch.uint8, pin_memory=self._pin)
-        return _HostAllocation(buffer, size, self._spare.append)
+            buffer = host_bytes(size, self._accelerator)
+        return _HostAllocation(buffer, size, self._accelerator, self._spare.append)
 
     def close(self) -> None:  # noqa: D102
         self._spare.clear()
 
 
 class _HostAllocation(Allocation):
-    def __init__(self, buffer: Tensor, size: int, reuse: Callable[[Tensor], None]) -> None:
-        self._buffer, self._size, self._reuse = buffer, size, reuse
+    def __init__(
+        self,
+        buffer: Tensor,
+        size: int,
+        accelerator: Accelerator | None,
+        reuse: Callable[[Tensor], None],
+    ) -> None:
+        self._buffer, self._size = buffer, size
+        self._accelerator, self._reuse = accelerator, reuse
 
     def write(self, source: Tensor) -> None:
-        self._buffer[: self._size].copy_(source, non_blocking=True)
+        _copy(self._accelerator, self._buffer[: self._size], source)
 
     def read(self, out: Tensor) -> None:
-        out[: self._size].copy_(self._buffer[: self._size], non_blocking=True)
+        _copy(self._accelerator, out[: self._size], self._buffer[: self._size])
 
     def free(self) -> None:
         self._reuse(self._buffer)
@@ -177,10 +187,10 @@ class FileStorage(Storage):
     def __init__(self, folder: Path, device: torch.device = _CPU) -> None:
         self.file = AnonymousFile.create(folder)
         self.space = FreeList()
-        pin = device.type == "cuda"
+        self.accelerator = accelerator_of(device)
         # writing and reading have a thread each; page-locked here, as that takes long in a step
-        self.outgoing = aligned_blocks(_CHUNK, _CPU, pin)
-        self.incoming = aligned_blocks(_CHUNK, _CPU, pin) if pin else None
+        self.outgoing = self._buffer()
+        self.incoming = None if self.accelerator is None else self._buffer()
 
     def allocate(self, size: int) -> Allocation:  # noqa: D102
         size, space = whole_blocks(size), self.space
@@ -196,6 +206,9 @@ class FileStorage(Storage):
     def close(self) -> None:  # noqa: D102
         self.file.close()
 
+    def _buffer(self) -> Tensor:
+        return first_blocks(host_bytes(_CHUNK + BLOCK, self.accelerator), _CHUNK)
+
 
 class _FileAllocation(Allocation):
     def __init__(self, storage: FileStorage, start: int, size: int) -> None:
@@ -205,8 +218,8 @@ class _FileAllocation(Allocation):
         buffer = self._storage.outgoing
         for begin in range(0, source.numel(), _CHUNK):
             part = source[begin : begin + _CHUNK]
-            buffer[: part.numel()].copy_(part, non_blocking=True)
-            _synchronize(source.device)  # the CPU writes the bytes
+            _copy(self._storage.accelerator, buffer[: part.numel()], part)
+            self._synchronize()  # the CPU writes the bytes
             self._storage.file.write(self._start + begin, buffer[: whole_blocks(part.numel())])
 
     def read(self, out: Tensor) -> None:
@@ -216,14 +229,27 @@ class _FileAllocation(Allocation):
             target = part if buffer is None else buffer[: part.numel()]
             self._storage.file.read(self._start + begin, target)
             if target is not part:
-                part.copy_(target, non_blocking=True)
-                _synchronize(out.device)  # the next read overwrites the buffer
+                _copy(self._storage.accelerator, part, target)
+                self._synchronize()  # the next read overwrites the buffer
 
     def free(self) -> None:
         self._storage.space.free(self._start, self._size)
 
+    def _synchronize(self) -> None:
+        """Return when the current stream has done its copies."""
+        if (accelerator := self._storage.accelerator) is not None:
+            accelerator.current_stream().record().synchronize()
 
-def _synchronize(device: torch.device) -> None:
-    """Return when the current stream has done its copies."""
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
+
+def host_bytes(size: int, accelerator: Accelerator | None) -> Tensor:
+    """Return uint8 [size] of host memory, page-locked for an accelerator."""
+    if accelerator is None:
+        return torch.empty(size, dtype=torch.uint8)
+    return accelerator.page_locked((size,), torch.uint8)
+
+
+def _copy(accelerator: Accelerator | None, target: Tensor, source: Tensor) -> None:
+    if accelerator is None:
+        target.copy_(source)
+    else:
+        accelerator.copy(target, source)

@@ -131,8 +131,9 @@ class Deferred(Generic[A]):
             if entry.value is not None:
                 values[entry.value.dtype].append(entry.value)
         with self._stream.current():
+            # stacked by the stream that copies, in whose order the memory is used again
             copies = {
-                dtype: self._accelerator.to_host(torch.stack(same))
+                dtype: _to_host(self._accelerator, torch.stack(same))
                 for dtype, same in values.items()
             }
         self._copied.append(_Batch(copies, self._stream.record(), entries))
@@ -151,3 +152,9 @@ class Deferred(Generic[A]):
                     error = error or each
         if error is not None:
             raise error
+
+
+def _to_host(accelerator: Accelerator, values: Tensor) -> Tensor:
+    host = accelerator.page_locked(values.shape, values.dtype)
+    accelerator.copy(host, values)
+    return host

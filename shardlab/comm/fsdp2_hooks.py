@@ -29,6 +29,7 @@ from shardlab.comm.collective import Collective, MakeCollective
 from shardlab.comm.hierarchy import subgroup
 from shardlab.comm.residuals import REPLICAS
 from shardlab.core.errors import UserError
+from shardlab.devices.registry import accelerator_of
 from shardlab.transport.background import Lanes
 from shardlab.units.names import plain
 
@@ -239,9 +240,9 @@ class _AllReduceHook:
         divided = self._group.gradient_divide_factor is not None
         scale = 1.0 if divided else 1 / self._collective.world_size
         self._collective.all_reduce(gradient, scale, self._unit)
-        if gradient.is_cuda:
+        if (accelerator := accelerator_of(gradient.device)) is not None:
             # FSDP2 may free it before the all-reduce stream, on which this runs, has used it
-            gradient.record_stream(torch.cuda.current_stream())
+            accelerator.current_stream().uses(gradient)
         if self._then is not None:
             self._then(gradient)
 

@@ -4,8 +4,10 @@ Everything that the library launches beside the computation goes through this in
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
+import torch
 from torch import Tensor
 
 
@@ -40,6 +42,14 @@ class Stream(ABC):
     def current(self) -> AbstractContextManager[None]:
         """Launch the work of this thread on this stream while the block runs."""
 
+    @abstractmethod
+    def uses(self, tensor: Tensor) -> None:
+        """Keep the memory of a tensor, when it is freed, from use before this stream's work ends.
+
+        The work is what was launched until then. Without this, the stream that allocated memory
+        uses it again at once.
+        """
+
 
 class Accelerator(ABC):
     """A device that works while the host goes on."""
@@ -53,5 +63,17 @@ class Accelerator(ABC):
         """Return the stream on which this thread launches."""
 
     @abstractmethod
-    def to_host(self, values: Tensor) -> Tensor:
-        """Return a page-locked copy; complete at the next event of the current stream."""
+    def page_locked(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return new host memory from and to which the device copies while the host goes on."""
+
+    @abstractmethod
+    def page_lock(self, tensor: Tensor) -> None:
+        """Turn the host memory of a tensor into such memory; no page of it twice."""
+
+    @abstractmethod
+    def page_unlock(self, tensor: Tensor) -> None:
+        """Undo `page_lock`, when nothing is copied any more."""
+
+    @abstractmethod
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """Launch a copy between the device and page-locked memory on the current stream."""

@@ -1,6 +1,6 @@
 """Streams and events of CUDA. No test has run this on a GPU."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -45,6 +45,9 @@ class CudaStream(Stream):
         with torch.cuda.stream(self._stream):
             yield
 
+    def uses(self, tensor: Tensor) -> None:  # noqa: D102
+        tensor.record_stream(self._stream)
+
 
 class CudaAccelerator(Accelerator):
     """A GPU.
@@ -62,6 +65,19 @@ class CudaAccelerator(Accelerator):
     def current_stream(self) -> Stream:  # noqa: D102
         return CudaStream(torch.cuda.current_stream(self._device))
 
-    def to_host(self, values: Tensor) -> Tensor:  # noqa: D102
-        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-        return host.copy_(values, non_blocking=True)
+    def page_locked(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:  # noqa: D102
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def page_lock(self, tensor: Tensor) -> None:
+        """Page-lock in place: `Tensor.pin_memory` would copy, and allocate a power of two."""
+        with torch.cuda.device(self._device):  # else the current GPU would get a context
+            result = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
+        torch.cuda.check_error(int(result))
+
+    def page_unlock(self, tensor: Tensor) -> None:  # noqa: D102
+        with torch.cuda.device(self._device):
+            result = torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
+        torch.cuda.check_error(int(result))
+
+    def copy(self, target: Tensor, source: Tensor) -> None:  # noqa: D102
+        target.copy_(source, non_blocking=True)

@@ -16,8 +16,6 @@ from shardlab.devices.registry import accelerator_of
 
 P = ParamSpec("P")
 
-_CPU = torch.device("cpu")
-
 
 class Background:
     """Thread that runs calls one after another, in the order in which they were started.
@@ -30,16 +28,19 @@ class Background:
 
     Args:
         name: of the thread, in profiles.
-        device: of the tensors.
+        device: of the tensors; None: the calls work in host memory alone.
         beside: on a GPU, another one of the same device, whose thread launches these calls, too:
             collectives of several NCCL communicators need one order of launches on all ranks. The
             streams are two all the same.
     """
 
     def __init__(
-        self, name: str, device: torch.device = _CPU, beside: "Background | None" = None
+        self,
+        name: str,
+        device: torch.device | None = None,
+        beside: "Background | None" = None,
     ) -> None:
-        self._accelerator = accelerator_of(device)
+        self._accelerator = None if device is None else accelerator_of(device)
         self._stream = self._accelerator.stream() if self._accelerator else None
         # the number of threads is per thread: a new one would use all cores
         self._threads = ThreadPoolExecutor(
@@ -70,7 +71,7 @@ class Background:
             raise self._error
 
     def drain(self) -> None:
-        """Wait until every call has ended; raise the error of the first one that failed."""
+        """Wait until the device, too, has completed all calls; raise the first one's error."""
         if self._last is None:
             return
         last, self._last = self._last, None
@@ -79,7 +80,7 @@ class Background:
         error, self._error = self._error, None
         if error is not None:
             raise error
-        last.wait()
+        last.synchronize()
 
     def _run(self, call: Callable[[], None]) -> None:
         try:

@@ -4,7 +4,7 @@
 shapes and no values. The registration is for a whole process, so tests run this in one of its own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,6 +47,8 @@ class NoStream(Stream):
     def current(self) -> Iterator[None]:
         yield
 
+    def uses(self, tensor: Tensor) -> None: ...
+
 
 class NoAccelerator(Accelerator):
     """Accelerator of such streams."""
@@ -57,7 +59,15 @@ class NoAccelerator(Accelerator):
     def current_stream(self) -> Stream:
         return NoStream()
 
-    def to_host(self, values: Tensor) -> Tensor:
+    def page_locked(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        raise AssertionError("fewer values than are copied together")
+
+    def page_lock(self, tensor: Tensor) -> None:
+        raise AssertionError("no engine")
+
+    page_unlock = page_lock
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
         raise AssertionError("fewer values than are copied together")
 
 

@@ -1,9 +1,10 @@
 """A CPU that is taken for a device behind the host: its events come when a test says so."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
+import torch
 from torch import Tensor
 
 from shardlab.devices.accelerator import Accelerator, Event, Stream
@@ -38,6 +39,8 @@ class LateStream(Stream):
     def current(self) -> Iterator[None]:
         yield
 
+    def uses(self, tensor: Tensor) -> None: ...
+
 
 class LateDevice(Accelerator):
     """What is launched is computed at once; the host learns it when `is_idle`, or waits for it."""
@@ -45,7 +48,7 @@ class LateDevice(Accelerator):
     def __init__(self) -> None:
         self.is_idle = False
         self.copies = 0
-        """to the host"""
+        """between the device and the host"""
         self.waits = 0
         """of the host for an event that had not come"""
 
@@ -55,9 +58,16 @@ class LateDevice(Accelerator):
     def current_stream(self) -> Stream:
         return LateStream(self)
 
-    def to_host(self, values: Tensor) -> Tensor:
+    def page_locked(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    def page_lock(self, tensor: Tensor) -> None: ...
+
+    def page_unlock(self, tensor: Tensor) -> None: ...
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
         self.copies += 1
-        return values.clone()
+        target.copy_(source)
 
 
 @contextmanager

@@ -9,6 +9,8 @@ import torch
 from shardlab.transport.background import Background, drain_all
 from tests.devices.late_device import late_cpu
 
+CPU = torch.device("cpu")
+
 
 def fail() -> None:
     raise RuntimeError("a rank is gone")
@@ -67,8 +69,8 @@ def test_calls_use_as_many_threads_as_their_starter():
 def test_on_a_device_calls_of_two_are_launched_in_one_order(on_device):
     """Ranks that launch collectives of two communicators in different orders can hang."""
     with late_cpu() if on_device else nullcontext():
-        gathers = Background("gather")
-        reductions = Background("reduce", beside=gathers)
+        gathers = Background("gather", CPU)
+        reductions = Background("reduce", CPU, beside=gathers)
         started, gate = [], threading.Event()
 
         def call(name: str) -> None:

@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from shardlab.comm.ledger import Ledger
+from shardlab.devices.accelerator import Accelerator
+from shardlab.devices.registry import accelerator_of
 from shardlab.engines.slide.groups import RankGroups
 from shardlab.engines.slide.sync import ErrorRelay, RankProgress
+from shardlab.strategy.strategy import CanonicalStrategy
 from shardlab.transport.background import Background, Running, drain_all
 
 P = ParamSpec("P")
@@ -23,11 +26,15 @@ class Copies(ABC):
     What is started in a lane may wait, communicate and `copy`. It begins after what its caller had
     launched on the device before; what is launched after `Running.wait` begins after it, and
     `Running.synchronize` returns when its bytes have arrived.
+
+    Args:
+        one_thread: launches the calls of both lanes on a GPU, in the order in which they were
+            started: for lanes that both communicate between devices.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, one_thread: bool = False) -> None:
         self._inward = Background("in", device)
-        self._outward = Background("out", device)
+        self._outward = Background("out", device, beside=self._inward if one_thread else None)
 
     def start_in(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> Running:
         """Queue a call in the lane to the device."""
@@ -73,36 +80,27 @@ class ThrottledCopies(Copies):
             time.sleep(left)
 
 
-class CudaCopies(Copies):
-    """Copies by the copy engines of a GPU, on a stream for each lane.
+class AcceleratorCopies(Copies):
+    """Copies by the copy engines of a GPU, on a stream for each lane."""
 
-    No test has run this on a GPU.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self._device = device
+    def __init__(self, device: torch.device, accelerator: Accelerator, one_thread: bool) -> None:
+        super().__init__(device, one_thread)
+        self._accelerator = accelerator
         self._pinned: list[Tensor] = []
         """keep their memory until it is unpinned"""
 
     def copy(self, target: Tensor, source: Tensor) -> None:  # noqa: D102
-        target.copy_(source, non_blocking=True)
+        self._accelerator.copy(target, source)
 
-    def pin(self, tensor: Tensor) -> None:
-        """Page-lock in place: `Tensor.pin_memory` would copy, and allocate a power of two."""
-        if not tensor.nbytes:
-            return
-        with torch.cuda.device(self._device):  # else the current GPU would get a context
-            result = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
-        torch.cuda.check_error(int(result))
-        self._pinned.append(tensor)
+    def pin(self, tensor: Tensor) -> None:  # noqa: D102
+        if tensor.nbytes:
+            self._accelerator.page_lock(tensor)
+            self._pinned.append(tensor)
 
     def unpin(self) -> None:  # noqa: D102
-        with torch.cuda.device(self._device):
-            while self._pinned:
-                result = torch.cuda.cudart().cudaHostUnregister(self._pinned[-1].data_ptr())
-                torch.cuda.check_error(int(result))
-                del self._pinned[-1]
+        while self._pinned:
+            self._accelerator.page_unlock(self._pinned[-1])
+            del self._pinned[-1]
 
 
 @dataclass(frozen=True)
@@ -124,6 +122,10 @@ class NodeContext:
         return self.copies.start_out(self.errors.guard(call), *args, **kwargs)
 
 
-def copies_for(device: torch.device) -> Copies:
+def copies_for(device: torch.device, strategy: CanonicalStrategy) -> Copies:
     """Return those of a device, unthrottled."""
-    return CudaCopies(device) if device.type == "cuda" else ThrottledCopies()
+    if (accelerator := accelerator_of(device)) is None:
+        return ThrottledCopies()
+    # NCCL may hang where ranks launch on two communicators in two orders
+    both = strategy.param_transfer == "shard" and strategy.grad_sync == "gpu_reduce"
+    return AcceleratorCopies(device, accelerator, one_thread=both)

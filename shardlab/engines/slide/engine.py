@@ -72,7 +72,7 @@ class SlideEngine(ModuleEngine):
             self.units = units = make_units(model, plans, setup, groups)
             """the root, then the others in the order of their use"""
             self._trained = trained = [unit for unit in units if unit.count]
-            self._copies = copies = copies_for(device) if copies is None else copies
+            self._copies = copies = copies or copies_for(device, strategy)
             # after the lanes: memory that a GPU copies from or to must stay page-locked
             resources.callback(copies.unpin)
             buffers = make_buffers(units, setup, groups)
