@@ -142,7 +142,8 @@ class Deferred(Generic[A]):
         error: BaseException | None = None
         while self._copied and (wait or self._copied[0].arrived.done()):
             batch = self._copied.popleft()
-            batch.arrived.synchronize()
+            if wait:
+                batch.arrived.synchronize()
             numbers = {dtype: iter(values.tolist()) for dtype, values in batch.values.items()}
             for entry in batch.entries:
                 found = entry.number(numbers)

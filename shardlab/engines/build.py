@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shardlab.core.errors import UserError
+from shardlab.devices.registry import accelerator_of
 from shardlab.engines.common.base import Engine, EngineSetup, Fill, Optimization
 from shardlab.engines.manual.engine import ManualEngine
 from shardlab.engines.slide.engine import SlideEngine
@@ -76,7 +77,7 @@ def _check_device(strategy: CanonicalStrategy, device: torch.device) -> None:
     """Refuse settings that the device rules out."""
     if strategy.offload and device.type == "cpu":
         raise UserError("offload: shards are in CPU memory already: remove it")
-    if strategy.activations == "memory" and device.type == "cpu":
+    if strategy.activations == "memory" and accelerator_of(device) is None:
         raise UserError("activations: memory: on a CPU they are there already: use disk")
     if strategy.gradients.error_feedback and uses_fp16(strategy, device):
         raise UserError(

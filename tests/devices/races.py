@@ -2,7 +2,7 @@
 
 A device may do what two streams were given in any order that their waits allow. This looks at all
 of these orders in one run: each access has its place in a stream, and a vector clock says which
-places of other streams come before it (Fidge, Mattern 1988). Two accesses to the same bytes, one of
+places of other streams come before it (Fidge 1988). Two accesses to the same bytes, one of
 them a write, of which neither is before the other, are a race, whatever bits this run has found.
 
 The host comes after what it has waited for, and before what it launches from then on.
@@ -73,6 +73,7 @@ class Races:
         self._page_locked: list[Block] = []
         # a storage may be freed by the garbage collector, within any line of this class
         self._freed: deque[tuple[Block, Clock]] = deque()
+        self._unlocked: deque[Block] = deque()
 
     def launch(
         self, stream: int, what: str, reads: Iterable[Tensor], writes: Iterable[Tensor]
@@ -124,14 +125,27 @@ class Races:
                 self._note_freed(block)
                 self._take_freed()
             _resize(storage, size)
-            self._storage_block(storage, stream)
+            if (block := self._storage_block(storage, stream)) is not None:
+                # others may have used this memory before, in the order of the stream
+                count = self.clocks[stream][stream] = self.clocks[stream].get(stream, 0) + 1
+                new = Access(block.begin, block.end, True, stream, count, "an allocation")
+                block.accesses.append(new)
 
-    def page_lock(self, tensor: Tensor) -> None:
+    def page_lock(self, tensor: Tensor, allocated: bool = False) -> None:
+        """Note page-locked memory.
+
+        Args:
+            allocated: it ends with the tensor, and is not used again before streams are done.
+        """
         with self.lock:
             block = Block(*_span(tensor), None)
+            self._forget()
             inside = [b for b in self._page_locked if b.begin < block.end and block.begin < b.end]
             assert not inside, "page-locked twice"
             self._page_locked.append(block)
+            if allocated:
+                end = weakref.finalize(tensor.untyped_storage(), self._unlocked.append, block)
+                end.atexit = False
 
     def page_unlock(self, tensor: Tensor) -> None:
         with self.lock:
@@ -143,8 +157,13 @@ class Races:
             return self._page_locked_block(tensor) is not None
 
     def _page_locked_block(self, tensor: Tensor) -> Block | None:
+        self._forget()
         begin, end = _span(tensor)
         return next((b for b in self._page_locked if b.begin <= begin and end <= b.end), None)
+
+    def _forget(self) -> None:
+        while self._unlocked:
+            self._page_locked.remove(self._unlocked.popleft())
 
     def _check(self, block: Block, new: Access, clock: Clock) -> None:
         for old in block.accesses:

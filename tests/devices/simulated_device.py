@@ -22,6 +22,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -34,7 +35,7 @@ from tests.devices.races import Clock, Races, join
 
 _DELAY_S = 1e-3
 """at most, before a call of a thread beside the computation"""
-_FUNCTIONS = 3
+_FUNCTIONS = 2
 """that name a place: who waits is often called by several others"""
 _READS = {"aten._local_scalar_dense", "aten.equal", "aten.nonzero", "aten.is_pinned"}
 """operators whose result the host gets: it waits"""
@@ -45,10 +46,9 @@ class SimulatedEvent(Event):
         self._device, self.clock, self._time = device, clock, perf_counter()
 
     def done(self) -> bool:
-        found = self._device.random.random() < 0.5
-        if found:
-            self._join()
-        return found
+        # the latest device: its host finds out no earlier than it has to
+        host = self._device.races.host
+        return all(count <= host.get(stream, 0) for stream, count in self.clock.items())
 
     def synchronize(self) -> None:
         if not self._device.is_removed("synchronize"):
@@ -111,8 +111,9 @@ class SimulatedDevice(Accelerator):
         self.random = random.Random(seed)
         self.places: dict[str, None] = {}
         """where the library waits, and of what: the call and the function that makes it"""
-        self.collectives: list[tuple[object, ...]] = []
-        """launched beside the computation: their names and the elements that they write"""
+        self.collectives: list[tuple[str, int]] = []
+        """launched beside the computation: names, and numbers of process groups"""
+        self._groups: list[str] = []
         self.local = threading.local()
         self.numbers = count()
         self._removed = removed
@@ -131,7 +132,7 @@ class SimulatedDevice(Accelerator):
 
     def page_locked(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         host = torch.empty(shape, dtype=dtype)
-        self.races.page_lock(host)
+        self.races.page_lock(host, allocated=True)
         return host
 
     def page_lock(self, tensor: Tensor) -> None:
@@ -150,6 +151,12 @@ class SimulatedDevice(Accelerator):
         if place is not None:
             self.places[place] = None
         return place is not None and place == self._removed
+
+    def number_of(self, group: str) -> int:
+        """Return which of the groups that were used this is, by their first use."""
+        if group not in self._groups:
+            self._groups.append(group)
+        return self._groups.index(group)
 
     def delay(self) -> None:
         time.sleep(self.random.random() * _DELAY_S)
@@ -187,7 +194,7 @@ class _Watch(TorchDispatchMode):
             return func(*args, **kwargs)
         stream = self._device.current.number
         if func.namespace == "c10d" and stream:
-            self._device.collectives.append((name, *(each.numel() for each in writes)))
+            self._device.collectives.append((name, self._device.number_of(_group(args))))
         races.launch(stream, name, reads, writes)
         if name in _READS or (name == "aten.copy_" and any(locked) and not _goes_on(args, kwargs)):
             self._device.synchronize()
@@ -202,6 +209,16 @@ def _wraps(kind: type) -> bool:
 
 def _is_tensor(each: Any) -> bool:
     return isinstance(each, Tensor) and not _wraps(type(each))
+
+
+def _group(args: tuple[Any, ...]) -> str:
+    """Return the name of the process group of a collective."""
+    [box] = [each for each in args if isinstance(each, torch.ScriptObject) and _boxes_group(each)]
+    return str(dist.ProcessGroup.unbox(box).group_name)
+
+
+def _boxes_group(box: torch.ScriptObject) -> bool:
+    return "ProcessGroup" in str(box._type())
 
 
 def _goes_on(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

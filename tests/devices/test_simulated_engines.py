@@ -11,10 +11,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.activations.checkpoint import FOLDER_VARIABLE
+from shardlab.comm import deferred
+from shardlab.devices.registry import accelerator_of
+from shardlab.engines.slide.engine import SlideEngine
+from shardlab.transport.background import Background
 from tests.devices.simulated_device import SimulatedDevice, simulated
-from tests.engines.engine_cases import HYBRID, LOSSY, SLIDE, STRATEGIES, make, train
+from tests.engines.engine_cases import HYBRID, LOSSY, SLIDE, STRATEGIES
+from tests.engines.slide.small_engine import batch_of, engine_of, train
 from tests.ranks import run_ranks
 
+CPU = torch.device("cpu")
+MICRO, SEEDS = 2, 3
 OFFLOADED = {
     f"{engine}-{where}": {
         "engine": engine,
@@ -24,67 +31,127 @@ OFFLOADED = {
     for engine in ("manual", "slide")
     for where in ("memory", "disk")
 }
-OFFLOADED["slide-moments"] = {"engine": "slide", "moments": "disk", "param_transfer": "shard"}
-CASES = {
-    name: document
-    for name, document in {**STRATEGIES, **LOSSY, **OFFLOADED}.items()
-    if document["engine"] in ("manual", "slide")
-} | {name: STRATEGIES[name] for name in ("ddp", "fsdp1", "fsdp2", "fsdp2-exchange")}
+UNUSED = {"manual-unused": {"engine": "manual", "prefetch": 2}}
+"""the model does not call its last block"""
+CASES: dict[str, dict[str, Any]] = {
+    **{name: each for name, each in STRATEGIES.items() if each["engine"] == "manual"},
+    **{name: STRATEGIES[name] for name in (*SLIDE, "ddp", "fsdp1", "fsdp2")},
+    **{name: LOSSY[name] for name in ("manual-topk", "slide-topk", "slide-int8")},
+    **{f"{e}-bf16": {"engine": e, "param_dtype": "bf16"} for e in ("manual", "slide")},
+    "slide-moments": {"engine": "slide", "moments": "disk"},
+    **OFFLOADED,
+    **UNUSED,
+}
 
 
-def run(
-    group: dist.ProcessGroup, document: dict[str, Any], seed: int, removed: str = ""
+NEEDLESS = {
+    "wait: GradOffload._copy_part < ErrorRelay.guard.<locals>.guarded": "raises an error: a lane "
+    "has an order of its own",
+    "wait: Deferred._copy < Deferred.settle": "between steps: the host has read the last loss",
+}
+"""calls that no memory needs, and what they are for"""
+
+
+def run(group: dist.ProcessGroup, name: str) -> Tensor:
+    """Train, look at the states in between, and let the engine end."""
+    document, rank = CASES[name], dist.get_rank(group)
+    if document.get("activations") == "memory" and accelerator_of(CPU) is None:
+        document = {**document, "activations": "device"}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch.dict(os.environ, {FOLDER_VARIABLE: folder}),
+    ):
+        engine = engine_of(group, document)
+    if name in UNUSED:
+        shorten(engine)
+    found = [train(engine, 2, MICRO)]
+    if isinstance(engine, SlideEngine):
+        for parameter in engine.in_host_memory()["parameter"].values():
+            parameter.mul_(1)
+        with torch.no_grad():  # fetches more than it waits for
+            engine.module(input_ids=batch_of(0, rank)[:, :-1])
+        engine.take_in()
+    found.append(train(engine, 2, MICRO, first=2))
+    engine.ledger.summary()
+    return torch.cat(found)
+
+
+def simulate(
+    group: dist.ProcessGroup, name: str, seed: int, removed: str = ""
 ) -> tuple[SimulatedDevice, Tensor]:
-    """Train, look at the states in between, and let the engine end, on the device."""
-    with simulated(1000 * seed + dist.get_rank(group), removed) as device:
-        engine = make(group, document)
-        micro = 2
-        losses = [train(engine, group, 2, micro=micro)]
-        engine.shards()
-        losses.append(train(engine, group, 1, 2, micro=micro))
-        del engine
-    return device, torch.cat(losses)
+    with (
+        patch.object(deferred, "EVERY", 3),
+        simulated(1000 * seed + dist.get_rank(group), removed) as device,
+    ):
+        found = run(group, name)
+    return device, found
 
 
-def on_both(group: dist.ProcessGroup, document: dict[str, Any], seed: int) -> None:
-    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, {FOLDER_VARIABLE: folder}):
-        device, losses = run(group, document, seed)
-        if document.get("activations") == "memory":  # which a CPU has no use for
-            document = {**document, "activations": "device"}
-        expected = train(make(group, document), group, 3, micro=2)
-    assert torch.equal(losses, expected)
-    others: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(others, device.collectives, group)
-    # NCCL may hang where ranks launch on several communicators in several orders
-    assert all(each == others[0] for each in others)
+def shorten(engine: Any) -> None:
+    """Leave out the last block of a GPT-2 from its forward pass."""
+    [model] = engine.module._model
+    model.transformer.h = model.transformer.h[:-1]
 
 
-@pytest.mark.parametrize("seed, name", enumerate(CASES))
-def test_losses_are_those_of_the_cpu_and_nothing_races(seed: int, name: str) -> None:
-    run_ranks(4 if name in HYBRID else 2, lambda group: on_both(group, CASES[name], seed))
+@pytest.mark.parametrize("name", CASES)
+def test_losses_are_those_of_the_cpu_and_nothing_races(name: str) -> None:
+    def on_rank(group: dist.ProcessGroup) -> None:
+        expected = run(group, name)
+        for seed in range(SEEDS):
+            device, found = simulate(group, name, seed)
+            assert torch.equal(found, expected)
+            orders: list[Any] = [None] * dist.get_world_size(group)
+            dist.all_gather_object(orders, device.collectives, group)
+            # NCCL may hang where ranks launch on several communicators in several orders
+            assert all(each == orders[0] for each in orders)
+
+    run_ranks(4 if name in HYBRID else 2, on_rank)
 
 
-FAULTY = ("manual", "manual-memory", "manual-disk", *SLIDE, "slide-memory")
-NEEDLESS: dict[str, str] = {}
-"""places whose wait nothing shows to be needed, and why it is there"""
+FAULTY = (
+    *("manual", "manual-unused", "manual-memory", "manual-disk"),
+    *("slide-full-cpu", "slide-shard-gpu"),
+)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", FAULTY)
-def test_every_wait_that_is_removed_is_found(name: str) -> None:
+def test_every_wait_that_is_removed_is_found() -> None:
+    """In one of the cases at least: others may wait twice."""
+
     def on_rank(group: dist.ProcessGroup) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            os.environ[FOLDER_VARIABLE] = folder
-            places = [*run(group, CASES[name], 0)[0].places]
+        caught: dict[str, bool] = {}
+        for name in FAULTY:
+            places = [[*simulate(group, name, 0)[0].places]]
             dist.broadcast_object_list(places, 0, group)
-            missed = []
-            for place in places:
-                device, _ = run(group, CASES[name], 1, place)
+            for place in places[0]:
+                device, _ = simulate(group, name, 0, place)
                 found = torch.tensor(len(device.races.found))
                 dist.all_reduce(found, group=group)
-                missed += [place] * (not found)
-            if dist.get_rank(group) == 0:
-                print(f"{name}: caught {len(places) - len(missed)} of {len(places)}")
-            assert {*missed} <= NEEDLESS.keys()
+                caught[place] = caught.get(place, False) or bool(found)
+        missed = {place for place, found in caught.items() if not found}
+        if dist.get_rank(group) == 0:
+            print(f"caught {len(caught) - len(missed)} of {len(caught)}: {caught}", flush=True)
+        assert missed <= NEEDLESS.keys()
 
     run_ranks(2, on_rank, timeout_s=900)
+
+
+def test_collectives_of_two_threads_have_several_orders() -> None:
+    """Where each communicator has a thread of its own."""
+
+    def on_rank(group: dist.ProcessGroup) -> None:
+        begin = Background.__init__
+
+        def alone(self: Background, name: str, device: Any = None, beside: Any = None) -> None:
+            begin(self, name, device)
+
+        for name in "manual", "slide-shard-gpu":
+            orders = set()
+            with patch.object(Background, "__init__", alone):
+                for seed in range(SEEDS):
+                    orders.add(tuple(simulate(group, name, seed)[0].collectives))
+            every: list[Any] = [None] * dist.get_world_size(group)
+            dist.all_gather_object(every, orders, group)
+            assert len(set.union(*every)) > 1, name
+
+    run_ranks(2, on_rank)

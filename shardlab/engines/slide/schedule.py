@@ -111,7 +111,9 @@ class Schedule(UnitSchedule):
 
     def forget(self) -> None:
         """Invalidate all that is on the device: host memory has changed."""
-        self._wait_all()  # a fetch in progress would fill a slot that is free by then
+        for name in [*self._pending]:
+            # the host is about to write to what a fetch in progress reads
+            self._pending.pop(name).synchronize()
         for unit in self.window.alive():
             self._release(unit)
             self._accounted_step = None
@@ -204,10 +206,6 @@ class Schedule(UnitSchedule):
         if pending is not None:
             with record_function(f"shardlab::wait for {unit.name}"):
                 pending.wait()
-
-    def _wait_all(self) -> None:
-        for name in [*self._pending]:
-            self._pending.pop(name).wait()
 
     def _finish_behind(self, index: int) -> None:
         """Finish the units that backward has passed: those first used after this one's last use."""
