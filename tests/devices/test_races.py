@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from shardlab.activations.stores import HostStore
 from shardlab.codecs.unit import Unit
 from shardlab.comm.fsdp2_hooks import _AllReduceHook
 from shardlab.devices.accelerator import Stream
@@ -131,4 +132,18 @@ def test_fsdp2_keeps_what_the_all_reduce_uses(removed: str) -> None:
             hook(gradient)
         del gradient
         torch.zeros(1)
+    assert bool(device.races.found) is bool(removed)
+
+
+@pytest.mark.parametrize("removed", ["", "wait: ActivationStore._tidy < ActivationStore.put"])
+def test_memory_of_what_nobody_takes_is_used_again_after_its_copy(removed: str) -> None:
+    with simulated(removed=removed) as device:
+        store = HostStore(CPU)
+        first, *_ = [store.put(torch.ones(64)) for _ in range(4)]
+        store.prefetch(first)
+        assert first.loading is not None
+        first.loading[1].settle()
+        store.drop(first)
+        store.put(torch.ones(64))
+        store.close()
     assert bool(device.races.found) is bool(removed)
