@@ -43,7 +43,8 @@ CASES: dict[str, dict[str, Any]] = {
     **UNUSED,
 }
 
-
+FEW = ("manual", "manual-memory", "slide-full-cpu", "slide-shard-gpu", "slide-disk", "ddp")
+"""the cases that are tried each time"""
 NEEDLESS = {
     "wait: GradOffload._copy_part < ErrorRelay.guard.<locals>.guarded": "raises an error: a lane "
     "has an order of its own",
@@ -96,7 +97,9 @@ def shorten(engine: Any) -> None:
     model.transformer.h = model.transformer.h[:-1]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in FEW else pytest.mark.long) for n in CASES]
+)
 def test_losses_are_those_of_the_cpu_and_nothing_races(name: str) -> None:
     def on_rank(group: dist.ProcessGroup) -> None:
         expected = run(group, name)
