@@ -121,6 +121,7 @@ FAULTY = (
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)  # some eighty trainings
 def test_every_wait_that_is_removed_is_found() -> None:
     """In one of the cases at least: others may wait twice."""
 
