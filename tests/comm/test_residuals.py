@@ -20,6 +20,7 @@ from tests.ranks import run_ranks
 
 UNIT = Unit("block.0", (Block("w", 7, 5), Block("b", 3, 1), Block("e", 1, 11), Block("v", 8, 2)))
 WHOLE = 41
+SENT = torch.tensor(True)
 TOLERANCE = {"fp32": 1e-6, "bf16": 0.02, "int8": 0.05}
 
 
@@ -36,11 +37,12 @@ def states(world_size: int, kind: str) -> list[dict[str, torch.Tensor]]:
         bucket = torch.arange(WHOLE) * (rank + 1) / 50
         pieces = whole.chunks_of([bucket[:, None]])
         for to, (chunk, piece) in enumerate(zip(chunks, pieces, strict=True)):
-            feedback.keep(f"block.0>{to}", chunk)
-            feedback.keep(f"bucket0>{to}", piece)
-        feedback.keep("block.0*", torch.cat(chunks))
-        feedback.keep("bucket0*", bucket)
-        feedback.keep("bucket0<", whole.chunks_of([torch.arange(WHOLE)[:, None] / 50])[rank])
+            feedback.keep(f"block.0>{to}", chunk, SENT)
+            feedback.keep(f"bucket0>{to}", piece, SENT)
+        feedback.keep("block.0*", torch.cat(chunks), SENT)
+        feedback.keep("bucket0*", bucket, SENT)
+        owned = whole.chunks_of([torch.arange(WHOLE)[:, None] / 50])[rank]
+        feedback.keep("bucket0<", owned, SENT)
         result.append(feedback.state_dict())
     return result
 
