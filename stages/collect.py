@@ -8,6 +8,7 @@ from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
 from shardlab.records.run import write_records
 from shardlab.records.timing import read_timing
+from stages import plans
 from stages.common import run
 
 _RESULTS = Path("results")
@@ -15,14 +16,17 @@ _RESULTS = Path("results")
 
 def main(params: Parameters) -> None:
     """Write results/results.jsonl, and the same columns to results/results.csv."""
-    runs, seeds, timings, quality = params("runs", "seeds", "timings", "quality")
+    plan = plans.collect(params)
+    runs, timings = plan["runs"], plan["timings"]
     folder = _RESULTS / "timings"
     timed = [run for name, timing in timings.items() for run in read_timing(folder, name, timing)]
     estimates = {name: read_estimate(_RESULTS / "memory.json", name) for name in runs}
     records = [
-        join_record(_RESULTS, name, seed, quality=quality, timed=timed, estimate=estimates[name])
+        join_record(
+            _RESULTS, name, seed, quality=plan["quality"], timed=timed, estimate=estimates[name]
+        )
         for name in runs
-        for seed in seeds
+        for seed in plan["seeds"]
     ]
     write_records(_RESULTS / "results.jsonl", records)
     write_csv(_RESULTS / "results.csv", records)

@@ -9,6 +9,7 @@ from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
 from shardlab.records.run import read_records
 from shardlab.records.timing import read_all
+from stages import plans
 from stages.common import run
 
 RESULTS = "results/results.jsonl"
@@ -16,11 +17,11 @@ RESULTS = "results/results.jsonl"
 
 def main(params: Parameters, number: str) -> None:
     """Write history.json of the round: all that the next round needs."""
-    plan, agent, train = params(f"rounds.{number}", "agent", "train")
-    timed = read_all(Path("results/timings"), params("timings"))
-    agent = agent.of(plan)
-    first = initial_history(read_records(RESULTS), timed, agent, train, plan.search)
-    before = known_before(plan.after, RESULTS, first, agent)
+    plan = plans.decide(params, number)
+    agent, here = plan["agent"], plan["round"]
+    timed = read_all(Path("results/timings"), plan["timings"])
+    first = initial_history(read_records(RESULTS), timed, agent, plan["train"], here.search)
+    before = known_before(here.after, RESULTS, first, agent)
     folder, fix = f"results/rounds/{number}", "run python -m stages.{} " + number
     proposal = Proposal.from_file(f"{folder}/proposal.json", fix.format("propose"))
     trial = Trial.from_file(f"{folder}/trial.json", fix.format("trial"))

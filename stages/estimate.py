@@ -15,6 +15,7 @@ from shardlab.models.build import build_model
 from shardlab.records.run import Estimate
 from shardlab.strategy.strategy import Strategy
 from shardlab.units.sizes import sizes_of
+from stages import plans
 from stages.common import run
 
 _CPU = torch.device("cpu")
@@ -22,10 +23,11 @@ _CPU = torch.device("cpu")
 
 def main(params: Parameters) -> None:
     """Write results/memory.json."""
-    model, runs, strategies, train = params("model", "runs", "strategies", "train")
+    plan = plans.estimate(params)
+    train, strategies = plan["train"], plan["strategies"]
     tokens = read_manifest(Path("data/tokens"))
     sizes = tokens.vocabulary, train.sequence_length, tokens.end_of_text
-    module = build_model(model, *sizes, seed=0).module
+    module = build_model(plan["model"], *sizes, seed=0).module
     estimates = {}
 
     def traced(name: str, strategy: Strategy) -> Categories | None:
@@ -36,15 +38,14 @@ def main(params: Parameters) -> None:
             return None
 
     with imagined_ranks(train.world_size) as group:
-        for name in runs:
-            strategy = strategies[name]
+        for name, strategy in strategies.items():
             given = strategy, sizes_of(module, strategy, train, _CPU), train.world_size
             # the device is the CPU, so host memory counts
             formula = {**closed_form(*given), **host_memory(*given)}
             estimate = Estimate(traced=traced(name, strategy), closed_form=formula)
             estimates[name] = estimate.model_dump()
     write_checked("results/memory.json", estimates)
-    say(f"estimate: memory of {len(runs)} runs in results/memory.json")
+    say(f"estimate: memory of {len(strategies)} runs in results/memory.json")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from shardlab.experiment.parameters import Parameters
 from shardlab.forecast.results import predict, write_forecast
 from shardlab.measurements.calibration import Calibration
 from shardlab.records.timing import read_all
+from stages import plans
 from stages.common import run
 
 _FOLDER, _TIMINGS = Path("results/forecast"), Path("results/timings")
@@ -15,10 +16,10 @@ _FOLDER, _TIMINGS = Path("results/forecast"), Path("results/timings")
 
 def main(params: Parameters) -> None:
     """Write results/forecast: forecast.json, its tables as CSV, chakra.zip."""
-    forecast, timings = params("forecast", "timings")
+    plan = plans.forecast(params)
     calibration = read_document(Calibration, Path("results/calibration.json"), "calibrate")
-    timed = read_all(_TIMINGS, timings)
-    predicted, traces = predict(calibration, timed, forecast)
+    timed = read_all(_TIMINGS, plan["timings"])
+    predicted, traces = predict(calibration, timed, plan["forecast"])
     write_forecast(_FOLDER, predicted, traces)
     for warning in predicted.warnings:
         say(f"forecast: warning: {warning}")

@@ -6,7 +6,9 @@ from shardlab.agent.records.conversation import Conversation
 from shardlab.agent.replays.documents import PolicyComparison
 from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
+from stages import plans
 from stages.common import run
+from stages.plans import Values
 
 _FOLDER = Path("results/policies")
 _CONVERSATION = _FOLDER / "conversation.json"
@@ -14,16 +16,16 @@ _CONVERSATION = _FOLDER / "conversation.json"
 
 def main(params: Parameters) -> None:
     """Write policies.json and conversation.json in results/policies."""
-    plan = params("policies")
+    plan = plans.policies(params)
     found, said = PolicyComparison(), Conversation(judge="rules")
-    if plan.timings:
-        found, said = _replayed(params)
+    if plan["policies"].timings:
+        found, said = _replayed(plan)
     said.to_file(_CONVERSATION)
     found.to_file(_FOLDER / "policies.json")
     say(f"policies: {len(found.replays)} replays on {len(found.tables)} timings")
 
 
-def _replayed(params: Parameters) -> tuple[PolicyComparison, Conversation]:
+def _replayed(plan: Values) -> tuple[PolicyComparison, Conversation]:
     # imported here: most experiments replay no policy, and these take seconds
     from shardlab.agent.policies.comparison import compare
     from shardlab.agent.policies.judged import Search
@@ -41,19 +43,18 @@ def _replayed(params: Parameters) -> tuple[PolicyComparison, Conversation]:
     from shardlab.strategy.strategy import CanonicalStrategy
     from shardlab.units.shapes import ModelShapes
 
-    plan, timings, comparison, agent = params("policies", "timings", "comparison", "agent")
-    train, forecast = params("train", "forecast")
-    timed = read_all(Path("results/timings"), timings)
+    policies, agent, train = plan["policies"], plan["agent"], plan["train"]
+    timed = read_all(Path("results/timings"), plan["timings"])
     history = initial_history(read_records("results/results.jsonl"), [], agent, train)
     tokens = read_checked("data/tokens/manifest.json", "run python -m stages.tokenize")
     sizes = tokens["vocabulary"], train.sequence_length, tokens["end_of_text"]
-    shapes = ModelShapes(build_model(params("model"), *sizes, seed=0).module, train)
+    shapes = ModelShapes(build_model(plan["model"], *sizes, seed=0).module, train)
     calibration = Calibration.from_file(
         "results/calibration.json", "run python -m stages.calibrate"
     )
     # not even the bounds of timings that are replayed
-    unseen = [run for run in timed if run.timing not in plan.timings]
-    search = Search(history, agent, shapes, calibration, fitted_runs(unseen, forecast))
+    unseen = [run for run in timed if run.timing not in policies.timings]
+    search = Search(history, agent, shapes, calibration, fitted_runs(unseen, plan["forecast"]))
 
     def admissible(strategy: CanonicalStrategy) -> bool:
         quality = history.quality(strategy)
@@ -62,11 +63,11 @@ def _replayed(params: Parameters) -> tuple[PolicyComparison, Conversation]:
     def runs_of(name: str) -> list[TimedRun]:
         return [each for each in timed if each.timing == name]
 
-    tables = [Table.of(runs_of(name), history.start, admissible) for name in plan.timings]
-    matrix = [each for each in runs_of(comparison) if each.run != NO_COMMUNICATION]
+    tables = [Table.of(runs_of(name), history.start, admissible) for name in policies.timings]
+    matrix = [each for each in runs_of(plan["comparison"]) if each.run != NO_COMMUNICATION]
     hashes = [each.strategy_hash for each in sorted(matrix, key=step_s) if each.strategy_hash]
     model = model_of(agent, _CONVERSATION)
-    found = compare(search, tables, hashes, plan, model)
+    found = compare(search, tables, hashes, policies, model)
     return found, (model or RuleJudge()).conversation()
 
 

@@ -6,12 +6,14 @@ from shardlab.core.checksums import write_checked
 from shardlab.core.progress import say
 from shardlab.data.sources.corpus import prepare
 from shardlab.experiment.parameters import Parameters
+from stages import plans
 from stages.common import run
 
 
 def main(params: Parameters) -> None:
     """Write data/corpus.json, and data/source.json with source, licence, counts and checksum."""
-    source = prepare(params("data"), Path("data/corpus.json"), Path(".work"))
+    plan = plans.prepare(params)
+    source = prepare(plan["data"], Path("data/corpus.json"), Path(".work"))
     write_checked("data/source.json", source)
     say(
         f"prepare: {source['documents']} documents, {source['bytes'] / 1e6:.2f} MB of text "

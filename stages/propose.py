@@ -17,6 +17,7 @@ from shardlab.models.build import build_model
 from shardlab.records.run import read_records
 from shardlab.records.timing import read_all
 from shardlab.units.shapes import ModelShapes
+from stages import plans
 from stages.common import integer, run
 
 RESULTS = "results/results.jsonl"
@@ -24,18 +25,17 @@ RESULTS = "results/results.jsonl"
 
 def main(params: Parameters, number: str) -> None:
     """Write proposal.json and conversation.json of the round."""
-    plan, agent, train = params(f"rounds.{number}", "agent", "train")
-    forecast, timings, model = params("forecast", "timings", "model")
-    timed = read_all(Path("results/timings"), timings)
-    agent = agent.of(plan)
-    first = initial_history(read_records(RESULTS), timed, agent, train, plan.search)
-    history = known_before(plan.after, RESULTS, first, agent)
+    plan = plans.propose(params, number)
+    agent, train, forecast, here = plan["agent"], plan["train"], plan["forecast"], plan["round"]
+    timed = read_all(Path("results/timings"), plan["timings"])
+    first = initial_history(read_records(RESULTS), timed, agent, train, here.search)
+    history = known_before(here.after, RESULTS, first, agent)
     detected = Hardware.from_file("results/hardware.json", "run python -m stages.calibrate")
     hardware = detected.changed_by(agent.hardware)
     agent = agent.on(hardware, history.workload.world_size)
     tokens = read_checked("data/tokens/manifest.json", "run python -m stages.tokenize")
     sizes = tokens["vocabulary"], train.sequence_length, tokens["end_of_text"]
-    shapes = ModelShapes(build_model(model, *sizes, seed=0).module, train)
+    shapes = ModelShapes(build_model(plan["model"], *sizes, seed=0).module, train)
     calibration = Calibration.from_file(
         "results/calibration.json", "run python -m stages.calibrate"
     )

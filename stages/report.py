@@ -14,6 +14,7 @@ from shardlab.records.timing import read_timing
 from shardlab.report.aggregate import select
 from shardlab.report.evidence import Evidence
 from shardlab.report.write import write_report
+from stages import plans
 from stages.common import run
 
 _RESULTS = Path("results")
@@ -24,21 +25,23 @@ _POLICIES = _RESULTS / "policies" / "policies.json"
 
 def main(params: Parameters) -> None:
     """Write everything in results/report except readme.md."""
-    runs, seeds, baseline, last = params("runs", "seeds", "baseline", "last_round")
-    timings, compared, quality = params("timings", "comparison", "quality")
+    plan = plans.report(params)
+    runs, seeds, last = plan["runs"], plan["seeds"], plan["last_round"]
     results, history = "results/results.jsonl", _RESULTS / "rounds" / str(last) / "history.json"
     evidence = Evidence(
         records=select(read_records(results), runs, seeds),
-        baseline=baseline,
+        baseline=plan["baseline"],
         losses={name: {seed: _losses(name, seed) for seed in seeds} for name in runs},
         history=read_document(History, history, f"decide {last}"),
         source=read_checked("data/source.json", "run python -m stages.prepare"),
         statistics=read_checked("data/statistics.json", "run python -m stages.tokenize"),
         timed=[
-            run for name, timing in timings.items() for run in read_timing(_TIMINGS, name, timing)
+            run
+            for name, timing in plan["timings"].items()
+            for run in read_timing(_TIMINGS, name, timing)
         ],
-        comparison=compared,
-        quality=quality,
+        comparison=plan["comparison"],
+        quality=plan["quality"],
         predicted=read_document(ForecastDocument, _FORECAST, "forecast"),
         policies=read_document(PolicyComparison, _POLICIES, "policies"),
     )

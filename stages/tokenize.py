@@ -8,15 +8,16 @@ from shardlab.data.tokenize.statistics import describe_tokens
 from shardlab.data.tokenize.tokenize import build_tokens
 from shardlab.data.tokens.tokens import open_split
 from shardlab.experiment.parameters import Parameters
+from stages import plans
 from stages.common import run
 
 
 def main(params: Parameters) -> None:
     """Write data/tokenizer.json, data/tokens/ and data/statistics.json."""
-    data, options = params("data", "tokenize")
+    plan = plans.tokenize(params)
     out = Path("data")
     refuse_damage_of(["corpus.json"], out / "source.json", "run python -m stages.prepare")
-    build_tokens(out / "corpus.json", data.validation_share, options, Path(".work"), out)
+    build_tokens(out / "corpus.json", **plan, work=Path(".work"), out=out)
     statistics = describe_tokens(
         open_split(out / "tokens", "train"), open_split(out / "tokens", "validation")
     )

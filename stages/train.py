@@ -9,6 +9,7 @@ from shardlab.experiment.schema import Seed
 from shardlab.loop.plan import RunPlan, plan_of_missing_tokens
 from shardlab.train.run import train_run
 from shardlab.train.utilization import show_placements
+from stages import plans
 from stages.common import run as run_stage
 
 
@@ -21,13 +22,13 @@ def main(
     show_placement: Annotated[bool, "print which CPUs and memory each rank gets, and end"] = False,
 ) -> None:
     """Write metrics.json, events.jsonl, trace.json.gz and final_model/ of the run."""
-    strategy, train, model = params(f"strategies.{run}", "train", "model")
+    values = plans.train(params, run)
     if show_placement:
-        show_placements(train)
+        show_placements(values["train"])
         return
     data = Path("data")
     tokens = plan_of_missing_tokens(data, params)
-    plan = RunPlan(run, validate(Seed, seed, "--seed"), strategy, train, model, data, tokens)
+    plan = RunPlan(run, validate(Seed, seed, "--seed"), **values, data=data, tokens=tokens)
     subfolder = Path(run, f"seed{seed}")
     train_run(
         plan,

@@ -14,7 +14,7 @@ from shardlab.core.progress import say, stopwatch
 from shardlab.core.unfinished import temporary
 from shardlab.evaluation.validate import validate_run
 from shardlab.experiment.parameters import Parameters
-from shardlab.experiment.schema import Agent, Timing
+from shardlab.experiment.schema import Timing
 from shardlab.launch import RunFailed
 from shardlab.loop.plan import RunPlan
 from shardlab.profiling.analysis.breakdown import analyse
@@ -23,7 +23,9 @@ from shardlab.records.run import Record
 from shardlab.timing.plan import TimingPlan
 from shardlab.timing.race import race
 from shardlab.train.run import train_run
+from stages import plans
 from stages.common import integer, run
+from stages.plans import Values
 
 DATA = Path("data")
 STORE = Path(".trials")
@@ -34,17 +36,17 @@ def main(params: Parameters, number: str) -> None:
     count, folder = integer("round", number), Path("results/rounds", number)
     fix = f"run python -m stages.propose {number}"
     proposal = Proposal.from_file(folder / "proposal.json", fix)
-    agent = params("agent").of(params(f"rounds.{number}"))
+    plan = plans.trial(params, number)
     elapsed = stopwatch()
-    raced = _race(params, agent, proposal) if proposal.arms else None
-    trained = _train(params, agent, proposal, raced) if raced else []
+    raced = _race(plan, proposal) if proposal.arms else None
+    trained = _train(plan, proposal, raced) if raced else []
     trial = Trial(round=count, race=raced, trained=trained, seconds=elapsed())
     trial.to_file(folder / "trial.json")
     say(f"round {number}: {raced.reason if raced else 'nothing was raced'}")
 
 
-def _race(params: Parameters, agent: Agent, proposal: Proposal) -> Race:
-    train, model = params("train", "model")
+def _race(values: Values, proposal: Proposal) -> Race:
+    agent, train = values["agent"], values["train"]
     arms = {arm.hash: arm.strategy for arm in proposal.arms}
     timing = Timing(
         runs=tuple(arms),
@@ -52,7 +54,7 @@ def _race(params: Parameters, agent: Agent, proposal: Proposal) -> Race:
         link=agent.link or train.link,
         repetitions=agent.repetitions,
     )
-    plan = TimingPlan(f"round-{proposal.round}", timing, {**arms}, train, model, DATA)
+    plan = TimingPlan(f"round-{proposal.round}", timing, {**arms}, train, values["model"], DATA)
     rule, elapsed = race_rule(agent), stopwatch()
 
     def look(step_ms: dict[str, list[float]]) -> Ruling:
@@ -67,22 +69,22 @@ def _race(params: Parameters, agent: Agent, proposal: Proposal) -> Race:
     return found.model_copy(update={"reason": reason})
 
 
-def _train(params: Parameters, agent: Agent, proposal: Proposal, raced: Race) -> list[Trained]:
+def _train(values: Values, proposal: Proposal, raced: Race) -> list[Trained]:
     """Train the faster arms, the fastest first, until one has a quality that is tolerated."""
-    arms = {arm.hash: arm for arm in proposal.arms}
+    agent, arms = values["agent"], {arm.hash: arm for arm in proposal.arms}
     trained: list[Trained] = []
     for key in faster(raced, agent):
         if arms[key].trained:
             break
-        trained.append(_trained(params, agent, arms[key]))
+        trained.append(_trained(values, arms[key]))
         ratio = mean_ratio(trained[-1].measurements, proposal.reference)
         if ratio <= 1 + agent.quality_tolerance:
             break
     return trained
 
 
-def _trained(params: Parameters, agent: Agent, arm: Arm) -> Trained:
-    train, model, seeds = params("train", "model", "seeds")
+def _trained(values: Values, arm: Arm) -> Trained:
+    agent, train, model, seeds = (values[key] for key in ("agent", "train", "model", "seeds"))
 
     def measure_seed(seed: int, folder: Path, left_s: float) -> Record:
         plan = RunPlan(f"trial-{arm.hash}", seed, arm.strategy, train, model, DATA)

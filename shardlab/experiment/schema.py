@@ -121,6 +121,10 @@ class Checkpoint(Document):
         return self
 
 
+_WITHOUT_RESULTS = {"checkpoint", "timeout_s"}
+"""parameters of `Train` that no result depends on"""
+
+
 class Train(Document):
     """Training run of every strategy."""
 
@@ -169,11 +173,20 @@ class Train(Document):
             raise ValueError(f"untimed_steps must be below steps ({self.steps})")
         return self
 
+    def only(self, *names: str) -> "Train":
+        """Return these parameters and those that no result depends on; others are at defaults."""
+        kept = {*names} | _WITHOUT_RESULTS
+        return Train(**{name: getattr(self, name) for name in kept})
+
+    def given(self) -> dict[str, Any]:
+        """Return the parameters that `only` kept and results depend on, as plain data."""
+        return self.model_dump(mode="json", exclude=_WITHOUT_RESULTS, exclude_unset=True)
+
     def meaning(self) -> dict[str, Any]:
-        """Return the parameters that the results depend on, as plain data; checkpoints are left
-        out, and `deterministic` where it is off, as in runs from before it."""
+        """Return the parameters that the results depend on, as plain data; `deterministic` is left
+        out where it is off, as in runs from before it."""
         off = set() if self.deterministic else {"deterministic"}
-        return self.model_dump(mode="json", exclude={"checkpoint", *off})
+        return self.model_dump(mode="json", exclude=_WITHOUT_RESULTS | off)
 
 
 class Timing(Document):
@@ -302,10 +315,11 @@ class Agent(Document):
         return self
 
     def of(self, plan: "RoundPlan") -> "Agent":
-        """Return the settings for a round: with what its search has of its own."""
+        """Return the settings for a round: with what its search has of its own, and no searches."""
         search = self.searches[plan.search] if plan.search else Search()
         own = {name: getattr(search, name) for name in Search.model_fields}
-        return self.model_copy(update={name: own[name] for name in own if own[name] is not None})
+        given = {name: own[name] for name in own if own[name] is not None}
+        return self.model_copy(update={**given, "searches": {}})
 
     def on(self, hardware: Hardware, world_size: int) -> "Agent":
         """Return the settings for ranks on some hardware, whose memory is the limit by default."""

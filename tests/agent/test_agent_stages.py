@@ -20,7 +20,7 @@ from shardlab.loop.plan import RunPlan
 from shardlab.records.run import Record, write_records
 from shardlab.records.timing import NO_COMMUNICATION, write_timings
 from shardlab.timing.plan import TimingPlan
-from stages import decide, policies, propose, trial
+from stages import decide, plans, policies, propose, trial
 from tests.agent.chat_server import listed, reader, says, serving
 from tests.agent.machine import SPACE, TIMED
 from tests.agent.racing import RacingMachine
@@ -270,7 +270,7 @@ def test_training_that_fails_is_data_but_a_full_disk_is_not(params, monkeypatch)
 
         monkeypatch.setattr(trial, "measure", measure)
         race = trial_of(coded, **{f"_{INT4_KEPT.hash()}": 0.5}).race
-        (found,) = trial._train(params, params("agent"), coded, race)
+        (found,) = trial._train(plans.trial(params, "1"), coded, race)
         assert (found.outcome, found.measurements) == (outcome, [])
 
     def full(*_: object) -> Record:
@@ -278,7 +278,7 @@ def test_training_that_fails_is_data_but_a_full_disk_is_not(params, monkeypatch)
 
     monkeypatch.setattr(trial, "measure", full)
     with pytest.raises(StorageError):
-        trial._train(Parameters(overrides=["seeds=[5]"]), params("agent"), coded, race)
+        trial._train(plans.trial(Parameters(overrides=["seeds=[5]"]), "1"), coded, race)
 
 
 def test_a_round_on_real_ranks_races_and_decides(project):

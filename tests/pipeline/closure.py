@@ -4,7 +4,6 @@
 """
 
 import ast
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -98,26 +97,16 @@ def file_of(root: Path, module: str) -> str:
     return str(package if (root / package).exists() else path.with_suffix(".py"))
 
 
-def keys_read(source: str) -> set[str]:
-    """Keys that a stage reads by `params("key", f"section.{name}")`; `*` for what is put in."""
-    calls = [
-        node
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "params"
-    ]
-    return {_text(argument) for call in calls for argument in call.args}
-
-
-def _text(argument: ast.expr) -> str:
-    parts = argument.values if isinstance(argument, ast.JoinedStr) else [argument]
-    return "".join(part.value if isinstance(part, ast.Constant) else "*" for part in parts)
-
-
-def keys_declared(params: Iterable[str | dict[str, None]]) -> set[str]:
-    """The same keys as dvc.yaml writes them; a whole file is every key."""
-    return {re.sub(r"\$\{.*?\}", "*", key) if isinstance(key, str) else "*" for key in params}
+def plans_read(source: str) -> set[str]:
+    """Functions of `stages.plans` that a stage calls, and `*` where it reads more."""
+    calls = [node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    plans = {
+        f.attr
+        for f in calls
+        if isinstance(f, ast.Attribute) and isinstance(f.value, ast.Name) and f.value.id == "plans"
+    }
+    others = any(isinstance(f, ast.Name) and f.id == "params" for f in calls)
+    return plans | ({"*"} if others else set())
 
 
 def main() -> None:

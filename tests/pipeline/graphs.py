@@ -4,13 +4,16 @@ Each tool runs in a process of its own, in the folder that holds the files: both
 and the Snakefile imports the library of that folder.
 """
 
+import hashlib
 import json
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
+_CODE = ("shardlab", "stages", "csrc", "user_codecs")
+_PLANS = "data/plans/"
 
 
 class Job(NamedTuple):
@@ -18,10 +21,12 @@ class Job(NamedTuple):
 
     command: str
     inputs: frozenset[str]
-    """files; from dvc.yaml also folders"""
+    """files of data; from dvc.yaml also folders"""
     outputs: frozenset[str]
-    params: dict[str, str]
-    """dotted key of params.yaml → its value as JSON"""
+    code: dict[str, str]
+    """path → digest"""
+    plan: str = ""
+    """what it uses of params.yaml, as JSON"""
     name: str = ""
     """rule, or stage without its item"""
     pending: bool = False
@@ -29,7 +34,7 @@ class Job(NamedTuple):
 
 
 def dvc_jobs(root: Path) -> dict[str, Job]:
-    """Jobs by command; folders of code are expanded as DVC counts them, other folders are kept."""
+    """Jobs by command."""
     return _ask("dvc", root)
 
 
@@ -52,7 +57,8 @@ def differences(dvc: dict[str, Job], snakemake: dict[str, Job]) -> list[str]:
     for command in sorted(dvc.keys() & snakemake.keys()):
         ours, theirs = dvc[command], snakemake[command]
         for kind, a, b in (
-            ("parameters", set(ours.params.items()), set(theirs.params.items())),
+            ("plan", {ours.plan}, {theirs.plan}),
+            ("code", set(ours.code.items()), set(theirs.code.items())),
             ("outputs", _files(ours.outputs, theirs.outputs, {}, set()), theirs.outputs),
             ("inputs", _files(ours.inputs, theirs.inputs, snakemake, whole), theirs.inputs),
         ):
@@ -99,37 +105,52 @@ def _read_dvc() -> list[dict[str, Any]]:
     from dvc.dependency.param import ParamsDependency
     from dvc.repo import Repo
 
-    params = yaml.safe_load(Path("params.yaml").read_text())
+    from shardlab.experiment.parameters import Parameters
+    from stages.plans import plans
+
+    every = plans(Parameters())
     jobs = []
     with Repo() as repo:
         for stage in repo.index.stages:
-            keys = [k for d in stage.deps if isinstance(d, ParamsDependency) for k in d.params]
-            paths = [d.def_path for d in stage.deps if not isinstance(d, ParamsDependency)]
-            inputs = set()
-            for path in paths:
-                of_code = (
-                    path.startswith(("shardlab", "stages", "csrc", "user_codecs"))
-                    and Path(path).is_dir()
-                )
-                found = repo.dvcignore.find(repo.fs, str(Path(path).resolve())) if of_code else []
-                inputs |= {str(Path(file).relative_to(Path.cwd())) for file in found} or {path}
+            paths = {d.def_path for d in stage.deps if not isinstance(d, ParamsDependency)}
+            whole = any(isinstance(d, ParamsDependency) for d in stage.deps)
+            code = {path for path in paths if path.startswith(_CODE)}
+            names = [_plan_of(path) for path in paths if path.startswith(_PLANS)]
             jobs.append(
                 {
                     "name": stage.name.split("@")[0],
                     # the first of two commands refuses names that are not plain
                     "command": stage.cmd if isinstance(stage.cmd, str) else stage.cmd[-1],
-                    "inputs": sorted(inputs),
+                    "inputs": sorted(paths - code),
                     "outputs": sorted(out.def_path for out in stage.outs),
-                    "params": {k: json.dumps(_lookup(params, k), sort_keys=True) for k in keys},
+                    "code": {path: _digest(_found(repo, path)) for path in sorted(code)},
+                    "plan": json.dumps(every) if whole else "".join(every[n] for n in names),
                 }
             )
     return jobs
 
 
-def _lookup(tree: Any, key: str) -> Any:
-    for part in key.split("."):
-        tree = tree[part]
-    return tree
+def _plan_of(path: str) -> str:
+    return path.removeprefix(_PLANS).removesuffix(".json")
+
+
+def _found(repo: Any, path: str) -> list[str]:
+    """Files of a path that DVC counts."""
+    if Path(path).is_file():
+        return [path]
+    found = repo.dvcignore.find(repo.fs, str(Path(path).resolve()))
+    return [str(Path(file).relative_to(Path.cwd())) for file in found]
+
+
+def _digest(files: Iterable[str]) -> str:
+    found = hashlib.sha256()
+    for file in sorted(map(Path, files)):
+        found.update(f"{file} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return found.hexdigest()[:16]
+
+
+def _json_of(every: dict[str, str] | None) -> str:
+    return "" if every is None else json.dumps(every)
 
 
 def _read_snakemake(force: bool) -> list[dict[str, Any]]:
@@ -147,9 +168,10 @@ def _read_snakemake(force: bool) -> list[dict[str, Any]]:
             {
                 "name": job.rule.name,
                 "command": " ".join(shlex.split(job.shellcmd)),
-                "inputs": sorted(set(map(str, job.input)) - {"params.yaml"}),
+                "inputs": sorted(map(str, job.input)),
                 "outputs": sorted(map(str, job.output)),
-                "params": dict((dict(job.params.items()).get("values") or {}).items()),
+                "code": dict(job.params.get("code", {})),
+                "plan": job.params.get("plan") or _json_of(job.params.get("plans")),
                 "pending": workflow.dag.needrun(job),
             }
             for job in workflow.dag.jobs

@@ -29,7 +29,7 @@ STAGES = {"runs": "train@{}-0", "timings": "timing@{}", "rounds": "propose@{}"}
 def tokenized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Both stages before all names are cached, as after any change of a later stage."""
     root = copy_project(tmp_path_factory.mktemp("tokenized") / "project")
-    run(root, "dvc", "repro", "check", "tokenize")
+    run(root, "dvc", "repro", "plans", "tokenize")
     return root
 
 

@@ -38,36 +38,31 @@ def test_both_tools_describe_one_small_pipeline(
 # each makes a difference of its own, so that one reading by the tool shows them all
 OF_DVC = [
     (
-        "- data/corpus.json\n    - data/source.json\n    - shardlab",
-        "- shardlab",
+        "- data/corpus.json\n    - data/plans/tokenize.json\n    - data/source.json\n",
+        "- data/plans/tokenize.json\n",
         "stages.tokenize: inputs",
     ),
     (
         "    - shardlab/strategy\n    - shardlab/train\n",
         "",
-        "stages.train --run fsdp2 --seed 0: inputs",
+        "stages.train --run fsdp2 --seed 0: code",
     ),
     ("stages.validate ${item.run}", "stages.validate --x ${item.run}", "only in dvc.yaml"),
-    ("    - strategies.${item.run}\n", "", "stages.train --run fsdp2 --seed 0: parameters"),
-    ("    - baseline\n", "    - train\n", "stages.report: parameters"),
+    ("    - data/plans/train/${item.run}.json\n", "", "train --run fsdp2 --seed 0: plan"),
+    ("    - data/plans/report.json\n", "    - data/plans/collect.json\n", "report: plan"),
     ("    - data/statistics.json\n    - data/tok", "    - data/tok", "tokenize: outputs"),
     ("- results/train\n    - shard", "- results/profile\n    - shard", "report: inputs"),
     ("      - ${item.after}\n      - results/results.jsonl\n", "", "decide 1: inputs"),
 ]
 OF_RULES = [
-    (
-        "train.smk",
-        'values("quality", "runs", "seeds", "timings")',
-        'values("runs")',
-        "collect: parameters",
-    ),
+    ("train.smk", 'content("collect")', 'content("estimate")', "collect: plan"),
     ("train.smk", '        "data/tokens/manifest.json",\n', "", "validate fsdp2 0: inputs"),
     ("report.smk", '        "results/report/tables.md",\n', "", "stages.report: outputs"),
     ("report.smk", "stages.readme", "stages.readme x", "only in Snakefile"),
-    ("common.smk", 'path.suffix != ".so"', 'path.suffix != ".j2"', "report: inputs"),
+    ("common.smk", 'file.suffix != ".so"', 'file.suffix != ".j2"', "report: code"),
 ]
 OF_TRAINING = [
-    ("train.smk", '"shardlab/engines",\n', "", "shardlab/engines/"),
+    ("train.smk", 'plan("train/{run}"),\n', "", "data/plans/train/fsdp2.json"),
     ("common.smk", '"data/tokenizer.json", *TOKENS', "*TOKENS", "data/tokenizer.json"),
 ]
 """both change inputs of training"""
@@ -101,7 +96,7 @@ def test_stages_that_run_codecs_depend_on_those_of_the_user(
         found = {
             command.split(".")[1].split()[0]
             for command, job in jobs.items()
-            if "user_codecs/ternary.py" in job.inputs
+            if "user_codecs" in job.code
         }
         assert found == {"train", "timing", "calibrate", "estimate", "trial"}
 
@@ -110,8 +105,8 @@ def test_order_and_comments_are_ignored(tmp_path: Path, snakemake: dict[str, Job
     root = copy_project(tmp_path / "project")
     drift(
         root / "dvc.yaml",
-        "    - data\n    - tokenize\n",
-        "    - tokenize\n    # text\n    - data\n",
+        "    - data/corpus.json\n    - data/plans/tokenize.json\n",
+        "    - data/plans/tokenize.json\n    # text\n    - data/corpus.json\n",
     )
     assert differences(dvc_jobs(root), snakemake) == []
 

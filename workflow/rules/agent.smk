@@ -1,21 +1,6 @@
 rule propose:
     input:
-        code(
-            "propose",
-            "shardlab/agent/proposals",
-            "shardlab/agent/records",
-            "shardlab/agent/space",
-            "shardlab/buffers",
-            "shardlab/core",
-            "shardlab/experiment",
-            "shardlab/forecast",
-            "shardlab/measurements",
-            "shardlab/memory",
-            "shardlab/models",
-            "shardlab/records",
-            "shardlab/strategy",
-            "shardlab/units",
-        ),
+        plan("propose/{round}"),
         "data/statistics.json",
         "data/tokens/manifest.json",
         "results/calibration.json",
@@ -32,14 +17,44 @@ rule propose:
     benchmark:
         "logs/benchmarks/propose/{round}.tsv"
     params:
-        values=values_of_proposal,
+        code=code(
+            "propose",
+            "shardlab/agent/proposals",
+            "shardlab/agent/records",
+            "shardlab/agent/space",
+            "shardlab/buffers",
+            "shardlab/core",
+            "shardlab/experiment",
+            "shardlab/forecast",
+            "shardlab/measurements",
+            "shardlab/memory",
+            "shardlab/models",
+            "shardlab/records",
+            "shardlab/strategy",
+            "shardlab/units",
+        ),
+        plan=content("propose/{round}"),
     shell:
         "exec python -m stages.propose {wildcards.round:q}"
 
 
 rule trial:
     input:
-        code(
+        plan("trial/{round}"),
+        "results/rounds/{round}/proposal.json",
+        DATASET,
+    output:
+        "results/rounds/{round}/trial.json",
+    log:
+        "logs/trial/{round}.log",
+    benchmark:
+        "logs/benchmarks/trial/{round}.tsv"
+    threads: lambda wildcards: ranks_of_trial(wildcards) * config["train"]["threads"]
+    resources:
+        gpu=ranks_of_trial,
+        timing=1,
+    params:
+        code=code(
             "trial",
             "csrc",
             "shardlab/activations",
@@ -75,36 +90,14 @@ rule trial:
             "shardlab/transport",
             "shardlab/units",
         ),
-        "results/rounds/{round}/proposal.json",
-        DATASET,
-    output:
-        "results/rounds/{round}/trial.json",
-    log:
-        "logs/trial/{round}.log",
-    benchmark:
-        "logs/benchmarks/trial/{round}.tsv"
-    threads: lambda wildcards: ranks_of_trial(wildcards) * config["train"]["threads"]
-    resources:
-        gpu=ranks_of_trial,
-        timing=1,
-    params:
-        values=values_of_trial,
+        plan=content("trial/{round}"),
     shell:
         "exec python -m stages.trial {wildcards.round:q}"
 
 
 rule decide:
     input:
-        code(
-            "decide",
-            "shardlab/agent/decisions",
-            "shardlab/agent/races",
-            "shardlab/agent/records",
-            "shardlab/core",
-            "shardlab/experiment",
-            "shardlab/records",
-            "shardlab/strategy",
-        ),
+        plan("decide/{round}"),
         "results/results.jsonl",
         "results/rounds/{round}/proposal.json",
         "results/rounds/{round}/trial.json",
@@ -117,14 +110,38 @@ rule decide:
     benchmark:
         "logs/benchmarks/decide/{round}.tsv"
     params:
-        values=values_of_decision,
+        code=code(
+            "decide",
+            "shardlab/agent/decisions",
+            "shardlab/agent/races",
+            "shardlab/agent/records",
+            "shardlab/core",
+            "shardlab/experiment",
+            "shardlab/records",
+            "shardlab/strategy",
+        ),
+        plan=content("decide/{round}"),
     shell:
         "exec python -m stages.decide {wildcards.round:q}"
 
 
 rule policies:
     input:
-        code(
+        plan("policies"),
+        "data/tokens/manifest.json",
+        "results/calibration.json",
+        "results/results.jsonl",
+        expand(rules.timing.output, timing=config["timings"]),
+    output:
+        # kept until the stage has read it: judge: replay answers from it
+        update("results/policies/conversation.json"),
+        "results/policies/policies.json",
+    log:
+        "logs/policies.log",
+    benchmark:
+        "logs/benchmarks/policies.tsv"
+    params:
+        code=code(
             "policies",
             "shardlab/agent/policies",
             "shardlab/agent/proposals",
@@ -142,19 +159,6 @@ rule policies:
             "shardlab/strategy",
             "shardlab/units",
         ),
-        "data/tokens/manifest.json",
-        "results/calibration.json",
-        "results/results.jsonl",
-        expand(rules.timing.output, timing=config["timings"]),
-    output:
-        # kept until the stage has read it: judge: replay answers from it
-        update("results/policies/conversation.json"),
-        "results/policies/policies.json",
-    log:
-        "logs/policies.log",
-    benchmark:
-        "logs/benchmarks/policies.tsv"
-    params:
-        values=values("agent", "comparison", "forecast", "model", "policies", "timings", "train"),
+        plan=content("policies"),
     shell:
         "exec python -m stages.policies"

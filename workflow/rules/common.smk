@@ -1,9 +1,8 @@
-import json
+import hashlib
+from functools import cache
 from pathlib import Path
 
 import yaml
-
-from shardlab.experiment.parameters import Parameters
 
 if config != yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8")):
     raise SystemExit(
@@ -23,8 +22,6 @@ TOKENS = [
     "data/tokens/validation.bin",
     "data/tokens/manifest.json",
 ]
-# valid parameters are no reason to repeat what they leave as it is
-CHECKED = ancient("data/parameters.ok")
 DATASET = ["data/source.json", "data/tokenizer.json", *TOKENS]
 PLOTS = ["loss", "step_time", "bytes_quality", "breakdown", "scaling", "crossover", "forecast"]
 
@@ -33,65 +30,44 @@ CORES_OF_RANKS = config["train"]["world_size"] * config["train"]["threads"]
 
 
 def code(name, *folders):
-    """The files that a stage runs. params.yaml is read by every stage and watched by none:
-    the values that a stage depends on are named in its `params`."""
-    return [
-        ancient("params.yaml"),
-        "stages/__init__.py",
-        "stages/common.py",
-        f"stages/{name}.py",
-        "shardlab/__init__.py",
-        *(file for folder in folders for file in sources(folder)),
-        # what runs codecs also runs those of the user
-        *(sources("user_codecs") if "shardlab/codecs" in folders else []),
-    ]
+    """A digest for each folder and file of code that a stage runs. As inputs, these files would be
+    looked at again for each job that becomes ready."""
+    own = ["shardlab/__init__.py", *(f"stages/{part}.py" for part in ("__init__", "common", name))]
+    if name not in ("profile", "readme"):  # which read no parameters
+        own.append("stages/plans.py")
+    # what runs codecs also runs those of the user
+    of_user = ["user_codecs"] if "shardlab/codecs" in folders else []
+    return {path: digest(path) for path in sorted({*own, *folders, *of_user})}
 
 
-def sources(folder):
-    """Files of a folder of code, less the by-products that .dvcignore names."""
-    return sorted(
-        str(path)
-        for path in Path(folder).rglob("*")
-        if path.is_file() and path.suffix != ".so" and "__pycache__" not in path.parts
-    )
+@cache
+def digest(path):
+    """Hash of a file, or of a folder less the by-products that .dvcignore names."""
+    files = [Path(path)] if Path(path).is_file() else sorted(Path(path).rglob("*"))
+    found = hashlib.sha256()
+    for file in files:
+        if file.is_file() and file.suffix != ".so" and "__pycache__" not in file.parts:
+            found.update(f"{file} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return found.hexdigest()[:16]
 
 
-def values(*keys):
-    """The values that a stage reads, as text that changes only when a value does."""
-    return {
-        key: json.dumps(lookup(dpath=key.replace(".", "/"), within=config), sort_keys=True)
-        for key in keys
-    }
+def plan(name):
+    """The file of a plan. Its content, and not its age, is what jobs depend on: `content`."""
+    return ancient(f"data/plans/{name}.json")
 
 
-def values_of_run(wildcards):
-    return values("model", f"strategies.{wildcards.run}", "train")
-
-
-def values_of_timing(wildcards):
-    return values("model", "strategies", f"timings.{wildcards.timing}", "train")
+def content(name):
+    """What a stage uses of params.yaml, as text that changes only when that does."""
+    return lambda wildcards: PLANS[name.format(**wildcards)]
 
 
 def ranks_of_timing(wildcards):
-    return Parameters("params.yaml")(f"timings.{wildcards.timing}").world_size
-
-
-def values_of_proposal(wildcards):
-    return values("agent", "forecast", "model", f"rounds.{wildcards.round}", "timings", "train")
-
-
-def values_of_trial(wildcards):
-    return values("agent", "model", f"rounds.{wildcards.round}", "seeds", "train")
+    return PARAMETERS(f"timings.{wildcards.timing}").world_size
 
 
 def ranks_of_trial(wildcards):
-    parameters = Parameters("params.yaml")
-    agent, plan, train = parameters("agent", f"rounds.{wildcards.round}", "train")
+    agent, plan, train = PARAMETERS("agent", f"rounds.{wildcards.round}", "train")
     return agent.of(plan).world_size or train.world_size
-
-
-def values_of_decision(wildcards):
-    return values("agent", f"rounds.{wildcards.round}", "timings", "train")
 
 
 def known_before(wildcards):

@@ -1,31 +1,25 @@
-rule check:
-    input:
-        code(
-            "check",
+rule plans:
+    output:
+        expand("data/plans/{name}.json", name=PLANS),
+    log:
+        "logs/plans.log",
+    benchmark:
+        "logs/benchmarks/plans.tsv"
+    params:
+        code=code(
+            "plans",
             "shardlab/core",
             "shardlab/experiment",
             "shardlab/strategy",
         ),
-    output:
-        "data/parameters.ok",
-    log:
-        "logs/check.log",
-    benchmark:
-        "logs/benchmarks/check.tsv"
+        plans=PLANS,
     shell:
-        "exec python -m stages.check"
+        "exec python -m stages.plans"
 
 
 rule prepare:
     input:
-        code(
-            "prepare",
-            "shardlab/core",
-            "shardlab/data/corpus",
-            "shardlab/data/sources",
-            "shardlab/experiment",
-            "shardlab/strategy",
-        ),
+        plan("prepare"),
     output:
         # a good corpus stays when a bad source is refused
         update("data/corpus.json"),
@@ -35,22 +29,22 @@ rule prepare:
     benchmark:
         "logs/benchmarks/prepare.tsv"
     params:
-        values=values("data"),
+        code=code(
+            "prepare",
+            "shardlab/core",
+            "shardlab/data/corpus",
+            "shardlab/data/sources",
+            "shardlab/experiment",
+            "shardlab/strategy",
+        ),
+        plan=content("prepare"),
     shell:
         "exec python -m stages.prepare"
 
 
 rule tokenize:
     input:
-        code(
-            "tokenize",
-            "shardlab/core",
-            "shardlab/data/corpus",
-            "shardlab/data/tokenize",
-            "shardlab/data/tokens",
-            "shardlab/experiment",
-            "shardlab/strategy",
-        ),
+        plan("tokenize"),
         "data/corpus.json",
         "data/source.json",
     output:
@@ -63,6 +57,15 @@ rule tokenize:
         "logs/benchmarks/tokenize.tsv"
     threads: config["tokenize"]["shards"]
     params:
-        values=values("data", "tokenize"),
+        code=code(
+            "tokenize",
+            "shardlab/core",
+            "shardlab/data/corpus",
+            "shardlab/data/tokenize",
+            "shardlab/data/tokens",
+            "shardlab/experiment",
+            "shardlab/strategy",
+        ),
+        plan=content("tokenize"),
     shell:
         "exec python -m stages.tokenize"

@@ -1,6 +1,19 @@
 rule calibrate:
     input:
-        code(
+        plan("calibrate"),
+    output:
+        "results/calibration.json",
+        "results/hardware.json",
+    log:
+        "logs/calibrate.log",
+    benchmark:
+        "logs/benchmarks/calibrate.tsv"
+    priority: 1
+    threads: CORES_OF_RANKS
+    resources:
+        timing=1,
+    params:
+        code=code(
             "calibrate",
             "csrc",
             "shardlab/activations",
@@ -20,36 +33,14 @@ rule calibrate:
             "shardlab/strategy",
             "shardlab/transport",
         ),
-    output:
-        "results/calibration.json",
-        "results/hardware.json",
-    log:
-        "logs/calibrate.log",
-    benchmark:
-        "logs/benchmarks/calibrate.tsv"
-    priority: 1
-    threads: CORES_OF_RANKS
-    resources:
-        timing=1,
-    params:
-        values=values("forecast", "strategies", "timings", "train"),
+        plan=content("calibrate"),
     shell:
         "exec python -m stages.calibrate"
 
 
 rule forecast:
     input:
-        code(
-            "forecast",
-            "shardlab/buffers",
-            "shardlab/collection",
-            "shardlab/core",
-            "shardlab/experiment",
-            "shardlab/forecast",
-            "shardlab/measurements",
-            "shardlab/records",
-            "shardlab/strategy",
-        ),
+        plan("forecast"),
         "results/calibration.json",
         expand(rules.timing.output, timing=config["timings"]),
     output:
@@ -64,6 +55,17 @@ rule forecast:
     benchmark:
         "logs/benchmarks/forecast.tsv"
     params:
-        values=values("forecast", "timings"),
+        code=code(
+            "forecast",
+            "shardlab/buffers",
+            "shardlab/collection",
+            "shardlab/core",
+            "shardlab/experiment",
+            "shardlab/forecast",
+            "shardlab/measurements",
+            "shardlab/records",
+            "shardlab/strategy",
+        ),
+        plan=content("forecast"),
     shell:
         "exec python -m stages.forecast"

@@ -1,19 +1,6 @@
 rule report:
     input:
-        code(
-            "report",
-            "shardlab/agent/records",
-            "shardlab/agent/replays",
-            "shardlab/buffers",
-            "shardlab/collection",
-            "shardlab/core",
-            "shardlab/experiment",
-            "shardlab/forecast",
-            "shardlab/measurements",
-            "shardlab/records",
-            "shardlab/report",
-            "shardlab/strategy",
-        ),
+        plan("report"),
         "data/source.json",
         "data/statistics.json",
         "results/forecast/forecast.json",
@@ -50,14 +37,27 @@ rule report:
     benchmark:
         "logs/benchmarks/report.tsv"
     params:
-        values=values("baseline", "comparison", "last_round", "quality", "runs", "seeds", "timings"),
+        code=code(
+            "report",
+            "shardlab/agent/records",
+            "shardlab/agent/replays",
+            "shardlab/buffers",
+            "shardlab/collection",
+            "shardlab/core",
+            "shardlab/experiment",
+            "shardlab/forecast",
+            "shardlab/measurements",
+            "shardlab/records",
+            "shardlab/report",
+            "shardlab/strategy",
+        ),
+        plan=content("report"),
     shell:
         "exec python -m stages.report"
 
 
 rule readme:
     input:
-        code("readme", "shardlab/core", "shardlab/experiment", "shardlab/strategy"),
         "results/report/headline.md",
     output:
         "results/report/readme.md",
@@ -65,5 +65,7 @@ rule readme:
         "logs/readme.log",
     benchmark:
         "logs/benchmarks/readme.tsv"
+    params:
+        code=code("readme", "shardlab/core", "shardlab/experiment", "shardlab/strategy"),
     shell:
         "exec python -m stages.readme"

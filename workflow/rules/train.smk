@@ -1,6 +1,27 @@
 rule train:
     input:
-        code(
+        plan("train/{run}"),
+        DATASET,
+    output:
+        "results/train/{run}/seed{seed}/metrics.json",
+        "results/train/{run}/seed{seed}/events.jsonl",
+        "results/train/{run}/seed{seed}/trace.json.gz",
+        "results/train/{run}/seed{seed}/final_model/config.json",
+        "results/train/{run}/seed{seed}/final_model/model.safetensors",
+        "results/train/{run}/seed{seed}/final_model/tokenizer.json",
+        "results/train/{run}/seed{seed}/final_model/tokenizer_config.json",
+    log:
+        "logs/train/{run}/{seed}.log",
+    benchmark:
+        "logs/benchmarks/train/{run}/{seed}.tsv"
+    # all of these first: then the jobs of one core each fill the machine side by side
+    priority: 1
+    threads: CORES_OF_RANKS
+    resources:
+        gpu=config["train"]["world_size"],
+        timing=1,
+    params:
+        code=code(
             "train",
             "csrc",
             "shardlab/activations",
@@ -32,28 +53,7 @@ rule train:
             "shardlab/transport",
             "shardlab/units",
         ),
-        CHECKED,
-        DATASET,
-    output:
-        "results/train/{run}/seed{seed}/metrics.json",
-        "results/train/{run}/seed{seed}/events.jsonl",
-        "results/train/{run}/seed{seed}/trace.json.gz",
-        "results/train/{run}/seed{seed}/final_model/config.json",
-        "results/train/{run}/seed{seed}/final_model/model.safetensors",
-        "results/train/{run}/seed{seed}/final_model/tokenizer.json",
-        "results/train/{run}/seed{seed}/final_model/tokenizer_config.json",
-    log:
-        "logs/train/{run}/{seed}.log",
-    benchmark:
-        "logs/benchmarks/train/{run}/{seed}.tsv"
-    # all of these first: then the jobs of one core each fill the machine side by side
-    priority: 1
-    threads: CORES_OF_RANKS
-    resources:
-        gpu=config["train"]["world_size"],
-        timing=1,
-    params:
-        values=values_of_run,
+        plan=content("train/{run}"),
         # srun, where a profile asks for one task per rank
         start=lambda wildcards, resources: resources.get("mpi", ""),
     shell:
@@ -62,15 +62,6 @@ rule train:
 
 rule profile:
     input:
-        code(
-            "profile",
-            "shardlab/core",
-            "shardlab/experiment",
-            "shardlab/profiling/analysis",
-            "shardlab/profiling/traces",
-            "shardlab/records",
-            "shardlab/strategy",
-        ),
         "results/train/{run}/seed{seed}/metrics.json",
         "results/train/{run}/seed{seed}/trace.json.gz",
     output:
@@ -80,24 +71,23 @@ rule profile:
         "logs/profile/{run}/{seed}.log",
     benchmark:
         "logs/benchmarks/profile/{run}/{seed}.tsv"
+    params:
+        code=code(
+            "profile",
+            "shardlab/core",
+            "shardlab/experiment",
+            "shardlab/profiling/analysis",
+            "shardlab/profiling/traces",
+            "shardlab/records",
+            "shardlab/strategy",
+        ),
     shell:
         "exec python -m stages.profile {wildcards.run:q} {wildcards.seed:q}"
 
 
 rule validate:
     input:
-        code(
-            "validate",
-            "shardlab/core",
-            "shardlab/data/tokens",
-            "shardlab/evaluation",
-            "shardlab/experiment",
-            "shardlab/hardware",
-            "shardlab/launch",
-            "shardlab/models",
-            "shardlab/records",
-            "shardlab/strategy",
-        ),
+        plan("validate"),
         "results/train/{run}/seed{seed}/final_model/config.json",
         "results/train/{run}/seed{seed}/final_model/model.safetensors",
         "results/train/{run}/seed{seed}/final_model/tokenizer.json",
@@ -113,14 +103,41 @@ rule validate:
         "logs/benchmarks/validate/{run}/{seed}.tsv"
     threads: config["train"]["threads"]
     params:
-        values=values("model", "train"),
+        code=code(
+            "validate",
+            "shardlab/core",
+            "shardlab/data/tokens",
+            "shardlab/evaluation",
+            "shardlab/experiment",
+            "shardlab/hardware",
+            "shardlab/launch",
+            "shardlab/models",
+            "shardlab/records",
+            "shardlab/strategy",
+        ),
+        plan=content("validate"),
     shell:
         "exec python -m stages.validate {wildcards.run:q} {wildcards.seed:q}"
 
 
 rule timing:
     input:
-        code(
+        plan("timing/{timing}"),
+        TOKENS,
+    output:
+        "results/timings/{timing}.jsonl",
+    log:
+        "logs/timing/{timing}.log",
+    benchmark:
+        "logs/benchmarks/timing/{timing}.tsv"
+    priority: 1
+    # all cores of this machine: no other job disturbs it
+    threads: lambda wildcards: max(ranks_of_timing(wildcards) * config["train"]["threads"], workflow.cores or 1)
+    resources:
+        gpu=ranks_of_timing,
+        timing=1,
+    params:
+        code=code(
             "timing",
             "csrc",
             "shardlab/activations",
@@ -149,22 +166,7 @@ rule timing:
             "shardlab/transport",
             "shardlab/units",
         ),
-        CHECKED,
-        TOKENS,
-    output:
-        "results/timings/{timing}.jsonl",
-    log:
-        "logs/timing/{timing}.log",
-    benchmark:
-        "logs/benchmarks/timing/{timing}.tsv"
-    priority: 1
-    # all cores of this machine: no other job disturbs it
-    threads: lambda wildcards: max(ranks_of_timing(wildcards) * config["train"]["threads"], workflow.cores or 1)
-    resources:
-        gpu=ranks_of_timing,
-        timing=1,
-    params:
-        values=values_of_timing,
+        plan=content("timing/{timing}"),
         # as for training runs, so that their steps are compared on the same nodes
         start=lambda wildcards, resources: (
             resources.get("mpi", "") if wildcards.timing == config["comparison"] else ""
@@ -175,7 +177,16 @@ rule timing:
 
 rule estimate:
     input:
-        code(
+        plan("estimate"),
+        "data/tokens/manifest.json",
+    output:
+        "results/memory.json",
+    log:
+        "logs/estimate.log",
+    benchmark:
+        "logs/benchmarks/estimate.tsv"
+    params:
+        code=code(
             "estimate",
             "csrc",
             "shardlab/activations",
@@ -198,29 +209,14 @@ rule estimate:
             "shardlab/transport",
             "shardlab/units",
         ),
-        "data/tokens/manifest.json",
-    output:
-        "results/memory.json",
-    log:
-        "logs/estimate.log",
-    benchmark:
-        "logs/benchmarks/estimate.tsv"
-    params:
-        values=values("model", "runs", "strategies", "train"),
+        plan=content("estimate"),
     shell:
         "exec python -m stages.estimate"
 
 
 rule collect:
     input:
-        code(
-            "collect",
-            "shardlab/collection",
-            "shardlab/core",
-            "shardlab/experiment",
-            "shardlab/records",
-            "shardlab/strategy",
-        ),
+        plan("collect"),
         every_run("results/train/{run}/seed{seed}/metrics.json"),
         every_run("results/train/{run}/seed{seed}/events.jsonl"),
         expand(rules.timing.output, timing=config["timings"]),
@@ -235,6 +231,14 @@ rule collect:
     benchmark:
         "logs/benchmarks/collect.tsv"
     params:
-        values=values("quality", "runs", "seeds", "timings"),
+        code=code(
+            "collect",
+            "shardlab/collection",
+            "shardlab/core",
+            "shardlab/experiment",
+            "shardlab/records",
+            "shardlab/strategy",
+        ),
+        plan=content("collect"),
     shell:
         "exec python -m stages.collect"

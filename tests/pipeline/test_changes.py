@@ -1,0 +1,125 @@
+"""Which stages a change of params.yaml repeats, in both tools."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from shardlab.experiment.parameters import Parameters
+from stages.plans import plans
+from tests.pipeline.workspace import ROOT
+
+Tree = dict[str, Any]
+SMALL: Tree = yaml.safe_load((ROOT / "params/small.yaml").read_text())
+
+
+def put(path: str, value: Any) -> Callable[[Tree], None]:
+    *parents, leaf = path.split(".")
+
+    def edit(tree: Tree) -> None:
+        node = tree
+        for part in parents:
+            node = node.setdefault(part, {})
+        node[leaf] = value
+
+    return edit
+
+
+def add_run(tree: Tree) -> None:
+    tree["strategies"]["another"] = {"engine": "ddp", "bucket_mb": 1.0}
+    # an anchor of YAML: the comparison has the same list
+    tree["runs"].append("another")
+
+
+def add_round(tree: Tree) -> None:
+    tree["rounds"]["2"] = {"after": "results/rounds/1/history.json"}
+    tree["last_round"] = "2"
+
+
+def reorder(tree: Tree) -> None:
+    for key in ("strategies", "timings"):
+        tree[key] = dict(reversed(tree[key].items()))
+
+
+CHANGES: dict[str, tuple[Callable[[Tree], None], set[str]]] = {
+    "a strategy that nothing names": (put("strategies.spare", {"engine": "slide"}), set()),
+    "another spelling of a strategy": (
+        put("strategies.fsdp2", {"engine": "fsdp2", "wrap": "block", "param_dtype": "auto"}),
+        set(),
+    ),
+    "another order": (reorder, set()),
+    "a default written out": (put("train.decay", "cosine"), set()),
+    "checkpoints": (put("train.checkpoint", {"every": 4}), set()),
+    "a time limit": (put("train.timeout_s", 90), set()),
+    "the strategy of one run": (
+        put("strategies.fsdp2-int8.gradients.codec", "int8:group=64"),
+        {"train/fsdp2-int8", "timing/two-ranks", "timing/link-100mbit", "calibrate", "estimate"},
+    ),
+    "one more run": (
+        add_run,
+        {
+            *("train/another", "timing/two-ranks", "calibrate", "estimate", "collect", "report"),
+            *("forecast", "propose/1", "decide/1"),
+        },
+    ),
+    "one more seed": (put("seeds", [0, 1, 2]), {"collect", "report", "trial/1"}),
+    "one more round": (add_round, {"propose/2", "trial/2", "decide/2", "report"}),
+    "steps": (put("train.steps", 20), {"train/*", "trial/1"}),
+    "learning rate": (put("train.learning_rate", 0.002), {"train/*", "trial/1"}),
+    "batch size": (
+        put("train.batch_size", 2),
+        {"train/*", "timing/*", "estimate", "trial/1", "propose/1"},
+    ),
+    "repetitions of one timing": (
+        put("timings.two-ranks.repetitions", 9),
+        {"timing/two-ranks", "collect", "forecast", "report", "propose/1", "decide/1"},
+    ),
+    "the model": (
+        put("model.preset", "small"),
+        {"train/*", "validate", "timing/*", "estimate", "trial/1", "propose/1"},
+    ),
+    "ranks that the forecast extrapolates to": (
+        put("forecast.ranks", [8, 32]),
+        {"forecast"},
+    ),
+    "the share of the validation split": (
+        put("data.validation_share", 0.03),
+        {"tokenize"},
+    ),
+    "the vocabulary": (put("tokenize.vocabulary", 600), {"tokenize"}),
+    "a point of the curves": (put("quality.time_s", [2]), {"collect", "report"}),
+    "the baseline": (put("baseline", "fsdp2-int8"), {"report"}),
+    "the judge": (
+        put("agent.judge", "replay"),
+        {"propose/1", "trial/1", "decide/1"},
+    ),
+    "a search that no round names": (put("agent.searches", {"slow": {"world_size": 2}}), set()),
+}
+
+
+def plans_of(tree: Tree, folder: Path) -> dict[str, str]:
+    path = folder / "params.yaml"
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+    return plans(Parameters(path))
+
+
+def changed(change: str, folder: Path) -> set[str]:
+    """Plans that differ; `STAGE/*` where all of a stage do."""
+    before = plans_of(SMALL, folder)
+    tree = copy.deepcopy(SMALL)
+    CHANGES[change][0](tree)
+    after = plans_of(tree, folder)
+    names = {name for name, text in after.items() if before.get(name) != text}
+    for stage in ("train", "timing"):
+        every = {name for name in after if name.startswith(f"{stage}/")}
+        if every <= names:
+            names = names - every | {f"{stage}/*"}
+    return names
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_alters_the_plans_of_stages_that_use_it(change: str, tmp_path: Path) -> None:
+    assert changed(change, tmp_path) == CHANGES[change][1]
