@@ -119,8 +119,7 @@ def _read_dvc() -> list[dict[str, Any]]:
             jobs.append(
                 {
                     "name": stage.name.split("@")[0],
-                    # the first of two commands refuses names that are not plain
-                    "command": stage.cmd if isinstance(stage.cmd, str) else stage.cmd[-1],
+                    "command": stage.cmd,
                     "inputs": sorted(paths - code),
                     "outputs": sorted(out.def_path for out in stage.outs),
                     "code": {path: _digest(_found(repo, path)) for path in sorted(code)},

@@ -52,7 +52,11 @@ OF_DVC = [
     ("    - data/plans/report.json\n", "    - data/plans/collect.json\n", "report: plan"),
     ("    - data/statistics.json\n    - data/tok", "    - data/tok", "tokenize: outputs"),
     ("- results/train\n    - shard", "- results/profile\n    - shard", "report: inputs"),
-    ("      - ${item.after}\n      - results/results.jsonl\n", "", "decide 1: inputs"),
+    (
+        "- data/plans/propose/${key}.json\n      - data/statistics.json",
+        "- data/plans/propose/${key}.json",
+        "propose 1: inputs",
+    ),
 ]
 OF_RULES = [
     ("train.smk", 'content("collect")', 'content("estimate")', "collect: plan"),

@@ -18,8 +18,7 @@ UP_TO_DATE = "Data and pipelines are up to date."
 
 def executed(output: str) -> set[str]:
     """Stages, less `exec python -m stages.`, that `dvc repro` ran."""
-    commands = set(re.findall(r"^> exec python -m stages\.(.*)$", output, re.MULTILINE))
-    return commands - {"names"}  # which comes before stages with names
+    return set(re.findall(r"^> exec python -m stages\.(.*)$", output, re.MULTILINE))
 
 
 def every(root: Path, *names: str) -> set[str]:
@@ -82,13 +81,13 @@ def test_a_codecs_parameter_repeats_its_run_and_what_follows(workspace: Path) ->
     set_params(workspace, **{"strategies__fsdp2-int8__gradients__codec": "int8:group=64"})
     of_run = {f"{s} fsdp2-int8 {n}" for s in ("profile", "validate") for n in (0, 1)}
     of_run |= {f"train --run fsdp2-int8 --seed {n}" for n in (0, 1)}
-    # which strategies a timing names, neither tool can look up
-    of_strategies = ["calibrate", "estimate", "timing"]
+    of_run |= {"timing two-ranks", "timing link-100mbit"}  # and not one-rank
+    of_strategies = ["calibrate", "estimate", "plans"]
     after = ["collect", "forecast", "policies", "propose", "trial", "decide", "report", "readme"]
     rest = every(workspace, *of_strategies, *after)
     assert pending(workspace) == of_run | rest
     ran = executed(run(workspace, "dvc", "repro").stdout)
-    assert of_run | {"collect", "propose 1", "report"} <= ran <= of_run | rest | {"check"}
+    assert of_run | {"collect", "propose 1", "report"} <= ran <= of_run | rest
     # and back: DVC remembers all but stages with an output that persists, the conversation
     (workspace / "params.yaml").write_text(before)
     assert executed(run(workspace, "dvc", "repro").stdout) <= {"policies", "propose 1"}
@@ -107,10 +106,10 @@ def test_one_more_round_runs_alone(workspace: Path) -> None:
     rounds = yaml.safe_load((workspace / "params.yaml").read_text())["rounds"]
     rounds["2"] = {"after": "results/rounds/1/history.json"}
     set_params(workspace, rounds=rounds, last_round="2")
-    new = {"propose 2", "trial 2", "decide 2", "report"}
+    new = {"plans", "propose 2", "trial 2", "decide 2", "report"}
     assert pending(workspace) == new | {"readme"}
     ran = executed(run(workspace, "dvc", "repro").stdout)
-    assert new <= ran <= new | {"readme", "check"}
+    assert new <= ran <= new | {"readme"}
     second = json.loads((workspace / "results/rounds/2/history.json").read_text())
     assert second["rounds"][:-1] == first["rounds"]
     run(workspace, "snakemake", "--touch", "-F", "--cores", "1", "all")
