@@ -9,13 +9,13 @@ import sys
 import traceback
 import typing
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from pathlib import Path
 
+from shardlab.core import progress
 from shardlab.core.errors import UserError
 from shardlab.core.lock import lock_tree
 from shardlab.core.process import die_with_parent, on_end_signals
-from shardlab.core.progress import say, stopwatch
+from shardlab.core.progress import log_to, say, stopwatch
 from shardlab.experiment.parameters import Parameters
 
 
@@ -25,7 +25,8 @@ def run(main: Callable[..., None], log: Sequence[str] | None = None) -> None:
     The arguments after `params` are those of `main`, by their names: positional ones are text,
     keyword-only ones are options `--like-this`, whose annotation is `Annotated[type, help]`. Errors
     of the user are shown as one line (exit 2); every other error with its traceback (exit 1). Both,
-    and how long the stage took, are kept in a log. Nobody else works in this folder meanwhile.
+    all that the stage says and how long it took are kept in a log. Nobody else works in this folder
+    meanwhile.
 
     Args:
         log: the arguments whose values name the log `logs/NAME/VALUE/VALUE.log`; when not given,
@@ -43,17 +44,17 @@ def run(main: Callable[..., None], log: Sequence[str] | None = None) -> None:
     values = [given.pop(key) for key in positional]
     named = values if log is None else [str(given[key]) for key in log]
     elapsed = stopwatch()
+    log_to(_log_path(name, named))
     try:
         lock_tree()
         main(Parameters(params, overrides), *values, **given)
     except UserError as error:
-        _log(name, named, f"error: {error}")
         say(f"{name}: error: {error}")
         sys.exit(2)
     except BaseException:
-        _log(name, named, traceback.format_exc())
+        progress.log(traceback.format_exc())
         raise
-    _log(name, named, f"done in {elapsed():.1f} s")
+    progress.log(f"done in {elapsed():.1f} s")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -107,15 +108,9 @@ def _stop(number: int) -> None:
     raise SystemExit(128 + number)
 
 
-def _log(name: str, values: list[str], message: str) -> None:
+def _log_path(name: str, values: list[str]) -> Path:
     # an invalid name given by the user may be a path
-    path = Path("logs", name, *(value.replace("/", "_") for value in values)).with_suffix(".log")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as log:
-            log.write(f"{datetime.now().isoformat(timespec='seconds')} {message.rstrip()}\n")
-    except OSError as error:  # a stage fails by its own errors alone, and shows them
-        say(f"{name}: no log: {error}")
+    return Path("logs", name, *(value.replace("/", "_") for value in values)).with_suffix(".log")
 
 
 def require(path: str | Path, stage: str) -> None:

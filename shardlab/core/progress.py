@@ -1,13 +1,18 @@
-"""Progress for a person: a bar on a terminal, an occasional line elsewhere."""
+"""Progress for a person: a bar on a terminal, an occasional line elsewhere, and the log of both."""
 
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
 from typing import TypeVar
 
 from tqdm import tqdm
 
 T = TypeVar("T")
+
+_log_path: Path | None = None
+"""that of this process and of those that it forks"""
 
 
 def track(
@@ -28,9 +33,34 @@ def track(
 
 
 def say(message: str) -> None:
-    """Print one line on stderr, above any bar."""
+    """Print one line on stderr, above any bar, and keep it in the log."""
+    _show(message)
+    log(message)
+
+
+def _show(message: str) -> None:
     tqdm.write(message, file=sys.stderr)
     sys.stderr.flush()
+
+
+def log_to(path: Path) -> None:
+    """Keep in a file, from now on, what is said."""
+    global _log_path
+    _log_path = path
+
+
+def log(message: str) -> None:
+    """Add a message with the time to the log, if there is one."""
+    global _log_path
+    if _log_path is None:
+        return
+    try:
+        _log_path.parent.mkdir(parents=True, exist_ok=True)
+        with _log_path.open("a", encoding="utf-8") as file:
+            file.write(f"{datetime.now().isoformat(timespec='seconds')} {message.rstrip()}\n")
+    except OSError as error:  # a stage fails by its own errors alone, and shows them
+        _show(f"{_log_path}: no log: {error}")
+        _log_path = None
 
 
 def stopwatch() -> Callable[[], float]:

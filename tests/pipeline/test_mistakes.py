@@ -102,10 +102,10 @@ def test_logs_neither_fail_a_stage_nor_hide_its_error(project: Path, full: bool)
     else:
         (project / "logs").touch()
     done = run(project, "python", "-m", "stages.prepare")
-    assert done.stdout.count("\n") == 2 and "prepare: no log: [Errno" in done.stdout
+    assert done.stdout.count("\n") == 2 and "logs/prepare.log: no log: [Errno" in done.stdout
     assert (project / "data/source.json").is_file()
     done = run(project, "python", "-m", "stages.prepare", "--set", "data.documents=0", check=False)
-    first, second = done.stdout.splitlines()
+    error, log = done.stdout.splitlines()
     assert done.returncode == 2
-    assert first.startswith("prepare: no log: [Errno")
-    assert second.startswith("prepare: error: data.documents: ")
+    assert error.startswith("prepare: error: data.documents: ")
+    assert log.startswith("logs/prepare.log: no log: [Errno")
