@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 PARTS = [
     ".dvc/.gitignore",
     ".dvc/config",
+    ".dvc/plots",
     ".dvcignore",
     ".gitignore",
     "Makefile",
