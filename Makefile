@@ -6,12 +6,36 @@
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-run: .venv/.project
-	@snakemake --cores all --quiet rules
+# `make run PARAMS=params/links.yaml`: in experiments/links, with data and results of its own
+ifdef PARAMS
+ifeq ($(wildcard $(PARAMS)),)
+$(error PARAMS: no such file: $(PARAMS))
+endif
+FOLDER := experiments/$(basename $(notdir $(PARAMS)))
+else
+FOLDER := .
+endif
+
+run: .venv/.project $(FOLDER)
+	@cd $(FOLDER) && snakemake --cores all --quiet rules
 	@echo
-	@cat results/report/headline.md
+	@cat $(FOLDER)/results/report/headline.md
 	@echo
-	@echo "The whole comparison: $(CURDIR)/results/report/report.html"
+	@echo "The whole comparison: $(abspath $(FOLDER))/results/report/report.html"
+
+# The files of the pipeline are links, so that both tools find what they find here; so are the lock,
+# since two experiments at once would disturb each other's timings, and DVC's cache.
+experiments/%: $(PARAMS)
+	@mkdir -p $@/.dvc
+	@for file in Snakefile csrc dvc.yaml profiles shardlab stages user_codecs workflow \
+	  .dvcignore .shardlab.lock; do ln -sfn ../../$$file $@/$$file; done
+	@ln -sfn $(abspath $(PARAMS)) $@/params.yaml
+	@ln -sfn ../../../.dvc/plots $@/.dvc/plots
+	@printf '[core]\n    analytics = false\n    no_scm = true\n[cache]\n    dir = ../../../.dvc/cache\n' \
+	  > $@/.dvc/config
+	@test -e $@/README.md || printf '# %s\n\n<!-- headline:begin -->\n<!-- headline:end -->\n' \
+	  $(notdir $@) > $@/README.md
+	@touch $@
 
 test: .venv/.project
 	@pytest -n 2 --dist loadfile -m "not long and not gpu"

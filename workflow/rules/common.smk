@@ -6,7 +6,7 @@ import yaml
 
 if config != yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8")):
     raise SystemExit(
-        "--config and --configfile do not reach the stages: change params.yaml instead"
+        "--config and --configfile do not reach the stages: make run PARAMS=FILE, or change params.yaml"
     )
 
 
