@@ -64,16 +64,24 @@ def test_git_sees_small_results_only(recorded: Path) -> None:
     assert max(sizes.values()) < 100_000, sizes
 
 
-def test_fresh_clone_repeats_all_jobs(recorded: Path, tmp_path: Path) -> None:
-    """Snakemake knows nothing of results that came by git, so it makes all of them."""
-    source, clone = tmp_path / "source", tmp_path / "clone"
-    shutil.copytree(recorded, source, symlinks=True)
+def test_a_fresh_clone_makes_or_pulls_all_results(workspace: Path, tmp_path: Path) -> None:
+    clone, remote = tmp_path / "clone", str(tmp_path / "remote")
     user = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
-    run(source, "git", "add", "--all")
-    run(source, "git", *user, "commit", "-qm", "results")
-    run(tmp_path, "git", "clone", "-q", str(source), str(clone))
+    run(workspace, "git", "add", "--all")
+    run(workspace, "git", *user, "commit", "-qm", "results")
+    run(tmp_path, "git", "clone", "-q", str(workspace), str(clone))
     assert (clone / "results/results.jsonl").exists()
+    # Snakemake knows nothing of results that came by git
     assert len(pending(clone)) == len(snakemake_jobs(clone))
+    for root, command in (workspace, "push"), (clone, "pull"):
+        run(root, "dvc", "remote", "add", "--local", "-d", "shared", remote)
+        run(root, "dvc", command)
+    assert run(clone, "dvc", "status").stdout.strip() == UP_TO_DATE
+    model = "results/train/fsdp2/seed0/final_model/model.safetensors"
+    assert (clone / model).read_bytes() == (workspace / model).read_bytes()
+    shutil.rmtree(remote)
+    lost = run(clone, "dvc", "push", check=False).stdout
+    assert "Traceback" not in lost
 
 
 def test_a_codecs_parameter_repeats_its_run_and_what_follows(workspace: Path) -> None:
