@@ -26,23 +26,48 @@ Seconds = Annotated[float, Field(gt=0, le=10**7)]
 """waiting times: four months; clocks of libraries overflow far above"""
 
 
+_OPTIONS = {
+    "split": ("huggingface",),
+    "text_column": ("json", "jsonl", "huggingface"),
+    "title_column": ("json", "jsonl", "huggingface"),
+    "separator": ("text",),
+    "streaming": ("huggingface",),
+}
+"""sources that an option of `Data` is for"""
+
+
 class Data(Document):
     """Source of the text."""
 
-    source: Literal["wikipedia", "json", "jsonl", "mediawiki", "huggingface", "synthetic"] = (
-        "wikipedia"
-    )
+    source: Literal[
+        "wikipedia", "text", "json", "jsonl", "huggingface", "mediawiki", "synthetic"
+    ] = "wikipedia"
     """wikipedia: the default corpus, fetched by pip; synthetic: generated text, for quick
     experiments"""
     path: str | None = None
-    """file to read (json, jsonl, mediawiki: .xml or .xml.bz2), or name of a Hugging Face dataset"""
+    """file to read (text, json and jsonl: plain, .gz, .bz2 or .zst; mediawiki: .xml or .xml.bz2);
+    text: or a folder of .txt and .md files; huggingface: file, folder, or name on the hub"""
+    split: str | None = Field(None, pattern=r"^[\w.-]+$")
+    """huggingface: split to read; null: train. Its documents are split again by
+    `validation_share`"""
+    text_column: str = Field("text", min_length=1)
+    """json, jsonl, huggingface: column, or key of each record, with the text"""
+    title_column: str | None = Field(None, min_length=1)
+    """json, jsonl, huggingface: column of titles, which every record must have; null: `title`,
+    in the records that have one"""
+    separator: str | None = Field(None, min_length=1, max_length=1000)
+    """text: what is between two documents of a file, such as "\\n\\n" for paragraphs; null:
+    <|endoftext|>. A file without it is one document"""
+    streaming: bool = True
+    """huggingface, from the hub: fetch rows as they are read; false: fetch all files first, and
+    keep them for other runs"""
     documents: int | None = Field(None, ge=1)
     """number of documents to keep"""
     bad_records: Literal["refuse", "skip"] = "refuse"
-    """policy for a record that cannot be read or has no title or text: an error, or counted and
-    skipped"""
+    """policy for a record that cannot be read or has no text: an error, or counted and skipped"""
     validation_share: float = Field(0.02, gt=0, lt=1)
-    """fraction of the documents in the validation split, chosen by a hash of the title"""
+    """fraction of the documents in the validation split, chosen by a hash of the title, or of the
+    id of a document without one"""
 
     @model_validator(mode="after")
     def _path_fits_source(self) -> Self:
@@ -51,6 +76,14 @@ class Data(Document):
             raise ValueError(f"source {self.source!r} needs no path: remove it")
         if not generated and self.path is None:
             raise ValueError(f"source {self.source!r} needs a path")
+        return self
+
+    @model_validator(mode="after")
+    def _options_fit_source(self) -> Self:
+        for key, sources in _OPTIONS.items():
+            given = getattr(self, key) != type(self).model_fields[key].default
+            if given and self.source not in sources:
+                raise ValueError(f"{key} is for source {' or '.join(sources)}: remove it")
         return self
 
 

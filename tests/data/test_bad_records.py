@@ -33,10 +33,10 @@ RECORDS = {
     b'{"title": "a", "text": "%b"}' % (b"x" * (1 << 19)): "over 262144 characters without a space",
     b'{"id": "%b", "title": "a", "text": "b"}' % (b"x" * 1001): "id longer than 1000 characters",
     b"[]": "not an object",
-    b'{"text": "b"}': "no title",
     b'{"title": "a"}': "no text",
     b'{"title": "a", "text": " "}': "empty text",
     b'{"title": 3, "text": "b"}': "title is not text",
+    b'{"text": 3}': "text is not text",
     b'{"id": [1], "title": "a", "text": "b"}': "id is neither text nor a whole number",
 }
 SMALL = [record for record in RECORDS if len(record) < 1 << 20]

@@ -166,13 +166,6 @@ def test_a_local_dataset_needs_no_network(tmp_path, corpus, kind):
     assert run(tmp_path, corpus, "huggingface", path)[0] == RECORDS
 
 
-def test_a_dataset_without_titles_is_refused(tmp_path, corpus):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"text": "a"}\n')
-    with pytest.raises(UserError, match="title"):
-        run(tmp_path, corpus, "huggingface", path)
-
-
 def test_missing_datasets_package_is_reported_with_the_fix(tmp_path, corpus, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"pip install 'shardlab\[datasets\]'"):

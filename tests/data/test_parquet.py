@@ -23,7 +23,9 @@ def write(path, texts, **options):
 
 def read(*paths, policy="refuse"):
     tally = Tally(policy, "rows")
-    return [row for _, _, row in read_parquet(paths, tally)], tally.as_json()["bad_records"]
+    return [row for path in paths for *_, row in read_parquet(path, tally)], tally.as_json()[
+        "bad_records"
+    ]
 
 
 LAYOUTS = [
@@ -73,7 +75,7 @@ def test_a_row_over_the_limit_is_a_bad_record(tmp_path):
     ("columns", "message"),
     [
         ({"title": ["a"], "text": [["a", "b"]]}, "column 'text' is nested"),
-        ({"text": ["a"]}, r"no column 'title' \(it has text\)"),
+        ({"content": ["a"]}, r"no column 'text' \(it has content\); set data.text_column to"),
     ],
 )
 def test_columns_of_other_types_are_refused(tmp_path, columns, message):

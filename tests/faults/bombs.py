@@ -5,6 +5,7 @@ if a process takes more than 500 MB, or if a stage ends otherwise than well or w
 """
 
 import bz2
+import gzip
 import io
 import os
 import subprocess
@@ -155,6 +156,9 @@ BOMBS: dict[str, tuple[str, Callable[[int], Parts]]] = {
     "document.json": ("json", _array(_document(_PROSE, 16 * _MB))),
     "escaped.json": ("json", _array(_document(b"\\u8a9e \\ud83d\\ude00", 16 * _MB))),
     "19-mb.jsonl": ("jsonl", _lines(_document(_PROSE, 19_600_000))),
+    "record.jsonl.gz": ("jsonl", _lines(_record(b"x"))),
+    "document.txt": ("text", lambda size: _repeated(b"x", size)),
+    "lines.txt": ("text", lambda size: _repeated(b"a\n<|endoftext|>", min(size, 20 * _MB))),
     "page.parquet": (
         "huggingface",
         _parquet("x" * _MB, 1000, use_dictionary=False, write_batch_size=1000),
@@ -182,7 +186,8 @@ def explode(name: str, size: int, folder: Path) -> Outcome:
     """Write a bomb and run prepare, and tokenize if that ends well."""
     source, parts = BOMBS[name]
     path = folder / name
-    with bz2.open(path, "wb") if path.suffix == ".bz2" else path.open("wb") as file:
+    opened = {".bz2": bz2.open, ".gz": gzip.open}.get(path.suffix, open)
+    with opened(path, "wb") as file:
         file.writelines(parts(size))
     (folder / "params.yaml").write_text(_PARAMS % (source, name))
     outcome = _run("prepare", folder)

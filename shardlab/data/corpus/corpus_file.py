@@ -19,17 +19,24 @@ class Document(NamedTuple):
 
     id: str
     title: str
+    """empty if it has none"""
     text: str
 
     @property
     def content(self) -> str:
-        """Text for the model: title, newline, text."""
-        return f"{self.title}\n{self.text}"
+        """Text for the model: title, newline, text; or the text alone."""
+        return f"{self.title}\n{self.text}" if self.title else self.text
+
+    @property
+    def split_key(self) -> str:
+        """Text whose hash decides the split: the title, or the id of a document without one."""
+        return self.title or self.id
 
     @property
     def size(self) -> int:
         """UTF-8 bytes of the content."""
-        return len(self.title.encode()) + 1 + len(self.text.encode())
+        title = len(self.title.encode())
+        return title + bool(title) + len(self.text.encode())
 
 
 class CorpusSize(NamedTuple):

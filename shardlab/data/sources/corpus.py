@@ -17,7 +17,8 @@ from shardlab.data.corpus.wheels import open_member
 from shardlab.data.sources.huggingface import read_huggingface
 from shardlab.data.sources.json_files import read_json_array, read_json_lines
 from shardlab.data.sources.mediawiki import read_dump, read_mediawiki
-from shardlab.data.sources.records import Tally, to_documents, within_limits
+from shardlab.data.sources.records import Fields, Tally, to_documents, within_limits
+from shardlab.data.sources.text_files import SEPARATOR, read_text
 from shardlab.experiment.schema import Data
 
 _SYNTHETIC_DOCUMENTS = 2000
@@ -60,15 +61,19 @@ def read_documents(data: Data, work: Path, tally: Tally) -> Iterator[Document]:
     if data.source == "synthetic":
         return generate(data.documents or _SYNTHETIC_DOCUMENTS)
     assert data.path is not None  # ensured by the schema
+    fields = Fields(data.text_column, data.title_column)
     if data.source == "huggingface":
-        return to_documents(read_huggingface(data.path, tally), tally)
+        return to_documents(read_huggingface(data, tally, fields), tally, fields)
     path = Path(data.path)
-    if not path.is_file():
-        raise UserError(f"data.path {data.path!r}: no such file")
+    if not (path.is_file() or (path.is_dir() and data.source == "text")):
+        folder = " or folder" if data.source == "text" else ""
+        raise UserError(f"data.path {data.path!r}: no such file{folder}")
+    if data.source == "text":
+        return to_documents(read_text(path, data.separator or SEPARATOR, tally), tally)
     if data.source == "json":
-        return to_documents(read_json_array(path, tally), tally)
+        return to_documents(read_json_array(path, tally), tally, fields)
     if data.source == "jsonl":
-        return to_documents(read_json_lines(path, tally), tally)
+        return to_documents(read_json_lines(path, tally), tally, fields)
     return read_mediawiki(path, tally)
 
 
@@ -79,6 +84,7 @@ def describe(data: Data) -> Source:
     if data.source == "synthetic":
         return Source("synthetic", "none needed", "Generated words; no one's text.", None)
     name = Path(data.path or "").name if data.source != "huggingface" else str(data.path)
+    name += f" ({data.split})" if data.split else ""
     return Source(f"{data.source}: {name}", "not stated", f"Given by the user: {name}", None)
 
 

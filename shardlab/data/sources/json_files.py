@@ -2,14 +2,16 @@
 
 import re
 from collections.abc import Iterable, Iterator
+from io import BufferedReader
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
 from shardlab.core.errors import UserError
 from shardlab.data.corpus.limits import LARGEST, TOO_LARGE
+from shardlab.data.sources.packed import open_packed, skip_mark
 from shardlab.data.sources.records import Tally
 
 _CHUNK = 1 << 18
@@ -26,8 +28,17 @@ class _Raw(NamedTuple):
     """none when it is larger than `LARGEST`"""
 
 
-def read_json_array(path: Path, tally: Tally) -> Iterator[tuple[str, int, Any]]:
-    """Yield position, number from 1 and value of each record.
+def read_json(path: Path, tally: Tally) -> Iterator[tuple[str, str, Any]]:
+    """Read a file by `read_json_array` or `read_json_lines`, as it begins."""
+    with open_packed(path) as file:
+        skip_mark(path, file)
+        _skip_space(file)
+        is_array = file.peek(1)[:1] == b"["
+    yield from (read_json_array if is_array else read_json_lines)(path, tally)
+
+
+def read_json_array(path: Path, tally: Tally) -> Iterator[tuple[str, str, Any]]:
+    """Yield position, id (the number from 1) and value of each record.
 
     A record that is not JSON is a bad record; those after it are read if its brackets and
     quotation marks are in pairs.
@@ -36,20 +47,20 @@ def read_json_array(path: Path, tally: Tally) -> Iterator[tuple[str, int, Any]]:
         UserError: no array, text after it, or an early end, with byte offset and record number; the
             records before it have been passed on, so the caller commits only at the end.
     """
-    with path.open("rb") as file:
+    with open_packed(path) as file:
         yield from _decode(_elements(path, file), "record", tally)
 
 
-def read_json_lines(path: Path, tally: Tally) -> Iterator[tuple[str, int, Any]]:
-    """Yield position, line number from 1 and value; empty lines are skipped.
+def read_json_lines(path: Path, tally: Tally) -> Iterator[tuple[str, str, Any]]:
+    """Yield position, id (the line number from 1) and value; empty lines are skipped.
 
     A line that is not JSON is a bad record, named with the byte offset of the error.
     """
-    with path.open("rb") as file:
+    with open_packed(path) as file:
         yield from _decode(_lines(path, file), "line", tally)
 
 
-def _decode(raws: Iterable[_Raw], name: str, tally: Tally) -> Iterator[tuple[str, int, Any]]:
+def _decode(raws: Iterable[_Raw], name: str, tally: Tally) -> Iterator[tuple[str, str, Any]]:
     for number, offset, content in raws:
         if content is None:
             tally.bad(f"{name} {number}, byte {offset}", TOO_LARGE)
@@ -62,7 +73,7 @@ def _decode(raws: Iterable[_Raw], name: str, tally: Tally) -> Iterator[tuple[str
                 place, kind = _complaint(content, error)
                 tally.bad(f"{name} {number}, byte {offset + place}", kind)
             else:
-                yield f"{name} {number}", number, value
+                yield f"{name} {number}", str(number), value
 
 
 def _complaint(content: bytes, error: orjson.JSONDecodeError) -> tuple[int, str]:
@@ -85,8 +96,8 @@ _KINDS = {
 }
 
 
-def _lines(path: Path, file: BinaryIO) -> Iterator[_Raw]:
-    offset = _begin(path, file)
+def _lines(path: Path, file: BufferedReader) -> Iterator[_Raw]:
+    offset = skip_mark(path, file)
     for number in count(1):
         line = file.readline(LARGEST)
         start = offset
@@ -104,19 +115,9 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[_Raw]:
             return
 
 
-def _begin(path: Path, file: BinaryIO) -> int:
-    """Pass over a byte order mark, and return its length."""
-    mark = file.read(3)
-    if mark.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise UserError(f"{path}: byte 0: this is UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
-    offset = 3 if mark == b"\xef\xbb\xbf" else 0
-    file.seek(offset)
-    return offset
-
-
-def _elements(path: Path, file: BinaryIO) -> Iterator[_Raw]:
+def _elements(path: Path, file: BufferedReader) -> Iterator[_Raw]:
     """Cut an array at its commas."""
-    offset = _begin(path, file)
+    offset = skip_mark(path, file)
     offset += _open_array(path, file, offset)
     separators = _Separators()
     element = _Element(1, offset)
@@ -200,21 +201,31 @@ class _Separators:
             position += 1
 
 
-def _open_array(path: Path, file: BinaryIO, offset: int) -> int:
+def _open_array(path: Path, file: BufferedReader, offset: int) -> int:
     """Pass over the opening bracket, and return the number of bytes passed."""
-    head = file.read(_CHUNK)
-    inside = head.lstrip()
-    if inside[:1] != b"[":
+    passed = _skip_space(file)
+    found = file.read(1)
+    if found != b"[":
         raise UserError(
-            f"{path}: record 1, byte {offset}: expected a JSON array, found {inside[:1]!r}; "
+            f"{path}: record 1, byte {offset}: expected a JSON array, found {found!r}; "
             "for one object per line set data.source to jsonl"
         )
-    passed = len(head) - len(inside) + 1
-    file.seek(offset + passed)
+    return passed + 1
+
+
+def _skip_space(file: BufferedReader) -> int:
+    """Pass over white space, and return the number of bytes passed."""
+    passed = 0
+    while head := file.peek():
+        blanks = len(head) - len(head.lstrip())
+        file.read(blanks)
+        passed += blanks
+        if blanks < len(head):
+            break
     return passed
 
 
-def _expect_end(path: Path, file: BinaryIO, rest: bytes, offset: int) -> None:
+def _expect_end(path: Path, file: BufferedReader, rest: bytes, offset: int) -> None:
     while rest := rest or file.read(_CHUNK):
         if not rest.isspace():
             place = offset + len(rest) - len(rest.lstrip())

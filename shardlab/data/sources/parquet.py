@@ -1,15 +1,14 @@
 """Rows of a Parquet file in bounded memory: a few at a time, from pages that were measured."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from shardlab.core.errors import UserError
 from shardlab.data.corpus.limits import LARGEST, TOO_LARGE
 from shardlab.data.sources.parquet_pages import pages_of
-from shardlab.data.sources.records import Tally
+from shardlab.data.sources.records import FIELDS, Fields, Tally
 
-_COLUMNS = "id", "title", "text"
 _PAGES = 6 * LARGEST
 """bytes of a page of each column, packed and unpacked; one of a dictionary may be beside it"""
 _ROWS = 2 * LARGEST
@@ -18,23 +17,22 @@ _MOST = 1000
 _BUFFER = 1 << 20
 
 
-def read_parquet(paths: Iterable[Path], tally: Tally) -> Iterator[tuple[str, int, Any]]:
-    """Yield position, number from 1 and row, of the columns `id`, `title` and `text`.
+def read_parquet(
+    path: Path, tally: Tally, fields: Fields = FIELDS
+) -> Iterator[tuple[str, str, Any]]:
+    """Yield position, id (the number from 1) and row, of the columns of `fields` and `id`.
 
     Raises:
         UserError: not Parquet, a column is missing or nested, or its pages are too large.
     """
-    number = 0
-    for path in paths:
-        for row in _read(path):
-            number += 1
-            if row is None:
-                tally.bad(f"record {number}", TOO_LARGE)
-            else:
-                yield f"record {number}", number, row
+    for number, row in enumerate(_read(path, fields), start=1):
+        if row is None:
+            tally.bad(f"record {number}", TOO_LARGE)
+        else:
+            yield f"record {number}", str(number), row
 
 
-def _read(path: Path) -> Iterator[dict[str, Any] | None]:
+def _read(path: Path, fields: Fields) -> Iterator[dict[str, Any] | None]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -42,7 +40,7 @@ def _read(path: Path) -> Iterator[dict[str, Any] | None]:
         with path.open("rb") as file:
             _expect_small_footer(path, file)
             parquet = pq.ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False)
-            columns = _columns(path, parquet.schema)
+            columns = _columns(path, parquet.schema, fields)
             rows = _ROWS // max(1, _largest(path, parquet.metadata, columns))
             batches = parquet.iter_batches(
                 max(1, min(_MOST, rows)), columns=columns, use_threads=False
@@ -64,19 +62,29 @@ def _expect_small_footer(path: Path, file: BinaryIO) -> None:
     file.seek(0)
 
 
-def _columns(path: Path, schema: Any) -> list[str]:
+def _columns(path: Path, schema: Any, fields: Fields) -> list[str]:
     """Return those of our columns that the file has."""
     found = [schema.column(i).path for i in range(len(schema))]
-    for name in _COLUMNS:
+    ours = "id", fields.title or "title", fields.text
+    for name in ours:
         if any(each.startswith(f"{name}.") for each in found):
             raise UserError(f"{path}: column {name!r} is nested; make it a column of text")
-    missing = [name for name in _COLUMNS[1:] if name not in found]
-    if missing:
-        raise UserError(
-            f"{path}: no column {missing[0]!r} (it has {', '.join(found)[:200]}); "
-            "rename a column of it to that"
-        )
-    return [name for name in _COLUMNS if name in found]
+    expect_columns(str(path), found, fields)
+    return [name for name in ours if name in found]
+
+
+def expect_columns(place: str, found: list[str], fields: Fields) -> None:
+    """Check that the columns of a table contain the text, and the title if it is named.
+
+    Raises:
+        UserError: one is missing.
+    """
+    for key, name in (("text_column", fields.text), ("title_column", fields.title)):
+        if name is not None and name not in found:
+            raise UserError(
+                f"{place}: no column {name!r} (it has {', '.join(found)[:200]}); "
+                f"set data.{key} to the right one"
+            )
 
 
 def _largest(path: Path, metadata: Any, columns: list[str]) -> int:

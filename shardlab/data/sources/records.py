@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any
+from copy import copy
+from typing import Any, NamedTuple
 
 from shardlab.core.errors import UserError
 from shardlab.data.corpus.corpus_file import Document
@@ -10,6 +11,17 @@ from shardlab.data.corpus.limits import excess
 
 _LONGEST_ID = 1000
 _NAMED = 100
+
+
+class Fields(NamedTuple):
+    """Names of the fields of a record."""
+
+    text: str = "text"
+    title: str | None = None
+    """None: `title` of the records that have one"""
+
+
+FIELDS = Fields()
 
 
 class Tally:
@@ -23,9 +35,16 @@ class Tally:
     def __init__(self, policy: str, where: str) -> None:
         self._policy = policy
         self._where = where
+        self._file = ""
         self._kinds: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
         self._named: list[str] = []
+
+    def inside(self, name: str) -> "Tally":
+        """Return a tally that adds to the same counts, for positions in a file of this name."""
+        inner = copy(self)
+        inner._file = f"{name}: "
+        return inner
 
     def bad(self, position: str, kind: str) -> None:
         """Record a bad record, for example at `record 7` of kind `no title`.
@@ -34,12 +53,11 @@ class Tally:
             UserError: when bad records are refused.
         """
         if self._policy == "refuse":
-            raise UserError(
-                f"{self._where}: {position}: {kind}; fix it, or set data.bad_records to skip"
-            )
+            place = f"{self._where}: {self._file}{position}"
+            raise UserError(f"{place}: {kind}; fix it, or set data.bad_records to skip")
         self._kinds[kind] += 1
         if len(self._named) < _NAMED:
-            self._named.append(f"{position}: {kind}")
+            self._named.append(f"{self._file}{position}: {kind}")
 
     def leave_out(self, kind: str) -> None:
         """Count a good record that the source leaves out on purpose."""
@@ -58,23 +76,25 @@ class Tally:
         }
 
 
-def to_documents(records: Iterable[tuple[str, int, Any]], tally: Tally) -> Iterator[Document]:
-    """Yield the documents of raw records.
+def to_documents(
+    records: Iterable[tuple[str, str, Any]], tally: Tally, fields: Fields = FIELDS
+) -> Iterator[Document]:
+    """Yield the documents of raw records; those with neither title nor text are left out.
 
     Args:
-        records: position for messages, number from 1, and a value that should be a mapping with
-            `title` and `text` (both non-empty text) and may have an `id` (text or whole number;
-            the record's number stands in for an absent one).
+        records: position for messages, an id, and a value that should be a mapping with a text and
+            may have a title (not empty if `fields` names it), and an `id` (text or whole number)
+            in place of the given one.
     """
-    for position, number, value in records:
-        kind = _complaint(value)
-        if kind is None:
-            identity = value.get("id")
-            yield Document(
-                str(number if identity is None else identity), value["title"], value["text"]
-            )
-        else:
+    for position, identity, value in records:
+        kind = _complaint(value, fields)
+        if kind is not None:
             tally.bad(position, kind)
+        elif not (text := value[fields.text]).strip():
+            tally.leave_out("empty text")
+        else:
+            own = value.get("id")
+            yield Document(identity if own is None else str(own), _title(value, fields), text)
 
 
 def within_limits(documents: Iterable[Document], tally: Tally) -> Iterator[Document]:
@@ -87,22 +107,33 @@ def within_limits(documents: Iterable[Document], tally: Tally) -> Iterator[Docum
             tally.bad(f"document {document.id!r}", kind)
 
 
-def _complaint(value: Any) -> str | None:
+def _title(value: dict[str, Any], fields: Fields) -> str:
+    title: str = value.get(fields.title or "title") or ""
+    return title if title.strip() else ""
+
+
+def _complaint(value: Any, fields: Fields) -> str | None:
     if not isinstance(value, dict):
         return "not an object"
-    for key in ("title", "text"):
-        if value.get(key) is None:
-            return f"no {key}"
-        if not isinstance(value[key], str):
-            return f"{key} is not text"
-        if not value[key].strip():
-            return f"empty {key}"
+    name = fields.title or "title"
+    if not isinstance(value.get(name), str | None):
+        return f"{name} is not text"
+    title = _title(value, fields)
+    if fields.title and not title:
+        return f"no {name}" if value.get(name) is None else f"empty {name}"
+    text = value.get(fields.text)
+    if text is None:
+        return f"no {fields.text}"
+    if not isinstance(text, str):
+        return f"{fields.text} is not text"
+    if title and not text.strip():
+        return f"empty {fields.text}"
     if isinstance(value.get("id"), bool) or not isinstance(value.get("id"), str | int | None):
         return "id is neither text nor a whole number"
     if len(str(value.get("id"))) > _LONGEST_ID:
         return f"id longer than {_LONGEST_ID} characters"
     try:
-        f"{value.get('id')}{value['title']}{value['text']}".encode()
+        f"{value.get('id')}{title}{text}".encode()
     except UnicodeEncodeError:
         return "half of a surrogate pair in the text"
     return None

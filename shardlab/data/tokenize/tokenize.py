@@ -94,9 +94,7 @@ def _tokenizer(
     path = work / "tokenize" / f"trained-{key}.json"
     if not path.is_file():
         lines = track(read_corpus(corpus), "tokenizer", unit=" documents")
-        texts = (
-            document.content for document, *_ in lines if not is_validation(document.title, share)
-        )
+        texts = (document.content for document, *_ in lines if not is_validation(document, share))
         trained = train_tokenizer(texts, options.vocabulary)
         if trained.vocabulary < options.vocabulary:
             say(f"the text is too small for {options.vocabulary} tokens: {trained.vocabulary}")
