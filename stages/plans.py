@@ -36,8 +36,8 @@ def prepare(params: Parameters) -> Values:  # noqa: D103
 
 
 def tokenize(params: Parameters) -> Values:  # noqa: D103
-    data, options = params("data", "tokenize")
-    return {"validation_share": data.validation_share, "options": options}
+    data, model, options = params("data", "model", "tokenize")
+    return {"validation_share": data.validation_share, "options": options.for_model(model)}
 
 
 def train(params: Parameters, run: str) -> Values:  # noqa: D103

@@ -85,7 +85,8 @@ def main(
 
 def _ensure_data(params: Parameters) -> None:
     """Prepare and tokenize the data of the tree where they are absent."""
-    data, options = params("data", "tokenize")
+    data, model, options = params("data", "model", "tokenize")
+    options = options.for_model(model)
     corpus = _DATA / "corpus.json"
     for stage, output in ((prepare, "source.json"), (tokenize, "statistics.json")):
         if not (_DATA / output).exists():

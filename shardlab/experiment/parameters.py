@@ -144,6 +144,8 @@ def _check_references(values: dict[str, Any]) -> None:
     if "policies" in values:
         for i, name in enumerate(values["policies"].timings):
             refuse(f"policies.timings.{i}", name, list(values.get("timings", {name: 0})), "timing")
+    if "tokenize" in values and "model" in values:
+        values["tokenize"].for_model(values["model"])
     if "train" in values:
         for name, strategy in values.get("strategies", {}).items():
             _check_fits(f"strategies.{name}", strategy, values["train"])

@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from shardlab.core.document import AS_TUPLE, Document
+from shardlab.core.errors import UserError
 from shardlab.experiment.affinity import CpuAffinity
 from shardlab.experiment.hardware import Hardware
 from shardlab.experiment.link import Link
@@ -87,25 +88,46 @@ class Data(Document):
         return self
 
 
+_VOCABULARY = 2048
+
+
 class Tokenize(Document):
     """Tokenizer and token shards."""
 
-    tokenizer: str = "train"
+    tokenizer: str | None = Field(None, min_length=1)
     """train: a byte-level BPE trained on the training split; gpt2: GPT-2's own; or a path to a
-    tokenizer.json or a folder that holds one"""
-    vocabulary: int | None = Field(2048, ge=257, le=2**31)
-    """vocabulary size of a trained tokenizer; null with a given tokenizer"""
+    tokenizer.json or a folder that holds one, or a name on the Hugging Face hub. null: that of
+    `model.pretrained`; for other models train"""
+    vocabulary: int | None = Field(None, ge=257, le=2**31)
+    """vocabulary size of a trained tokenizer, 2048 if null; null with a given tokenizer"""
     shards: int = Field(2, ge=1, le=64)
     """files of the training split, built in parallel"""
 
     @model_validator(mode="after")
     def _vocabulary_is_for_training(self) -> Self:
-        if (self.tokenizer == "train") != (self.vocabulary is not None):
+        if self.tokenizer not in (None, "train") and self.vocabulary is not None:
             raise ValueError(
                 "vocabulary is the size of a trained tokenizer: give it with tokenizer: train, "
                 "and null otherwise"
             )
         return self
+
+    def for_model(self, model: "Model") -> Self:
+        """Return the options with the tokenizer and the vocabulary size that null stands for.
+
+        Raises:
+            UserError: a vocabulary size for the tokenizer of a pretrained model.
+        """
+        tokenizer = self.tokenizer or model.pretrained or "train"
+        if tokenizer == "train":
+            size = self.vocabulary or _VOCABULARY
+            return self.model_copy(update={"tokenizer": tokenizer, "vocabulary": size})
+        if self.vocabulary is not None:
+            raise UserError(
+                "tokenize.vocabulary: model.pretrained brings its own tokenizer: remove it, or set "
+                "tokenize.tokenizer to train"
+            )
+        return self.model_copy(update={"tokenizer": tokenizer})
 
 
 class Model(Document):

@@ -17,10 +17,12 @@ from shardlab.data.corpus import limits
 from shardlab.data.sources.corpus import generate
 from shardlab.data.tokenize.tokenizer import (
     TextTokenizer,
+    fingerprint,
     given_tokenizer,
     load_tokenizer,
     train_tokenizer,
 )
+from shardlab.experiment.schema import Model, Tokenize
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 TRAIN = """
@@ -109,12 +111,55 @@ def test_a_configured_end_is_used(tmp_path, end):
 
 
 def test_invalid_tokenizer_is_refused_by_name(tmp_path):
-    with pytest.raises(UserError, match=r"there is no absent.*save_pretrained"):
-        given_tokenizer("absent", tmp_path)
+    with pytest.raises(UserError, match=r"there is no absent\.json; give .*save_pretrained"):
+        given_tokenizer("absent.json", tmp_path)
     path = tmp_path / "tokenizer.json"
     path.write_text('{"model": {}}')
     with pytest.raises(UserError, match=r"tokenizer\.json: not a file of the tokenizers library"):
         given_tokenizer(str(path), tmp_path)
+
+
+@pytest.fixture
+def hub_cache(tmp_path, monkeypatch):
+    """A cache of the hub without a network, in the layout of huggingface_hub."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def test_a_name_on_the_hub_is_read_from_the_cache(tokenizer, hub_cache, tmp_path):
+    folder = hub_cache / "models--Qwen--Qwen2.5-0.5B"
+    write_text(folder / "refs/main", "0" * 40)
+    snapshot = folder / "snapshots" / ("0" * 40)
+    write_text(snapshot / "tokenizer.json", tokenizer.to_json())
+    write_text(snapshot / "tokenizer_config.json", '{"eos_token": "<|im_end|>"}')
+    given = given_tokenizer("Qwen/Qwen2.5-0.5B", tmp_path)
+    assert given.end_of_text == "<|im_end|>"
+    assert given.encode(["some words"]) == tokenizer.encode(["some words"])
+    before = fingerprint("Qwen/Qwen2.5-0.5B")
+    write_text(snapshot / "tokenizer_config.json", '{"eos_token": "<|end|>"}')
+    assert fingerprint("Qwen/Qwen2.5-0.5B") != before
+
+
+def test_a_name_that_is_neither_cached_nor_in_reach_is_one_line(hub_cache, tmp_path):
+    with pytest.raises(UserError, match="cannot be fetched from the hub") as caught:
+        given_tokenizer("Qwen/Qwen2.5-0.5B", tmp_path)
+    said = str(caught.value)
+    assert said.startswith("tokenize.tokenizer 'Qwen/Qwen2.5-0.5B': there is no Qwen/Qwen2.5-0.5B")
+    assert said.endswith("a folder that save_pretrained of a fast tokenizer wrote")
+    assert "\n" not in said and len(said) < 500
+
+
+def test_the_default_is_the_tokenizer_of_a_pretrained_model():
+    own = Tokenize().for_model(Model(pretrained="models/llama"))
+    assert (own.tokenizer, own.vocabulary) == ("models/llama", None)
+    for model in (Model(preset="tiny"), Model(config="models/llama")):
+        trained = Tokenize().for_model(model)
+        assert (trained.tokenizer, trained.vocabulary) == ("train", 2048)
+    given = Tokenize(tokenizer="gpt2").for_model(Model(pretrained="models/llama"))
+    assert (given.tokenizer, given.vocabulary) == ("gpt2", None)
+    with pytest.raises(UserError, match="brings its own tokenizer: remove it, or set"):
+        Tokenize(vocabulary=300).for_model(Model(pretrained="models/llama"))
 
 
 PIECES = ["word", "'s", "'", " ", "  ", "\n", "\t", "\r\n", "9", "12", "!", "...", "é", "\u0301"]

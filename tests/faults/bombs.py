@@ -158,7 +158,7 @@ BOMBS: dict[str, tuple[str, Callable[[int], Parts]]] = {
     "19-mb.jsonl": ("jsonl", _lines(_document(_PROSE, 19_600_000))),
     "record.jsonl.gz": ("jsonl", _lines(_record(b"x"))),
     "document.txt": ("text", lambda size: _repeated(b"x", size)),
-    "lines.txt": ("text", lambda size: _repeated(b"a\n<|endoftext|>", min(size, 20 * _MB))),
+    "lines.txt": ("text", lambda size: _repeated(b"a\n<|endoftext|>", min(size, 2 * _MB))),
     "page.parquet": (
         "huggingface",
         _parquet("x" * _MB, 1000, use_dictionary=False, write_batch_size=1000),

@@ -80,7 +80,7 @@ def search_parameters(params: Parameters, request: Request) -> dict[str, Any]:
     return {
         "codecs": [*given["codecs"]],
         "data": _plain(given["data"]),
-        "tokenize": _plain(given["tokenize"]),
+        "tokenize": _plain(given["tokenize"].for_model(given["model"])),
         "model": _plain(_model(request.model, given["model"])),
         # quality does not depend on the link, so nothing trains on a slow one
         "train": _plain(train) | {"world_size": request.ranks, "link": None, "checkpoint": None},

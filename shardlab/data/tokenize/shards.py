@@ -11,18 +11,18 @@ import numpy as np
 
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, sha256_of_file
-from shardlab.data.corpus.corpus_file import Document, read_corpus
+from shardlab.data.corpus.corpus_file import read_corpus
 from shardlab.data.corpus.limits import PART
 from shardlab.data.tokenize.tokenizer import TextTokenizer, load_tokenizer
 from shardlab.data.tokens.tokens import Shard
 
 
-def is_validation(document: Document, share: float) -> bool:
-    """Return whether a document is for validation, by a hash of its title, or else of its id.
+def is_validation(key: str, share: float) -> bool:
+    """Return whether the document with this `split_key` is for validation, by a hash of it alone.
 
     The same on every machine and in every order; documents with one title are in one split.
     """
-    digest = hashlib.sha256(document.split_key.encode()).digest()
+    digest = hashlib.sha256(key.encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
@@ -39,7 +39,7 @@ def plan_shards(corpus: Path, validation_share: float, shards: int) -> list[tupl
     before = array("q")  # bytes of training text before each
     total = validation = 0
     for document, start, _ in read_corpus(corpus):
-        if is_validation(document, validation_share):
+        if is_validation(document.split_key, validation_share):
             validation += 1
         else:
             starts.append(start)
@@ -132,7 +132,7 @@ def _batches(job: Job, piece: Piece, tokenizer: TextTokenizer) -> Iterator[list[
     batch: list[_Part] = []
     size = 0
     for document, *_ in read_corpus(job.corpus, piece.start, piece.stop):
-        if is_validation(document, job.validation_share) == piece.validation:
+        if is_validation(document.split_key, job.validation_share) == piece.validation:
             *before, last = tokenizer.parts(document.content)
             for text in [*before, last]:
                 batch.append(_Part(document.id, text, text is last))

@@ -39,6 +39,9 @@ def build_tokens(
     the text, and one of validation. Finished ones are kept in `work/tokenize/KEY` until the
     manifest is written, where KEY stands for corpus, tokenizer and options.
 
+    Args:
+        options: those for the model, `Tokenize.for_model`.
+
     Raises:
         UserError: the corpus is damaged, the tokenizer unfit, or a split would be empty.
     """
@@ -80,7 +83,8 @@ def recipe_sha256(corpus_sha256: str, validation_share: float, options: Tokenize
         UserError: there is no such tokenizer.
     """
     text = [corpus_sha256, validation_share]
-    tokenizer = [options.model_dump(), fingerprint(options.tokenizer), tokenizers.__version__]
+    given = fingerprint(str(options.tokenizer)) if options.vocabulary is None else []
+    tokenizer = [options.model_dump(), given, tokenizers.__version__]
     return sha256_of_value([_FORMAT, text, tokenizer])
 
 
@@ -89,12 +93,16 @@ def _tokenizer(
 ) -> TextTokenizer:
     """Return the given tokenizer, or one trained on the training split and kept for a rerun."""
     if options.vocabulary is None:
-        return given_tokenizer(options.tokenizer, work)
+        return given_tokenizer(str(options.tokenizer), work)
     key = sha256_of_value([digest, share, options.vocabulary, tokenizers.__version__])[:16]
     path = work / "tokenize" / f"trained-{key}.json"
     if not path.is_file():
         lines = track(read_corpus(corpus), "tokenizer", unit=" documents")
-        texts = (document.content for document, *_ in lines if not is_validation(document, share))
+        texts = (
+            document.content
+            for document, *_ in lines
+            if not is_validation(document.split_key, share)
+        )
         trained = train_tokenizer(texts, options.vocabulary)
         if trained.vocabulary < options.vocabulary:
             say(f"the text is too small for {options.vocabulary} tokens: {trained.vocabulary}")

@@ -1,7 +1,8 @@
-"""Tokenizers: a byte-level BPE trained on the corpus, GPT-2's, or one from a file."""
+"""Tokenizers: a byte-level BPE trained on the corpus, GPT-2's, or one from a file or the hub."""
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from shardlab.data.corpus.limits import PART, first_words, parts
 from shardlab.data.corpus.wheels import open_member
 
 END_OF_TEXT = "<|endoftext|>"
+_ON_HUB = re.compile(r"\w[\w.-]*(/[\w.-]+)?(?<!\.json)")
 _WINDOW = 256
 """characters on each side of a cut that are encoded to see that it changes nothing"""
 
@@ -121,7 +123,8 @@ def train_tokenizer(texts: Iterator[str], vocabulary: int) -> TextTokenizer:
 
 
 def given_tokenizer(choice: str, work: Path) -> TextTokenizer:
-    """Load GPT-2's tokenizer (`gpt2`), or that of a tokenizer.json or of a folder with one.
+    """Load GPT-2's tokenizer (`gpt2`), or that of a tokenizer.json, of a folder with one, or of a
+    name on the Hugging Face hub, which is fetched when it is not cached.
 
     It ends a document with the `eos_token` of the tokenizer_config.json beside it when there is
     one, for a pretrained model knows that, else with `<|endoftext|>`.
@@ -136,26 +139,40 @@ def given_tokenizer(choice: str, work: Path) -> TextTokenizer:
 
 
 def fingerprint(choice: str) -> list[str]:
-    """Return the contents of the files of a given tokenizer; empty for `train` and `gpt2`.
+    """Return the contents of the files of a given tokenizer; empty for `gpt2`.
 
     Raises:
         UserError: no such file.
     """
-    if choice in ("train", "gpt2"):
+    if choice == "gpt2":
         return []
     path = _given_path(choice)
     return [sha256_of_file(path), _configured_end(path)]
 
 
 def _given_path(choice: str) -> Path:
-    path = Path(choice)
+    path, where = Path(choice), ""
+    if not path.exists() and _ON_HUB.fullmatch(choice):
+        path, where = _from_hub(choice)
     path = path / "tokenizer.json" if path.is_dir() else path
     if not path.is_file():
         raise UserError(
-            f"tokenize.tokenizer {choice!r}: there is no {path}; give train, gpt2, a "
+            f"tokenize.tokenizer {choice!r}: there is no {path}{where}; give train, gpt2, a "
             "tokenizer.json, or a folder that save_pretrained of a fast tokenizer wrote"
         )
     return path
+
+
+def _from_hub(name: str) -> tuple[Path, str]:
+    """Return the folder of a cached or fetched tokenizer; or else the name, and the reason."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        files = ["tokenizer.json", "tokenizer_config.json"]
+        return Path(snapshot_download(name, allow_patterns=files)), ""
+    except Exception as error:  # of the hub's client or the network
+        reason = " ".join(str(error).split())[:150]
+        return Path(name), f", and it cannot be fetched from the hub ({reason})"
 
 
 def _byte_level(model: models.Model) -> Tokenizer:
