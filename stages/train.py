@@ -1,12 +1,20 @@
 """Train one run of the matrix with one seed, on local ranks or as one rank of torchrun or srun."""
 
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from shardlab.core.document import validate
+from shardlab.core.errors import UserError
+from shardlab.core.lock import is_job
+from shardlab.data.tokens.missing import build_once
+from shardlab.data.tokens.tokens import MANIFEST
 from shardlab.experiment.parameters import Parameters
 from shardlab.experiment.schema import Seed
-from shardlab.loop.plan import RunPlan, plan_of_missing_tokens
+from shardlab.launch.environment import rank_environment
+from shardlab.loop.plan import RunPlan
 from shardlab.train.run import train_run
 from shardlab.train.utilization import show_placements
 from stages import plans
@@ -27,8 +35,15 @@ def main(
         show_placements(values["train"])
         return
     data = Path("data")
-    tokens = plan_of_missing_tokens(data, params)
-    plan = RunPlan(run, validate(Seed, seed, "--seed"), **values, data=data, tokens=tokens)
+    plan = RunPlan(run, validate(Seed, seed, "--seed"), **values, data=data)
+    if (
+        not is_job()
+        and (data / "corpus.json").is_file()
+        and not (data / "tokens" / MANIFEST).is_file()
+    ):
+        environment = rank_environment(values["train"].world_size)
+        rank = 0 if environment is None else environment.rank
+        build_once(data / "tokens", rank, partial(_tokenize, params), values["train"].timeout_s)
     subfolder = Path(run, f"seed{seed}")
     train_run(
         plan,
@@ -37,6 +52,19 @@ def main(
         checkpoints=".work/checkpoints" / subfolder,
         max_restarts=max_restarts,
     )
+
+
+def _tokenize(params: Parameters) -> None:
+    """Run the stage in a process of its own: this one does not depend on its code.
+
+    Both tools make the tokens before they train, and have their own record of them.
+    """
+    command = [sys.executable, "-m", "stages.tokenize", *params.arguments]
+    status = subprocess.run(command).returncode
+    if status > 0:  # it has said why
+        raise SystemExit(status)
+    if status < 0:
+        raise UserError(f"python -m stages.tokenize was killed by signal {-status}: run it again")
 
 
 if __name__ == "__main__":

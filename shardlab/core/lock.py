@@ -75,6 +75,13 @@ def lock_tree() -> None:
     _handle = handle
 
 
+def is_job() -> bool:
+    """Return whether Snakemake, DVC or another command that has the lock started this one."""
+    if _handle is None:  # a rank that is not the first, or no stage
+        return _TOKEN in os.environ or "DVC_STAGE" in os.environ
+    return _read(_handle).pid != os.getpid()
+
+
 def _enter(handle: int) -> _Worker | None:
     """Share the lock as a newcomer or as a job of its owner, or return who keeps us out."""
     if not _flocked(handle, fcntl.LOCK_EX):

@@ -35,6 +35,9 @@ class Parameters:
 
     def __init__(self, path: str | Path = "params.yaml", overrides: Iterable[str] = ()) -> None:
         self._path = path
+        overrides = list(overrides)
+        self.arguments = [f"--params={path}", *(f"--set={each}" for each in overrides)]
+        """of a stage that is to have these parameters"""
         self._tree = read_tree(path)
         try:
             for override in overrides:

@@ -27,7 +27,7 @@ from shardlab.kernels import native
 from shardlab.launch import launch
 from shardlab.loop.divergence import divergence_step, has_diverged
 from shardlab.loop.loop import Loop, StepEvent, traced_steps, write_trace_of
-from shardlab.loop.plan import RunPlan, ensure_tokens
+from shardlab.loop.plan import RunPlan
 from shardlab.loop.space import refuse_too_large
 from shardlab.loop.summary import Measured, describe, merge_events, summarize, with_rates
 from shardlab.models.build import build_model
@@ -95,8 +95,6 @@ def _work(plan: RunPlan, folders: _Folders, link: Emulation, group: dist.Process
         compute_deterministically()
     chief = dist.get_rank(group) == 0
     device = device_of(group)
-    if plan.tokens is not None:
-        ensure_tokens(plan.data, plan.tokens, dist.get_rank(group), train.timeout_s)
     placed = placements(group)
     memory = MemoryMeter(device)
     model, engine, loop, parameters, flops, dataset = _prepared(plan, link, device, group)

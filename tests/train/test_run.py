@@ -5,7 +5,6 @@ import json
 import math
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,10 @@ from shardlab.core.files import read_json, read_json_lines
 from shardlab.data.tokens.tokens import open_split
 from shardlab.evaluation.validate import FILES, evaluate
 from shardlab.experiment.affinity import format_cpus
-from shardlab.experiment.schema import Model, Tokenize, Train
+from shardlab.experiment.schema import Model, Train
 from shardlab.hardware.topology import read_topology
 from shardlab.launch import RunFailed
-from shardlab.loop.plan import RunPlan, TokenPlan
+from shardlab.loop.plan import RunPlan
 from shardlab.records.run import Record
 from shardlab.strategy.strategy import parse_strategy
 from shardlab.train.run import train_run
@@ -39,7 +38,6 @@ TRAIN = Train(
     profiled_steps=2,
 )
 TINY = Model(preset="tiny")
-TOKENS = TokenPlan(0.1, Tokenize(vocabulary=300, shards=1))
 INT8 = {"engine": "fsdp2", "gradients": {"codec": "int8", "error_feedback": True}}
 
 
@@ -129,16 +127,6 @@ def test_other_families_train_alike_on_any_number_of_ranks(family, data, tmp_pat
 
     train_run(plan(data, model=Model(pretrained=str(folder / "final_model"))), tmp_path / "on")
     assert losses(tmp_path / "on")[0] < two[0] - 0.1
-
-
-def test_missing_tokens_are_built_by_the_run(measured, data, tmp_path):
-    for name in ("corpus.json", "source.json"):
-        shutil.copy(data / name, tmp_path)
-    train_run(replace(plan(tmp_path), tokens=TOKENS), tmp_path / "run")
-    for name in ("tokens/manifest.json", "tokens/train-0.bin", "tokenizer.json"):
-        assert (tmp_path / name).read_bytes() == (data / name).read_bytes()
-    weights = "final_model/model.safetensors"
-    assert (tmp_path / "run" / weights).read_bytes() == (measured[1] / weights).read_bytes()
 
 
 def test_the_saved_model_is_a_hugging_face_model(measured, data):

@@ -75,21 +75,51 @@ def test_ranks_of_two_commands_match_one_command(train, project):
     assert log.count("done in") == 3
 
 
-def test_rank_0_tokenizes_while_the_rank_of_another_node_waits(train, project):
-    """Row B5 (attack 20): a corpus is enough."""
+@pytest.fixture
+def corpus(project: Path) -> Path:
+    """The data of the project is a corpus without tokens."""
     made = project / "data"
     here = made.resolve()
     made.unlink()
     made.mkdir()
     for name in ("corpus.json", "source.json"):
         shutil.copy(here / name, made)
-    sections = ("data.validation_share=0.1", "tokenize.vocabulary=300", "tokenize.shards=3")
-    options = ["--run", "ddp", *(word for each in sections for word in ("--set", each))]
+    return made
+
+
+SECTIONS = ("data.validation_share=0.1", "tokenize.vocabulary=300", "tokenize.shards=3")
+TOKENIZING = ["--run", "ddp", *(word for each in SECTIONS for word in ("--set", each))]
+
+
+def two_nodes(train) -> list[Command]:
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    nodes = [train(*options, environment={**master, "RANK": rank}) for rank in "01"]
+    return [train(*TOKENIZING, environment={**master, "RANK": rank}) for rank in "01"]
+
+
+def test_rank_0_tokenizes_while_the_rank_of_another_node_waits(train, project, corpus):
+    """Row B5 (attack 20): a corpus is enough."""
+    nodes = two_nodes(train)
     assert [node.wait(120) for node in nodes] == [0, 0], nodes[0].said()
     assert len(losses(project, "ddp")) == 4
     assert len(list((project / "data/tokens").glob("train-*.bin"))) == 3
+
+
+def test_a_build_that_fails_ends_all_ranks_with_one_line(train, corpus):
+    (corpus / "corpus.json").write_text("[\n")
+    nodes = two_nodes(train)
+    assert [node.wait(120) for node in nodes] == [2, 2], nodes[1].said()
+    assert nodes[0].said() == (
+        "tokenize: error: data/corpus.json: damaged: run python -m stages.prepare\n"
+    )
+    other = "train: error: data/tokens: rank 0 could not build it: see what rank 0 says\n"
+    assert nodes[1].said() == other
+
+
+def test_a_job_of_a_tool_never_builds(train, corpus):
+    command = train(*TOKENIZING, environment={"DVC_STAGE": "train@0"})
+    assert command.wait() == 2
+    assert "data/tokens/manifest.json: no such file" in command.said()
+    assert not (corpus / "tokens").exists()
 
 
 def test_a_run_restarts_after_a_rank_was_killed(train, project):

@@ -67,8 +67,6 @@ rule trial:
             "shardlab/codecs",
             "shardlab/comm",
             "shardlab/core",
-            "shardlab/data/corpus",
-            "shardlab/data/tokenize",
             "shardlab/data/tokens",
             "shardlab/devices",
             "shardlab/emulation",
