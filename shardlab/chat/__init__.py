@@ -1,0 +1,1 @@
+"""Conversations with a saved model, in a terminal."""

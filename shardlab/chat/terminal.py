@@ -1,0 +1,54 @@
+"""Prompt line of a conversation."""
+
+import sys
+import unicodedata
+from collections.abc import Iterable
+from contextlib import suppress
+
+from shardlab.chat.conversation import Conversation
+
+_SHOWN = "\n\t\u200c\u200d"
+"""of the characters below: those of text, and joiners, which scripts and emoji need"""
+_HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""controls, formats such as the direction of text, half surrogates, separators"""
+
+
+def printable(text: str) -> str:
+    """Return a model's text with everything escaped that could control a terminal."""
+    return "".join(
+        char.encode("unicode_escape").decode()
+        if unicodedata.category(char) in _HIDDEN and char not in _SHOWN
+        else char
+        for char in text
+    )
+
+
+def show(answer: Iterable[str]) -> None:
+    """Print the pieces of an answer as they come, and end the line."""
+    try:
+        for piece in answer:
+            print(printable(piece), end="", flush=True)
+    finally:
+        print(flush=True)
+
+
+def converse(conversation: Conversation) -> None:
+    """Answer each line of stdin until it ends.
+
+    Ctrl-C ends an answer, or at the prompt the conversation.
+    """
+    with suppress(ImportError):
+        import readline  # noqa: F401 - editing and earlier lines at the prompt
+    mark = "> " if sys.stdin.isatty() else ""
+    while True:
+        try:
+            line = input(mark)
+        except (EOFError, KeyboardInterrupt):
+            if mark:
+                print()
+            return
+        # a byte that is no text would be half a surrogate
+        text = line.encode("utf-8", "replace").decode()
+        if text.strip():
+            with suppress(KeyboardInterrupt):
+                show(conversation.answer(text))

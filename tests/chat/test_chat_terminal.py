@@ -1,0 +1,80 @@
+"""Prompt line: escapes, and how a conversation ends."""
+
+import io
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardlab.chat.terminal import converse, printable
+from tests.chat.test_conversation import run  # noqa: F401 - a fixture
+from tests.pipeline.workspace import ROOT
+
+
+@given(st.text())
+def test_no_control_character_reaches_the_terminal(text):
+    shown = printable(text)
+    controls = {c for c in shown if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
+    assert controls <= {"\n", "\t", "\u200c", "\u200d"}
+    if text.isprintable():
+        assert shown == text
+
+
+def test_sequences_of_a_terminal_are_shown():
+    assert printable("a\x1b[2J\x9b\r\u202eb\n") == "a\\x1b[2J\\x9b\\r\\u202eb\n"
+
+
+class Interrupted:
+    """Conversation whose first answer is interrupted by Ctrl-C."""
+
+    def __init__(self):
+        self.prompts = []
+
+    def answer(self, text):
+        self.prompts.append(text)
+        yield "some"
+        if len(self.prompts) == 1:
+            raise KeyboardInterrupt
+        yield " words"
+
+
+def test_ctrl_c_ends_one_answer_alone(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("first\n\nsecond\udcff\n"))
+    conversation = Interrupted()
+    converse(conversation)
+    assert conversation.prompts == ["first", "second?"]
+    assert capsys.readouterr().out == "some\nsome words\n"
+
+
+@pytest.mark.parametrize("key", [b"\x03", b"\x04"])
+def test_ctrl_c_and_ctrl_d_at_the_prompt_end_the_conversation(run, key):  # noqa: F811
+    theirs, ours = pty.openpty()
+    command = [sys.executable, "-m", "stages.chat", str(run / "final_model"), "--tokens", "3"]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdin=ours, stdout=ours, stderr=ours, start_new_session=True,
+        preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # its controlling terminal
+    )  # fmt: skip
+    os.close(ours)
+    said = wait_for(theirs, b"> ", 1)
+    os.write(theirs, b"Some words\n")
+    said += wait_for(theirs, b"> ", 1)
+    os.write(theirs, key)
+    assert process.wait(60) == 0
+    assert b"Traceback" not in said
+    os.close(theirs)
+
+
+def wait_for(terminal, text, count):
+    said, deadline = b"", time.monotonic() + 120
+    while said.count(text) < count:
+        assert time.monotonic() < deadline, said
+        if select.select([terminal], [], [], 1)[0]:
+            said += os.read(terminal, 4096)
+    return said
