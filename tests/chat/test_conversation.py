@@ -5,16 +5,11 @@ import threading
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shardlab.chat.conversation import Conversation, Sampling
-from shardlab.core.checksums import write_checked
 from shardlab.core.errors import UserError
-from shardlab.core.files import sha256_of_file
-from shardlab.data.sources.corpus import generate
-from shardlab.data.tokenize.tokenizer import train_tokenizer
-from shardlab.evaluation.validate import FILES, save_model
-from shardlab.models.presets import preset_config
+from tests.saved_model_factory import write_saved_model
 
 POSITIONS = 80
 TEMPLATE = (
@@ -27,14 +22,7 @@ TEMPLATE = (
 def run(tmp_path_factory):
     """The folder of a run with a saved model; not to be changed."""
     folder = tmp_path_factory.mktemp("run")
-    tokenizer = train_tokenizer((document.content for document in generate(50)), 300)
-    (folder / "tokenizer.json").write_text(tokenizer.to_json())
-    torch.manual_seed(0)
-    model = GPT2LMHeadModel(preset_config("tiny", tokenizer.vocabulary, POSITIONS, 0))
-    final = folder / "final_model"
-    save_model(model, model.state_dict(), folder / "tokenizer.json", final)
-    files = {f"final_model/{name}": sha256_of_file(final / name) for name in FILES}
-    write_checked(folder / "metrics.json", {"files": files})
+    write_saved_model(folder, POSITIONS)
     return folder
 
 

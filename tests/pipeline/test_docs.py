@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from shardlab.experiment.parameters import Parameters
 from shardlab.experiment.schema import Params
 from tests.pipeline.workspace import ROOT, Marked, run, wait_for
 from tests.ranks import on_ranks
+from tests.saved_model_factory import write_saved_model
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TESTED_ELSEWHERE = ["make run", "make test", "make lint", "make test-long"]
@@ -159,7 +161,12 @@ def test_every_excerpt_of_python_runs(group, block: str, tmp_path: Path) -> None
         "world_size": world_size,
         "rank": rank,
     }
-    exec(compile(block, "document", "exec"), names)
+    if "final_model" in block:
+        if rank == 0:
+            write_saved_model(tmp_path / "results/train/fsdp2/seed0", positions=64)
+        dist.barrier(group)
+    with chdir(tmp_path):
+        exec(compile(block, "document", "exec"), names)
     if "register" in names:
         names["handle"] = shardlab.attach(model, names["Half"].name, minimum_size=0)
     if "handle" not in names:
