@@ -171,8 +171,9 @@ def _from_hub(name: str) -> tuple[Path, str]:
         files = ["tokenizer.json", "tokenizer_config.json"]
         return Path(snapshot_download(name, allow_patterns=files)), ""
     except Exception as error:  # of the hub's client or the network
-        reason = " ".join(str(error).split())[:150]
-        return Path(name), f", and it cannot be fetched from the hub ({reason})"
+        reason = " ".join(str(error).split())[:100]
+        fix = f"fetch it elsewhere: hf download {name} --local-dir FOLDER"
+        return Path(name), f", and it cannot be fetched from the hub ({reason}); {fix}"
 
 
 def _byte_level(model: models.Model) -> Tokenizer:
