@@ -46,7 +46,8 @@ def plan_shards(corpus: Path, validation_share: float, shards: int) -> list[tupl
             before.append(total)
             total += document.size
     _expect_both(corpus, len(starts), validation, validation_share)
-    shard = np.frombuffer(before, np.int64) * shards // total
+    shard = np.frombuffer(before, np.int64) * shards // max(1, total)
+    shard = np.minimum(shard, shards - 1)  # documents without text at the end are in the last
     first = np.searchsorted(shard, range(shards + 1))
     edges = np.append(np.frombuffer(starts, np.int64), corpus.stat().st_size)[first]
     return [(int(a), int(b)) for a, b in pairwise(edges)]
