@@ -5,6 +5,7 @@ is elsewhere. Documents of equal meaning have equal canonical forms and so equal
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Self
 
 from pydantic import ModelWrapValidatorHandler, model_validator
@@ -32,7 +33,7 @@ class Strategy(Settings):
 
     def hash(self) -> str:
         """Return 16 hexadecimal digits; equal for equal meanings."""
-        return sha256_of_value(_meaning(self.canonical()))[:16]
+        return _hash(self.canonical())
 
     def label(self) -> str:
         """Return the strategy in a few words, for tables and prompts.
@@ -138,6 +139,12 @@ def _canonical_prefetch(given: Settings) -> dict[str, Any]:
 
 _SILENT = {"sharding": "full_shard", "placement": "dim0"}
 """meaning of strategies from before these settings existed; hashes leave it out"""
+
+
+# a search asks for that of each of its candidates again and again
+@lru_cache(maxsize=1 << 15)
+def _hash(strategy: CanonicalStrategy) -> str:
+    return sha256_of_value(_meaning(strategy))[:16]
 
 
 def _meaning(value: Any) -> Any:

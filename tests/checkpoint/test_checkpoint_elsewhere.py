@@ -22,16 +22,15 @@ def losses(run: Run) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "format, gradients, fewer",
+    ("engine", "format", "gradients", "fewer"),
     [
-        ("full", {}, [3]),
-        pytest.param("sharded", {}, [1, 2, 3], marks=pytest.mark.long),
-        ("sharded", INT8, [3]),
-        pytest.param("sharded", INT8, [1], marks=pytest.mark.long),
+        *((engine, "sharded", INT8, [3]) for engine in ENGINES),
+        # what is whole is laid out anew by every engine below
+        *((engine, "full", {}, [3]) for engine in ("fsdp2", "slide")),
+        *(pytest.param(each, "sharded", {}, [1, 2], marks=pytest.mark.long) for each in ENGINES),
+        *(pytest.param(e, "sharded", INT8, [1], marks=pytest.mark.long) for e in ("ddp", "slide")),
     ],
-    ids=["full", "sharded", "sharded-int8", "sharded-int8-one"],
 )
-@pytest.mark.parametrize("engine", ENGINES)
 def test_resumption_on_fewer_ranks(data, tmp_path, engine, format, gradients, fewer):
     strategy = strategy_of(engine, **gradients)
 

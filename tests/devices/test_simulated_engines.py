@@ -21,7 +21,7 @@ from tests.engines.slide.small_engine import batch_of, engine_of, train
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
-MICRO, SEEDS = 2, 3
+MICRO, SEEDS = 2, 2
 OFFLOADED = {
     f"{engine}-{where}": {
         "engine": engine,
@@ -100,7 +100,13 @@ def shorten(engine: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in FEW else pytest.mark.long) for n in CASES]
+    "name",
+    [
+        pytest.param(name, marks=() if name in FEW else pytest.mark.long)
+        for name in CASES
+        # of two groups as the case that reduces more often; of disks as slide, and below
+        if name not in ("manual-hybrid", "manual-disk")
+    ],
 )
 def test_losses_are_those_of_the_cpu_and_nothing_races(name: str) -> None:
     def on_rank(group: dist.ProcessGroup) -> None:
@@ -117,15 +123,16 @@ def test_losses_are_those_of_the_cpu_and_nothing_races(name: str) -> None:
 
 
 FAULTY = (
-    *("manual", "manual-native", "manual-unused", "manual-memory", "manual-disk"),
-    *("slide-full-cpu", "slide-shard-gpu"),
+    *("manual", "manual-native", "slide-full-cpu", "slide-shard-gpu", "manual-unused"),
+    *("manual-memory", "manual-disk"),
 )
+"""those whose steps take the least time come first: later ones try what is not found there"""
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1200)  # some eighty trainings
+@pytest.mark.timeout(1200)  # some fifty trainings
 def test_every_wait_that_is_removed_is_found() -> None:
-    """In one of the cases at least: others may wait twice."""
+    """In one of the cases: others may wait twice."""
 
     def on_rank(group: dist.ProcessGroup) -> None:
         caught: dict[str, bool] = {}
@@ -133,10 +140,12 @@ def test_every_wait_that_is_removed_is_found() -> None:
             places = [[*simulate(group, name, 0)[0].places]]
             dist.broadcast_object_list(places, 0, group)
             for place in places[0]:
+                if caught.get(place):
+                    continue
                 device, _ = simulate(group, name, 0, place)
                 found = torch.tensor(len(device.races.found))
                 dist.all_reduce(found, group=group)
-                caught[place] = caught.get(place, False) or bool(found)
+                caught[place] = bool(found)
         missed = {place for place, found in caught.items() if not found}
         if dist.get_rank(group) == 0:
             print(f"caught {len(caught) - len(missed)} of {len(caught)}: {caught}", flush=True)

@@ -167,7 +167,7 @@ BOMBS: dict[str, tuple[str, Callable[[int], Parts]]] = {
         "huggingface",
         _parquet("x" * 17 * _MB, 40, use_dictionary=False, write_batch_size=1),
     ),
-    "dictionary.parquet": ("huggingface", _parquet("x" * 20 * _MB, 500)),
+    "dictionary.parquet": ("huggingface", _parquet("x" * 20 * _MB, 50)),
     "words.jsonl": ("jsonl", _lines(_distinct)),
     "word.json": ("json", _array(_document(b"x", 16 * _MB))),
 }

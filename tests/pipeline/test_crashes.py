@@ -15,4 +15,5 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 def test_killed_stage_leaves_nothing(workspace: Path, tmp_path: Path, name: str) -> None:
     set_params(workspace, train__checkpoint={"every": 2})
     stage = Stage(workspace, name, tmp_path / "scratch")
-    assert not kill(stage, name, 2, random.Random(0)).faults
+    # three of the stages have their outputs before they are killed
+    assert not kill(stage, name, 1, random.Random([*STAGES].index(name))).faults

@@ -65,30 +65,18 @@ def other_file_system(folder: Path) -> Iterator[Path]:
         yield Path(name)
 
 
-def test_temporary_folder_on_another_file_system(tmp_path: Path) -> None:
+def test_files_are_private_in_an_odd_folder_with_the_temporary_one_elsewhere(
+    tmp_path: Path,
+) -> None:
+    """Of a private umask; the temporary folder is on another file system."""
+    project = project_in(tmp_path / """it's a "ünïcode" $HOME;`dir`""")
     with other_file_system(tmp_path) as temporary:
-        run_stages(project_in(tmp_path / "project"), TMPDIR=str(temporary))
+        run_stages(project, *COMMAND["umask"], TMPDIR=str(temporary))
         # torch keeps a cache of its own there
         left = [path.name for path in temporary.iterdir()]
         assert not [name for name in left if not name.startswith("torchinductor_")]
-
-
-def test_files_of_a_private_umask_are_private(tmp_path: Path) -> None:
-    project = project_in(tmp_path / "project")
-    run_stages(project, *COMMAND["umask"])
     written = [path for top in ("data", "results") for path in (project / top).rglob("*")]
     assert written and not [path for path in written if path.stat().st_mode & 0o077]
-
-
-@pytest.mark.parametrize("home", [None, "/proc/none"])
-def test_home_is_absent_or_cannot_be_written(tmp_path: Path, home: str | None) -> None:
-    caches = ("XDG_CACHE_HOME", "HF_HOME", "MPLCONFIGDIR", "TRITON_CACHE_DIR")
-    variables = {"HOME": home} if home else {}
-    run_stages(project_in(tmp_path / "project"), drop=(*caches, "HOME" * (not home)), **variables)
-
-
-def test_folder_with_spaces_quotes_and_accents(tmp_path: Path) -> None:
-    run_stages(project_in(tmp_path / """it's a "ünïcode" $HOME;`dir`"""))
 
 
 def locales() -> list[str]:
@@ -96,16 +84,17 @@ def locales() -> list[str]:
     return found.stdout.split()
 
 
-@pytest.mark.parametrize("locale", ["C", "tr_TR.utf8"])
-def test_locale_changes_no_output(tmp_path: Path, locale: str) -> None:
+def test_neither_locale_nor_home_changes_an_output(tmp_path: Path) -> None:
     """Nor does an interpreter that neither assumes UTF-8 nor leaves the C locale."""
-    if locale != "C" and locale not in locales():
-        pytest.skip(f"no locale {locale}")
+    caches = ("XDG_CACHE_HOME", "HF_HOME", "MPLCONFIGDIR", "TRITON_CACHE_DIR")
     plain = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    turkish = "tr_TR.utf8" if "tr_TR.utf8" in locales() else "C.UTF-8"
     outputs = []
-    for name in (locale, "C.UTF-8"):
-        project = project_in(tmp_path / name)
-        run_stages(project, LC_ALL=name, LANG=name, **plain)
+    # no home, and one that cannot be written
+    for locale, home in ("C", {}), (turkish, {"HOME": "/proc/none"}):
+        project = project_in(tmp_path / locale)
+        variables = {"LC_ALL": locale, "LANG": locale, **home}
+        run_stages(project, drop=(*caches, *(["HOME"] if not home else [])), **plain, **variables)
         names = ("data/corpus.json", "data/tokens/train-0.bin")
         outputs.append([(project / name).read_bytes() for name in names])
     assert outputs[0] == outputs[1]
@@ -137,16 +126,12 @@ def permitted(*command: str) -> None:
         pytest.skip(f"not permitted: {command[0]}")
 
 
-def test_checkout_is_read_only_and_the_workspace_elsewhere(tmp_path: Path) -> None:
-    code = copy_project(tmp_path / "code")
+def test_a_read_only_checkout_trains_elsewhere_without_a_network(tmp_path: Path) -> None:
+    permitted(*COMMAND["network"])
     project = project_in(tmp_path / "project")
+    code = copy_project(tmp_path / "code")
     for part in ("shardlab", "stages", "csrc"):
         shutil.rmtree(project / part)
     prefix = mounted_read_only(code)
     permitted(*prefix)
-    run_stages(project, *prefix, PYTHONPATH=str(code))
-
-
-def test_no_network_is_needed_after_set_up(tmp_path: Path) -> None:
-    permitted(*COMMAND["network"])
-    run_stages(project_in(tmp_path / "project"), *COMMAND["network"])
+    run_stages(project, *COMMAND["network"], *prefix, PYTHONPATH=str(code))

@@ -1,6 +1,7 @@
 """The command that searches without the pipeline."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from shardlab.experiment.schema import Agent
 from shardlab.strategy.strategy import Strategy, parse_strategy
 from stages import search
 from tests.agent.searches import DDP, INT4_KEPT, begin, proposal_of
-from tests.pipeline.workspace import Marked, copy_project, run, wait_for
+from tests.commands import typed
+from tests.pipeline.workspace import ROOT, Marked, copy_project, run, wait_for
 
 COMMAND = ["python", "-m", "stages.search", "--link", "100mbit", "--ranks", "2"]
 SMALL = [
@@ -48,13 +50,14 @@ def project(tmp_path: Path) -> Path:
     ],
 )
 def test_mistakes_are_one_line_before_anything_runs(
-    project: Path, options: list[str], message: str
+    tmp_path: Path, options: list[str], message: str
 ) -> None:
-    done = run(project, *COMMAND, *options, check=False)
-    assert done.returncode == 2
-    (line,) = done.stdout.splitlines()
+    shutil.copy2(ROOT / "params/small.yaml", tmp_path / "params.yaml")
+    command = typed(tmp_path / "command", tmp_path, "stages.search", *COMMAND[3:], *options)
+    assert command.wait() == 2
+    (line,) = command.said().splitlines()
     assert line.startswith(f"search: error: {message}")
-    assert not (project / "searches").exists() and not (project / "data").exists()
+    assert not (tmp_path / "searches").exists() and not (tmp_path / "data").exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up its rights")

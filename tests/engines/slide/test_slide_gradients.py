@@ -1,6 +1,7 @@
 """Gradients in host memory: shared slots, and float32 sums of narrow types."""
 
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -31,8 +32,13 @@ KINDS = {
 EVERY = {"reduce_every_micro_batch": True}
 
 
-@pytest.mark.parametrize("world_size", [1, 2, pytest.param(4, marks=pytest.mark.long)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "world_size"),
+    [
+        *product(KINDS, (1, 2)),
+        *(pytest.param(kind, 4, marks=pytest.mark.long) for kind in ("cpu-int8", "shard-gpu")),
+    ],
+)
 @on_ranks()
 def test_shared_slots_give_the_bits_of_private_slots(group, kind, world_size) -> None:
     rank = torch.distributed.get_rank()
@@ -42,13 +48,14 @@ def test_shared_slots_give_the_bits_of_private_slots(group, kind, world_size) ->
     assert not differing(states_of(shared), states_of(own))
 
 
-@pytest.mark.parametrize("micro", [2, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("kind", KINDS)
 @on_ranks(2)
-def test_slots_are_shared_by_micro_batches_too(group, kind, clip, micro) -> None:
-    # every kind with either setting, and either setting with either way of clipping
-    every = (list(KINDS).index(kind) + (clip is None)) % 2 == 1
+def test_slots_are_shared_by_micro_batches_too(group, kind, clip) -> None:
+    # every pair of a kind, a way of clipping, a number of micro-batches and a way of reducing
+    number = list(KINDS).index(kind)
+    every = (number + (clip is None)) % 2 == 1
+    micro = 2 + (number // 2 + (clip is None)) % 2
     document = {**KINDS[kind], "reduce_every_micro_batch": every}
     rank = torch.distributed.get_rank()
     build = partial(engine_of, group, document, clip, accumulation=micro, layers=LAYERS)
