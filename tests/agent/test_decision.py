@@ -133,8 +133,9 @@ def test_a_round_without_a_race_changes_nothing_but_is_told():
 
 
 def test_the_trial_of_another_proposal_is_refused():
-    proposal = proposal_of(HISTORY, DDP)
-    for other in (proposal_of(HISTORY), proposal_of(after({DDP: 0.5}), KEPT)):
+    raced, unraced = proposal_of(HISTORY, DDP), proposal_of(HISTORY)
+    of_other_incumbent = proposal_of(after({DDP: 0.5}), KEPT)
+    for proposal, other in (raced, unraced), (unraced, raced), (raced, of_other_incumbent):
         with pytest.raises(UserError, match="run the trial again"):
             conclude(HISTORY, proposal, trial_of(other), AGENT)
 

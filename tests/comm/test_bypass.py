@@ -62,6 +62,9 @@ def test_excluded_blocks_arrive_exactly_and_the_others_through_the_codec(
     sizes = [block.numel() for block in exact]
     check(total.split(sizes), whole(exact, world_size).split(sizes), excluded)
     assert collective.account.uncompressed == {"excluded by name": 2}
+    collective.ledger.reset()
+    shard_of(collective, scattered(own, world_size))
+    assert collective.account.extra_collectives == (len(excluded) < len(UNIT.blocks))
 
 
 def check(found, wanted, excluded):

@@ -103,6 +103,9 @@ def test_ledger_counts_the_bytes_of_every_phase(group, world_size):
         assert (account.extra_collective_s > 0) == (account.extra_collectives > 0)
         assert account.bytes_wire == pytest.approx(expected[spec]) == pytest.approx(moved["bytes"])
         assert account.bytes_raw == pytest.approx(4 * share * world_size * n)
+        raw, (vector, _) = account.bytes_raw, reduce(ours, 1, "all_reduce")
+        assert account.collectives - account.extra_collectives == 2
+        assert account.bytes_raw == pytest.approx(raw + 2 * share * vector.nbytes)
 
 
 @every_method

@@ -34,10 +34,10 @@ COMM_TESTS = (
     "tests/comm/test_{all_to_all,bypass,hierarchy,asynchronous_forms,multi_phase_coll*,"
     "payload_errors}.py"
 )
-# multi-phase methods are tested where their ranks are; nothing here needs a GPU
+# multi-phase methods and buffers of messages are tested where their ranks are; nothing needs a GPU
 CODEC_TESTS = (
-    "tests/codecs/test_{golden*,registry,signs,sparse,randomk,integer*}.py "
-    "tests/comm/test_multi_phase_{methods,laws}.py tests/codecs/test_codec_laws.py"
+    "tests/codecs/test_{golden*,registry,signs,sparse,randomk,integer*,wire}.py "
+    "tests/comm/test_{multi_phase_{methods,laws},all_to_all}.py tests/codecs/test_codec_laws.py"
 )
 FEEDBACK = "shardlab/comm/{feedback,residuals}.py"
 # only attached models have optimizers, whose steps end those of error feedback

@@ -17,13 +17,16 @@ from torch.distributed.fsdp import fully_shard
 import shardlab
 from shardlab.experiment.parameters import Parameters
 from shardlab.experiment.schema import Params
+from tests.pipeline.test_search_command import COMMAND
 from tests.pipeline.workspace import ROOT, Marked, run, wait_for
 from tests.ranks import on_ranks
 from tests.saved_model_factory import write_saved_model
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-TESTED_ELSEWHERE = ["make run", "make test", "make lint", "make test-long"]
-"""by the pipeline that these tests begin with, and by CI"""
+OF_CI = ["make test", "make lint", "make test-long"]
+SEARCH = " ".join([*COMMAND, "--minutes", "10"])
+TESTED_ELSEWHERE = ["make run", *OF_CI, SEARCH]
+"""by the pipeline that these tests begin with, by CI, and of fewer strategies by another test"""
 TREE = re.compile(r"^## What is where\n+```\n(.*?)^```$", re.DOTALL | re.M)
 
 
@@ -104,17 +107,13 @@ def test_quoted_code_is_in_the_file_that_it_names(block: str) -> None:
 def test_commands_tested_elsewhere_are_documented_ones() -> None:
     assert set(TESTED_ELSEWHERE) <= set(commands())
     ci = (ROOT / ".ci/run").read_text()
-    assert all(command in ci for command in TESTED_ELSEWHERE if command != "make run")
+    assert all(command in ci for command in OF_CI)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("path", WITH_COMMANDS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_commands_of_a_page_work_in_their_order(
-    path: Path, workspace: Path, request: pytest.FixtureRequest
-) -> None:
-    if any("stages.search" in command for command in commands([path])):
-        request.getfixturevalue("permitted")
+def test_commands_of_a_page_work_in_their_order(path: Path, workspace: Path) -> None:
     (workspace / ".venv").symlink_to(sys.prefix)
     typed = [command for command in commands([path]) if command not in TESTED_ELSEWHERE]
     for command in typed:

@@ -94,7 +94,7 @@ def test_no_hostile_name_is_executed(attacked: Path, number: int) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("section", "name"), zip(STAGES, (HOSTILE[0], HOSTILE[5], HOSTILE[9]), strict=True)
+    ("section", "name"), [*zip(STAGES, (HOSTILE[0], HOSTILE[5], HOSTILE[9]), strict=True)]
 )
 def test_no_hostile_name_is_executed_where_errors_are_ignored(
     attacked: Path, section: str, name: str

@@ -39,8 +39,10 @@ STRATEGIES = {
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.long)])
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    ("name", "world_size"),
+    [*((name, 2) for name in STRATEGIES), pytest.param("fsdp2", 4, marks=pytest.mark.long)],
+)
 def test_whole_model_is_gathered_on_rank_0_only(name, world_size):
     def on_rank(group):
         keep_no_freed_memory()

@@ -6,6 +6,7 @@ import time
 import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM
+from transformers.initialization import no_init_weights
 
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import EngineSetup, Optimization
@@ -62,8 +63,9 @@ def engine_of(
         frozen: parts of the names of parameters that are not trained.
     """
     config = shape_config(Shape(layers, 32, 2), VOCABULARY, LENGTH, 0)
-    with torch.device("meta"):
+    with torch.device("meta"), no_init_weights():
         model = AutoModelForCausalLM.from_config(config)
+    model.tie_weights()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not any(part in name for part in frozen))
     weights = RandomWeights(model, seed)
