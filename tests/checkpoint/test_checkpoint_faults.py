@@ -88,6 +88,18 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_it(
     )
 
 
+def test_a_single_rank_falls_back_too(data, tmp_path):
+    plan = plan_of(data, INT4_FSDP2, 1)
+
+    def on_rank(group):
+        Run.start(plan, tmp_path, group, every=1, keep=2).to(3)
+        damage(tmp_path / "step-00000003/optimizer.safetensors")
+        assert Run.start(plan, tmp_path, group).loop.step == 2
+
+    run_ranks(1, on_rank)
+    assert (tmp_path / "step-00000003.damaged").exists()
+
+
 def later_sample(text: str) -> str:
     return text.replace('"sample": ', '"sample": 1')
 
