@@ -1,16 +1,25 @@
-"""Break the profiled steps of one run down into compute, communication, copies and idle time."""
+"""Break the profiled steps of one run down into compute, communication, copies and idle time.
 
+Given files in place of a run (python -m stages.profile TRACE...), break down any traces of
+torch.profiler, labelled or not, and print a line per rank and what is unknown.
+"""
+
+import argparse
 import csv
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
 from shardlab.core.checksums import refuse_damage_of
+from shardlab.core.errors import UserError
 from shardlab.core.files import atomic
 from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
 from shardlab.profiling.analysis.breakdown import StepTimes, read_steps, summarize
+from shardlab.profiling.analysis.job import break_down
+from shardlab.profiling.analysis.table import render
 from stages.common import integer, run
 
 
@@ -45,5 +54,25 @@ def write_rows(path: Path, steps: Sequence[StepTimes]) -> None:
             )
 
 
+def of_traces(arguments: Sequence[str]) -> None:
+    """Print the breakdown of the traces of a job; `--csv FILE` writes a row per step and rank."""
+    parser = argparse.ArgumentParser("python -m stages.profile", description=__doc__)
+    parser.add_argument("traces", nargs="+", metavar="TRACE", help="of a rank or merged, also .gz")
+    parser.add_argument("--csv", metavar="FILE", help="write a row per step and rank")
+    given = parser.parse_args(arguments)
+    try:
+        job = break_down(given.traces)
+        if given.csv is not None:
+            write_rows(Path(given.csv), job.steps)
+    except UserError as error:
+        say(f"profile: error: {error}")
+        sys.exit(2)
+    print("\n".join(render(job)))
+
+
 if __name__ == "__main__":
-    run(main)
+    # no name of a run holds a dot or a slash
+    if len(sys.argv) > 1 and set(sys.argv[1]) & set("./"):
+        of_traces(sys.argv[1:])
+    else:
+        run(main)

@@ -69,21 +69,20 @@ def units_of_calls(labels: Labels, calls: Sequence[tuple[float, int]]) -> list[s
     return units
 
 
-def units_of_worker(labels: Labels, calls: Sequence[Call], operations: Sequence[str]) -> list[str]:
-    """Return the unit of what gloo's workers ran, in the order of its start.
+def calls_of_worker(calls: Sequence[Call], operations: Sequence[str]) -> list[Call | None]:
+    """Return the call of what gloo's workers ran, in the order of its start.
 
     Returns:
-        empty where the calls are not as many, so that they cannot be matched.
+        None where the calls are not as many, so that they cannot be matched.
     """
-    units = [""] * len(operations)
+    found: list[Call | None] = [None] * len(operations)
     for operation in set(operations):
         of_this = sorted(c for c in calls if GLOO_OPERATIONS.get(c.name) == operation)
         places = [i for i, name in enumerate(operations) if name == operation]
         if len(of_this) == len(places):
-            found = units_of_calls(labels, [(call.start, call.thread) for call in of_this])
-            for place, unit in zip(places, found, strict=True):
-                units[place] = unit
-    return units
+            for place, call in zip(places, of_this, strict=True):
+                found[place] = call
+    return found
 
 
 def _innermost(labels: Sequence[Label], times: Sequence[float]) -> Iterator[str]:

@@ -16,10 +16,8 @@ Per rank and step, with intervals of time as sets:
 * idle: none of them. compute + exposed communication + exposed copies + idle = step, which is
   checked (the identity of TraceLens, `gpu_event_analyser.py`).
 
-Forward and backward are the labelled ranges, update is the rest of the step. On the CPU what
-happens during a range belongs to it. What a device does belongs to the range in which the CPU
-launched it, however much later it runs; the pass then lasts from the first to the last of it, and
-backward begins where forward has ended.
+Forward and backward are the labelled ranges, update is the rest of the step; `passes` says what
+belongs to them.
 """
 
 import statistics
@@ -33,7 +31,6 @@ from numpy.typing import NDArray
 
 from shardlab.core.errors import UserError
 from shardlab.profiling.analysis.intervals import (
-    EMPTY,
     Intervals,
     difference,
     intersection,
@@ -41,6 +38,7 @@ from shardlab.profiling.analysis.intervals import (
     merge,
     union,
 )
+from shardlab.profiling.analysis.passes import times_of_passes
 from shardlab.profiling.analysis.skew import Phases, phases
 from shardlab.profiling.analysis.trace import Trace
 from shardlab.profiling.analysis.trace_reader import read_trace
@@ -65,28 +63,29 @@ class StepTimes:
     """by collective; concurrent ones count twice in the sum"""
     comm_ms_by_unit: dict[str, float]
     """by the unit whose values moved, likewise"""
-    comm_skew_ms: float
-    """time waiting for the last of the ranks in the trace"""
-    comm_transfer_ms: float
+    comm_skew_ms: float | None
+    """time waiting for the last of the ranks in the trace; None where ranks are missing"""
+    comm_transfer_ms: float | None
     exposed_comm_ms: float
     copy_ms: float
+    copy_ms_by_kind: dict[str, float]
+    """HtoD, DtoH, ..., Memset; concurrent ones count twice in the sum"""
     exposed_copy_ms: float
     idle_ms: float
-    forward_ms: float
-    forward_compute_ms: float
-    forward_comm_ms: float
+    forward_ms: float | None
+    """like all times of passes, None in a step without a backward pass"""
+    forward_compute_ms: float | None
+    forward_comm_ms: float | None
     """communication during the pass"""
-    backward_ms: float
-    backward_compute_ms: float
-    backward_comm_ms: float
-    update_ms: float
+    backward_ms: float | None
+    backward_compute_ms: float | None
+    backward_comm_ms: float | None
+    update_ms: float | None
     """the rest of the step"""
-    update_compute_ms: float
-    update_comm_ms: float
-
-
-_PARTS = ("forward", "backward", "update")
-_EVER = np.array([[-np.inf, np.inf]])
+    update_compute_ms: float | None
+    update_comm_ms: float | None
+    optimizer_ms: float | None
+    """the part of it in `Optimizer.step`; None where no optimizer says so"""
 
 
 def analyse(path: str | Path) -> Breakdown:
@@ -107,26 +106,32 @@ def read_steps(path: str | Path) -> list[StepTimes]:
     traces = read_trace(path)
     try:
         with refusing(path):
+            _require_labels(traces)
             return step_times(traces)
     except UserError as error:
         raise UserError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
 
 
 def step_times(ranks: Mapping[int, Trace]) -> list[StepTimes]:
-    """Return every profiled step of every rank, in order.
-
-    Raises:
-        UserError: a rank without a step, or a step without a labelled backward pass.
-    """
-    for rank, trace in ranks.items():
-        if not trace.steps:
-            raise UserError(f"rank {rank} has no profiled step (ProfilerStep): call Capture.step()")
+    """Return every step of every rank, in order."""
     waits = phases(ranks)
     return [
         _within(rank, number, trace, waits[rank])
         for rank, trace in ranks.items()
         for number in trace.steps
     ]
+
+
+def _require_labels(ranks: Mapping[int, Trace]) -> None:
+    for rank, trace in ranks.items():
+        if not trace.steps:
+            raise UserError(f"rank {rank} has no profiled step (ProfilerStep): call Capture.step()")
+        for number, step in trace.steps.items():
+            if len(intersection(trace.backward, step)) == 0:
+                raise UserError(
+                    f"step {number} of rank {rank} has no backward pass: label it with "
+                    f"record_function({BACKWARD!r})"
+                )
 
 
 def summarize(times: Sequence[StepTimes]) -> Breakdown:
@@ -156,11 +161,6 @@ def summarize(times: Sequence[StepTimes]) -> Breakdown:
 def _within(rank: int, number: int, trace: Trace, waits: Phases) -> StepTimes:
     """Return the times inside one step."""
     step = trace.steps[number]
-    if len(intersection(trace.backward, step)) == 0:
-        raise UserError(
-            f"step {number} of rank {rank} has no backward pass: label it with "
-            f"record_function({BACKWARD!r})"
-        )
     near = trace.near(step)
     compute, comm, copies = near.compute(step), near.communication(step), near.copied(step)
     exposed_comm = difference(comm, compute)
@@ -172,61 +172,28 @@ def _within(rank: int, number: int, trace: Trace, waits: Phases) -> StepTimes:
         step_ms=_ms(step),
         compute_ms=_ms(compute),
         comm_ms=_ms(comm),
-        comm_ms_by_op=_by(near.collectives.operations, near, step),
-        comm_ms_by_unit=_by(near.collectives.units, near, step),
+        comm_ms_by_op=_by(near.collectives.operations, near.collectives.times, step),
+        comm_ms_by_unit=_by(near.collectives.units, near.collectives.times, step),
         comm_skew_ms=_ms(intersection(waits.waiting, step)),
         comm_transfer_ms=_ms(intersection(waits.transfer, step)),
         exposed_comm_ms=_ms(exposed_comm),
         copy_ms=_ms(copies),
+        copy_ms_by_kind=_by(near.copies.kinds, near.copies.times, step),
         exposed_copy_ms=_ms(exposed_copies),
         idle_ms=_ms(difference(step, busy)),
-        **_passes(near, step),
+        **times_of_passes(near, step, (trace.host_steps or trace.steps)[number]),
     )
     _check(result)
     return result
 
 
-def _passes(trace: Trace, step: Intervals) -> dict[str, float]:
-    """Return the time of forward, backward and update, and of the work launched by each."""
-    forward, backward = (intersection(each, step) for each in (trace.forward, trace.backward))
-    if trace.on_device:
-        first = _lasting(trace, forward)
-        second = difference(_lasting(trace, backward), first)
-        launched = (forward, backward, difference(_EVER, union(forward, backward)))
-        spans = (first, second, difference(step, union(first, second)))
-        done = [
-            (trace.kernels.during(window), trace.collectives.during(window)) for window in launched
-        ]
-    else:
-        spans = (forward, backward, difference(step, union(forward, backward)))
-        done = [(trace.compute(span), trace.communication(span)) for span in spans]
-    result = {}
-    for part, span, (compute, comm) in zip(_PARTS, spans, done, strict=True):
-        result[f"{part}_ms"] = _ms(intersection(span, step))
-        result[f"{part}_compute_ms"] = _ms(intersection(compute, step))
-        result[f"{part}_comm_ms"] = _ms(intersection(comm, step))
-    return result
-
-
-def _lasting(trace: Trace, labelled: Intervals) -> Intervals:
-    """Return the span on a device from the first to the last kernel that each labelled range
-    launched."""
-    spans = [EMPTY]
-    for start, end in labelled:
-        window = np.array([[start, end]])
-        done = np.concatenate([work.during(window) for work in trace.work])
-        if len(done):
-            spans.append(np.array([[done[:, 0].min(), done[:, 1].max()]]))
-    return merge(np.concatenate(spans))
-
-
-def _by(kinds: NDArray[np.str_], trace: Trace, step: Intervals) -> dict[str, float]:
-    """Sum communication by a property of the collectives."""
-    times = {
-        str(kind) or OTHER: intersection(merge(trace.collectives.times[kinds == kind]), step)
+def _by(kinds: NDArray[np.str_], times: Intervals, step: Intervals) -> dict[str, float]:
+    """Sum times, as they are read, by a property."""
+    found = {
+        str(kind) or OTHER: intersection(merge(times[kinds == kind]), step)
         for kind in np.unique(kinds)
     }
-    return {kind: _ms(each) for kind, each in times.items() if len(each)}
+    return {kind: _ms(each) for kind, each in found.items() if len(each)}
 
 
 def _ms(times: Intervals) -> float:

@@ -2,12 +2,13 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardlab.profiling.analysis.clues import Clues
 from shardlab.profiling.analysis.intervals import EMPTY, Intervals, covers, intersection, merge
 from shardlab.profiling.analysis.operators import Operators
 from shardlab.profiling.traces.trace_file import Event
@@ -19,7 +20,10 @@ class Launched(NamedTuple):
     times: Intervals
     """start and end, [n, 2]; not merged"""
     launched: NDArray[np.float64]
-    """time of the launch by the CPU, [n]; the event's own start where the trace does not say"""
+    """time of the launch by the CPU, [n]; where the trace does not say, -inf if it was before the
+    trace, otherwise the event's own start"""
+    kinds: NDArray[np.str_] = np.empty(0, dtype=np.str_)
+    """of copies: HtoD, DtoH, ..., Memset, [n]"""
 
     def during(self, window: Intervals) -> Intervals:
         """Return the time of events that were launched within `window`."""
@@ -27,7 +31,8 @@ class Launched(NamedTuple):
 
     def only(self, wanted: NDArray[np.bool_]) -> "Launched":
         """Select events."""
-        return Launched(self.times[wanted], self.launched[wanted])
+        kinds = self.kinds[wanted] if len(self.kinds) else self.kinds
+        return Launched(self.times[wanted], self.launched[wanted], kinds)
 
 
 class Collectives(NamedTuple):
@@ -36,7 +41,7 @@ class Collectives(NamedTuple):
     times: Intervals
     """start and end, [n, 2]; not merged"""
     launched: NDArray[np.float64]
-    """as in `Launched`; on the CPU the start"""
+    """as in `Launched`; of gloo's workers the time of the call, if that is known"""
     operations: NDArray[np.str_]
     units: NDArray[np.str_]
     """empty where the trace does not say"""
@@ -68,6 +73,9 @@ class Trace:
     operators: Sequence[Operators]
     on_device: bool
     """whether kernels compute; CPU operators then only launch them"""
+    clues: Clues = field(default_factory=Clues)
+    host_steps: dict[int, Intervals] | None = None
+    """the steps on the CPU, if a device runs them later"""
 
     def near(self, window: Intervals) -> "Trace":
         """Return the trace with only the kernels, copies and collectives that overlap `window`."""
@@ -111,12 +119,15 @@ class Device:
         self.start = array("d")
         self.end = array("d")
         self.correlation = array("q")
+        self.stream = array("q")
+        self._streams: dict[int | str, int] = {}
 
     def add(self, event: Event, start: float, end: float) -> None:
         """Append an event; times in the unit of the reader."""
         self.start.append(start)
         self.end.append(end)
         self.correlation.append(event.get("args", {}).get("correlation", -1))
+        self.stream.append(self._streams.setdefault(event["tid"], len(self._streams)))
 
     @property
     def times(self) -> Intervals:
@@ -140,17 +151,28 @@ class Launches:
             self._start.append(start)
             self._thread.append(event["tid"])
 
+    def __len__(self) -> int:
+        return len(self._start)
+
     def of(self, found: Device) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return time and thread of the launch of each event; its start and -1 where unknown."""
+        """Return time and thread of the launch of each event; -1 where the thread is unknown.
+
+        A stream runs in the order of launches. So what ran on it without a known launch, before
+        anything with one, was launched before the trace began.
+        """
         known = np.array(self._correlation)
         order = np.argsort(known)
-        wanted = np.array(found.correlation)
+        wanted, start = np.array(found.correlation), np.array(found.start)
         if len(known) == 0 or len(wanted) == 0:
-            return np.array(found.start), np.full(len(wanted), -1)
+            return start, np.full(len(wanted), -1)
         place = np.searchsorted(known[order], wanted).clip(max=len(known) - 1)
         launch = order[place]
         there = known[launch] == wanted
+        stream = np.array(found.stream)
+        first = np.full(stream.max() + 1, np.inf)
+        np.minimum.at(first, stream[there], start[there])
+        before = np.isfinite(first[stream]) & (start < first[stream])
         return (
-            np.where(there, np.array(self._start)[launch], np.array(found.start)),
+            np.where(there, np.array(self._start)[launch], np.where(before, -np.inf, start)),
             np.where(there, np.array(self._thread)[launch], -1),
         )

@@ -4,72 +4,71 @@ Of operators on the CPU only the time is kept in which they compute; collectives
 devices did are kept one by one.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from shardlab.core.errors import UserError
 from shardlab.profiling.analysis.attribution import (
-    GLOO_OPERATIONS,
     Call,
     Label,
+    calls_of_worker,
     units_of_calls,
-    units_of_worker,
 )
+from shardlab.profiling.analysis.clues import ENGINE_THREAD, OPTIMIZER, ClueReader, Clues, clue_of
 from shardlab.profiling.analysis.intervals import Intervals, merge
 from shardlab.profiling.analysis.operators import Operators, OutOfOrder
+from shardlab.profiling.analysis.roles import (
+    CALL,
+    CLUE,
+    COLLECTIVE,
+    COMPUTE,
+    COPY,
+    COPY_KERNEL,
+    KINDS,
+    LAUNCH,
+    RANGE,
+    STEP,
+    STEP_NAME,
+    collective_of,
+    kind_of_copy,
+    role_of,
+)
 from shardlab.profiling.analysis.trace import Collectives, Device, Launched, Launches, Trace
-from shardlab.profiling.traces.labels import BACKWARD, FORWARD, LINK, unit_of
+from shardlab.profiling.traces.labels import BACKWARD, FORWARD, unit_of
 from shardlab.profiling.traces.trace_file import Event, read_events, read_header, refusing
 
-_OPERATOR, _RANGE, _KERNEL, _COPY, _LAUNCH = range(5)
-_KINDS = {
-    "cpu_op": _OPERATOR,
-    "user_annotation": _RANGE,
-    "kernel": _KERNEL,
-    "gpu_memcpy": _COPY,
-    "gpu_memset": _COPY,
-    "cuda_runtime": _LAUNCH,
-    "cuda_driver": _LAUNCH,
-}
-_OTHER, _COMPUTE, _CALL, _STEP, _LABEL, _COLLECTIVE = range(6)
-"""class of an operator or range"""
-
-_STEP_NAME = re.compile(r"ProfilerStep#(\d+)")
 _LONGEST_US = 1e12
 """between two events of a trace: eleven days"""
-_NCCL = re.compile(r"nccl(?:Dev)?Kernel_([A-Za-z]+)")
 _WORKER = "pt_gloo_runloop"
 """name of the threads that run gloo's collectives"""
-# operators that launch or await collectives, or run hooks that do
-_NOT_COMPUTE = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::")
 
 
-def read_trace(path: str | Path) -> dict[int, Trace]:
+def read_trace(path: str | Path, origin: float | None = None) -> dict[int, Trace]:
     """Read every rank of a merged trace, or the rank that wrote a trace by itself.
+
+    Args:
+        origin: the time of the trace from which times count; that of its first event if not given.
 
     Raises:
         UserError: an incomplete trace, or one without events.
     """
     with refusing(path):
         try:
-            return _read(path, patient=False)
+            return _read(path, origin, patient=False)
         except OutOfOrder:
             # only Kineto and `write_trace` guarantee the order
-            return _read(path, patient=True)
+            return _read(path, origin, patient=True)
 
 
-def _read(path: str | Path, patient: bool) -> dict[int, Trace]:
+def _read(path: str | Path, origin: float | None, patient: bool) -> dict[int, Trace]:
     header = read_header(path)
     of_process = {int(pid): rank for pid, rank in (header.get("ranks") or {}).items()}
-    alone = header.get("distributedInfo", {}).get("rank", 0)
+    alone = int(header.get("distributedInfo", {}).get("rank", 0))
     ranks = {rank: _Rank(patient) for rank in sorted(set(of_process.values()) or {alone})}
     readers = {pid: ranks[rank].add for pid, rank in of_process.items()}
-    origin: float | None = None
     for event in read_events(path):
         if origin is None and event["ph"] == "X":
             # large floating-point numbers have no digits left for nanoseconds
@@ -87,7 +86,7 @@ class _Rank:
     """One rank while its events are read."""
 
     def __init__(self, patient: bool) -> None:
-        self.empty = True
+        self._first, self._last = float("inf"), -float("inf")
         self._threads: dict[int, Operators] = defaultdict(lambda: Operators(patient))
         self._workers: set[int] = set()
         self._steps: dict[int, list[tuple[float, float]]] = defaultdict(list)
@@ -98,55 +97,71 @@ class _Rank:
         """start, end, thread, operation"""
         self._kernels = Device()
         self._copies = Device()
+        self._copy_kinds: list[str] = []
         self._nccl = Device()
         self._nccl_operations: list[str] = []
         self._launches = Launches()
+        self._clues = ClueReader()
+
+    @property
+    def empty(self) -> bool:
+        """Whether no timed event was read."""
+        return self._first > self._last
 
     def add(self, event: Event, origin: float) -> None:
         """Read one event."""
-        kind = _KINDS.get(event.get("cat", ""))
+        kind = KINDS.get(event.get("cat", ""))
         if kind is None or event["ph"] != "X":
             if event["ph"] == "M" and event["name"] == "thread_name":
                 self._name_thread(event)
             return
-        self.empty = False
         start = event["ts"] - origin
         end = start + event["dur"]
         if not -_LONGEST_US < start <= end < _LONGEST_US:
             raise ValueError(f"an event at {event['ts']} that lasts {event['dur']} us")
-        if kind > _RANGE:
+        self._first = min(self._first, start)
+        self._last = max(self._last, end)
+        if kind > RANGE:
             self._add_device(kind, event, start, end)
             return
-        role = _role(kind, event["name"])
-        self._threads[event["tid"]].add(start, end, role == _COMPUTE)
-        if role > _COMPUTE:
+        role = role_of(kind, event["name"])
+        self._threads[event["tid"]].add(start, end, role == COMPUTE)
+        if role > COMPUTE:
             self._note(role, event, start, end)
 
     def _name_thread(self, event: Event) -> None:
         if _WORKER in event["args"]["name"]:
             self._workers.add(event["tid"])
+        elif ENGINE_THREAD in event["args"]["name"]:
+            self._clues.engine_threads.add(event["tid"])
 
     def _note(self, role: int, event: Event, start: float, end: float) -> None:
         name, thread = event["name"], event["tid"]
-        if role == _CALL:
+        if role == CALL:
             self._calls.append(Call(start, thread, name))
-        elif role == _STEP:
-            match = _STEP_NAME.fullmatch(name)
+        elif role == STEP:
+            match = STEP_NAME.fullmatch(name)
             assert match is not None
             self._steps[int(match[1])].append((start, end))
-        elif role == _COLLECTIVE:
+            self._clues.run_by(thread)
+        elif role == COLLECTIVE:
             self._collectives.append((start, end, thread, name))
+        elif role == CLUE:
+            self._clues.add(clue_of(name), name, start, end)
+            if clue_of(name) == OPTIMIZER:
+                self._clues.run_by(thread)
         elif name in self._passes:
             self._passes[name].append((start, end))
         else:
             self._labels[thread].append(Label(start, end, unit_of(name) or ""))
 
     def _add_device(self, kind: int, event: Event, start: float, end: float) -> None:
-        if kind == _LAUNCH:
+        if kind == LAUNCH:
             self._launches.add(event, start)
-        elif kind == _COPY:
+        elif kind == COPY or COPY_KERNEL.match(event["name"]):
             self._copies.add(event, start, end)
-        elif operation := _nccl_operation(event):
+            self._copy_kinds.append(kind_of_copy(event["name"]))
+        elif operation := collective_of(event):
             self._nccl.add(event, start, end)
             self._nccl_operations.append(operation)
         else:
@@ -161,10 +176,23 @@ class _Rank:
             forward=merge(_intervals(self._passes[FORWARD])),
             backward=merge(_intervals(self._passes[BACKWARD])),
             kernels=self._launched(self._kernels),
-            copies=self._launched(self._copies),
+            copies=self._launched(self._copies)._replace(
+                kinds=np.array(self._copy_kinds, dtype=np.str_)
+            ),
             collectives=self._all_collectives(),
             on_device=len(self._kernels.start) > 0,
             operators=[t for tid, t in self._threads.items() if tid not in self._workers],
+            clues=self._clues.finish(self._threads, self._workers, self._counted()),
+        )
+
+    def _counted(self) -> Clues:
+        work = [self._launches.of(each) for each in (self._kernels, self._copies, self._nccl)]
+        return Clues(
+            whole=np.array([[self._first, self._last]]),
+            calls=len(self._calls),
+            launches=len(self._launches),
+            unlaunched=sum(int((threads < 0).sum()) for _, threads in work),
+            earlier=sum(int(np.isneginf(times).sum()) for times, _ in work),
         )
 
     def _launched(self, found: Device) -> Launched:
@@ -174,46 +202,26 @@ class _Rank:
     def _all_collectives(self) -> Collectives:
         mine = [each for each in self._collectives if each[2] not in self._workers]
         workers = sorted(each for each in self._collectives if each[2] in self._workers)
-        launched, threads = self._launches.of(self._nccl)
-        units = [
-            *units_of_calls(self._labels, [(start, tid) for start, _, tid, _ in mine]),
-            *units_of_worker(self._labels, self._calls, [name for *_, name in workers]),
-            *units_of_calls(self._labels, list(zip(launched, threads, strict=True))),
+        called = calls_of_worker(self._calls, [name for *_, name in workers])
+        on_cpu_called = [
+            *((start, tid) for start, _, tid, _ in mine),
+            *(
+                (start, tid) if call is None else (call.start, call.thread)
+                for (start, _, tid, _), call in zip(workers, called, strict=True)
+            ),
         ]
+        launched, threads = self._launches.of(self._nccl)
+        calls = [*on_cpu_called, *zip(launched.tolist(), threads.tolist(), strict=True)]
         on_cpu = _intervals([(start, end) for start, end, *_ in (*mine, *workers)])
         operations = [name for *_, name in (*mine, *workers)] + self._nccl_operations
         times = np.concatenate([on_cpu, self._nccl.times])
         order = np.argsort(times[:, 0], kind="stable")
         return Collectives(
             times[order],
-            np.concatenate([on_cpu[:, 0], launched])[order],
+            np.array([time for time, _ in calls])[order],
             np.array(operations, dtype=np.str_)[order],
-            np.array(units, dtype=np.str_)[order],
+            np.array(units_of_calls(self._labels, calls), dtype=np.str_)[order],
         )
-
-
-@cache
-def _role(kind: int, name: str) -> int:
-    if kind == _OPERATOR:
-        if name in GLOO_OPERATIONS:
-            return _CALL
-        # nodes of the autograd engine have no namespace (MulBackward0)
-        return _COMPUTE if "::" in name and not name.startswith(_NOT_COMPUTE) else _OTHER
-    if name.startswith("gloo:") or name == LINK:
-        return _COLLECTIVE
-    if _STEP_NAME.fullmatch(name):
-        return _STEP
-    return _LABEL if name in (FORWARD, BACKWARD) or unit_of(name) is not None else _OTHER
-
-
-def _nccl_operation(event: Event) -> str:
-    """Return the collective that a kernel runs; empty if it is none."""
-    match = _NCCL.match(event["name"])
-    if match is None:
-        return ""
-    # one NCCL kernel serves all operations; torch records which one it launched
-    recorded = event.get("args", {}).get("Collective name", "") if match[1] == "Generic" else ""
-    return f"nccl:{recorded or match[1]}"
 
 
 def _intervals(pairs: Sequence[tuple[float, float]]) -> Intervals:
