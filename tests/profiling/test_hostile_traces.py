@@ -9,6 +9,8 @@ import pytest
 
 from shardlab.core.errors import UserError
 from shardlab.profiling.analysis.breakdown import analyse
+from shardlab.profiling.analysis.job import break_down
+from shardlab.profiling.analysis.table import render
 from shardlab.profiling.capture.merge import merge_traces
 from tests.trace_factory import WORKER, event, label, step, write_rank
 
@@ -26,8 +28,17 @@ def trace(tmp_path):
 
 def refusal(path):
     """One line, or nothing where the change means nothing."""
+    refusal_of(of_any, path)
+    return refusal_of(analyse, path)
+
+
+def of_any(path):
+    assert all(line.isprintable() for line in render(break_down([path])))
+
+
+def refusal_of(read, path):
     try:
-        analyse(path)
+        read(path)
     except UserError as error:
         message = str(error).replace(str(path), "trace")
         assert "\n" not in message and len(message) <= 300

@@ -1,6 +1,7 @@
 """The profile stage: a row for each step and rank, and their mean, which the record holds."""
 
 import csv
+import runpy
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from shardlab.experiment.parameters import Parameters
 from shardlab.profiling.capture.merge import merge_traces
 from shardlab.records.run import Breakdown
 from stages.profile import main
+from tests.commands import Command
 from tests.trace_factory import WORKER, event, label, step, write_rank
 
 
@@ -46,6 +48,30 @@ def test_rows_hold_every_step_of_every_rank_and_the_breakdown_their_means(params
         assert getattr(breakdown, name) == pytest.approx(mean)
     assert breakdown.compute_ms == pytest.approx((0.5 + 0.6) / 4)
     assert breakdown.overlap == pytest.approx(0.3 / 0.4)
+
+
+def test_files_in_place_of_a_run_are_broken_down(tmp_path, monkeypatch):
+    """As in a folder without an experiment: nothing is read or written but what is named."""
+    monkeypatch.chdir(tmp_path)
+    write_rank(tmp_path / "0.json", [label("ProfilerStep#1", 0, 1000), event("aten::mm", 0, 500)])
+
+    def typed(*arguments):
+        monkeypatch.setattr("sys.argv", ["profile", *arguments])
+        runpy.run_module("stages.profile", run_name="__main__")
+
+    for number, arguments in enumerate((["./0.json"], ["0.json", "--csv", "rows.csv"])):
+        command = Command(tmp_path / f"said{number}", lambda given=arguments: typed(*given))
+        assert command.wait() == 0, command.said()
+        assert "50.0" in command.said() and "update: unknown" in command.said()
+    with Path("rows.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["compute_ms"], row["forward_ms"]) == ("0.5", "")
+    command = Command(tmp_path / "refused", lambda: typed("none.json"))
+    assert command.wait() == 2
+    assert command.said() == (
+        "profile: error: none.json: no such file: give traces of torch.profiler\n"
+    )
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"0.json", "rows.csv"}
 
 
 def test_a_missing_trace_writes_nothing(params, tmp_path):

@@ -4,8 +4,8 @@
   backward pass does; otherwise the whole trace is one step. A device runs behind the CPU: there a
   step begins when the work of the steps before has ended.
 * backward: nodes of the autograd engine, until the thread that runs the steps computes something
-  else. On the CPU it lasts until the collectives have ended that it started, as DDP waits for them
-  after the last node.
+  else. If it started collectives that run on the CPU, the wait for them after the last node belongs
+  to it, as DDP waits there: it ends with the next event of that thread.
 * forward: from the first operator before a backward pass, and after the pass and the call of
   `Optimizer.step` before it, without `zero_grad` and the loading of batches.
 """
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardlab.profiling.analysis.clues import EVER, Clues
 from shardlab.profiling.analysis.intervals import EMPTY, Intervals, difference, merge
@@ -33,7 +34,7 @@ def infer(trace: Trace) -> tuple[Trace, list[str]]:
     backward = trace.backward if labelled else _backward(trace.clues, outside)
     steps, notes = _steps(trace, backward)
     if not labelled:
-        backward = _with_waits(trace, steps, backward)
+        backward = _with_waits(trace, outside, steps, backward)
         forward = _forward(trace.clues, outside, steps, backward)
         trace = replace(trace, forward=forward, backward=backward)
     notes += _said_of_passes(trace, labelled)
@@ -81,27 +82,27 @@ def _steps(trace: Trace, backward: Intervals) -> tuple[Steps, list[str]]:
     return steps, [f"steps: inferred: no ProfilerStep in the trace: {how}"]
 
 
-def _with_waits(trace: Trace, steps: Steps, backward: Intervals) -> Intervals:
-    """Extend backward passes on the CPU by the collectives that they have started."""
+def _with_waits(trace: Trace, outside: Intervals, steps: Steps, backward: Intervals) -> Intervals:
+    """Extend backward passes on the CPU by the wait for collectives that they have started."""
     if trace.on_device or len(backward) == 0:
         return backward
-    limits = np.sort(
-        np.concatenate(
-            [
-                backward[1:, 0],
-                *(each[:, 0] for each in trace.clues.optimizer.values()),
-                *(step[:, 1] for step in steps.values()),
-                [np.inf],
-            ]
-        )
-    )
-    limit = limits[np.searchsorted(limits, backward[:, 1])]
     launched = trace.collectives.launched
     of_pass = np.searchsorted(backward[:, 0], launched, side="right") - 1
     inside = (of_pass >= 0) & (launched <= backward[of_pass, 1])
     ends = backward[:, 1].copy()
     np.maximum.at(ends, of_pass[inside], trace.collectives.times[inside, 1])
-    return np.column_stack([backward[:, 0], np.minimum(ends, limit)])
+    waits = np.bincount(of_pass[inside], minlength=len(ends)) > 0
+    beyond = [backward[:, 0], trace.clues.aside[:, 0], *(step[:, 1] for step in steps.values())]
+    beyond += [each[:, 0] for each in trace.clues.optimizer.values()]
+    limit = _next(np.concatenate(beyond), backward[:, 1])
+    ends = np.minimum(np.where(waits, _next(outside[:, 0], ends), ends), limit)
+    return np.column_stack([backward[:, 0], ends])
+
+
+def _next(times: NDArray[np.float64], after: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return for each of `after` the first of `times` that is not before it."""
+    ordered = np.append(np.sort(times), np.inf)
+    return ordered[np.searchsorted(ordered, after)]
 
 
 def _forward(clues: Clues, outside: Intervals, steps: Steps, backward: Intervals) -> Intervals:

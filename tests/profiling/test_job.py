@@ -1,0 +1,124 @@
+"""Traces of devices that nobody labelled, and what is said to be unknown of them."""
+
+import json
+
+import pytest
+
+from shardlab.profiling.analysis.job import break_down
+from shardlab.profiling.analysis.table import UNKNOWN, render
+from tests.profiling.nccl_trace_factory import AUTOGRAD, MadeTrace
+from tests.trace_factory import event, label, write_rank
+
+NODE = "autograd::engine::evaluate_function: AddmmBackward0"
+RCCL = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def rocm_ranks(steps=2, rank=0, annotated=True, late=0):
+    """Steps that the CPU launches in 100 us each; the device takes 1000 us for each."""
+    made = MadeTrace(rank)
+    # launched before the trace began
+    made._add("kernel", "Cijk_gemm", 0, 500, made.device, 7, {"correlation": 1})
+    for i in range(steps):
+        cpu, gpu = 100 * i, 500 + 1000 * i
+        if annotated:
+            made.label(f"ProfilerStep#{i + 5}", cpu, cpu + 100)
+        made.label("Optimizer.zero_grad#SGD.zero_grad", cpu + 1, cpu + 5)
+        made.operator("aten::linear", cpu + 10, cpu + 30)
+        made.kernel(gpu, gpu + 300, launched=cpu + 20, name="Cijk_gemm")
+        made.kernel(gpu + 300, gpu + 350, cpu + 25, name="__amd_rocclr_copyBuffer")
+        made.operator(NODE, cpu + 40, cpu + 50, AUTOGRAD)
+        made.kernel(gpu + 350, gpu + 800, cpu + 45, name="Cijk_gemm", thread=AUTOGRAD)
+        made.operator("aten::mul", cpu + 42, cpu + 48, AUTOGRAD)
+        made.operator("c10d::allreduce_", cpu + 51, cpu + 53, AUTOGRAD)
+        made.operator(NODE, cpu + 50, cpu + 60, AUTOGRAD)
+        made.nccl(gpu + 600 + late, gpu + 900, cpu + 55, "Generic", AUTOGRAD, "allreduce")
+        made.events[-3]["name"] = RCCL
+        made.label("Optimizer.step#SGD.step", cpu + 70, cpu + 90)
+        made.kernel(gpu + 900, gpu + 950, launched=cpu + 80, name="multi_tensor_apply")
+    return made
+
+
+def test_a_device_runs_steps_behind_the_cpu(tmp_path):
+    for annotated in (True, False):
+        path = rocm_ranks(annotated=annotated).write(tmp_path / f"{annotated}.json")
+        first, second = break_down([path]).steps
+        assert (first.step, second.step) == ((5, 6) if annotated else (1, 2))
+        # the second one begins where the work of the first has ended
+        assert (first.step_ms, second.step_ms) == pytest.approx((0.95, 1.0))
+        for step in (first, second):
+            assert (step.forward_ms, step.optimizer_ms) == pytest.approx((0.35, 0.05))
+            assert step.backward_ms == pytest.approx(0.55)
+            assert step.backward_compute_ms == pytest.approx(0.45)
+            assert step.comm_ms_by_op == pytest.approx({"nccl:allreduce": 0.3})
+            assert step.copy_ms_by_kind == pytest.approx({"unknown": 0.05})
+            parts = step.compute_ms + step.exposed_comm_ms + step.exposed_copy_ms + step.idle_ms
+            assert parts == pytest.approx(step.step_ms)
+
+
+def test_gap_with_operators_separates_backward_passes(tmp_path):
+    """Two micro-batches in one step, and nothing that says where steps end."""
+    events = []
+    for i in range(2):
+        events += [event("aten::mm", 100 * i, 100 * i + 30)]
+        for start in (40, 60):
+            events += [event(NODE, 100 * i + start, 100 * i + start + 10)]
+            events += [event("aten::mm", 100 * i + start + 1, 100 * i + start + 9)]
+    found = break_down([write_rank(tmp_path / "0.json", events)])
+    assert [(s.forward_ms, s.backward_ms) for s in found.steps] == [
+        (pytest.approx(0.04), pytest.approx(0.03))
+    ] * 2
+    assert "each ends with a backward pass" in found.notes[0]
+    whole = [label("ProfilerStep#1", 0, 200), *events]
+    (step,) = break_down([write_rank(tmp_path / "0.json", whole)]).steps
+    assert (step.forward_ms, step.backward_ms) == pytest.approx((0.08, 0.06))
+
+
+def test_ranks_are_matched_in_any_order_of_files(tmp_path):
+    ranks = [rocm_ranks(rank=rank, late=40 * rank).write(tmp_path / f"{rank}") for rank in (0, 1)]
+    # the second trace counts from a base that is 7 us later
+    trace = json.loads(ranks[1].read_text())
+    trace["baseTimeNanoseconds"] += 7000
+    trace["traceEvents"] = [{**e, "ts": e["ts"] - 7} for e in trace["traceEvents"]]
+    ranks[1].write_text(json.dumps(trace))
+    for paths in (ranks, ranks[::-1]):
+        steps = break_down(paths).steps
+        assert [(s.rank, s.step) for s in steps] == [(0, 5), (0, 6), (1, 5), (1, 6)]
+        assert [s.comm_skew_ms for s in steps] == pytest.approx([0.04, 0.04, 0, 0])
+
+
+MISSING = {
+    "skew, transfer: unknown: 1 of 2 ranks given": rocm_ranks(),
+    "steps: 1 of 11 kernels and copies were launched before the trace": rocm_ranks(),
+    "each ends with Optimizer.step#SGD.step": rocm_ranks(annotated=False),
+    "no ProfilerStep in the trace: the whole trace is one": MadeTrace().operator("aten::mm", 0, 9),
+    "backward, update: unknown: no operator of the autograd engine": MadeTrace().kernel(0, 9, 0),
+    "communication: unknown: 1 calls": MadeTrace().operator("c10d::allreduce_", 0, 9),
+    "compute: of the CPU alone": MadeTrace()
+    .operator("aten::mm", 0, 9)
+    ._add("cuda_runtime", "cudaLaunchKernel", 1, 2, 1, 1, {"correlation": 1}),
+    "1 of 2 kernels and copies have no launch": MadeTrace()
+    .kernel(0, 9, 0)
+    ._add("kernel", "gemm", 10, 12, 0, 7, {"correlation": 1}),
+}
+
+
+@pytest.mark.parametrize("note", MISSING)
+def test_what_is_unknown_is_said(note, tmp_path):
+    found = break_down([MISSING[note].write(tmp_path / "0.json")])
+    assert any(note in each for each in found.notes), found.notes
+
+
+def test_unknown_times_are_no_numbers(tmp_path):
+    path = MadeTrace().kernel(0, 9, 0).write(tmp_path / "0.json")
+    (step,) = break_down([path, path]).steps[1:]
+    assert (step.rank, step.forward_ms, step.update_ms, step.optimizer_ms) == (1, None, None, None)
+    shown = "\n".join(render(break_down([path, path])))
+    assert f"  {UNKNOWN}  " in shown and "is a second trace of rank 0" in shown
+
+
+def test_text_of_a_trace_is_printed_without_control_characters(tmp_path):
+    made = MadeTrace().nccl(0, 9, 0, "Generic", reported="\x1b[2J\n\u202e" + "x" * 1000)
+    made.copy(10, 20, 1, name="Memcpy \x1b").label("Optimizer.step#\x1b]0;\n", 30, 40)
+    lines = list(render(break_down([made.write(tmp_path / "0.json")])))
+    assert all(line.isprintable() and len(line) < 400 for line in lines)
+    assert any("nccl:\\x1b" in line for line in lines)
