@@ -32,6 +32,7 @@ class AllToAllCollective(CodecCollective):
             keys = [self._key(part, step, rank) for rank in range(self.world_size)]
             with self._timed("decode_s", vector):
                 self.codec.decode_sum(payloads, output, scale, keys)
+            self._check_finite(output)
         else:
             chunks = self._chunks(vector)
             buffer = self._buffers.bytes("received", vector.nbytes, vector.device)
@@ -40,7 +41,6 @@ class AllToAllCollective(CodecCollective):
             self.transport.exchange(chunks, received)
             add_up(received, output, scale)
             self._count_uncompressed(vector)
-        self._check_finite(output)
         self._audit(output, vector, scale)
 
     @labelled

@@ -150,7 +150,7 @@ class Collective(ABC):
         return list(vector.view(self.world_size, vector.numel() // self.world_size).unbind())
 
     def _check_finite(self, reduced: Tensor) -> None:
-        """Count a result with a NaN or an infinity."""
+        """Count a result of decoded payloads with a NaN or an infinity."""
         self.ledger.deferred.value(self.account, _alarm(reduced), _count_not_finite)
 
     def _timed(self, what: Coding, like: Tensor) -> Timer:
@@ -175,8 +175,9 @@ class Collective(ABC):
 
 
 class Native(Collective):
-    """The process group's own collectives, uncompressed.
+    """The process group's own collectives, uncompressed: no operator is launched beside them.
 
+    A NaN or an infinity of any rank shows in the sums, and so in the norm of the gradient.
     On gloo a reduce-scatter is an all-reduce of the full vector of which each rank keeps its chunk,
     so twice the necessary bytes are sent; the ledger counts them. gloo's all-gather of long vectors
     uses half of a link's bandwidth: `Transport` replaces it, with the same bytes.
@@ -186,31 +187,27 @@ class Native(Collective):
 
     @labelled
     def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
-        wire = sum_scatter(output, vector, self.group, self.ledger.traffic)
+        op, rest = self._operation(vector, scale)
+        wire = sum_scatter(output, vector, self.group, self.ledger.traffic, op)
         self._count(raw=self._share_of_others(vector.nbytes), wire=wire)
-        if scale != 1:
-            output.mul_(scale)
-        self._check_finite(output)
+        if rest != 1:
+            output.mul_(rest)
 
     @labelled
     def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
-        if scale != 1:
-            vector.mul_(scale)
+        op = self._scaled(vector, scale)
         with self.ledger.traffic.operation(self._count_all_reduce(vector)):
-            dist.all_reduce(vector, group=self.group)
-        self._check_finite(vector)
+            dist.all_reduce(vector, op, group=self.group)
 
     @labelled
     def start_all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> dist.Work:
         """Start the all-reduce; the backend completes it concurrently with computation."""
-        if scale != 1:
-            vector.mul_(scale)
+        op = self._scaled(vector, scale)
         nbytes = self._count_all_reduce(vector)
-        start = partial(dist.all_reduce, vector, group=self.group, async_op=True)
+        start = partial(dist.all_reduce, vector, op, group=self.group, async_op=True)
 
         def done(ended: torch.futures.Future[object]) -> list[Tensor]:
             ended.value()  # raises the error of the operation
-            self._check_finite(vector)
             return [vector]
 
         return FutureWork(self.ledger.traffic.ending(start, nbytes).then(done))
@@ -230,6 +227,19 @@ class Native(Collective):
         work: dist.Work = dist.all_gather_single(output, shard, group=self.group, async_op=True)
         return work
 
+    def _operation(self, vector: Tensor, scale: float) -> tuple[dist.ReduceOp.RedOpType, float]:
+        """Return the operation of the group, and the factor that is left to multiply by."""
+        if scale == 1 / self.world_size and divides(self.group, vector.device):
+            return dist.ReduceOp.AVG, 1.0
+        return dist.ReduceOp.SUM, scale
+
+    def _scaled(self, vector: Tensor, scale: float) -> dist.ReduceOp.RedOpType:
+        """Return the operation of the group, having multiplied by the factor that is left."""
+        op, rest = self._operation(vector, scale)
+        if rest != 1:
+            vector.mul_(rest)
+        return op
+
     def _uses_transport(self, output: Tensor) -> bool:
         """Count an all-gather; return whether `Transport` performs it."""
         needed = self._share_of_others(output.nbytes)
@@ -243,15 +253,28 @@ class Native(Collective):
         return needed
 
 
+def divides(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Return whether the group divides sums on their way: NCCL does, without an operator of ours.
+
+    gloo's mean has other bits than a sum that is multiplied.
+    """
+    # a group may have a backend for each type of device
+    return device.type == "cuda" and "nccl" in dist.get_backend_config(group)
+
+
 def sum_scatter(
-    output: Tensor, vector: Tensor, group: dist.ProcessGroup, traffic: Traffic
+    output: Tensor,
+    vector: Tensor,
+    group: dist.ProcessGroup,
+    traffic: Traffic,
+    op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
 ) -> float:
-    """Reduce-scatter a sum by the group's own collective; return the bytes that this rank sent."""
+    """Reduce-scatter by the group's own collective; return the bytes that this rank sent."""
     world_size = dist.get_world_size(group)
     times = 2 if dist.get_backend(group) == "gloo" else 1
     wire = times * vector.nbytes * (world_size - 1) / world_size
     with traffic.operation(wire):
-        dist.reduce_scatter_single(output, vector, op=dist.ReduceOp.SUM, group=group)
+        dist.reduce_scatter_single(output, vector, op=op, group=group)
     return wire
 
 

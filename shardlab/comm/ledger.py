@@ -40,7 +40,8 @@ class Account:
     encode_s: float = 0.0
     decode_s: float = 0.0
     not_finite: int = 0
-    """results of reductions that hold a NaN or an infinity on this rank"""
+    """results of compressed reductions that hold a NaN or an infinity on this rank; uncompressed
+    ones show in the norm of the gradient, and a check of each message would cost as much"""
     uncompressed: Counter[str] = field(default_factory=Counter)
     """messages that a codec was meant for but does not support, by reason"""
 

@@ -120,17 +120,22 @@ def test_resumed_run_matches_uninterrupted_run_after_any_pass(group, after):
     assert torch.equal(straight, passes(model, group, range(after, after + 3)))
 
 
-@pytest.mark.parametrize("route", ["native", "exchange"])
+@pytest.mark.parametrize(
+    ("route", "codec"), [("native", "none"), ("exchange", "none"), ("exchange", "bf16")]
+)
 @on_ranks(2)
-def test_gradients_that_are_not_finite_are_counted_by_every_route(group, route):
+def test_a_gradient_that_is_not_finite_shows_on_all_ranks(group, route, codec):
+    """In the norm; payloads that decode to it are counted."""
     model = DistributedDataParallel(network())
-    handle = shardlab.attach(model, route=route)
+    handle = shardlab.attach(model, codec, route=route, minimum_size=0)
     counts = []
     for bad in (False, True, False):
         x = batch(dist.get_rank(group), 0)
         if bad and dist.get_rank(group) == 1:
             x[0, 0] = float("inf")
         model(x).pow(3).mean().backward()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+        assert bool(norm.isfinite()) == (not bad)
         model.zero_grad()
         counts.append(handle.ledger.summary()["gradients"]["not_finite"])
-    assert counts == [0, 1, 1]
+    assert counts == ([0, 0, 0] if codec == "none" else [0, 1, 1])

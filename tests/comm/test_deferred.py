@@ -110,8 +110,8 @@ def test_a_device_gets_the_same_bits_and_counts(spec):
             assert min(seconds) >= -1e-6
             found[late] = torch.cat(results), counts
         assert found[False][1] == found[True][1]
-        # the owner of the chunk sees it
-        assert dist.get_rank(group) or found[True][1]["not_finite"] >= 1
+        if spec not in (None, "none"):  # the owner of the chunk sees it
+            assert dist.get_rank(group) or found[True][1]["not_finite"] >= 1
         return {str(late): each[0] for late, each in found.items()}
 
     for rank in run_ranks(2, worker):

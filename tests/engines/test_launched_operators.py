@@ -1,9 +1,9 @@
-"""The engines that wrap torch launch the operators of a plain training loop, and few more: for each
-message the mean and a check, for each step the norm in float64."""
+"""The engines that wrap torch launch the operators of a plain training loop: none for a message."""
 
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,18 +13,20 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM
 
-from shardlab.experiment.schema import Model
-from shardlab.models.build import build_model
+from shardlab.comm import collective
+from shardlab.kernels import native
+from shardlab.models.presets import Shape, shape_config
 from tests.devices.late_device import late_cpu
-from tests.engines.engine_cases import LENGTH, VOCABULARY, batch_of, make
+from tests.engines.slide.small_engine import LENGTH, VOCABULARY, batch_of, engine_of
 from tests.ranks import on_ranks
 
 Step = Callable[[Tensor], Any]
-STEPS = 4
-LARGEST, SCALE, COPY = "aten.linalg_vector_norm.default", "aten.mul_.Tensor", "aten.copy_.default"
-_PER_STEP = 8
-"""norm and loss for one read by the host, where plain torch reads the loss alone"""
+STEPS, BUCKET_MB = 4, 0.05
+COPY, PRODUCT = "aten.copy_.default", "aten.mul.out"
+MOST = 0.01
+"""more operators than plain torch, as a fraction"""
 
 
 class Launched(TorchDispatchMode):
@@ -43,7 +45,7 @@ class Launched(TorchDispatchMode):
 
 
 def ddp(model: nn.Module) -> nn.Module:
-    return DistributedDataParallel(model, gradient_as_bucket_view=True)
+    return DistributedDataParallel(model, bucket_cap_mb=BUCKET_MB, gradient_as_bucket_view=True)
 
 
 def fsdp2(model: nn.Module) -> nn.Module:
@@ -53,9 +55,13 @@ def fsdp2(model: nn.Module) -> nn.Module:
     return model
 
 
-def plain_loop(wrap: Callable[[nn.Module], nn.Module]) -> Step:
+STRATEGIES = {"ddp": {"engine": "ddp", "bucket_mb": BUCKET_MB}, "fsdp2": {"engine": "fsdp2"}}
+
+
+def plain_loop(wrap: Callable[[nn.Module], nn.Module], layers: int) -> Step:
     """A training step as PyTorch's tutorials write it."""
-    model = wrap(build_model(Model(preset="tiny"), VOCABULARY, LENGTH, 0, seed=1).whole())
+    config = shape_config(Shape(layers, 32, 2), VOCABULARY, LENGTH, 0)
+    model = wrap(AutoModelForCausalLM.from_config(config))
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1, fused=True)
 
     def step(batch: Tensor) -> float:
@@ -72,24 +78,31 @@ def plain_loop(wrap: Callable[[nn.Module], nn.Module]) -> Step:
 
 def launched(step: Step) -> Counter[str]:
     for number in range(STEPS - 1):  # the first ones make buckets and moments
-        step(batch_of(number, 0, 0))
+        step(batch_of(number, 0))
     with Launched() as mode:
-        step(batch_of(STEPS - 1, 0, 0))
+        step(batch_of(STEPS - 1, 0))
     return mode.counts
 
 
+@pytest.mark.parametrize("layers", [2, 12])
 @pytest.mark.parametrize("wrap", [ddp, fsdp2], ids=lambda wrap: wrap.__name__)
 @on_ranks(2)
 def test_a_step_launches_what_plain_torch_launches(
-    group: dist.ProcessGroup, wrap: Callable[[nn.Module], nn.Module]
+    group: dist.ProcessGroup, wrap: Callable[[nn.Module], nn.Module], layers: int
 ) -> None:
-    with late_cpu():
-        engine = make(group, {"engine": wrap.__name__})
+    """On a device without kernels for CPUs, by a backend that divides, as NCCL does."""
+    with (
+        late_cpu(),
+        patch.object(native, "compiled", lambda values: False),
+        patch.object(collective, "divides", lambda group, device: True),
+    ):
+        engine = engine_of(group, STRATEGIES[wrap.__name__], layers=layers)
         ours = launched(lambda batch: engine.step([batch], 1e-3))
-    theirs = launched(plain_loop(wrap))
-    more, messages = ours - theirs, engine.ledger.accounts["gradients"].collectives // STEPS
-    assert messages == (1 if wrap is ddp else 3)
-    assert more[LARGEST] + more[SCALE] <= 2 * messages
-    assert more.total() - more[COPY] <= 2 * messages + _PER_STEP
-    # DDP multiplies into its buckets, where the hook finds copies and multiplies once
-    assert more[COPY] <= theirs["aten.mul.out"]
+    theirs = launched(plain_loop(wrap, layers))
+    messages = engine.ledger.accounts["gradients"].collectives / STEPS
+    assert messages > (1 if wrap is ddp else layers)
+    if wrap is ddp:  # which multiplies into its buckets, where a hook finds copies
+        ours[PRODUCT] += ours[COPY] - theirs[COPY]
+        ours[COPY] = theirs[COPY]
+    more = ours.total() / theirs.total() - 1
+    assert more <= MOST, (ours - theirs, theirs - ours)

@@ -147,6 +147,10 @@ def test_auto_is_float32_on_a_cpu():
     assert dtype_of("auto", torch.device("cpu")) is torch.float32
 
 
+def norm(gradients):
+    return norm_of(float(sum_of_squares(gradients)))
+
+
 def exact(values):
     """The norm in float32: squares of float32 have no error in float64, and `fsum` adds none."""
     squares = math.fsum((values.double() ** 2).flatten().tolist())
@@ -164,7 +168,7 @@ def test_the_norm_does_not_depend_on_cuts(n, seed, cuts, dtype):
     powers = torch.randint(-12, 4, (n,), generator=generator)
     values = (torch.randn(n, generator=generator) * 2.0**powers).to(dtype)
     parts = list(values.tensor_split(sorted(min(cut, n) for cut in cuts)))
-    assert norm_of(sum_of_squares(parts)) == exact(values)
+    assert norm(parts) == exact(values)
 
 
 @pytest.mark.parametrize(
@@ -178,18 +182,18 @@ def test_the_norm_does_not_depend_on_cuts(n, seed, cuts, dtype):
 def test_norm_includes_tensors_without_a_kernel(odd):
     plain = torch.randn(20_000)
     both = torch.cat([plain.double(), odd.double().flatten()])
-    assert norm_of(sum_of_squares([plain, odd])) == exact(both)
+    assert norm([plain, odd]) == exact(both)
 
 
 def test_without_kernels_the_norm_is_the_same(monkeypatch):
     values = torch.randn(200, 300)
-    compiled = norm_of(sum_of_squares([values]))
+    compiled = norm([values])
     monkeypatch.setattr(native, "library", lambda: None)
-    assert norm_of(sum_of_squares([values])) == compiled
+    assert norm([values]) == compiled
 
 
 @pytest.mark.parametrize("size", [2, 20_000])
 @pytest.mark.parametrize("bad", ["inf", "nan"])
 def test_nonfinite_elements_make_the_norm_nonfinite(bad, size):
     gradients = [torch.ones(20_000), torch.ones(9), torch.full((size,), float(bad))]
-    assert str(float(norm_of(sum_of_squares(gradients)))) == bad
+    assert str(norm(gradients)) == bad

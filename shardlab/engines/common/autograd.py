@@ -135,7 +135,8 @@ class AutogradEngine(ModuleEngine):
         losses.append(self._accumulate(last, len(micro_batches)))
         self._finish_backward()
         gradients = self._gradients()
-        norm, *read = read_together(self._norm(gradients), *losses)
+        squares, *read = read_together(self._squares(gradients), *losses)
+        norm = norm_of(squares)
         self._clip(gradients, norm)
         applied = math.isfinite(norm)
         if applied:
@@ -160,12 +161,12 @@ class AutogradEngine(ModuleEngine):
             torch._foreach_mul_(gradients, 1 / self._loss_scale.value)
         return gradients
 
-    def _norm(self, gradients: list[Tensor]) -> Tensor:
-        """Return the norm of the whole gradient, [] on the device."""
+    def _squares(self, gradients: list[Tensor]) -> Tensor:
+        """Return the sum of squares of the whole gradient, float64 [] on the device."""
         squares = sum_of_squares(gradients)
         if self._shards is not None:
             dist.all_reduce(squares, group=self._shards)
-        return norm_of(squares)
+        return squares
 
     def _clip(self, gradients: list[Tensor], norm: float) -> None:
         coefficient = clip_coefficient(norm, self._optimization.clip)

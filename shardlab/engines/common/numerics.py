@@ -12,6 +12,7 @@ Clipping is that of `torch.nn.utils.clip_grads_with_norm_`.
 
 import math
 from collections.abc import Iterable
+from ctypes import c_float
 
 import torch
 from torch import Tensor
@@ -77,9 +78,8 @@ def sum_of_squares(tensors: list[Tensor]) -> Tensor:
     total = torch.tensor(math.fsum(sums), dtype=torch.float64)
     if not others:
         return total
-    squares: Tensor = (
-        torch.stack(torch._foreach_norm(others, 2, dtype=torch.float64)).square().sum()
-    )
+    norms = torch.stack(torch._foreach_norm(others, 2, dtype=torch.float64))
+    squares = norms.dot(norms)
     return squares + total if large else squares
 
 
@@ -88,15 +88,16 @@ def _is_for_kernel(tensor: Tensor) -> bool:
     return supported and tensor.numel() >= _LARGE and native.compiled(tensor)
 
 
-def norm_of(squares: Tensor) -> Tensor:
-    """Return the norm, rounded to float32, where the sum of squares is."""
-    return squares.sqrt().float()
+def norm_of(squares: float) -> float:
+    """Return the norm, rounded to float32, of a sum of squares."""
+    return c_float(math.sqrt(squares)).value
 
 
 def read_together(*numbers: Tensor) -> list[float]:
-    """Return numbers, float32 [] each, by one read: the host waits once for the device."""
+    """Return numbers, [] each, by one read: the host waits once for the device."""
     device = numbers[-1].device
-    found: list[float] = torch.stack([each.to(device, torch.float32) for each in numbers]).tolist()
+    # of several types: the widest one holds all of them exactly
+    found: list[float] = torch.stack([each.to(device) for each in numbers]).tolist()
     return found
 
 

@@ -263,7 +263,7 @@ class SlideEngine(ModuleEngine):
         """Return the norm of the whole gradient, when all of it is in host memory."""
         squares = torch.tensor(self._optimizer.sum_of_squares(), dtype=torch.float64)
         dist.all_reduce(squares, group=self.groups.here)
-        return float(norm_of(squares))
+        return norm_of(squares.item())
 
     def _end(self, norm: float, applied: bool) -> None:
         """Apply the gradient, or leave the step out."""
