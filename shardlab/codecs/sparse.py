@@ -34,6 +34,9 @@ class Sparse(Codec):
     2): contractions of delta1 and delta2 make one of at least delta1 * delta2, and what the value
     codec loses is in the residual too.
 
+    The size of the indices, unless as a bitmap, depends on the data, so the host waits for a device
+    that encodes; received indices are checked by the host before they are used as addresses.
+
     Args:
         values: format of the selected elements: fp32, fp16, bf16, int8 or int4.
         indices: bitmap, varint, or whichever is smaller.
