@@ -1,5 +1,7 @@
 """Laws of all routes: start and wait have the bits of the blocking form; profiles show units."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -87,3 +89,18 @@ def test_the_future_of_an_all_reduce_holds_the_vector(group) -> None:
     work = Native(group, Ledger(), "gradients").start_all_reduce(vector, 0.5, UNIT)
     (result,) = work.get_future().wait()
     assert result is vector and work.is_completed() and vector.eq(0.5).all()
+
+
+@pytest.mark.parametrize("started", [False, True])
+@on_ranks(4)
+def test_a_backend_that_divides_gives_the_same_mean(group, started) -> None:
+    """gloo takes the place of NCCL: its mean of 4 ranks has the bits of a multiplied sum."""
+    rank, native = dist.get_rank(group), Native(group, Ledger(), "gradients")
+    expected = reduced(native, rank, started)
+    launched = AssertionError("an operator beside the collective")
+    with (
+        patch("shardlab.comm.collective.divides", lambda group, device: True),
+        patch.object(torch.Tensor, "mul_", side_effect=launched),
+    ):
+        found = reduced(native, rank, started)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
