@@ -1,5 +1,5 @@
 # Every target sets up what it needs. The first call installs the pinned packages into .venv.
-.PHONY: run test test-long test-gpu bench-gpu lint lock rivals clean
+.PHONY: run test test-long test-cluster test-gpu bench-gpu lint lock rivals clean
 .DELETE_ON_ERROR:
 
 # the stages call `python`: the environment comes first on the path
@@ -38,11 +38,16 @@ experiments/%: $(PARAMS)
 	@touch $@
 
 test: .venv/.project
-	@pytest -n 2 --dist loadfile -m "not long and not gpu"
+	@pytest -n 2 --dist loadfile -m "not long and not gpu and not cluster"
 
 # both tools from nothing, processes that are killed, every command of the documents
 test-long: .venv/.project
 	@pytest -n 2 --dist worksteal -m long
+
+# the small pipeline through a SLURM of three nodes, which ends with the tests: needs root, for
+# namespaces and Debian's packages of SLURM, which it installs
+test-cluster: .venv/.project
+	@python -m tests.cluster -p no:xdist
 
 # both resume: results of the same code on the same GPUs, in .work/gpu, are kept
 test-gpu: .venv/.project

@@ -6,6 +6,7 @@ from shardlab.calibration.measure import Network, calibrate
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
+from shardlab.launch.environment import node_count
 from shardlab.measurements.calibration import memory_operations
 from shardlab.strategy.strategy import parse_strategy
 from stages import plans
@@ -22,6 +23,9 @@ def main(params: Parameters) -> None:
     networks = dict.fromkeys(
         Network(ranks, each) for ranks, link in plan["networks"] for each in (None, link)
     )
+    nodes = node_count(train.world_size)
+    if nodes > 1:  # a step of srun has these ranks alone, and no emulated link
+        networks = {Network(train.world_size, None, nodes): None}
     # the search may propose to slide where no timing does
     sliding = parse_strategy({"engine": "slide"}).canonical()
     memory = dict.fromkeys(each for some in (sliding, *timed) for each in memory_operations(some))
@@ -36,6 +40,8 @@ def main(params: Parameters) -> None:
         placement=train.placement,
         memory=[*memory],
     )
+    if found is None:
+        return
     detect(found).to_file("results/hardware.json")
     found.to_file(_OUTPUT)
     say(f"calibrate: {_OUTPUT}")

@@ -71,7 +71,7 @@ def calibrate(params: Parameters) -> Values:
         "networks": [(timings[name].world_size, timings[name].link) for name in forecast_.timings],
         "strategies": sorted(timed_strategies, key=Strategy.hash),
         "space": forecast_.space,
-        "train": of_train.only(*_CPUS),
+        "train": of_train.only(*_CPUS, "world_size"),
     }
 
 

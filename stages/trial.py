@@ -1,6 +1,17 @@
-"""Race the arms of a round, then train what was faster and of which the quality is unknown."""
+"""Race the arms of a round, then train what was faster and of which the quality is unknown.
 
+Ranks on several nodes are tasks of job steps: each race and each run is one step, and this stage,
+outside of them, starts one after the other.
+"""
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated, Literal
 
 from shardlab.agent.decisions.decision import faster, race_rule
 from shardlab.agent.races.sequential import verdict
@@ -8,14 +19,16 @@ from shardlab.agent.records.history import mean_ratio
 from shardlab.agent.records.rounds import Arm, Measurement, Proposal, Trained, Trial
 from shardlab.agent.trials.trials import TrialFailed, run_trial, trial_key
 from shardlab.core.checksums import read_checked, refuse_damage
-from shardlab.core.document import validate
+from shardlab.core.document import Document, validate
 from shardlab.core.errors import StorageError, UserError
+from shardlab.core.files import read_json, write_json
 from shardlab.core.progress import say, stopwatch
-from shardlab.core.unfinished import temporary
+from shardlab.core.unfinished import unfinished
 from shardlab.evaluation.validate import validate_run
 from shardlab.experiment.parameters import Parameters
 from shardlab.experiment.schema import Timing
 from shardlab.launch import RunFailed
+from shardlab.launch.failure import Failure
 from shardlab.loop.plan import RunPlan
 from shardlab.profiling.analysis.breakdown import analyse
 from shardlab.records.race import Race, Ruling
@@ -31,21 +44,95 @@ DATA = Path("data")
 STORE = Path(".trials")
 
 
-def main(params: Parameters, number: str) -> None:
+_FAILED = "failed.json"
+
+
+class Step(Document):
+    """A job step: the race of the round, or one run of an arm."""
+
+    folder: str
+    """for its files; all nodes see it"""
+    arm: str | None = None
+    """hash of the strategy; None: the race"""
+    seed: int = 0
+    limit_s: float | None = None
+    """longest duration of the run"""
+
+
+def main(
+    params: Parameters,
+    number: str,
+    *,
+    start: Annotated[str, "command that starts ranks, such as srun -n 8; none: forks"] = "",
+    step: Annotated[str, "do a part of the trial, which this file describes"] = "",
+) -> None:
     """Write trial.json of the round; what fails is a result like any other."""
     count, folder = integer("round", number), Path("results/rounds", number)
     fix = f"run python -m stages.propose {number}"
     proposal = Proposal.from_file(folder / "proposal.json", fix)
-    plan = plans.trial(params, number)
+    values = plans.trial(params, number)
+    if step:
+        _do(values, proposal, Step.from_file(step, "repeat the trial"))
+        return
+
+    def do(part: Step) -> None:
+        if start:
+            _start(shlex.split(start), number, part)
+        else:
+            _do(values, proposal, part)
+
     elapsed = stopwatch()
-    raced = _race(plan, proposal) if proposal.arms else None
-    trained = _train(plan, proposal, raced) if raced else []
+    raced = _raced(proposal, do) if proposal.arms else None
+    trained = _train(values, proposal, raced, do) if raced else []
     trial = Trial(round=count, race=raced, trained=trained, seconds=elapsed())
     trial.to_file(folder / "trial.json")
     say(f"round {number}: {raced.reason if raced else 'nothing was raced'}")
 
 
-def _race(values: Values, proposal: Proposal) -> Race:
+Do = Callable[[Step], None]
+
+
+def _start(command: list[str], number: str, step: Step) -> None:
+    """Do the step on the ranks that the command starts.
+
+    Raises:
+        RunFailed, UserError: of the ranks.
+    """
+    path = Path(step.folder, "step.json")
+    step.to_file(path)
+    program = [sys.executable, "-m", "stages.trial", number, "--step", str(path)]
+    done = subprocess.run([*command, *program], stderr=subprocess.PIPE, text=True)
+    sys.stderr.write(done.stderr)
+    if done.returncode:
+        with suppress(FileNotFoundError):
+            raise Failure(**read_json(Path(step.folder, _FAILED))).error()
+        said = done.stderr.strip() or f"{command[0]} ended with exit code {done.returncode}"
+        raise RunFailed("crash", said, said.splitlines()[-1])
+
+
+def _do(values: Values, proposal: Proposal, step: Step) -> None:
+    try:
+        if step.arm is None:
+            _race(values, proposal, Path(step.folder))
+        else:
+            (arm,) = (arm for arm in proposal.arms if arm.hash == step.arm)
+            train_run(_plan(values, arm, step.seed), Path(step.folder), limit_s=step.limit_s)
+    except (RunFailed, UserError) as error:
+        _report(error, Path(step.folder, _FAILED))
+        raise
+
+
+def _report(error: RunFailed | UserError, path: Path) -> None:
+    """Write a `Failure` for the stage that started this step."""
+    if isinstance(error, RunFailed):
+        failure = Failure(error.kind, error.summary, error.detail)
+    else:
+        kind: Literal["storage", "user"] = "storage" if isinstance(error, StorageError) else "user"
+        failure = Failure(kind, str(error))
+    write_json(path, asdict(failure))
+
+
+def _race(values: Values, proposal: Proposal, folder: Path) -> None:
     agent, train = values["agent"], values["train"]
     arms = {arm.hash: arm.strategy for arm in proposal.arms}
     timing = Timing(
@@ -60,8 +147,13 @@ def _race(values: Values, proposal: Proposal) -> Race:
     def look(step_ms: dict[str, list[float]]) -> Ruling:
         return verdict(step_ms, proposal.incumbent, rule, elapsed()).ruling
 
-    with temporary("shardlab-race") as folder:
-        race(plan, folder / "race.json", look, agent.trial_timeout_s)
+    race(plan, folder / "race.json", look, agent.trial_timeout_s)
+
+
+def _raced(proposal: Proposal, do: Do) -> Race:
+    STORE.mkdir(exist_ok=True)
+    with unfinished(STORE / f"race-{proposal.round}") as folder:
+        do(Step(folder=str(folder)))
         found = Race.from_file(folder / "race.json", "repeat the trial")
     reason = found.reason
     for arm in proposal.arms:
@@ -69,27 +161,33 @@ def _race(values: Values, proposal: Proposal) -> Race:
     return found.model_copy(update={"reason": reason})
 
 
-def _train(values: Values, proposal: Proposal, raced: Race) -> list[Trained]:
+def _plan(values: Values, arm: Arm, seed: int) -> RunPlan:
+    run, train, model = f"trial-{arm.hash}", values["train"], values["model"]
+    return RunPlan(run, seed, arm.strategy, train, model, DATA)
+
+
+def _train(values: Values, proposal: Proposal, raced: Race, do: Do) -> list[Trained]:
     """Train the faster arms, the fastest first, until one has a quality that is tolerated."""
     agent, arms = values["agent"], {arm.hash: arm for arm in proposal.arms}
     trained: list[Trained] = []
     for key in faster(raced, agent):
         if arms[key].trained:
             break
-        trained.append(_trained(values, arms[key]))
+        trained.append(_trained(values, arms[key], do))
         ratio = mean_ratio(trained[-1].measurements, proposal.reference)
         if ratio <= 1 + agent.quality_tolerance:
             break
     return trained
 
 
-def _trained(values: Values, arm: Arm) -> Trained:
+def _trained(values: Values, arm: Arm, do: Do) -> Trained:
     agent, train, model, seeds = (values[key] for key in ("agent", "train", "model", "seeds"))
 
     def measure_seed(seed: int, folder: Path, left_s: float) -> Record:
-        plan = RunPlan(f"trial-{arm.hash}", seed, arm.strategy, train, model, DATA)
+        plan = _plan(values, arm, seed)
         try:
-            record = measure(plan, folder, left_s)
+            do(Step(folder=str(folder), arm=arm.hash, seed=seed, limit_s=left_s))
+            record = evaluated(plan, folder)
         except RunFailed as failure:
             raise TrialFailed(failure.kind, failure.detail) from failure
         except StorageError:
@@ -117,6 +215,11 @@ def measure(plan: RunPlan, folder: Path, timeout_s: float | None = None) -> Reco
         RunFailed: crash, lack of memory, or more than `timeout_s` seconds of training.
     """
     train_run(plan, folder, limit_s=timeout_s)
+    return evaluated(plan, folder)
+
+
+def evaluated(plan: RunPlan, folder: Path) -> Record:
+    """Return the record of a run from its files, after measuring the quality of its model."""
     quality = folder / "validation.json"
     fix = "repeat the trial"
     metrics = read_checked(folder / "metrics.json", fix)

@@ -21,7 +21,7 @@ from shardlab.emulation.link import emulated
 from shardlab.environment.cpu_times import CpuMeter
 from shardlab.environment.host import describe_host, git_revision
 from shardlab.experiment.affinity import CpuAffinity
-from shardlab.experiment.link import LOOPBACK, Link, bucket_bytes
+from shardlab.experiment.link import Link, bucket_bytes, connection_name
 from shardlab.kernels import native
 from shardlab.launch import launch
 from shardlab.measurements.calibration import (
@@ -46,11 +46,21 @@ _LONGEST_S = 0.1
 """vectors that take a link longer are left out: they do not improve the fit"""
 
 
+Measurement = Callable[[dist.ProcessGroup], Any]
+"""measures on all ranks, and returns what is found on the first"""
+
+
 class Network(NamedTuple):
-    """Ranks and their link; None: loopback."""
+    """Ranks and their link; None: loopback, or what connects the nodes."""
 
     world_size: int
     link: Link | None
+    nodes: int = 1
+
+    @property
+    def name(self) -> str:
+        """Name of the connection in records."""
+        return connection_name(self.link, self.nodes)
 
 
 def calibrate(
@@ -61,35 +71,53 @@ def calibrate(
     repetitions: int = _REPETITIONS,
     placement: CpuAffinity = "auto",
     memory: Sequence[MemoryOperation] = (),
-) -> Calibration:
+) -> Calibration | None:
     """Measure transport on every network, and codecs and memory on the ranks of the first.
 
     A link that this process cannot create is not measured: a formula emulates it.
 
     Args:
-        networks: one or more, each of several ranks.
+        networks: one or more, each of several ranks; under torchrun or srun the one of its ranks.
         codecs: text of each codec in a strategy, and whether error feedback wraps it.
         threads: of each rank.
         placement: of the ranks.
         memory: operations to measure.
 
+    Returns:
+        None in processes that torchrun or srun started for other ranks than the first.
+
     Raises:
         RunFailed: a rank failed.
     """
     meter = CpuMeter()  # the ranks are children of this process
-    on_ranks = partial(_on_ranks, threads, timeout_s, placement)
-    transfers: list[Transfer] = []
-    for network in networks:
-        times = on_ranks(network, partial(_transfer_times, network, repetitions))
-        if times is not None:
-            transfers += _transfers(network, times)
-            say(f"calibrate: {network.world_size} ranks, {_name(network.link)}")
     one = networks[0]._replace(link=None)
     phased = [each for each in codecs if _multi_phase(each[0])]
     single = [each for each in codecs if each not in phased]
-    coded = on_ranks(one, partial(codec_times, single, repetitions)) if single else []
-    summed = on_ranks(one, partial(phased_times, phased, repetitions)) if phased else []
-    moved = on_ranks(one, partial(memory_times, memory, repetitions)) if memory else []
+    of_network: dict[Network, list[Measurement]] = {
+        each: [partial(_transfer_times, each, repetitions)] for each in networks
+    }
+    # all of one network in one launch: under srun there is no other
+    of_network.setdefault(one, [])
+    of_network[one] += [
+        partial(codec_times, single, repetitions),
+        partial(phased_times, phased, repetitions),
+        partial(memory_times, memory, repetitions),
+    ]
+    transfers: list[Transfer] = []
+    coded: list[Any] = []
+    summed: list[Any] = []
+    moved: list[Any] = []
+    for network, measurements in of_network.items():
+        found = _on_ranks(threads, timeout_s, placement, network, measurements)
+        if found is None:
+            continue
+        if network == one:
+            *found, coded, summed, moved = found
+        for times in found:
+            transfers += _transfers(network, times)
+            say(f"calibrate: {network.world_size} ranks, {network.name}")
+    if not coded + summed + moved + transfers:
+        return None
     return Calibration(
         transfers=transfers,
         codecs=[CodecCost(**each) for each in coded],
@@ -113,9 +141,10 @@ def _on_ranks(
     timeout_s: float,
     placement: CpuAffinity,
     network: Network,
-    measure: Callable[[dist.ProcessGroup], Any],
-) -> Any:
-    """Return what `measure` returns on rank 0; None where a formula emulates the link."""
+    measurements: Sequence[Measurement],
+) -> list[Any] | None:
+    """Return what the measurements return on rank 0; None where a formula emulates the link, or
+    where rank 0 is of another process."""
     with (
         temporary("shardlab-calibration") as folder,
         emulated(network.link, network.world_size) as link,
@@ -125,7 +154,7 @@ def _on_ranks(
         path = Path(folder, "found.json")
 
         def worker(group: dist.ProcessGroup) -> None:
-            found = measure(group)
+            found = [measure(group) for measure in measurements]
             if dist.get_rank(group) == 0:
                 write_json(path, found)
 
@@ -137,7 +166,7 @@ def _on_ranks(
             links=link.links,
             placement=placement,
         )
-        return read_json(path)
+        return read_json(path) if path.exists() else None
 
 
 def _transfer_times(network: Network, repetitions: int, group: dist.ProcessGroup) -> Times:
@@ -179,7 +208,7 @@ def _transfers(network: Network, times: Times) -> list[Transfer]:
         Transfer(
             operation=operation,
             world_size=network.world_size,
-            link=_name(link),
+            link=network.name,
             link_emulation="none" if link is None else "namespaces",
             bits_per_second=None if link is None else link.bits_per_second,
             nbytes=nbytes,
@@ -190,7 +219,3 @@ def _transfers(network: Network, times: Times) -> list[Transfer]:
         for nbytes in SIZES
         if f"{operation} {nbytes}" in times
     ]
-
-
-def _name(link: Link | None) -> str:
-    return LOOPBACK if link is None else link.name

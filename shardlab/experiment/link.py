@@ -15,6 +15,13 @@ FRAME_HEADERS = 66
 _UNITS = {"k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
 
 
+def connection_name(link: "Link | None", nodes: int) -> str:
+    """Return what records call the connection of ranks on so many nodes."""
+    if link is not None:
+        return link.name
+    return LOOPBACK if nodes == 1 else f"network of {nodes} nodes"
+
+
 def bits_per_second(rate: str) -> int:
     """`100mbit` -> 100_000_000.
 

@@ -65,6 +65,16 @@ def rank_environment(world_size: int) -> RankEnvironment | None:
     )
 
 
+def node_count(world_size: int) -> int:
+    """Return the number of nodes that the ranks of this process, or of its rank, are on.
+
+    Raises:
+        UserError: see `rank_environment`.
+    """
+    environment = rank_environment(world_size)
+    return 1 if environment is None else world_size // environment.local_world_size
+
+
 def from_slurm(variables: Mapping[str, str]) -> dict[str, str]:
     """Map the variables of an srun step with one task for each rank to those of torchrun.
 

@@ -13,8 +13,9 @@ from shardlab.core.files import finite
 from shardlab.devices.determinism import allows_tf32
 from shardlab.environment.cpu_times import CpuTimes
 from shardlab.environment.host import describe_host, git_revision
-from shardlab.experiment.link import LOOPBACK
+from shardlab.experiment.link import connection_name
 from shardlab.kernels import native
+from shardlab.launch.environment import node_count
 from shardlab.loop.divergence import divergence_step
 from shardlab.loop.plan import RunPlan
 from shardlab.records.contention import Contention
@@ -62,7 +63,7 @@ def describe(
         sequence_length=plan.train.sequence_length,
         batch_size=plan.train.batch_size,
         accumulation=plan.train.accumulation,
-        link=LOOPBACK if plan.train.link is None else plan.train.link.name,
+        link=connection_name(plan.train.link, node_count(plan.train.world_size)),
         link_emulation=link_emulation,
         codec=codec.pop("name"),
         codec_config=codec,

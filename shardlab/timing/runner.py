@@ -17,8 +17,9 @@ from shardlab.emulation.link import Emulation, interface_bytes, interface_frames
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Optimization
 from shardlab.environment.host import describe_host, git_revision
-from shardlab.experiment.link import LOOPBACK
+from shardlab.experiment.link import connection_name
 from shardlab.kernels import native
+from shardlab.launch.environment import node_count
 from shardlab.loop.divergence import has_diverged
 from shardlab.loop.loop import Loop, StepEvent, traced_steps, write_trace_of
 from shardlab.loop.space import refuse_too_large
@@ -158,7 +159,7 @@ class Runner:
             batch_size=train.batch_size,
             accumulation=train.accumulation,
             sequence_length=train.sequence_length,
-            link=LOOPBACK if link is None else link.name,
+            link=connection_name(link, node_count(plan.timing.world_size)),
             link_emulation=self._link.kind,
             bits_per_second=None if link is None else link.bits_per_second,
             delay_ms=0.0 if link is None else link.delay_ms,

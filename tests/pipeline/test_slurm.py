@@ -1,34 +1,113 @@
-"""The rule of a run can be a SLURM step with one task for each rank."""
+"""Jobs get nodes, tasks, CPUs, GPUs and memory for their ranks, which can be tasks of srun."""
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
+from shardlab.core.checksums import write_checked
 from shardlab.core.files import read_json_lines
-from tests.pipeline.workspace import copy_project, environment, run
+from tests.pipeline.workspace import copy_project, environment, run, set_params
 
 SRUN = """#!/bin/sh
 # two nodes with one task each, both of them on this machine
 export SLURM_JOB_ID=$$ SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=2
 export SLURM_STEP_NODELIST='127.0.0.[1-2]' SLURM_LOCALID=0
+while case $1 in -*) true;; *) false;; esac; do shift; done
 SLURM_PROCID=1 SLURM_NODEID=1 "$@" &
 SLURM_PROCID=0 SLURM_NODEID=0 "$@" && wait $!
 """
 
 
-def test_slurm_tasks_are_requested_by_resources(tmp_path: Path) -> None:
+def resources_of(root: Path, *defaults: str) -> dict[str, str]:
+    """The resources of the jobs in a dry run, by their output."""
+    arguments = ("--default-resources", *defaults) if defaults else ()
+    said = run(root, "snakemake", "-n", *arguments).stdout
+    outputs = re.findall(r"^    output: ([^,\n]*)", said, re.MULTILINE)
+    resources = re.findall(r"^    resources: (.*)$", said, re.MULTILINE)
+    assert len(outputs) <= len(resources)
+    return dict(zip(outputs, resources, strict=False))
+
+
+TRAINED = "results/train/fsdp2/seed0/metrics.json"
+OF_NODES = ("mpi=", "tasks=", "tasks_per_node=", "tasks_per_gpu=", "gres=")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_ranks_are_spread_over_nodes_tasks_cpus_and_gpus(tmp_path: Path, ranks: int) -> None:
     root = copy_project(tmp_path / "project")
-    plan = ("snakemake", "-n", "-p", "--set-resources", "train:tasks=2")
-    command = "python -m stages.train --run fsdp2 --seed 0"
-    assert f"exec srun {command}" in run(root, *plan, "train:mpi=srun").stdout
-    timing = "python -m stages.timing"
-    started = run(root, *plan, "--set-resources", "timing:mpi=srun").stdout
-    # those of the matrix: other timings have other ranks
-    assert f"exec srun {timing} two-ranks" in started
-    assert f"{timing} one-rank" in started and f"srun {timing} one-rank" not in started
-    alone = run(root, *plan).stdout
-    assert command in alone and "srun" not in alone
+    set_params(
+        root,
+        train__world_size=ranks,
+        train__threads=8,
+        train__batch_size=8,
+        **{"timings__two-ranks__world_size": ranks},
+    )
+    alone = resources_of(root)[TRAINED]
+    assert "nodes=1, " in alone and f"cpus_per_task={8 * ranks}," in alone
+    assert not any(name in alone for name in OF_NODES)
+    found = resources_of(root, "rank_nodes=2", "rank_gpus=1")
+    if ranks == 1:
+        assert "nodes=1, " in found[TRAINED] and "srun" not in found[TRAINED]
+        return
+    here = ranks // 2
+    task = f"tasks={ranks}" if here == 1 else f"tasks_per_node={here}"
+    start = (
+        f"srun --nodes=2 --ntasks={ranks} --ntasks-per-node={here} --cpus-per-task=8 "
+        f"--distribution=block --kill-on-bad-exit=1 --gres=gpu:{here}"
+    )
+    expected = f"nodes=2, gres=gpu:{here}, mpi=srun, {task}, tasks_per_gpu=0, cpus_per_task=8"
+    spread = ("results/calibration.json", TRAINED, "results/timings/two-ranks.jsonl")
+    for output in spread:
+        assert set(expected.split(", ")) <= set(found[output].split(", ")), output
+        assert f"start={start}" in found[output] and " gpu=" not in found[output]
+    assert f"steps= --start '{start}'" in found["results/rounds/1/trial.json"]
+    # a single rank, and an emulated link
+    for output in ("results/timings/one-rank.jsonl", "results/timings/link-100mbit.jsonl"):
+        assert "nodes=1" in found[output] and "srun" not in found[output]
+    # without GPUs nothing asks for them
+    assert "gres" not in resources_of(root, "rank_nodes=2", "rank_gpus=0")[TRAINED]
+
+
+def test_memory_is_that_of_the_estimate(tmp_path: Path) -> None:
+    root = copy_project(tmp_path / "project")
+    assert "mem_mb=4321" in resources_of(root, "mem_mb=4321")[TRAINED]
+    estimates = {"fsdp2": {"traced": None, "closed_form": {"parameters": 8 * 10**9}}}
+    (root / "results").mkdir()
+    write_checked(root / "results/memory.json", estimates)
+    # two ranks with Python and a quarter more than the estimate; four engines in the timing
+    found = resources_of(root, "mem_mb=4321")
+    assert "mem_mb=22000" in found[TRAINED]
+    assert "mem_mb=82000" in found["results/timings/two-ranks.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("default", "message"),
+    [
+        ("rank_nodes=two", "rank_nodes: expected a whole number from 1 on (found 'two')"),
+        ("rank_nodes=0", "rank_nodes: expected a whole number from 1 on (found 0)"),
+    ],
+)
+def test_mistakes_in_a_profile_are_one_line(tmp_path: Path, default: str, message: str) -> None:
+    root = copy_project(tmp_path / "project")
+    said = run(root, "snakemake", "-n", "--default-resources", default, check=False).stdout
+    assert message in said.splitlines()
+
+
+@pytest.mark.parametrize("profile", ["kubernetes", "googlebatch"])
+def test_profiles_of_other_executors_load(tmp_path: Path, profile: str) -> None:
+    """As far as they do without their plugins: what is missing is named."""
+    root = copy_project(tmp_path / "project")
+    plan = ("snakemake", "-n", "--workflow-profile", f"profiles/{profile}")
+    refused = run(root, *plan, check=False).stdout.splitlines()[-1]
+    assert f"argument --executor/-e: invalid choice: '{profile}'" in refused
+    loaded = run(root, *plan, "--executor", "local", check=False).stdout
+    ends = {
+        "kubernetes": "This was a dry-run",
+        "googlebatch": "snakemake-storage-plugin-gcs is not",
+    }
+    assert ends[profile] in loaded.splitlines()[-1]
 
 
 @pytest.mark.long
@@ -42,7 +121,7 @@ def test_two_slurm_tasks_match_one_command(workspace: Path, tmp_path: Path) -> N
     losses = [event["loss"] for event in read_json_lines(folder / "events.jsonl")]
     shutil.rmtree(folder)
     path = f"PATH={srun.parent}:{environment()['PATH']}"
-    options = ("--cores", "2", "--set-resources", "train:mpi=srun", "train:tasks=2")
+    options = ("--cores", "2", "--default-resources", "rank_nodes=2", "rank_gpus=0")
     target = str((folder / "events.jsonl").relative_to(workspace))
     run(workspace, "env", path, "snakemake", *options, "--", target)
     assert [event["loss"] for event in read_json_lines(folder / "events.jsonl")] == losses

@@ -51,7 +51,7 @@ rule trial:
         "logs/benchmarks/trial/{round}.tsv"
     threads: lambda wildcards: ranks_of_trial(wildcards) * config["train"]["threads"]
     resources:
-        gpu=ranks_of_trial,
+        **placed_steps(ranks_of_trial, link_of_trial),
         timing=1,
     params:
         code=code(
@@ -90,7 +90,7 @@ rule trial:
         ),
         plan=content("trial/{round}"),
     shell:
-        "exec python -m stages.trial {wildcards.round:q}"
+        "exec python -m stages.trial {wildcards.round:q}{resources.steps}"
 
 
 rule decide:

@@ -11,6 +11,7 @@ rule calibrate:
     priority: 1
     threads: CORES_OF_RANKS
     resources:
+        **placed(ranks_of_run, link_of_run),
         timing=1,
     params:
         code=code(
@@ -35,7 +36,7 @@ rule calibrate:
         ),
         plan=content("calibrate"),
     shell:
-        "exec python -m stages.calibrate"
+        "exec {resources.start} python -m stages.calibrate"
 
 
 rule forecast:

@@ -14,6 +14,7 @@ def stop(number):
 # only where jobs will run: who plans, draws or reports may do so beside others
 onstart:
     try:
+        check_partition()
         lock_tree()
     except UserError as error:
         print(f"snakemake: error: {error}", file=sys.stderr)

@@ -18,7 +18,7 @@ rule train:
     priority: 1
     threads: CORES_OF_RANKS
     resources:
-        gpu=config["train"]["world_size"],
+        **placed(ranks_of_run, link_of_run, engines=lambda wildcards: 1),
         timing=1,
     params:
         code=code(
@@ -52,10 +52,8 @@ rule train:
             "shardlab/units",
         ),
         plan=content("train/{run}"),
-        # srun, where a profile asks for one task per rank
-        start=lambda wildcards, resources: resources.get("mpi", ""),
     shell:
-        "exec {params.start} python -m stages.train --run {wildcards.run:q} --seed {wildcards.seed:q}"
+        "exec {resources.start} python -m stages.train --run {wildcards.run:q} --seed {wildcards.seed:q}"
 
 
 rule profile:
@@ -130,9 +128,13 @@ rule timing:
         "logs/benchmarks/timing/{timing}.tsv"
     priority: 1
     # all cores of this machine: no other job disturbs it
-    threads: lambda wildcards: max(ranks_of_timing(wildcards) * config["train"]["threads"], workflow.cores or 1)
+    threads:
+        lambda wildcards: max(
+            ranks_of_timing(wildcards) * config["train"]["threads"],
+            workflow.resource_settings.cores or 1,
+        )
     resources:
-        gpu=ranks_of_timing,
+        **placed(ranks_of_timing, link_of_timing, engines_of_timing),
         timing=1,
     params:
         code=code(
@@ -163,12 +165,8 @@ rule timing:
             "shardlab/units",
         ),
         plan=content("timing/{timing}"),
-        # as for training runs, so that their steps are compared on the same nodes
-        start=lambda wildcards, resources: (
-            resources.get("mpi", "") if wildcards.timing == config["comparison"] else ""
-        ),
     shell:
-        "exec {params.start} python -m stages.timing {wildcards.timing:q}"
+        "exec {resources.start} python -m stages.timing {wildcards.timing:q}"
 
 
 rule estimate:

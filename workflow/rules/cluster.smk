@@ -1,0 +1,148 @@
+import shlex
+import subprocess
+from math import ceil
+
+from shardlab.core.checksums import read_checked
+from shardlab.core.errors import UserError
+
+ESTIMATE = Path("results/memory.json")
+# Python, torch and its libraries in each rank
+RANK_MB = 1000
+# of what is estimated, for allocators and messages
+MARGIN = 1.25
+
+
+def default_resource(name, otherwise):
+    """A value of `default-resources` in the profile."""
+    given = workflow.resource_settings.default_resources or {}
+    return getattr(given[name], "raw", given[name]) if name in given else otherwise
+
+
+def of_profile(name, least):
+    """A whole number of `default-resources`; 1 where it is absent."""
+    value = default_resource(name, 1)
+    if not isinstance(value, int) or value < least:
+        raise UserError(f"{name}: expected a whole number from {least} on (found {value!r})")
+    return value
+
+
+# profiles/slurm describes both
+RANK_NODES = of_profile("rank_nodes", 1)
+RANK_GPUS = of_profile("rank_gpus", 0)
+
+
+def check_partition():
+    """Refuse a partition that SLURM does not have; otherwise each job would be refused for itself."""
+    partition = default_resource("slurm_partition", None)
+    if partition is None:
+        return
+    sinfo = ("sinfo", "--noheader", "--format=%R")
+    try:
+        known = subprocess.run(sinfo, capture_output=True, text=True, check=True).stdout.split()
+    except FileNotFoundError:
+        raise UserError("there is no SLURM here (no command sinfo): log in where it is") from None
+    except subprocess.CalledProcessError as error:
+        raise UserError(f"SLURM does not answer: {error.stderr.strip().splitlines()[-1]}") from None
+    if missing := set(partition.split(",")) - set(known):
+        raise UserError(
+            f"slurm_partition: SLURM has no partition {', '.join(missing)}: choose from "
+            f"{', '.join(known)} in default-resources of the profile"
+        )
+
+
+def placed(ranks, link, engines=None):
+    """Nodes, tasks, CPUs, GPUs and memory of a job, by the names that executor plugins know.
+
+    On one node a command forks the ranks: one task has the CPUs and GPUs of all of them. On several
+    nodes srun starts a task for each rank, and the nodes have equally many. Ranks on emulated links
+    stay on one node.
+
+    Args:
+        ranks, link: wildcards → number of ranks, and their emulated link, if any.
+        engines: wildcards → engines that a rank holds at a time, where memory.json estimates them.
+    """
+    threads = config["train"]["threads"]
+
+    def size(wildcards):
+        count = ranks(wildcards)
+        nodes = 1 if link(wildcards) else min(count, RANK_NODES)
+        if count % nodes:
+            raise UserError(
+                f"{count} ranks on {nodes} nodes: give each node equally many, see rank_nodes"
+            )
+        return nodes, count // nodes
+
+    def spread(value):
+        """A resource of jobs on several nodes alone, of the nodes and the ranks on each."""
+        return lambda wildcards: value(*size(wildcards)) if size(wildcards)[0] > 1 else None
+
+    def gpus(wildcards):
+        nodes, here = size(wildcards)
+        return None if nodes > 1 else here * RANK_GPUS
+
+    def cpus(wildcards):
+        nodes, here = size(wildcards)
+        return threads if nodes > 1 else here * threads
+
+    def start(nodes, here):
+        gres = f" --gres=gpu:{here * RANK_GPUS}" if RANK_GPUS else ""
+        return (
+            f"srun --nodes={nodes} --ntasks={nodes * here} --ntasks-per-node={here} "
+            f"--cpus-per-task={threads} --distribution=block --kill-on-bad-exit=1{gres}"
+        )
+
+    def memory(wildcards):
+        known = read_checked(ESTIMATE, "repeat the stage estimate").values()
+        most = max(sum(each["closed_form"].values()) for each in known)
+        _, here = size(wildcards)
+        return ceil(here * (RANK_MB + MARGIN * engines(wildcards) * most / 1e6))
+
+    resources = {
+        "nodes": lambda wildcards: size(wildcards)[0],
+        # SLURM may spread --gpus unevenly over nodes, but not --gres
+        "gpu": gpus,
+        "gres": spread(lambda nodes, here: f"gpu:{here * RANK_GPUS}" if RANK_GPUS else None),
+        # the plugin wants one of these, and no single task per node
+        "tasks": spread(lambda nodes, here: nodes if here == 1 else None),
+        "tasks_per_node": spread(lambda nodes, here: here if here > 1 else None),
+        "tasks_per_gpu": spread(lambda nodes, here: 0),
+        "cpus_per_task": cpus,
+        "mpi": spread(lambda nodes, here: "srun"),
+        # what the command of the rule begins with
+        "start": lambda wildcards: spread(start)(wildcards) or "",
+    }
+    # otherwise as much as the profile says
+    return {**resources, "mem_mb": memory} if engines and ESTIMATE.exists() else resources
+
+
+def placed_steps(*given):
+    """As `placed`, for a command that is outside of the job steps that it starts."""
+    resources = placed(*given)
+    start = resources.pop("start")
+
+    def option(wildcards):
+        return f" --start {shlex.quote(start(wildcards))}" if start(wildcards) else ""
+
+    return {**resources, "steps": option}
+
+
+def ranks_of_run(wildcards):
+    return config["train"]["world_size"]
+
+
+def link_of_run(wildcards):
+    return config["train"].get("link")
+
+
+def link_of_timing(wildcards):
+    return config["timings"][wildcards.timing].get("link")
+
+
+def engines_of_timing(wildcards):
+    """Those of the runs and the one without communication."""
+    return 1 + len(config["timings"][wildcards.timing]["runs"])
+
+
+def link_of_trial(wildcards):
+    agent, plan, train = PARAMETERS("agent", f"rounds.{wildcards.round}", "train")
+    return agent.of(plan).link or train.link
