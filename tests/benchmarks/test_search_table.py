@@ -31,7 +31,8 @@ def test_its_strategies_are_legal_distinct_and_of_all_engines_and_codecs():
 def test_its_workloads_are_none_that_the_forecast_is_fitted_on():
     given, timings, forecast, runs = PARAMS("strategies", "timings", "forecast", "runs")
     tables = {name: each for name, each in timings.items() if {*each.runs} == {*given}}
-    assert len({(each.world_size, each.link) for each in tables.values()}) >= 4
+    assert len({(each.world_size, each.link) for each in tables.values()}) == len(tables) >= 4
+    assert {*tables} == {*PARAMS("policies").timings}
     assert not {*tables} & {*forecast.timings}
     # the quality of every codec is known, so that no strategy is left out for ignorance
     trained = {given[run].gradients.codec for run in runs}
