@@ -33,11 +33,9 @@ def _replayed(plan: Values) -> tuple[PolicyComparison, Conversation]:
     from shardlab.agent.proposals.judge import RuleJudge
     from shardlab.agent.proposals.judges import model_of
     from shardlab.agent.records.beginning import initial_history
-    from shardlab.core.checksums import read_checked
     from shardlab.forecast.bounds import step_s
     from shardlab.forecast.check import fitted_runs
     from shardlab.measurements.calibration import Calibration
-    from shardlab.models.build import build_model
     from shardlab.records.run import read_records
     from shardlab.records.timing import NO_COMMUNICATION, TimedRun, read_all
     from shardlab.strategy.strategy import CanonicalStrategy
@@ -46,9 +44,7 @@ def _replayed(plan: Values) -> tuple[PolicyComparison, Conversation]:
     policies, agent, train = plan["policies"], plan["agent"], plan["train"]
     timed = read_all(Path("results/timings"), plan["timings"])
     history = initial_history(read_records("results/results.jsonl"), [], agent, train)
-    tokens = read_checked("data/tokens/manifest.json", "run python -m stages.tokenize")
-    sizes = tokens["vocabulary"], train.sequence_length, tokens["end_of_text"]
-    shapes = ModelShapes(build_model(plan["model"], *sizes, seed=0).module, train)
+    shapes = ModelShapes.of(plan["model"], train, Path("data/tokens"))
     calibration = Calibration.from_file(
         "results/calibration.json", "run python -m stages.calibrate"
     )

@@ -13,7 +13,6 @@ from shardlab.experiment.hardware import Hardware
 from shardlab.experiment.parameters import Parameters
 from shardlab.forecast.check import fitted_runs
 from shardlab.measurements.calibration import Calibration
-from shardlab.models.build import build_model
 from shardlab.records.run import read_records
 from shardlab.records.timing import read_all
 from shardlab.units.shapes import ModelShapes
@@ -33,9 +32,7 @@ def main(params: Parameters, number: str) -> None:
     detected = Hardware.from_file("results/hardware.json", "run python -m stages.calibrate")
     hardware = detected.changed_by(agent.hardware)
     agent = agent.on(hardware, history.workload.world_size)
-    tokens = read_checked("data/tokens/manifest.json", "run python -m stages.tokenize")
-    sizes = tokens["vocabulary"], train.sequence_length, tokens["end_of_text"]
-    shapes = ModelShapes(build_model(plan["model"], *sizes, seed=0).module, train)
+    shapes = ModelShapes.of(plan["model"], train, Path("data/tokens"))
     calibration = Calibration.from_file(
         "results/calibration.json", "run python -m stages.calibrate"
     )

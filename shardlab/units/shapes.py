@@ -1,10 +1,14 @@
 """Sizes and units of a model under any strategy, for a search that looks at thousands."""
 
+from pathlib import Path
+
 import torch
 from transformers import PreTrainedModel
 
-from shardlab.experiment.schema import Train
+from shardlab.core.checksums import read_checked
+from shardlab.experiment.schema import Model, Train
 from shardlab.memory.sizes import Sizes
+from shardlab.models.build import build_model
 from shardlab.models.parts import transformer_blocks
 from shardlab.records.timing import UnitSize
 from shardlab.strategy.strategy import CanonicalStrategy
@@ -28,6 +32,20 @@ class ModelShapes:
         self.samples = train.batch_size * train.accumulation
         self._sizes: dict[object, Sizes] = {}
         self._units: dict[object, list[UnitSize]] = {}
+
+    @classmethod
+    def of(cls, model: Model, train: Train, tokens: Path) -> "ModelShapes":
+        """Return the reader of the model that an experiment trains.
+
+        Args:
+            tokens: folder of its token shards.
+
+        Raises:
+            UserError: the data or the model is absent, or they do not fit.
+        """
+        data = read_checked(tokens / "manifest.json", "run python -m stages.tokenize")
+        sizes = data["vocabulary"], train.sequence_length, data["end_of_text"]
+        return cls(build_model(model, *sizes, seed=0).module, train)
 
     def sizes(self, strategy: CanonicalStrategy) -> Sizes:
         """Return the sizes that memory depends on.
