@@ -56,7 +56,7 @@ class ForecastDocument(Document):
     renamed: ClassVar[dict[str, str]] = {"learnt_from": "fitted_on"}
 
     fitted_on: list[str]
-    """timing/run"""
+    """timing/run, no-communication bounds included: those of all timings"""
     summary: Summary | None
     """over the held-out runs; None where there are none"""
     checks: list[Check]

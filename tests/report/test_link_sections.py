@@ -5,9 +5,11 @@ import math
 import pytest
 
 from shardlab.experiment.schema import Quality
+from shardlab.forecast.integer_sums import IntegerSum
 from shardlab.records.contention import Contention
 from shardlab.records.timing import NO_COMMUNICATION
 from shardlab.report.numbers import ABSENT, rate_text
+from shardlab.report.sections.forecast import forecast
 from shardlab.report.sections.links import (
     codec_table,
     crossing,
@@ -211,3 +213,23 @@ def test_a_disturbed_timing_is_marked_in_all_headings():
     assert "others used more than" in table.note
     assert "others used" not in step_table(crossovers(runs[:2])[0], BASELINE).note
     assert "1 Gbit/s \N{DAGGER}: ddp" in fastest(group, BASELINE)
+
+
+def forecast_with(**changes):
+    return forecast(make_evidence(make_records(), predicted=make_forecast(**changes)))
+
+
+def test_forecast_says_how_many_runs_and_bounds_it_is_fitted_on():
+    fitted = ["one/ddp", f"one/{NO_COMMUNICATION}", "two/fsdp2", f"two/{NO_COMMUNICATION}"]
+    (sentence,) = forecast_with(fitted_on=fitted).sentences
+    assert sentence.startswith("The model is fitted on 2 timed runs and 2 no-communication bounds ")
+
+
+def test_sums_of_integers_are_shown_where_both_codecs_were_calibrated():
+    title, fields = "Predicted sums of 8-bit integers", [*IntegerSum.model_fields][2:]
+    times = dict(zip(fields, (3.0, 5.0, 1.0, 2.0), strict=True))
+    shown = forecast_with(integer_sums=[IntegerSum(link="dgx-h100", ranks=64, **times)]).sections
+    (table,) = next(each for each in shown if each.title == title).tables
+    assert [column.title for column in table.columns][2:4] == ["int8-shared", "int8"]
+    assert [[*row] for row in table.rows] == [["dgx-h100", "64", "3.00", "5.00", "1.00", "2.00"]]
+    assert title not in [each.title for each in forecast_with().sections]

@@ -5,8 +5,19 @@ from collections.abc import Iterable, Sequence
 from shardlab.core.document import Document
 from shardlab.forecast.extrapolation import Point
 from shardlab.forecast.results import ForecastDocument
+from shardlab.records.timing import NO_COMMUNICATION
 from shardlab.report.evidence import Evidence
-from shardlab.report.numbers import Row, fixed, percent, plain, rate_text, share, within, words
+from shardlab.report.numbers import (
+    Row,
+    fixed,
+    percent,
+    plain,
+    plural,
+    rate_text,
+    share,
+    within,
+    words,
+)
 from shardlab.report.sections.scaling import LINK, RANKS
 from shardlab.report.tables import RUN, Column, Figure, Section, Table, make_table
 from shardlab.report.timing_plots import forecast_plot
@@ -70,6 +81,34 @@ BREAK_EVEN = [
     ),
 ]
 
+PRESET = Column("preset", "", words("link"), "assumed cluster", False)
+
+INTEGER_SUMS = [
+    PRESET,
+    Column("ranks", "", words("ranks"), "number of processes"),
+    Column(
+        "int8-shared",
+        "ms",
+        lambda row: fixed(row["shared_ms"], 2),
+        "scales that all ranks share; the backend sums the integers",
+    ),
+    Column(
+        "int8", "ms", lambda row: fixed(row["exchanged_ms"], 2), "payloads exchanged all-to-all"
+    ),
+    Column(
+        "int8-shared, messages",
+        "ms",
+        lambda row: fixed(row["shared_messages_ms"], 2),
+        "without computation, which is that of this machine",
+    ),
+    Column(
+        "int8, messages",
+        "ms",
+        lambda row: fixed(row["exchanged_messages_ms"], 2),
+        "without computation, which is that of this machine",
+    ),
+]
+
 
 def forecast(evidence: Evidence) -> Section:
     """Show the errors on held-out timings, and predictions with their assumptions."""
@@ -102,6 +141,7 @@ def forecast(evidence: Evidence) -> Section:
                 ],
             ),
             *_break_even(predicted),
+            *_integer_sums(predicted),
         ],
         details=[Section("Predicted throughput", tables=[_scaling(predicted.points)])],
     )
@@ -115,9 +155,21 @@ def _break_even(predicted: ForecastDocument) -> list[Section]:
     return [Section(table.title, [sentence], tables=[table])]
 
 
+def _integer_sums(predicted: ForecastDocument) -> list[Section]:
+    if not predicted.integer_sums:
+        return []
+    # they are of codecs, not of a run
+    rows = [{"run": "", **each.model_dump()} for each in predicted.integer_sums]
+    table = make_table("Predicted sums of 8-bit integers", INTEGER_SUMS, rows)
+    sentence = "A reduce-scatter of four million elements, by both ways to sum them."
+    return [Section(table.title, [sentence], tables=[table])]
+
+
 def accuracy(predicted: ForecastDocument) -> str:
     """Return a sentence with the errors on held-out runs, and whether the goals are met."""
-    fitted = f"The model is fitted on {len(predicted.fitted_on)} timed runs"
+    bounds = sum(each.endswith(f"/{NO_COMMUNICATION}") for each in predicted.fitted_on)
+    runs = plural(len(predicted.fitted_on) - bounds, "timed run")
+    fitted = f"The model is fitted on {runs} and {plural(bounds, 'no-communication bound')}"
     found = predicted.summary
     if found is None:
         return f"{fitted}; no other run is timed, so its error is unknown."
@@ -144,7 +196,7 @@ def _scaling(points: Sequence[Point]) -> Table:
     meaning = "predicted throughput of a rank relative to one without communication"
     columns = [
         RUN,
-        Column("preset", "", words("link"), "assumed cluster", False),
+        PRESET,
         *(Column(f"{n:,} ranks", "", words(str(n)), meaning) for n in sizes),
     ]
     rows: list[Row] = [
