@@ -26,5 +26,6 @@ include: "workflow/rules/report.smk"
 rule all:
     default_target: True
     input:
+        rules.plans.output,
         rules.report.output,
         rules.readme.output,

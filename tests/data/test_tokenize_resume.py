@@ -17,6 +17,7 @@ from tests.commands import Command, typed, wait_for
 
 PARAMS = """
 data: {source: synthetic, validation_share: 0.05}
+model: {preset: tiny}
 tokenize: {tokenizer: train, vocabulary: 300, shards: 12}
 """
 GIVEN = ("corpus.json", "source.json")

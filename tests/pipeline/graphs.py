@@ -26,7 +26,7 @@ class Job(NamedTuple):
     code: dict[str, str]
     """path → digest"""
     plan: str = ""
-    """what it uses of params.yaml, as JSON"""
+    """digest of what it uses of params.yaml"""
     name: str = ""
     """rule, or stage without its item"""
     pending: bool = False
@@ -120,10 +120,10 @@ def _read_dvc() -> list[dict[str, Any]]:
                 {
                     "name": stage.name.split("@")[0],
                     "command": stage.cmd,
-                    "inputs": sorted(paths - code),
+                    "inputs": sorted(p for p in paths - code if not p.startswith(_PLANS)),
                     "outputs": sorted(out.def_path for out in stage.outs),
                     "code": {path: _digest(_found(repo, path)) for path in sorted(code)},
-                    "plan": json.dumps(every) if whole else "".join(every[n] for n in names),
+                    "plan": _sha("".join(every[n] for n in (every if whole else names))),
                 }
             )
     return jobs
@@ -142,14 +142,15 @@ def _found(repo: Any, path: str) -> list[str]:
 
 
 def _digest(files: Iterable[str]) -> str:
-    found = hashlib.sha256()
-    for file in sorted(map(Path, files)):
-        found.update(f"{file} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
-    return found.hexdigest()[:16]
+    lines = (
+        f"{file} {hashlib.sha256(file.read_bytes()).hexdigest()}\n"
+        for file in sorted(map(Path, files))
+    )
+    return _sha("".join(lines))
 
 
-def _json_of(every: dict[str, str] | None) -> str:
-    return "" if every is None else json.dumps(every)
+def _sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _read_snakemake(force: bool) -> list[dict[str, Any]]:
@@ -170,7 +171,7 @@ def _read_snakemake(force: bool) -> list[dict[str, Any]]:
                 "inputs": sorted(map(str, job.input)),
                 "outputs": sorted(map(str, job.output)),
                 "code": dict(job.params.get("code", {})),
-                "plan": job.params.get("plan") or _json_of(job.params.get("plans")),
+                "plan": job.params.get("plan", _sha("")),
                 "pending": workflow.dag.needrun(job),
             }
             for job in workflow.dag.jobs

@@ -1,6 +1,5 @@
 rule propose:
     input:
-        plan("propose/{round}"),
         "data/statistics.json",
         "data/tokens/manifest.json",
         "results/calibration.json",
@@ -33,14 +32,13 @@ rule propose:
             "shardlab/strategy",
             "shardlab/units",
         ),
-        plan=content("propose/{round}"),
+        plan=plan("propose/{round}"),
     shell:
         "exec python -m stages.propose {wildcards.round:q}"
 
 
 rule trial:
     input:
-        plan("trial/{round}"),
         "results/rounds/{round}/proposal.json",
         DATASET,
     output:
@@ -88,14 +86,13 @@ rule trial:
             "shardlab/transport",
             "shardlab/units",
         ),
-        plan=content("trial/{round}"),
+        plan=plan("trial/{round}"),
     shell:
         "exec python -m stages.trial {wildcards.round:q}{resources.steps}"
 
 
 rule decide:
     input:
-        plan("decide/{round}"),
         "results/results.jsonl",
         "results/rounds/{round}/proposal.json",
         "results/rounds/{round}/trial.json",
@@ -118,14 +115,13 @@ rule decide:
             "shardlab/records",
             "shardlab/strategy",
         ),
-        plan=content("decide/{round}"),
+        plan=plan("decide/{round}"),
     shell:
         "exec python -m stages.decide {wildcards.round:q}"
 
 
 rule policies:
     input:
-        plan("policies"),
         "data/tokens/manifest.json",
         "results/calibration.json",
         "results/results.jsonl",
@@ -157,6 +153,6 @@ rule policies:
             "shardlab/strategy",
             "shardlab/units",
         ),
-        plan=content("policies"),
+        plan=plan("policies"),
     shell:
         "exec python -m stages.policies"

@@ -12,14 +12,12 @@ rule plans:
             "shardlab/experiment",
             "shardlab/strategy",
         ),
-        plans=PLANS,
+        plan=digest_of("".join(PLANS.values())),
     shell:
         "exec python -m stages.plans"
 
 
 rule prepare:
-    input:
-        plan("prepare"),
     output:
         # a good corpus stays when a bad source is refused
         update("data/corpus.json"),
@@ -37,14 +35,13 @@ rule prepare:
             "shardlab/experiment",
             "shardlab/strategy",
         ),
-        plan=content("prepare"),
+        plan=plan("prepare"),
     shell:
         "exec python -m stages.prepare"
 
 
 rule tokenize:
     input:
-        plan("tokenize"),
         "data/corpus.json",
         "data/source.json",
     output:
@@ -66,6 +63,6 @@ rule tokenize:
             "shardlab/experiment",
             "shardlab/strategy",
         ),
-        plan=content("tokenize"),
+        plan=plan("tokenize"),
     shell:
         "exec python -m stages.tokenize"

@@ -1,6 +1,4 @@
 rule calibrate:
-    input:
-        plan("calibrate"),
     output:
         "results/calibration.json",
         "results/hardware.json",
@@ -34,14 +32,13 @@ rule calibrate:
             "shardlab/strategy",
             "shardlab/transport",
         ),
-        plan=content("calibrate"),
+        plan=plan("calibrate"),
     shell:
         "exec {resources.start} python -m stages.calibrate"
 
 
 rule forecast:
     input:
-        plan("forecast"),
         "results/calibration.json",
         expand(rules.timing.output, timing=config["timings"]),
     output:
@@ -67,6 +64,6 @@ rule forecast:
             "shardlab/records",
             "shardlab/strategy",
         ),
-        plan=content("forecast"),
+        plan=plan("forecast"),
     shell:
         "exec python -m stages.forecast"

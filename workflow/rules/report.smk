@@ -1,6 +1,5 @@
 rule report:
     input:
-        plan("report"),
         "data/source.json",
         "data/statistics.json",
         "results/forecast/forecast.json",
@@ -51,7 +50,7 @@ rule report:
             "shardlab/report",
             "shardlab/strategy",
         ),
-        plan=content("report"),
+        plan=plan("report"),
     shell:
         "exec python -m stages.report"
 

@@ -1,6 +1,5 @@
 rule train:
     input:
-        plan("train/{run}"),
         DATASET,
     output:
         "results/train/{run}/seed{seed}/metrics.json",
@@ -51,7 +50,7 @@ rule train:
             "shardlab/transport",
             "shardlab/units",
         ),
-        plan=content("train/{run}"),
+        plan=plan("train/{run}"),
     shell:
         "exec {resources.start} python -m stages.train --run {wildcards.run:q} --seed {wildcards.seed:q}"
 
@@ -83,7 +82,6 @@ rule profile:
 
 rule validate:
     input:
-        plan("validate"),
         "results/train/{run}/seed{seed}/final_model/config.json",
         "results/train/{run}/seed{seed}/final_model/model.safetensors",
         "results/train/{run}/seed{seed}/final_model/tokenizer.json",
@@ -111,14 +109,13 @@ rule validate:
             "shardlab/records",
             "shardlab/strategy",
         ),
-        plan=content("validate"),
+        plan=plan("validate"),
     shell:
         "exec python -m stages.validate {wildcards.run:q} {wildcards.seed:q}"
 
 
 rule timing:
     input:
-        plan("timing/{timing}"),
         TOKENS,
     output:
         "results/timings/{timing}.jsonl",
@@ -164,14 +161,13 @@ rule timing:
             "shardlab/transport",
             "shardlab/units",
         ),
-        plan=content("timing/{timing}"),
+        plan=plan("timing/{timing}"),
     shell:
         "exec {resources.start} python -m stages.timing {wildcards.timing:q}"
 
 
 rule estimate:
     input:
-        plan("estimate"),
         "data/tokens/manifest.json",
     output:
         "results/memory.json",
@@ -203,14 +199,13 @@ rule estimate:
             "shardlab/transport",
             "shardlab/units",
         ),
-        plan=content("estimate"),
+        plan=plan("estimate"),
     shell:
         "exec python -m stages.estimate"
 
 
 rule collect:
     input:
-        plan("collect"),
         every_run("results/train/{run}/seed{seed}/metrics.json"),
         every_run("results/train/{run}/seed{seed}/events.jsonl"),
         expand(rules.timing.output, timing=config["timings"]),
@@ -233,6 +228,6 @@ rule collect:
             "shardlab/records",
             "shardlab/strategy",
         ),
-        plan=content("collect"),
+        plan=plan("collect"),
     shell:
         "exec python -m stages.collect"
