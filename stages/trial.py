@@ -208,16 +208,6 @@ def _trained(values: Values, arm: Arm, do: Do) -> Trained:
     )
 
 
-def measure(plan: RunPlan, folder: Path, timeout_s: float | None = None) -> Record:
-    """Run `plan` in child processes and return its record; files are left in `folder`.
-
-    Raises:
-        RunFailed: crash, lack of memory, or more than `timeout_s` seconds of training.
-    """
-    train_run(plan, folder, limit_s=timeout_s)
-    return evaluated(plan, folder)
-
-
 def evaluated(plan: RunPlan, folder: Path) -> Record:
     """Return the record of a run from its files, after measuring the quality of its model."""
     quality = folder / "validation.json"

@@ -88,7 +88,8 @@ def params(project: Path, monkeypatch: pytest.MonkeyPatch) -> Parameters:
         machine.race(proposal, machine.agent()).to_file(output)
 
     monkeypatch.setattr(trial, "race", race)
-    monkeypatch.setattr(trial, "measure", lambda plan, *_: make_record("fsdp2", plan.seed))
+    monkeypatch.setattr(trial, "train_run", lambda *_, **__: None)
+    monkeypatch.setattr(trial, "evaluated", lambda plan, _: make_record("fsdp2", plan.seed))
     return Parameters()
 
 
@@ -237,13 +238,14 @@ def test_only_what_is_faster_than_all_that_is_known_is_trained(
     proposal.to_file("results/rounds/1/proposal.json")
     plans: list[RunPlan] = []
 
-    def measure(plan: RunPlan, folder: Path, left_s: float) -> Record:
+    def evaluated(plan: RunPlan, folder: Path) -> Record:
         plans.append(plan)
         known = make_record("fsdp2", plan.seed)
         return known.model_copy(update={"val_ppl": quality * (known.val_ppl or 0.0)})
 
     monkeypatch.setattr(trial, "race", lambda plan, output, *_: race.to_file(output))
-    monkeypatch.setattr(trial, "measure", measure)
+    monkeypatch.setattr(trial, "train_run", lambda *_, **__: None)
+    monkeypatch.setattr(trial, "evaluated", evaluated)
     trial.main(params, "1")
     made = Trial.from_file("results/rounds/1/trial.json", "make it again")
     assert {plan.strategy.hash() for plan in plans} <= {INT4_KEPT.hash()}
@@ -257,28 +259,27 @@ def test_only_what_is_faster_than_all_that_is_known_is_trained(
 def test_training_that_fails_is_data_but_a_full_disk_is_not(params, monkeypatch):
     coded = proposal_of(begin(["fsdp2", "ddp"]), INT4_KEPT)
     assert [arm.trained for arm in coded.arms] == [True, False]
+    race = trial_of(coded, **{f"_{INT4_KEPT.hash()}": 0.5}).race
+    record = make_record("fsdp2", 0, val_ppl=None, val_loss=None, diverged_at=3)
+    monkeypatch.setattr(trial, "evaluated", lambda *_: record)
     for error, outcome in (
         (RunFailed("memory", "rank 1: no more memory", "no memory"), "memory"),
         (UserError("gradients: no"), "crash"),
         (None, "diverged"),
     ):
 
-        def measure(plan: RunPlan, *_: object, error: Exception | None = error) -> Record:
+        def do(_: trial.Step, error: Exception | None = error) -> None:
             if error is not None:
                 raise error
-            return make_record("fsdp2", plan.seed, val_ppl=None, val_loss=None, diverged_at=3)
 
-        monkeypatch.setattr(trial, "measure", measure)
-        race = trial_of(coded, **{f"_{INT4_KEPT.hash()}": 0.5}).race
-        (found,) = trial._train(plans.trial(params, "1"), coded, race)
+        (found,) = trial._train(plans.trial(params, "1"), coded, race, do)
         assert (found.outcome, found.measurements) == (outcome, [])
 
-    def full(*_: object) -> Record:
+    def full(_: trial.Step) -> None:
         raise StorageError("no space left")
 
-    monkeypatch.setattr(trial, "measure", full)
     with pytest.raises(StorageError):
-        trial._train(plans.trial(Parameters(overrides=["seeds=[5]"]), "1"), coded, race)
+        trial._train(plans.trial(Parameters(overrides=["seeds=[5]"]), "1"), coded, race, full)
 
 
 def test_a_round_on_real_ranks_races_and_decides(project):
@@ -299,4 +300,4 @@ def test_a_round_on_real_ranks_races_and_decides(project):
     assert (after.search, after.workload.world_size) == ("three", 3)
     assert after.rounds[0].compared[0].label == "ddp, none"
     assert after.incumbent in (history.start, DDP.hash())
-    assert not Path(".trials").exists()
+    assert not [*Path(".trials").iterdir()]

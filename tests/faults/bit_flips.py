@@ -33,8 +33,8 @@ from shardlab.launch import launch
 from shardlab.records.run import Breakdown, Validation, read_records, write_records
 from shardlab.records.timing import NO_COMMUNICATION, read_timing, write_timings
 from stages import profile
-from stages.trial import measure
 from tests.checkpoint.checkpointed import Run, plan_of, strategy_of
+from tests.measured_run import measure
 from tests.record_factory import make_history, make_records
 from tests.timed_run_factory import make_timed
 from tests.token_data import make_token_data

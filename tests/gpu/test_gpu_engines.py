@@ -16,8 +16,8 @@ from shardlab.devices.determinism import compute_deterministically
 from shardlab.experiment.schema import Model, Train
 from shardlab.loop.plan import RunPlan
 from shardlab.strategy.strategy import parse_strategy
-from stages.trial import measure
 from tests.engines.engine_cases import LOSSY, STRATEGIES, losses_of, make, train
+from tests.measured_run import measure
 from tests.pipeline.workspace import ROOT
 from tests.ranks import on_ranks, run_ranks
 

@@ -2,28 +2,28 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.distributed as dist
-import yaml
 
 from shardlab.agent.records.rounds import Arm
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
 from shardlab.engines.wrapped.ddp import DDPEngine
 from shardlab.evaluation.validate import Quality
-from shardlab.experiment.parameters import Parameters
-from shardlab.experiment.schema import Checkpoint, Model, Train
+from shardlab.experiment.schema import Agent, Checkpoint, Model, Train
 from shardlab.loop.plan import RunPlan
 from shardlab.records.run import Record
 from shardlab.strategy.strategy import parse_strategy
 from shardlab.train import run as train_module
 from shardlab.train.run import train_run
 from stages import trial
-from stages.trial import measure
+from tests.measured_run import measure
 
 STEPS = 60
 TRAIN: dict[str, Any] = {
@@ -119,11 +119,15 @@ def test_a_trial_that_diverges_is_data(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(trial, "DATA", data)
     strategy = parse_strategy({"engine": "ddp"}).canonical()
-    params = {"train": TRAIN, "model": {"preset": "tiny"}, "seeds": [3], "agent": {"start": "x"}}
-    Path("params.yaml").write_text(yaml.safe_dump(params))
+    values = {
+        "train": Train(**TRAIN),
+        "model": Model(preset="tiny"),
+        "seeds": [3],
+        "agent": Agent(),
+    }
     arm = Arm(roles=["judge"], hash=strategy.hash(), label="x", strategy=strategy, trained=False)
-    params = Parameters()
-    found = trial._trained(params, params("agent"), arm)
+    do = partial(trial._do, values, Mock(arms=[arm]))
+    found = trial._trained(values, arm, do)
     assert (found.outcome, found.measurements) == ("diverged", [])
     assert found.detail.startswith("seed 3: diverged at step ")
 

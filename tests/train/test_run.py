@@ -25,8 +25,8 @@ from shardlab.records.run import Record
 from shardlab.strategy.strategy import parse_strategy
 from shardlab.train.run import train_run
 from stages import validate
-from stages.trial import measure
 from tests.families import config_of
+from tests.measured_run import measure
 
 TRAIN = Train(
     steps=6,
