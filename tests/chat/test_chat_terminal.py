@@ -67,10 +67,10 @@ def test_ctrl_c_and_ctrl_d_at_the_prompt_end_the_conversation(run, key):  # noqa
     os.write(theirs, b"Some words\n")
     said += wait_for(theirs, b"> ", 1)
     # again, should the answer have looked like a prompt
-    for _ in range(60):
+    for _ in range(3):
         os.write(theirs, key)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(1)
+            process.wait(30)
             break
     assert process.poll() == 0
     assert b"Traceback" not in said
