@@ -45,7 +45,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     gc.enable()  # off during imports, see stages/__init__.py
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         main()
     except UserError as mistake:

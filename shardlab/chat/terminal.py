@@ -14,13 +14,15 @@ _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def printable(text: str) -> str:
-    """Return a model's text with everything escaped that could control a terminal."""
-    return "".join(
+    """Return a model's text with everything escaped that could control or crash a terminal."""
+    shown = "".join(
         char.encode("unicode_escape").decode()
         if unicodedata.category(char) in _HIDDEN and char not in _SHOWN
         else char
         for char in text
     )
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return shown.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def show(answer: Iterable[str]) -> None:
