@@ -34,8 +34,8 @@ def track(
 
 def say(message: str) -> None:
     """Print one line on stderr, above any bar, and keep it in the log."""
-    _show(message)
     log(message)
+    _show(message)  # the last line, also where there is no log
 
 
 def _show(message: str) -> None:

@@ -124,7 +124,7 @@ def test_losses_are_those_of_the_cpu_and_nothing_races(name: str) -> None:
 
 FAULTY = (
     *("manual", "manual-native", "slide-full-cpu", "slide-shard-gpu", "manual-unused"),
-    *("manual-memory", "manual-disk"),
+    *("manual-memory", "manual-disk", "manual-topk"),
 )
 """those whose steps take the least time come first: later ones try what is not found there"""
 

@@ -168,7 +168,7 @@ def _read_snakemake(force: bool) -> list[dict[str, Any]]:
             {
                 "name": job.rule.name,
                 "command": " ".join(shlex.split(job.shellcmd)),
-                "inputs": sorted(map(str, job.input)),
+                "inputs": sorted(p for p in map(str, job.input) if not p.startswith(_CODE)),
                 "outputs": sorted(map(str, job.output)),
                 "code": dict(job.params.get("code", {})),
                 "plan": job.params.get("plan", _sha("")),

@@ -105,7 +105,7 @@ def test_logs_neither_fail_a_stage_nor_hide_its_error(project: Path, full: bool)
     assert done.stdout.count("\n") == 2 and "logs/prepare.log: no log: [Errno" in done.stdout
     assert (project / "data/source.json").is_file()
     done = run(project, "python", "-m", "stages.prepare", "--set", "data.documents=0", check=False)
-    error, log = done.stdout.splitlines()
+    log, error = done.stdout.splitlines()
     assert done.returncode == 2
     assert error.startswith("prepare: error: data.documents: ")
     assert log.startswith("logs/prepare.log: no log: [Errno")

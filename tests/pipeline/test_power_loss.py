@@ -81,7 +81,7 @@ def test_the_first_stages_flush_what_they_write(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_every_stage_flushes_what_it_writes(workspace: Path) -> None:
     for stage in (
-        "check",
+        "plans",
         "prepare",
         "tokenize",
         "train --run fsdp2",

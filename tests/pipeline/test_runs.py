@@ -184,4 +184,4 @@ def test_another_experiment_has_a_folder_of_its_own(tmp_path: Path) -> None:
     lost = run(
         root, "make", "run", "PARAMS=mine/lost.yaml", "--old-file=.venv/.project", check=False
     )
-    assert lost.returncode == 2 and "mine/lost.yaml" in lost.stdout.splitlines()[-1]
+    assert lost.returncode == 2 and "no such file: mine/lost.yaml" in lost.stdout

@@ -1,4 +1,7 @@
 rule calibrate:
+    input:
+        # in a new clone it is newer than the results, which are those of another machine
+        "stages/calibrate.py",
     output:
         "results/calibration.json",
         "results/hardware.json",
