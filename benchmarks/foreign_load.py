@@ -40,7 +40,9 @@ def main() -> None:
     )
     params = Parameters(given.params)
     name, baseline = params("comparison", "baseline")
-    timing, strategies, train, model = params(f"timings.{name}", "strategies", "train", "model")
+    timing, train, model = params(f"timings.{name}", "train", "model")
+    runs, timed = params("strategies", "timed_strategies")
+    strategies = {**runs, **timed}
     if given.repetitions:
         timing = timing.model_copy(update={"repetitions": given.repetitions})
     plan = TimingPlan(name, timing, strategies, train, model, given.data)

@@ -2,9 +2,10 @@
 
     python -m benchmarks.search_table
 
-prints the section `strategies` of that file. The rule: every engine with every gradient codec of
-`forecast.space`; compressed weights with three of these; each other setting of the grid by itself,
-with one codec and without.
+prints the sections `strategies` and `timed_strategies` of that file. The rule: every engine with
+every gradient codec of `forecast.space`; compressed weights with three of these; each other setting
+of the grid by itself, with one codec and without. Trained are the engines without a codec, and one
+of them with every codec: perplexity is that of the codecs.
 """
 
 from collections.abc import Iterator
@@ -53,6 +54,14 @@ def strategies() -> dict[str, Document]:
     return found
 
 
+def trained(document: Document) -> bool:
+    """Return whether a strategy is one of the matrix, whose perplexity is measured."""
+    engine, others = document["engine"], {*document} - {"engine"}
+    exchange = "route" in document.get("gradients", {})
+    coded = others <= {"gradients", "weights"} and not exchange
+    return not others or (engine == "fsdp2" and coded)
+
+
 def _documents() -> Iterator[tuple[tuple[str, ...], Document]]:
     """Yield the words of a name and a strategy, legal or not."""
     weights = {"weights": {"codec": codec_text(Space().weights[0])}}
@@ -76,10 +85,15 @@ def _documents() -> Iterator[tuple[tuple[str, ...], Document]]:
 
 
 def main() -> None:
-    print("strategies:")
-    for name, document in strategies().items():
-        text = yaml.safe_dump(document, default_flow_style=True, sort_keys=False, width=1000)
-        print(f"  {name}: {text.strip()}")
+    for section, of_matrix in (("strategies", True), ("timed_strategies", False)):
+        print(f"{section}:")
+        for name, document in strategies().items():
+            if trained(document) == of_matrix:
+                print(f"  {name}: {_in_one_line(document)}")
+
+
+def _in_one_line(document: Document) -> str:
+    return yaml.safe_dump(document, default_flow_style=True, sort_keys=False, width=1000).strip()
 
 
 if __name__ == "__main__":

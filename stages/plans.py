@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shardlab.core.document import Document
+from shardlab.core.errors import UserError
 from shardlab.core.files import write_text
 from shardlab.experiment.parameters import Parameters
 from shardlab.experiment.schema import Data, Forecast, Params, Space, Train
@@ -23,10 +24,16 @@ from stages.common import run as run_stage
 
 Values = dict[str, Any]
 
+INPUTS = Path("data/inputs")
+"""where the stage content records `inputs`"""
 _FOLDER = Path("data/plans")
 
 _SAMPLES = ("batch_size", "accumulation", "sequence_length")
 _CPUS = ("threads", "placement")
+
+
+def content(params: Parameters, name: str) -> Values:  # noqa: D103
+    return {"path": params("inputs")[name]}
 
 
 def prepare(params: Parameters) -> Values:  # noqa: D103
@@ -51,7 +58,7 @@ def validate(params: Parameters) -> Values:  # noqa: D103
 
 
 def timing(params: Parameters, name: str) -> Values:  # noqa: D103
-    timed, strategies = params(f"timings.{name}", "strategies")
+    timed, strategies = params(f"timings.{name}"), _strategies(params)
     of_train, model = params("train", "model")
     used = (*_CPUS, *_SAMPLES, "deterministic", "weight_decay", "clip", "profiled_steps")
     return {
@@ -64,15 +71,22 @@ def timing(params: Parameters, name: str) -> Values:  # noqa: D103
 
 def calibrate(params: Parameters) -> Values:
     """Networks are those of the timings that the forecast is fitted on, strategies of all."""
-    forecast_, strategies, timings, of_train = params("forecast", "strategies", "timings", "train")
+    forecast_, timings, of_train = params("forecast", "timings", "train")
+    strategies = _strategies(params)
     runs = {run for timed in timings.values() for run in timed.runs}
-    timed_strategies = {strategies[run].canonical() for run in runs}
+    timed = {strategies[run].canonical() for run in runs}
     return {
         "networks": [(timings[name].world_size, timings[name].link) for name in forecast_.timings],
-        "strategies": sorted(timed_strategies, key=Strategy.hash),
+        "strategies": sorted(timed, key=Strategy.hash),
         "space": forecast_.space,
         "train": of_train.only(*_CPUS, "world_size"),
     }
+
+
+def _strategies(params: Parameters) -> dict[str, Strategy]:
+    """Return the strategies of the matrix and those for timings alone."""
+    matrix, timed = params("strategies", "timed_strategies")
+    return {**matrix, **timed}
 
 
 def forecast(params: Parameters) -> Values:  # noqa: D103
@@ -81,27 +95,33 @@ def forecast(params: Parameters) -> Values:  # noqa: D103
 
 
 def estimate(params: Parameters) -> Values:  # noqa: D103
-    model, runs, strategies, of_train = params("model", "runs", "strategies", "train")
+    of_train = params("train")
     return {
-        "model": model,
-        "strategies": {run: strategies[run] for run in runs},
+        **_sections(params, "model", "strategies"),
         "train": of_train.only(*_SAMPLES, "world_size", "clip"),
     }
 
 
 def collect(params: Parameters) -> Values:  # noqa: D103
-    runs, seeds, timings, quality = params("runs", "seeds", "timings", "quality")
-    return {"runs": runs, "seeds": seeds, "timings": timings, "quality": quality}
+    runs = sorted(params("strategies"))
+    return {"runs": runs, **_sections(params, "seeds", "timings", "quality")}
+
+
+def _sections(params: Parameters, *names: str) -> Values:
+    return {name: params(name) for name in names}
 
 
 def propose(params: Parameters, number: str) -> Values:  # noqa: D103
-    forecast_, timings, of_train, model = params("forecast", "timings", "train", "model")
+    return {**_round(params, number), **_evidence(params)}
+
+
+def _evidence(params: Parameters) -> Values:
+    """Return what evidence for the judge is made with."""
+    forecast_, of_train = params("forecast", "train")
     return {
-        **_round(params, number),
+        **_sections(params, "timings", "model"),
         "forecast": _fit(forecast_),
-        "timings": timings,
         "train": of_train.only(*_SAMPLES, "threads", "clip", "link"),
-        "model": model,
     }
 
 
@@ -127,37 +147,21 @@ def _round(params: Parameters, number: str) -> Values:
 
 
 def policies(params: Parameters) -> Values:  # noqa: D103
-    policies_, timings, comparison, agent = params("policies", "timings", "comparison", "agent")
-    if not policies_.timings:
-        return {"policies": policies_}
-    forecast_, of_train, model = params("forecast", "train", "model")
-    return {
-        "policies": policies_,
-        "timings": timings,
-        "comparison": comparison,
-        "agent": agent,
-        "forecast": _fit(forecast_),
-        "train": of_train.only(*_SAMPLES, "threads", "clip", "link"),
-        "model": model,
-    }
+    named = _sections(params, "policies")
+    if not named["policies"].timings:
+        return named
+    return {**named, **_sections(params, "comparison", "agent"), **_evidence(params)}
 
 
 def report(params: Parameters) -> Values:  # noqa: D103
-    runs, seeds, baseline, last = params("runs", "seeds", "baseline", "last_round")
-    timings, compared, quality = params("timings", "comparison", "quality")
-    return {
-        "runs": runs,
-        "seeds": seeds,
-        "baseline": baseline,
-        "last_round": last,
-        "timings": timings,
-        "comparison": compared,
-        "quality": quality,
-    }
+    *_, last = params("rounds")
+    named = _sections(params, "seeds", "baseline", "timings", "comparison", "quality")
+    return {"runs": [*params("strategies")], "last_round": last, **named}
 
 
 _OF_ITEMS: dict[str, tuple[Callable[..., Values], ...]] = {
-    "runs": (train,),
+    "inputs": (content,),
+    "strategies": (train,),
     "timings": (timing,),
     "rounds": (propose, trial, decide),
 }
@@ -171,8 +175,9 @@ def plans(params: Parameters) -> dict[str, str]:
     """Return the plans of all stages as JSON text, by the names of their files: STAGE, STAGE/ITEM.
 
     Raises:
-        UserError: the parameters are not complete.
+        UserError: the parameters are not complete, or name a path that is no input.
     """
+    _refuse_other_paths(params)
     found = {each.__name__: each(params) for each in _OTHERS}
     for section, stages in _OF_ITEMS.items():
         for each in stages:
@@ -181,6 +186,34 @@ def plans(params: Parameters) -> dict[str, str]:
         name: json.dumps(_plain(found[name]), indent=1, sort_keys=True) + "\n"
         for name in sorted(found)
     }
+
+
+def _refuse_other_paths(params: Parameters) -> None:
+    """Refuse parameters that name a file or folder that is no input, nor in one.
+
+    Raises:
+        UserError: one does.
+    """
+    data, options, model, agent = params("data", "tokenize", "model", "agent")
+    named = {
+        "data.path": data.path,
+        "tokenize.tokenizer": options.tokenizer,
+        "model.pretrained": model.pretrained,
+        "model.config": model.config,
+        "agent.model": agent.model if agent.judge == "local" else None,
+    }
+    known = [Path(path).absolute() for path in params("inputs").values()]
+    for key, path in named.items():
+        # what is not there is a name on the Hugging Face hub, or the stage says so
+        if path and Path(path).exists() and not _is_in(Path(path).absolute(), known):
+            raise UserError(
+                f"{key}: {path} is none of inputs, so a change of its content would repeat "
+                f"nothing: write inputs: {{outside: {path}}}"
+            )
+
+
+def _is_in(path: Path, known: list[Path]) -> bool:
+    return any(path.is_relative_to(each) for each in known)
 
 
 def _plain(value: Any) -> Any:
@@ -200,13 +233,15 @@ def _plain(value: Any) -> Any:
 
 
 def main(params: Parameters) -> None:
-    """Write data/plans/STAGE.json and data/plans/STAGE/ITEM.json, and remove all others."""
+    """Write data/plans/STAGE.json and data/plans/STAGE/ITEM.json; remove those of no stage, and
+    the contents of former inputs."""
     params(*Params.model_fields)
     found = {_FOLDER / f"{name}.json": text for name, text in plans(params).items()}
     for path, text in found.items():
         write_text(path, text)
-    for path in _FOLDER.rglob("*.json"):
-        if path not in found:
+    known = {INPUTS / f"{name}.json" for name in params("inputs")}
+    for path in (*_FOLDER.rglob("*.json"), *INPUTS.glob("*.json")):
+        if path not in found and path not in known:
             path.unlink()
 
 

@@ -126,7 +126,7 @@ def _search(folder: SearchFolder, minutes: int) -> tuple[History, str]:
 
 def _preparation(params: Parameters) -> list[Step]:
     """Return what the first round needs."""
-    timings, runs, seeds = params("timings", "runs", "seeds")
+    timings, runs, seeds = params("timings", "strategies", "seeds")
     # the forecast is fitted on transfers without a link: those with one only validate it
     unlinked = ('forecast.timings=["loopback"]',)
     steps = [

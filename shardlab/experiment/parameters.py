@@ -12,11 +12,16 @@ from shardlab.core.errors import UserError, nearest
 from shardlab.experiment.codec_modules import load_codecs
 from shardlab.experiment.link import LOOPBACK
 from shardlab.experiment.parameter_file import check_values, read_tree, shorten
-from shardlab.experiment.schema import Params, RoundPlan, Timing, Train
+from shardlab.experiment.schema import ALL, MATRIX, Params, RoundPlan, Timing, Train
 from shardlab.strategy.strategy import Strategy
 from shardlab.strategy.validation import check_fits
 
-_ONE_OF = {"rounds": RoundPlan, "strategies": Strategy, "timings": Timing}
+_ONE_OF = {
+    "rounds": RoundPlan,
+    "strategies": Strategy,
+    "timed_strategies": Strategy,
+    "timings": Timing,
+}
 """sections that map names to values of one type"""
 
 
@@ -42,6 +47,7 @@ class Parameters:
         try:
             for override in overrides:
                 _override(self._tree, override)
+            _name_runs(self._tree)
             _check_tree(self._tree)
         except UserError as error:
             raise UserError(shorten(str(error))) from None
@@ -72,7 +78,7 @@ class Parameters:
         if key == "comparison":
             # not with the references that every stage checks: `--set train.link.rate=1gbit` and
             # the like for a single run leave the comparison as it is
-            known = [each for each in ("runs", "timings", "train") if each in self._tree]
+            known = [each for each in ("strategies", "timings", "train") if each in self._tree]
             _check_comparison(value, {each: self._read(each) for each in known})
         return value
 
@@ -97,6 +103,26 @@ def _override(tree: dict[str, Any], override: str) -> None:
     check_values(node[leaf], key)
 
 
+def _name_runs(tree: dict[str, Any]) -> None:
+    """Put the names of strategies in place of the words for them, sorted: the order in the file
+    changes no timing."""
+    sections = [tree.get(key, {}) for key in ("strategies", "timed_strategies", "timings")]
+    if not sections[0] or not all(isinstance(each, dict) for each in sections):
+        return
+    runs, timed, timings = sections
+    named = {MATRIX: [*runs], ALL: [*runs, *timed]}
+    for name, timing in timings.items():
+        word = timing.get("runs", MATRIX) if isinstance(timing, dict) else None
+        if not isinstance(word, str):
+            continue
+        if word not in named:
+            raise UserError(
+                f"timings.{name}.runs: expected names of strategies, {MATRIX} or {ALL} "
+                f"(found {word!r})"
+            )
+        timing["runs"] = sorted(map(str, named[word]))
+
+
 def _annotation(section: str) -> Any:
     field = Params.model_fields[section]
     return Annotated[field.annotation, field]
@@ -108,6 +134,8 @@ def _check_tree(tree: dict[str, Any]) -> None:
     if "codecs" in tree:
         load_codecs(validate(_annotation("codecs"), tree["codecs"], "codecs"))
     for key, value in tree.items():
+        if key in Params.renamed:
+            raise UserError(f"{key}: renamed: write {Params.renamed[key]}")
         if key not in Params.model_fields:
             raise UserError(f"{key}: unknown key; {nearest(str(key), Params.model_fields)}")
         values[key] = validate(_annotation(key), value, key)
@@ -121,19 +149,18 @@ def _check_references(values: dict[str, Any]) -> None:
         if name not in valid:
             raise UserError(f"{key}: {name!r} is no {kind}; {nearest(name, valid)}")
 
-    runs = values.get("runs")
+    runs, timed = values.get("strategies"), values.get("timed_strategies", {})
     if runs is not None:
-        for i, run in enumerate(runs):
-            if run in runs[:i]:
-                raise UserError(f"runs.{i}: {run!r} is named twice")
-            if "strategies" in values:
-                refuse(f"runs.{i}", run, list(values["strategies"]), "strategy")
         if "baseline" in values:
-            refuse("baseline", values["baseline"], runs, "run")
+            refuse("baseline", values["baseline"], list(runs), "run")
         if "agent" in values:
-            refuse("agent.start", values["agent"].start, runs, "run")
+            refuse("agent.start", values["agent"].start, list(runs), "run")
+        for name in timed:
+            if name in runs:
+                raise UserError(f"timed_strategies.{name}: {name!r} is one of strategies, too")
+    strategies = {**runs, **timed} if runs is not None else None
     for name, timing in values.get("timings", {}).items():
-        _check_timing(f"timings.{name}", timing, values)
+        _check_timing(f"timings.{name}", timing, strategies, values.get("train"))
     if "comparison" in values:
         name = values["comparison"]
         refuse("comparison", name, list(values.get("timings", {name: 0})), "timing")
@@ -142,22 +169,20 @@ def _check_references(values: dict[str, Any]) -> None:
         for i, name in enumerate(known.timings):
             refuse(f"forecast.timings.{i}", name, list(values.get("timings", {name: 0})), "timing")
         for i, name in enumerate(known.runs):
-            strategies = list(values.get("strategies", {name: 0}))
-            refuse(f"forecast.runs.{i}", name, strategies, "strategy")
+            if strategies is not None:
+                refuse(f"forecast.runs.{i}", name, list(strategies), "strategy")
     if "policies" in values:
         for i, name in enumerate(values["policies"].timings):
             refuse(f"policies.timings.{i}", name, list(values.get("timings", {name: 0})), "timing")
     if "tokenize" in values and "model" in values:
         values["tokenize"].for_model(values["model"])
     if "train" in values:
-        for name, strategy in values.get("strategies", {}).items():
+        for name, strategy in (runs or {}).items():
             _check_fits(f"strategies.{name}", strategy, values["train"])
     seeds = values.get("seeds", [])
     if len(set(seeds)) < len(seeds):
         raise UserError("seeds: a seed is named twice")
-    if "rounds" in values and "last_round" in values:
-        refuse("last_round", values["last_round"], list(values["rounds"]), "round")
-        _check_chain(list(values["rounds"].items()))
+    _check_chain(list(values.get("rounds", {}).items()))
     if "rounds" in values and "agent" in values:
         for name, plan in values["rounds"].items():
             if plan.search not in (None, *values["agent"].searches):
@@ -166,15 +191,18 @@ def _check_references(values: dict[str, Any]) -> None:
                 )
 
 
-def _check_timing(key: str, timing: Timing, values: dict[str, Any]) -> None:
+def _check_timing(
+    key: str, timing: Timing, strategies: dict[str, Strategy] | None, train: Train | None
+) -> None:
     for i, run in enumerate(timing.runs):
         if run in timing.runs[:i]:
             raise UserError(f"{key}.runs.{i}: {run!r} is named twice")
-        strategies = values.get("strategies", {run: None})
+        if strategies is None:
+            continue
         if run not in strategies:
             raise UserError(f"{key}.runs.{i}: {run!r} is no strategy; {nearest(run, strategies)}")
-        if "train" in values and strategies[run] is not None:
-            there = values["train"].model_copy(update={"world_size": timing.world_size})
+        if train is not None:
+            there = train.model_copy(update={"world_size": timing.world_size})
             _check_fits(f"{key}.runs.{i}", strategies[run], there)
 
 
@@ -183,9 +211,11 @@ def _check_comparison(name: str, values: dict[str, Any]) -> None:
     if "timings" not in values:
         return
     key, timing = f"timings.{name}", values["timings"][name]
-    for run in values.get("runs", []):
+    for run in values.get("strategies", []):
         if run not in timing.runs:
-            raise UserError(f"comparison: {key} lacks {run!r} of the matrix: add it to {key}.runs")
+            raise UserError(
+                f"comparison: {key} lacks {run!r} of the matrix: remove {key}.runs, or add it there"
+            )
     if "train" not in values:
         return
     train = values["train"]

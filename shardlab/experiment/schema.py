@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, TypeAdapter, WithJsonSchema, model_validator
 
 from shardlab.core.document import AS_TUPLE, Document
 from shardlab.core.errors import UserError
@@ -244,13 +244,28 @@ class Train(Document):
         return self.model_dump(mode="json", exclude=_WITHOUT_RESULTS | off)
 
 
+MATRIX, ALL = "matrix", "all"
+"""stand for names of strategies; `shardlab.experiment.parameters` puts these in their place"""
+_OR_WORD = WithJsonSchema(
+    {
+        "anyOf": [
+            {"enum": [MATRIX, ALL]},
+            {"type": "array", "items": TypeAdapter(Name).json_schema(), "minItems": 1},
+        ],
+    }
+)
+
+
 class Timing(Document):
     """Interleaved steps of several strategies in the same processes, to be compared in pairs."""
 
     renamed: ClassVar[dict[str, str]] = {"rounds": "repetitions"}
 
-    runs: Annotated[tuple[Name, ...], AS_TUPLE] = Field(min_length=1)
-    """names of strategies"""
+    runs: Annotated[tuple[Name, ...], AS_TUPLE, _OR_WORD] = Field(
+        (), min_length=1, json_schema_extra={"default": MATRIX}
+    )
+    """names of strategies; matrix, the default: those of `strategies`; all: those of
+    `timed_strategies`, too"""
     world_size: WorldSize = 2
     link: Link | None = None
     """emulated link between ranks of this machine; null: none"""
@@ -408,17 +423,25 @@ class RoundPlan(Document):
 class Params(Document):
     """Top level of `params.yaml`."""
 
+    renamed: ClassVar[dict[str, str]] = {
+        "runs": "strategies, all of which are runs, and timed_strategies for the others",
+        "last_round": "rounds alone, the last of which is the last round",
+    }
+
     codecs: Annotated[tuple[str, ...], AS_TUPLE] = ()
     """modules in the folder user_codecs (`user_codecs.ternary`), or of installed packages, that
     register codecs for the strategies below"""
+    inputs: dict[Name, str]
+    """files and folders outside of the experiment, by name: a change of what they hold repeats the
+    stages that read them"""
     data: Data
     tokenize: Tokenize
     model: Model
     train: Train
-    strategies: dict[Name, Strategy]
-    """every strategy by name"""
-    runs: list[Name] = Field(min_length=1)
-    """strategies of the matrix"""
+    strategies: dict[Name, Strategy] = Field(min_length=1)
+    """the matrix: strategies by name, each of which is trained with every seed"""
+    timed_strategies: dict[Name, Strategy] = {}
+    """strategies for timings alone, by other names"""
     seeds: list[Seed] = Field(min_length=1)
     baseline: Name
     """run that the others are compared with"""
@@ -432,5 +455,4 @@ class Params(Document):
     quality: Quality
     agent: Agent
     policies: Policies
-    rounds: dict[Round, RoundPlan]
-    last_round: Round
+    rounds: dict[Round, RoundPlan] = Field(min_length=1)

@@ -1,5 +1,6 @@
 """The stages of a round: with races of a made machine, and one on real ranks."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,8 @@ TREE: dict[str, Any] = {
         "1": {"after": "results/results.jsonl"},
         "2": {"after": "results/rounds/1/history.json"},
     },
-    "last_round": "2",
-    "strategies": {**{run: {"engine": run} for run in TIMED}, **STRATEGIES},
-    "runs": [*STRATEGIES],
+    "strategies": STRATEGIES,
+    "timed_strategies": {run: {"engine": run} for run in TIMED if run not in STRATEGIES},
     "train": {"batch_size": 2, "sequence_length": 16, "profiled_steps": 1, "timeout_s": 30},
     "timings": {name: {"runs": [*TIMED]} for name in TIMINGS},
     "forecast": {
@@ -172,7 +172,8 @@ def test_memory_is_that_of_the_hardware_detected_or_given(params):
 
 ONE = (
     'comparison="two-ranks"',
-    'runs=["fsdp2"]',
+    'strategies={"fsdp2": {"engine": "fsdp2"}}',
+    f"timed_strategies={json.dumps({run: {'engine': run} for run in TIMED if run != 'fsdp2'})}",
     'policies={"timings": ["two-ranks"], "seeds": 1, "budget": 1}',
 )
 """one replay of each policy, on the timing of the matrix"""

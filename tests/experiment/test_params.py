@@ -27,10 +27,9 @@ def test_provided_files_are_complete(name: str) -> None:
 
 
 def test_experiment_on_all_codecs_runs_every_built_in_codec() -> None:
-    runs, strategies = Parameters(ROOT / "params/codecs.yaml")("runs", "strategies")
-    assert runs == list(strategies)
+    strategies = Parameters(ROOT / "params/codecs.yaml")("strategies")
     missing = set(built_in()) - {strategy.gradients.codec.name for strategy in strategies.values()}
-    assert not missing, f"params/codecs.yaml: add a strategy and a run with {sorted(missing)}"
+    assert not missing, f"params/codecs.yaml: add a strategy with {sorted(missing)}"
 
 
 def refusal(*overrides: str) -> str:
@@ -88,8 +87,23 @@ def refusal(*overrides: str) -> str:
         ),
         ("data.path=here.json", "data: source 'wikipedia' needs no path: remove it"),
         ("data.source=json", "data: source 'json' needs a path"),
-        ("runs=[dpp]", "runs.0: 'dpp' is no strategy; did you mean 'ddp'?"),
-        ("runs=[fsdp2, fsdp2]", "runs.1: 'fsdp2' is named twice"),
+        (
+            "runs=[ddp]",
+            "runs: renamed: write strategies, all of which are runs, and timed_strategies for the "
+            "others",
+        ),
+        (
+            "last_round='2'",
+            "last_round: renamed: write rounds alone, the last of which is the last round",
+        ),
+        (
+            "timed_strategies={ddp: {engine: ddp}}",
+            "timed_strategies.ddp: 'ddp' is one of strategies, too",
+        ),
+        (
+            "timings.two-ranks.runs=matrx",
+            "timings.two-ranks.runs: expected names of strategies, matrix or all (found 'matrx')",
+        ),
         (
             "forecast.timings=[two-rank]",
             "forecast.timings.0: 'two-rank' is no timing; did you mean 'two-ranks'?",
@@ -100,7 +114,6 @@ def refusal(*overrides: str) -> str:
         ("baseline=fsdp", "baseline: 'fsdp' is no run; did you mean 'fsdp2'?"),
         ("agent.start=fsdp", "agent.start: 'fsdp' is no run; did you mean 'fsdp2'?"),
         ("agent.judge=local", "agent: judge: local needs model"),
-        ("last_round='9'", "last_round: '9' is no round; valid: 1, 2"),
         (
             "policies.timings=[two-rank]",
             "policies.timings.0: 'two-rank' is no timing; did you mean 'two-ranks'?",
@@ -124,8 +137,8 @@ def test_error_names_the_key_and_the_fix(override: str, message: str) -> None:
     [
         (
             "timings.two-ranks.runs=[fsdp2, ddp]",
-            "comparison: timings.two-ranks lacks 'fsdp2-int8' of the matrix: add it to "
-            "timings.two-ranks.runs",
+            "comparison: timings.two-ranks lacks 'fsdp2-int8' of the matrix: remove "
+            "timings.two-ranks.runs, or add it there",
         ),
         (
             "train.world_size=1",
@@ -203,9 +216,34 @@ def test_whole_file_is_validated_before_any_key_is_read(tmp_path: Path) -> None:
 
 
 def test_overrides_are_applied_before_validation() -> None:
-    params = Parameters(ROOT / "params.yaml", ["train.steps=7", "runs=[fsdp2, ddp]"])
+    params = Parameters(ROOT / "params.yaml", ["train.steps=7", "seeds=[3, 1]"])
     assert params("train").steps == 7
-    assert params("runs") == ["fsdp2", "ddp"]
+    assert params("seeds") == [3, 1]
+
+
+def test_timings_name_the_matrix_or_all_strategies() -> None:
+    """Sorted: the order of the file changes no timing."""
+    timings = "timings={a: {}, b: {runs: matrix}, c: {runs: all}, d: {runs: [y]}}"
+    strategies = [
+        "strategies={y: {engine: ddp}, x: {engine: fsdp2}}",
+        "timed_strategies={w: {engine: manual}}",
+    ]
+    given = [
+        *strategies,
+        timings,
+        "baseline=x",
+        "agent={start: x}",
+        "forecast.runs=[x]",
+        "forecast.timings=[a]",
+        "comparison=b",
+    ]
+    found = Parameters(ROOT / "params.yaml", given)("timings")
+    assert [each.runs for each in found.values()] == [
+        ("x", "y"),
+        ("x", "y"),
+        ("w", "x", "y"),
+        ("y",),
+    ]
 
 
 def test_json_is_read_as_json(tmp_path: Path) -> None:

@@ -214,11 +214,12 @@ def tried(calls: int, most: int, generator: random.Random) -> list[int]:
 def table(folder: Path, most: int, chosen: list[str]) -> bool:
     """Print a row for each stage and error; return whether there was a fault."""
     project = copy_project(folder / "project")
-    runs = [_RUN, "fsdp2-int8"]
-    timings = {name: {"runs": runs, "repetitions": 3} for name in ("one-rank", "two-ranks")}
+    timed = {"fsdp2-int8": {"engine": "fsdp2", "gradients": {"codec": "int8:group=128"}}}
+    timings = {name: {"runs": "all", "repetitions": 3} for name in ("one-rank", "two-ranks")}
     timings["one-rank"] |= {"world_size": 1, "runs": [_RUN]}
     train = {"train__steps": _STEPS, "train__checkpoint": {"every": _EVERY}}
-    set_params(project, runs=[_RUN], seeds=[0], timings=timings, **train)
+    runs = {"strategies": {_RUN: {"engine": "fsdp2"}}, "timed_strategies": timed}
+    set_params(project, **runs, seeds=[0], timings=timings, **train)
     generator, faults = random.Random(0), False
     print(HEADING, flush=True)
     with shared_control() as control:

@@ -21,7 +21,12 @@ HOSTILE = [
     "\\';touch X;'",
     "../../data/mine",
 ]
-STAGES = {"runs": "train@{}-0", "timings": "timing@{}", "rounds": "propose@{}"}
+STAGES = {
+    "strategies": "train@{}-0",
+    "timings": "timing@{}",
+    "rounds": "propose@{}",
+    "inputs": "content@{}",
+}
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +51,9 @@ def attacked(tokenized: Path, tmp_path: Path) -> Path:
 def rename(root: Path, section: str, name: str) -> None:
     """Give the first entry of a section a name of the attacker's."""
     tree = yaml.safe_load((root / "params.yaml").read_text())
-    if section == "runs":
-        tree["strategies"][name] = tree["strategies"][tree["runs"][0]]
-        tree["runs"][0] = name
-    else:
-        tree[section] = {name: next(iter(tree[section].values()))}
+    first = next(iter(tree[section].values()), "data/mine.jsonl")
+    others = tree["strategies"] if section == "strategies" else {}
+    tree[section] = {name: first, **others}
     (root / "params.yaml").write_text(yaml.safe_dump(tree, allow_unicode=True))
 
 
@@ -94,7 +97,8 @@ def test_no_hostile_name_is_executed(attacked: Path, number: int) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("section", "name"), [*zip(STAGES, (HOSTILE[0], HOSTILE[5], HOSTILE[9]), strict=True)]
+    ("section", "name"),
+    [*zip(STAGES, (HOSTILE[0], HOSTILE[5], HOSTILE[9], HOSTILE[1]), strict=True)],
 )
 def test_no_hostile_name_is_executed_where_errors_are_ignored(
     attacked: Path, section: str, name: str
@@ -107,7 +111,7 @@ def test_no_hostile_name_is_executed_where_errors_are_ignored(
 
 @pytest.mark.long
 def test_an_experiment_of_dvc_executes_no_name(attacked: Path) -> None:
-    value = f"runs=['{HOSTILE[0]}']"
+    value = f"inputs={{{HOSTILE[0]}: data/mine.jsonl}}"
     done = run(attacked, "dvc", "exp", "run", "-S", value, "-S", "baseline=x", check=False)
     assert done.returncode != 0 and unharmed(attacked)
 

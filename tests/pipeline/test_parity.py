@@ -38,7 +38,8 @@ def test_both_tools_describe_one_small_pipeline(
 # each makes a difference of its own, so that one reading by the tool shows them all
 OF_DVC = [
     (
-        "- data/corpus.json\n    - data/plans/tokenize.json\n    - data/source.json\n",
+        "- data/corpus.json\n    - data/inputs\n    - data/plans/tokenize.json\n"
+        "    - data/source.json\n",
         "- data/plans/tokenize.json\n",
         "stages.tokenize: inputs",
     ),
@@ -108,8 +109,8 @@ def test_order_and_comments_are_ignored(tmp_path: Path, snakemake: dict[str, Job
     root = copy_project(tmp_path / "project")
     drift(
         root / "dvc.yaml",
-        "    - data/corpus.json\n    - data/plans/tokenize.json\n",
-        "    - data/plans/tokenize.json\n    # text\n    - data/corpus.json\n",
+        "    - data/corpus.json\n    - data/inputs\n",
+        "    - data/inputs\n    # text\n    - data/corpus.json\n",
     )
     assert differences(dvc_jobs(root), snakemake) == []
 

@@ -41,7 +41,8 @@ def test_dvc_accepts_results_of_snakemake(recorded: Path) -> None:
 def test_snakemake_accepts_results_of_dvc(tmp_path: Path) -> None:
     root = copy_project(tmp_path / "project")
     # every kind of stage, each as few times as possible
-    set_params(root, runs=["fsdp2", "fsdp2-int8"], seeds=[0])
+    (root / "mine.jsonl").write_text("mine\n")
+    set_params(root, inputs={"mine": "mine.jsonl"}, seeds=[0])
     first = executed(run(root, "dvc", "repro").stdout)
     assert first == {c.removeprefix("exec python -m stages.") for c in snakemake_jobs(root)}
     assert UP_TO_DATE in run(root, "dvc", "repro").stdout
@@ -113,7 +114,7 @@ def test_one_more_round_runs_alone(workspace: Path) -> None:
     first = json.loads((workspace / "results/rounds/1/history.json").read_text())
     rounds = yaml.safe_load((workspace / "params.yaml").read_text())["rounds"]
     rounds["2"] = {"after": "results/rounds/1/history.json"}
-    set_params(workspace, rounds=rounds, last_round="2")
+    set_params(workspace, rounds=rounds)
     new = {"plans", "propose 2", "trial 2", "decide 2", "report"}
     assert pending(workspace) == new | {"readme"}
     ran = executed(run(workspace, "dvc", "repro").stdout)

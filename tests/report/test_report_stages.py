@@ -17,10 +17,10 @@ from tests.timed_run_factory import make_timed
 
 RUNS, SEEDS = ["ddp", "fsdp2"], [0, 3]
 PARAMS = {
-    "runs": RUNS,
+    "strategies": {run: {"engine": run} for run in RUNS},
     "seeds": SEEDS,
     "baseline": "fsdp2",
-    "last_round": "1",
+    "rounds": {"1": {"after": "results/results.jsonl"}},
     "comparison": "slow",
     "timings": {"slow": {"runs": RUNS, "link": {"rate": "100mbit"}}},
     "quality": {"train_loss": [6.0, 0.1], "time_s": [1.01]},
@@ -152,7 +152,9 @@ def test_report_is_written_from_files(undrawn, collected):
 
 
 def test_report_is_limited_to_the_runs_of_the_parameters(undrawn, collected):
-    write_json("params.yaml", {**PARAMS, "runs": ["fsdp2"], "seeds": [3]})
+    ddp, fsdp2 = ({run: {"engine": run}} for run in RUNS)
+    only = {"strategies": fsdp2, "timed_strategies": ddp, "seeds": [3]}
+    write_json("params.yaml", {**PARAMS, **only})
     report.main(Parameters())
     lines = (collected / "results/report/comparison.jsonl").read_text().splitlines()
     assert [json.loads(line)["run"] for line in lines] == ["fsdp2"]

@@ -5,6 +5,7 @@ rule propose:
         "results/calibration.json",
         "results/hardware.json",
         "results/results.jsonl",
+        INPUTS,
         expand(rules.timing.output, timing=config["timings"]),
         known_before,
     output:
@@ -125,6 +126,7 @@ rule policies:
         "data/tokens/manifest.json",
         "results/calibration.json",
         "results/results.jsonl",
+        INPUTS,
         expand(rules.timing.output, timing=config["timings"]),
     output:
         # kept until the stage has read it: judge: replay answers from it

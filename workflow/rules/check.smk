@@ -1,6 +1,7 @@
 from shardlab.core.errors import UserError
 from shardlab.experiment.parameters import Parameters
 from shardlab.experiment.schema import Params
+from stages.content import content_of
 from stages.plans import plans
 
 # SystemExit: Snakemake shows its own exceptions with the place in this file, which is not the mistake
@@ -8,5 +9,6 @@ try:
     PARAMETERS = Parameters("params.yaml")
     PARAMETERS(*Params.model_fields)
     PLANS = plans(PARAMETERS)
+    CONTENTS = {name: content_of(PARAMETERS, name).sha256 for name in PARAMETERS("inputs")}
 except UserError as error:
     raise SystemExit(f"params.yaml: {str(error).removeprefix('params.yaml: ')}") from None

@@ -140,7 +140,7 @@ def link_of_timing(wildcards):
 
 def engines_of_timing(wildcards):
     """Those of the runs and the one without communication."""
-    return 1 + len(config["timings"][wildcards.timing]["runs"])
+    return 1 + len(PARAMETERS(f"timings.{wildcards.timing}").runs)
 
 
 def link_of_trial(wildcards):

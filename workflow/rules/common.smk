@@ -11,12 +11,14 @@ if config != yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8")):
 
 
 wildcard_constraints:
-    run="|".join(config["runs"]),
+    run="|".join(config["strategies"]),
     timing="|".join(config["timings"]),
+    input="|".join(config["inputs"]),
     seed=r"\d+",
     round=r"\d+",
 
 
+INPUTS = [f"data/inputs/{name}.json" for name in config["inputs"]]
 TOKENS = [
     *(f"data/tokens/train-{i}.bin" for i in range(config["tokenize"]["shards"])),
     "data/tokens/validation.bin",
@@ -77,4 +79,4 @@ def known_before(wildcards):
 
 def every_run(pattern):
     """`pattern` for each run and seed of the matrix."""
-    return expand(pattern, run=config["runs"], seed=config["seeds"])
+    return expand(pattern, run=config["strategies"], seed=config["seeds"])

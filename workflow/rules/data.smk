@@ -1,3 +1,23 @@
+rule content:
+    output:
+        "data/inputs/{input}.json",
+    log:
+        "logs/content/{input}.log",
+    benchmark:
+        "logs/benchmarks/content/{input}.tsv"
+    params:
+        code=code(
+            "content",
+            "shardlab/core",
+            "shardlab/experiment",
+            "shardlab/strategy",
+        ),
+        holds=lambda wildcards: CONTENTS[wildcards.input],
+        plan=plan("content/{input}"),
+    shell:
+        "exec python -m stages.content {wildcards.input:q}"
+
+
 rule plans:
     output:
         expand("data/plans/{name}.json", name=PLANS),
@@ -18,6 +38,8 @@ rule plans:
 
 
 rule prepare:
+    input:
+        INPUTS,
     output:
         # a good corpus stays when a bad source is refused
         update("data/corpus.json"),
@@ -44,6 +66,7 @@ rule tokenize:
     input:
         "data/corpus.json",
         "data/source.json",
+        INPUTS,
     output:
         "data/tokenizer.json",
         "data/statistics.json",

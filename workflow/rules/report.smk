@@ -7,7 +7,11 @@ rule report:
         "results/results.jsonl",
         every_run("results/train/{run}/seed{seed}/events.jsonl"),
         expand(rules.timing.output, timing=config["timings"]),
-        expand(rules.decide.output, round=config["last_round"]),
+        expand(
+            "results/rounds/{round}/{file}.json",
+            round=config["rounds"],
+            file=["history", "proposal", "trial"],
+        ),
     output:
         "results/report/report.html",
         "results/report/tables.md",

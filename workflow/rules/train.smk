@@ -1,6 +1,7 @@
 rule train:
     input:
         DATASET,
+        INPUTS,
     output:
         "results/train/{run}/seed{seed}/metrics.json",
         "results/train/{run}/seed{seed}/events.jsonl",
@@ -116,6 +117,7 @@ rule validate:
 
 rule timing:
     input:
+        INPUTS,
         TOKENS,
     output:
         "results/timings/{timing}.jsonl",
@@ -169,6 +171,7 @@ rule timing:
 rule estimate:
     input:
         "data/tokens/manifest.json",
+        INPUTS,
     output:
         "results/memory.json",
     log:

@@ -24,7 +24,6 @@ READ = (
     "data",
     "forecast",
     "model",
-    "runs",
     "seeds",
     "strategies",
     "tokenize",
@@ -62,14 +61,15 @@ def search_parameters(params: Parameters, request: Request) -> dict[str, Any]:
     # the rules try codecs of unknown quality last
     coded = {
         run: strategies[run]
-        for run in given["runs"]
+        for run in strategies
         if request.link and run not in plain and _differs_in_codecs(strategies[run], start)
     }
-    named = {name: start, **plain}
+    matrix = {name: start, **coded}
+    timed = {each: strategy for each, strategy in plain.items() if each not in matrix}
     links = {"loopback": None} | ({"link": request.link} if request.link else {})
     timings = {
         each: {
-            "runs": [*named, *(coded if each == "loopback" else ())],
+            "runs": [name, *timed, *(coded if each == "loopback" else ())],
             "world_size": request.ranks,
             "link": _plain(link),
             "repetitions": _REPETITIONS[each],
@@ -79,13 +79,14 @@ def search_parameters(params: Parameters, request: Request) -> dict[str, Any]:
     forecast = {"timings": [*timings], "runs": [*plain]}
     return {
         "codecs": [*given["codecs"]],
+        "inputs": {},  # whose contents no stage of a search compares
         "data": _plain(given["data"]),
         "tokenize": _plain(given["tokenize"].for_model(given["model"])),
         "model": _plain(_model(request.model, given["model"])),
         # quality does not depend on the link, so nothing trains on a slow one
         "train": _plain(train) | {"world_size": request.ranks, "link": None, "checkpoint": None},
-        "strategies": {each: written(one.canonical()) for each, one in (named | coded).items()},
-        "runs": [name, *coded],
+        "strategies": _written(matrix),
+        "timed_strategies": _written(timed),
         "seeds": given["seeds"],
         "baseline": name,
         "timings": timings,
@@ -104,8 +105,11 @@ def search_parameters(params: Parameters, request: Request) -> dict[str, Any]:
         },
         "policies": {},
         "rounds": {str(number): {"after": _before(number)} for number in range(1, _BUDGET + 1)},
-        "last_round": str(_BUDGET),
     }
+
+
+def _written(strategies: Mapping[str, Strategy]) -> dict[str, Any]:
+    return {name: written(strategy.canonical()) for name, strategy in strategies.items()}
 
 
 def first_difference(one: Any, other: Any, key: str = "") -> str | None:
