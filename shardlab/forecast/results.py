@@ -39,7 +39,7 @@ from shardlab.forecast.step import step_tasks
 from shardlab.forecast.workload import case_of
 from shardlab.measurements.calibration import Calibration
 from shardlab.records.contention import warnings_of
-from shardlab.records.timing import TimedRun
+from shardlab.records.timing import TimedRun, machine_name, machines
 
 
 class EngineFit(Document):
@@ -109,18 +109,31 @@ def predict(
         break_even=break_even(runs, model),
         integer_sums=integer_sums(machine, forecast.links, forecast.ranks),
         assumptions=list(ASSUMPTIONS),
-        warnings=warnings_of(
-            [
-                ("calibration", calibration.contention),
-                *((f"timing {run.timing}", run.contention) for run in timings),
-            ]
-        ),
+        warnings=[
+            *_of_other_machines(calibration, timings),
+            *warnings_of(
+                [
+                    ("calibration", calibration.contention),
+                    *((f"timing {run.timing}", run.contention) for run in timings),
+                ]
+            ),
+        ],
     )
     costs = OnCluster(PRESETS[forecast.links[0]], forecast.ranks[0])
     traces = {
         run.run: execution_trace(step_tasks(by_itself(case_of(run), model), costs)) for run in runs
     }
     return predicted, traces
+
+
+def _of_other_machines(calibration: Calibration, timings: Sequence[TimedRun]) -> list[str]:
+    here = machine_name(calibration.host, calibration.torch)
+    return [
+        f"calibration is of {here}, timings {', '.join(names)} of {there}: measure the latter here "
+        "too, with snakemake --cores all -R timing"
+        for there, names in machines(timings).items()
+        if there != here
+    ]
 
 
 def write_forecast(folder: Path, predicted: ForecastDocument, traces: Mapping[str, bytes]) -> None:

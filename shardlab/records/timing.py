@@ -71,6 +71,20 @@ class TimedRun(Document):
     """as in a record"""
 
 
+def machine_name(host: Mapping[str, Any], torch: str) -> str:
+    """Return the words for a processor with its cores and torch: steps of others are no steps of
+    this one."""
+    return f"{host['cpu']}, {host['cores']} cores, torch {torch}"
+
+
+def machines(runs: Iterable[TimedRun]) -> dict[str, list[str]]:
+    """Return the names of the timings that each machine measured."""
+    found: dict[str, dict[str, None]] = {}
+    for run in runs:
+        found.setdefault(machine_name(run.host, run.torch), {})[run.timing] = None
+    return {machine: [*timings] for machine, timings in found.items()}
+
+
 def read_timings(path: str | Path, fix: str) -> list[TimedRun]:
     """Read the runs of one timing.
 

@@ -65,6 +65,17 @@ def test_a_forecast_names_what_others_disturbed(timed, capsys):
     assert f"forecast: warning: {found.warnings[0]}" in capsys.readouterr().err
 
 
+def test_timings_of_another_machine_than_the_calibration_are_named(timed):
+    elsewhere = [
+        run.model_copy(update={"torch": "2.12.0"}) for run in made_timings() if run.timing == "slow"
+    ]
+    write_timings("results/timings/slow.jsonl", elsewhere)
+    forecast.main(Parameters())
+    found = read_document(ForecastDocument, timed / "results/forecast/forecast.json", "forecast")
+    (warning,) = found.warnings
+    assert "torch 2.13.0+cpu, timings slow of " in warning and "torch 2.12.0: measure" in warning
+
+
 def test_forecast_stage_writes_all_files_the_same_each_time(timed):
     folder, files = timed / "results/forecast", []
     for _ in range(2):

@@ -145,7 +145,7 @@ def made_calibration(machine: Machine = MACHINE) -> Calibration:
     ]
     facts = {
         "revision": "x",
-        "torch": "2.13.0",
+        "torch": "2.13.0+cpu",
         "host": HOST,
         "contention": QUIET,
         "kernels": "x",

@@ -16,7 +16,7 @@ from shardlab.report.numbers import (
     spread,
     where_known,
 )
-from shardlab.report.sections.appendix import setting_line
+from shardlab.report.sections.appendix import environment, setting_line
 from shardlab.report.sections.policies import policies
 from shardlab.report.sections.quality import time_to_quality
 from shardlab.report.sections.runs import breakdown, comparison, headline_table
@@ -30,7 +30,7 @@ from shardlab.report.write import (
 )
 from tests.evidence_factory import make_evidence
 from tests.record_factory import BASELINE, BUSY, STRATEGIES, make_record, make_records
-from tests.timed_run_factory import make_timed
+from tests.timed_run_factory import make_timed, make_timings
 
 
 def test_every_table_of_runs_has_every_run():
@@ -267,3 +267,11 @@ def test_policies_are_compared_with_the_rules_by_number_of_measurements():
     assert [row[1:4] for row in shares.rows] == [["100", "100", "100"], ["0", "0", "0"]]
     assert section.sentences[1].endswith("ahead, by an interval above 0, of tpe.")
     assert policies(replace(evidence, policies=PolicyComparison())) is None
+
+
+def test_timings_of_several_machines_are_named():
+    timed = make_timings()
+    assert environment(make_evidence(make_records(), timed=timed)).sentences == []
+    other = timed[-1].model_copy(update={"timing": "far", "torch": "2.12.0"})
+    (said,) = environment(make_evidence(make_records(), timed=[*timed, other])).sentences
+    assert said.startswith("Timings of 2 machines") and "far on " in said

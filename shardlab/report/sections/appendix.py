@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from shardlab.records.run import Record
+from shardlab.records.timing import machines
 from shardlab.report.evidence import Evidence
 from shardlab.report.numbers import plural
 from shardlab.report.tables import Section, Table, fact_table, facts, text_table
@@ -26,8 +27,13 @@ def data(evidence: Evidence) -> Section:
 def environment(evidence: Evidence) -> Section:
     """Show host, versions and setting, and the hashes of every run."""
     table = hashes(evidence.records)
+    found = machines(evidence.timed)
+    mixed = "; ".join(f"{', '.join(timings)} on {machine}" for machine, timings in found.items())
     return Section(
         "Environment",
+        sentences=[f"Timings of {len(found)} machines, which differ in speed: {mixed}."]
+        if len(found) > 1
+        else [],
         tables=[fact_table("Environment", setting(evidence.records))],
         details=[Section(table.title, tables=[table])],
     )

@@ -120,7 +120,7 @@ def forecast(evidence: Evidence) -> Section:
         sentences=[accuracy(predicted)],
         items=[
             *(f"Not predicted: {run}, {why}." for run, why in predicted.left_out.items()),
-            *(f"Disturbed: {warning}." for warning in predicted.warnings),
+            *(f"Warning: {warning}." for warning in predicted.warnings),
         ],
         figures=[
             Figure(
