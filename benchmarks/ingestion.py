@@ -112,15 +112,8 @@ def tokenizers(corpus: Path, out: Path) -> None:
 
 def tiktoken(corpus: Path, out: Path) -> None:
     """Read by ijson and encode by tiktoken."""
-    from tiktoken import Encoding
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    found = json.loads(given_tokenizer("gpt2", _DOWNLOADS).to_json())["model"]["vocab"]
-    byte = {character: number for number, character in bytes_to_unicode().items()}
-    ranks = {bytes(byte[c] for c in word): rank for word, rank in found.items() if rank < 50256}
-    pattern = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-    encode = Encoding("gpt2", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
-    _write(out, (encode.encode_ordinary(text) for batch in _texts(corpus) for text in batch))
+    encode = given_tokenizer("gpt2", _DOWNLOADS).bulk_encoder()
+    _write(out, (ids for batch in _texts(corpus) for ids in encode(batch)))
 
 
 def gigatoken(corpus: Path, out: Path) -> None:

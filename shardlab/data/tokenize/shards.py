@@ -2,7 +2,7 @@
 
 import hashlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -106,12 +106,14 @@ def _kept(path: Path, receipt: Path) -> Shard | None:
 
 def _write(job: Job, piece: Piece, path: Path) -> Shard:
     tokenizer = load_tokenizer(job.tokenizer, job.end_of_text)
+    encode = tokenizer.bulk_encoder()
+    dtype = np.dtype(job.dtype).newbyteorder("<")
     digest = hashlib.sha256()
     tokens = documents = size = 0
     with atomic(path) as temporary, temporary.open("wb") as file:
         for batch in _batches(job, piece, tokenizer):
-            ids = _encode(tokenizer, batch)
-            raw = ids.astype(np.dtype(job.dtype).newbyteorder("<")).tobytes()
+            ids = np.array(_ids(tokenizer, batch, encode), dtype)
+            raw = ids.tobytes()
             file.write(raw)
             digest.update(raw)
             tokens += len(ids)
@@ -145,16 +147,20 @@ def _batches(job: Job, piece: Piece, tokenizer: TextTokenizer) -> Iterator[list[
         yield batch
 
 
-def _encode(tokenizer: TextTokenizer, batch: list[_Part]) -> np.ndarray:
+def _ids(
+    tokenizer: TextTokenizer, batch: list[_Part], encode: Callable[[list[str]], list[list[int]]]
+) -> list[int]:
     """Return the tokens of the parts, with the end token after each document."""
     end = tokenizer.end_of_text_id
-    arrays = []
-    for part, ids in zip(batch, tokenizer.encode([part.text for part in batch]), strict=True):
+    tokens: list[int] = []
+    for part, ids in zip(batch, encode([part.text for part in batch]), strict=True):
         if end in ids:
             raise UserError(
                 f"tokenize.tokenizer: plain text of document {part.document[:40]!r} becomes the "
                 f"end-of-text token {tokenizer.end_of_text!r}; give a tokenizer that keeps one "
                 "token for that alone"
             )
-        arrays.append(np.array([*ids, end] if part.last else ids, np.int64))
-    return np.concatenate(arrays)
+        tokens += ids
+        if part.last:
+            tokens.append(end)
+    return tokens

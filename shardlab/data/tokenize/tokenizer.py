@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -12,6 +12,7 @@ from shardlab.core.errors import UserError
 from shardlab.core.files import sha256_of_file
 from shardlab.data.corpus.limits import PART, first_words, parts
 from shardlab.data.corpus.wheels import open_member
+from shardlab.data.tokenize.tiktoken_encoder import tiktoken_encoder
 
 END_OF_TEXT = "<|endoftext|>"
 _ON_HUB = re.compile(r"\w[\w.-]*(/[\w.-]+)?(?<!\.json)")
@@ -55,6 +56,12 @@ class TextTokenizer:
         """Encode each text, without end tokens."""
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+    def bulk_encoder(self) -> Callable[[list[str]], list[list[int]]]:
+        """Return a function equal to `encode`, which takes a moment to build: several times as fast
+        for byte-level BPE."""
+        encode = tiktoken_encoder(self._tokenizer)
+        return self.encode if encode is None else lambda texts: [encode(text) for text in texts]
 
     def parts(self, text: str) -> Iterator[str]:
         """Yield a long text in parts whose token ids, one after the other, are those of the text.
