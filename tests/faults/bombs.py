@@ -23,6 +23,7 @@ SECONDS = 1200
 _ROOT = Path(__file__).parents[2]
 _PARAMS = """
 data: {source: %s, path: %s, bad_records: skip, validation_share: 0.5}
+model: {preset: tiny}
 tokenize: {tokenizer: train, vocabulary: 300, shards: 2}
 """
 _GOOD = [b'{"id": "g%d", "title": "Good %d", "text": "some good text"}' % (i, i) for i in range(9)]
