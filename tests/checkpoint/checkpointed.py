@@ -17,8 +17,8 @@ from shardlab.engines.common.base import Engine, Optimization
 from shardlab.experiment.schema import Checkpoint, Model, Train
 from shardlab.loop.loop import Loop, StepEvent
 from shardlab.loop.plan import RunPlan
-from shardlab.models.build import build_model
 from shardlab.strategy.strategy import parse_strategy
+from tests.drawn_weights import drawn_model
 
 ENGINES = ("ddp", "fsdp1", "fsdp2", "manual", "slide")
 INT4 = {"codec": "int4:group=64", "error_feedback": True}
@@ -61,7 +61,7 @@ class Run:
     def start(cls, plan: RunPlan, root: Path, group: dist.ProcessGroup, **options: Any) -> "Run":
         split = open_split(plan.data / "tokens", "train")
         length = plan.train.sequence_length
-        built = build_model(plan.model, split.vocabulary, length, split.end_of_text, plan.seed)
+        built = drawn_model(plan.model, split.vocabulary, length, split.end_of_text, plan.seed)
         model, weights = built
         optimization = Optimization(plan.train.weight_decay, plan.train.clip)
         engine = build_engine(model, plan.strategy, optimization, group, plan.seed, weights)

@@ -8,9 +8,9 @@ import torch.distributed as dist
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Optimization
 from shardlab.experiment.schema import Model
-from shardlab.models.build import build_model
 from shardlab.strategy.strategy import parse_strategy
 from shardlab.train.replicas import check_replicas
+from tests.drawn_weights import drawn_model
 from tests.ranks import run_ranks
 
 VOCABULARY, LENGTH, BATCH = 300, 16, 4
@@ -125,7 +125,7 @@ def batch_of(step: int, micro: int, rank: int) -> torch.Tensor:
 
 
 def make(group, strategy, device=CPU):
-    model, weights = build_model(Model(preset="tiny"), VOCABULARY, LENGTH, 0, seed=1)
+    model, weights = drawn_model(Model(preset="tiny"), VOCABULARY, LENGTH, 0, 1)
     optimization = Optimization(weight_decay=0.1, clip=0.5)
     strategy = parse_strategy(strategy)
     return build_engine(model, strategy, optimization, group, weights=weights, device=device)

@@ -1,7 +1,9 @@
 """A small model on any engine, and copies that are slow or fail."""
 
+import functools
 import random
 import time
+from copy import deepcopy
 
 import torch
 import torch.distributed as dist
@@ -16,6 +18,7 @@ from shardlab.models.presets import Shape, shape_config
 from shardlab.models.weights import RandomWeights
 from shardlab.strategy.strategy import parse_strategy
 from shardlab.units.units import prepare
+from tests.drawn_weights import DrawnWeights
 
 LAYERS, VOCABULARY, LENGTH, BATCH = 4, 96, 16, 2
 MODES = {
@@ -45,6 +48,16 @@ class PoisoningCopies(DelayedCopies):
         super().copy(target, source)
 
 
+@functools.cache
+def model_and_weights(layers, seed):
+    """For all engines of a process."""
+    config = shape_config(Shape(layers, 32, 2), VOCABULARY, LENGTH, 0)
+    with torch.device("meta"), no_init_weights():
+        model = AutoModelForCausalLM.from_config(config)
+    model.tie_weights()
+    return model, DrawnWeights(model, RandomWeights(model, seed))
+
+
 def engine_of(
     group,
     document,
@@ -62,13 +75,10 @@ def engine_of(
     Args:
         frozen: parts of the names of parameters that are not trained.
     """
-    config = shape_config(Shape(layers, 32, 2), VOCABULARY, LENGTH, 0)
-    with torch.device("meta"), no_init_weights():
-        model = AutoModelForCausalLM.from_config(config)
-    model.tie_weights()
+    shared, weights = model_and_weights(layers, seed)
+    model = deepcopy(shared)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not any(part in name for part in frozen))
-    weights = RandomWeights(model, seed)
     optimization = Optimization(0.1, clip, betas, accumulation=accumulation)
     strategy = parse_strategy(document)
     if copies is None and ranks_per_node is None:
