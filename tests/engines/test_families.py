@@ -9,8 +9,8 @@ import torch.distributed as dist
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Optimization
 from shardlab.experiment.schema import Model
-from shardlab.models.build import build_model
 from shardlab.strategy.strategy import parse_strategy
+from tests.drawn_weights import drawn_model
 from tests.engines.engine_cases import LENGTH, train
 from tests.families import FAMILIES, VOCABULARY, config_of
 from tests.ranks import on_ranks, run_ranks
@@ -22,11 +22,12 @@ STRATEGIES = {
     "slide": {"engine": "slide", "param_transfer": "shard", "window": 3},
     "manual": {"engine": "manual", "activation_checkpointing": "full", "overrides": ENDS},
 }
-DENSE = [family for family in FAMILIES if not family.startswith("mixtral")]
+DENSE = [family for family in FAMILIES if not family.startswith(("gpt2", "mixtral"))]
+"""tests/engines/test_engines.py has GPT-2"""
 
 
 def make(group, folder, document):
-    model, weights = build_model(Model(config=folder), VOCABULARY, LENGTH, 0, seed=1)
+    model, weights = drawn_model(Model(config=folder), VOCABULARY, LENGTH, 0, 1)
     optimization = Optimization(weight_decay=0.1, clip=0.5)
     return build_engine(model, parse_strategy(document), optimization, group, weights=weights)
 

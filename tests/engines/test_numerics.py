@@ -56,8 +56,11 @@ NARROW |= {
         "gradients": INT8,
         "weights": INT8,
     }
-    for engine in ({"engine": "fsdp2"}, {"engine": "manual"}, SLIDE)
-    for dtype in ("bf16", "fp16")
+    for engine, dtype in (
+        ({"engine": "fsdp2"}, "bf16"),
+        ({"engine": "manual"}, "fp16"),
+        (SLIDE, "bf16"),
+    )
 }
 NARROW["fsdp2-ahead-bf16"] = {"engine": "fsdp2", "param_dtype": "bf16", "prefetch": 1}
 

@@ -1,6 +1,8 @@
 """Training of adapters in a frozen model by `SlideFSDP`, against a plain loop."""
 
+import os
 import warnings
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -37,9 +39,16 @@ def adapted(family="llama-untied", seed=0):
     return model
 
 
-@pytest.mark.parametrize("family", ["llama-untied", "qwen2-tied"])
-@pytest.mark.parametrize("clip", [None, 0.1])
-@pytest.mark.parametrize("world_size", [1, 2])
+# every pair of settings
+@pytest.mark.parametrize(
+    ("world_size", "clip", "family"),
+    [
+        (1, None, "llama-untied"),
+        (1, 0.1, "qwen2-tied"),
+        (2, None, "qwen2-tied"),
+        (2, 0.1, "llama-untied"),
+    ],
+)
 @on_ranks()
 def test_adapters_train_as_in_a_loop_by_hand(group, world_size, clip, family) -> None:
     steps = [[labelled(step, rank) for rank in range(world_size)] for step in range(STEPS)]
@@ -102,18 +111,15 @@ def test_evaluation_and_text_see_adapters_as_they_are_and_change_nothing() -> No
     ],
 )
 @on_ranks(2)
-def test_adapters_and_what_is_frozen_are_continued_bit_for_bit(
-    tmp_path, monkeypatch, config
-) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    straight = slid(adapted(), **config)
+def test_adapters_and_what_is_frozen_are_continued_bit_for_bit(tmp_path, config) -> None:
+    with patch.dict(os.environ, {FOLDER_VARIABLE: str(tmp_path)}):
+        straight, other = (slid(adapted(seed=seed), **config) for seed in (0, 5))
     trained(straight, 0, 2)
     straight.save(tmp_path / "saved")
-    expected = trained(straight, 2, 6)
-    other = slid(adapted(seed=5), **config)
+    expected = trained(straight, 2, 4)
     trained(other, 0, 1)
     other.load(tmp_path / "saved")
-    assert trained(other, 2, 6) == expected
+    assert trained(other, 2, 4) == expected
     assert not differing(other.state_dict(), straight.state_dict())
 
 

@@ -1,7 +1,6 @@
 """Gradients in host memory: shared slots, and float32 sums of narrow types."""
 
 from functools import partial
-from itertools import product
 
 import pytest
 import torch
@@ -35,7 +34,8 @@ EVERY = {"reduce_every_micro_batch": True}
 @pytest.mark.parametrize(
     ("kind", "world_size"),
     [
-        *product(KINDS, (1, 2)),
+        *((kind, 2) for kind in KINDS),
+        *((kind, 1) for kind in ("cpu", "shard-gpu")),
         *(pytest.param(kind, 4, marks=pytest.mark.long) for kind in ("cpu-int8", "shard-gpu")),
     ],
 )
@@ -44,18 +44,24 @@ def test_shared_slots_give_the_bits_of_private_slots(group, kind, world_size) ->
     rank = torch.distributed.get_rank()
     build = partial(engine_of, group, KINDS[kind], None, layers=LAYERS)
     own, shared = build(), build(PoisoningCopies(rank), accumulation=1)
-    assert torch.equal(train(shared, 3), train(own, 3))
+    assert torch.equal(train(shared, 2), train(own, 2))
     assert not differing(states_of(shared), states_of(own))
 
 
-@pytest.mark.parametrize("clip", [None, 0.5])
-@pytest.mark.parametrize("kind", KINDS)
+# without clipping, gradients of other units follow in the same step
+@pytest.mark.parametrize(
+    ("kind", "clip", "micro", "every"),
+    [
+        ("cpu", None, 2, True),
+        ("cpu", 0.5, 2, False),
+        ("cpu-int8", None, 2, False),
+        ("gpu", None, 3, True),
+        ("shard-gpu", None, 2, False),
+        ("shard-gpu", 0.5, 2, True),
+    ],
+)
 @on_ranks(2)
-def test_slots_are_shared_by_micro_batches_too(group, kind, clip) -> None:
-    # every pair of a kind, a way of clipping, a number of micro-batches and a way of reducing
-    number = list(KINDS).index(kind)
-    every = (number + (clip is None)) % 2 == 1
-    micro = 2 + (number // 2 + (clip is None)) % 2
+def test_slots_are_shared_by_micro_batches_too(group, kind, clip, micro, every) -> None:
     document = {**KINDS[kind], "reduce_every_micro_batch": every}
     rank = torch.distributed.get_rank()
     build = partial(engine_of, group, document, clip, accumulation=micro, layers=LAYERS)
@@ -76,7 +82,7 @@ def test_ranks_that_use_different_parameters_do_not_deadlock(group, micro, kind)
         engine = build(accumulation=micro)
         block = engine.module._model[0].transformer.h[LAYERS - 1 - 2 * rank]
         leave_out(block.mlp, factor)
-        found.append((train(engine, 3, micro), states_of(engine)))
+        found.append((train(engine, 2, micro), states_of(engine)))
     assert torch.equal(found[0][0], found[1][0])
     assert not differing(found[0][1], found[1][1])
 
@@ -132,15 +138,15 @@ def gradients(engine, summed=False):
     return found
 
 
-@pytest.mark.parametrize("world_size, ranks_per_node", [(1, None), (2, None), (4, None), (4, 2)])
+@pytest.mark.parametrize("world_size, ranks_per_node", [(1, None), (3, None), (4, 2)])
 @on_ranks()
 def test_sums_over_ranks_after_every_micro_batch_differ_by_rounding(
     group, world_size, ranks_per_node
 ) -> None:
-    build = partial(engine_of, group, accumulation=3, ranks_per_node=ranks_per_node)
-    expected = train(build(CPU), 3, 3)
+    build = partial(engine_of, group, accumulation=2, ranks_per_node=ranks_per_node)
+    expected = train(build(CPU), 2, 2)
     for document, tolerance in (CPU, 1e-5), ({**CPU, **INT8}, 2e-2):
-        found = train(build({**document, **EVERY}), 3, 3)
+        found = train(build({**document, **EVERY}), 2, 2)
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=0)
 
 

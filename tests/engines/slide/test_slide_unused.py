@@ -103,9 +103,10 @@ def test_blocks_unused_on_one_rank_train_on_the_others_gradients(
 ) -> None:
     expected = expected_of(Experts(), clip, [{}, left_out])
     own = left_out if dist.get_rank(group) == 1 else {}
-    for window in (2, 3):
-        config = {"clip": clip, "grad_sync": sync, "window": window}
-        check(Experts(), expected, own, **config, activation_checkpointing="none")
+    # either window with what is left out and each other setting
+    window = 2 + ((clip is None) ^ (sync == "cpu_reduce") ^ ("half" in left_out))
+    config = {"clip": clip, "grad_sync": sync, "window": window}
+    check(Experts(), expected, own, **config, activation_checkpointing="none")
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
@@ -113,7 +114,7 @@ def test_blocks_unused_on_one_rank_train_on_the_others_gradients(
 @on_ranks(1)
 def test_unused_block_is_updated_before_its_next_use(group, without, clip) -> None:
     expected = expected_of(Experts(), clip, [{"without": without}])
-    for window in (2, 3, 4, 5):
+    for window in (2, 4) if clip is None else (3, 5):
         again = ("none", "full")[(window + without + (clip is None)) % 2]
         config = {"window": window, "activation_checkpointing": again}
         check(Experts(), expected, {"without": without}, clip=clip, **config)
@@ -131,13 +132,14 @@ def test_block_that_passes_an_input_on_is_updated_before_its_next_use(group, mak
         check(Passing(maker), expected, clip=clip, **config)
 
 
-# every pair of settings
+# every pair of a reduction and a way of clipping
 @pytest.mark.parametrize(
     ("other", "sync", "clip"),
     [
-        (other, sync, (None, 0.5)[(number + (sync == "cpu_reduce")) % 2])
-        for number, other in enumerate([*({"without": n} for n in range(3)), {"first": 2}])
-        for sync in ("cpu_reduce", "gpu_reduce")
+        ({"without": 0}, "cpu_reduce", None),
+        ({"without": 1}, "gpu_reduce", None),
+        ({"without": 2}, "cpu_reduce", 0.5),
+        ({"first": 2}, "gpu_reduce", 0.5),
     ],
 )
 @pytest.mark.fresh_ranks
@@ -157,7 +159,7 @@ def test_ranks_that_gather_different_layers_are_refused(group, other, clip, sync
 def test_each_step_counts_what_moved_for_it(group, mode, clip) -> None:
     engine = engine_of(group, MODES[mode], clip=clip, copies=DelayedCopies(0))
     moved = [0.0]
-    for step in range(5):
+    for step in range(4):
         train(engine, 1, first=step)
         moved.append(engine.ledger.summary()["weights"]["bytes_raw"])
     later = torch.tensor(moved).diff()[1:]

@@ -54,7 +54,7 @@ def test_poison_in_freed_slots_reaches_nothing(group, mode, clip) -> None:
     document = {**MODES[mode], "activation_checkpointing": again}
     clean, poisoned = (engine_of(group, document, clip, DelayedCopies(seed)) for seed in range(2))
     poisoned.module.schedule.window.poison = True
-    assert torch.equal(train(clean, 4, micro=2), train(poisoned, 4, micro=2))
+    assert torch.equal(train(clean, 2, micro=2), train(poisoned, 2, micro=2))
     assert not differing(states_of(clean), states_of(poisoned))
 
 
@@ -110,7 +110,7 @@ def test_unit_fetched_before_its_update_is_fetched_again(group, window, clip) ->
         early.extend({each.name for each in schedule.window.alive()} - before)
 
     schedule._free = and_fill_the_window
-    assert torch.equal(train(hasty, 4), train(plain, 4))
+    assert torch.equal(train(hasty, 2), train(plain, 2))
     assert not differing(states_of(hasty), states_of(plain))
     assert early
 
