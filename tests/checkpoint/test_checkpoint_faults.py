@@ -66,8 +66,10 @@ def damage(path: Path, harm: str = "damaged") -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("harm", ["missing", "damaged"])
-@pytest.mark.parametrize("format, name", FILES)
+@pytest.mark.parametrize(
+    ("format", "name", "harm"),
+    [*((*file, "damaged") for file in FILES), (*FILES[-1], "missing")],
+)
 def test_a_damaged_checkpoint_falls_back_to_the_one_before_it(
     data, saved, tmp_path, format, name, harm
 ):
