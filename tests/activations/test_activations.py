@@ -1,5 +1,8 @@
 """Engines compute the same bits wherever activations are stored."""
 
+import os
+from unittest.mock import patch
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,10 +13,10 @@ from shardlab.core.errors import UserError
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Optimization
 from shardlab.experiment.schema import Model
-from shardlab.models.build import build_model
 from shardlab.models.presets import Shape, shape_config
 from shardlab.strategy.strategy import parse_strategy
 from tests.deep_models import highest_since_reset, keep_no_freed_memory, reset
+from tests.drawn_weights import drawn_model
 from tests.ranks import on_ranks, run_ranks
 from tests.whole_parameters import whole_parameters
 
@@ -26,37 +29,33 @@ LAYERS, WIDTH, TOKENS = 24, 32, 1 << 15
 MIB = 1 << 20
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-
-
 def make(group, strategy, model=None):
     weights = None
     if model is None:
-        model, weights = build_model(Model(preset="tiny"), 300, 16, 0, seed=1)
+        model, weights = drawn_model(Model(preset="tiny"), 300, 16, 0, 1)
     settings = parse_strategy(strategy), Optimization(weight_decay=0.1, clip=0.5), group
     return build_engine(model, *settings, weights=weights)
 
 
-def trained(group, strategy):
+def trained(group, folder, strategy):
     """Losses and weights after steps of two micro-batches."""
-    engine = make(group, strategy)
     generator = torch.Generator().manual_seed(dist.get_rank(group))
-    losses = [
-        engine.step(list(torch.randint(300, (2, 4, 17), generator=generator)), 1e-3).loss
-        for _ in range(3)
-    ]
+    with patch.dict(os.environ, {FOLDER_VARIABLE: str(folder)}):
+        engine = make(group, strategy)
+        losses = [
+            engine.step(list(torch.randint(300, (2, 4, 17), generator=generator)), 1e-3).loss
+            for _ in range(2)
+        ]
     return [torch.tensor(losses), *whole_parameters(engine).values()]
 
 
-@pytest.mark.parametrize("world_size, checkpointing", [(1, SOME), (2, FULL)])
+@pytest.mark.parametrize("checkpointing", [SOME, FULL], ids=["some", "full"])
 @pytest.mark.parametrize("engine", ["ddp", "fsdp1", "fsdp2", "manual", "slide"])
-@on_ranks()
-def test_losses_and_weights_are_the_same_bits(group, engine, world_size, checkpointing) -> None:
+@on_ranks(2)
+def test_losses_and_weights_are_the_same_bits(group, tmp_path, engine, checkpointing) -> None:
     plain = {"engine": engine, **checkpointing}
-    expected = trained(group, plain)
-    found = trained(group, {**plain, "activations": "disk"})
+    expected = trained(group, tmp_path, plain)
+    found = trained(group, tmp_path, {**plain, "activations": "disk"})
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 

@@ -16,7 +16,7 @@ from tests.families import VOCABULARY
 from tests.ranks import on_ranks
 from tests.standalone.sliding_factory import by_hand, model_of, slid
 
-FAMILIES = ["gpt2-tied", "llama-tied", "llama-untied", "qwen2-tied", "qwen3-untied", "mistral-tied"]
+FAMILIES = ["gpt2-tied", "llama-untied", "qwen2-tied", "qwen3-untied", "mistral-tied"]
 
 
 def padded_batch(call, rank):
@@ -63,19 +63,20 @@ def steps(sliding, first, last):
 
 
 @pytest.mark.parametrize(
-    ("family", "transfer"), [*((family, "full") for family in FAMILIES), ("gpt2-tied", "shard")]
+    ("family", "transfer"),
+    [("gpt2-tied", "shard"), ("qwen2-tied", "full"), ("llama-untied", "full")],
 )
 @on_ranks(2)
 def test_evaluation_and_text_between_steps_see_the_last_update_and_change_nothing(
     family, transfer
 ) -> None:
     prompt = torch.arange(5).repeat(2, 1)
-    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
     config = {"clip": None, "param_transfer": transfer}
-    straight = steps(slid(model_of(family), **config), 0, 3)
+    straight = steps(slid(model_of(family), **config), 0, 2)
     model = model_of(family)
     sliding, found = slid(model, **config), []
-    for step in range(3):
+    for step in range(2):
         found += steps(sliding, step, step + 1)
         model.eval()
         text = model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
@@ -103,10 +104,10 @@ def moved(sliding):
 def test_evaluation_within_a_step_changes_nothing_and_no_step_counts_it(transfer, clip) -> None:
     found = []
     for evaluates in (False, True):
-        config = {"accumulation": 3, "clip": clip, "param_transfer": transfer}
+        config = {"accumulation": 2, "clip": clip, "param_transfer": transfer}
         sliding = slid(model_of("qwen2-tied"), **config)
         reported = []
-        for call in range(9):
+        for call in range(4):
             if evaluates:
                 with torch.no_grad():
                     sliding(padded_batch(9, 0))
@@ -143,7 +144,7 @@ def test_a_model_that_checkpoints_its_layers_trains_the_same_bits(
     family, theirs, ours, times
 ) -> None:
     """`times` that each layer computes in a step."""
-    straight = steps(slid(model_of(family), activation_checkpointing="none"), 0, 4)
+    straight = steps(slid(model_of(family), activation_checkpointing="none"), 0, 2)
     model, computed = model_of(family), Counter()
     for number, block in enumerate(model.base_model.get_submodule(layers_of(model))):
         block.mlp.register_forward_pre_hook(lambda *_, n=number: computed.update([n]))
@@ -154,8 +155,8 @@ def test_a_model_that_checkpoints_its_layers_trains_the_same_bits(
         else:
             model.gradient_checkpointing_enable(theirs)
     sliding = slid(model, activation_checkpointing=ours)
-    assert steps(sliding, 0, 4) == straight
-    assert [computed[number] for number in range(3)] == [4 * each for each in times]
+    assert steps(sliding, 0, 2) == straight
+    assert [computed[number] for number in range(3)] == [2 * each for each in times]
 
 
 class Pairs(nn.Module):
