@@ -14,6 +14,7 @@ report: "workflow/report/workflow.rst"
 
 
 include: "workflow/rules/lock.smk"
+include: "workflow/rules/summary.smk"
 include: "workflow/rules/common.smk"
 include: "workflow/rules/cluster.smk"
 include: "workflow/rules/data.smk"

@@ -1,5 +1,7 @@
 """Write the headline table into the README."""
 
+import os
+import sys
 from pathlib import Path
 
 from shardlab.core.errors import UserError
@@ -7,6 +9,7 @@ from shardlab.core.files import write_text
 from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
 from stages.common import require, run
+from stages.summary import summarize
 
 BEGIN = "<!-- headline:begin -->"
 END = "<!-- headline:end -->"
@@ -19,6 +22,8 @@ def main(params: Parameters) -> None:
     headline = path.read_text(encoding="utf-8")
     replace_block(Path("README.md"), headline)
     write_text("results/report/readme.md", block(headline) + "\n")
+    if "DVC_STAGE" in os.environ:  # which has no other place to call us after its last stage
+        print(summarize(os.getppid()), file=sys.stderr)
     say("readme: the headline table in README.md is up to date")
 
 

@@ -69,6 +69,12 @@ rule readme:
     benchmark:
         "logs/benchmarks/readme.tsv"
     params:
-        code=code("readme", "shardlab/core", "shardlab/experiment", "shardlab/strategy"),
+        code=code(
+            "readme",
+            "shardlab/core",
+            "shardlab/experiment",
+            "shardlab/strategy",
+            "stages/summary.py",
+        ),
     shell:
         "exec python -m stages.readme"

@@ -1,0 +1,106 @@
+"""What ran is summed up at the end of a command, from the logs of the stages."""
+
+import json
+import os
+import pty
+import subprocess
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from shardlab.core.process import started
+from stages.summary import summarize
+from tests.pipeline.workspace import copy_project, environment, run, set_params
+
+
+def entry(text: str, later: float) -> str:
+    """An entry of a log, `later` seconds after this process was started."""
+    at = datetime.fromtimestamp(started(os.getpid())) + timedelta(seconds=later)
+    return f"{at.isoformat(timespec='seconds')} {text}\n"
+
+
+def test_only_what_ran_since_the_tool_was_started_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert summarize(os.getpid()) == ""
+    done = entry("done in 0.5 s", -60), entry("fsdp2: done in time", 1), entry("done in 2.25 s", 2)
+    logs = {
+        "prepare": done[0],
+        "train/fsdp2/0": "".join(done),
+        "train/fsdp2/1": entry("done in 1.0 s", 3),
+        "profile/fsdp2/0": entry("done in 4.0 s", 4),
+        "benchmarks/nothing": "no entry\n",
+    }
+    for name, text in logs.items():
+        path = tmp_path / "logs" / f"{name}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    rows = [line.split() for line in summarize(os.getpid()).splitlines()]
+    assert rows[1:] == [["profile", "1", "4.0"], ["train", "2", "3.2"], ["all", "3", "7.2"]]
+
+
+@pytest.mark.parametrize(
+    "text, last",
+    [
+        (entry("train: error: train.steps: too few", 1), "train.steps: too few"),
+        (entry("Traceback (most):\n  File\nValueError: x", 1), "ValueError: x"),
+        (entry("done in 1 s", -9) + entry("step 3 of 9", 1), "step 3 of 9"),
+    ],
+)
+def test_a_failed_job_is_one_line_with_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, last: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    log = tmp_path / "logs/train/fsdp2/0.log"
+    log.parent.mkdir(parents=True)
+    log.write_text(text)
+    [*_, line] = summarize(os.getpid()).splitlines()
+    assert line == f"failed: train fsdp2 0: {last} (log: logs/train/fsdp2/0.log)"
+
+
+def test_snakemake_sums_up_what_it_ran(tmp_path: Path) -> None:
+    root = copy_project(tmp_path / "project")
+    (root / "mine.json").write_text(json.dumps([{"id": "1", "title": "t", "text": 5}]))
+    command = ("snakemake", "--cores", "1", "--", "data/corpus.json")
+    first = run(root, *command).stdout
+    assert [line.split()[:2] for line in table(first)] == [["prepare", "1"], ["all", "1"]]
+    set_params(root, data={"source": "json", "path": "mine.json"})
+    failed = run(root, *command, check=False).stdout
+    assert table(failed) == []
+    [line] = [line for line in failed.splitlines() if line.startswith("failed: ")]
+    assert line.startswith("failed: prepare: ") and line.endswith(" (log: logs/prepare.log)")
+    error = line.removeprefix("failed: prepare: ").removesuffix(" (log: logs/prepare.log)")
+    assert f"prepare: error: {error}" in failed
+
+
+def table(said: str) -> list[str]:
+    """Lines of the summary between its header and its end."""
+    after = said.partition("stage       jobs   seconds\n")[2]
+    return after.partition("\n\n")[0].splitlines()
+
+
+@pytest.mark.parametrize("value", ["", "1"])
+def test_no_color_is_respected_on_a_terminal(tmp_path: Path, value: str) -> None:
+    root = copy_project(tmp_path / "project")
+    terminal, end = pty.openpty()
+    process = subprocess.Popen(
+        ["snakemake", "--cores", "1", "-n", "data/corpus.json"],
+        cwd=root,
+        env=environment(NO_COLOR=value, TERM="xterm"),
+        stdin=end,
+        stdout=end,
+        stderr=end,
+    )
+    os.close(end)
+    said = b""
+    try:
+        while chunk := os.read(terminal, 1 << 16):
+            said += chunk
+    except OSError:  # Linux: the other side is closed
+        pass
+    os.close(terminal)
+    assert process.wait() == 0
+    assert b"rule prepare" in said
+    assert (b"\x1b[" in said) == (value == "")
