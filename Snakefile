@@ -13,6 +13,10 @@ configfile: "params.yaml"
 report: "workflow/report/workflow.rst"
 
 
+# for `snakemake --software-deployment-method apptainer`: containers/shardlab.def says how to build it
+container: "shardlab.sif"
+
+
 include: "workflow/rules/lock.smk"
 include: "workflow/rules/summary.smk"
 include: "workflow/rules/common.smk"
