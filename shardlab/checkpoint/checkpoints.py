@@ -115,7 +115,8 @@ class Checkpoints:
         self.finish()
         step, sample = self._loop.step, self._loop.sample
         state = {**self._engine.rank_state(), "random": random_state()}
-        mine = RankState(state, [vars(event) for event in events], self._engine.ledger.sums())
+        ledger = self._engine.ledger.sums()  # first: now the events, too, know what the device did
+        mine = RankState(state, [vars(event) for event in events], ledger)
         arguments = step, sample, self._tensor_writer(), mine
         if self._options.asynchronous:
             self._background.start(self._write, *arguments)

@@ -167,7 +167,7 @@ class LinearNative(AllToAllCollective):
         step = self._begin(vector, unit)
         payloads, first = self._encode_all(vector, unit, step)
         copies = 2 * (self.world_size - 1)
-        with self.ledger.traffic.operation(copies * first.message.nbytes):
+        with self.ledger.traffic.operation(copies * first.message.nbytes, vector.device):
             dist.all_reduce(payloads, group=self.group)
         self._count(raw=2 * self._share_of_others(vector.nbytes), wire=0.0)
         self._count_sent(vector.numel() // self.world_size, first, copies)

@@ -196,7 +196,7 @@ class Native(Collective):
     @labelled
     def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
         op = self._scaled(vector, scale)
-        with self.ledger.traffic.operation(self._count_all_reduce(vector)):
+        with self.ledger.traffic.operation(self._count_all_reduce(vector), vector.device):
             dist.all_reduce(vector, op, group=self.group)
 
     @labelled
@@ -210,22 +210,25 @@ class Native(Collective):
             ended.value()  # raises the error of the operation
             return [vector]
 
-        return FutureWork(self.ledger.traffic.ending(start, nbytes).then(done))
+        return FutureWork(self.ledger.traffic.ending(start, nbytes, vector.device).then(done))
 
     @labelled
     def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
-        if self._uses_transport(output):
+        nbytes = self._count_all_gather(output)
+        if self._uses_transport:
             self.transport.gather(shard, self._chunks(output))
-        else:
+            return
+        with self.ledger.traffic.operation(nbytes, output.device):
             dist.all_gather_single(output, shard, group=self.group)
 
     @labelled
     def start_all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> dist.Work:
         """Start the all-gather; on gloo `wait()` sends most of it."""
-        if self._uses_transport(output):
+        nbytes = self._count_all_gather(output)
+        if self._uses_transport:
             return self.transport.start_gather(shard, self._chunks(output))
-        work: dist.Work = dist.all_gather_single(output, shard, group=self.group, async_op=True)
-        return work
+        start = partial(dist.all_gather_single, output, shard, group=self.group, async_op=True)
+        return self.ledger.traffic.awaited(start, nbytes, output.device)
 
     def _operation(self, vector: Tensor, scale: float) -> tuple[dist.ReduceOp.RedOpType, float]:
         """Return the operation of the group, and the factor that is left to multiply by."""
@@ -240,11 +243,16 @@ class Native(Collective):
             vector.mul_(rest)
         return op
 
-    def _uses_transport(self, output: Tensor) -> bool:
-        """Count an all-gather; return whether `Transport` performs it."""
+    @property
+    def _uses_transport(self) -> bool:
+        """Whether `Transport` performs all-gathers."""
+        return dist.get_backend(self.group) == "gloo"
+
+    def _count_all_gather(self, output: Tensor) -> float:
+        """Count an all-gather; return the bytes that it sends."""
         needed = self._share_of_others(output.nbytes)
         self._count(raw=needed, wire=needed)
-        return dist.get_backend(self.group) == "gloo"
+        return needed
 
     def _count_all_reduce(self, vector: Tensor) -> float:
         """Count an all-reduce; return the bytes that it sends."""
@@ -273,7 +281,7 @@ def sum_scatter(
     world_size = dist.get_world_size(group)
     times = 2 if dist.get_backend(group) == "gloo" else 1
     wire = times * vector.nbytes * (world_size - 1) / world_size
-    with traffic.operation(wire):
+    with traffic.operation(wire, vector.device):
         dist.reduce_scatter_single(output, vector, op=op, group=group)
     return wire
 

@@ -106,9 +106,14 @@ class Ledger:
         apart: Accounts | None = getattr(self._thread, "apart", None)
         return self._accounts if apart is None else apart
 
+    def settle(self) -> None:
+        """Read what a device knows, for counts and for times of steps; the host waits for it."""
+        self.deferred.settle()
+        self.traffic.settle()
+
     def reset(self) -> None:
         """Set all counts to 0, except those of `apart`."""
-        self.deferred.settle()
+        self.settle()
         self._accounts = _new()
 
     @contextmanager
@@ -133,7 +138,7 @@ class Ledger:
 
     def sums(self) -> dict[Kind, dict[str, Any]]:
         """Return all counts as plain values."""
-        self.deferred.settle()
+        self.settle()
         return {
             kind: {**vars(account), "uncompressed": dict(account.uncompressed)}
             for kind, account in self._accounts.items()
@@ -147,7 +152,7 @@ class Ledger:
 
     def summary(self) -> dict[str, dict[str, Any]]:
         """Return bytes_raw, bytes_wire, compression_ratio and so on by kind of message."""
-        self.deferred.settle()
+        self.settle()
         return {kind: account.summary() for kind, account in self._accounts.items()}
 
     def timed(self, account: Account, what: Coding, device: torch.device) -> Timer:

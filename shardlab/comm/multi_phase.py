@@ -199,7 +199,7 @@ class GroupCommunicator:
 
         with (
             self._ledger.deferred.seconds(account, sent.device, read),
-            self._ledger.traffic.operation(nbytes),
+            self._ledger.traffic.operation(nbytes, sent.device),
         ):
             yield
         account.collectives += 1

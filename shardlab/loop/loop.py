@@ -44,9 +44,9 @@ def learning_rate(
     return peak * (_FLOOR + (1 - _FLOOR) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-@dataclass(frozen=True)
+@dataclass
 class StepEvent:
-    """Measurements of one step on one rank."""
+    """Measurements of one step on one rank; on a device, one of them is known later."""
 
     step: int
     loss: float
@@ -57,16 +57,16 @@ class StepEvent:
     tokens: int
     """of all ranks"""
     collective_ms: float | None
-    """time with a collective under way; None on devices, which the CPU does not wait for"""
+    """time with a collective under way; None until a device, which nothing waits for, has done the
+    step: by the end of a later step, or by `Ledger.settle`"""
     interface_bytes: float | None
     """sent by the interface of this rank's emulated link; None without one"""
 
 
 class _Moment(NamedTuple):
-    """Readings at the beginning and the end of a step."""
+    """Readings at the beginning of a step."""
 
     seconds: float
-    in_collectives_s: float
     interface_bytes: int | None
 
 
@@ -94,7 +94,7 @@ class Loop:
         self._accumulation = accumulation
         self._rank = dist.get_rank(group)
         self._world_size = dist.get_world_size(group)
-        self._waits = device_of(group).type == "cpu"
+        self._device = device_of(group)
         self.step = 0
         """number of steps done"""
         self.sample = 0
@@ -109,15 +109,17 @@ class Loop:
         numbers: Iterator[int] = iter(range(steps))
         if self._rank == 0:
             numbers = track(range(steps), "train", total=steps, unit="step")
-        start = self._now()
+        start = self._begin()
         for _ in numbers:
             event = self._next(start)
             if after is not None and after(event):
                 return
-            start = self._now()
+            start = self._begin()
 
-    def _now(self) -> _Moment:
-        return _Moment(perf_counter(), self._engine.ledger.traffic.seconds, interface_bytes())
+    def _begin(self) -> _Moment:
+        start = perf_counter()
+        self._engine.ledger.traffic.begin_step(self._device)
+        return _Moment(start, interface_bytes())
 
     def _next(self, start: _Moment) -> StepEvent:
         train = self._train
@@ -125,21 +127,24 @@ class Loop:
             self.step, train.steps, train.learning_rate, train.warmup_steps, train.decay
         )
         outcome = self._engine.step(self.micro_batches(), rate)
-        end = self._now()
-        communicating_ms = (end.in_collectives_s - start.in_collectives_s) * 1e3
-        sent, before = end.interface_bytes, start.interface_bytes
+        end, sent, before = perf_counter(), interface_bytes(), start.interface_bytes
         samples = train.accumulation * self._world_size * train.batch_size
         event = StepEvent(
             self.step,
             outcome.loss,
-            (end.seconds - start.seconds) * 1e3,
+            (end - start.seconds) * 1e3,
             rate,
             outcome.gradient_norm,
             outcome.applied,
             samples * train.sequence_length,
-            communicating_ms if self._waits else None,
+            None,
             None if sent is None or before is None else sent - before,
         )
+
+        def know(in_collectives_s: float) -> None:
+            event.collective_ms = in_collectives_s * 1e3
+
+        self._engine.ledger.traffic.end_step(know)
         self.step += 1
         self.sample += samples
         return event

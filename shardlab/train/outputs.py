@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import FileIO
@@ -61,6 +61,8 @@ class Telemetry:
         self._clip = math.inf if clip is None else clip
         self._clipped = self._skipped = 0
         self._device = device
+        self._waiting: deque[StepEvent] = deque()
+        """steps that a device has not done: their time in collectives is written later"""
         self._path = folder / f"events.out.tfevents.{time.time_ns()}"
         # not torch's SummaryWriter, whose thread ends with a traceback when the disk is full
         self._file: FileIO | None = None
@@ -81,20 +83,26 @@ class Telemetry:
             "train/clipped_steps": self._clipped,
             "train/invalid_steps": self._skipped,
             "speed/tokens_per_s": event.tokens / event.step_ms * 1e3,
-            "speed/collective_ms": event.collective_ms,
             "memory/peak_bytes": peak_memory(self._device),
         }
-        known = [(name, value) for name, value in scalars.items() if value is not None]
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in known]
-        with self._best_effort():
-            self._record(
-                Event(wall_time=time.time(), step=event.step, summary=Summary(value=values))
-            )
+        self._scalars(event.step, scalars)
+        self._waiting.append(event)
+        self._write_known()
 
     def close(self) -> None:
         """Close the file."""
+        self._write_known()
         if self._file is not None:
             self._file.close()
+
+    def _write_known(self) -> None:
+        while self._waiting and (found := self._waiting[0].collective_ms) is not None:
+            self._scalars(self._waiting.popleft().step, {"speed/collective_ms": found})
+
+    def _scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
+        with self._best_effort():
+            self._record(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
     def _record(self, event: Event) -> None:
         if self._file is not None:

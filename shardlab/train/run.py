@@ -230,6 +230,7 @@ def _timed_steps(
     times = meter.read()
     if checkpoints is not None:
         checkpoints.finish()
+    engine.ledger.settle()  # the events' times in collectives, before they are shown
     if telemetry is not None:
         telemetry.close()
         say(f"{plan.run} seed {plan.seed}: {_outcome(events, train.steps)}")

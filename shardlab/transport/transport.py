@@ -61,13 +61,13 @@ class Transport:
                 given[b] of rank a has as many bytes as taken[a] of rank b. Those of this rank
                 itself are ignored.
         """
-        with self._traffic.operation(self._load(given, taken)):
+        with self._traffic.operation(self._load(given, taken), given[0].device):
             self._start(given, taken).wait()
 
     def start(self, given: Sequence[Tensor], taken: Sequence[Tensor]) -> dist.Work:
         """Start `exchange`; `given` must not change until the end of `wait()`."""
         start = partial(self._start, given, taken)
-        return self._traffic.awaited(start, self._load(given, taken))
+        return self._traffic.awaited(start, self._load(given, taken), given[0].device)
 
     def gather(self, shard: Tensor, parts: Sequence[Tensor]) -> None:
         """Send the shard of every rank, all of one size, to all ranks.

@@ -94,7 +94,9 @@ def send(route: Route, residual: Literal["fp32", "int8"] | None, method: str) ->
     group = dist.group.WORLD
     assert group is not None
     feedback = ErrorFeedback(residual) if residual else None
-    made: Collective = make_collective(group, Ledger(), "gradients", route, feedback)
+    ledger = Ledger()
+    made: Collective = make_collective(group, ledger, "gradients", route, feedback)
+    ledger.traffic.begin_step(DEVICE)
     if isinstance(route.method, GradiVeQ):  # which finds components in one of 50 steps, by reads
         components = floats(256 * 32).view(256, 32)
         made.load_state_dict({"step/unit": torch.tensor(1), "method/unit": components})
@@ -105,6 +107,7 @@ def send(route: Route, residual: Literal["fp32", "int8"] | None, method: str) ->
         made.all_reduce(vector, 0.25, unit)
     else:
         made.all_gather(vector, shard, unit)
+    ledger.traffic.end_step(lambda seconds: None)
 
 
 def read_in(call: Callable[[], None]) -> str:

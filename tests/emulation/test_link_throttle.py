@@ -19,6 +19,7 @@ from tests.ranks import on_ranks, run_ranks
 
 pytestmark = pytest.mark.fresh_ranks
 
+CPU = torch.device("cpu")
 SIZE = 1 << 14
 UNIT = Unit("unit", (Block("matrix", 128, 128),))
 
@@ -47,7 +48,7 @@ def test_delay_begins_when_the_operation_ends(group) -> None:
     traffic = Traffic()
     traffic.throttle = LinkThrottle(delay_ms=100)
     start = time.perf_counter()
-    with traffic.operation(1):
+    with traffic.operation(1, CPU):
         if dist.get_rank(group) == 0:
             time.sleep(0.2)
         dist.barrier(group)
@@ -56,7 +57,7 @@ def test_delay_begins_when_the_operation_ends(group) -> None:
 
 def operate_in_four_threads(traffic, nbytes, seconds):
     def operate(_):
-        with traffic.operation(nbytes):
+        with traffic.operation(nbytes, CPU):
             time.sleep(seconds)
 
     start = time.perf_counter()
@@ -79,7 +80,7 @@ def test_time_of_concurrent_operations_counts_once():
 
 def test_time_of_a_failed_operation_ends():
     traffic = Traffic()
-    with pytest.raises(ZeroDivisionError), traffic.operation(1):
+    with pytest.raises(ZeroDivisionError), traffic.operation(1, CPU):
         _ = 1 / 0
     before = traffic.seconds
     time.sleep(0.01)

@@ -132,6 +132,7 @@ def test_a_record_says_what_it_was_measured_on(device, data, tmp_path, monkeypat
     record = measure(replace(plan, data=data), tmp_path)
     assert (record.deterministic, record.tf32) == (True, False)
     assert (record.memory_reserved_bytes is None) == (device == "cpu")
+    assert record.collective_ms == 0.0  # of one rank, and known on a GPU, too
     assert record.val_ppl is not None and record.val_ppl < record.untrained_ppl
 
 

@@ -131,3 +131,18 @@ def test_outputs_are_probed_before_the_first_step(data, tmp_path, monkeypatch):
     # the model; then also two checkpoints, each with the model and both moments
     assert sizes[1] == pytest.approx(sizes[0] * (1 + 2 * 3), rel=0.01)
     assert not stepped.exists()
+
+
+def test_times_of_a_device_are_written_when_they_are_known(tmp_path):
+    events = [StepEvent(step, 1.0, 1.0, 1.0, 1.0, True, 1, None, None) for step in range(3)]
+    telemetry = Telemetry(tmp_path, None, CPU)
+    telemetry.write(events[0])
+    events[0].collective_ms = 5.0
+    telemetry.write(events[1])
+    telemetry.write(events[2])
+    events[1].collective_ms, events[2].collective_ms = 6.0, 7.0
+    telemetry.close()
+    scalars = EventAccumulator(str(tmp_path)).Reload()
+    found = [(each.step, each.value) for each in scalars.Scalars("speed/collective_ms")]
+    assert found == [(0, 5.0), (1, 6.0), (2, 7.0)]
+    assert [each.step for each in scalars.Scalars("train/loss")] == [0, 1, 2]
