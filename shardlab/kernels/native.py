@@ -141,6 +141,7 @@ def _triton() -> ModuleType | None:
     import shardlab.kernels.triton.scatter
     import shardlab.kernels.triton.select
     import shardlab.kernels.triton.sign
+    import shardlab.kernels.triton.sketch
 
     return shardlab.kernels.triton
 

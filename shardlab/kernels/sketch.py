@@ -111,7 +111,8 @@ def _run_add(x: Tensor, keys: list[int], table: Tensor) -> None:
 def _run_estimate(table: Tensor, keys: list[int], estimates: Tensor) -> None:
     _check(table, keys, estimates)
     if not native.compiled(table):
-        estimate_reference(table, keys, estimates)
+        triton = native.triton_kernels(table)
+        (triton.sketch.estimate if triton else estimate_reference)(table, keys, estimates)
         return
     (rows, buckets), words = table.shape, (ctypes.c_uint32 * len(keys))(*keys)
 

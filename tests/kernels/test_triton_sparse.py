@@ -1,4 +1,4 @@
-"""Selection, index coding, scatter and random positions in Triton's interpreter."""
+"""Selection, index coding, scatter, estimates and random positions in Triton's interpreter."""
 
 import os
 
@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardlab.kernels import indices, scatter, select
+from shardlab.kernels import indices, scatter, select, sketch
 from shardlab.kernels.random import random_places
 from tests.kernels.kernel_vectors import any_bits, bits, places, sorted_places, with_ties
 from tests.kernels.triton_served import on_reference, on_triton
@@ -116,3 +116,17 @@ def test_random_positions_are_those_of_the_reference(n, k):
         expected = random_places(n, k, key, torch.device("cpu"))
         with on_triton():
             assert torch.equal(random_places(n, k, key, torch.device("cpu")), expected)
+
+
+@given(st.integers(0, 400), st.integers(1, 15), st.sampled_from([1, 2, 60]))
+@settings(max_examples=15)
+def test_estimates_are_those_of_the_reference(n, rows, buckets):
+    """Of any bits, also of no number: NaN is above all others, and zeros have no sign."""
+    table = any_bits(rows * buckets, n).view(rows, buckets)
+    table[:, ::3] = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan")])[n % 5]
+    keys = [(2**32 - 1 - row, 2**31 - 1 + row) for row in range(rows)]
+    found = []
+    for where in (on_triton, on_reference):
+        with where():
+            found.append(sketch.estimate(table, keys, n))
+    assert bits(found[0]) == bits(found[1])

@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from shardlab.kernels.triton import grouped, indices, random, scatter, select, sign
+from shardlab.kernels.triton import grouped, indices, random, scatter, select, sign, sketch
 from shardlab.kernels.triton.formats import FORMATS
 
 FIRST = next(iter(FORMATS))
@@ -23,6 +23,7 @@ POINTERS = {
     **dict.fromkeys(("places", "state", "lengths"), "*i32"),
     **dict.fromkeys(("heads", "codes", "coded", "payload"), "*u8"),
     **dict.fromkeys(("payloads", "stops", "good"), "*i64"),
+    **{"table": "*fp32", "estimates": "*fp32", "words": "*i32"},
     **{"sums": "*fp32", "folds": "*fp64", "counts": "*i32", "alpha": "fp32"},
 }
 WIDE = {"counts": "*i64", "sums": "*i64"}
@@ -33,6 +34,10 @@ KERNELS = (
     (sign._vote_kernel, {"ADD": True, "PLANES": 8, **TILE}),
     (scatter._add_kernel, BLOCK),
     (random._places_kernel, BLOCK),
+    *(
+        (sketch._estimate_kernel, {"ROWS": rows, "WIDTH": width, "BLOCK": 2048 // width})
+        for rows, width in ((1, 2), (5, 8), (15, 16))
+    ),
     (indices._length_kernel, BLOCK),
     (indices._varint_kernel, BLOCK),
     (indices._bitmap_kernel, BLOCK),
