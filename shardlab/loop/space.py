@@ -15,9 +15,13 @@ from shardlab.strategy.strategy import Strategy
 from shardlab.transport.object_collectives import gather_values
 from shardlab.units.sizes import sizes_of
 
-_CUBLAS_WORKSPACE = 32 << 20
+CUBLAS_WORKSPACE = 32 << 20
 """of a GPU of Hopper's generation, others take less (aten/src/ATen/cuda/CublasHandlePool.cpp)"""
 _LARGEST = 3
+_FIX = (
+    "lower train.batch_size, set activation_checkpointing: full, take engine: slide or more ranks, "
+    "or end what else uses the memory"
+)
 
 
 def refuse_too_large(
@@ -41,11 +45,11 @@ def refuse_too_large(
     if device.type == "cpu":
         need |= host_memory(*given)
     else:
-        need["workspace"] = _CUBLAS_WORKSPACE
+        need["workspace"] = CUBLAS_WORKSPACE
     free = free_bytes(device)
     gather_values(None, group)  # no rank allocates before all have looked
     if sum(need.values()) > free:
-        raise UserError(_too_large(need, free, device))
+        raise UserError(too_large("a step", need, free, device, _FIX))
 
 
 def free_bytes(device: torch.device) -> int:
@@ -57,12 +61,12 @@ def free_bytes(device: torch.device) -> int:
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def _too_large(need: Categories, free: int, device: torch.device) -> str:
+def too_large(what: str, need: Categories, free: int, device: torch.device, fix: str) -> str:
+    """Return one line: `what` needs more bytes than the device has free."""
     largest = sorted(need, key=lambda name: need[name], reverse=True)[:_LARGEST]
     parts = ", ".join(f"{name} {need[name] / 1e9:.2f}" for name in largest)
     where = "a rank's part of this machine" if device.type == "cpu" else f"{device}"
     return (
-        f"a step needs about {sum(need.values()) / 1e9:.2f} GB ({parts}), and {where} has "
-        f"{free / 1e9:.2f} GB free: lower train.batch_size, set activation_checkpointing: full, "
-        "take engine: slide or more ranks, or end what else uses the memory"
+        f"{what} needs about {sum(need.values()) / 1e9:.2f} GB ({parts}), and {where} has "
+        f"{free / 1e9:.2f} GB free: {fix}"
     )

@@ -19,6 +19,7 @@ from shardlab.engines.slide.engine import SlideEngine
 from shardlab.engines.slide.groups import twin
 from shardlab.engines.slide.unit import FROZEN
 from shardlab.standalone import checkpoint
+from shardlab.standalone.gpu_memory import GpuMemory
 from shardlab.standalone.own_gpu import own_gpu
 from shardlab.standalone.slide_config import (
     SlideConfig,
@@ -78,6 +79,7 @@ class SlideFSDP:
         buffers = dict(model.named_buffers(remove_duplicate=False))
         self._persistent = [name for name in model.state_dict() if name in buffers]
         self._model = model
+        self._gpu_memory: GpuMemory | None = None
         self._engine = self._build(model)
         refuse_state_dicts(model)
         self.ledger = self._engine.ledger
@@ -97,8 +99,8 @@ class SlideFSDP:
             the output of the model, whose loss is that of these samples.
 
         Raises:
-            UserError: a batch without names, no loss, a learning rate that is none, or a
-                `requires_grad` that has changed since the start.
+            UserError: a batch without names or too large for the GPU, no loss, a learning rate that
+                is none, or a `requires_grad` that has changed since the start.
         """
         if not isinstance(given, Mapping | None):
             raise UserError("SlideFSDP: give a batch by name: sliding(input_ids=..., labels=...)")
@@ -110,6 +112,8 @@ class SlideFSDP:
             return self.module(**batch)
         count = self.config.accumulation
         check_learning_rate(self.learning_rate)
+        if self._gpu_memory is not None:
+            self._gpu_memory.check_batch(batch)
         self._engine.begin(self._calls % count, count, self.learning_rate)
         output = self._engine.compute(lambda: self._forward_backward(batch))
         self._calls += 1
@@ -229,6 +233,11 @@ class SlideFSDP:
         device = config.device_or(device_of(self._group))
         if device.type == "cuda":
             device = own_gpu(device, self._patient)
+            self._gpu_memory = run_or_fail_together(
+                self._patient,
+                "free memory of GPUs is unknown",
+                lambda: GpuMemory(model, config, device, dist.get_world_size(self._group)),
+            )
         strategy, optimization = config.strategy(), config.optimization()
         engine = build_engine(
             model, strategy, optimization, self._group, config.seed, device=device

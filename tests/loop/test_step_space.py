@@ -27,7 +27,7 @@ def test_the_limit_is_the_closed_form(group, monkeypatch, strategy, device) -> N
     model, _ = build_model(Model(preset="tiny"), 300, 16, 0, seed=1)
     given = strategy, sizes_of(model, strategy, TRAIN, device), 2
     need = sum(closed_form(*given).values())
-    need += sum(host_memory(*given).values()) if device == CPU else space._CUBLAS_WORKSPACE
+    need += sum(host_memory(*given).values()) if device == CPU else space.CUBLAS_WORKSPACE
     monkeypatch.setattr(space, "free_bytes", lambda device: need)
     refuse_too_large(model, strategy, TRAIN, device, group)
     monkeypatch.setattr(space, "free_bytes", lambda device: need - 1)
