@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from benchmarks.common import arguments
 from shardlab.engines.slide.groups import node_groups
+from shardlab.engines.slide.rank_progress import OFFLOADED, UPDATED, RankProgress
 from shardlab.engines.slide.shared_memory import NodeMemory
-from shardlab.engines.slide.sync import OFFLOADED, UPDATED, RankProgress
 from shardlab.launch import launch
 
 _CALLS = 200

@@ -14,7 +14,8 @@ from torch import Tensor
 from shardlab.codecs.unit import Unit
 from shardlab.codecs.wire import HEADER, seal
 from shardlab.comm.codec_collective import CodecCollective, Sealed
-from shardlab.comm.collective import Native, add_up, labelled, sum_scatter
+from shardlab.comm.collective import add_up, labelled
+from shardlab.comm.native import Native, sum_scatter
 
 
 class AllToAllCollective(CodecCollective):

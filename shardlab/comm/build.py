@@ -12,11 +12,12 @@ from shardlab.codecs.multi_phase import Method, MultiPhaseMethod
 from shardlab.comm.all_to_all import AllToAllCollective, LinearNative
 from shardlab.comm.bypass import BypassCollective
 from shardlab.comm.codec_collective import CodecSettings
-from shardlab.comm.collective import Collective, Native
+from shardlab.comm.collective import Collective
 from shardlab.comm.feedback import ErrorFeedback, Updates
 from shardlab.comm.hierarchy import HierarchicalCollective
 from shardlab.comm.ledger import Kind, Ledger
 from shardlab.comm.multi_phase import MultiPhaseCollective
+from shardlab.comm.native import Native
 from shardlab.core.errors import UserError
 
 

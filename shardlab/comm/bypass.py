@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from shardlab.codecs.unit import Unit
-from shardlab.comm.collective import Collective, Native
+from shardlab.comm.collective import Collective
 from shardlab.comm.feedback import ErrorFeedback
-from shardlab.comm.residuals import Layout
+from shardlab.comm.layout import Layout
+from shardlab.comm.native import Native
 
 BY_NAME = "excluded by name"
 WARM_UP = "warm-up"

@@ -1,10 +1,10 @@
-"""Contract of collectives, the native implementation, and the contract of modules that use them."""
+"""Contract of collectives, and the contract of modules that use them."""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, ClassVar, TypeVar, cast
 
 import torch
@@ -16,7 +16,6 @@ from shardlab.codecs.unit import Unit
 from shardlab.comm.ledger import Account, Coding, Kind, Ledger, Timer
 from shardlab.devices.registry import accelerator_of
 from shardlab.profiling.traces.labels import COMMUNICATION
-from shardlab.transport.traffic import Traffic
 from shardlab.transport.transport import Transport
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -172,118 +171,6 @@ class Collective(ABC):
         self.transport.exchange(chunks, parts)
         add_up(parts, exact, scale)
         self.ledger.audit.add(reduced, exact)
-
-
-class Native(Collective):
-    """The process group's own collectives, uncompressed: no operator is launched beside them.
-
-    A NaN or an infinity of any rank shows in the sums, and so in the norm of the gradient.
-    On gloo a reduce-scatter is an all-reduce of the full vector of which each rank keeps its chunk,
-    so twice the necessary bytes are sent; the ledger counts them. gloo's all-gather of long vectors
-    uses half of a link's bandwidth: `Transport` replaces it, with the same bytes.
-    """
-
-    elementwise = True
-
-    @labelled
-    def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
-        op, rest = self._operation(vector, scale)
-        wire = sum_scatter(output, vector, self.group, self.ledger.traffic, op)
-        self._count(raw=self._share_of_others(vector.nbytes), wire=wire)
-        if rest != 1:
-            output.mul_(rest)
-
-    @labelled
-    def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
-        op = self._scaled(vector, scale)
-        with self.ledger.traffic.operation(self._count_all_reduce(vector), vector.device):
-            dist.all_reduce(vector, op, group=self.group)
-
-    @labelled
-    def start_all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> dist.Work:
-        """Start the all-reduce; the backend completes it concurrently with computation."""
-        op = self._scaled(vector, scale)
-        nbytes = self._count_all_reduce(vector)
-        start = partial(dist.all_reduce, vector, op, group=self.group, async_op=True)
-
-        def done(ended: torch.futures.Future[object]) -> list[Tensor]:
-            ended.value()  # raises the error of the operation
-            return [vector]
-
-        return FutureWork(self.ledger.traffic.ending(start, nbytes, vector.device).then(done))
-
-    @labelled
-    def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
-        nbytes = self._count_all_gather(output)
-        if self._uses_transport:
-            self.transport.gather(shard, self._chunks(output))
-            return
-        with self.ledger.traffic.operation(nbytes, output.device):
-            dist.all_gather_single(output, shard, group=self.group)
-
-    @labelled
-    def start_all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> dist.Work:
-        """Start the all-gather; on gloo `wait()` sends most of it."""
-        nbytes = self._count_all_gather(output)
-        if self._uses_transport:
-            return self.transport.start_gather(shard, self._chunks(output))
-        start = partial(dist.all_gather_single, output, shard, group=self.group, async_op=True)
-        return self.ledger.traffic.awaited(start, nbytes, output.device)
-
-    def _operation(self, vector: Tensor, scale: float) -> tuple[dist.ReduceOp.RedOpType, float]:
-        """Return the operation of the group, and the factor that is left to multiply by."""
-        if scale == 1 / self.world_size and divides(self.group, vector.device):
-            return dist.ReduceOp.AVG, 1.0
-        return dist.ReduceOp.SUM, scale
-
-    def _scaled(self, vector: Tensor, scale: float) -> dist.ReduceOp.RedOpType:
-        """Return the operation of the group, having multiplied by the factor that is left."""
-        op, rest = self._operation(vector, scale)
-        if rest != 1:
-            vector.mul_(rest)
-        return op
-
-    @property
-    def _uses_transport(self) -> bool:
-        """Whether `Transport` performs all-gathers."""
-        return dist.get_backend(self.group) == "gloo"
-
-    def _count_all_gather(self, output: Tensor) -> float:
-        """Count an all-gather; return the bytes that it sends."""
-        needed = self._share_of_others(output.nbytes)
-        self._count(raw=needed, wire=needed)
-        return needed
-
-    def _count_all_reduce(self, vector: Tensor) -> float:
-        """Count an all-reduce; return the bytes that it sends."""
-        needed = 2 * self._share_of_others(vector.nbytes)
-        self._count(raw=needed, wire=needed)
-        return needed
-
-
-def divides(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Return whether the group divides sums on their way: NCCL does, without an operator of ours.
-
-    gloo's mean has other bits than a sum that is multiplied.
-    """
-    # a group may have a backend for each type of device
-    return device.type == "cuda" and "nccl" in dist.get_backend_config(group)
-
-
-def sum_scatter(
-    output: Tensor,
-    vector: Tensor,
-    group: dist.ProcessGroup,
-    traffic: Traffic,
-    op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
-) -> float:
-    """Reduce-scatter by the group's own collective; return the bytes that this rank sent."""
-    world_size = dist.get_world_size(group)
-    times = 2 if dist.get_backend(group) == "gloo" else 1
-    wire = times * vector.nbytes * (world_size - 1) / world_size
-    with traffic.operation(wire, vector.device):
-        dist.reduce_scatter_single(output, vector, op=op, group=group)
-    return wire
 
 
 def add_up(parts: Sequence[Tensor], out: Tensor, scale: float) -> None:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.codecs.unit import Block, Unit
-from shardlab.comm.collective import Collective, Native
+from shardlab.comm.collective import Collective
+from shardlab.comm.native import Native
 from shardlab.core.errors import UserError
 from shardlab.units.names import parameter_names
 

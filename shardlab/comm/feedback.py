@@ -16,7 +16,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from shardlab.codecs.base import Codec, MessageKey
 from shardlab.codecs.wire import Buffers
-from shardlab.comm.residuals import LAYOUT, Layout, Residual, blank, elements, narrow, widen
+from shardlab.comm.layout import LAYOUT, Layout
+from shardlab.comm.residuals import Residual, blank, elements, narrow, widen
 from shardlab.core.errors import UserError
 
 _COUNT = "weights.updates"

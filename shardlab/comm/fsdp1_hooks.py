@@ -22,7 +22,7 @@ from torch.distributed.fsdp._flat_param import FlatParamHandle
 
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.collective import Collective, MakeCollective
-from shardlab.comm.residuals import REPLICAS
+from shardlab.comm.layout import REPLICAS
 from shardlab.core.errors import UserError
 from shardlab.units.names import plain
 

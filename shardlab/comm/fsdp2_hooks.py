@@ -27,7 +27,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.collective import Collective, MakeCollective
 from shardlab.comm.hierarchy import subgroup
-from shardlab.comm.residuals import REPLICAS
+from shardlab.comm.layout import REPLICAS
 from shardlab.core.errors import UserError
 from shardlab.devices.registry import accelerator_of
 from shardlab.transport.background import Lanes

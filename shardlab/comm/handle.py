@@ -9,7 +9,7 @@ import torch.distributed as dist
 from shardlab.comm.collective import Collective, MakeCollective
 from shardlab.comm.feedback import ErrorFeedback, Updates
 from shardlab.comm.ledger import Ledger
-from shardlab.comm.residuals import State, merge_residuals
+from shardlab.comm.residual_merging import State, merge_residuals
 from shardlab.core.errors import UserError
 from shardlab.transport.background import Lanes
 

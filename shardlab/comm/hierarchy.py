@@ -19,8 +19,8 @@ from shardlab.codecs.wire import Buffers
 from shardlab.comm.all_to_all import AllToAllCollective
 from shardlab.comm.codec_collective import DEFAULT, CodecSettings
 from shardlab.comm.collective import Collective
+from shardlab.comm.layout import ACROSS
 from shardlab.comm.ledger import Kind, Ledger
-from shardlab.comm.residuals import ACROSS
 from shardlab.core.errors import UserError
 from shardlab.transport.object_collectives import device_of
 

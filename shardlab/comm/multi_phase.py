@@ -12,8 +12,9 @@ from shardlab.codecs.base import MessageKey
 from shardlab.codecs.multi_phase import Communicator, MultiPhaseMethod, alarm
 from shardlab.codecs.unit import Unit
 from shardlab.comm.codec_collective import DEFAULT, CodecSettings
-from shardlab.comm.collective import Collective, Native, labelled
+from shardlab.comm.collective import Collective, labelled
 from shardlab.comm.ledger import Account, Kind, Ledger
+from shardlab.comm.native import Native
 
 Reduce = Callable[[Tensor, Unit, Communicator, MessageKey], Tensor]
 

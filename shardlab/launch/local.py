@@ -16,8 +16,6 @@ from shardlab.launch.failure import TIMEOUTS_S, UNKNOWN_ORDER, Failure, first
 
 _REPORTS_S = 0.2
 """a rank that is killed breaks the connections of others within milliseconds"""
-
-
 _POLL_S = 1.0
 
 
@@ -46,7 +44,7 @@ class _Rank:
         """Read one message; return False when the process has ended."""
         try:
             message = json.loads(self.pipe.recv_bytes())
-        except (EOFError, OSError):
+        except (EOFError, OSError):  # no error: the pipe closes with the process
             self.process.join()
             return False
         if "attempt" in message and len(message) == 1:
@@ -93,7 +91,7 @@ class LocalRanks:
                 process.start()
                 theirs.close()  # the rank alone holds this end: the pipe closes when the rank ends
                 self._ranks.append(_Rank(name, process, ours))
-        except BaseException:
+        except BaseException:  # a fork failed, or an interrupt: `with` calls no __exit__ then
             self.__exit__()
             raise
         return self

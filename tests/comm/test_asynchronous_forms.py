@@ -9,9 +9,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.build import make_collective
-from shardlab.comm.collective import CompletedWork, Native
+from shardlab.comm.collective import CompletedWork
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Account, Ledger
+from shardlab.comm.native import Native
 from shardlab.profiling.traces.labels import unit_of
 from tests.comm.codec_factory import ROUTES
 from tests.ranks import on_ranks
@@ -99,7 +100,7 @@ def test_a_backend_that_divides_gives_the_same_mean(group, started) -> None:
     expected = reduced(native, rank, started)
     launched = AssertionError("an operator beside the collective")
     with (
-        patch("shardlab.comm.collective.divides", lambda group, device: True),
+        patch("shardlab.comm.native.divides", lambda group, device: True),
         patch.object(torch.Tensor, "mul_", side_effect=launched),
     ):
         found = reduced(native, rank, started)

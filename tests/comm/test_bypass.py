@@ -9,8 +9,8 @@ from shardlab.codecs.registry import make_codec, make_method
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.build import Route, make_collective
 from shardlab.comm.feedback import ErrorFeedback
+from shardlab.comm.layout import Layout
 from shardlab.comm.ledger import Ledger
-from shardlab.comm.residuals import Layout
 from shardlab.core.errors import UserError
 from shardlab.units.names import matching
 from tests.comm.phase_vectors import gradients, whole

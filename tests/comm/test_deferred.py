@@ -12,10 +12,10 @@ from shardlab.codecs.wire import PayloadError
 from shardlab.comm import deferred
 from shardlab.comm.all_to_all import AllToAllCollective
 from shardlab.comm.codec_collective import CodecSettings
-from shardlab.comm.collective import Native
 from shardlab.comm.deferred import Deferred
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Account, Ledger
+from shardlab.comm.native import Native
 from tests.comm.wire import vector_of, wire
 from tests.devices.late_device import late_cpu
 from tests.ranks import on_ranks, run_ranks

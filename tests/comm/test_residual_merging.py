@@ -11,8 +11,9 @@ from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.build import Route, make_collective
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.handle import merge_states
+from shardlab.comm.layout import Layout
 from shardlab.comm.ledger import Ledger
-from shardlab.comm.residuals import Layout, merge_residuals
+from shardlab.comm.residual_merging import merge_residuals
 from shardlab.core.errors import UserError
 from tests.comm.phase_vectors import gradients, whole
 from tests.comm.wire import gathered

@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.build import make_collective
-from shardlab.comm.collective import Native
 from shardlab.comm.ledger import Ledger
+from shardlab.comm.native import Native
 from shardlab.emulation.link import Links, emulated, interface_bytes, interface_frames
 from shardlab.experiment.link import Link
 from shardlab.transport.traffic import LinkThrottle, Traffic

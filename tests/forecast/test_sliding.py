@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from shardlab.engines.slide.copies import ThrottledCopies
-from shardlab.engines.slide.sync import UPDATED
+from shardlab.engines.slide.rank_progress import UPDATED
 from shardlab.forecast.coding import codings
 from shardlab.forecast.costs import Measured, OnCluster
 from shardlab.forecast.model import fit_model, unpredictable

@@ -10,8 +10,8 @@ from torch.profiler import record_function
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Unit
 from shardlab.comm.all_to_all import AllToAllCollective
-from shardlab.comm.collective import Native
 from shardlab.comm.ledger import Ledger
+from shardlab.comm.native import Native
 from shardlab.kernels.integers import KERNELS
 from shardlab.launch import launch
 from shardlab.profiling.analysis.breakdown import OTHER, analyse, read_steps

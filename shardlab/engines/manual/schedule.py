@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.collective import Collective
-from shardlab.comm.residuals import REPLICAS
+from shardlab.comm.layout import REPLICAS
 from shardlab.engines.manual.unit import FlatUnit
 from shardlab.engines.scheduling import MissingGradients, UnitSchedule, VectorPool
 from shardlab.transport.background import Background, Running

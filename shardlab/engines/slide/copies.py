@@ -12,8 +12,9 @@ from torch import Tensor
 from shardlab.comm.ledger import Ledger
 from shardlab.devices.accelerator import Accelerator
 from shardlab.devices.registry import accelerator_of
+from shardlab.engines.slide.error_relay import ErrorRelay
 from shardlab.engines.slide.groups import RankGroups
-from shardlab.engines.slide.sync import ErrorRelay, RankProgress
+from shardlab.engines.slide.rank_progress import RankProgress
 from shardlab.strategy.strategy import CanonicalStrategy
 from shardlab.transport.background import Background, Running, drain_all
 

@@ -30,10 +30,11 @@ from shardlab.engines.slide.build import (
     store_model,
 )
 from shardlab.engines.slide.copies import Copies, NodeContext, copies_for
+from shardlab.engines.slide.error_relay import ErrorRelay
 from shardlab.engines.slide.groups import PooledGroups, RankGroups, acquire_groups
 from shardlab.engines.slide.model import SlideModule
 from shardlab.engines.slide.moments import KINDS
-from shardlab.engines.slide.sync import UPDATED, ErrorRelay
+from shardlab.engines.slide.rank_progress import UPDATED
 from shardlab.engines.slide.unit import FROZEN
 from shardlab.kernels.adam import Hyper
 from shardlab.transport.object_collectives import run_or_fail_together
@@ -303,6 +304,7 @@ def _close(
     except Exception:
         # messages that were broken off would reach the next engine
         pooled.discard()
-        if not raised:  # otherwise the training thread has shown the error that led to this one
-            errors.check()  # the cause, if it is known, in place of what it led to
-            raise
+        if raised:
+            return  # the training thread has raised the cause: this is what it led to
+        errors.check()  # the cause, if it is known, in place of what it led to
+        raise

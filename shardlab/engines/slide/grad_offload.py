@@ -13,8 +13,8 @@ from shardlab.buffers.slide import KeptGradients, slot_sizes
 from shardlab.comm.collective import Collective
 from shardlab.engines.scheduling import VectorPool
 from shardlab.engines.slide.copies import NodeContext
+from shardlab.engines.slide.rank_progress import REDUCED, UPDATED, RankProgress
 from shardlab.engines.slide.shared_memory import NodeMemory
-from shardlab.engines.slide.sync import REDUCED, UPDATED, RankProgress
 from shardlab.engines.slide.unit import SlideUnit, own_vector
 from shardlab.transport.background import Running
 

@@ -16,7 +16,7 @@ from shardlab.engines.slide.copies import NodeContext
 from shardlab.engines.slide.grad_offload import GradBuffer
 from shardlab.engines.slide.moments import MomentStore
 from shardlab.engines.slide.prefetch import count_shared_memory
-from shardlab.engines.slide.sync import OFFLOADED, REDUCED, UPDATED
+from shardlab.engines.slide.rank_progress import OFFLOADED, REDUCED, UPDATED
 from shardlab.engines.slide.unit import SlideUnit, own_vector
 from shardlab.hardware.placement import RankLocation, place_here
 from shardlab.kernels.adam import Hyper, adam_, sum_of_squares

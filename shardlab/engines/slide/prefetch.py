@@ -13,7 +13,13 @@ from shardlab.comm.collective import Collective
 from shardlab.comm.ledger import Account
 from shardlab.core.errors import UserError
 from shardlab.engines.slide.copies import NodeContext
-from shardlab.engines.slide.sync import BACKWARD_END, GATHER, SEQUENCE, UPDATED, RankProgress
+from shardlab.engines.slide.rank_progress import (
+    BACKWARD_END,
+    GATHER,
+    SEQUENCE,
+    UPDATED,
+    RankProgress,
+)
 from shardlab.engines.slide.unit import SlideUnit, chunk_of
 from shardlab.transport.background import Running
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.core.errors import UserError
-from shardlab.engines.slide.sync import RankProgress, progress_bytes
+from shardlab.engines.slide.rank_progress import RankProgress, progress_bytes
 from shardlab.environment.host import free_memory_bytes
 from shardlab.transport.object_collectives import gather_values, run_or_fail_together
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from shardlab.codecs.unit import Block, Unit
-from shardlab.comm.residuals import REPLICAS
+from shardlab.comm.layout import REPLICAS
 from shardlab.core.errors import UserError
 from shardlab.engines.common.flat import named_parts
 from shardlab.engines.scheduling import ParameterUnit

@@ -8,7 +8,7 @@ from itertools import cycle
 import pytest
 
 from shardlab.activations.checkpoint import FOLDER_VARIABLE
-from shardlab.engines.slide.sync import UPDATED
+from shardlab.engines.slide.rank_progress import UPDATED
 from tests.engines.slide.small_engine import DelayedCopies, engine_of, train
 from tests.ranks import on_ranks
 
