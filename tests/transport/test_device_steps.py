@@ -9,6 +9,7 @@ import torch.distributed as dist
 from shardlab.transport.traffic import Traffic
 from tests.devices import late_device
 from tests.devices.late_device import late_cpu
+from tests.devices.simulated_device import simulated
 
 CPU = torch.device("cpu")
 
@@ -76,3 +77,16 @@ def test_a_step_lasts_as_long_as_some_operation_is_under_way(clock):
             traffic.settle()
             # for the begin of the step and the end of its operation
             assert (found, device.waits) == ([0.0, 5.0, 0.0, 2.0], 2)
+
+
+def test_the_host_learns_of_the_device_when_it_asks():
+    traffic, found = Traffic(), []
+    with simulated() as device:
+        traffic.begin_step(CPU)
+        with device.stream().current(), traffic.operation(1, CPU):
+            torch.zeros(4).add_(1)
+        known = {**device.races.host}
+        traffic.end_step(found.append)
+        assert found == [] and device.races.host == known
+        traffic.settle()
+        assert found[0] > 0 and device.races.host != known
