@@ -11,7 +11,6 @@ from stages.common import run
 from stages.plans import Values
 
 _FOLDER = Path("results/policies")
-_CONVERSATION = _FOLDER / "conversation.json"
 
 
 def main(params: Parameters) -> None:
@@ -20,7 +19,7 @@ def main(params: Parameters) -> None:
     found, said = PolicyComparison(), Conversation(judge="rules")
     if plan["policies"].timings:
         found, said = _replayed(plan)
-    said.to_file(_CONVERSATION)
+    said.to_file(_FOLDER / "conversation.json")
     found.to_file(_FOLDER / "policies.json")
     say(f"policies: {len(found.replays)} replays on {len(found.tables)} timings")
 
@@ -62,7 +61,7 @@ def _replayed(plan: Values) -> tuple[PolicyComparison, Conversation]:
     tables = [Table.of(runs_of(name), history.start, admissible) for name in policies.timings]
     matrix = [each for each in runs_of(plan["comparison"]) if each.run != NO_COMMUNICATION]
     hashes = [each.strategy_hash for each in sorted(matrix, key=step_s) if each.strategy_hash]
-    model = model_of(agent, _CONVERSATION)
+    model = model_of(agent)
     found = compare(search, tables, hashes, policies, model)
     return found, (model or RuleJudge()).conversation()
 

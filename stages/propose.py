@@ -43,7 +43,7 @@ def main(params: Parameters, number: str) -> None:
     facts = machine_facts(hardware), data_facts(statistics)
     proposer = Proposer(history, agent, forecast.space, shapes, surrogate, facts)
     folder = Path("results/rounds", number)
-    judge = judge_of(agent, folder / "conversation.json")
+    judge = judge_of(agent)
     proposal = proposer.propose(integer("round", number), judge)
     judge.conversation().to_file(folder / "conversation.json")
     proposal.to_file(folder / "proposal.json")

@@ -345,8 +345,8 @@ class Agent(Document):
     """ranks of races and predictions; null: those of `train`, which gives quality in any case"""
     judge: Literal["rules", "http", "local", "replay"] = "rules"
     """rules: the lowest upper end of a prediction; http: a language model behind an
-    OpenAI-compatible endpoint; local: one on this machine; replay: the answers in conversation.json
-    of the round"""
+    OpenAI-compatible endpoint; local: one on this machine; replay: the answers in the folder
+    conversations"""
     endpoint: str | None = None
     """http: base URL ending in /v1; the key comes from SHARDLAB_API_KEY"""
     model: str | None = Field(None, pattern=r"^[^\x00-\x1f\x7f]+$")

@@ -1,6 +1,7 @@
 """The stages of a round: with races of a made machine, and one on real ranks."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -142,12 +143,20 @@ def test_a_conversation_is_kept_and_replayed_without_a_server(params):
         propose.main(Parameters(overrides=asked), "1")
     first = Proposal.from_file(folder / "proposal.json", "make it again")
     assert (first.verdict.judge, first.verdict.prompts) == ("http: a-model", 12)
-    before = (folder / "conversation.json").read_bytes()
+    before = keep(folder / "conversation.json")
     propose.main(Parameters(overrides=["agent.judge=replay"]), "1")
     again = Proposal.from_file(folder / "proposal.json", "make it again")
     assert again.verdict == first.verdict.model_copy(update={"judge": "replay"})
     assert again.arms == first.arms
-    assert (folder / "conversation.json").read_bytes() == before
+    kept = Conversation.from_file(folder / "conversation.json", "make it again")
+    assert kept.exchanges == before.exchanges
+
+
+def keep(path: Path) -> Conversation:
+    """Copy a conversation to where `replay` answers from."""
+    Path("conversations").mkdir(exist_ok=True)
+    shutil.copy(path, "conversations/kept.json")
+    return Conversation.from_file(path, "make it again")
 
 
 def limit_of(*overrides: str) -> int:
@@ -207,9 +216,9 @@ def test_a_language_model_is_compared_and_its_answers_are_kept(project):
         found = compared(*asked)
     names = [each.policy for each in found.summaries if each.policy.startswith("model")]
     assert names == ["model", "model, shuffled", "model, no evidence"]
-    before = kept.read_bytes()
+    before = keep(kept)
     assert compared("agent.judge=replay") == found
-    assert kept.read_bytes() == before
+    assert Conversation.from_file(kept, "make it again").exchanges == before.exchanges
 
 
 def test_a_spent_budget_ends_the_search_without_a_race(params):

@@ -6,22 +6,57 @@ from shardlab.agent.proposals.chat import Replay
 from shardlab.agent.proposals.chat_judge import ChatJudge
 from shardlab.agent.proposals.supervision import SupervisedJudge
 from shardlab.core.errors import UserError
-from tests.agent.chat_server import CANDIDATES, WANTED, judge, question, reader, says, serving
+from tests.agent.chat_server import (
+    CANDIDATES,
+    WANTED,
+    judge,
+    listed,
+    question,
+    reader,
+    says,
+    serving,
+)
 from tests.agent.searches import ask
 
 
-def test_a_kept_conversation_gives_the_same_verdict_and_is_not_changed(tmp_path):
+def test_a_kept_conversation_gives_the_same_verdict_and_is_kept_again(tmp_path):
     path = tmp_path / "conversation.json"
     with serving(reader) as server:
         asking = SupervisedJudge(judge(server))
         verdict = asking.choose(question())
     asking.conversation().to_file(path)
-    before = path.read_bytes()
     assert (verdict.judge, verdict.prompts) == ("http: a-model", 12)
-    replayed = SupervisedJudge(ChatJudge(Replay(path)))
+    replayed = SupervisedJudge(ChatJudge(Replay(tmp_path)))
     assert replayed.choose(question()) == verdict.model_copy(update={"judge": "replay"})
-    replayed.conversation().to_file(path)
-    assert path.read_bytes() == before
+    assert replayed.conversation().exchanges == asking.conversation().exchanges
+
+
+def test_an_equal_prompt_is_sent_once():
+    """A server may answer it otherwise the next time; a judge may not."""
+    with serving(lambda request, n: (200, says(sorted(listed(request))[n % 2]))) as server:
+        asking = judge(server)
+        first, second = (asking.choose(question()) for _ in range(2))
+    assert first == second
+    assert asking.prompts == len(server.requests) == len(asking.conversation().exchanges) == 2
+
+
+def test_several_conversations_answer_unless_they_contradict_each_other(tmp_path):
+    questions = question(), ask(*CANDIDATES[:2])
+    for number, each in enumerate(questions):
+        with serving(lambda request, n: (200, says(min(listed(request))))) as server:
+            asking = judge(server)
+            asking.choose(each)
+        asking.conversation().to_file(tmp_path / f"{number}.json")
+    replayed = ChatJudge(Replay(tmp_path))
+    assert [replayed.choose(each).choice for each in questions] == [
+        min(candidate.id for candidate in each.candidates) for each in questions
+    ]
+    with serving(lambda request, n: (200, says(max(listed(request))))) as server:
+        asking = judge(server)
+        asking.choose(question())
+    asking.conversation().to_file(tmp_path / "other.json")
+    with pytest.raises(UserError, match=r"other.json: answers otherwise than .*0.json: remove"):
+        Replay(tmp_path)
 
 
 def test_other_prompts_have_no_kept_answer(tmp_path):
@@ -31,15 +66,16 @@ def test_other_prompts_have_no_kept_answer(tmp_path):
         asking.choose(question())
     asking.conversation().to_file(path)
     for other in (ask(*CANDIDATES[:2]), ask(*CANDIDATES, held=CANDIDATES[0])):
-        with pytest.raises(UserError, match=r"conversation.json: holds no answer to prompt \w{8} "):
-            ChatJudge(Replay(path)).choose(other)
+        with pytest.raises(UserError, match=r"holds no answer to prompt \w{8} .*: copy"):
+            ChatJudge(Replay(tmp_path)).choose(other)
 
 
 def test_a_damaged_conversation_is_refused_and_a_missing_one_answers_nothing(tmp_path):
-    path = tmp_path / "conversation.json"
-    verdict = SupervisedJudge(ChatJudge(Replay(path))).choose(question())
+    verdict = SupervisedJudge(ChatJudge(Replay(tmp_path))).choose(question())
     assert verdict.judge == "rules"
-    assert verdict.reason.startswith(f"replay gave no answer ({path}: holds no answer to prompt ")
-    path.write_text("{")
+    assert verdict.reason.startswith(
+        f"replay gave no answer ({tmp_path}: holds no answer to prompt "
+    )
+    (tmp_path / "conversation.json").write_text("{")
     with pytest.raises(UserError, match=r"conversation.json: damaged.*git checkout"):
-        Replay(path)
+        Replay(tmp_path)

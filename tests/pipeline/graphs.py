@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_CODE = ("shardlab", "stages", "csrc", "user_codecs")
+_CODE = ("shardlab", "stages", "csrc", "user_codecs", "conversations")
+"""of which digests are compared; the last two are the user's"""
 _PLANS = "data/plans/"
 
 

@@ -25,6 +25,7 @@ PARTS = [
     "Makefile",
     "README.md",
     "Snakefile",
+    "conversations",
     "csrc",
     "dvc.yaml",
     "examples",

@@ -9,8 +9,7 @@ rule propose:
         expand(rules.timing.output, timing=config["timings"]),
         known_before,
     output:
-        # kept until the stage has read it: judge: replay answers from it
-        update("results/rounds/{round}/conversation.json"),
+        "results/rounds/{round}/conversation.json",
         "results/rounds/{round}/proposal.json",
     log:
         "logs/propose/{round}.log",
@@ -19,6 +18,7 @@ rule propose:
     params:
         code=code(
             "propose",
+            "conversations",
             "shardlab/agent/proposals",
             "shardlab/agent/records",
             "shardlab/agent/space",
@@ -129,8 +129,7 @@ rule policies:
         INPUTS,
         expand(rules.timing.output, timing=config["timings"]),
     output:
-        # kept until the stage has read it: judge: replay answers from it
-        update("results/policies/conversation.json"),
+        "results/policies/conversation.json",
         "results/policies/policies.json",
     log:
         "logs/policies.log",
@@ -139,6 +138,7 @@ rule policies:
     params:
         code=code(
             "policies",
+            "conversations",
             "shardlab/agent/policies",
             "shardlab/agent/proposals",
             "shardlab/agent/records",

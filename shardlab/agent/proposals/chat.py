@@ -45,36 +45,35 @@ class Chat(ABC):
 
 
 class Replay(Chat):
-    """Answers of a conversation that was kept, found by the hash of the whole prompt.
-
-    The conversation is kept as it is, also where it lacks an answer.
+    """Answers of conversations that were kept, found by the hash of the whole prompt.
 
     Args:
-        path: of the conversation; a missing one holds no answer.
+        folder: of the conversations; one without any holds no answer.
 
     Raises:
-        UserError: it is damaged.
+        UserError: a conversation is damaged, or answers a prompt otherwise than another one.
     """
 
     name = "replay"
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._kept = Conversation(judge=self.name)
-        if path.exists():
-            self._kept = Conversation.from_file(path, f"restore it (git checkout {path})")
-        self._answers = {
-            Prompt(self._kept.system, each.user, tuple(each.ids)).hash: each.answer
-            for each in self._kept.exchanges
-        }
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._answers: dict[str, str] = {}
+        files: dict[str, Path] = {}
+        for path in sorted(folder.glob("*.json")):
+            kept = Conversation.from_file(path, f"restore it (git checkout {path})")
+            for each in kept.exchanges:
+                key = Prompt(kept.system, each.user, tuple(each.ids)).hash
+                if self._answers.setdefault(key, each.answer) != each.answer:
+                    other = files[key]
+                    raise UserError(f"{path}: answers otherwise than {other}: remove one of them")
+                files.setdefault(key, path)
 
     def ask(self, prompt: Prompt) -> str:  # noqa: D102
         if prompt.hash not in self._answers:
             raise UserError(
-                f"{self._path}: holds no answer to prompt {prompt.hash[:8]} on candidates "
-                f"{', '.join(prompt.ids)}: ask the model, with agent.judge http or local"
+                f"{self._folder}: holds no answer to prompt {prompt.hash[:8]} on candidates "
+                f"{', '.join(prompt.ids)}: copy the conversation that does, or ask the model, with "
+                "agent.judge http or local"
             )
         return self._answers[prompt.hash]
-
-    def conversation(self, answers: Sequence[tuple[Prompt, str]]) -> Conversation:  # noqa: D102
-        return self._kept

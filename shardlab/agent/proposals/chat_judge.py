@@ -29,7 +29,7 @@ class ChatJudge(Judge):
     def __init__(self, chat: Chat) -> None:
         self.name = chat.name
         self._chat = chat
-        self._answers: list[tuple[Prompt, str]] = []
+        self._answers: dict[Prompt, str] = {}
 
     def choose(self, question: Question) -> Verdict:
         """Return the verdict; raise `UserError` when the model gives no answer."""
@@ -49,7 +49,7 @@ class ChatJudge(Judge):
         return self._verdict(None if choice == ABSTAIN else choice, reason)
 
     def conversation(self) -> Conversation:  # noqa: D102
-        return self._chat.conversation(self._answers)
+        return self._chat.conversation([*self._answers.items()])
 
     def _answer(self, question: Question, candidates: list[Candidate]) -> tuple[str, str]:
         prompt = Prompt.of(question, candidates)
@@ -59,10 +59,11 @@ class ChatJudge(Judge):
             return read_choice(self._ask(prompt.after(str(error))), prompt.ids)
 
     def _ask(self, prompt: Prompt) -> str:
-        self.prompts += 1
-        answer = self._chat.ask(prompt)
-        self._answers.append((prompt, answer))
-        return answer
+        # servers answer equal prompts differently, even at temperature 0
+        if prompt not in self._answers:
+            self.prompts += 1
+            self._answers[prompt] = self._chat.ask(prompt)
+        return self._answers[prompt]
 
 
 def read_choice(answer: str, offered: Sequence[str]) -> tuple[str, str]:

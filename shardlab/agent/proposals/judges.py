@@ -10,24 +10,23 @@ from shardlab.agent.proposals.local_model import LocalModel
 from shardlab.agent.proposals.supervision import SupervisedJudge
 from shardlab.experiment.schema import Agent
 
+_KEPT = Path("conversations")
+"""that `replay` answers from: inputs alone, so that no stage reads what it wrote before"""
 
-def judge_of(agent: Agent, kept: Path) -> Judge:
-    """Return the judge of a round; a language model is supervised.
 
-    Args:
-        kept: conversation that `replay` answers from.
-    """
-    model = model_of(agent, kept)
+def judge_of(agent: Agent) -> Judge:
+    """Return the judge of a round; a language model is supervised."""
+    model = model_of(agent)
     return SupervisedJudge(model) if model else RuleJudge()
 
 
-def model_of(agent: Agent, kept: Path) -> ChatJudge | None:
+def model_of(agent: Agent) -> ChatJudge | None:
     """Return the language model that judges; None for rules."""
     chat: Chat
     if agent.judge == "rules":
         return None
     if agent.judge == "replay":
-        chat = Replay(kept)
+        chat = Replay(_KEPT)
     elif agent.judge == "local":
         assert agent.model, "the parameters demand it with judge: local"
         chat = LocalModel(agent.model)
