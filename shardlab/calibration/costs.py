@@ -31,7 +31,7 @@ Times = dict[str, list[float]]
 
 def codecs_of(strategies: Iterable[Strategy], space: Space) -> list[tuple[str, bool]]:
     """Return each codec once that a strategy has or the search may propose, and whether error
-    feedback wraps it; not those whose cost depends on the shapes of matrices."""
+    feedback wraps it."""
     full = list(strategies)
     gradients = [*(strategy.gradients for strategy in full), *space.gradients]
     gathered = [strategy.weights.codec for strategy in full if strategy.weights is not None]
@@ -45,7 +45,7 @@ def codecs_of(strategies: Iterable[Strategy], space: Space) -> list[tuple[str, b
     return [
         (codec_text(codec), feedback)
         for codec, feedback in used
-        if codec is not None and codec.name != "none" and not codec.needs_matrices
+        if codec is not None and codec.name != "none"
     ]
 
 

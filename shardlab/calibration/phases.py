@@ -1,5 +1,6 @@
 """Costs of multi-phase methods: their computation on this rank, and the messages they send."""
 
+import math
 from typing import Any
 
 import torch
@@ -10,10 +11,14 @@ from shardlab.calibration.costs import ELEMENTS, interleave
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.codecs.registry import make_method
-from shardlab.codecs.unit import Unit
+from shardlab.codecs.unit import Block, Unit
 from shardlab.measurements.calibration import Operation, PhasedOperation
+from shardlab.strategy.codec_table import find, split_text
 
-_UNIT = Unit("unit")
+_MATRICES = 16
+"""of the vectors that show what a further matrix costs"""
+_SMALLEST = 1 << 10
+"""elements of a matrix"""
 _FIRST, _ORDINARY = 0, 1
 """steps: a method may send the first uncompressed, and learn from it"""
 
@@ -62,9 +67,10 @@ def phased_times(
     """Return computation and messages of one vector on this rank, by codec, collective and size."""
     found = []
     for spec, feedback in codecs:
-        for elements in ELEMENTS:
+        for elements, matrices in _sizes(spec):
+            unit = unit_of(elements, matrices)
             vectors = {
-                operation: _Vector(spec, feedback, elements, operation, group)
+                operation: Vector(spec, feedback, unit, operation, group)
                 for operation in ("reduce_scatter", "all_reduce")
             }
             calls = {name: vector.reduce for name, vector in vectors.items()}
@@ -75,6 +81,7 @@ def phased_times(
                     "error_feedback": feedback,
                     "operation": name,
                     "elements": elements,
+                    "matrices": matrices,
                     "messages": [
                         {"operation": operation, "nbytes": nbytes}
                         for operation, nbytes in vector.messages
@@ -86,22 +93,40 @@ def phased_times(
     return found
 
 
-class _Vector:
+def _sizes(codec: str) -> list[tuple[int, int]]:
+    """Return elements and matrices of the vectors to measure."""
+    single, spec = [(n, 1) for n in ELEMENTS], find(split_text(codec)["name"])
+    if spec is None or not spec.needs_matrices:
+        return single
+    return single + [(n, _MATRICES) for n in ELEMENTS if n >= _MATRICES * _SMALLEST]
+
+
+def unit_of(elements: int, matrices: int) -> Unit:
+    """Return a unit of equal, nearly square matrices."""
+    each = elements // matrices
+    rows = next(n for n in range(math.isqrt(each), 0, -1) if each % n == 0)
+    blocks = (Block(f"matrix{n}", rows, each // rows) for n in range(matrices))
+    return Unit("unit", tuple(blocks))
+
+
+class Vector:
     """A vector that is reduced again and again, in an ordinary step of its method."""
 
     def __init__(
         self,
         spec: str,
         feedback: bool,
-        n: int,
+        unit: Unit,
         operation: PhasedOperation,
         group: dist.ProcessGroup,
     ) -> None:
         method = make_method(spec)
         assert isinstance(method, MultiPhaseMethod), "codecs of one payload are measured by it"
-        self._feedback, self._group = feedback, group
+        self._feedback, self._group, self._unit = feedback, group, unit
         scattered = operation == "reduce_scatter"
         self._reduce = method.sum_scatter if scattered else method.sum
+        ranks = dist.get_world_size(group) if scattered else 1
+        n = ranks * sum(unit.chunk_sizes(ranks))
         self._vector, self._residual = torch.randn(n) * 1e-3, torch.zeros(n)
         self._run(_FIRST)
         self.reduce()
@@ -113,7 +138,7 @@ class _Vector:
     def _run(self, step: int) -> list[tuple[Operation, int]]:
         wire = LocalCommunicator(self._group)
         given = self._vector + self._residual if self._feedback else self._vector.clone()
-        self._reduce(given, _UNIT, wire, MessageKey(0, step, _UNIT.name, wire.rank))
+        self._reduce(given, self._unit, wire, MessageKey(0, step, self._unit.name, wire.rank))
         if self._feedback:
             self._residual.copy_(given)
         return wire.messages

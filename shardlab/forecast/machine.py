@@ -5,6 +5,7 @@ MPP). Points are weighted by 1/t^2: small and large operations count alike.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from types import MappingProxyType
 from typing import NamedTuple, get_args
 
@@ -115,6 +116,13 @@ class PhasedLines(NamedTuple):
     """CPU seconds between all phases"""
     messages: tuple[tuple[Operation, Line], ...]
     """bytes of the whole vector of each phase"""
+    matrix: float = 0.0
+    """CPU seconds for each matrix after the first, where a method factors matrices"""
+
+    def scaled(self, factor: float) -> "PhasedLines":
+        """Return the costs on a machine that is slower by a factor."""
+        seconds, matrix = self.seconds.scaled(factor), factor * self.matrix
+        return self._replace(seconds=seconds, matrix=matrix)
 
 
 class Machine(NamedTuple):
@@ -140,10 +148,7 @@ class Machine(NamedTuple):
         transport = {name: line.scaled(factor) for name, line in self.transport.items()}
         memory = {name: line.scaled(factor) for name, line in self.memory.items()}
         phased = {
-            kind: {
-                name: each._replace(seconds=each.seconds.scaled(factor))
-                for name, each in lines.items()
-            }
+            kind: {name: each.scaled(factor) for name, each in lines.items()}
             for kind, lines in self.phased.items()
         }
         return Machine(transport, codecs, memory, phased)
@@ -214,7 +219,8 @@ def _lines_of_phases(costs: Sequence[PhasedCost]) -> PhasedLines:
     """
     largest = max(costs, key=lambda each: each.elements)
     phases = [message.operation for message in largest.messages]
-    mine = [each for each in costs if [m.operation for m in each.messages] == phases]
+    alike = [each for each in costs if [m.operation for m in each.messages] == phases]
+    mine = [each for each in alike if each.matrices == 1]
     if len(mine) < 3:
         raise UserError(
             f"calibration: {largest.codec}: fewer than 3 sizes with phases {', '.join(phases)}: "
@@ -225,4 +231,10 @@ def _lines_of_phases(costs: Sequence[PhasedCost]) -> PhasedLines:
         (operation, fit_line(sizes, [float(each.messages[index].nbytes) for each in mine]))
         for index, operation in enumerate(phases)
     )
-    return PhasedLines(fit_line(sizes, [quickly(each.seconds) for each in mine]), messages)
+    seconds = fit_line(sizes, [quickly(each.seconds) for each in mine])
+    more = [
+        (quickly(each.seconds) - seconds.at(each.elements)) / (each.matrices - 1)
+        for each in alike
+        if each.matrices > 1
+    ]
+    return PhasedLines(seconds, messages, max(median(more), 0.0) if more else 0.0)

@@ -18,6 +18,7 @@ from shardlab.forecast.bounds import (
 from shardlab.forecast.coding import codings
 from shardlab.forecast.costs import Costs, Measured
 from shardlab.forecast.machine import Machine
+from shardlab.forecast.matrices import levels_of_units
 from shardlab.forecast.overheads import Engines, Measurement, fit_engines
 from shardlab.forecast.recomputation import (
     Recomputation,
@@ -90,15 +91,18 @@ class Model(NamedTuple):
         self, strategy: CanonicalStrategy, units: Sequence[UnitSize], workload: Workload
     ) -> Work:
         """Return the work of one step of a strategy that has no obstacle."""
+        gradients, weights = codings(strategy, self.machine)
         return Work(
             strategy,
             tuple(unit.elements for unit in units),
             strategy.accumulation or workload.accumulation,
             self.computing(workload),
             self.engines.of(strategy.engine),
-            *codings(strategy, self.machine),
+            gradients,
+            weights,
             self._update_s(workload) if strategy.traits.residency == "streamed" else 0.0,
             self.recomputation.selective or 0.0,
+            of_units=levels_of_units(strategy, gradients, units, workload.world_size),
         )
 
     def _update_s(self, workload: Workload) -> float:

@@ -43,8 +43,9 @@ def obstacle(strategy: CanonicalStrategy) -> str | None:
         return "overrides of layers that are not units"
     if strategy.replicas and strategy.reduce_every_micro_batch:
         return "replicas with reduce_every_micro_batch"
-    if given.codec.needs_matrices:
-        return f"codec {given.codec.name}, whose messages depend on the shapes of matrices"
+    copies = strategy.replicas or strategy.sharding == "no_shard"
+    if given.codec.needs_matrices and (copies or given.between_nodes is not None):
+        return f"codec {given.codec.name} between copies of the model"
     return None
 
 
@@ -81,7 +82,7 @@ class _Ddp(Step):
                 self.compute(f"backward {bucket}", self.backward_s(bucket))
                 if number < micro - 1:
                     continue
-                phases = self.costs.sum_whole(elements, work.gradients)
+                phases = self.costs.sum_whole(elements, work.reduced(bucket))
                 lane = _REDUCE if native else COMPUTE
                 reduced.append(self.launch(f"reduce {bucket}", lane, phases))
         self.compute("update", work.compute.rest, [name for name in reduced if name])
@@ -174,7 +175,7 @@ class _Sharded(Step):
             self.arriving[unit] = name
 
     def _reduce(self, unit: int) -> None:
-        elements, levels = self.work.units[unit], self.work.gradients
+        elements, levels = self.work.units[unit], self.work.reduced(unit)
         phases = self._shards.sum_scatter(elements, levels)
         average = levels.replicas
         if self._pooled:  # shards of gradients are float32

@@ -56,6 +56,12 @@ class Work(NamedTuple):
     holding: bool = True
     """whether gradients are applied only once the norm of all is known; without clipping `slide`
     applies them earlier"""
+    of_units: tuple[Levels, ...] = ()
+    """codings of gradients by unit, where they differ"""
+
+    def reduced(self, unit: int) -> Levels:
+        """Return the coding of the gradients of a unit."""
+        return self.of_units[unit] if self.of_units else self.gradients
 
 
 class Step(ABC):

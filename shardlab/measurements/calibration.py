@@ -92,6 +92,8 @@ class PhasedCost(Document):
     operation: PhasedOperation
     elements: int
     """of the whole vector"""
+    matrices: int = 1
+    """square ones of equal size that it consists of, where the method factors matrices"""
     messages: list[Message]
     seconds: list[float] = Field(min_length=1)
 

@@ -3,12 +3,12 @@
 import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from shardlab.core.checksums import read_checked_lines, write_checked_lines
-from shardlab.core.document import Document, validate
+from shardlab.core.document import AS_TUPLE, Document, validate
 from shardlab.core.errors import UserError
 from shardlab.experiment.schema import Timing
 from shardlab.records.contention import Contention
@@ -23,6 +23,8 @@ class UnitSize(Document):
 
     name: str
     elements: int
+    matrices: list[Annotated[tuple[int, int], AS_TUPLE]] = []
+    """rows and columns of each parameter, as in `shardlab.codecs.unit`"""
 
 
 class TimedRun(Document):

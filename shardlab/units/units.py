@@ -1,6 +1,6 @@
 """Units of a model (modules that are gathered and reduced together) and settings of its blocks."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -102,8 +102,8 @@ def unit_sizes(
     for plan in plan_units(model, strategy, device):
         own = {p for module in plan.modules for p in module.parameters()} & left
         left -= own
-        sizes.append(UnitSize(name=paths[plan.modules[0]], elements=_elements(own)))
-    return [UnitSize(name="root", elements=_elements(left)), *sizes]
+        sizes.append(_unit_size(paths[plan.modules[0]], _in_order(model, own)))
+    return [_unit_size("root", _in_order(model, left)), *sizes]
 
 
 def _bucket_sizes(model: nn.Module, bucket_mb: float) -> list[UnitSize]:
@@ -111,13 +111,19 @@ def _bucket_sizes(model: nn.Module, bucket_mb: float) -> list[UnitSize]:
     limit = int(bucket_mb * 2**20)
     places, _ = dist._compute_bucket_assignment_by_size(backwards, [limit])
     return [
-        UnitSize(name=f"bucket{number}", elements=_elements(backwards[place] for place in bucket))
+        _unit_size(f"bucket{number}", [backwards[place] for place in bucket])
         for number, bucket in enumerate(places)
     ]
 
 
-def _elements(parameters: Iterable[torch.Tensor]) -> int:
-    return sum(parameter.numel() for parameter in parameters)
+def _in_order(model: nn.Module, own: set[nn.Parameter]) -> list[torch.Tensor]:
+    return [parameter for parameter in model.parameters() if parameter in own]
+
+
+def _unit_size(name: str, parameters: Sequence[torch.Tensor]) -> UnitSize:
+    rows = [each.shape[0] if each.dim() else 1 for each in parameters]
+    shapes = [(n, each.numel() // n) for n, each in zip(rows, parameters, strict=True)]
+    return UnitSize(name=name, elements=sum(n * m for n, m in shapes), matrices=shapes)
 
 
 def layer_settings(strategy: CanonicalStrategy, layers: int) -> dict[int, dict[str, Any]]:

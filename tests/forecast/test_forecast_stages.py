@@ -153,7 +153,7 @@ def test_codecs_to_calibrate_are_unique():
     )
     found = codecs_of([parse_strategy(each).canonical() for each in strategies], space)
     names = [codec.partition(":")[0] + "+" * feedback for codec, feedback in found]
-    assert names == ["int8", "int8+", "bf16", "fp8"]
+    assert names == ["int8", "int8+", "powersgd", "bf16", "fp8"]
 
 
 def test_codecs_that_the_search_may_propose_are_calibrated_unless_the_parameters_say_otherwise():

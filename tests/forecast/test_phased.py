@@ -129,8 +129,12 @@ def test_a_fit_recovers_computation_and_messages_and_their_uncertainty():
 def test_what_cannot_be_predicted_is_said():
     assert KNOWN.obstacle(case_of(shared_run("ddp")).strategy) is None
     assert MODEL.obstacle(case_of(shared_run("ddp")).strategy) == "its codec was not calibrated"
-    matrices = case_of(shared_run("ddp", codec="powersgd:rank=2")).strategy
-    assert "depend on the shapes of matrices" in str(KNOWN.obstacle(matrices))
+    powersgd = "powersgd:rank=2"
+    matrices = shared_run("ddp", codec=powersgd)
+    assert KNOWN.obstacle(case_of(matrices).strategy) == "its codec was not calibrated"
+    both = KNOWN._replace(machine=PHASED._replace(phased={(powersgd, False): LINES}))
+    with pytest.raises(UserError, match="timing lacks the shapes of matrices: repeat it"):
+        predicted(both, matrices)
     inside, _ = codings(case_of(shared_run("ddp")).strategy, PHASED)
     assert inside.inside.phased == LINES
 

@@ -249,8 +249,8 @@ def test_micro_batches_are_reduced_once(name):
         ({"offload": True}, "offload"),
         ({"activations": "disk", "activation_checkpointing": "full"}, "activations disk"),
         (
-            {"gradients": {"codec": "powersgd:rank=2"}},
-            "codec powersgd, whose messages depend on the shapes of matrices",
+            {"gradients": {"codec": "powersgd:rank=2"}, "sharding": "no_shard"},
+            "codec powersgd between copies of the model",
         ),
         (
             {"overrides": [{"module": "head", "reshard_after_forward": False}]},

@@ -1,12 +1,16 @@
 """Units and settings of blocks: wrapping, overrides, checkpointing."""
 
+import json
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2LMHeadModel
 
+from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.models.presets import Shape, shape_config
+from shardlab.records.timing import UnitSize
 from shardlab.strategy.strategy import parse_strategy
 from shardlab.units.units import plan_units, prepare, unit_sizes
 
@@ -127,6 +131,9 @@ def test_a_module_that_the_model_lacks_is_refused(model):
 )
 def test_sizes_of_units_are_those_of_the_model(model, document):
     sizes = unit_sizes(model, parse_strategy(document).canonical(), CPU)
+    for each in sizes:  # as their records are read, too
+        assert sum(rows * columns for rows, columns in each.matrices) == each.elements
+        assert validate(UnitSize, json.loads(each.model_dump_json()), "unit") == each
     assert sum(size.elements for size in sizes) == sum(p.numel() for p in model.parameters())
     assert len({size.name for size in sizes}) == len(sizes)
 
