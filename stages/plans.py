@@ -200,7 +200,7 @@ def _refuse_other_paths(params: Parameters) -> None:
         "tokenize.tokenizer": options.tokenizer,
         "model.pretrained": model.pretrained,
         "model.config": model.config,
-        "agent.model": agent.model if agent.judge == "local" else None,
+        "agent.model": agent.model if agent.judge in ("local", "replay") else None,
     }
     known = [Path(path).absolute() for path in params("inputs").values()]
     for key, path in named.items():

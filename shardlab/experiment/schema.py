@@ -345,13 +345,12 @@ class Agent(Document):
     """ranks of races and predictions; null: those of `train`, which gives quality in any case"""
     judge: Literal["rules", "http", "local", "replay"] = "rules"
     """rules: the lowest upper end of a prediction; http: a language model behind an
-    OpenAI-compatible endpoint; local: one on this machine; replay: the answers in the folder
-    conversations"""
+    OpenAI-compatible endpoint; local: one on this machine; replay: answers that were kept"""
     endpoint: str | None = None
     """http: base URL ending in /v1; the key comes from SHARDLAB_API_KEY"""
     model: str | None = Field(None, pattern=r"^[^\x00-\x1f\x7f]+$")
     """http: name of the language model at the endpoint; local: a Hugging Face folder with
-    safetensors files, or a GGUF file"""
+    safetensors files, or a GGUF file; replay: a conversation.json, or a folder of copies of them"""
     candidates: Literal["action", "config"] = "config"
     """action: strategies that differ from the incumbent in their sharding, in their gradient codec
     or in their weight codec; config: all of them"""
@@ -380,8 +379,8 @@ class Agent(Document):
     def _model_for_judge(self) -> Self:
         if self.judge == "http" and not (self.endpoint and self.model):
             raise ValueError("judge: http needs endpoint and model")
-        if self.judge == "local" and not self.model:
-            raise ValueError("judge: local needs model")
+        if self.judge in ("local", "replay") and not self.model:
+            raise ValueError(f"judge: {self.judge} needs model")
         return self
 
     def of(self, plan: "RoundPlan") -> "Agent":

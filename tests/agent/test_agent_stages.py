@@ -144,7 +144,7 @@ def test_a_conversation_is_kept_and_replayed_without_a_server(params):
     first = Proposal.from_file(folder / "proposal.json", "make it again")
     assert (first.verdict.judge, first.verdict.prompts) == ("http: a-model", 12)
     before = keep(folder / "conversation.json")
-    propose.main(Parameters(overrides=["agent.judge=replay"]), "1")
+    propose.main(Parameters(overrides=REPLAYED), "1")
     again = Proposal.from_file(folder / "proposal.json", "make it again")
     assert again.verdict == first.verdict.model_copy(update={"judge": "replay"})
     assert again.arms == first.arms
@@ -152,10 +152,12 @@ def test_a_conversation_is_kept_and_replayed_without_a_server(params):
     assert kept.exchanges == before.exchanges
 
 
+REPLAYED = ["agent.judge=replay", "agent.model=kept.json"]
+
+
 def keep(path: Path) -> Conversation:
     """Copy a conversation to where `replay` answers from."""
-    Path("conversations").mkdir(exist_ok=True)
-    shutil.copy(path, "conversations/kept.json")
+    shutil.copy(path, "kept.json")
     return Conversation.from_file(path, "make it again")
 
 
@@ -217,7 +219,7 @@ def test_a_language_model_is_compared_and_its_answers_are_kept(project):
     names = [each.policy for each in found.summaries if each.policy.startswith("model")]
     assert names == ["model", "model, shuffled", "model, no evidence"]
     before = keep(kept)
-    assert compared("agent.judge=replay") == found
+    assert compared(*REPLAYED) == found
     assert Conversation.from_file(kept, "make it again").exchanges == before.exchanges
 
 

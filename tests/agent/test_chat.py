@@ -70,7 +70,7 @@ def test_other_prompts_have_no_kept_answer(tmp_path):
             ChatJudge(Replay(tmp_path)).choose(other)
 
 
-def test_a_damaged_conversation_is_refused_and_a_missing_one_answers_nothing(tmp_path):
+def test_a_damaged_conversation_is_refused_and_an_empty_folder_answers_nothing(tmp_path):
     verdict = SupervisedJudge(ChatJudge(Replay(tmp_path))).choose(question())
     assert verdict.judge == "rules"
     assert verdict.reason.startswith(

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_CODE = ("shardlab", "stages", "csrc", "user_codecs", "conversations")
+_CODE = ("shardlab", "stages", "csrc", "user_codecs")
 """of which digests are compared; the last two are the user's"""
 _PLANS = "data/plans/"
 

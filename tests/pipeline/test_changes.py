@@ -89,8 +89,8 @@ CHANGES: dict[str, tuple[Callable[[Tree], None], set[str]]] = {
     "the vocabulary": (put("tokenize.vocabulary", 600), {"tokenize"}),
     "a point of the curves": (put("quality.time_s", [2]), {"collect", "report"}),
     "the baseline": (put("baseline", "fsdp2-int8"), {"report"}),
-    "the judge": (
-        put("agent.judge", "replay"),
+    "what the judge is offered": (
+        put("agent.candidates", "action"),
         {"propose/1", "trial/1", "decide/1"},
     ),
     "a search that no round names": (put("agent.searches", {"slow": {"world_size": 2}}), set()),

@@ -25,7 +25,6 @@ PARTS = [
     "Makefile",
     "README.md",
     "Snakefile",
-    "conversations",
     "csrc",
     "dvc.yaml",
     "examples",

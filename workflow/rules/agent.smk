@@ -18,7 +18,6 @@ rule propose:
     params:
         code=code(
             "propose",
-            "conversations",
             "shardlab/agent/proposals",
             "shardlab/agent/records",
             "shardlab/agent/space",
@@ -138,7 +137,6 @@ rule policies:
     params:
         code=code(
             "policies",
-            "conversations",
             "shardlab/agent/policies",
             "shardlab/agent/proposals",
             "shardlab/agent/records",

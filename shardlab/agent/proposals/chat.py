@@ -48,31 +48,31 @@ class Replay(Chat):
     """Answers of conversations that were kept, found by the hash of the whole prompt.
 
     Args:
-        folder: of the conversations; one without any holds no answer.
+        path: of a conversation, or of a folder of them.
 
     Raises:
-        UserError: a conversation is damaged, or answers a prompt otherwise than another one.
+        UserError: one is missing or damaged, or answers a prompt otherwise than another one.
     """
 
     name = "replay"
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._answers: dict[str, str] = {}
         files: dict[str, Path] = {}
-        for path in sorted(folder.glob("*.json")):
-            kept = Conversation.from_file(path, f"restore it (git checkout {path})")
+        for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
+            kept = Conversation.from_file(file, f"restore it (git checkout {file})")
             for each in kept.exchanges:
                 key = Prompt(kept.system, each.user, tuple(each.ids)).hash
                 if self._answers.setdefault(key, each.answer) != each.answer:
                     other = files[key]
-                    raise UserError(f"{path}: answers otherwise than {other}: remove one of them")
-                files.setdefault(key, path)
+                    raise UserError(f"{file}: answers otherwise than {other}: remove one of them")
+                files.setdefault(key, file)
 
     def ask(self, prompt: Prompt) -> str:  # noqa: D102
         if prompt.hash not in self._answers:
             raise UserError(
-                f"{self._folder}: holds no answer to prompt {prompt.hash[:8]} on candidates "
+                f"{self._path}: holds no answer to prompt {prompt.hash[:8]} on candidates "
                 f"{', '.join(prompt.ids)}: copy the conversation that does, or ask the model, with "
                 "agent.judge http or local"
             )

@@ -10,9 +10,6 @@ from shardlab.agent.proposals.local_model import LocalModel
 from shardlab.agent.proposals.supervision import SupervisedJudge
 from shardlab.experiment.schema import Agent
 
-_KEPT = Path("conversations")
-"""that `replay` answers from: inputs alone, so that no stage reads what it wrote before"""
-
 
 def judge_of(agent: Agent) -> Judge:
     """Return the judge of a round; a language model is supervised."""
@@ -26,7 +23,8 @@ def model_of(agent: Agent) -> ChatJudge | None:
     if agent.judge == "rules":
         return None
     if agent.judge == "replay":
-        chat = Replay(_KEPT)
+        assert agent.model, "the parameters demand it with judge: replay"
+        chat = Replay(Path(agent.model))
     elif agent.judge == "local":
         assert agent.model, "the parameters demand it with judge: local"
         chat = LocalModel(agent.model)
