@@ -28,7 +28,7 @@ from shardlab.activations.stores import FileStore, StoredTensor
 from shardlab.core.document import validate
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Engine, Optimization
-from shardlab.experiment.schema import Model
+from shardlab.experiment.model_and_data import Model
 from shardlab.models.build import build_model
 from shardlab.report.numbers import figure
 from shardlab.strategy.strategy import parse_strategy

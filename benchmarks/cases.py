@@ -32,7 +32,7 @@ class Case(Document):
 
     @property
     def multi_phase(self) -> bool:
-        """Whether the method sums in several phases instead of one payload per message."""
+        """Return whether the method sums in several phases instead of one payload per message."""
         return spec_of(self.spec).multi_phase
 
     def method(self) -> Method:

@@ -23,7 +23,7 @@ from shardlab.core.document import validate
 from shardlab.core.progress import say
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Optimization
-from shardlab.experiment.schema import Model
+from shardlab.experiment.model_and_data import Model
 from shardlab.models.build import build_model
 from shardlab.models.parts import transformer_blocks
 from shardlab.models.presets import PRESETS

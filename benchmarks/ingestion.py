@@ -96,7 +96,7 @@ def shardlab(corpus: Path, out: Path) -> None:
     from shardlab.data.corpus.workers import usable_cores
     from shardlab.data.sources.corpus import prepare
     from shardlab.data.tokenize.tokenize import build_tokens
-    from shardlab.experiment.schema import Data, Tokenize
+    from shardlab.experiment.model_and_data import Data, Tokenize
 
     prepare(Data(source="json", path=str(corpus)), out / "corpus.json", _DOWNLOADS)
     options = Tokenize(tokenizer="gpt2", vocabulary=None, shards=usable_cores())

@@ -28,7 +28,8 @@ from benchmarks.common import DATA, WORK, arguments, print_table, write_results
 from shardlab.checkpoint.folder import Folder, damage_in
 from shardlab.core.files import read_json_lines
 from shardlab.core.progress import say
-from shardlab.experiment.schema import Checkpoint, Model, Train
+from shardlab.experiment.model_and_data import Model
+from shardlab.experiment.schema import Checkpoint, Train
 from shardlab.launch import RunFailed
 from shardlab.loop.loop import Loop
 from shardlab.loop.plan import RunPlan

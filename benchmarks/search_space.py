@@ -13,7 +13,8 @@ from benchmarks.common import WORK, arguments, print_table, write_results
 from shardlab.agent.space.feasible import feasible, formula_bytes
 from shardlab.calibration.costs import codecs_of
 from shardlab.core.document import validate
-from shardlab.experiment.schema import Model, Space, Train
+from shardlab.experiment.model_and_data import Model
+from shardlab.experiment.schema import Space, Train
 from shardlab.forecast.machine import CodecLines, Line, Machine
 from shardlab.forecast.model import Model as Forecast
 from shardlab.forecast.overheads import Engines

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from shardlab.core.document import validate
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Engine, Optimization
-from shardlab.experiment.schema import Model
+from shardlab.experiment.model_and_data import Model
 from shardlab.launch import launch
 from shardlab.models.build import build_model
 from shardlab.profiling.capture.capture import Capture

@@ -12,7 +12,7 @@ from stages.common import run
 
 
 class Content(Document):
-    """What a file or a folder holds."""
+    """Content of a file or a folder."""
 
     path: str
     sha256: str

@@ -17,8 +17,9 @@ from typing import Any
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_text
+from shardlab.experiment.model_and_data import Data
 from shardlab.experiment.parameters import Parameters
-from shardlab.experiment.schema import Data, Forecast, Params, Space, Train
+from shardlab.experiment.schema import Forecast, Params, Space, Train
 from shardlab.strategy.strategy import Strategy
 from stages.common import run as run_stage
 

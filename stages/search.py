@@ -26,9 +26,10 @@ from shardlab.core.progress import say
 from shardlab.data.tokenize.tokenize import recipe_sha256
 from shardlab.data.tokens.tokens import read_manifest
 from shardlab.emulation.link import Links
+from shardlab.experiment.fields import Name
 from shardlab.experiment.link import LOOPBACK, Link
 from shardlab.experiment.parameters import Parameters
-from shardlab.experiment.schema import Agent, Name
+from shardlab.experiment.search import Agent
 from shardlab.records.run import read_records
 from shardlab.records.timing import read_all
 from stages import (

@@ -10,8 +10,8 @@ from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.lock import is_job
 from shardlab.data.tokens.tokens import MANIFEST
+from shardlab.experiment.fields import Seed
 from shardlab.experiment.parameters import Parameters
-from shardlab.experiment.schema import Seed
 from shardlab.launch.environment import rank_environment
 from shardlab.loop.plan import RunPlan
 from shardlab.train.missing_tokens import build_once

@@ -19,7 +19,8 @@ from shardlab.agent.records.rounds import (
     StepRatio,
     Verdict,
 )
-from shardlab.experiment.schema import Agent, Train
+from shardlab.experiment.schema import Train
+from shardlab.experiment.search import Agent
 from shardlab.records.run import Record
 from shardlab.strategy.strategy import Strategy, parse_strategy
 

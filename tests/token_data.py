@@ -10,7 +10,7 @@ from shardlab.core.checksums import write_checked
 from shardlab.data.sources.corpus import prepare
 from shardlab.data.tokenize.tokenize import build_tokens
 from shardlab.data.tokens.tokens import MANIFEST, Manifest, Shard
-from shardlab.experiment.schema import Data, Tokenize
+from shardlab.experiment.model_and_data import Data, Tokenize
 
 
 def make_token_data(folder: Path) -> Path:

@@ -14,7 +14,8 @@ from shardlab.core.document import Document
 from shardlab.core.errors import UserError
 from shardlab.core.files import flush, make_folder, rename, sha256_of_file, writing
 from shardlab.environment.host import git_revision
-from shardlab.experiment.schema import Model, Train
+from shardlab.experiment.model_and_data import Model
+from shardlab.experiment.schema import Train
 from shardlab.loop.plan import RunPlan
 from shardlab.strategy.strategy import CanonicalStrategy
 

@@ -36,7 +36,7 @@ class _Matrix(NamedTuple):
 
 
 class _Factors(NamedTuple):
-    """What ranks agreed on."""
+    """Factors that all ranks have."""
 
     pairs: list[tuple[Tensor, Tensor]]
     """P^T and the summed Q^T of every matrix"""

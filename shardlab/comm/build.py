@@ -39,7 +39,7 @@ class Route:
 
     @property
     def untouched(self) -> bool:
-        """Whether all messages are sent as without `attach`."""
+        """Return whether all messages are sent as without `attach`."""
         return self.native and self.method.name == "none" and self.between_nodes is None
 
 

@@ -82,7 +82,7 @@ class Native(Collective):
 
     @property
     def _uses_transport(self) -> bool:
-        """Whether `Transport` performs all-gathers."""
+        """Return whether `Transport` performs all-gathers."""
         return dist.get_backend(self.group) == "gloo"
 
     def _count_all_gather(self, output: Tensor) -> float:

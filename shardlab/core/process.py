@@ -51,12 +51,12 @@ def terminate_children() -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal such as SIGSTOP has stopped the process; False when there is none."""
+    """Return whether a signal such as SIGSTOP has stopped the process; False when there is none."""
     return _status(pid)[:1] == ["T"]
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is such a process, and not only its exit code."""
+    """Return whether there is such a process, and not only its exit code."""
     return _status(pid)[:1] not in ([], ["Z"], ["X"])
 
 

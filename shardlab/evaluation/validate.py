@@ -20,7 +20,8 @@ from shardlab.core.progress import track
 from shardlab.core.unfinished import unfinished
 from shardlab.data.tokens.loader import blocks
 from shardlab.data.tokens.tokens import TokenSplit, open_split
-from shardlab.experiment.schema import Model, Train
+from shardlab.experiment.model_and_data import Model
+from shardlab.experiment.schema import Train
 from shardlab.launch import launch
 from shardlab.models.build import build_model
 from shardlab.records.run import Validation

@@ -12,7 +12,8 @@ from shardlab.core.errors import UserError, nearest
 from shardlab.experiment.codec_modules import load_codecs
 from shardlab.experiment.link import LOOPBACK
 from shardlab.experiment.parameter_file import check_values, read_tree, shorten
-from shardlab.experiment.schema import ALL, MATRIX, Params, RoundPlan, Timing, Train
+from shardlab.experiment.schema import ALL, MATRIX, Params, Timing, Train
+from shardlab.experiment.search import RoundPlan
 from shardlab.strategy.strategy import Strategy
 from shardlab.strategy.validation import check_fits
 

@@ -1,4 +1,4 @@
-"""What blocks compute again in backward under activation checkpointing."""
+"""Recomputation of blocks in backward under activation checkpointing."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -94,7 +94,7 @@ class Movements:
 
     @property
     def _reduces(self) -> bool:
-        """Whether gradients are reduced on the device."""
+        """Return whether gradients are reduced on the device."""
         return self._work.strategy.grad_sync == "gpu_reduce" and self._ranks > 1
 
     @property

@@ -1,4 +1,4 @@
-"""What a prediction is of: a strategy, the units it makes of a model, and the workload."""
+"""Subject of a prediction: a strategy, the units it makes of a model, and the workload."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -78,7 +78,7 @@ class Failure:
 
     @property
     def transient(self) -> bool:
-        """Whether another attempt could succeed."""
+        """Return whether another attempt could succeed."""
         return self.kind in ("crash", "memory")
 
 

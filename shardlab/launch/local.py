@@ -68,7 +68,7 @@ class _Rank:
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal such as SIGSTOP has stopped the process."""
+        """Return whether a signal such as SIGSTOP has stopped the process."""
         assert self.process.pid is not None, "it was started"
         return is_stopped(self.process.pid)
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardlab.core.files import sha256_of_value
-from shardlab.experiment.schema import Model, Train
+from shardlab.experiment.model_and_data import Model
+from shardlab.experiment.schema import Train
 from shardlab.strategy.strategy import Strategy
 
 

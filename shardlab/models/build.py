@@ -10,7 +10,7 @@ from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from shardlab.core.errors import UserError
-from shardlab.experiment.schema import Model
+from shardlab.experiment.model_and_data import Model
 from shardlab.models.checkpoint import CheckpointWeights
 from shardlab.models.presets import preset_config
 from shardlab.models.weights import RandomWeights, Weights

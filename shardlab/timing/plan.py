@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shardlab.experiment.schema import Model, Timing, Train
+from shardlab.experiment.model_and_data import Model
+from shardlab.experiment.schema import Timing, Train
 from shardlab.records.timing import NO_COMMUNICATION
 from shardlab.strategy.strategy import Strategy
 

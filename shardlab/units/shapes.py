@@ -6,7 +6,8 @@ import torch
 from transformers import PreTrainedModel
 
 from shardlab.core.checksums import read_checked
-from shardlab.experiment.schema import Model, Train
+from shardlab.experiment.model_and_data import Model
+from shardlab.experiment.schema import Train
 from shardlab.memory.sizes import Sizes
 from shardlab.models.build import build_model
 from shardlab.models.parts import transformer_blocks

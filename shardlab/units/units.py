@@ -40,7 +40,7 @@ class UnitPlan(NamedTuple):
 
     @property
     def needed_in_backward(self) -> bool:
-        """Whether gradients depend on its parameters: those of an embedding only on the chosen
+        """Return whether gradients depend on its parameters: those of an embedding only on the chosen
         rows."""
         return not all(isinstance(module, nn.Embedding) for module in self.modules)
 

@@ -12,7 +12,7 @@ from shardlab.activations.checkpoint import FOLDER_VARIABLE
 from shardlab.core.errors import UserError
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Optimization
-from shardlab.experiment.schema import Model
+from shardlab.experiment.model_and_data import Model
 from shardlab.models.presets import Shape, shape_config
 from shardlab.strategy.strategy import parse_strategy
 from tests.deep_models import highest_since_reset, keep_no_freed_memory, reset

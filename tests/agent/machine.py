@@ -13,7 +13,8 @@ from shardlab.agent.records.beginning import initial_history
 from shardlab.agent.records.history import History
 from shardlab.agent.space.surrogate import Surrogate, fit
 from shardlab.experiment.link import Link
-from shardlab.experiment.schema import Agent, Space, Train
+from shardlab.experiment.schema import Space, Train
+from shardlab.experiment.search import Agent
 from shardlab.forecast.machine import CodecLines, Line, Machine
 from shardlab.forecast.model import Model
 from shardlab.forecast.overheads import Engines

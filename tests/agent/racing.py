@@ -22,7 +22,7 @@ from shardlab.agent.records.rounds import (
 )
 from shardlab.agent.space.feasible import Feasible
 from shardlab.agent.space.surrogate import Ranked
-from shardlab.experiment.schema import Agent
+from shardlab.experiment.search import Agent
 from shardlab.records.race import BLOCK, Arm, Race
 from shardlab.records.timing import NO_COMMUNICATION, TimedRun
 from shardlab.strategy.strategy import CanonicalStrategy

@@ -17,7 +17,8 @@ from shardlab.agent.records.rounds import (
     Trial,
     Verdict,
 )
-from shardlab.experiment.schema import Agent, Train
+from shardlab.experiment.schema import Train
+from shardlab.experiment.search import Agent
 from shardlab.records import race
 from shardlab.records.timing import NO_COMMUNICATION, TimedRun
 from shardlab.strategy.strategy import Strategy, parse_strategy

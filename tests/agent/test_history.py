@@ -9,7 +9,8 @@ from shardlab.agent.records.beginning import initial_history, known_before
 from shardlab.agent.records.history import History
 from shardlab.agent.records.rounds import Trained
 from shardlab.core.errors import UserError
-from shardlab.experiment.schema import Agent, Train
+from shardlab.experiment.schema import Train
+from shardlab.experiment.search import Agent
 from shardlab.records.timing import NO_COMMUNICATION
 from shardlab.strategy.strategy import CanonicalStrategy, Strategy, parse_strategy
 from tests.agent.searches import (

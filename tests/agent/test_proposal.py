@@ -10,7 +10,7 @@ from shardlab.agent.proposals.shortlist import class_of, shorten
 from shardlab.agent.records.rounds import Decision, Round, Verdict
 from shardlab.agent.space.feasible import Feasible
 from shardlab.agent.space.surrogate import Ranked
-from shardlab.experiment.schema import Agent
+from shardlab.experiment.search import Agent
 from shardlab.strategy.strategy import parse_strategy
 from tests.agent.searches import AGENT, DDP, KEPT, begin, proposal_of, trial_of
 from tests.record_factory import STRATEGIES

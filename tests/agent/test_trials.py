@@ -2,7 +2,8 @@ import pytest
 
 from shardlab.agent.trials.trials import Runs, TrialFailed, code_digest, run_trial, trial_key
 from shardlab.core.errors import UserError
-from shardlab.experiment.schema import Model, Train
+from shardlab.experiment.model_and_data import Model
+from shardlab.experiment.schema import Train
 from shardlab.strategy.strategy import parse_strategy
 from tests.record_factory import make_record
 

@@ -14,7 +14,8 @@ from shardlab.data.tokens.loader import Batches
 from shardlab.data.tokens.tokens import open_split
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Engine, Optimization
-from shardlab.experiment.schema import Checkpoint, Model, Train
+from shardlab.experiment.model_and_data import Model
+from shardlab.experiment.schema import Checkpoint, Train
 from shardlab.loop.loop import Loop, StepEvent
 from shardlab.loop.plan import RunPlan
 from shardlab.strategy.strategy import parse_strategy

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from shardlab.checkpoint import checkpoints
 from shardlab.checkpoint.folder import Folder, damage_in
 from shardlab.core.errors import UserError
-from shardlab.experiment.schema import Model
+from shardlab.experiment.model_and_data import Model
 from shardlab.loop.loop import StepEvent
 from tests.checkpoint.checkpointed import FORMATS, Run, plan_of, strategy_of
 from tests.ranks import run_ranks

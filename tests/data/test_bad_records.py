@@ -15,7 +15,7 @@ from shardlab.data.corpus import limits
 from shardlab.data.corpus.corpus_file import read_corpus
 from shardlab.data.sources import mediawiki
 from shardlab.data.sources.corpus import prepare
-from shardlab.experiment.schema import Data
+from shardlab.experiment.model_and_data import Data
 
 GOOD = b'{"id": "1", "title": "Good", "text": "text"}'
 SURROGATE = "half of a surrogate pair in the text"

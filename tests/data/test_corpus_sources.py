@@ -12,7 +12,7 @@ from shardlab.core.errors import UserError
 from shardlab.data.corpus.corpus_file import read_corpus
 from shardlab.data.sources.corpus import generate, prepare
 from shardlab.data.sources.mediawiki import plain_text
-from shardlab.experiment.schema import Data
+from shardlab.experiment.model_and_data import Data
 
 RECORDS = [{"id": str(i), "title": f"Title {i}", "text": f"Text {i} é🦊"} for i in range(5)]
 

@@ -5,7 +5,7 @@ import pytest
 from shardlab.data.corpus.corpus_file import read_corpus
 from shardlab.data.sources.corpus import prepare
 from shardlab.data.tokenize.tokenizer import given_tokenizer
-from shardlab.experiment.schema import Data
+from shardlab.experiment.model_and_data import Data
 
 WORK = Path(__file__).parents[2] / ".work"
 

@@ -22,7 +22,7 @@ from shardlab.data.tokenize.tokenizer import (
     load_tokenizer,
     train_tokenizer,
 )
-from shardlab.experiment.schema import Model, Tokenize
+from shardlab.experiment.model_and_data import Model, Tokenize
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 TRAIN = """

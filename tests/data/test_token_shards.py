@@ -10,7 +10,7 @@ from shardlab.data.tokenize.shards import is_validation, plan_shards
 from shardlab.data.tokenize.tokenize import build_tokens
 from shardlab.data.tokenize.tokenizer import load_tokenizer
 from shardlab.data.tokens.tokens import open_split, read_manifest
-from shardlab.experiment.schema import Tokenize
+from shardlab.experiment.model_and_data import Tokenize
 from tests.token_data import write_tokens
 
 SHARE = 0.2

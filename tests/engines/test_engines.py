@@ -8,7 +8,7 @@ import torch
 
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Optimization
-from shardlab.experiment.schema import Model
+from shardlab.experiment.model_and_data import Model
 from shardlab.models.build import build_model
 from shardlab.strategy.strategy import parse_strategy
 from tests.engines.engine_cases import (

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Optimization
-from shardlab.experiment.schema import Model
+from shardlab.experiment.model_and_data import Model
 from shardlab.strategy.strategy import parse_strategy
 from tests.drawn_weights import drawn_model
 from tests.engines.engine_cases import LENGTH, train

@@ -10,7 +10,7 @@ from shardlab.emulation.link import Links, interface_bytes, interface_frames
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Optimization
 from shardlab.experiment.link import FRAME_HEADERS, Link
-from shardlab.experiment.schema import Model
+from shardlab.experiment.model_and_data import Model
 from shardlab.models.build import build_model
 from shardlab.strategy.strategy import parse_strategy
 from tests.ranks import run_ranks

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from shardlab.estimation.traced_memory import imagined_ranks, traced_memory
-from shardlab.experiment.schema import Model, Train
+from shardlab.experiment.model_and_data import Model
+from shardlab.experiment.schema import Train
 from shardlab.memory.step import closed_form
 from shardlab.models.build import build_model
 from shardlab.strategy.strategy import parse_strategy

@@ -6,7 +6,7 @@ import torch
 from shardlab.core.document import validate
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Optimization
-from shardlab.experiment.schema import Model
+from shardlab.experiment.model_and_data import Model
 from shardlab.forecast.coding import codings
 from shardlab.forecast.costs import Costs, Measured
 from shardlab.forecast.machine import CodecLines, Line

@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from shardlab.activations.checkpoint import FOLDER_VARIABLE
 from shardlab.devices.determinism import compute_deterministically
-from shardlab.experiment.schema import Model, Train
+from shardlab.experiment.model_and_data import Model
+from shardlab.experiment.schema import Train
 from shardlab.loop.plan import RunPlan
 from shardlab.strategy.strategy import parse_strategy
 from tests.engines.engine_cases import LOSSY, STRATEGIES, losses_of, make, train

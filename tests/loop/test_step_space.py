@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from shardlab.core.errors import UserError
-from shardlab.experiment.schema import Model, Train
+from shardlab.experiment.model_and_data import Model
+from shardlab.experiment.schema import Train
 from shardlab.loop import space
 from shardlab.loop.space import free_bytes, refuse_too_large
 from shardlab.memory.step import closed_form, host_memory

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from shardlab.comm.ledger import Ledger
-from shardlab.experiment.schema import Model, Train
+from shardlab.experiment.model_and_data import Model
+from shardlab.experiment.schema import Train
 from shardlab.loop.plan import RunPlan
 from shardlab.loop.summary import Measured, summarize
 from shardlab.strategy.strategy import parse_strategy

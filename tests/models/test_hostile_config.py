@@ -6,7 +6,7 @@ import math
 import pytest
 
 from shardlab.core.errors import UserError
-from shardlab.experiment.schema import Model
+from shardlab.experiment.model_and_data import Model
 from shardlab.models.build import build_model
 
 SIZES = {

@@ -11,7 +11,7 @@ import yaml
 from shardlab.agent.command.folder import Step, TimeIsUpError
 from shardlab.agent.records.history import History
 from shardlab.experiment.parameters import Parameters
-from shardlab.experiment.schema import Agent
+from shardlab.experiment.search import Agent
 from shardlab.strategy.strategy import Strategy, parse_strategy
 from stages import search
 from tests.agent.searches import DDP, INT4_KEPT, begin, proposal_of

@@ -11,7 +11,8 @@ from torch import nn
 
 from shardlab.core.errors import UserError
 from shardlab.experiment.link import FRAME_HEADERS, Link
-from shardlab.experiment.schema import Model, Timing, Train
+from shardlab.experiment.model_and_data import Model
+from shardlab.experiment.schema import Timing, Train
 from shardlab.launch import RunFailed
 from shardlab.records.race import BLOCK, Arm, Race, Ruling
 from shardlab.records.timing import NO_COMMUNICATION

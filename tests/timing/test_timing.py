@@ -8,7 +8,8 @@ import pytest
 
 from shardlab.core.errors import UserError
 from shardlab.experiment.link import FRAME_HEADERS, Link
-from shardlab.experiment.schema import Model, Timing, Train
+from shardlab.experiment.model_and_data import Model
+from shardlab.experiment.schema import Timing, Train
 from shardlab.records.timing import NO_COMMUNICATION, TimedRun, read_timings
 from shardlab.strategy.strategy import parse_strategy
 from shardlab.timing.interleaved import order, time_strategies

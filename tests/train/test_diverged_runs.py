@@ -16,7 +16,9 @@ from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
 from shardlab.engines.wrapped.ddp import DDPEngine
 from shardlab.evaluation.validate import Quality
-from shardlab.experiment.schema import Agent, Checkpoint, Model, Train
+from shardlab.experiment.model_and_data import Model
+from shardlab.experiment.schema import Checkpoint, Train
+from shardlab.experiment.search import Agent
 from shardlab.loop.plan import RunPlan
 from shardlab.records.run import Record
 from shardlab.strategy.strategy import parse_strategy

@@ -14,7 +14,7 @@ from shardlab.data.corpus.corpus_file import write_corpus
 from shardlab.data.sources.corpus import generate
 from shardlab.data.tokenize.tokenize import build_tokens
 from shardlab.data.tokens.tokens import MANIFEST, open_split
-from shardlab.experiment.schema import Tokenize
+from shardlab.experiment.model_and_data import Tokenize
 from shardlab.train.missing_tokens import build_once
 
 OPTIONS = Tokenize(tokenizer="train", vocabulary=300, shards=6)

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from shardlab.core.errors import StorageError
-from shardlab.experiment.schema import Checkpoint, Model, Train
+from shardlab.experiment.model_and_data import Model
+from shardlab.experiment.schema import Checkpoint, Train
 from shardlab.loop.loop import Loop, StepEvent
 from shardlab.loop.plan import RunPlan
 from shardlab.profiling.traces.trace_file import read_events, read_header

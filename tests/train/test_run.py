@@ -17,7 +17,8 @@ from shardlab.core.files import read_json, read_json_lines
 from shardlab.data.tokens.tokens import open_split
 from shardlab.evaluation.validate import FILES, evaluate
 from shardlab.experiment.affinity import format_cpus
-from shardlab.experiment.schema import Model, Train
+from shardlab.experiment.model_and_data import Model
+from shardlab.experiment.schema import Train
 from shardlab.hardware.topology import read_topology
 from shardlab.launch import RunFailed
 from shardlab.loop.plan import RunPlan

@@ -6,7 +6,8 @@ import torch
 
 from shardlab.agent.space.grid import documents
 from shardlab.core.errors import UserError
-from shardlab.experiment.schema import Model, Space, Train
+from shardlab.experiment.model_and_data import Model
+from shardlab.experiment.schema import Space, Train
 from shardlab.models.build import build_model
 from shardlab.strategy.strategy import CanonicalStrategy, parse_strategy
 from shardlab.units.shapes import ModelShapes

@@ -131,7 +131,7 @@ class SearchFolder:
         return self._limit_s - self._spent.total_s
 
     def has(self, step: Step) -> bool:
-        """Whether a stage is done."""
+        """Return whether a stage is done."""
         return (self.path / step.output).exists()
 
     def run(self, step: Step) -> None:

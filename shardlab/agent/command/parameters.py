@@ -14,8 +14,9 @@ from shardlab.agent.command.written import written
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError, nearest
 from shardlab.experiment.link import Link
+from shardlab.experiment.model_and_data import Model
 from shardlab.experiment.parameters import Parameters
-from shardlab.experiment.schema import Agent, Model
+from shardlab.experiment.search import Agent
 from shardlab.strategy.strategy import Strategy, parse_strategy
 
 READ = (
@@ -37,7 +38,7 @@ _BUDGET = 16
 
 
 class Request(NamedTuple):
-    """What the command line asks for."""
+    """Request of the command line."""
 
     link: Link | None
     ranks: int

@@ -21,7 +21,7 @@ from shardlab.agent.records.rounds import (
     Trial,
 )
 from shardlab.core.errors import UserError
-from shardlab.experiment.schema import Agent
+from shardlab.experiment.search import Agent
 from shardlab.records.contention import warnings_of
 from shardlab.records.race import Arm as RacedArm
 from shardlab.records.race import Race

@@ -11,7 +11,7 @@ from shardlab.agent.proposals.judge import Judge, RuleJudge
 from shardlab.agent.replays.documents import PolicyComparison
 from shardlab.agent.replays.summary import summarize
 from shardlab.core.progress import track
-from shardlab.experiment.schema import Policies
+from shardlab.experiment.search import Policies
 
 Make = Callable[[Table, int], Policy]
 """a policy for one table and seed"""

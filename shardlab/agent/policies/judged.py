@@ -11,7 +11,8 @@ from shardlab.agent.proposals.proposal import Proposer
 from shardlab.agent.records.history import History, Measured, paired_steps
 from shardlab.agent.space.feasible import Feasible, Shapes
 from shardlab.agent.space.surrogate import Surrogate, fit
-from shardlab.experiment.schema import Agent, Space
+from shardlab.experiment.schema import Space
+from shardlab.experiment.search import Agent
 from shardlab.forecast.workload import workload_of
 from shardlab.measurements.calibration import Calibration
 from shardlab.records.timing import TimedRun

@@ -11,7 +11,7 @@ from typing import Any
 from shardlab.agent.records.history import History, Measured, Workload, perplexity_ratio
 from shardlab.agent.records.rounds import Prediction, Round
 from shardlab.experiment.hardware import Hardware
-from shardlab.experiment.schema import Agent
+from shardlab.experiment.search import Agent
 
 
 def describe(

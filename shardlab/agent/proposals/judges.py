@@ -8,7 +8,7 @@ from shardlab.agent.proposals.endpoint import Endpoint
 from shardlab.agent.proposals.judge import Judge, RuleJudge
 from shardlab.agent.proposals.local_model import LocalModel
 from shardlab.agent.proposals.supervision import SupervisedJudge
-from shardlab.experiment.schema import Agent
+from shardlab.experiment.search import Agent
 
 
 def judge_of(agent: Agent) -> Judge:

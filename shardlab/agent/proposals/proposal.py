@@ -12,8 +12,8 @@ from shardlab.agent.records.history import History, Measured, Workload
 from shardlab.agent.records.rounds import Arm, Candidate, Proposal, Role, Space, Verdict
 from shardlab.agent.space.feasible import Feasible, Shapes, feasible, formula_bytes
 from shardlab.agent.space.surrogate import Surrogate
-from shardlab.experiment.schema import Agent
 from shardlab.experiment.schema import Space as SpaceParameters
+from shardlab.experiment.search import Agent
 from shardlab.strategy.strategy import CanonicalStrategy
 
 _ID_DIGITS = 8

@@ -14,7 +14,8 @@ from shardlab.agent.records.history import (
 from shardlab.agent.records.rounds import Measurement, Outcome
 from shardlab.core.errors import UserError, nearest
 from shardlab.experiment.link import LOOPBACK
-from shardlab.experiment.schema import Agent, Train
+from shardlab.experiment.schema import Train
+from shardlab.experiment.search import Agent
 from shardlab.records.run import Record
 from shardlab.records.timing import NO_COMMUNICATION, TimedRun
 from shardlab.strategy.strategy import parse_strategy

@@ -1,4 +1,4 @@
-"""What decides how a strategy trains, whatever its steps take: its codecs and its types.
+"""Numerics of a strategy, on which losses depend: its codecs and its types.
 
 Quality does not depend on the link, and hardly on how a model is sharded, so that what was measured
 with one strategy says something of every other with the same numerics.

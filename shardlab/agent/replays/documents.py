@@ -1,4 +1,4 @@
-"""What the replays of policies of a search left behind."""
+"""Records of replayed policies of a search."""
 
 from shardlab.core.document import Document
 

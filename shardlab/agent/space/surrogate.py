@@ -7,7 +7,8 @@ from typing import NamedTuple
 from shardlab.agent.records.history import History
 from shardlab.agent.records.rounds import Prediction
 from shardlab.agent.space.feasible import Feasible, Shapes
-from shardlab.experiment.schema import Agent, Train
+from shardlab.experiment.schema import Train
+from shardlab.experiment.search import Agent
 from shardlab.forecast.machine import fit_machine
 from shardlab.forecast.model import Model, fit_model, unpredictable
 from shardlab.forecast.uncertainty import estimate

@@ -18,7 +18,8 @@ from shardlab.agent.records.rounds import Outcome
 from shardlab.core.document import Document
 from shardlab.core.files import sha256_of_file, sha256_of_value, writing
 from shardlab.core.progress import stopwatch
-from shardlab.experiment.schema import Model, Train
+from shardlab.experiment.model_and_data import Model
+from shardlab.experiment.schema import Train
 from shardlab.records.run import Record
 from shardlab.strategy.strategy import Strategy
 

@@ -19,7 +19,7 @@ from shardlab.data.sources.json_files import read_json_array, read_json_lines
 from shardlab.data.sources.mediawiki import read_dump, read_mediawiki
 from shardlab.data.sources.records import Fields, Tally, to_documents, within_limits
 from shardlab.data.sources.text_files import SEPARATOR, read_text
-from shardlab.experiment.schema import Data
+from shardlab.experiment.model_and_data import Data
 
 _SYNTHETIC_DOCUMENTS = 2000
 

@@ -11,7 +11,7 @@ from shardlab.data.sources.json_files import read_json
 from shardlab.data.sources.packed import PACKED
 from shardlab.data.sources.parquet import expect_columns, read_parquet
 from shardlab.data.sources.records import Fields, Tally
-from shardlab.experiment.schema import Data
+from shardlab.experiment.model_and_data import Data
 
 _ENDINGS = (".parquet", ".json", ".jsonl")
 _STATE, _SPLITS = "state.json", "dataset_dict.json"

@@ -25,7 +25,7 @@ from shardlab.data.tokenize.tokenizer import (
     train_tokenizer,
 )
 from shardlab.data.tokens.tokens import MANIFEST, Manifest, Shard
-from shardlab.experiment.schema import Tokenize
+from shardlab.experiment.model_and_data import Tokenize
 
 _FORMAT = 1
 

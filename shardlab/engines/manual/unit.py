@@ -77,7 +77,7 @@ class FlatUnit(ParameterUnit):
 
     @property
     def allocated(self) -> bool:
-        """Whether the parameters can be used, or are being gathered."""
+        """Return whether the parameters can be used, or are being gathered."""
         return self._storage.nbytes() > 0
 
     def allocate(self) -> None:

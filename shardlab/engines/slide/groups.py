@@ -126,7 +126,7 @@ class RankGroups:
 
     @property
     def sums(self) -> bool:
-        """Whether an update adds up the slots of all ranks of the node."""
+        """Return whether an update adds up the slots of all ranks of the node."""
         return self.world_size > 1 and self.reductions is None
 
 

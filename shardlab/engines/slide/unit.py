@@ -101,7 +101,7 @@ class SlideUnit(ParameterUnit):
 
     @property
     def narrow(self) -> bool:
-        """Whether the device computes with a mirror."""
+        """Return whether the device computes with a mirror."""
         return self.precision.compute is not torch.float32
 
     def layout(self) -> dict[str, int]:

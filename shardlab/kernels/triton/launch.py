@@ -1,4 +1,4 @@
-"""What launches of Triton kernels share: programs of a message, addresses, words of keys."""
+"""Common parts of launches of Triton kernels: programs of a message, addresses, words of keys."""
 
 from collections.abc import Sequence
 from functools import lru_cache

@@ -105,7 +105,7 @@ class _Rank:
 
     @property
     def empty(self) -> bool:
-        """Whether no timed event was read."""
+        """Return whether no timed event was read."""
         return self._first > self._last
 
     def add(self, event: Event, origin: float) -> None:

