@@ -1,6 +1,6 @@
 """Talk to a trained model, or to any Hugging Face model in a folder.
 
-No stage of the pipeline: it needs no params.yaml, writes nothing and may run beside a stage.
+No stage of the pipeline: it needs no params.yaml, writes nothing and may run while a stage does.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def main() -> None:
     folder, prompt = given.pop("folder"), given.pop("prompt", None)
     conversation = Conversation(folder, validate(Sampling, given, "chat"))
     if not conversation.verified:
-        say(f"chat: {folder}: no metrics.json beside it: its files are not verified")
+        say(f"chat: {folder}: no metrics.json next to it: its files are not verified")
     if prompt is None:
         converse(conversation)
     else:

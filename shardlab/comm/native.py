@@ -12,7 +12,7 @@ from shardlab.transport.traffic import Traffic
 
 
 class Native(Collective):
-    """The process group's own collectives, uncompressed: no operator is launched beside them.
+    """The process group's own collectives, uncompressed: no other operator is launched.
 
     A NaN or an infinity of any rank shows in the sums, and so in the norm of the gradient.
     On gloo a reduce-scatter is an all-reduce of the full vector of which each rank keeps its chunk,

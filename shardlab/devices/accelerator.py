@@ -1,6 +1,7 @@
 """Streams, events and page-locked memory of a device, which a simulation can take the place of.
 
-Everything that the library launches beside the computation goes through this interface.
+What the library launches on other streams than that of the computation goes through this
+interface.
 """
 
 from abc import ABC, abstractmethod

@@ -40,8 +40,10 @@ class UnitPlan(NamedTuple):
 
     @property
     def needed_in_backward(self) -> bool:
-        """Return whether gradients depend on its parameters: those of an embedding only on the chosen
-        rows."""
+        """Return whether gradients depend on its parameters.
+
+        Those of an embedding depend on the chosen rows alone.
+        """
         return not all(isinstance(module, nn.Embedding) for module in self.modules)
 
 

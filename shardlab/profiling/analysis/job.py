@@ -91,7 +91,7 @@ def _ranks_of(header: Mapping[str, Any]) -> int:
 def _unknown_skew(
     clocks: Sequence[_Clock], ranks: Mapping[int, Trace], same_clock: bool
 ) -> str | None:
-    """Return why waiting for other ranks cannot be told from transfer; None if it can."""
+    """Return why waits for other ranks cannot be separated from transfers; None if they can."""
     if not any(len(trace.collectives.times) for trace in ranks.values()):
         return None
     size = max(clock.ranks for clock in clocks)
