@@ -35,7 +35,7 @@ def prepared(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Proj
     """A project with tokens, and a profile for ranks on two nodes."""
     project = Project(tmp_path_factory.mktemp("prepared") / "project")
     project.profile(rank_nodes=2)
-    project.run("data/parameters.ok", "data/tokens/manifest.json")
+    project.run("data/plans/prepare.json", "data/tokens/manifest.json")
     return project
 
 
@@ -196,7 +196,7 @@ def test_a_cancelled_job_is_one_line(
 def test_a_partition_that_does_not_exist_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
     project = Project(tmp_path / "project")
     project.profile(slurm_partition="fast")
-    said = project.run("data/parameters.ok", code=2)
+    said = project.run("data/plans/prepare.json", code=2)
     line = "slurm_partition: SLURM has no partition fast: choose from main in default-resources"
     assert line in said and "Traceback" not in said
 
