@@ -8,9 +8,11 @@ import multiprocessing
 import os
 import pickle
 import resource
+import signal
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -30,9 +32,9 @@ OnRank = Callable[[dist.ProcessGroup], dict[str, Tensor] | None]
 _TIMEOUT_S = 60.0
 _KEPT = 4
 """sizes of groups that are kept at a time: idle ranks take memory"""
-_MOST_THREADS = 30
+_MOST_THREADS = 100
 """of a rank that is kept: each process group that a function has made has three, one of which
-wakes 100 times a second (gloo/transport/tcp/loop.cc)"""
+wakes 100 times a second (gloo/transport/tcp/loop.cc) while the rank runs"""
 _ENDING_S = 2.0
 """longest wait for a thread of an engine that is gone"""
 fresh = False
@@ -184,6 +186,7 @@ class _Ranks:
         pipes = [multiprocessing.Pipe() for _ in range(world_size)]
         self._ours = [ours for ours, _ in pipes]
         self._error: BaseException | None = None
+        self._pids: list[int] = []
         self.unchanged = True
         """whether the functions have left the ranks as they were"""
         theirs = [each for _, each in pipes]
@@ -197,7 +200,7 @@ class _Ranks:
                 del function
                 same = _state() == before
                 same &= len([*Path("/proc/self/task").iterdir()]) <= _MOST_THREADS
-                pipe.send_bytes(b"same" if same else b"changed")
+                pipe.send((os.getpid(), same))
 
         def start() -> None:
             try:
@@ -214,24 +217,36 @@ class _Ranks:
         return self._thread.is_alive()
 
     def run(self, message: bytes) -> None:
-        for pipe in self._ours:
-            pipe.send_bytes(message)
+        self._send(message)
         waiting = list(self._ours)
         while waiting and self.alive:
             for pipe in wait(waiting, timeout=0.1):
                 assert isinstance(pipe, Connection)
-                self.unchanged &= pipe.recv_bytes() == b"same"
+                pid, same = pipe.recv()
+                self._pids.append(pid)
+                self.unchanged &= same
                 waiting.remove(pipe)
         if waiting:
             self._thread.join()
             assert self._error is not None, "ranks end by an error or when they are closed"
             raise self._error
+        self._signal(signal.SIGSTOP)  # or their threads would wake all the time
 
     def close(self) -> None:
         if self.alive:
-            for pipe in self._ours:
-                pipe.send_bytes(b"")
+            self._send(b"")
             self._thread.join()
+
+    def _send(self, message: bytes) -> None:
+        self._signal(signal.SIGCONT)
+        self._pids.clear()
+        for pipe in self._ours:
+            pipe.send_bytes(message)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for pid in self._pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
 _KEPT_RANKS: dict[int, _Ranks] = {}

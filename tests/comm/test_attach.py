@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -68,16 +69,17 @@ def test_uncompressed_gradients_equal_those_of_torch(group, name, world_size):
 )
 @on_ranks(4)
 def test_two_levels_compress_a_model(group, name, ranks_per_node):
-    os.environ["LOCAL_WORLD_SIZE"] = "2"  # the launcher sets 4, since all are on one machine
     exact, model = gradients_after(WRAPPERS[name](group), group, 2), WRAPPERS[name](group)
-    handle = shardlab.attach(
-        model,
-        "int8:group=64",
-        between_nodes="bf16",
-        ranks_per_node=ranks_per_node,
-        error_feedback=True,
-        minimum_size=100,
-    )
+    # the launcher sets 4, since all are on one machine
+    with patch.dict(os.environ, {"LOCAL_WORLD_SIZE": "2"}):
+        handle = shardlab.attach(
+            model,
+            "int8:group=64",
+            between_nodes="bf16",
+            ranks_per_node=ranks_per_node,
+            error_feedback=True,
+            minimum_size=100,
+        )
     lossy = gradients_after(model, group, 2)
     assert is_same_everywhere(lossy, group)
     assert 0 < (lossy - exact).norm() / exact.norm() < 0.02
@@ -205,11 +207,12 @@ MISTAKES = [
 
 @on_ranks(2)
 def test_mistakes_are_answered_in_one_line(group):
-    del os.environ["LOCAL_WORLD_SIZE"]  # as another launcher may do
-    for make, options, expected in MISTAKES:
-        model = make(group)
-        with pytest.raises(UserError) as error:
-            shardlab.attach(model, **options)
-        answer = str(error.value)
-        assert re.search(expected, answer), f"{expected!r} is not in {answer!r}"
-        assert "\n" not in answer
+    with patch.dict(os.environ):
+        del os.environ["LOCAL_WORLD_SIZE"]  # as another launcher may do
+        for make, options, expected in MISTAKES:
+            model = make(group)
+            with pytest.raises(UserError) as error:
+                shardlab.attach(model, **options)
+            answer = str(error.value)
+            assert re.search(expected, answer), f"{expected!r} is not in {answer!r}"
+            assert "\n" not in answer
