@@ -48,11 +48,10 @@ def messages(codec, x, residual, in_place):
 def test_codecs_compute_the_same_bits(name, n):
     codec = make_codec(name)
     wild, normal = any_bits(n, n), torch.randn(n, generator=torch.Generator().manual_seed(n))
-    for x, residual in ((normal, normal.roll(1)), (wild, wild.roll(1))):
-        for in_place in (False, True):
-            expected = messages(codec, x, residual, in_place)
-            with on_triton():
-                assert messages(codec, x, residual, in_place) == expected
+    for x, in_place in ((normal, True), (wild, False)):
+        expected = messages(codec, x, x.roll(1), in_place)
+        with on_triton():
+            assert messages(codec, x, x.roll(1), in_place) == expected
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 1025, 4100])
