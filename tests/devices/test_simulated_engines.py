@@ -21,7 +21,7 @@ from tests.engines.slide.small_engine import batch_of, engine_of, train
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
-MICRO, SEEDS = 2, 2
+MICRO = 2
 OFFLOADED = {
     f"{engine}-{where}": {
         "engine": engine,
@@ -43,7 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
     **UNUSED,
 }
 
-FEW = ("manual", "manual-memory", "slide-full-cpu", "slide-shard-gpu", "slide-disk", "ddp")
+FEW = ("manual", "manual-memory", "slide-full-cpu", "slide-shard-gpu", "ddp")
 """the cases that are tried each time"""
 NEEDLESS = {
     "wait: GradOffload._copy_part < ErrorRelay.guard.<locals>.guarded": "raises an error: a lane "
@@ -111,13 +111,13 @@ def shorten(engine: Any) -> None:
 def test_losses_are_those_of_the_cpu_and_nothing_races(name: str) -> None:
     def on_rank(group: dist.ProcessGroup) -> None:
         expected = run(group, name)
-        for seed in range(SEEDS):
-            device, found = simulate(group, name, seed)
-            assert torch.equal(found, expected)
-            orders: list[Any] = [None] * dist.get_world_size(group)
-            dist.all_gather_object(orders, device.collectives, group)
-            # NCCL may hang where ranks launch on several communicators in several orders
-            assert all(each == orders[0] for each in orders)
+        # delays differ by rank; vector clocks see the races of any other order as well
+        device, found = simulate(group, name, 0)
+        assert torch.equal(found, expected)
+        orders: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(orders, device.collectives, group)
+        # NCCL may hang where ranks launch on several communicators in several orders
+        assert all(each == orders[0] for each in orders)
 
     run_ranks(4 if name in HYBRID else 2, on_rank)
 
@@ -154,8 +154,9 @@ def test_every_wait_that_is_removed_is_found() -> None:
     run_ranks(2, on_rank, timeout_s=900)
 
 
+@pytest.mark.long
 def test_collectives_of_two_threads_have_several_orders() -> None:
-    """Where each communicator has a thread of its own."""
+    """Each communicator has a thread of its own."""
 
     def on_rank(group: dist.ProcessGroup) -> None:
         begin = Background.__init__
@@ -166,7 +167,7 @@ def test_collectives_of_two_threads_have_several_orders() -> None:
         for name in "manual", "slide-shard-gpu":
             orders = set()
             with patch.object(Background, "__init__", alone):
-                for seed in range(SEEDS):
+                for seed in range(2):
                     orders.add(tuple(simulate(group, name, seed)[0].collectives))
             every: list[Any] = [None] * dist.get_world_size(group)
             dist.all_gather_object(every, orders, group)

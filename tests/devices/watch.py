@@ -1,4 +1,4 @@
-"""What the operators of a thread read and write."""
+"""Reads and writes of the operators of a thread."""
 
 from typing import TYPE_CHECKING, Any
 
