@@ -49,6 +49,7 @@ def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Time
 def test_every_run_has_a_step_of_every_repetition(runs):
     assert list(runs) == [*STRATEGIES, NO_COMMUNICATION]
     assert all(len(run.step_ms) == REPETITIONS and min(run.step_ms) > 0 for run in runs.values())
+    assert all(run.contention is not None for run in runs.values())
 
 
 def test_timed_runs_hold_their_strategies(runs):

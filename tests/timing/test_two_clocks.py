@@ -17,6 +17,7 @@ def test_two_timings_at_once_are_both_marked(tmp_path):
     assert all(map(disturbed, time_at_once(projects)))
 
 
+@pytest.mark.long  # tests/environment/test_cpu_times.py: a busy process is seen
 def test_a_timing_beside_a_busy_process_is_marked(tmp_path):
     (project,) = make_projects(tmp_path, 1, repetitions=10)
     with subprocess.Popen([sys.executable, "-c", BUSY]) as busy:
