@@ -1,16 +1,20 @@
 """Damaged and unexpected payloads: the error names codec, unit and sending rank."""
 
+import re
+
 import pytest
 import torch
 import torch.distributed as dist
 
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Unit
+from shardlab.codecs.wire import PayloadError
 from shardlab.comm.all_to_all import AllToAllCollective
 from shardlab.comm.ledger import Ledger
 from shardlab.launch import RunFailed, launch
 from tests.comm.codec_factory import Positive
 from tests.comm.wire import wire
+from tests.ranks import on_ranks
 
 N = 200
 UNIT = Unit("layer")
@@ -24,11 +28,11 @@ def name_of(spec):
     return spec if isinstance(spec, str) else spec.name
 
 
-def failing(worker, *patterns):
-    with pytest.raises(RunFailed) as caught:
-        launch(worker, 3, threads=1, timeout_s=20)
+def fails(call, *patterns):
+    with pytest.raises(PayloadError) as caught:
+        call()
     for pattern in patterns:
-        assert pattern in caught.value.detail
+        assert re.search(pattern, str(caught.value)), str(caught.value)
 
 
 def flipped(tensor):
@@ -42,50 +46,53 @@ def flipped(tensor):
 
 @pytest.mark.parametrize("spec", ["int8:group=64", "topk:density=0.5", Positive()], ids=name_of)
 @pytest.mark.parametrize("operation", ["reduce_scatter", "all_gather"])
-def test_bit_that_flips_in_flight_is_an_error(spec, operation):
-    def worker(group):
-        rank, ours = dist.get_rank(group), exchange(group, spec)
-        vector = torch.rand(3 * N)
-        with wire() as sent:
-            if rank == 1:
-                sent.change = flipped
-            if operation == "reduce_scatter":
-                ours.reduce_scatter(torch.empty(N), vector, 1.0, UNIT)
-            else:
-                ours.all_gather(vector, vector[:N].clone(), UNIT)
-        dist.barrier(group)
+@on_ranks(3)
+def test_bit_that_flips_in_flight_is_an_error(group, spec, operation):
+    rank, ours = dist.get_rank(group), exchange(group, spec)
+    vector = torch.rand(3 * N)
 
-    name = make_codec(spec).name
-    failing(worker, "PayloadError: payload of rank 1", name, "'layer", "damaged")
+    def send():
+        if operation == "reduce_scatter":
+            ours.reduce_scatter(torch.empty(N), vector, 1.0, UNIT)
+        else:
+            ours.all_gather(vector, vector[:N].clone(), UNIT)
+
+    with wire() as sent:
+        if rank == 1:
+            sent.change = flipped
+            send()
+        else:
+            fails(send, "^payload of rank 1", make_codec(spec).name, "'layer", "damaged")
 
 
 @pytest.mark.parametrize("other", ["int8:group=128", "bf16", "none", Positive()], ids=name_of)
-def test_different_codecs_are_refused(other):
-    def worker(group):
-        ours = exchange(group, other if dist.get_rank(group) == 2 else "int8:group=64")
-        ours.reduce_scatter(torch.empty(N), torch.rand(3 * N), 1.0, UNIT)
-
-    failing(worker, "PayloadError: payload of rank ", "codec ", "'layer'", "differ in codec")
-
-
-def test_different_models_and_steps_are_refused():
-    def other_model(group):
-        n = N + (dist.get_rank(group) == 2)
-        exchange(group, "int8").reduce_scatter(torch.empty(n), torch.rand(3 * n), 1.0, UNIT)
-
-    def other_step(group):
-        ours = exchange(group, "int8")
-        for step in range(3):
-            if step == 2 and dist.get_rank(group) == 0:
-                ours.load_state_dict({"layer": torch.tensor(7)})
-            ours.reduce_scatter(torch.empty(N), torch.rand(3 * N), 1.0, UNIT)
-
-    payload = "PayloadError: payload of rank ", "codec int8"
-    failing(other_model, *payload, "differ in codec, options, model")
-    failing(other_step, *payload, "is not the one that this rank expects")
+@on_ranks(3)
+def test_different_codecs_are_refused(group, other):
+    ours = exchange(group, other if dist.get_rank(group) == 2 else "int8:group=64")
+    fails(
+        lambda: ours.reduce_scatter(torch.empty(N), torch.rand(3 * N), 1.0, UNIT),
+        *("^payload of rank ", "codec ", "'layer'", "differ in codec"),
+    )
 
 
-def test_impossible_size_is_refused():
+@on_ranks(3)
+def test_different_models_and_steps_are_refused(group):
+    def reduce(ours, n=N):
+        ours.reduce_scatter(torch.empty(n), torch.rand(3 * n), 1.0, UNIT)
+
+    other_model = N + (dist.get_rank(group) == 2)
+    payload = "^payload of rank ", "codec int8"
+    expected = "differ in codec, options, model"
+    fails(lambda: reduce(exchange(group, "int8"), other_model), *payload, expected)
+    ours = exchange(group, "int8")
+    reduce(ours)
+    reduce(ours)
+    if dist.get_rank(group) == 0:
+        ours.load_state_dict({"layer": torch.tensor(7)})
+    fails(lambda: reduce(ours), *payload, "is not the one that this rank expects")
+
+
+def test_impossible_size_ends_the_run():
     def worker(group):
         ours = exchange(group, Positive())
         ours.all_gather(torch.empty(3 * N), torch.rand(N), UNIT)
@@ -95,4 +102,8 @@ def test_impossible_size_is_refused():
                 sent.change = lambda tensor: size if tensor.nbytes == 8 else tensor
             ours.all_gather(torch.empty(3 * N), torch.rand(N), UNIT)
 
-    failing(worker, "PayloadError: rank 1 announces a payload of 1201 bytes", "codec positive")
+    with pytest.raises(RunFailed) as caught:
+        launch(worker, 3, threads=1, timeout_s=20)
+    detail = caught.value.detail
+    assert "PayloadError: rank 1 announces a payload of 1201 bytes" in detail
+    assert "codec positive" in detail
