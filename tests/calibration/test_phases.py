@@ -1,4 +1,4 @@
-"""What a calibration says that multi-phase methods send."""
+"""Messages of multi-phase methods in a calibration."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""When a run has diverged, and at which step."""
+"""Divergence of a run, and its step."""
 
 import math
 from typing import Any
