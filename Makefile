@@ -26,7 +26,7 @@ run: .venv/.project $(FOLDER)
 # The files of the pipeline are links, so that both tools find what they find here; so are the lock,
 # since two experiments at once would disturb each other's timings, and DVC's cache.
 experiments/%: $(PARAMS)
-	@mkdir -p $@/.dvc $@/data/inputs
+	@mkdir -p $@/.dvc
 	@for file in Snakefile csrc dvc.yaml profiles shardlab stages user_codecs workflow \
 	  .dvcignore .shardlab.lock; do ln -sfn ../../$$file $@/$$file; done
 	@ln -sfn $(abspath $(PARAMS)) $@/params.yaml

@@ -237,6 +237,7 @@ def main(params: Parameters) -> None:
     """Write data/plans/STAGE.json and data/plans/STAGE/ITEM.json; remove those of no stage, and
     the contents of former inputs."""
     params(*Params.model_fields)
+    INPUTS.mkdir(parents=True, exist_ok=True)  # on which stages depend, also without inputs
     found = {_FOLDER / f"{name}.json": text for name, text in plans(params).items()}
     for path, text in found.items():
         write_text(path, text)

@@ -180,7 +180,7 @@ def test_full_disk_keeps_the_previous_checkpoint(data, tmp_path, name):
 
 
 def test_checkpoint_of_another_version_is_refused(saved, data, tmp_path, monkeypatch):
-    @dataclasses.dataclass(frozen=True)
+    @dataclasses.dataclass
     class OfALaterVersion(StepEvent):
         figure: float
 

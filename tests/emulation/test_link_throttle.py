@@ -51,7 +51,9 @@ def test_delay_begins_when_the_operation_ends(group) -> None:
         if dist.get_rank(group) == 0:
             time.sleep(0.2)
         dist.barrier(group)
-    assert time.perf_counter() - start >= 0.3
+    # the other rank may have begun later
+    if dist.get_rank(group) == 0:
+        assert time.perf_counter() - start >= 0.3
 
 
 def operate_in_four_threads(traffic, nbytes, seconds):

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
-from shardlab.comm import collective
+from shardlab.comm import native as native_collective
 from shardlab.kernels import native
 from shardlab.models.presets import Shape, shape_config
 from tests.devices.late_device import late_cpu
@@ -94,7 +94,7 @@ def test_a_step_launches_what_plain_torch_launches(
     with (
         late_cpu(),
         patch.object(native, "compiled", lambda values: False),
-        patch.object(collective, "divides", lambda group, device: True),
+        patch.object(native_collective, "divides", lambda group, device: True),
     ):
         engine = engine_of(group, STRATEGIES[wrap.__name__], layers=layers)
         ours = launched(lambda batch: engine.step([batch], 1e-3))

@@ -31,7 +31,9 @@ def project_in(folder: Path) -> Path:
     (project / "texts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in documents))
     source = {"source": "jsonl", "path": "texts.jsonl", "validation_share": 0.2}
     train = {"train__steps": 2, "train__warmup_steps": 1, "train__untimed_steps": 1}
-    set_params(project, data=source, tokenize={"vocabulary": 300}, **train)
+    set_params(
+        project, inputs={"texts": "texts.jsonl"}, data=source, tokenize={"vocabulary": 300}, **train
+    )
     return project
 
 

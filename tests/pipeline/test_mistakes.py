@@ -79,14 +79,14 @@ def test_parameters_that_would_not_reach_the_stages_are_refused(project: Path) -
 
 def test_bad_source_keeps_the_good_corpus(tmp_path: Path) -> None:
     root = copy_project(tmp_path / "project")
-    set_params(root, data={"source": "json", "path": "mine.json"})
+    set_params(root, data={"source": "json", "path": "mine.json"}, inputs={"mine": "mine.json"})
     words = [{"id": str(i), "title": f"t{i}", "text": "some words " * 30} for i in range(20)]
     (root / "mine.json").write_text(json.dumps(words))
     run(root, "snakemake", "--cores", "1", "--", "data/corpus.json")
     good = {name: (root / "data" / name).read_bytes() for name in ("corpus.json", "source.json")}
     cut = len(json.dumps(words[:7])) + 20
     (root / "mine.json").write_text(json.dumps(words)[:cut])
-    again = ["snakemake", "--cores", "1", "-R", "prepare", "--", "data/corpus.json"]
+    again = ["snakemake", "--cores", "1", "--", "data/corpus.json"]
     refused = run(root, *again, check=False)
     assert refused.returncode != 0
     assert f"record 8, byte {cut}" in refused.stdout
