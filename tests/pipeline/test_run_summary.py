@@ -42,20 +42,21 @@ def test_only_what_ran_since_the_tool_was_started_is_counted(
 
 
 @pytest.mark.parametrize(
-    "text, last",
+    "entries, last",
     [
-        (entry("train: error: train.steps: too few", 1), "train.steps: too few"),
-        (entry("Traceback (most):\n  File\nValueError: x", 1), "ValueError: x"),
-        (entry("done in 1 s", -9) + entry("step 3 of 9", 1), "step 3 of 9"),
+        ({1: "train: error: train.steps: too few"}, "train.steps: too few"),
+        ({1: "Traceback (most):\n  File\nValueError: x"}, "ValueError: x"),
+        ({-9: "done in 1 s", 1: "step 3 of 9"}, "step 3 of 9"),
     ],
+    ids=["error", "traceback", "killed"],
 )
 def test_a_failed_job_is_one_line_with_its_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, last: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entries: dict[float, str], last: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     log = tmp_path / "logs/train/fsdp2/0.log"
     log.parent.mkdir(parents=True)
-    log.write_text(text)
+    log.write_text("".join(entry(text, later) for later, text in entries.items()))
     [*_, line] = summarize(os.getpid()).splitlines()
     assert line == f"failed: train fsdp2 0: {last} (log: logs/train/fsdp2/0.log)"
 
