@@ -4,6 +4,7 @@ import io
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -60,7 +61,7 @@ def test_ctrl_c_and_ctrl_d_at_the_prompt_end_the_conversation(run, key):  # noqa
     command = [sys.executable, "-m", "stages.chat", str(run / "final_model"), "--tokens", "3"]
     process = subprocess.Popen(
         command, cwd=ROOT, stdin=ours, stdout=ours, stderr=ours, start_new_session=True,
-        preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # its controlling terminal
+        preexec_fn=at_a_terminal,
     )  # fmt: skip
     os.close(ours)
     said = wait_for(theirs, b"> ", 1)
@@ -75,6 +76,12 @@ def test_ctrl_c_and_ctrl_d_at_the_prompt_end_the_conversation(run, key):  # noqa
     assert process.poll() == 0
     assert b"Traceback" not in said
     os.close(theirs)
+
+
+def at_a_terminal():
+    """Take stdin as the controlling terminal; heed its Ctrl-C, which jobs in the background ignore."""
+    os.close(os.open(os.ttyname(0), os.O_RDWR))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait_for(terminal, text, count):
