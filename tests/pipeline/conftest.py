@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.workspace import copy_project, run, warm_tools
+from tests.pipeline.workspace import copy_project, run, set_params, warm_tools
 
 
 def copied(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
@@ -35,6 +35,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def make(root: Path) -> None:
         copy_project(root)
+        set_params(root, inputs={"outside": "examples"})  # so that every kind of stage runs
         # the environment of these tests: `make` does not install another one
         environment = root / ".venv"
         environment.mkdir()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.workspace import copy_project, run, set_params
+from tests.pipeline.workspace import copy_project, run, set_params, stage_outputs
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_snakemake_reports_invalid_params(
     assert [line for line in done.stdout.splitlines() if "profile profiles/" not in line] == [
         f"params.yaml: {message}"
     ]
-    assert not (project / "data").exists()
+    assert stage_outputs(project) == []
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_snakemake_reports_an_invalid_parameter_file(
     assert done.returncode != 0
     [line] = [line for line in done.stdout.splitlines() if "profile profiles/" not in line]
     assert line.startswith("params.yaml: ") and line.endswith(message)
-    assert not (project / "data").exists()
+    assert stage_outputs(project) == []
 
 
 @pytest.mark.parametrize("changes, message", MISTAKES[:1])
@@ -60,7 +60,7 @@ def test_every_stage_reports_invalid_params(
     set_params(project, **changes)
     done = run(project, "python", "-m", "stages.prepare", check=False)
     assert (done.returncode, done.stdout) == (2, f"prepare: error: {message}\n")
-    assert not (project / "data").exists()
+    assert stage_outputs(project) == []
 
 
 def test_a_missing_section_is_named(project: Path) -> None:

@@ -16,7 +16,7 @@ from shardlab.strategy.strategy import Strategy, parse_strategy
 from stages import search
 from tests.agent.searches import DDP, INT4_KEPT, begin, proposal_of
 from tests.commands import typed
-from tests.pipeline.workspace import ROOT, Marked, copy_project, run, wait_for
+from tests.pipeline.workspace import ROOT, Marked, copy_project, run, stage_outputs, wait_for
 
 COMMAND = ["python", "-m", "stages.search", "--link", "100mbit", "--ranks", "2"]
 SMALL = [
@@ -71,7 +71,7 @@ def test_missing_rights_are_one_line_before_anything_runs(
             search.main(Parameters(), link="100mbit", ranks=2)
     finally:
         os.seteuid(0)
-    assert not (project / "searches").exists() and not (project / "data").exists()
+    assert not (project / "searches").exists() and stage_outputs(project) == []
 
 
 class Recorded:

@@ -26,6 +26,7 @@ PARTS = [
     "README.md",
     "Snakefile",
     "csrc",
+    "data/inputs/.gitignore",
     "dvc.yaml",
     "examples",
     "profiles",
@@ -49,6 +50,12 @@ def copy_project(target: Path, params: str = "params/small.yaml") -> Path:
     ):
         subprocess.run(command, cwd=target, check=True)
     return target
+
+
+def stage_outputs(project: Path) -> list[str]:
+    """What stages have written below `data` and `results`."""
+    found = [*(project / "data").iterdir(), *(project / "results").glob("*")]
+    return [path.name for path in found if path.name != "inputs"]
 
 
 def copy_parts(parts: list[str], source: Path, target: Path) -> None:
