@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.workspace import copy_project, run, set_params, warm_tools
+from tests.pipeline.workspace import copy_project, run, warm_tools
 
 
 def copied(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
@@ -34,8 +34,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Made from nothing as a reader of the README does it; not to be changed."""
 
     def make(root: Path) -> None:
-        copy_project(root)
-        set_params(root, inputs={"outside": "examples"})  # so that every kind of stage runs
+        # an input, so that every kind of stage runs
+        copy_project(root, inputs={"outside": "examples"})
         # the environment of these tests: `make` does not install another one
         environment = root / ".venv"
         environment.mkdir()

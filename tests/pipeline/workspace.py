@@ -39,10 +39,12 @@ PARTS = [
 """Files of the pipeline, without params.yaml and everything that it makes."""
 
 
-def copy_project(target: Path, params: str = "params/small.yaml") -> Path:
+def copy_project(target: Path, params: str = "params/small.yaml", **changes: object) -> Path:
     """The project without results, committed to a git repository of its own."""
     copy_parts(PARTS, ROOT, target)
     shutil.copy2(ROOT / params, target / "params.yaml")
+    if changes:
+        set_params(target, **changes)
     for command in (
         ["git", "init", "--quiet"],
         ["git", "add", "--all"],
