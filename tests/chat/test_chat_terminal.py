@@ -79,7 +79,7 @@ def test_ctrl_c_and_ctrl_d_at_the_prompt_end_the_conversation(run, key):  # noqa
 
 
 def at_a_terminal():
-    """Take stdin as the controlling terminal; heed its Ctrl-C, which jobs in the background ignore."""
+    """Take stdin as the controlling terminal, and heed Ctrl-C, which background jobs ignore."""
     os.close(os.open(os.ttyname(0), os.O_RDWR))
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
