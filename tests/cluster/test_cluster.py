@@ -117,7 +117,7 @@ def test_a_rank_gets_its_cpus_and_its_gpu(
 ) -> None:
     """The stage records what it was given in place of training."""
     project = Project(tmp_path / "project")
-    shutil.copytree(prepared.root / "data", project.root / "data")
+    shutil.copytree(prepared.root / "data", project.root / "data", dirs_exist_ok=True)
     (project.root / "stages/train.py").write_text(RECORDER)
     set_params(
         project.root,
@@ -149,7 +149,7 @@ def interrupted(
 ) -> Iterator[tuple[Project, subprocess.Popen[str]]]:
     """A run on two nodes that has written a checkpoint."""
     project = Project(tmp_path / "project")
-    shutil.copytree(prepared.root / "data", project.root / "data")
+    shutil.copytree(prepared.root / "data", project.root / "data", dirs_exist_ok=True)
     set_params(project.root, train__steps=STEPS, train__checkpoint={"every": 20})
     project.profile(rank_nodes=2)
     process = project.start(f"{TRAINED}/metrics.json")
