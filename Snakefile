@@ -31,6 +31,7 @@ include: "workflow/rules/report.smk"
 rule all:
     default_target: True
     input:
+        rules.code.output,
         rules.plans.output,
         rules.report.output,
         rules.readme.output,

@@ -1,4 +1,4 @@
-"""Code that a stage imports and reads, compared with its dependencies in dvc.yaml.
+"""Code that a stage imports and reads, compared with what `stages.code` says.
 
 `python -m tests.pipeline.closure` prints the size of the code and the wasted dependencies.
 """
@@ -8,11 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import grimp
-import yaml
 
 from shardlab.strategy.codec_table import built_in
-
-_CODE = ("shardlab", "stages", "csrc", "user_codecs")
+from stages.code import STAGES, paths
 
 
 def import_graph() -> grimp.ImportGraph:
@@ -48,10 +46,9 @@ def imported(graph: grimp.ImportGraph, module: str) -> set[str]:
 def complaints(
     graph: grimp.ImportGraph, root: Path, stage: str, declared: Iterable[str]
 ) -> list[str]:
-    """Imports that `declared`, the dependencies of a stage in dvc.yaml, lacks, or names in vain."""
+    """Imports that `declared`, the code that a stage depends on, lacks, or names in vain."""
     files = files_of(graph, root, stage)
-    code = [path for path in declared if path.split("/")[0] in _CODE]
-    holds = {path: {f for f in files if _in(f, path)} for path in code}
+    holds = {path: {f for f in files if _in(f, path)} for path in declared}
     missing = files - set().union(*holds.values())
     return [f"{stage}: not declared: {file}" for file in sorted(missing)] + [
         f"{stage}: declared for nothing: {path}" for path in sorted(holds) if not holds[path]
@@ -117,9 +114,8 @@ def main() -> None:
         lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
         print(f"{folder}: {lines} lines in {len(files)} files")
     graph = import_graph()
-    for name, stage in yaml.safe_load((root / "dvc.yaml").read_text())["stages"].items():
-        declared = stage.get("do", stage)["deps"]
-        print(f"{name}: {wasted_share(graph, root, name, declared):.1%}")
+    for stage in STAGES:
+        print(f"{stage}: {wasted_share(graph, root, stage, paths(stage)):.1%}")
 
 
 if __name__ == "__main__":

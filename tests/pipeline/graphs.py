@@ -8,13 +8,12 @@ import hashlib
 import json
 import shlex
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_CODE = ("shardlab", "stages", "csrc", "user_codecs")
-"""of which digests are compared; the last two are the user's"""
-_PLANS = "data/plans/"
+_FOLDERS = ("shardlab", "stages", "csrc", "user_codecs")
+_CODE, _PLANS = "data/code/", "data/plans/"
+"""of what is there and in the folders of code, digests are compared"""
 
 
 class Job(NamedTuple):
@@ -109,6 +108,7 @@ def _read_dvc() -> list[dict[str, Any]]:
     from dvc.repo import Repo
 
     from shardlab.experiment.parameters import Parameters
+    from stages.code import STAGES, digests
     from stages.plans import plans
 
     every = plans(Parameters())
@@ -117,15 +117,18 @@ def _read_dvc() -> list[dict[str, Any]]:
         for stage in repo.index.stages:
             paths = {d.def_path for d in stage.deps if not isinstance(d, ParamsDependency)}
             whole = any(isinstance(d, ParamsDependency) for d in stage.deps)
-            code = {path for path in paths if path.startswith(_CODE)}
+            code = [Path(path).stem for path in paths if path.startswith(_CODE)]
+            if paths == {*_FOLDERS}:  # digests are made of all
+                code = [*STAGES]
             names = [_plan_of(path) for path in paths if path.startswith(_PLANS)]
+            data = (p for p in paths if not p.startswith((*_FOLDERS, _CODE, _PLANS)))
             jobs.append(
                 {
                     "name": stage.name.split("@")[0],
                     "command": stage.cmd,
-                    "inputs": sorted(p for p in paths - code if not p.startswith(_PLANS)),
+                    "inputs": sorted(data),
                     "outputs": sorted(out.def_path for out in stage.outs),
-                    "code": {path: _digest(_found(repo, path)) for path in sorted(code)},
+                    "code": {p: d for stage in code for p, d in digests(stage).items()},
                     "plan": _sha("".join(every[n] for n in (every if whole else names))),
                 }
             )
@@ -134,22 +137,6 @@ def _read_dvc() -> list[dict[str, Any]]:
 
 def _plan_of(path: str) -> str:
     return path.removeprefix(_PLANS).removesuffix(".json")
-
-
-def _found(repo: Any, path: str) -> list[str]:
-    """Files of a path that DVC counts."""
-    if Path(path).is_file():
-        return [path]
-    found = repo.dvcignore.find(repo.fs, str(Path(path).resolve()))
-    return [str(Path(file).relative_to(Path.cwd())) for file in found]
-
-
-def _digest(files: Iterable[str]) -> str:
-    lines = (
-        f"{file} {hashlib.sha256(file.read_bytes()).hexdigest()}\n"
-        for file in sorted(map(Path, files))
-    )
-    return _sha("".join(lines))
 
 
 def _sha(text: str) -> str:
@@ -171,7 +158,7 @@ def _read_snakemake(force: bool) -> list[dict[str, Any]]:
             {
                 "name": job.rule.name,
                 "command": " ".join(shlex.split(job.shellcmd)),
-                "inputs": sorted(p for p in map(str, job.input) if not p.startswith(_CODE)),
+                "inputs": sorted(p for p in map(str, job.input) if not p.startswith(_FOLDERS)),
                 "outputs": sorted(map(str, job.output)),
                 "code": dict(job.params.get("code", {})),
                 "plan": job.params.get("plan", _sha("")),

@@ -1,4 +1,4 @@
-"""Which stages a change of params.yaml repeats, in both tools."""
+"""Stages that a change of params.yaml or of code repeats, in both tools."""
 
 import copy
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import yaml
 
 from shardlab.experiment.parameters import Parameters
 from stages.plans import plans
-from tests.pipeline.workspace import ROOT
+from tests.pipeline.workspace import ROOT, copy_project, run
 
 Tree = dict[str, Any]
 SMALL: Tree = yaml.safe_load((ROOT / "params/small.yaml").read_text())
@@ -120,3 +120,22 @@ def changed(change: str, folder: Path) -> set[str]:
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_alters_the_plans_of_stages_that_use_it(change: str, tmp_path: Path) -> None:
     assert changed(change, tmp_path) == CHANGES[change][1]
+
+
+def test_a_change_of_code_alters_the_digests_of_stages_that_import_it(tmp_path: Path) -> None:
+    root = copy_project(tmp_path / "project")
+
+    def digests() -> dict[str, str]:
+        run(root, "python", "-m", "stages.code")
+        return {path.stem: path.read_text() for path in (root / "data/code").iterdir()}
+
+    before = digests()
+    (root / "shardlab/report/__pycache__").mkdir(exist_ok=True)
+    for by_product in ("report/__pycache__/tables.pyc", "kernels/library.so"):
+        (root / "shardlab" / by_product).write_text("another")
+    assert digests() == before
+    with (root / "shardlab/comm/ledger.py").open("a") as file:
+        file.write("# another\n")
+    after = digests()
+    changed = {stage for stage in after if after[stage] != before.get(stage)}
+    assert changed == {"train", "timing", "estimate", "trial"}

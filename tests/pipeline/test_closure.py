@@ -7,6 +7,7 @@ import grimp
 import pytest
 import yaml
 
+from stages.code import STAGES, paths
 from tests.pipeline.closure import (
     complaints,
     import_graph,
@@ -15,9 +16,8 @@ from tests.pipeline.closure import (
 )
 from tests.pipeline.workspace import ROOT
 
-STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
-STAGES = {name: stage.get("do", stage) for name, stage in STAGES.items()}
-DECLARED = {name: stage["deps"] for name, stage in STAGES.items()}
+DECLARED = {stage: paths(stage) for stage in STAGES}
+DESCRIBED = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,8 @@ def graph() -> grimp.ImportGraph:
 def test_every_command_is_a_stage() -> None:
     modules = {path.stem for path in (ROOT / "stages").glob("*.py")}
     # search runs other stages, in a folder of its own; chat writes nothing
-    assert modules - {"__init__", "chat", "common", "search", "summary"} == set(STAGES)
+    assert modules - {"__init__", "chat", "common", "search", "summary"} == set(DESCRIBED)
+    assert modules >= STAGES.keys() == DESCRIBED.keys() - {"code"}  # which reads all of it
 
 
 @pytest.mark.parametrize("stage", DECLARED)
@@ -45,7 +46,7 @@ def test_a_stage_declares_little_that_it_does_not_import(
     assert wasted_share(graph, ROOT, stage, DECLARED[stage]) <= allowed
 
 
-@pytest.mark.parametrize("lost", [d for d in DECLARED["train"] if d.split("/")[0] != "data"])
+@pytest.mark.parametrize("lost", DECLARED["train"])
 def test_missing_dependency_is_reported(graph: grimp.ImportGraph, lost: str) -> None:
     rest = [path for path in DECLARED["train"] if path != lost]
     assert any(lost in line for line in complaints(graph, ROOT, "train", rest))
@@ -66,6 +67,11 @@ def test_new_import_is_a_dependency_of_every_stage() -> None:
     assert "readme: not declared: shardlab/models/presets.py" in found
 
 
+def test_stages_that_run_codecs_depend_on_those_of_the_user() -> None:
+    found = {stage for stage, code in DECLARED.items() if "user_codecs" in code}
+    assert found == {"train", "timing", "calibrate", "estimate", "trial"}
+
+
 def test_import_of_shardlab_loads_no_module() -> None:
     """`import shardlab`, which every stage does, is no dependency on shardlab.comm."""
     script = "import sys, shardlab; print([m for m in sys.modules if m.startswith('shardlab.')])"
@@ -75,6 +81,7 @@ def test_import_of_shardlab_loads_no_module() -> None:
 
 @pytest.mark.parametrize("stage", sorted(STAGES.keys() - {"plans"}))
 def test_a_stage_declares_the_plan_that_it_reads(stage: str) -> None:
-    declared = {dep.split("/")[2] for dep in DECLARED[stage] if dep.startswith("data/plans/")}
+    described = DESCRIBED[stage].get("do", DESCRIBED[stage])["deps"]
+    declared = {dep.split("/")[2] for dep in described if dep.startswith("data/plans/")}
     read = plans_read((ROOT / "stages" / f"{stage}.py").read_text())
     assert {name.removesuffix(".json") for name in declared} == read

@@ -73,7 +73,7 @@ def test_a_write_in_place_is_seen(tmp_path: Path) -> None:
 
 def test_the_first_stages_flush_what_they_write(tmp_path: Path) -> None:
     root = copy_project(tmp_path / "project")
-    for stage in ("plans", "prepare", "tokenize"):
+    for stage in ("code", "plans", "prepare", "tokenize"):
         assert violations(root, "python", "-m", f"stages.{stage}") == []
 
 
@@ -81,6 +81,7 @@ def test_the_first_stages_flush_what_they_write(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_every_stage_flushes_what_it_writes(workspace: Path) -> None:
     for stage in (
+        "code",
         "plans",
         "prepare",
         "tokenize",

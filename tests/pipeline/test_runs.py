@@ -162,9 +162,9 @@ def test_one_more_round_runs_alone(workspace: Path) -> None:
 def test_a_change_of_the_report_repeats_the_report_alone(workspace: Path) -> None:
     with (workspace / "shardlab/report/tables.py").open("a") as file:
         file.write("\n# another word\n")
-    assert pending(workspace) == {"report", "readme"}
+    assert pending(workspace) == {"code", "report", "readme"}
     # the headline comes out as it was, and DVC stops there
-    assert executed(run(workspace, "dvc", "repro").stdout) == {"report"}
+    assert executed(run(workspace, "dvc", "repro").stdout) == {"code", "report"}
 
 
 def test_a_change_of_a_kernel_repeats_what_trains(workspace: Path) -> None:
@@ -211,7 +211,7 @@ def test_another_experiment_has_a_folder_of_its_own(tmp_path: Path) -> None:
     folder = root / "experiments/tiny"
     run(folder, "snakemake", "--cores", "1", "--", "data/corpus.json")
     corpus = (folder / "data/corpus.json").read_bytes()
-    assert executed(run(folder, "dvc", "repro", "prepare").stdout) == {"plans", "prepare"}
+    assert executed(run(folder, "dvc", "repro", "prepare").stdout) == {"code", "plans", "prepare"}
     assert (folder / "data/corpus.json").read_bytes() == corpus
     assert [path.name for path in (root / ".dvc").iterdir() if path.name == "cache"] == ["cache"]
     assert stage_outputs(root) == []

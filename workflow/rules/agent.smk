@@ -16,22 +16,7 @@ rule propose:
     benchmark:
         "logs/benchmarks/propose/{round}.tsv"
     params:
-        code=code(
-            "propose",
-            "shardlab/agent/proposals",
-            "shardlab/agent/records",
-            "shardlab/agent/space",
-            "shardlab/buffers",
-            "shardlab/core",
-            "shardlab/experiment",
-            "shardlab/forecast",
-            "shardlab/measurements",
-            "shardlab/memory",
-            "shardlab/models",
-            "shardlab/records",
-            "shardlab/strategy",
-            "shardlab/units",
-        ),
+        code=CODE["propose"],
         plan=plan("propose/{round}"),
     shell:
         "exec python -m stages.propose {wildcards.round:q}"
@@ -52,40 +37,7 @@ rule trial:
         **placed_steps(ranks_of_trial, link_of_trial),
         timing=1,
     params:
-        code=code(
-            "trial",
-            "csrc",
-            "shardlab/activations",
-            "shardlab/agent/decisions",
-            "shardlab/agent/races",
-            "shardlab/agent/records",
-            "shardlab/agent/trials",
-            "shardlab/buffers",
-            "shardlab/checkpoint",
-            "shardlab/codecs",
-            "shardlab/comm",
-            "shardlab/core",
-            "shardlab/data/tokens",
-            "shardlab/devices",
-            "shardlab/emulation",
-            "shardlab/engines",
-            "shardlab/environment",
-            "shardlab/evaluation",
-            "shardlab/experiment",
-            "shardlab/hardware",
-            "shardlab/kernels",
-            "shardlab/launch",
-            "shardlab/loop",
-            "shardlab/memory",
-            "shardlab/models",
-            "shardlab/profiling",
-            "shardlab/records",
-            "shardlab/strategy",
-            "shardlab/timing",
-            "shardlab/train",
-            "shardlab/transport",
-            "shardlab/units",
-        ),
+        code=CODE["trial"],
         plan=plan("trial/{round}"),
     shell:
         "exec python -m stages.trial {wildcards.round:q}{resources.steps}"
@@ -105,16 +57,7 @@ rule decide:
     benchmark:
         "logs/benchmarks/decide/{round}.tsv"
     params:
-        code=code(
-            "decide",
-            "shardlab/agent/decisions",
-            "shardlab/agent/races",
-            "shardlab/agent/records",
-            "shardlab/core",
-            "shardlab/experiment",
-            "shardlab/records",
-            "shardlab/strategy",
-        ),
+        code=CODE["decide"],
         plan=plan("decide/{round}"),
     shell:
         "exec python -m stages.decide {wildcards.round:q}"
@@ -135,24 +78,7 @@ rule policies:
     benchmark:
         "logs/benchmarks/policies.tsv"
     params:
-        code=code(
-            "policies",
-            "shardlab/agent/policies",
-            "shardlab/agent/proposals",
-            "shardlab/agent/records",
-            "shardlab/agent/replays",
-            "shardlab/agent/space",
-            "shardlab/buffers",
-            "shardlab/core",
-            "shardlab/experiment",
-            "shardlab/forecast",
-            "shardlab/measurements",
-            "shardlab/memory",
-            "shardlab/models",
-            "shardlab/records",
-            "shardlab/strategy",
-            "shardlab/units",
-        ),
+        code=CODE["policies"],
         plan=plan("policies"),
     shell:
         "exec python -m stages.policies"

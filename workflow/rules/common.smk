@@ -1,8 +1,9 @@
 import hashlib
-from functools import cache
 from pathlib import Path
 
 import yaml
+
+from stages.code import STAGES, digests
 
 if config != yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8")):
     raise SystemExit(
@@ -31,26 +32,9 @@ PLOTS = ["loss", "step_time", "bytes_quality", "breakdown", "scaling", "crossove
 CORES_OF_RANKS = config["train"]["world_size"] * config["train"]["threads"]
 
 
-def code(name, *folders):
-    """A digest for each folder and file of code that a stage runs. As inputs, these files would be
-    looked at again for each job that becomes ready."""
-    own = ["shardlab/__init__.py", *(f"stages/{part}.py" for part in ("__init__", "common", name))]
-    if name not in ("profile", "readme"):  # which read no parameters
-        own.append("stages/plans.py")
-    # what runs codecs also runs those of the user
-    of_user = ["user_codecs"] if "shardlab/codecs" in folders else []
-    return {path: digest(path) for path in sorted({*own, *folders, *of_user})}
-
-
-@cache
-def digest(path):
-    """Hash of a file, or of a folder less the by-products that .dvcignore names."""
-    files = [Path(path)] if Path(path).is_file() else sorted(Path(path).rglob("*"))
-    found = hashlib.sha256()
-    for file in files:
-        if file.is_file() and file.suffix != ".so" and "__pycache__" not in file.parts:
-            found.update(f"{file} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
-    return found.hexdigest()[:16]
+# Digests of the code that each stage imports. As inputs, the files would be looked at again for each job
+# that becomes ready. The files in data/code, which hold the same, are for DVC.
+CODE = {stage: digests(stage) for stage in STAGES}
 
 
 def plan(name):

@@ -1,3 +1,16 @@
+rule code:
+    output:
+        expand("data/code/{stage}.json", stage=CODE),
+    log:
+        "logs/code.log",
+    benchmark:
+        "logs/benchmarks/code.tsv"
+    params:
+        code={path: each for stage in CODE.values() for path, each in stage.items()},
+    shell:
+        "exec python -m stages.code"
+
+
 rule content:
     output:
         "data/inputs/{input}.json",
@@ -6,12 +19,7 @@ rule content:
     benchmark:
         "logs/benchmarks/content/{input}.tsv"
     params:
-        code=code(
-            "content",
-            "shardlab/core",
-            "shardlab/experiment",
-            "shardlab/strategy",
-        ),
+        code=CODE["content"],
         holds=lambda wildcards: CONTENTS[wildcards.input],
         plan=plan("content/{input}"),
     shell:
@@ -26,12 +34,7 @@ rule plans:
     benchmark:
         "logs/benchmarks/plans.tsv"
     params:
-        code=code(
-            "plans",
-            "shardlab/core",
-            "shardlab/experiment",
-            "shardlab/strategy",
-        ),
+        code=CODE["plans"],
         plan=digest_of("".join(PLANS.values())),
     shell:
         "exec python -m stages.plans"
@@ -49,14 +52,7 @@ rule prepare:
     benchmark:
         "logs/benchmarks/prepare.tsv"
     params:
-        code=code(
-            "prepare",
-            "shardlab/core",
-            "shardlab/data/corpus",
-            "shardlab/data/sources",
-            "shardlab/experiment",
-            "shardlab/strategy",
-        ),
+        code=CODE["prepare"],
         plan=plan("prepare"),
     shell:
         "exec python -m stages.prepare"
@@ -77,15 +73,7 @@ rule tokenize:
         "logs/benchmarks/tokenize.tsv"
     threads: config["tokenize"]["shards"]
     params:
-        code=code(
-            "tokenize",
-            "shardlab/core",
-            "shardlab/data/corpus",
-            "shardlab/data/tokenize",
-            "shardlab/data/tokens",
-            "shardlab/experiment",
-            "shardlab/strategy",
-        ),
+        code=CODE["tokenize"],
         plan=plan("tokenize"),
     shell:
         "exec python -m stages.tokenize"

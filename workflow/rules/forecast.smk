@@ -15,26 +15,7 @@ rule calibrate:
         **placed(ranks_of_run, link_of_run),
         timing=1,
     params:
-        code=code(
-            "calibrate",
-            "csrc",
-            "shardlab/activations",
-            "shardlab/calibration",
-            "shardlab/codecs",
-            "shardlab/core",
-            "shardlab/devices",
-            "shardlab/emulation",
-            "shardlab/environment",
-            "shardlab/experiment",
-            "shardlab/hardware",
-            "shardlab/kernels",
-            "shardlab/launch",
-            "shardlab/measurements",
-            "shardlab/profiling/traces",
-            "shardlab/records",
-            "shardlab/strategy",
-            "shardlab/transport",
-        ),
+        code=CODE["calibrate"],
         plan=plan("calibrate"),
     shell:
         "exec {resources.start} python -m stages.calibrate"
@@ -56,17 +37,7 @@ rule forecast:
     benchmark:
         "logs/benchmarks/forecast.tsv"
     params:
-        code=code(
-            "forecast",
-            "shardlab/buffers",
-            "shardlab/collection",
-            "shardlab/core",
-            "shardlab/experiment",
-            "shardlab/forecast",
-            "shardlab/measurements",
-            "shardlab/records",
-            "shardlab/strategy",
-        ),
+        code=CODE["forecast"],
         plan=plan("forecast"),
     shell:
         "exec python -m stages.forecast"

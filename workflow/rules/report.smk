@@ -40,20 +40,7 @@ rule report:
     benchmark:
         "logs/benchmarks/report.tsv"
     params:
-        code=code(
-            "report",
-            "shardlab/agent/records",
-            "shardlab/agent/replays",
-            "shardlab/buffers",
-            "shardlab/collection",
-            "shardlab/core",
-            "shardlab/experiment",
-            "shardlab/forecast",
-            "shardlab/measurements",
-            "shardlab/records",
-            "shardlab/report",
-            "shardlab/strategy",
-        ),
+        code=CODE["report"],
         plan=plan("report"),
     shell:
         "exec python -m stages.report"
@@ -69,12 +56,6 @@ rule readme:
     benchmark:
         "logs/benchmarks/readme.tsv"
     params:
-        code=code(
-            "readme",
-            "shardlab/core",
-            "shardlab/experiment",
-            "shardlab/strategy",
-            "stages/summary.py",
-        ),
+        code=CODE["readme"],
     shell:
         "exec python -m stages.readme"

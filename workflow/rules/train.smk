@@ -21,36 +21,7 @@ rule train:
         **placed(ranks_of_run, link_of_run, engines=lambda wildcards: 1),
         timing=1,
     params:
-        code=code(
-            "train",
-            "csrc",
-            "shardlab/activations",
-            "shardlab/buffers",
-            "shardlab/checkpoint",
-            "shardlab/codecs",
-            "shardlab/comm",
-            "shardlab/core",
-            "shardlab/data/tokens",
-            "shardlab/devices",
-            "shardlab/emulation",
-            "shardlab/engines",
-            "shardlab/environment",
-            "shardlab/evaluation",
-            "shardlab/experiment",
-            "shardlab/hardware",
-            "shardlab/kernels",
-            "shardlab/launch",
-            "shardlab/loop",
-            "shardlab/memory",
-            "shardlab/models",
-            "shardlab/profiling/capture",
-            "shardlab/profiling/traces",
-            "shardlab/records",
-            "shardlab/strategy",
-            "shardlab/train",
-            "shardlab/transport",
-            "shardlab/units",
-        ),
+        code=CODE["train"],
         plan=plan("train/{run}"),
     shell:
         "exec {resources.start} python -m stages.train --run {wildcards.run:q} --seed {wildcards.seed:q}"
@@ -68,15 +39,7 @@ rule profile:
     benchmark:
         "logs/benchmarks/profile/{run}/{seed}.tsv"
     params:
-        code=code(
-            "profile",
-            "shardlab/core",
-            "shardlab/experiment",
-            "shardlab/profiling/analysis",
-            "shardlab/profiling/traces",
-            "shardlab/records",
-            "shardlab/strategy",
-        ),
+        code=CODE["profile"],
     shell:
         "exec python -m stages.profile {wildcards.run:q} {wildcards.seed:q}"
 
@@ -98,18 +61,7 @@ rule validate:
         "logs/benchmarks/validate/{run}/{seed}.tsv"
     threads: config["train"]["threads"]
     params:
-        code=code(
-            "validate",
-            "shardlab/core",
-            "shardlab/data/tokens",
-            "shardlab/evaluation",
-            "shardlab/experiment",
-            "shardlab/hardware",
-            "shardlab/launch",
-            "shardlab/models",
-            "shardlab/records",
-            "shardlab/strategy",
-        ),
+        code=CODE["validate"],
         plan=plan("validate"),
     shell:
         "exec python -m stages.validate {wildcards.run:q} {wildcards.seed:q}"
@@ -136,33 +88,7 @@ rule timing:
         **placed(ranks_of_timing, link_of_timing, engines_of_timing),
         timing=1,
     params:
-        code=code(
-            "timing",
-            "csrc",
-            "shardlab/activations",
-            "shardlab/buffers",
-            "shardlab/codecs",
-            "shardlab/comm",
-            "shardlab/core",
-            "shardlab/data/tokens",
-            "shardlab/devices",
-            "shardlab/emulation",
-            "shardlab/engines",
-            "shardlab/environment",
-            "shardlab/experiment",
-            "shardlab/hardware",
-            "shardlab/kernels",
-            "shardlab/launch",
-            "shardlab/loop",
-            "shardlab/memory",
-            "shardlab/models",
-            "shardlab/profiling",
-            "shardlab/records",
-            "shardlab/strategy",
-            "shardlab/timing",
-            "shardlab/transport",
-            "shardlab/units",
-        ),
+        code=CODE["timing"],
         plan=plan("timing/{timing}"),
     shell:
         "exec {resources.start} python -m stages.timing {wildcards.timing:q}"
@@ -179,29 +105,7 @@ rule estimate:
     benchmark:
         "logs/benchmarks/estimate.tsv"
     params:
-        code=code(
-            "estimate",
-            "csrc",
-            "shardlab/activations",
-            "shardlab/buffers",
-            "shardlab/codecs",
-            "shardlab/comm",
-            "shardlab/core",
-            "shardlab/data/tokens",
-            "shardlab/devices",
-            "shardlab/engines/common",
-            "shardlab/engines/wrapped",
-            "shardlab/estimation",
-            "shardlab/experiment",
-            "shardlab/kernels",
-            "shardlab/memory",
-            "shardlab/models",
-            "shardlab/profiling/traces",
-            "shardlab/records",
-            "shardlab/strategy",
-            "shardlab/transport",
-            "shardlab/units",
-        ),
+        code=CODE["estimate"],
         plan=plan("estimate"),
     shell:
         "exec python -m stages.estimate"
@@ -223,14 +127,7 @@ rule collect:
     benchmark:
         "logs/benchmarks/collect.tsv"
     params:
-        code=code(
-            "collect",
-            "shardlab/collection",
-            "shardlab/core",
-            "shardlab/experiment",
-            "shardlab/records",
-            "shardlab/strategy",
-        ),
+        code=CODE["collect"],
         plan=plan("collect"),
     shell:
         "exec python -m stages.collect"
