@@ -3,9 +3,8 @@
 import io
 import os
 import pty
+import runpy
 import select
-import signal
-import subprocess
 import sys
 import time
 import unicodedata
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 
 from shardlab.chat.terminal import converse, printable
 from tests.chat.test_conversation import run  # noqa: F401 - a fixture
-from tests.pipeline.workspace import ROOT
+from tests.commands import ROOT, Command
 
 
 @given(st.text())
@@ -56,13 +55,16 @@ def test_ctrl_c_ends_one_answer_alone(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("key", [b"\x03", b"\x04"])
-def test_ctrl_c_and_ctrl_d_at_the_prompt_end_the_conversation(run, key):  # noqa: F811
+def test_ctrl_c_and_ctrl_d_at_the_prompt_end_the_conversation(run, key, tmp_path):  # noqa: F811
     theirs, ours = pty.openpty()
-    command = [sys.executable, "-m", "stages.chat", str(run / "final_model"), "--tokens", "3"]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdin=ours, stdout=ours, stderr=ours, start_new_session=True,
-        preexec_fn=at_a_terminal,
-    )  # fmt: skip
+
+    def call() -> None:
+        at_a_terminal(ours)
+        os.chdir(ROOT)
+        sys.argv = ["stages.chat", str(run / "final_model"), "--tokens", "3"]
+        runpy.run_module("stages.chat", run_name="__main__", alter_sys=True)
+
+    command = Command(tmp_path / "command", call)
     os.close(ours)
     said = wait_for(theirs, b"> ", 1)
     os.write(theirs, b"Some words\n")
@@ -70,18 +72,20 @@ def test_ctrl_c_and_ctrl_d_at_the_prompt_end_the_conversation(run, key):  # noqa
     # again, should the answer have looked like a prompt
     for _ in range(3):
         os.write(theirs, key)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(30)
+        with suppress(AssertionError):  # still there
+            command.wait(30)
             break
-    assert process.poll() == 0
+    assert command.wait(0) == 0, command.said()
     assert b"Traceback" not in said
     os.close(theirs)
 
 
-def at_a_terminal():
-    """Take stdin as the controlling terminal, and heed Ctrl-C, which background jobs ignore."""
-    os.close(os.open(os.ttyname(0), os.O_RDWR))
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def at_a_terminal(terminal):
+    """Take it as the controlling terminal, and as stdin, stdout and stderr of a forked process."""
+    os.close(os.open(os.ttyname(terminal), os.O_RDWR))
+    for descriptor in range(3):
+        os.dup2(terminal, descriptor)
+    sys.stdin = os.fdopen(0)
 
 
 def wait_for(terminal, text, count):
