@@ -1,9 +1,9 @@
 """A small model on any engine, and copies that are slow or fail."""
 
 import functools
+import pickle
 import random
 import time
-from copy import deepcopy
 
 import torch
 import torch.distributed as dist
@@ -50,12 +50,12 @@ class PoisoningCopies(DelayedCopies):
 
 @functools.cache
 def model_and_weights(layers, seed):
-    """For all engines of a process."""
+    """For all engines of a process; the model is pickled, since `deepcopy` takes longer."""
     config = shape_config(Shape(layers, 32, 2), VOCABULARY, LENGTH, 0)
     with torch.device("meta"), no_init_weights():
         model = AutoModelForCausalLM.from_config(config)
     model.tie_weights()
-    return model, DrawnWeights(model, RandomWeights(model, seed))
+    return pickle.dumps(model), DrawnWeights(model, RandomWeights(model, seed))
 
 
 def engine_of(
@@ -75,8 +75,8 @@ def engine_of(
     Args:
         frozen: parts of the names of parameters that are not trained.
     """
-    shared, weights = model_and_weights(layers, seed)
-    model = deepcopy(shared)
+    pickled, weights = model_and_weights(layers, seed)
+    model = pickle.loads(pickled)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not any(part in name for part in frozen))
     optimization = Optimization(0.1, clip, betas, accumulation=accumulation)
