@@ -20,6 +20,7 @@ from typing import Any
 import cloudpickle
 import pytest
 import torch
+import torch._dynamo  # fully_shard imports it at its first call: in seconds, on each forked rank
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
