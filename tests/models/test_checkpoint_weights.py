@@ -67,20 +67,25 @@ def test_logits_match_from_pretrained_bit_for_bit(saved):
     assert torch.equal(logits(build(saved).whole()), logits(expected))
 
 
+@pytest.fixture(scope="module")
+def values(saved):
+    """All values, requested together."""
+    built = build(saved)
+    parameters = built.module.named_parameters(remove_duplicate=False)
+    return built.weights.values([*dict(parameters), *dict(built.module.named_buffers())])
+
+
 @settings(max_examples=10)
 @given(data=st.data())
-def test_value_does_not_depend_on_order_or_other_names(saved, data):
-    built = build(saved)
-    every = {
-        **dict(built.module.named_parameters(remove_duplicate=False)),
-        **dict(built.module.named_buffers()),
-    }
-    values = built.weights.values(every)
-    names = data.draw(st.lists(st.sampled_from(sorted(every)), min_size=1, unique=True))
+def test_value_does_not_depend_on_order_or_other_names(saved, values, data):
+    names = data.draw(st.lists(st.sampled_from(sorted(values)), min_size=1, unique=True))
     found = build(saved).weights.values(names)
     assert found.keys() == set(names)
     assert all(torch.equal(found[name], values[name]) for name in names)
-    for name, tensor in built.whole().named_parameters(remove_duplicate=False):
+
+
+def test_whole_model_has_these_values(saved, values):
+    for name, tensor in build(saved).whole().named_parameters(remove_duplicate=False):
         assert torch.equal(tensor, values[name]), name
 
 
@@ -149,6 +154,7 @@ def test_only_requested_tensors_are_allocated(tmp_path):
     assert memory.highest < 1.1 * (largest + biggest)
 
 
+@pytest.mark.long
 def test_hub_name_is_read_from_the_cache(tmp_path):
     snapshot = tmp_path / "models--someone--something" / "snapshots" / ("0" * 40)
     model = random_model("qwen2-tied")
