@@ -44,6 +44,7 @@ def regret(machine: RacingMachine, found: Searched) -> float:
     return machine.seconds(found.history.held.strategy) / oracle(machine) - 1
 
 
+@pytest.mark.long
 def test_rules_come_within_5_percent_of_the_best():
     machine = RacingMachine(2, "100mbit", seed=1, error=0.02, noise=0.1)
     assert regret(machine, machine.search(RULES)) <= 0.05
@@ -160,18 +161,23 @@ def few(monkeypatch: pytest.MonkeyPatch) -> list[Feasible]:
     return known
 
 
-def test_searches_without_a_gain_accept_nothing_in_95_percent(few):
+searches = pytest.mark.parametrize("count", [20, pytest.param(40, marks=pytest.mark.long)])
+
+
+@searches
+def test_searches_without_a_gain_accept_nothing_in_95_percent(few, count):
     accepted = 0
-    for seed in range(40):
+    for seed in range(count):
         found = FlatMachine(few, seed).search(RULES, stop_loss=8)
         assert len(found.history.races) >= 3
         accepted += any(each.decision == "accept" for each in found.history.rounds)
-    assert accepted <= 0.05 * 40
+    assert accepted <= 0.05 * count
 
 
-def test_a_gain_of_10_percent_is_found_in_90_percent(few):
+@searches
+def test_a_gain_of_10_percent_is_found_in_90_percent(few, count):
     held = 0
-    for seed in range(40):
+    for seed in range(count):
         machine = FlatMachine(few, seed)
         better = few[seed % len(few)].hash
         machine.factors[better] = 0.9
@@ -179,7 +185,7 @@ def test_a_gain_of_10_percent_is_found_in_90_percent(few):
         raced = any(better in race.arms for race in found.history.races)
         held += found.history.incumbent == better
         assert raced
-    assert held >= 0.9 * 40
+    assert held >= 0.9 * count
 
 
 class Chooses(Judge):
