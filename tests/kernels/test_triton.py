@@ -93,9 +93,8 @@ def test_addresses_are_copied_to_a_device_once():
     assert launch._table.cache_info().misses == before + 1
 
 
-@pytest.mark.parametrize(
-    "capability", ["80", *(pytest.param(each, marks=pytest.mark.long) for each in ("90", "100"))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("capability", ["80", "90", "100"])
 def test_all_kernels_compile_for_gpus_without_inexact_instructions(capability):
     script = Path(__file__).with_name("triton_compiles.py")
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

@@ -118,8 +118,8 @@ def test_random_positions_are_those_of_the_reference(n, k):
             assert torch.equal(random_places(n, k, key, torch.device("cpu")), expected)
 
 
-@given(st.integers(0, 400), st.integers(1, 15), st.sampled_from([1, 2, 60]))
-@settings(max_examples=15)
+@given(st.integers(0, 150), st.integers(1, 15), st.sampled_from([1, 2, 60]))  # up to 2 blocks
+@settings(max_examples=10)
 def test_estimates_are_those_of_the_reference(n, rows, buckets):
     """Of any bits, also of no number: NaN is above all others, and zeros have no sign."""
     table = any_bits(rows * buckets, n).view(rows, buckets)

@@ -150,6 +150,7 @@ def fingerprint():
     return digest.hexdigest()
 
 
+@pytest.mark.long
 def test_other_process_draws_the_same_values():
     code = "import test_random_weights as t; print(t.fingerprint())"
     run = subprocess.run(

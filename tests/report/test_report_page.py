@@ -127,6 +127,7 @@ def test_untrusted_texts_are_escaped(without_png, tmp_path):
         assert "<script>" not in (tmp_path / name).read_text()
 
 
+@pytest.mark.long
 def test_report_is_deterministic(report, tmp_path):
     """Another process with another hash seed, so that no order of a set or clock can hide."""
     code = (
