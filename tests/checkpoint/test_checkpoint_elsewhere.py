@@ -25,9 +25,13 @@ def losses(run: Run) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("engine", "format", "gradients", "fewer"),
     [
-        *((engine, "sharded", INT8, [3]) for engine in ENGINES),
+        *((engine, "sharded", INT8, [3]) for engine in ("fsdp2", "slide")),
+        *(
+            pytest.param(engine, "sharded", INT8, [3], marks=pytest.mark.long)
+            for engine in ("ddp", "fsdp1", "manual")
+        ),
         # what is whole is laid out anew by every engine below
-        ("fsdp2", "full", {}, [3]),
+        pytest.param("fsdp2", "full", {}, [3], marks=pytest.mark.long),
         *(pytest.param(each, "sharded", {}, [1], marks=pytest.mark.long) for each in ENGINES),
         pytest.param("slide", "sharded", INT8, [2], marks=pytest.mark.long),
     ],
@@ -66,7 +70,14 @@ MANUAL_ROOT = {"engine": "manual", "wrap": "root"}
 PLACES = [*map(strategy_of, ENGINES), MANUAL_ROOT]
 
 
-@pytest.mark.parametrize("source", range(len(PLACES)), ids=[*ENGINES, "manual-root"])
+@pytest.mark.parametrize(
+    "source",
+    # every second one: all places read what these have written
+    [
+        pytest.param(number, marks=[pytest.mark.long] if number % 2 else [], id=name)
+        for number, name in enumerate([*ENGINES, "manual-root"])
+    ],
+)
 @on_ranks(2)
 def test_a_full_checkpoint_serves_every_engine(group, data, tmp_path, source) -> None:
     straight = Run.start(plan_of(data, PLACES[source]), tmp_path, group, every=2, keep=2).to(2)
@@ -81,7 +92,7 @@ def test_a_full_checkpoint_serves_every_engine(group, data, tmp_path, source) ->
         torch.testing.assert_close(losses(run), losses(straight), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("format", ["full", "sharded"])
+@pytest.mark.parametrize("format", ["full", pytest.param("sharded", marks=pytest.mark.long)])
 @on_ranks(2)
 def test_moments_are_converted_between_storage_and_dtypes(group, data, tmp_path, format) -> None:
     places = [
@@ -117,10 +128,15 @@ def test_error_feedback_is_reset_for_another_strategy(group, data, tmp_path) -> 
 @pytest.mark.parametrize(
     ("engine", "format"),
     [
-        *(("fsdp1", "full"), ("fsdp2", "sharded"), ("manual", "full")),
-        pytest.param("fsdp1", "sharded", marks=pytest.mark.long),
-        pytest.param("fsdp2", "full", marks=pytest.mark.long),
-        pytest.param("manual", "sharded", marks=pytest.mark.long),
+        ("fsdp2", "sharded"),
+        ("manual", "full"),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in (
+                *(("fsdp1", "full"), ("fsdp1", "sharded")),
+                *(("fsdp2", "full"), ("manual", "sharded")),
+            )
+        ),
     ],
 )
 @on_ranks(4)
