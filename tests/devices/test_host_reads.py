@@ -29,12 +29,14 @@ def reads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return found
 
 
+@pytest.mark.long
 def test_no_codec_and_no_collective_reads_from_the_device(reads: dict[str, str]) -> None:
     others = {case: where for case, where in reads.items() if not case.startswith(tuple(READERS))}
     assert len(others) > 140
     assert {case: where for case, where in others.items() if where} == {}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", READERS)
 def test_a_known_read_is_found(reads: dict[str, str], codec: str) -> None:
     assert "DataDependent" in reads[f"{codec}.encode"] or "Dynamic" in reads[f"{codec}.encode"]

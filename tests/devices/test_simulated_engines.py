@@ -43,7 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
     **UNUSED,
 }
 
-FEW = ("manual", "manual-memory", "slide-full-cpu", "slide-shard-gpu", "ddp")
+FEW = ("manual-memory", "slide-shard-gpu", "ddp")
 """the cases that are tried each time"""
 NEEDLESS = {
     "wait: GradOffload._copy_part < ErrorRelay.guard.<locals>.guarded": "raises an error: a lane "

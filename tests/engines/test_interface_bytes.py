@@ -19,7 +19,11 @@ LENGTH, STEPS = 32, 2
 # messages so large that what is sent beside them does not count
 STRATEGIES = [
     *(({"engine": engine}, 8_000) for engine in ("ddp", "fsdp2", "manual")),
-    *(({"engine": "ddp", "gradients": {"codec": c}}, 50_257) for c in ("int8", "topk", "powersgd")),
+    ({"engine": "ddp", "gradients": {"codec": "int8"}}, 50_257),
+    *(
+        pytest.param({"engine": "ddp", "gradients": {"codec": c}}, 50_257, marks=pytest.mark.long)
+        for c in ("topk", "powersgd")
+    ),
 ]
 
 

@@ -100,7 +100,10 @@ def left_open(call):
     return found
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param(name, marks=() if name == "codec" else pytest.mark.long) for name in CONFIGS],
+)
 @on_ranks(2)
 def test_later_engines_reuse_the_descriptors_of_the_first(config) -> None:
     def slid():

@@ -63,7 +63,9 @@ def test_partly_frozen_training_has_the_bits_of_ddp(group, world_size, clip, spl
         assert not differing(weights_of(engine), weights), document
 
 
-@pytest.mark.parametrize("sync, clip", [("cpu_reduce", 0.5), ("gpu_reduce", None)])
+@pytest.mark.parametrize(
+    "sync, clip", [("cpu_reduce", 0.5), pytest.param("gpu_reduce", None, marks=pytest.mark.long)]
+)
 @on_ranks(3)
 def test_sharded_transfers_have_the_bits_of_whole_ones_in_narrow_types_with_delays(
     group, sync, clip
@@ -86,7 +88,9 @@ def test_sharded_transfers_have_the_bits_of_whole_ones_in_narrow_types_with_dela
     assert not differing(found[0][1], found[1][1])
 
 
-@pytest.mark.parametrize("split", ["inner-blocks", "what-comes-first"])
+@pytest.mark.parametrize(
+    "split", ["inner-blocks", pytest.param("what-comes-first", marks=pytest.mark.long)]
+)
 @on_ranks(2)
 def test_nodes_average_gradients_of_trained_parameters(group, split) -> None:
     frozen = SPLITS[split]

@@ -53,11 +53,16 @@ def test_shared_slots_give_the_bits_of_private_slots(group, kind, world_size) ->
     ("kind", "clip", "micro", "every"),
     [
         ("cpu", None, 2, True),
-        ("cpu", 0.5, 2, False),
         ("cpu-int8", None, 2, False),
-        ("gpu", None, 3, True),
-        ("shard-gpu", None, 2, False),
         ("shard-gpu", 0.5, 2, True),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in (
+                ("cpu", 0.5, 2, False),
+                ("gpu", None, 3, True),
+                ("shard-gpu", None, 2, False),
+            )
+        ),
     ],
 )
 @on_ranks(2)
@@ -138,7 +143,10 @@ def gradients(engine, summed=False):
     return found
 
 
-@pytest.mark.parametrize("world_size, ranks_per_node", [(1, None), (3, None), (4, 2)])
+@pytest.mark.parametrize(
+    "world_size, ranks_per_node",
+    [(1, None), (3, None), pytest.param(4, 2, marks=pytest.mark.long)],
+)
 @on_ranks()
 def test_sums_over_ranks_after_every_micro_batch_differ_by_rounding(
     group, world_size, ranks_per_node

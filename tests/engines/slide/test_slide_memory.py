@@ -59,6 +59,7 @@ def grown(document, make):
 
 
 # every pair of settings
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("place", "dtype", "make"),
     [
@@ -130,7 +131,9 @@ def allocated(layers, clip, mode):
     return run_ranks(2, on_rank)[0]["sizes"].tolist()
 
 
-@pytest.mark.parametrize("mode", ["full-cpu_reduce", "full-gpu_reduce"])
+@pytest.mark.parametrize(
+    "mode", [pytest.param("full-cpu_reduce", marks=pytest.mark.long), "full-gpu_reduce"]
+)
 def test_device_memory_and_unheld_gradients_do_not_grow_with_layers(mode):
     few, many = (allocated(layers, None, mode) for layers in (4, 8))
     assert few == many and min(few) > 0

@@ -58,7 +58,7 @@ def test_sums_in_memory_have_the_bits_of_ddp_with_any_number_of_micro_batches(gr
 @pytest.mark.parametrize(
     ("clip", "modes"),
     [
-        (None, ("full-cpu_reduce", "shard-gpu_reduce")),
+        pytest.param(None, ("full-cpu_reduce", "shard-gpu_reduce"), marks=pytest.mark.long),
         (0.5, ("shard-cpu_reduce", "full-gpu_reduce")),
     ],
 )
@@ -90,7 +90,9 @@ def test_evaluation_between_steps_changes_nothing(group) -> None:
     assert torch.equal(train(other, 2, first=2), curve[2:])
 
 
-@pytest.mark.parametrize("ranks_per_node, world_size", [(1, 2), (2, 4)])
+@pytest.mark.parametrize(
+    "ranks_per_node, world_size", [(1, 2), pytest.param(2, 4, marks=pytest.mark.long)]
+)
 @on_ranks()
 def test_several_nodes_average_their_gradients(group, ranks_per_node, world_size) -> None:
     int8 = {**MODES["shard-gpu_reduce"], "gradients": {"codec": "int8"}}

@@ -53,7 +53,7 @@ def engine_of(*arguments, **options):
         (1, "fp32", "gpu_reduce", 0.5),
         (1, "bf16", "cpu_reduce", 0.5),
         (1, "bf16", "gpu_reduce", None),
-        (3, "fp32", "gpu_reduce", None),
+        pytest.param(3, "fp32", "gpu_reduce", None, marks=pytest.mark.long),
         (3, "bf16", "cpu_reduce", 0.5),
     ],
 )
@@ -73,7 +73,10 @@ def test_moments_on_disk_have_the_bits_of_those_in_memory(
     assert not differing(memory[1], disk[1]) and not differing(memory[3], disk[3])
 
 
-@pytest.mark.parametrize("document", [DISK, BF16, {**DISK, **BF16}])
+@pytest.mark.parametrize(
+    "document",
+    [*(pytest.param(each, marks=pytest.mark.long) for each in (DISK, BF16)), {**DISK, **BF16}],
+)
 @on_ranks(2)
 def test_run_resumed_from_shards_is_bitwise_equal(group, document) -> None:
     engine = engine_of(group, document)
