@@ -50,7 +50,7 @@ def assert_attempts(folder, world_size):
     assert found == [f"{attempt}.{rank}" for attempt in range(2) for rank in range(world_size)]
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_nodes_form_one_process_group(tmp_path, count):
     commands = agents(tmp_path, adds_up(tmp_path), 2 * count, count)
     assert join(commands) == [0] * count, commands[0].said()
@@ -60,7 +60,7 @@ def test_nodes_form_one_process_group(tmp_path, count):
     assert results == [f"{total} 0/2", f"{total} 1/2"] * count
 
 
-@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 3])
 def test_the_first_error_of_all_nodes_is_reported_by_each(tmp_path, rank):
     """The others' ranks lose their connections within the same milliseconds."""
     commands = agents(tmp_path, one_raises(rank, ValueError("on purpose")), 4)
@@ -78,6 +78,7 @@ def test_each_node_names_the_killed_rank(tmp_path):
     assert all("rank 2 was killed by signal 9" in each.said() for each in commands)
 
 
+@pytest.mark.long
 def test_a_stopped_rank_of_another_node_is_named(tmp_path):
     commands = agents(tmp_path, one_dies(1, signal.SIGSTOP), 2, timeout_s=2)
     assert join(commands) == [1, 1]
@@ -95,7 +96,7 @@ def test_ranks_without_communication_end_with_a_failed_rank(tmp_path):
     assert "ends, too: rank 0: ValueError: on purpose" in "".join(c.said() for c in commands)
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_nodes_end_with_a_killed_node(tmp_path, killed):
     commands = agents(tmp_path, sums_for_ever(tmp_path), 4)
     wait_for(lambda: pids(tmp_path, 4) is not None)
@@ -159,7 +160,7 @@ def test_tasks_of_srun_join(tmp_path, tasks, ranks_here):
     assert results == expected
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_tasks_of_srun_name_the_killed_rank(tmp_path, rank):
     commands = srun(tmp_path, one_dies(rank), [1, 1])
     assert join(commands) == [1, 1]

@@ -25,7 +25,10 @@ def links():
             pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+world_sizes = pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.long), 3])
+
+
+@world_sizes
 def test_a_stopped_rank_is_named(world_size):
     with pytest.raises(RunFailed, match=r"^crash: rank 1: stopped by a signal: rank [^\n]*$"):
         launch(one_dies(1, signal.SIGSTOP), world_size, 1, timeout_s=2)
@@ -43,7 +46,7 @@ def test_busy_rank_is_named_when_others_time_out(monkeypatch):
         launch(worker, 3, 1, timeout_s=2)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@world_sizes
 def test_rank_with_a_cut_link_is_named(links, world_size):
     def worker(group):
         for number in range(100):

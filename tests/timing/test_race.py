@@ -97,7 +97,11 @@ def test_a_look_stops_the_race_and_lets_arms_leave(data, tmp_path):
     ("rank", "at", "fault", "outcome", "detail"),
     [
         (0, 7, raises, "crash", "rank 0: ArithmeticError: wrong on purpose"),
-        (1, 4, memory, "memory", "rank 1: MemoryError: too much on purpose"),
+        # beside the others: a test below
+        pytest.param(
+            *(1, 4, memory, "memory", "rank 1: MemoryError: too much on purpose"),
+            marks=pytest.mark.long,
+        ),
         # the way of the one before, but for the report of the rank: tests/launch has that
         pytest.param(
             *(1, 3, lambda: os.kill(os.getpid(), signal.SIGKILL), "memory", "SIGKILL, out of mem"),

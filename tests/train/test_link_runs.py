@@ -36,7 +36,8 @@ def linked(data, strategy, **train):
     return plan, replace(plan, train=plan.train.model_copy(update={"link": Link(rate=RATE)}))
 
 
-@pytest.mark.parametrize("engine", ["fsdp2", pytest.param("manual", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ["fsdp2", "manual"])
 def test_link_in_namespaces_changes_times_only(permitted, data, tmp_path, engine):
     plan, on_link = linked(data, strategy_of(engine))
     train_run(plan, tmp_path / "loopback")
