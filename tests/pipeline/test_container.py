@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.pipeline.workspace import copy_project, environment, run
 
 APPTAINER = """#!/bin/sh
@@ -21,6 +23,7 @@ def test_the_linter_finds_nothing(tmp_path: Path) -> None:
     assert "your workflow is in a good condition" in said
 
 
+@pytest.mark.long
 def test_jobs_run_in_the_image(tmp_path: Path) -> None:
     root = copy_project(tmp_path / "project")
     tool = tmp_path / "bin/apptainer"

@@ -20,7 +20,9 @@ def leftovers(root: Path) -> list[Path]:
     return [path for path in (root / "data").glob(".*") if path.is_dir()]
 
 
-@pytest.mark.parametrize("first", COMMANDS)
+@pytest.mark.parametrize(
+    "first", ["snakemake", pytest.param("dvc", marks=pytest.mark.long), "stage"]
+)
 def test_a_stage_says_who_works_here(slow: Path, first: str) -> None:
     assert compete(slow, first, "stage", None) == first
 
@@ -79,6 +81,7 @@ def test_who_only_reads_does_so_beside_others(slow: Path, option: str) -> None:
         run(slow, "snakemake", option, "--cores", "1", "data/source.json")
 
 
+@pytest.mark.long
 def test_ranks_of_torchrun_are_one_command(slow: Path) -> None:
     (slow / "go").touch()
     with started(slow, "stage") as first:

@@ -82,7 +82,7 @@ def table(said: str) -> list[str]:
     return after.partition("\n\n")[0].splitlines()
 
 
-@pytest.mark.parametrize("value", ["", "1"])
+@pytest.mark.parametrize("value", ["", pytest.param("1", marks=pytest.mark.long)])
 def test_no_color_is_respected_on_a_terminal(tmp_path: Path, value: str) -> None:
     root = copy_project(tmp_path / "project")
     terminal, end = pty.openpty()

@@ -34,7 +34,9 @@ TRAINED = "results/train/fsdp2/seed0/metrics.json"
 OF_NODES = ("mpi=", "tasks=", "tasks_per_node=", "tasks_per_gpu=", "gres=")
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 8])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long), 8]
+)
 def test_ranks_are_spread_over_nodes_tasks_cpus_and_gpus(tmp_path: Path, ranks: int) -> None:
     root = copy_project(tmp_path / "project")
     set_params(
