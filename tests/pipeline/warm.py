@@ -52,7 +52,8 @@ NEEDS = {
 """of stages, besides those of all"""
 OWN = ("DVC_", "MAKE", "PIP_", "PYTEST_", "SHARDLAB_", "SNAKEMAKE_", "TEMP", "TMP")
 """beginnings of variables that a command may have of its own: no import reads them"""
-OWN_NAMES = {"_", "MFLAGS", "OLDPWD", "PATH", "PWD", "SHELL", "SHLVL"}
+OWN_NAMES = {"_", "MFLAGS", "OLDPWD", "PATH", "PS1", "PWD", "SHELL", "SHLVL"}
+"""likewise: an activated environment exports its prompt, which a shell of Snakemake drops"""
 _THREADS = "OMP_NUM_THREADS"
 _SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
