@@ -158,6 +158,8 @@ class Races:
 
     def _page_locked_block(self, tensor: Tensor) -> Block | None:
         self._forget()
+        if not self._page_locked:
+            return None
         begin, end = _span(tensor)
         return next((b for b in self._page_locked if b.begin <= begin and end <= b.end), None)
 
@@ -197,11 +199,11 @@ class Races:
 
 def _span(tensor: Tensor) -> tuple[int, int]:
     """Return the addresses from the first to after the last byte."""
-    if not tensor.numel():
-        return tensor.data_ptr(), tensor.data_ptr()
+    begin, numel = tensor.data_ptr(), tensor.numel()
+    if not numel or tensor.is_contiguous():
+        return begin, begin + numel * tensor.itemsize
     strides = zip(tensor.shape, tensor.stride(), strict=True)
     last = sum((size - 1) * stride for size, stride in strides)
-    begin = tensor.data_ptr()
     return begin, begin + (last + 1) * tensor.itemsize
 
 

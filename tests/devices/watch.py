@@ -1,6 +1,7 @@
 """Reads and writes of the operators of a thread."""
 
-from typing import TYPE_CHECKING, Any
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -32,10 +33,11 @@ class Watch(TorchDispatchMode):
         if any(not issubclass(each, (Tensor, nn.Parameter)) or _wraps(each) for each in types):
             return NotImplemented  # it calls operators of the tensors inside
         kwargs = kwargs or {}
-        races, name = self._device.races, str(func).rpartition(".")[0]
-        reads, writes = _arguments(func, args, kwargs)
-        if _is_view(func):
+        name, is_view, arguments = _kind_of(func)
+        if is_view:
             return func(*args, **kwargs)
+        races = self._device.races
+        reads, writes = _tensors(arguments, args, kwargs)
         locked = [races.is_page_locked(each) for each in (*reads, *writes)]
         if self._on_host or (locked and all(locked)):
             races.touch(name, reads, writes)
@@ -74,6 +76,25 @@ def _goes_on(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return bool(args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
 
 
+class _Kind(NamedTuple):
+    name: str
+    is_view: bool
+    arguments: list[tuple[str, bool]]
+    """names, and whether they are written"""
+
+
+@functools.cache  # a schema is copied out of C++ each time
+def _kind_of(func: Any) -> _Kind:
+    """Return what the schema of an operator says."""
+    arguments = []
+    for argument in func._schema.arguments:
+        written = argument.alias_info is not None and argument.alias_info.is_write
+        if func.namespace == "c10d":  # whose schemas do not say it
+            written = "input" not in argument.name
+        arguments.append((argument.name, written))
+    return _Kind(str(func).rpartition(".")[0], _is_view(func), arguments)
+
+
 def _is_view(func: Any) -> bool:
     schema = func._schema
     writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
@@ -81,16 +102,19 @@ def _is_view(func: Any) -> bool:
     return (aliases and not writes) or func is torch.ops.aten._unsafe_view.default
 
 
-def _arguments(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+def _tensors(
+    arguments: list[tuple[str, bool]], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the tensors that an operator reads, and those that it writes."""
     reads: list[Tensor] = []
     writes: list[Tensor] = []
-    for number, argument in enumerate(func._schema.arguments):
-        given = args[number] if number < len(args) else kwargs.get(argument.name)
-        written = argument.alias_info is not None and argument.alias_info.is_write
-        if func.namespace == "c10d":  # whose schemas do not say it
-            written = "input" not in argument.name
-        (writes if written else reads).extend(filter(_is_tensor, tree_leaves(given)))
+    for number, (name, written) in enumerate(arguments):
+        given = args[number] if number < len(args) else kwargs.get(name)
+        if isinstance(given, Tensor):
+            found = [given] if _is_tensor(given) else []
+        elif given is None or isinstance(given, (bool, int, float, torch.dtype)):
+            continue
+        else:
+            found = [each for each in tree_leaves(given) if _is_tensor(each)]
+        (writes if written else reads).extend(found)
     return reads, writes
