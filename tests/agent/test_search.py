@@ -53,13 +53,16 @@ def test_rules_come_within_5_percent_of_the_best():
 @pytest.mark.long
 @pytest.mark.timeout(600)  # on a machine with other work
 def test_rules_come_near_the_best_on_other_links():
-    """With repetitions that show a gain of 5 %, as the default's 120 do in a quarter of races."""
+    """With repetitions that show a gain of 5 %, as the default's 120 do in a quarter of races.
+
+    In three rounds: most of them race for small gains, which take as long to predict.
+    """
     found = []
     # every link and number of ranks; furthest from the best is the search on 2 ranks with 1 Gbit/s
     for ranks, rate in (2, None), (2, "1gbit"), (4, "300mbit"), (4, "100mbit"):
         noise = 0.1 if rate in ("300mbit", "100mbit") else 0.2
         machine = RacingMachine(ranks, rate, seed=1, error=0.02, noise=noise)
-        found.append(regret(machine, machine.search(RULES, repetitions=360)))
+        found.append(regret(machine, machine.search(RULES, rounds=3, repetitions=360)))
     assert max(found) <= 0.05
 
 
