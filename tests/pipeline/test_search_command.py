@@ -148,10 +148,10 @@ def test_a_search_is_interrupted_goes_on_and_then_repeats_nothing(
     finally:
         marked.close()
     before = calibration.stat().st_mtime_ns
-    first = run(project, *command, warm=False).stdout
+    first = run(project, *command).stdout
     assert calibration.stat().st_mtime_ns == before
     made = times(folder)
-    again = run(project, *command, warm=False).stdout
+    again = run(project, *command).stdout
     assert times(folder) == made
     shown = again[: again.index("\nsearch: ")]
     assert shown in first
