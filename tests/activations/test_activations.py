@@ -25,7 +25,7 @@ SOME = {
     "activation_checkpointing": "selective",
     "overrides": [{"layers": 0, "activation_checkpointing": "full"}],
 }
-LAYERS, WIDTH, TOKENS = 24, 32, 1 << 15
+LAYERS, WIDTH, TOKENS = 24, 32, 1 << 14
 MIB = 1 << 20
 
 
