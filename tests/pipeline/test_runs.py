@@ -43,7 +43,10 @@ def test_snakemake_accepts_results_of_dvc(tmp_path: Path) -> None:
     root = copy_project(tmp_path / "project")
     # every kind of stage, each as few times as possible
     (root / "mine.jsonl").write_text("mine\n")
-    set_params(root, inputs={"mine": "mine.jsonl"}, seeds=[0])
+    tree = yaml.safe_load((root / "params.yaml").read_text())
+    few = {name: tree["timings"][name] for name in ("one-rank", "two-ranks")}
+    runs = {name: tree["strategies"][name] for name in ("fsdp2", "fsdp2-int8")}
+    set_params(root, inputs={"mine": "mine.jsonl"}, seeds=[0], strategies=runs, timings=few)
     said = run(root, "dvc", "repro").stdout
     # the last stage counts those before it
     jobs = len(snakemake_jobs(root))
