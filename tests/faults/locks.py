@@ -40,9 +40,9 @@ def make_slow(root: Path) -> Path:
 
 
 @contextmanager
-def started(root: Path, name: str) -> Iterator[subprocess.Popen[str]]:
+def started(root: Path, name: str, warm: bool = False) -> Iterator[subprocess.Popen[str]]:
     """One of the commands in the background; what it says is one text."""
-    process = subprocess.Popen(COMMANDS[name], **speaking(root))
+    process = subprocess.Popen(COMMANDS[name], **speaking(root, warm))
     try:
         yield process
     finally:
@@ -63,7 +63,8 @@ def compete(root: Path, first: str, second: str, delay: float | None) -> str:
             wait_for((root / "at-work").exists, 120, first)
         else:
             time.sleep(delay)
-        with started(root, second) as other:
+        # who finds another at work names that one, whose process is real
+        with started(root, second, warm=delay is None) as other:
             wait_for(
                 lambda: None not in (one.poll(), other.poll()) or one.poll() != other.poll(),
                 240,
