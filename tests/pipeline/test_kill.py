@@ -91,7 +91,7 @@ def test_a_killed_rank_ends_the_stage_with_an_error(endless: Path, start) -> Non
 
 
 def test_a_killed_stage_continues_from_its_last_checkpoint(workspace: Path) -> None:
-    set_params(workspace, train__steps=400, train__checkpoint={"every": 20})
+    set_params(workspace, train__steps=200, train__checkpoint={"every": 40})
     checkpoints = workspace / ".work/checkpoints/fsdp2/seed0"
     command = ("python", "-m", "stages.train", "--run", "fsdp2")
     marked = Marked(workspace, *command)
@@ -102,7 +102,7 @@ def test_a_killed_stage_continues_from_its_last_checkpoint(workspace: Path) -> N
     finally:
         marked.close()
     assert "fsdp2 seed 0: continues after step " in run(workspace, *command).stdout
-    assert read_json(workspace / RUN / "metrics.json")["steps"] == 400
+    assert read_json(workspace / RUN / "metrics.json")["steps"] == 200
     assert not checkpoints.exists()
 
 
