@@ -1,4 +1,8 @@
-"""Compiles every Triton kernel for the NVIDIA GPU of the argument, such as 90; needs none.
+"""Compiles Triton kernels for the NVIDIA GPU of an argument, such as 90; needs none.
+
+    python tests/kernels/triton_compiles.py 90 [SHARE SHARES]
+
+compiles every kernel, or of each SHARES that follow one another that of the number SHARE.
 
 Prints, for each, the instructions that round otherwise than the specification: fused multiply-adds,
 approximations, and those that flush subnormal numbers.
@@ -6,6 +10,7 @@ approximations, and those that flush subnormal numbers.
 
 import re
 import sys
+from itertools import count
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -14,6 +19,8 @@ from triton.compiler import ASTSource
 from shardlab.kernels.triton import grouped, indices, random, scatter, select, sign, sketch
 from shardlab.kernels.triton.formats import FORMATS
 
+CAPABILITY, SHARE, SHARES = map(int, sys.argv[1:] if len(sys.argv) > 2 else (sys.argv[1], 0, 1))
+NUMBERS = count()
 FIRST = next(iter(FORMATS))
 INEXACT = re.compile(r"\b(?:fma\.|\w[\w.]*\.(?:approx|full|ftz)\b)[\w.]*")
 BLOCK = {"BLOCK": 1024}
@@ -55,6 +62,8 @@ KERNELS = (
 
 def compile_kernel(name, kernel, constants, **integers) -> None:
     """Compile for any numbers, or for those given: Triton makes constants of ones."""
+    if next(NUMBERS) % SHARES != SHARE:
+        return
     constants = constants | integers
     known = POINTERS | (WIDE if kernel.fn.__module__ == indices.__name__ else {})
     types = {
@@ -62,7 +71,7 @@ def compile_kernel(name, kernel, constants, **integers) -> None:
         for each in kernel.arg_names
     }
     source = ASTSource(kernel, types, constexprs=constants)
-    target = GPUTarget("cuda", int(sys.argv[1]), 32)
+    target = GPUTarget("cuda", CAPABILITY, 32)
     text = triton.compile(source, target=target, options={"enable_fp_fusion": False}).asm["ptx"]
     print(name, sorted(set(INEXACT.findall(text))))
 
