@@ -1,23 +1,15 @@
-"""Scripts that torchrun starts, as their users do."""
+"""Scripts that torchrun starts, as their users do, in forks of the tests: none takes imports."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.commands import TORCHRUN, forked
 
 ROOT = Path(__file__).parents[2]
 
 
-def on_two_ranks(*command):
-    """Return the output of a script of the project that ended well."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    run = subprocess.run(
-        [*launcher, *command],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    return run.stdout
+def on_two_ranks(folder, script, *arguments):
+    """Return what a script of the project said that ended well."""
+    options = ["--standalone", "--nproc-per-node=2"]
+    command = forked(folder, [*TORCHRUN, *options, str(ROOT / script), *arguments])
+    assert command.wait(240) == 0, command.said()[-3000:]
+    return command.said()

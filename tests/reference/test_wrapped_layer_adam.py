@@ -14,6 +14,8 @@ from tests.reference.scripts import on_two_ranks
 @pytest.mark.parametrize(
     ("name", "needed"), [("accelerate", "accelerate"), ("fabric", "lightning_fabric")]
 )
-def test_sharded_training_by_other_libraries_has_the_bits_of_torchs_fused_optimizer(name, needed):
+def test_sharded_training_by_other_libraries_has_the_bits_of_torchs_fused_optimizer(
+    name, needed, tmp_path
+):
     pytest.importorskip(needed)
-    on_two_ranks("tests/reference/wrapped_layer_adam.py", name)
+    on_two_ranks(tmp_path, "tests/reference/wrapped_layer_adam.py", name)
