@@ -88,10 +88,10 @@ def test_closed_form_matches_the_traced_memory(of_one_micro_batch):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_closed_form_matches_the_traced_memory_of_all(accumulation):
-    found = estimates(accumulation, [*STRATEGIES.values()])
-    agree(dict(zip(STRATEGIES, found, strict=True)))
+def test_closed_form_matches_the_traced_memory_of_two_micro_batches():
+    # each engine, and the settings that are not traced with one
+    traced = {k: v for k, v in STRATEGIES.items() if k not in OFTEN or k == v["engine"]}
+    agree(dict(zip(traced, estimates(2, [*traced.values()]), strict=True)))
 
 
 def test_untraceable_strategies_have_a_closed_form_only(of_one_micro_batch):
