@@ -39,6 +39,8 @@ STRATEGIES = {
 }
 OFTEN = "fsdp2-full", "fsdp1-hybrid", "ddp"
 """those that the fast tests trace"""
+PLAIN = "fsdp2", "fsdp2-root", "fsdp2-bf16", "fsdp1"
+"""others that are traced with one micro-batch"""
 UNTRACED = [
     {"engine": "manual"},
     {"engine": "fsdp1", "use_orig_params": True},
@@ -88,10 +90,10 @@ def test_closed_form_matches_the_traced_memory(of_one_micro_batch):
 
 
 @pytest.mark.long
-def test_closed_form_matches_the_traced_memory_of_two_micro_batches():
-    # each engine, and the settings that are not traced with one
-    traced = {k: v for k, v in STRATEGIES.items() if k not in OFTEN or k == v["engine"]}
-    agree(dict(zip(traced, estimates(2, [*traced.values()]), strict=True)))
+@pytest.mark.parametrize(("accumulation", "names"), [(1, PLAIN), (2, [*STRATEGIES])])
+def test_closed_form_matches_the_traced_memory_of_others(accumulation, names):
+    found = estimates(accumulation, [STRATEGIES[name] for name in names])
+    agree(dict(zip(names, found, strict=True)))
 
 
 def test_untraceable_strategies_have_a_closed_form_only(of_one_micro_batch):
