@@ -87,6 +87,7 @@ def digests_of(*libraries):
     return run.stdout.split()
 
 
+@pytest.mark.long
 @needs_compiled
 def test_all_instruction_sets_compute_the_same_bits(tmp_path):
     # each alone in a folder: none is replaced by a wider one
