@@ -1,5 +1,6 @@
 """Base class of everything that a user writes: strict, frozen documents."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, overload
 
@@ -82,9 +83,14 @@ def validate(annotation: Any, value: Any, where: str) -> Any:
         UserError: one line with the key's path, what was expected and what was found.
     """
     try:
-        return pydantic.TypeAdapter(annotation).validate_python(value)
+        return _adapter(annotation).validate_python(value)
     except pydantic.ValidationError as error:
         raise UserError(_one_line(error, where)) from None
+
+
+@cache  # to build that of a union takes longer than to validate with it
+def _adapter(annotation: Any) -> pydantic.TypeAdapter[Any]:
+    return pydantic.TypeAdapter(annotation)
 
 
 def _one_line(error: pydantic.ValidationError, where: str) -> str:
