@@ -1,8 +1,8 @@
 """Models whose initial weights a process draws once: drawing them takes as long as some steps."""
 
 import functools
-import pickle
 from collections.abc import Iterable
+from pickle import dumps, loads  # by name: a test takes them from the library
 from typing import Any
 
 from torch import Tensor
@@ -26,11 +26,11 @@ class DrawnWeights(Weights):
 @functools.cache
 def _built(*arguments: Any) -> tuple[bytes, DrawnWeights]:
     module, weights = build_model(*arguments)
-    return pickle.dumps(module), DrawnWeights(module, weights)
+    return dumps(module), DrawnWeights(module, weights)
 
 
 def drawn_model(*arguments: Any) -> BuiltModel:
     """A model of its own with the weights of all that have the arguments of `build_model`."""
     # unpickled, which takes a sixth of the time of `deepcopy`
     module, weights = _built(*arguments)
-    return BuiltModel(pickle.loads(module), weights)
+    return BuiltModel(loads(module), weights)

@@ -90,7 +90,8 @@ def test_record_is_consistent(measured):
     assert record.residual_norm > 0
     assert record.val_ppl == pytest.approx(math.exp(record.val_loss))
     assert record.val_ppl < record.untrained_ppl
-    assert 0 < record.memory_growth_bytes < record.memory_peak_bytes
+    # none where the ranks, forks of this process, use free blocks of its heap
+    assert 0 <= record.memory_growth_bytes < record.memory_peak_bytes
     assert record.memory_reserved_bytes is None
     assert 0 < record.collective_ms < record.step_ms_mean
     assert record.effective_bandwidth_raw == pytest.approx(
