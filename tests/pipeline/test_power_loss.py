@@ -62,7 +62,7 @@ def traced(root: Path, *command: str) -> str:
 
 
 def broken(root: Path, log: str) -> list[str]:
-    """What a log of system calls shows."""
+    """Return the `violations` that a log of system calls shows."""
     found, flushed, waiting, begun = [], set(), {}, {}
     for line in log.splitlines():
         process = line.partition(" ")[0]

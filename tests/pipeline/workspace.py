@@ -55,7 +55,7 @@ def copy_project(target: Path, params: str = "params/small.yaml", **changes: obj
 
 
 def stage_outputs(project: Path) -> list[str]:
-    """What stages have written below `data` and `results`."""
+    """Names of files and folders that stages have written below `data` and `results`."""
     found = [*(project / "data").iterdir(), *(project / "results").glob("*")]
     return [path.name for path in found if path.name != "inputs"]
 
