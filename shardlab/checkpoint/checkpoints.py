@@ -28,7 +28,7 @@ from shardlab.experiment.schema import Checkpoint
 from shardlab.loop.loop import Loop, StepEvent
 from shardlab.loop.plan import RunPlan
 from shardlab.transport.background import Background
-from shardlab.transport.object_collectives import gather_values
+from shardlab.transport.object_collectives import gather_values, run_or_fail_together
 
 
 class Checkpoints:
@@ -77,8 +77,13 @@ class Checkpoints:
             return []
         path = self._folder.path(step)
         manifest = read_manifest(path)
-        if self._is_chief:
-            manifest.refuse_other(self._manifest, path, self._options.elastic)
+
+        def refuse_other() -> None:
+            if self._is_chief:
+                manifest.refuse_other(self._manifest, path, self._options.elastic)
+
+        # no rank loads first: parameters of another model do not fit, and that would be the error
+        run_or_fail_together(self._group, f"{path}: cannot be compared with this run", refuse_other)
         self._engine.rehearse(self._loop.micro_batches()[0])
         if manifest.format == "full":
             load_full(self._engine, path)
