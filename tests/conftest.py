@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
@@ -52,6 +53,13 @@ def pytest_runtest_setup(item):
             pytest.skip(f"needs {count} NVIDIA GPUs")
     if ranks := sys.modules.get("tests.ranks"):
         ranks.fresh = ranks.needs_fresh_ranks(item)
+
+
+@pytest.fixture(autouse=True)
+def variables():
+    """Restore the environment: libraries set variables, and processes of later tests differ."""
+    with patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture
