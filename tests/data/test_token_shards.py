@@ -84,18 +84,25 @@ def test_any_range_is_read_across_shards(built):
 
 
 @given(st.lists(TEXT, min_size=1, max_size=30, unique=True), st.integers(1, 8))
-def test_ranges_part_the_training_documents(tmp_path_factory, titles, shards):
+def test_pieces_part_the_documents(tmp_path_factory, titles, shards):
     corpus = tmp_path_factory.getbasetemp() / "plan.json"
     write_corpus(corpus, [Document("", title, "x" * len(title)) for title in titles])
-    train = [title for title in titles if not is_validation(title, SHARE)]
-    if len(train) in (0, len(titles)):
+    train, validation = (
+        [t for t in titles if is_validation(t, SHARE) == which] for which in (False, True)
+    )
+    if not train or not validation:
         with pytest.raises(UserError, match=r"data\.validation_share"):
             plan_shards(corpus, SHARE, shards)
         return
-    ranges = plan_shards(corpus, SHARE, shards)
-    assert len(ranges) == shards
-    found = [line.document.title for r in ranges for line in read_corpus(corpus, *r)]
-    assert [title for title in found if not is_validation(title, SHARE)] == train
+
+    def read(*pieces):
+        ranges = [pair for piece in pieces for pair in piece.ranges.tolist()]
+        return [line.document.title for pair in ranges for line in read_corpus(corpus, *pair)]
+
+    first, *others = plan_shards(corpus, SHARE, shards)
+    assert len(others) == shards
+    assert read(first) == validation
+    assert [title for title in read(*others) if not is_validation(title, SHARE)] == train
 
 
 def test_large_vocabulary_uses_uint32(built, tmp_path):

@@ -3,11 +3,12 @@
 import hashlib
 from array import array
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, sha256_of_file
@@ -26,31 +27,46 @@ def is_validation(key: str, share: float) -> bool:
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
-def plan_shards(corpus: Path, validation_share: float, shards: int) -> list[tuple[int, int]]:
-    """Return byte ranges of the corpus file that hold equal amounts of training text.
+class Piece(NamedTuple):
+    """Input of one shard."""
 
-    A range starts at a document's line; it covers the validation documents between, too. A shard
-    is empty where a single document outweighs several shards.
+    name: str
+    ranges: NDArray[np.int64]
+    """byte ranges of the corpus file, shape (n, 2): each starts at a document's line"""
+    validation: bool
+    """whether it takes the documents of the validation split that are in the ranges, or the rest"""
+
+
+def plan_shards(corpus: Path, validation_share: float, shards: int) -> list[Piece]:
+    """Return the piece of validation, then those of training, which hold equal amounts of text.
+
+    A training range covers the validation documents between, too. It is empty where a single
+    document outweighs several shards. A validation range is one document, since these lie far
+    apart: nobody reads the whole corpus again for them.
 
     Raises:
         UserError: one of the splits has no documents.
     """
+    validation = array("q")  # starts and ends of validation documents, in turn
     starts = array("q")  # lines of training documents
     before = array("q")  # bytes of training text before each
-    total = validation = 0
-    for document, start, _ in read_corpus(corpus):
+    total = 0
+    for document, start, stop in read_corpus(corpus):
         if is_validation(document.split_key, validation_share):
-            validation += 1
+            validation.extend((start, stop))
         else:
             starts.append(start)
             before.append(total)
             total += document.size
-    _expect_both(corpus, len(starts), validation, validation_share)
+    _expect_both(corpus, len(starts), len(validation) // 2, validation_share)
     shard = np.frombuffer(before, np.int64) * shards // max(1, total)
     shard = np.minimum(shard, shards - 1)  # documents without text at the end are in the last
     first = np.searchsorted(shard, range(shards + 1))
     edges = np.append(np.frombuffer(starts, np.int64), corpus.stat().st_size)[first]
-    return [(int(a), int(b)) for a, b in pairwise(edges)]
+    pieces = [Piece("validation", np.array(validation).reshape(-1, 2), validation=True)]
+    for index, pair in enumerate(pairwise(edges)):
+        pieces.append(Piece(f"train-{index}", np.array([pair]), validation=False))
+    return pieces
 
 
 def _expect_both(corpus: Path, train: int, validation: int, share: float) -> None:
@@ -71,15 +87,6 @@ class Job(NamedTuple):
     end_of_text: str
     dtype: Literal["uint16", "uint32"]
     folder: Path
-
-
-class Piece(NamedTuple):
-    """Input of one shard: the byte range of its documents' lines, and its split."""
-
-    name: str
-    start: int
-    stop: int
-    validation: bool
 
 
 def build_shard(job: Job, piece: Piece) -> Shard:
@@ -134,7 +141,8 @@ class _Part(NamedTuple):
 def _batches(job: Job, piece: Piece, tokenizer: TextTokenizer) -> Iterator[list[_Part]]:
     batch: list[_Part] = []
     size = 0
-    for document, *_ in read_corpus(job.corpus, piece.start, piece.stop):
+    lines = (read_corpus(job.corpus, start, stop) for start, stop in piece.ranges.tolist())
+    for document, *_ in chain.from_iterable(lines):
         if is_validation(document.split_key, job.validation_share) == piece.validation:
             *before, last = tokenizer.parts(document.content)
             for text in [*before, last]:

@@ -46,8 +46,9 @@ def build_tokens(
         UserError: the corpus is damaged, the tokenizer unfit, or a split would be empty.
     """
     digest = sha256_of_file(corpus)
-    ranges = plan_shards(corpus, validation_share, options.shards)
+    pieces = plan_shards(corpus, validation_share, options.shards)
     tokenizer = _tokenizer(corpus, digest, validation_share, options, work)
+    ranges = [piece.ranges.tolist() for piece in pieces if not piece.validation]
     identity = [_FORMAT, digest, tokenizer.sha256, tokenizer.end_of_text, validation_share, ranges]
     kept = work / "tokenize" / sha256_of_value(identity)[:16]
     job = Job(
@@ -59,7 +60,7 @@ def build_tokens(
         kept,
     )
     write_text(job.tokenizer, tokenizer.to_json())
-    shards = _build(job, ranges)
+    shards = _build(job, pieces)
     manifest = Manifest(
         dtype=job.dtype,
         vocabulary=tokenizer.vocabulary,
@@ -110,10 +111,8 @@ def _tokenizer(
     return load_tokenizer(path)
 
 
-def _build(job: Job, ranges: list[tuple[int, int]]) -> list[Shard]:
-    """Return the piece of validation, then those of training."""
-    pieces = [Piece("validation", 0, job.corpus.stat().st_size, validation=True)]
-    pieces += [Piece(f"train-{i}", *r, validation=False) for i, r in enumerate(ranges)]
+def _build(job: Job, pieces: list[Piece]) -> list[Shard]:
+    """Build the shards of all pieces, in their order."""
     with worker_pool(min(len(pieces), usable_cores())) as pool:
         futures = [pool.submit(build_shard, job, piece) for piece in pieces]
         for future in track(as_completed(futures), "shards", len(futures), " shards"):
