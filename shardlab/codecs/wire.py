@@ -20,8 +20,8 @@ from shardlab.codecs.base import Codec
 from shardlab.devices.registry import accelerator_of
 
 HEADER = 8
-VERSION = 2
-"""of the envelope; 1 had no version byte and another checksum"""
+VERSION = 3
+"""of the envelope; 2 had another checksum on devices, 1 another one everywhere and no version"""
 
 _ROW = 32
 """64-bit words that share a weight in sums on a device"""
@@ -161,7 +161,9 @@ def device_checksum(data: Tensor) -> Tensor:
     It stays on the device, since the host would wait for it. Of sums of the 64-bit words (modulo
     2^64), one plain and one weighted by place: words lie in R rows of 32, of which row r weighs
     R - r. Any flipped bit changes the plain sum; rows that change places change the weighted one.
-    Both are mixed by the finalizer of MurmurHash3 (Appleby 2011, fmix64).
+    The finalizer of MurmurHash3 (Appleby 2011, fmix64) mixes the plain sum, and takes in the
+    weighted one after its first product: not before, since a high bit of a word changes the same
+    bit of both sums, so that the two changes would cancel.
     """
     words = data.view(torch.int64)
     whole = words.numel() // _ROW * _ROW
@@ -169,10 +171,15 @@ def device_checksum(data: Tensor) -> Tensor:
     if whole < words.numel():
         rows = torch.cat([rows, words[whole:].sum().view(1)])
     weights = torch.arange(len(rows), 0, -1, device=data.device)
-    mixed = rows.sum().view(1) ^ (rows * weights).sum() * _signed(0x9E3779B97F4A7C15)
-    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
-        mixed = (mixed ^ mixed >> 33 & 0x7FFFFFFF) * _signed(factor)
-    return (mixed ^ mixed >> 33 & 0x7FFFFFFF) & 0xFFFFFFFF
+    mixed = _upper_half_into_lower(rows.sum().view(1)) * _signed(0xFF51AFD7ED558CCD)
+    mixed = mixed + (rows * weights).sum()
+    mixed = _upper_half_into_lower(mixed) * _signed(0xC4CEB9FE1A85EC53)
+    return _upper_half_into_lower(mixed) & 0xFFFFFFFF
+
+
+def _upper_half_into_lower(word: Tensor) -> Tensor:
+    """Return `word` xor its upper 31 bits, which loses nothing."""
+    return word ^ word >> 33 & 0x7FFFFFFF
 
 
 def _device_header(sealed: Tensor, contents: Contents) -> Tensor:
