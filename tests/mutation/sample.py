@@ -41,7 +41,7 @@ CODEC_TESTS = (
 )
 FEEDBACK = "shardlab/comm/{feedback,residuals}.py"
 # only attached models have optimizers, whose steps end those of error feedback
-FEEDBACK_TESTS = "tests/comm/test_{feedback,residuals,attach_weights,attach_steps}.py"
+FEEDBACK_TESTS = "tests/comm/test_{feedback,residual_merging,attach_weights,attach_steps}.py"
 AGENT = (
     "shardlab/agent/{decisions/decision,trials/trials,records/{history,numerics},races/sequential,"
     "space/*,proposals/{proposal,judge,shortlist,supervision}}.py"
