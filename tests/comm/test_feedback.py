@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
-from shardlab.comm.feedback import ErrorFeedback, Updates
+from shardlab.comm.feedback import ErrorFeedback, Updates, register_step_hook
 from shardlab.comm.residuals import blank, elements, narrow, widen
 
 KEY = MessageKey(0, 0, "unit", 0)
@@ -29,6 +29,11 @@ def send(
 def bits(feedback: ErrorFeedback) -> dict[str, bytes]:
     state = feedback.state_dict()
     return {part: stored.view(torch.uint8).numpy().tobytes() for part, stored in state.items()}
+
+
+def step(model: torch.nn.Module) -> None:
+    model(torch.ones(2)).sum().backward()
+    torch.optim.SGD(model.parameters()).step()
 
 
 # what storage may lose in each of ten steps: half a unit in the last place of the largest value
@@ -84,6 +89,20 @@ def test_repeated_part_starts_a_step_without_a_step_hook():
     assert bits(feedback) == after
 
 
+def test_updates_of_other_models_end_no_step():
+    """Also when the model is gone, but what listens to it is not."""
+    model, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    feedback = ErrorFeedback()
+    register_step_hook(model, feedback)
+    send(feedback, vectors(1)[0])
+    before = bits(feedback)
+    step(other)
+    del model
+    step(other)
+    feedback.rollback()
+    assert bits(feedback) != before
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_multi_phase_residual_is_added_and_replaced(kind):
     feedback = ErrorFeedback(kind)
@@ -97,6 +116,9 @@ def test_multi_phase_residual_is_added_and_replaced(kind):
     feedback.keep("unit*", second, torch.tensor(False))
     assert bits(feedback) == before
     feedback.keep("unit*", second, torch.tensor(True))
+    kept = bits(feedback)
+    feedback.keep("unit*", first, torch.tensor(False))
+    assert bits(feedback) == kept != before
     feedback.rollback()
     assert bits(feedback) == before
 
