@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.codecs.unit import Unit
-from shardlab.codecs.wire import HEADER, seal
+from shardlab.codecs.wire import HEADER, message_bytes, seal
 from shardlab.comm.codec_collective import CodecCollective, Sealed
 from shardlab.comm.collective import add_up, labelled
 from shardlab.comm.native import Native, sum_scatter
@@ -99,7 +99,7 @@ class AllToAllCollective(CodecCollective):
         payloads = self._scatter(vector, unit, step)
         n, part = vector.numel() // self.world_size, f"{unit.name}<"
         size = payloads[0].numel()
-        (message,) = self._buffers.messages("summed", [HEADER + size + -size % 8], vector.device)
+        (message,) = self._buffers.messages("summed", [message_bytes(size)], vector.device)
         payload = message[HEADER : HEADER + size]
         with self._timed("decode_s", vector):
             add_up([p.view(torch.float32) for p in payloads], payload.view(torch.float32), 1.0)

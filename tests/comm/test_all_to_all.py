@@ -15,6 +15,7 @@ from shardlab.comm.codec_collective import CodecSettings
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.native import Native
+from shardlab.transport.traffic import LinkThrottle
 from tests.comm.codec_factory import Positive, RandomHalf
 from tests.comm.wire import gathered, is_same_everywhere, vector_of, vectors_of, wire
 from tests.ranks import on_ranks
@@ -108,6 +109,18 @@ def test_all_gather_decodes_the_shard_of_the_owner_too(group, world_size):
         assert torch.equal(out, in_place) and torch.equal(out, torch.cat(expected)), spec
 
 
+class CountingLink(LinkThrottle):
+    """A link without limits that counts what it carries."""
+
+    def __init__(self):
+        super().__init__(0.0)
+        self.bytes = 0.0
+
+    def carry(self, nbytes):
+        self.bytes += nbytes
+        return super().carry(nbytes)
+
+
 @specs
 @on_ranks(3)
 def test_ledger_counts_the_bytes_that_are_sent(group, spec):
@@ -121,9 +134,12 @@ def test_ledger_counts_the_bytes_that_are_sent(group, spec):
     }
     for times, (operation, expected) in zip((1, 1, 2), operations.items(), strict=True):
         ours.ledger.reset()
+        ours.ledger.traffic.throttle = link = CountingLink()
         with wire() as sent:
             operation()
         assert sent.bytes == ours.account.bytes_wire
+        # a variable codec may receive more than it sends
+        assert link.bytes == sent.bytes or codec.variable
         assert ours.account.bytes_raw == times * 2 * 4 * N
         assert codec.variable or sent.bytes == expected
     if not codec.variable:
@@ -302,7 +318,8 @@ def test_routes_of_linear_codecs_agree(group, world_size, feedback):
 def test_native_route_of_linear_codecs_counts_the_bytes_of_gloo(group):
     ours = collective(group, RandomHalf(), route=LinearNative)
     scatter(ours)
-    counts = []
+    counts, link = [], CountingLink()
+    ours.ledger.traffic.throttle = link
     for operation in (scatter, lambda ours: ours.all_reduce(torch.ones(2 * N), 1.0, UNIT)):
         ours.ledger.reset()
         operation(ours)
@@ -313,6 +330,7 @@ def test_native_route_of_linear_codecs_counts_the_bytes_of_gloo(group):
     padded = 4 * (N // 2) + 4 * (N // 2) % 8
     # gloo reduces and scatters by an all-reduce
     assert counts == [[2 * padded, 4 * N, 2 * N, N], [2 * padded, 8 * N, 2 * N, N]]
+    assert link.bytes == 4 * padded
 
 
 @on_ranks(2)
