@@ -150,6 +150,13 @@ def test_ledger_counts_the_bytes_that_are_sent(group, spec):
         assert (account.elements, account.elements_sent) == (4 * N, 4 * content.elements)
 
 
+@on_ranks(1)
+def test_a_single_rank_sends_nothing(group):
+    ours = collective(group, "int8")
+    scatter(ours)
+    assert (ours.account.bytes_wire, ours.account.extra_collectives) == (0, 0)
+
+
 @on_ranks(2)
 def test_variable_codec_sends_its_payload_and_its_size(group):
     ours = collective(group, Positive())
