@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlab.agent.decisions.decision import conclude
+from shardlab.agent.decisions.decision import conclude, race_rule
 from shardlab.agent.records.history import History
 from shardlab.agent.records.rounds import Outcome, Round, Trained
 from shardlab.core.errors import UserError
@@ -26,6 +26,11 @@ from tests.agent.searches import (
 )
 
 HISTORY = begin(["fsdp2", "ddp", "ddp-int8"])
+
+
+def test_errors_are_divided_among_four_challengers_of_each_race():
+    """Start, judge's choice, forecast's and a random one."""
+    assert race_rule(AGENT).false_accept == pytest.approx(0.05 / (4 * AGENT.budget))
 
 
 def key(strategy: Strategy) -> str:

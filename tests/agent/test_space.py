@@ -104,6 +104,14 @@ def test_every_engine_with_all_of_its_values_is_there():
     }
 
 
+@pytest.mark.parametrize("engine", [name for name in ENGINES if "wrap" in ENGINES[name].settings])
+def test_units_are_blocks_by_powers_of_two_and_the_whole_model(engine):
+    of_engine = (each for each in documents(NOTHING, 8, 2) if each["engine"] == engine)
+    units = {(each["wrap"], each.get("wrap_size")) for each in of_engine}
+    sizes = (1, 2, 4) if ENGINES[engine].multi_block_units else (1,)
+    assert units == {("root", None), *(("block", size) for size in sizes)}
+
+
 @pytest.mark.parametrize("samples", [1, 2, 6, 8, 32])
 def test_batches_are_split_evenly_and_only_after_everything_is_recomputed(samples):
     levels = frugality(samples)
