@@ -6,7 +6,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardlab.codecs.sketch import pack_places, unpack_places
+from shardlab.codecs.sketch import Sketch, pack_places, unpack_places
 from shardlab.codecs.unit import Block, Unit
 from tests.comm.phase_vectors import LAYOUTS, UNIT, Call, gradients, joined
 from tests.comm.wire import vector_of, vectors_of
@@ -80,6 +80,15 @@ def test_powersgd_refuses_a_vector_of_another_length_than_its_blocks(group) -> N
     call = Call(group, "powersgd", "sum")
     with pytest.raises(ValueError, match="'layer' has blocks of"):
         call(torch.zeros(100), 0)
+
+
+def test_a_sketch_of_few_elements_has_a_bucket_and_sends_an_element():
+    few = Sketch(width=0.02, density=0.01)
+    assert [(few.buckets(n), few.elements_sent(n)) for n in (1, 24, 1000)] == [
+        (1, 1),
+        (1, 1),
+        (20, 10),
+    ]
 
 
 @both_ways
