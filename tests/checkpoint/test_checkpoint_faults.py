@@ -4,6 +4,8 @@ import dataclasses
 import resource
 import shutil
 from pathlib import Path
+from threading import Event
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -100,6 +102,22 @@ def test_a_single_rank_falls_back_too(data, tmp_path):
 
     run_ranks(1, on_rank)
     assert (tmp_path / "step-00000003.damaged").exists()
+
+
+def test_training_goes_on_while_an_asynchronous_checkpoint_is_written(data, tmp_path):
+    plan, last = plan_of(data, strategy_of("ddp"), 1), tmp_path / "step-00000001"
+    may_end, commit = Event(), Folder.commit
+
+    def on_rank(group):
+        run = Run.start(plan, tmp_path, group, every=1, **FORMATS["asynchronous"])
+        with patch.object(Folder, "commit", lambda *a: may_end.wait(20) and commit(*a)):
+            run.loop.run(1, lambda event: run.checkpoints.step_done([event]))
+            assert not last.exists()
+            may_end.set()
+            run.checkpoints.finish()
+        assert last.exists()
+
+    run_ranks(1, on_rank)
 
 
 def later_sample(text: str) -> str:

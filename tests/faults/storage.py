@@ -162,7 +162,9 @@ class Stage:
     def _lost(self, failed: str) -> Iterator[str]:
         """Yield whether more than one checkpoint interval is lost."""
         saving = re.search(r"step-(\d{8})", failed)
-        at = int(saving[1]) if saving else _STEPS if " results/train/" in failed else 0
+        # without any checkpoint, it failed before the steps: outputs are probed
+        ended = " results/train/" in failed and self._checkpoint()
+        at = int(saving[1]) if saving else _STEPS if ended else 0
         if self.name == "train" and at - self._checkpoint() > _EVERY:
             yield f"the steps after {self._checkpoint()} are lost, it failed at {at}"
 
