@@ -33,6 +33,8 @@ from tests.pipeline.workspace import copy_project, set_params
 
 _EVERY, _STEPS, _RUN = 2, 6, "fsdp2"
 STAGES = [
+    ("code",),
+    ("plans",),
     ("prepare",),
     ("tokenize",),
     ("estimate",),
@@ -47,6 +49,7 @@ STAGES = [
     ("propose", "1"),
     ("trial", "1"),
     ("decide", "1"),
+    ("policies",),
     ("report",),
     ("readme",),
 ]
