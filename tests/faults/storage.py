@@ -151,7 +151,8 @@ class Stage:
             fixed = path.startswith("data/") or "final_model" in path
             if content != self._clean.get(path) and (fixed or not _is_whole(self._project / path)):
                 yield f"{path} is half-written"
-            if path.endswith("trial.json") and '"ok"' not in content.decode():
+            trial = path.startswith("results/") and path.endswith("trial.json")
+            if trial and '"ok"' not in content.decode():
                 yield f"{path} blames the strategies"
 
     def _incomplete(self) -> list[str]:
