@@ -118,7 +118,7 @@ def refusal(*overrides: str) -> str:
             "policies.timings=[two-rank]",
             "policies.timings.0: 'two-rank' is no timing; did you mean 'two-ranks'?",
         ),
-        ("rounds.2.search=wan", "rounds.2.search: 'wan' is no search: add it to agent.searches"),
+        ("rounds.3.search=wan", "rounds.3.search: 'wan' is no search: add it to agent.searches"),
         (
             "rounds.2.after=results/results.jsonl",
             "rounds.2.after: expected 'results/rounds/1/history.json' "
