@@ -4,7 +4,6 @@ import gc
 import warnings
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 import shardlab
 from shardlab.core.errors import UserError
+from tests.descriptors import opened
 from tests.disks import limit_files, said_on
 from tests.families import VOCABULARY, config_of
 from tests.ranks import on_ranks
@@ -100,18 +100,12 @@ def test_memory_is_refused_where_it_is_that_of_the_device():
 
 
 def test_disk_space_is_freed_with_the_last_reference(tmp_path):
-    def open_files():
-        links = [*Path("/proc/self/fd").iterdir()]
-        return sum(
-            str(link.readlink()).startswith(str(tmp_path)) for link in links if link.exists()
-        )
-
     sliding = shardlab.SlidingCheckpoint.on_disk(tmp_path, "cpu")
     train(model_of("gpt2-tied"), sliding)
-    assert open_files() == 1
+    assert len(opened(str(tmp_path))) == 1
     del sliding
     gc.collect()
-    assert open_files() == 0
+    assert opened(str(tmp_path)) == []
 
 
 @pytest.mark.parametrize(

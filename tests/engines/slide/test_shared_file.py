@@ -1,7 +1,6 @@
 """The ranks of a node share a file that has no name, past the page cache or as tensors."""
 
 import resource
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +8,7 @@ import torch.distributed as dist
 
 from shardlab.core.errors import UserError
 from shardlab.engines.slide.shared_file import NodeFile
+from tests.descriptors import opened
 from tests.ranks import on_ranks
 
 pytestmark = pytest.mark.fresh_ranks
@@ -73,9 +73,9 @@ def test_a_file_has_no_name_and_tensors_outlive_its_close(group, tmp_path) -> No
     file = NodeFile.create(group, LAYOUT, tmp_path)
     tensor = file.tensor("second", torch.float32, (3,))
     assert [*tmp_path.iterdir()] == []
-    before = len([*Path("/proc/self/fd").iterdir()])
+    before = len(opened(str(tmp_path)))
     file.close()
-    assert len([*Path("/proc/self/fd").iterdir()]) == before - 2
+    assert len(opened(str(tmp_path))) == before - 2
     assert tensor.eq(0).all()
 
 
