@@ -17,6 +17,7 @@ report: "workflow/report/workflow.rst"
 container: "shardlab.sif"
 
 
+include: "workflow/rules/forks.smk"
 include: "workflow/rules/lock.smk"
 include: "workflow/rules/summary.smk"
 include: "workflow/rules/common.smk"

@@ -22,7 +22,7 @@ def _library(*packages: str) -> tuple[str, ...]:
 
 _EVERY = (
     *_library("__init__.py", "core", "experiment", "strategy"),
-    *("stages/__init__.py", "stages/common.py"),
+    *("stages/__init__.py", "stages/common.py", "stages/forks.py"),
 )
 _PLANS = ("stages/plans.py",)
 _CODECS = (

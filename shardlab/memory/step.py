@@ -33,15 +33,13 @@ back.
 from collections.abc import Iterable
 
 from shardlab.buffers.slide import offload_bytes, window_bytes
-from shardlab.memory.sizes import Categories, Sizes, UnitShape
+from shardlab.memory.sizes import Categories, Sizes
 from shardlab.memory.states import device_states, host_states
 from shardlab.strategy.settings import DTYPE_BYTES
 from shardlab.strategy.strategy import CanonicalStrategy, Strategy
 
 _FLOAT = DTYPE_BYTES["fp32"]
 _INPUTS_LEFT = 3
-_UNITS = 1000
-"""number of units of a model of which only the size is known: many, so that each is small"""
 
 
 def closed_form(strategy: Strategy, sizes: Sizes, world_size: int) -> Categories:
@@ -62,27 +60,6 @@ def host_memory(strategy: Strategy, sizes: Sizes, world_size: int) -> Categories
         return {}
     node = host_states(full, sizes, world_size)
     return {name: size // world_size for name, size in node.items()}
-
-
-def parameter_bytes(
-    strategy: Strategy, parameters: int, world_size: int, accumulation: int = 1
-) -> int:
-    """Return the peak of a rank, without activations, of a model known by its size alone.
-
-    The model is float32 and all of it is trained; its units are taken as equal and small.
-    """
-    full = strategy.canonical()
-    small = parameters // _UNITS
-    unit = UnitShape(small, small, kept=not full.reshard_after_forward, element_bytes=_FLOAT)
-    sizes = Sizes(
-        parameters=parameters,
-        trained=parameters,
-        units=() if full.wrap in (None, "root") else (unit,) * _UNITS,
-        element_bytes=_FLOAT,
-        accumulation=full.accumulation or accumulation,
-    )
-    parts = closed_form(full, sizes, world_size), host_memory(full, sizes, world_size)
-    return sum(sum(part.values()) for part in parts)
 
 
 def _moments(

@@ -1,9 +1,14 @@
+"""Bytes of parameters, gradients and optimizer states of a model of many small units."""
+
 import pytest
 
-from shardlab.memory.step import parameter_bytes
+from shardlab.memory.sizes import Sizes, UnitShape
+from shardlab.memory.step import closed_form, host_memory
 from shardlab.strategy.strategy import parse_strategy
 
 FEEDBACK = {"codec": "int8", "error_feedback": True}
+PARAMETERS = 1_000_000
+UNITS = 1000
 
 
 @pytest.mark.parametrize(
@@ -31,5 +36,10 @@ FEEDBACK = {"codec": "int8", "error_feedback": True}
     ],
 )
 def test_bytes_of_parameters_match_hand_calculation(document, expected):
-    found = parameter_bytes(parse_strategy(document), 1_000_000, 4)
-    assert found / 1e6 == pytest.approx(expected, rel=0.02)
+    full = parse_strategy(document).canonical()
+    small = PARAMETERS // UNITS
+    unit = UnitShape(small, small, kept=not full.reshard_after_forward, element_bytes=4)
+    units = () if full.wrap in (None, "root") else (unit,) * UNITS
+    sizes = Sizes(PARAMETERS, PARAMETERS, units=units, element_bytes=4, accumulation=1)
+    found = [*closed_form(full, sizes, 4).values(), *host_memory(full, sizes, 4).values()]
+    assert sum(found) / 1e6 == pytest.approx(expected, rel=0.02)

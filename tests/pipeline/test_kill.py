@@ -38,7 +38,7 @@ def start(endless: Path) -> Iterator[object]:
         # who runs the tests in the background may ignore some signals, and children inherit that
         marked = Marked(endless, "env", "--default-signal", *command)
         started.append(marked)
-        wait_for(lambda: len(stages(marked)) >= 3, 120, "a stage and its two ranks")
+        wait_for(lambda: len(ranks(marked)) == 2, 120, "two ranks")
         wait_for(lambda: all(seconds(pid) > 0.5 for pid in ranks(marked)), 120, "ranks at work")
         return marked
 
@@ -48,21 +48,33 @@ def start(endless: Path) -> Iterator[object]:
 
 
 def stages(marked: Marked) -> list[int]:
-    """The stage and the ranks that it forked, parents first."""
+    """The stage, the fork of a server that runs it under Snakemake, and the ranks."""
     return sorted(pid for pid, words in marked.family().items() if "-m stages.train" in words)
 
 
 def ranks(marked: Marked) -> list[int]:
-    return stages(marked)[1:]
+    """Those whose parent has the same command."""
+    found = stages(marked)
+    return [pid for pid in found if parent(pid) in found]
+
+
+def parent(pid: int) -> int | None:
+    fields = status(pid)
+    return int(fields[1]) if fields else None
 
 
 def seconds(pid: int) -> float:
     """CPU time that a process has used."""
+    fields = status(pid)
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def status(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the state on; none where there is no such process."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except FileNotFoundError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return []
 
 
 def recover(root: Path, *command: str) -> None:

@@ -13,8 +13,6 @@ rule propose:
         "results/rounds/{round}/proposal.json",
     log:
         "logs/propose/{round}.log",
-    benchmark:
-        "logs/benchmarks/propose/{round}.tsv"
     params:
         code=CODE["propose"],
         plan=plan("propose/{round}"),
@@ -30,8 +28,6 @@ rule trial:
         "results/rounds/{round}/trial.json",
     log:
         "logs/trial/{round}.log",
-    benchmark:
-        "logs/benchmarks/trial/{round}.tsv"
     threads: lambda wildcards: ranks_of_trial(wildcards) * config["train"]["threads"]
     resources:
         **placed_steps(ranks_of_trial, link_of_trial),
@@ -54,8 +50,6 @@ rule decide:
         "results/rounds/{round}/history.json",
     log:
         "logs/decide/{round}.log",
-    benchmark:
-        "logs/benchmarks/decide/{round}.tsv"
     params:
         code=CODE["decide"],
         plan=plan("decide/{round}"),
@@ -75,8 +69,6 @@ rule policies:
         "results/policies/policies.json",
     log:
         "logs/policies.log",
-    benchmark:
-        "logs/benchmarks/policies.tsv"
     params:
         code=CODE["policies"],
         plan=plan("policies"),

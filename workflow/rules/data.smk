@@ -3,8 +3,6 @@ rule code:
         expand("data/code/{stage}.json", stage=CODE),
     log:
         "logs/code.log",
-    benchmark:
-        "logs/benchmarks/code.tsv"
     params:
         code={path: each for stage in CODE.values() for path, each in stage.items()},
     shell:
@@ -16,8 +14,6 @@ rule content:
         "data/inputs/{input}.json",
     log:
         "logs/content/{input}.log",
-    benchmark:
-        "logs/benchmarks/content/{input}.tsv"
     params:
         code=CODE["content"],
         holds=lambda wildcards: CONTENTS[wildcards.input],
@@ -31,8 +27,6 @@ rule plans:
         expand("data/plans/{name}.json", name=PLANS),
     log:
         "logs/plans.log",
-    benchmark:
-        "logs/benchmarks/plans.tsv"
     params:
         code=CODE["plans"],
         plan=digest_of("".join(PLANS.values())),
@@ -49,8 +43,6 @@ rule prepare:
         update("data/source.json"),
     log:
         "logs/prepare.log",
-    benchmark:
-        "logs/benchmarks/prepare.tsv"
     params:
         code=CODE["prepare"],
         plan=plan("prepare"),
@@ -69,8 +61,6 @@ rule tokenize:
         TOKENS,
     log:
         "logs/tokenize.log",
-    benchmark:
-        "logs/benchmarks/tokenize.tsv"
     threads: config["tokenize"]["shards"]
     params:
         code=CODE["tokenize"],

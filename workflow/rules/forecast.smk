@@ -7,8 +7,6 @@ rule calibrate:
         "results/hardware.json",
     log:
         "logs/calibrate.log",
-    benchmark:
-        "logs/benchmarks/calibrate.tsv"
     priority: 1
     threads: CORES_OF_RANKS
     resources:
@@ -34,8 +32,6 @@ rule forecast:
         "results/forecast/chakra.zip",
     log:
         "logs/forecast.log",
-    benchmark:
-        "logs/benchmarks/forecast.tsv"
     params:
         code=CODE["forecast"],
         plan=plan("forecast"),

@@ -20,3 +20,4 @@ onstart:
         print(f"snakemake: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     on_end_signals(stop)
+    start_forks()

@@ -37,8 +37,6 @@ rule report:
         expand("results/report/plots/{plot}.png", plot=PLOTS),
     log:
         "logs/report.log",
-    benchmark:
-        "logs/benchmarks/report.tsv"
     params:
         code=CODE["report"],
         plan=plan("report"),
@@ -53,8 +51,6 @@ rule readme:
         "results/report/readme.md",
     log:
         "logs/readme.log",
-    benchmark:
-        "logs/benchmarks/readme.tsv"
     params:
         code=CODE["readme"],
     shell:

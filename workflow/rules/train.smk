@@ -12,8 +12,6 @@ rule train:
         "results/train/{run}/seed{seed}/final_model/tokenizer_config.json",
     log:
         "logs/train/{run}/{seed}.log",
-    benchmark:
-        "logs/benchmarks/train/{run}/{seed}.tsv"
     # all of these first: then the jobs of one core each fill the machine side by side
     priority: 1
     threads: CORES_OF_RANKS
@@ -36,8 +34,6 @@ rule profile:
         "results/profile/{run}/seed{seed}.json",
     log:
         "logs/profile/{run}/{seed}.log",
-    benchmark:
-        "logs/benchmarks/profile/{run}/{seed}.tsv"
     params:
         code=CODE["profile"],
     shell:
@@ -57,8 +53,6 @@ rule validate:
         "results/validate/{run}/seed{seed}.json",
     log:
         "logs/validate/{run}/{seed}.log",
-    benchmark:
-        "logs/benchmarks/validate/{run}/{seed}.tsv"
     threads: config["train"]["threads"]
     params:
         code=CODE["validate"],
@@ -75,8 +69,6 @@ rule timing:
         "results/timings/{timing}.jsonl",
     log:
         "logs/timing/{timing}.log",
-    benchmark:
-        "logs/benchmarks/timing/{timing}.tsv"
     priority: 1
     # all cores of this machine: no other job disturbs it
     threads:
@@ -102,8 +94,6 @@ rule estimate:
         "results/memory.json",
     log:
         "logs/estimate.log",
-    benchmark:
-        "logs/benchmarks/estimate.tsv"
     params:
         code=CODE["estimate"],
         plan=plan("estimate"),
@@ -124,8 +114,6 @@ rule collect:
         "results/results.csv",
     log:
         "logs/collect.log",
-    benchmark:
-        "logs/benchmarks/collect.tsv"
     params:
         code=CODE["collect"],
         plan=plan("collect"),
