@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from shardlab.agent.decisions.decision import faster, race_rule
 from shardlab.agent.races.sequential import verdict
@@ -118,18 +118,9 @@ def _do(values: Values, proposal: Proposal, step: Step) -> None:
             (arm,) = (arm for arm in proposal.arms if arm.hash == step.arm)
             train_run(_plan(values, arm, step.seed), Path(step.folder), limit_s=step.limit_s)
     except (RunFailed, UserError) as error:
-        _report(error, Path(step.folder, _FAILED))
+        # for the stage that started this step
+        write_json(Path(step.folder, _FAILED), asdict(Failure.of(error)))
         raise
-
-
-def _report(error: RunFailed | UserError, path: Path) -> None:
-    """Write a `Failure` for the stage that started this step."""
-    if isinstance(error, RunFailed):
-        failure = Failure(error.kind, error.summary, error.detail)
-    else:
-        kind: Literal["storage", "user"] = "storage" if isinstance(error, StorageError) else "user"
-        failure = Failure(kind, str(error))
-    write_json(path, asdict(failure))
 
 
 def _race(values: Values, proposal: Proposal, folder: Path) -> None:

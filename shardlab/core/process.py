@@ -25,6 +25,15 @@ def die_with_parent(parent: int, sig: int = signal.SIGKILL) -> None:
         os.kill(os.getpid(), sig)
 
 
+def begin_fork(parent: int) -> None:
+    """Begin a forked process that is to end with its parent, without the handlers of that: Ctrl-C
+    and hangups, which reach both, are left to the parent."""
+    die_with_parent(parent)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
 def on_end_signals(end: Callable[[int], None]) -> None:
     """Call `end` at the first SIGINT, SIGTERM or SIGHUP, and ignore those that follow.
 

@@ -1,20 +1,25 @@
 """Start of the ranks of a run: forked here, or one rank for each process of torchrun or srun."""
 
+import json
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import timedelta
+from functools import partial
+from multiprocessing.connection import Connection
 
 from shardlab.core.errors import UserError
-from shardlab.core.process import die_with_parent
+from shardlab.core.process import begin_fork, die_with_parent
 from shardlab.core.progress import say
 from shardlab.experiment.affinity import CpuAffinity
 from shardlab.launch.environment import RankEnvironment, rank_environment
 from shardlab.launch.failure import Failure, RunFailed
-from shardlab.launch.local import Limit, LocalRanks
+from shardlab.launch.local import Limit, Processes
 from shardlab.launch.rank import Interfaces, Job, Worker
 from shardlab.launch.stores import Attempt, FileAttempt, TcpAttempt
 
-__all__ = ["Interfaces", "RunFailed", "Worker", "launch"]
+__all__ = ["Interfaces", "RunFailed", "Worker", "launch", "launch_together"]
 
 
 def launch(
@@ -69,6 +74,31 @@ def launch(
     _launch_one(job, environment, limit)
 
 
+def launch_together(commands: Mapping[str, Callable[[], None]]) -> None:
+    """Fork a process for each of several commands that call `launch`; return when all are done.
+
+    Args:
+        commands: by the names that failures of their processes have.
+
+    Raises:
+        RunFailed, UserError: of the first command that failed; no process of the others is left.
+    """
+    works = {name: partial(_report_failure, os.getpid(), each) for name, each in commands.items()}
+    with Processes(works) as processes:
+        failure = processes.watch(Limit(None), lambda attempt: False)
+    if failure is not None:
+        raise failure.error()
+
+
+def _report_failure(parent: int, command: Callable[[], None], pipe: Connection) -> None:
+    begin_fork(parent)
+    try:
+        command()
+    except (RunFailed, UserError) as error:
+        pipe.send_bytes(json.dumps(asdict(Failure.of(error))).encode())
+        sys.exit(1)
+
+
 def _launch_local(job: Job, limit: Limit, max_restarts: int) -> None:
     """Fork all ranks, again after a failure that may be transient."""
     for restart in range(1, max_restarts + 2):
@@ -91,6 +121,7 @@ def _launch_one(job: Job, environment: RankEnvironment, limit: Limit) -> None:
 
 
 def _run(job: Job, ranks: Sequence[int], attempt: Attempt, limit: Limit) -> Failure | None:
-    with LocalRanks(ranks, lambda rank, pipe: job.run(rank, pipe, attempt)) as processes:
+    works = {f"rank {rank}": partial(job.run, rank, attempt) for rank in ranks}
+    with Processes(works) as processes:
         attempt.serve()  # not before the fork: the server is a thread
         return processes.watch(limit, attempt.failed_elsewhere)

@@ -64,6 +64,13 @@ class Failure:
         except ValidationError:
             return None
 
+    @classmethod
+    def of(cls, error: UserError | RunFailed) -> Self:
+        """Return the failure that `error` raises again, in another process."""
+        if isinstance(error, RunFailed):
+            return cls(error.kind, error.summary, error.detail)
+        return cls("storage" if isinstance(error, StorageError) else "user", str(error))
+
     def error(self) -> UserError | RunFailed:
         """Return the exception for the caller of `launch`."""
         if self.kind == "user":

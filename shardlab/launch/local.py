@@ -1,11 +1,11 @@
-"""Processes of local ranks: forked, watched and killed together."""
+"""Processes of one machine: forked, watched and killed together."""
 
 import json
 import math
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
@@ -33,7 +33,7 @@ class Limit:
 
 
 @dataclass
-class _Rank:
+class _Process:
     name: str
     process: ForkProcess
     pipe: Connection
@@ -73,33 +73,35 @@ class _Rank:
         return is_stopped(self.process.pid)
 
 
-class LocalRanks:
-    """Context of forked processes that call `work(rank, pipe)`; none is left after it."""
+class Processes:
+    """Context of forked processes; none is left after it.
 
-    def __init__(self, numbers: Iterable[int], work: Callable[[int, Connection], None]) -> None:
-        self._numbers = numbers
-        self._work = work
-        self._ranks: list[_Rank] = []
+    Args:
+        works: what each calls, by the names that failures have. It may send a `Failure` as JSON.
+    """
+
+    def __init__(self, works: Mapping[str, Callable[[Connection], None]]) -> None:
+        self._works = works
+        self._all: list[_Process] = []
 
     def __enter__(self) -> Self:
         fork = multiprocessing.get_context("fork")
         try:
-            for number in self._numbers:
+            for name, work in self._works.items():
                 ours, theirs = fork.Pipe(duplex=False)
-                name = f"rank {number}"
-                process = fork.Process(target=self._work, args=(number, theirs), name=name)
+                process = fork.Process(target=work, args=(theirs,), name=name)
                 process.start()
-                theirs.close()  # the rank alone holds this end: the pipe closes when the rank ends
-                self._ranks.append(_Rank(name, process, ours))
+                theirs.close()  # the process alone holds this end: the pipe closes when it ends
+                self._all.append(_Process(name, process, ours))
         except BaseException:  # a fork failed, or an interrupt: `with` calls no __exit__ then
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        for rank in self._ranks:
+        for rank in self._all:
             rank.process.kill()
-        for rank in self._ranks:
+        for rank in self._all:
             rank.process.join()
             rank.pipe.close()
 
@@ -111,17 +113,17 @@ class LocalRanks:
             failed_elsewhere: whether a rank of another process has failed, given the name of the
                 attempt; the ranks here may not notice, as long as they do not communicate.
         """
-        running = {rank.pipe: rank for rank in self._ranks}
+        running = {rank.pipe: rank for rank in self._all}
         while running:
             ready = wait(list(running), timeout=min(limit.left_s, _POLL_S))
             if not ready and limit.left_s == 0:
                 return Failure("timeout", f"not done after {limit.seconds:g} s")
-            if not ready and failed_elsewhere(self._ranks[0].attempt):
+            if not ready and failed_elsewhere(self._all[0].attempt):
                 return self._first_failure(running) or Failure(
                     "crash",
-                    f"{self._ranks[0].name}: another rank has failed",
+                    f"{self._all[0].name}: another rank has failed",
                     order=UNKNOWN_ORDER,
-                    attempt=self._ranks[0].attempt,
+                    attempt=self._all[0].attempt,
                 )
             for pipe in ready:
                 assert isinstance(pipe, Connection)
@@ -132,7 +134,7 @@ class LocalRanks:
                     return self._first_failure(running)
         return None
 
-    def _first_failure(self, running: dict[Connection, _Rank]) -> Failure | None:
+    def _first_failure(self, running: dict[Connection, _Process]) -> Failure | None:
         """Return the first failure, after waiting for the ranks that fail at the same time."""
         self._read(running, _REPORTS_S)
         failure = self._earliest()
@@ -142,7 +144,7 @@ class LocalRanks:
             failure = self._earliest()
         return _silence([*running.values()], failure) or failure
 
-    def _read(self, running: dict[Connection, _Rank], seconds: float) -> None:
+    def _read(self, running: dict[Connection, _Process], seconds: float) -> None:
         """Read reports for that long, or until all ranks have ended."""
         deadline = time.monotonic() + seconds
         while running and (ready := wait(list(running), max(0.0, deadline - time.monotonic()))):
@@ -152,10 +154,10 @@ class LocalRanks:
                     del running[pipe]
 
     def _earliest(self) -> Failure | None:
-        return first(rank.failure() for rank in self._ranks)
+        return first(rank.failure() for rank in self._all)
 
 
-def _silence(ranks: Sequence[_Rank], failure: Failure | None) -> Failure | None:
+def _silence(ranks: Sequence[_Process], failure: Failure | None) -> Failure | None:
     """Blame the ranks that are stopped, or that run on without a report while others timed out."""
     if failure is not None and not failure.waited:
         return None

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import sys
 import time
 import traceback
@@ -18,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from shardlab.core.errors import StorageError, UserError
-from shardlab.core.process import die_with_parent
+from shardlab.core.process import begin_fork
 from shardlab.core.progress import say
 from shardlab.experiment.affinity import CpuAffinity
 from shardlab.launch.failure import TIMED_OUT, UNKNOWN_ORDER, Failure
@@ -120,13 +119,9 @@ class Job:
     parent: int
     """process id of the command that forks the ranks"""
 
-    def run(self, rank: int, pipe: Connection, attempt: Attempt) -> None:
+    def run(self, rank: int, attempt: Attempt, pipe: Connection) -> None:
         """Run the worker as `rank`; send the name of the attempt, then any failure, to `pipe`."""
-        die_with_parent(self.parent)
-        # the command's own handlers are not for ranks; Ctrl-C and hangups reach the command as well
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        begin_fork(self.parent)
         joined = None
         try:
             joined = self._join(rank, attempt)
