@@ -10,6 +10,11 @@ import numpy as np
 from shardlab.forecast.work import Compute
 from shardlab.records.timing import NO_COMMUNICATION, TimedRun
 
+_PARTS = 8
+"""of a timing, to tell how the speed drifts in it"""
+_OF_PART = 10
+"""repetitions, whose median says more of the machine than of chance"""
+
 
 class Bound(NamedTuple):
     """Computation of a step, as one timing measured it."""
@@ -21,6 +26,8 @@ class Bound(NamedTuple):
     """of one rank that has its cores to itself"""
     error: float
     """relative standard error"""
+    drift: float = 0.0
+    """standard deviation of the speed over parts of the timing, relative to it"""
 
 
 class Speed(NamedTuple):
@@ -29,6 +36,8 @@ class Speed(NamedTuple):
     mean: float = 1.0
     drift: float = 0.0
     """standard deviation of one more timing from the mean, relative to it"""
+    calibration: float = 0.0
+    """standard deviation of the calibration, which was at another time: at least the same"""
 
 
 def bounds_of(runs: Iterable[TimedRun], cores: float) -> tuple[Bound, ...]:
@@ -39,6 +48,7 @@ def bounds_of(runs: Iterable[TimedRun], cores: float) -> tuple[Bound, ...]:
             busy_cores(run.world_size * run.threads, cores),
             fit_compute(run, cores),
             standard_error(run.step_ms),
+            drift_within(run.step_ms),
         )
         for run in runs
         if run.run == NO_COMMUNICATION
@@ -64,15 +74,19 @@ def speed_of(bounds: Sequence[Bound], fitted: Mapping[int, Compute]) -> Speed:
     Args:
         fitted: computation that the speed is relative to, by the number of busy cores.
     """
+    within = max(bound.drift for bound in bounds)
     counts = Counter(bound.busy for bound in bounds)
     known = [each for each in bounds if counts[each.busy] > 1 and each.busy in fitted]
     if not known:
-        return Speed(drift=_mean([bound.error for bound in bounds]))
+        drift = _mean([bound.error for bound in bounds])
+        return Speed(1.0, drift, max(drift, within))
     factors = [sum(each.compute) / sum(fitted[each.busy]) for each in known]
     # of the other timing itself, and of the mean; its median is of as few repetitions
     variance = (1 + 1 / len(factors)) * float(np.var(factors, ddof=1))
     mean = _mean(factors)
-    return Speed(mean, variance**0.5 / mean)
+    drift = variance**0.5 / mean
+    # timings that took turns differ less than the machine drifts in their time
+    return Speed(mean, drift, max(drift, within))
 
 
 def fit_compute(run: TimedRun, cores: float) -> Compute:
@@ -97,6 +111,18 @@ def standard_error(values: Sequence[float]) -> float:
     if len(values) < 2:
         return 0.0
     return float(1.25 * np.std(values, ddof=1) / len(values) ** 0.5 / np.median(values))
+
+
+def drift_within(values: Sequence[float]) -> float:
+    """Return the standard deviation of the medians of consecutive parts, relative to their mean,
+    without what their repetitions explain; 0 where there are too few."""
+    if len(values) < _PARTS * _OF_PART:
+        return 0.0
+    parts = [part.tolist() for part in np.array_split(values, _PARTS)]
+    medians = [median(part) for part in parts]
+    chance = _mean([standard_error(part) ** 2 for part in parts])
+    variance = float(np.var(medians, ddof=1)) / _mean(medians) ** 2 - chance
+    return float(np.sqrt(max(variance, 0.0)))
 
 
 def _mean(values: Sequence[float]) -> float:

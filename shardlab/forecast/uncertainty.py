@@ -47,11 +47,16 @@ def propagate(
     Args:
         noise: standard deviation of a measurement that the prediction interval must cover.
         whole: the drift of the machine slows the whole step: transfers, codecs and waits need its
-            cores as computation does. Else, as on another machine, computation alone is unsure.
+            cores as computation does, and the calibration may have been at yet another speed. Else,
+            as on another machine, computation alone is unsure.
     """
     value = forecast(model)
-    variance = noise**2 + (whole * model.speed.drift * value) ** 2
-    fits = model._replace(speed=Speed()) if whole else model
+    variance, fits = noise**2, model
+    if whole:
+        speed, fits = model.speed, model._replace(speed=Speed())
+        calibrated = 1 + (speed.calibration**2 - speed.drift**2) ** 0.5
+        at_another = model._replace(machine=model.machine.scaled(calibrated))
+        variance += (speed.drift * value) ** 2 + (forecast(at_another) - value) ** 2
     variance += sum((forecast(other) - value) ** 2 for other in directions(fits))
     half = _NORMAL * variance**0.5
     return Estimate(value, max(value - half, 0.0), value + half)
