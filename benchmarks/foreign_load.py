@@ -22,7 +22,8 @@ from shardlab.experiment.parameters import Parameters
 from shardlab.records.timing import NO_COMMUNICATION, TimedRun, read_timings
 from shardlab.report.numbers import fixed, ratio
 from shardlab.report.timings import timing_table
-from shardlab.timing.interleaved import TimingPlan, time_strategies
+from shardlab.timing.plan import TimingPlan
+from shardlab.timing.together import time_strategies
 
 RATIO_GOAL, INTERVAL_GOAL = 0.05, 0.10
 """largest change of a ratio, and half the width of an interval relative to the ratio"""
@@ -87,7 +88,7 @@ def changes(quiet: pd.DataFrame, loaded: pd.DataFrame) -> pd.DataFrame:
 
 def _timed(plan: TimingPlan, path: Path) -> list[TimedRun]:
     path.parent.mkdir(parents=True, exist_ok=True)
-    time_strategies(plan, path)
+    time_strategies([plan], path)
     return read_timings(path, "run the benchmark again")
 
 

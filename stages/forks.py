@@ -144,6 +144,7 @@ def _imported(module: str) -> bool:
     with suppress(Exception):
         importlib.import_module(module)
         del sys.modules[module]  # it will run as the main module
+        sys.stdout.flush()  # each fork would print again what an import has printed
         return True
     return False
 

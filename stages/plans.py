@@ -19,7 +19,7 @@ from shardlab.core.errors import UserError
 from shardlab.core.files import write_text
 from shardlab.experiment.model_and_data import Data
 from shardlab.experiment.parameters import Parameters
-from shardlab.experiment.schema import Forecast, Params, Space, Train
+from shardlab.experiment.schema import Forecast, Params, Space, Train, each_timing
 from shardlab.strategy.strategy import Strategy
 from stages.common import run as run_stage
 
@@ -59,12 +59,17 @@ def validate(params: Parameters) -> Values:  # noqa: D103
 
 
 def timing(params: Parameters, name: str) -> Values:  # noqa: D103
+    timings = params("timings")
+    for whole, timed in timings.items():
+        if name in timed.interleaved:
+            raise UserError(f"timing {name} is part of timing {whole}: name that")
     timed, strategies = params(f"timings.{name}"), _strategies(params)
     of_train, model = params("train", "model")
+    runs = {run for part in timed.parts(name).values() for run in part.runs}
     used = (*_CPUS, *_SAMPLES, "deterministic", "weight_decay", "clip", "profiled_steps")
     return {
         "timing": timed,
-        "strategies": {run: strategies[run] for run in timed.runs},
+        "strategies": {run: strategies[run] for run in sorted(runs)},
         "train": of_train.only(*used),
         "model": model,
     }
@@ -72,7 +77,8 @@ def timing(params: Parameters, name: str) -> Values:  # noqa: D103
 
 def calibrate(params: Parameters) -> Values:
     """Networks are those of the timings that the forecast is fitted on, strategies of all."""
-    forecast_, timings, of_train = params("forecast", "timings", "train")
+    forecast_, of_train = params("forecast", "train")
+    timings = each_timing(params("timings"))
     strategies = _strategies(params)
     runs = {run for timed in timings.values() for run in timed.runs}
     timed = {strategies[run].canonical() for run in runs}

@@ -1,11 +1,12 @@
 """CPU time of a rank, and of all processes on each CPU (proc_stat(5), proc_pid_stat(5)).
 
-Read at the two ends of what is timed, in well under a millisecond. The time of interrupts is left
-out: the kernel counts the run's own messages there, too.
+Read at the two ends of each part that is timed, in well under a millisecond. The time of interrupts
+is left out: the kernel counts the run's own messages there, too.
 """
 
 import os
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,18 @@ class CpuMeter:
                 for key in ("busy", "stolen")
             },
         }
+
+
+def total(times: Sequence[CpuTimes]) -> CpuTimes:
+    """Return the sum of one rank's times over several parts of a run, one or more."""
+    return {
+        **times[-1],
+        **{key: sum(each[key] for each in times) for key in ("seconds", "own")},
+        **{
+            key: {cpu: sum(each[key].get(cpu, 0.0) for each in times) for cpu in times[-1][key]}
+            for key in ("busy", "stolen")
+        },
+    }
 
 
 def _read() -> dict[str, Any]:

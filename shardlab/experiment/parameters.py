@@ -12,7 +12,15 @@ from shardlab.core.errors import UserError, nearest
 from shardlab.experiment.codec_modules import load_codecs
 from shardlab.experiment.link import LOOPBACK
 from shardlab.experiment.parameter_file import check_values, read_tree, shorten
-from shardlab.experiment.schema import ALL, MATRIX, Params, Timing, Train
+from shardlab.experiment.schema import (
+    ALL,
+    MATRIX,
+    Params,
+    Repetitions,
+    Timing,
+    Train,
+    each_timing,
+)
 from shardlab.experiment.search import RoundPlan
 from shardlab.strategy.strategy import Strategy
 from shardlab.strategy.validation import check_fits
@@ -113,15 +121,22 @@ def _name_runs(tree: dict[str, Any]) -> None:
     runs, timed, timings = sections
     named = {MATRIX: [*runs], ALL: [*runs, *timed]}
     for name, timing in timings.items():
-        word = timing.get("runs", MATRIX) if isinstance(timing, dict) else None
-        if not isinstance(word, str):
-            continue
-        if word not in named:
-            raise UserError(
-                f"timings.{name}.runs: expected names of strategies, {MATRIX} or {ALL} "
-                f"(found {word!r})"
-            )
-        timing["runs"] = sorted(map(str, named[word]))
+        _name_runs_of(f"timings.{name}", timing, named)
+        others = timing.get("interleaved") if isinstance(timing, dict) else None
+        if isinstance(others, dict):
+            for other, part in others.items():
+                _name_runs_of(f"timings.{name}.interleaved.{other}", part, named)
+
+
+def _name_runs_of(key: str, timing: Any, named: dict[str, list[str]]) -> None:
+    word = timing.get("runs", MATRIX) if isinstance(timing, dict) else None
+    if not isinstance(word, str):
+        return
+    if word not in named:
+        raise UserError(
+            f"{key}.runs: expected names of strategies, {MATRIX} or {ALL} (found {word!r})"
+        )
+    timing["runs"] = sorted(map(str, named[word]))
 
 
 def _annotation(section: str) -> Any:
@@ -160,21 +175,21 @@ def _check_references(values: dict[str, Any]) -> None:
             if name in runs:
                 raise UserError(f"timed_strategies.{name}: {name!r} is one of strategies, too")
     strategies = {**runs, **timed} if runs is not None else None
-    for name, timing in values.get("timings", {}).items():
-        _check_timing(f"timings.{name}", timing, strategies, values.get("train"))
-    if "comparison" in values:
-        name = values["comparison"]
-        refuse("comparison", name, list(values.get("timings", {name: 0})), "timing")
+    timings = values.get("timings")
+    _check_timings(timings or {}, strategies, values.get("train"))
+    named = [] if timings is None else [*each_timing(timings)]
+    if "comparison" in values and timings is not None:
+        refuse("comparison", values["comparison"], named, "timing")
     if "forecast" in values:
         known = values["forecast"]
-        for i, name in enumerate(known.timings):
-            refuse(f"forecast.timings.{i}", name, list(values.get("timings", {name: 0})), "timing")
+        for i, name in enumerate(known.timings if timings is not None else ()):
+            refuse(f"forecast.timings.{i}", name, named, "timing")
         for i, name in enumerate(known.runs):
             if strategies is not None:
                 refuse(f"forecast.runs.{i}", name, list(strategies), "strategy")
-    if "policies" in values:
+    if "policies" in values and timings is not None:
         for i, name in enumerate(values["policies"].timings):
-            refuse(f"policies.timings.{i}", name, list(values.get("timings", {name: 0})), "timing")
+            refuse(f"policies.timings.{i}", name, named, "timing")
     if "tokenize" in values and "model" in values:
         values["tokenize"].for_model(values["model"])
     if "train" in values:
@@ -192,8 +207,21 @@ def _check_references(values: dict[str, Any]) -> None:
                 )
 
 
+def _check_timings(
+    timings: dict[str, Timing], strategies: dict[str, Strategy] | None, train: Train | None
+) -> None:
+    keys: dict[str, str] = {}
+    for name, whole in timings.items():
+        for part, timing in whole.parts(name).items():
+            key = f"timings.{name}" + ("" if part == name else f".interleaved.{part}")
+            if part in keys:
+                raise UserError(f"{key}: {keys[part]} has the same name: choose another")
+            keys[part] = key
+            _check_timing(key, timing, strategies, train)
+
+
 def _check_timing(
-    key: str, timing: Timing, strategies: dict[str, Strategy] | None, train: Train | None
+    key: str, timing: Repetitions, strategies: dict[str, Strategy] | None, train: Train | None
 ) -> None:
     for i, run in enumerate(timing.runs):
         if run in timing.runs[:i]:
@@ -211,7 +239,7 @@ def _check_comparison(name: str, values: dict[str, Any]) -> None:
     """Check that a timing has the runs of the matrix, on the ranks and link of their training."""
     if "timings" not in values:
         return
-    key, timing = f"timings.{name}", values["timings"][name]
+    key, timing = f"timings.{name}", each_timing(values["timings"])[name]
     for run in values.get("strategies", []):
         if run not in timing.runs:
             raise UserError(

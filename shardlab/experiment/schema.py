@@ -1,5 +1,6 @@
 """Schema of `params.yaml`."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, TypeAdapter, WithJsonSchema, model_validator
@@ -118,7 +119,7 @@ _OR_WORD = WithJsonSchema(
 )
 
 
-class Timing(Document):
+class Repetitions(Document):
     """Interleaved steps of several strategies in the same processes, to be compared in pairs."""
 
     renamed: ClassVar[dict[str, str]] = {"rounds": "repetitions"}
@@ -133,6 +134,29 @@ class Timing(Document):
     """emulated link between ranks of this machine; null: none"""
     repetitions: Count = 10
     """timed steps of every strategy"""
+
+
+class Timing(Repetitions):
+    """A timing, and others whose repetitions take turns with its own: a machine drifts by more than
+    links differ, and its drift is then the same in all of them."""
+
+    interleaved: dict[Name, Repetitions] = {}
+    """timings of other links or numbers of ranks, by name; their ranks are on one machine"""
+
+    def alone(self) -> Repetitions:
+        """Return the timing without those that it is interleaved with."""
+        return Repetitions(**{name: getattr(self, name) for name in Repetitions.model_fields})
+
+    def parts(self, name: str) -> dict[str, Repetitions]:
+        """Return all timings by name, which is this one's first; the order of the others in the
+        file has no meaning."""
+        others = {other: self.interleaved[other] for other in sorted(self.interleaved)}
+        return {name: self.alone(), **others}
+
+
+def each_timing(timings: Mapping[str, Timing]) -> dict[str, Repetitions]:
+    """Return all timings by name, those that are interleaved with others among them."""
+    return {name: part for key, whole in timings.items() for name, part in whole.parts(key).items()}
 
 
 class Space(Document):

@@ -104,7 +104,8 @@ def read_timings(path: str | Path, fix: str) -> list[TimedRun]:
 
 
 def read_timing(folder: Path, name: str, timing: Timing) -> list[TimedRun]:
-    """Read the runs of a timing of the parameters, in their order.
+    """Read the runs of a timing of the parameters and of those it is interleaved with, in their
+    order.
 
     Args:
         folder: that the timing stage writes to.
@@ -114,7 +115,9 @@ def read_timing(folder: Path, name: str, timing: Timing) -> list[TimedRun]:
     """
     path, fix = folder / f"{name}.jsonl", f"run python -m stages.timing {name}"
     found = read_timings(path, fix)
-    if [run.run for run in found] != [*timing.runs, NO_COMMUNICATION]:
+    parts = timing.parts(name).items()
+    expected = [(part, run) for part, each in parts for run in (*each.runs, NO_COMMUNICATION)]
+    if [(run.timing, run.run) for run in found] != expected:
         raise UserError(f"{path}: has other runs than timings.{name}: {fix}")
     return found
 

@@ -6,25 +6,23 @@ one repetition are compared in pairs.
 """
 
 import random
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch.distributed as dist
 
-from shardlab.core.progress import say, track
+from shardlab.core.progress import track
 from shardlab.data.tokens.tokens import open_split
 from shardlab.devices.determinism import compute_deterministically
-from shardlab.emulation.link import Emulation, emulated
-from shardlab.environment.cpu_times import CpuMeter
-from shardlab.kernels import native
+from shardlab.emulation.link import Emulation
+from shardlab.environment.cpu_times import CpuMeter, total
 from shardlab.launch import Worker, launch
 from shardlab.records.contention import Contention
 from shardlab.records.race import Ruling
-from shardlab.records.timing import NO_COMMUNICATION, TimedRun, write_timings
+from shardlab.records.timing import NO_COMMUNICATION, TimedRun
 from shardlab.timing.plan import TimingPlan
 from shardlab.timing.runner import Runner, slowest
+from shardlab.timing.turns import Turn
 from shardlab.transport.object_collectives import gather_values
 
 _UNTIMED_REPETITIONS = 2
@@ -54,18 +52,6 @@ class Interleaved(NamedTuple):
         return [each for each in found if each is not None]
 
 
-def time_strategies(plan: TimingPlan, output: Path) -> None:
-    """Write a `TimedRun` of every run of the plan, in their order.
-
-    Raises:
-        RunFailed: a rank failed; `output` is as it was.
-        UserError: the data, the model or the link cannot be used.
-    """
-    native.library()  # says once, and not once per rank, when there are no compiled kernels
-    with emulated(plan.timing.link, plan.timing.world_size) as link:
-        launch_plan(plan, link, partial(_work, plan, link, output))
-
-
 def launch_plan(
     plan: TimingPlan, link: Emulation, worker: Worker, limit_s: float | None = None
 ) -> None:
@@ -82,29 +68,22 @@ def launch_plan(
     )
 
 
-def _work(plan: TimingPlan, link: Emulation, output: Path, group: dist.ProcessGroup) -> None:
-    def look(step_ms: dict[str, list[float]]) -> Ruling:
-        return Ruling()
-
-    def mark(run: str) -> None:
-        pass
-
-    whole = interleave(plan, link, plan.timing.repetitions, look, mark, group)
-    timed = whole.timed(mark)
-    if timed:
-        write_timings(output, timed)
-        say(f"{plan.name}: {len(timed)} runs of {plan.timing.repetitions} repetitions")
-
-
 def interleave(
-    plan: TimingPlan, link: Emulation, block: int, look: Look, mark: Mark, group: dist.ProcessGroup
+    plan: TimingPlan,
+    link: Emulation,
+    block: int,
+    look: Look,
+    mark: Mark,
+    turn: Turn,
+    group: dist.ProcessGroup,
 ) -> Interleaved:
-    """Do repetitions until a look stops them, or as many as the plan says.
+    """Do repetitions until a look stops them, or as many as the plan says; end in a last turn.
 
     Args:
         block: repetitions before each look. Runs that have diverged by then leave.
         look: called on rank 0.
         mark: called on each rank before each part of a run.
+        turn: waited for before each repetition.
     """
     if plan.train.deterministic:
         compute_deterministically()
@@ -122,15 +101,20 @@ def interleave(
             runner.step()
     for runner in runners:
         runner.begin()
-    meter = CpuMeter()
+    used = []
     most = plan.timing.repetitions
     reason = f"all of {most} repetitions"
-    numbers = range(most)
-    for number in track(numbers, f"time {plan.name}", unit="repetition") if chief else numbers:
+    numbers: Iterable[int] = range(most)
+    if chief and turn.shown:
+        numbers = track(numbers, f"time {plan.name}", total=most, unit="repetition")
+    for number in numbers:
+        turn.wait(number / most)
+        meter = CpuMeter()
         for index in order(number, len(runners)):
             if runners[index].active:
                 mark(runners[index].run)
                 runners[index].step()
+        used.append(meter.read())
         if (number + 1) % block and number + 1 < most:
             continue
         mark("")
@@ -140,8 +124,9 @@ def interleave(
             break
         for runner in runners:
             runner.active &= runner.run not in ruling.leave and not runner.diverged
-    used = Contention.of(gather_values(meter.read(), group))
-    return Interleaved(runners, reason, used)
+    turn.wait(1.0)
+    contention = Contention.of(gather_values(total(used), group))
+    return Interleaved(runners, reason, contention)
 
 
 def _ruling(runners: list[Runner], look: Look, group: dist.ProcessGroup) -> Ruling:

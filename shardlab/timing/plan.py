@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardlab.experiment.model_and_data import Model
-from shardlab.experiment.schema import Timing, Train
+from shardlab.experiment.schema import Repetitions, Train
 from shardlab.records.timing import NO_COMMUNICATION
 from shardlab.strategy.strategy import Strategy
 
@@ -14,7 +14,7 @@ class TimingPlan:
     """One timing: strategies, ranks and link, model and data."""
 
     name: str
-    timing: Timing
+    timing: Repetitions
     strategies: dict[str, Strategy]
     """at least those of the timing, by name"""
     train: Train

@@ -24,6 +24,7 @@ from shardlab.records.race import BLOCK, Arm, Race, Ruling
 from shardlab.records.timing import NO_COMMUNICATION
 from shardlab.timing.interleaved import Look, interleave, launch_plan
 from shardlab.timing.plan import TimingPlan
+from shardlab.timing.turns import Alone
 
 _TRIED = 3
 """repetitions of one challenger alone with the incumbent, to learn which of them fails"""
@@ -205,7 +206,7 @@ def _work(
     group: dist.ProcessGroup,
 ) -> None:
     mark = partial(marks.mark, dist.get_rank(group))
-    whole = interleave(plan, link, BLOCK, look, mark, group)
+    whole = interleave(plan, link, BLOCK, look, mark, Alone(), group)
     arms = {
         runner.run: Arm(
             outcome="diverged" if runner.diverged else "ok",

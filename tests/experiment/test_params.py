@@ -7,7 +7,7 @@ import yaml
 
 from shardlab.core.errors import UserError
 from shardlab.experiment.parameters import Parameters
-from shardlab.experiment.schema import Params
+from shardlab.experiment.schema import Params, each_timing
 from shardlab.strategy.codec_table import built_in
 from shardlab.strategy.strategy import Strategy
 
@@ -244,6 +244,38 @@ def test_timings_name_the_matrix_or_all_strategies() -> None:
         ("w", "x", "y"),
         ("y",),
     ]
+
+
+def test_interleaved_timings_are_named_like_others() -> None:
+    """By the comparison, the forecast and policies, with words for their runs."""
+    given = [
+        "strategies={y: {engine: ddp}, x: {engine: fsdp2}}",
+        "timed_strategies={}",
+        "timings={a: {runs: [y], interleaved: {b: {}, c: {runs: [y], world_size: 1}}}}",
+        "baseline=x",
+        "agent={start: x}",
+        "forecast.runs=[x]",
+        "forecast.timings=[c]",
+        "comparison=b",
+        "policies={timings: [b]}",
+    ]
+    params = Parameters(ROOT / "params.yaml", given)
+    assert params("comparison") == "b"
+    found = each_timing(params("timings"))
+    assert {name: each.runs for name, each in found.items()} == {
+        "a": ("y",),
+        "b": ("x", "y"),
+        "c": ("y",),
+    }
+    twice = "timings={a: {runs: [y], interleaved: {b: {}}}, b: {}}"
+    with pytest.raises(UserError, match=r"timings.b: timings.a.interleaved.b has the same name"):
+        Parameters(ROOT / "params.yaml", [*given, twice, "forecast.timings=[a]"])
+    wrong = "timings={a: {runs: [y], interleaved: {b: {runs: [z]}}}}"
+    with pytest.raises(UserError, match=r"timings.a.interleaved.b.runs.0: 'z' is no strategy"):
+        Parameters(ROOT / "params.yaml", [*given, wrong, "forecast.timings=[a]"])
+    deeper = "timings={a: {runs: [y], interleaved: {b: {interleaved: {}}}}}"
+    with pytest.raises(UserError, match=r"timings.a.interleaved.b.interleaved: unknown key"):
+        Parameters(ROOT / "params.yaml", [*given, deeper, "forecast.timings=[a]"])
 
 
 def test_json_is_read_as_json(tmp_path: Path) -> None:

@@ -74,6 +74,10 @@ CHANGES: dict[str, tuple[Callable[[Tree], None], set[str]]] = {
         put("timings.two-ranks.repetitions", 9),
         {"timing/two-ranks", "collect", "forecast", "report", "propose/1", "decide/1"},
     ),
+    "one more link in turns": (
+        put("timings.two-ranks.interleaved.slow", {"link": {"rate": "50mbit"}}),
+        {"timing/two-ranks", "collect", "forecast", "report", "propose/1", "decide/1"},
+    ),
     "the model": (
         put("model.preset", "small"),
         {"train/*", "validate", "timing/*", "estimate", "trial/1", "propose/1"},

@@ -82,6 +82,20 @@ def test_memory_is_that_of_the_estimate(tmp_path: Path) -> None:
     found = resources_of(root, "mem_mb=4321")
     assert "mem_mb=22000" in found[TRAINED]
     assert "mem_mb=82000" in found["results/timings/two-ranks.jsonl"]
+    # and those that take turns with it, on as many CPUs as the most ranks
+    more = {"runs": ["fsdp2"], "world_size": 4, "repetitions": 3}
+    set_params(root, **{"timings__two-ranks__interleaved": {"four-ranks": more}})
+    together = resources_of(root, "mem_mb=4321")["results/timings/two-ranks.jsonl"]
+    assert "mem_mb=166000" in together and "cpus_per_task=4" in together
+
+
+def test_timings_that_take_turns_are_on_one_machine(tmp_path: Path) -> None:
+    root = copy_project(tmp_path / "project")
+    set_params(root, **{"timings__two-ranks__interleaved": {"one": {"world_size": 1}}})
+    arguments = ("snakemake", "-n", "--default-resources", "rank_nodes=2")
+    said = run(root, *arguments, check=False).stdout
+    assert "timings.two-ranks.interleaved: timings take turns on one machine" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(

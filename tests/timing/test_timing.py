@@ -12,8 +12,9 @@ from shardlab.experiment.model_and_data import Model
 from shardlab.experiment.schema import Timing, Train
 from shardlab.records.timing import NO_COMMUNICATION, TimedRun, read_timings
 from shardlab.strategy.strategy import parse_strategy
-from shardlab.timing.interleaved import order, time_strategies
+from shardlab.timing.interleaved import order
 from shardlab.timing.plan import TimingPlan
+from shardlab.timing.together import time_strategies
 
 STRATEGIES = {
     "ddp": parse_strategy({"engine": "ddp"}),
@@ -37,7 +38,7 @@ def plan(data: Path, **timing: object) -> TimingPlan:
 
 def timed(data: Path, folder: Path, **timing: object) -> dict[str, TimedRun]:
     output = folder / "timings" / "a-timing.jsonl"
-    time_strategies(plan(data, **timing), output)
+    time_strategies([plan(data, **timing)], output)
     return {run.run: run for run in read_timings(output, "time it again")}
 
 
@@ -122,6 +123,6 @@ def test_failed_rank_keeps_the_output_unchanged(data, tmp_path):
     odd = parse_strategy({"overrides": [{"layers": [7], "param_dtype": "bf16"}]})
     broken = replace(plan(data), strategies={**STRATEGIES, "ddp": odd})
     with pytest.raises(UserError, match="layer 7"):
-        time_strategies(broken, output)
+        time_strategies([broken], output)
     assert output.read_text() == "before\n"
     assert [path.name for path in tmp_path.iterdir()] == ["a-timing.jsonl"]

@@ -30,6 +30,13 @@ def of_profile(name, least):
 RANK_NODES = of_profile("rank_nodes", 1)
 RANK_GPUS = of_profile("rank_gpus", 0)
 
+for _name, _timing in config["timings"].items():
+    if RANK_NODES > 1 and _timing.get("interleaved"):
+        raise UserError(
+            f"timings.{_name}.interleaved: timings take turns on one machine, and rank_nodes is "
+            f"{RANK_NODES}: move what is there to timings"
+        )
+
 
 def check_partition():
     """Refuse a partition that SLURM does not have; otherwise each job would be refused for itself."""
@@ -50,7 +57,7 @@ def check_partition():
         )
 
 
-def placed(ranks, link, engines=None):
+def placed(ranks, link, held=None):
     """Nodes, tasks, CPUs, GPUs and memory of a job, by the names that executor plugins know.
 
     On one node a command forks the ranks: one task has the CPUs and GPUs of all of them. On several
@@ -59,7 +66,8 @@ def placed(ranks, link, engines=None):
 
     Args:
         ranks, link: wildcards → number of ranks, and their emulated link, if any.
-        engines: wildcards → engines that a rank holds at a time, where memory.json estimates them.
+        held: wildcards → numbers of ranks of all timings or runs of the job, each with the engines
+            that a rank holds, where memory.json estimates them.
     """
     threads = config["train"]["threads"]
 
@@ -94,8 +102,13 @@ def placed(ranks, link, engines=None):
     def memory(wildcards):
         known = read_checked(ESTIMATE, "repeat the stage estimate").values()
         most = max(sum(each["closed_form"].values()) for each in known)
-        _, here = size(wildcards)
-        return ceil(here * (RANK_MB + MARGIN * engines(wildcards) * most / 1e6))
+        nodes, _ = size(wildcards)
+        return ceil(
+            sum(
+                count / nodes * (RANK_MB + MARGIN * engines * most / 1e6)
+                for count, engines in held(wildcards)
+            )
+        )
 
     resources = {
         "nodes": lambda wildcards: size(wildcards)[0],
@@ -112,7 +125,7 @@ def placed(ranks, link, engines=None):
         "start": lambda wildcards: spread(start)(wildcards) or "",
     }
     # otherwise as much as the profile says
-    return {**resources, "mem_mb": memory} if engines and ESTIMATE.exists() else resources
+    return {**resources, "mem_mb": memory} if held and ESTIMATE.exists() else resources
 
 
 def placed_steps(*given):
@@ -134,13 +147,21 @@ def link_of_run(wildcards):
     return config["train"].get("link")
 
 
+def engines_of_run(wildcards):
+    return [(ranks_of_run(wildcards), 1)]
+
+
+def parts_of_timing(wildcards):
+    return PARAMETERS(f"timings.{wildcards.timing}").parts(wildcards.timing).values()
+
+
 def link_of_timing(wildcards):
-    return config["timings"][wildcards.timing].get("link")
+    return PARAMETERS(f"timings.{wildcards.timing}").link
 
 
 def engines_of_timing(wildcards):
     """Those of the runs and the one without communication."""
-    return 1 + len(PARAMETERS(f"timings.{wildcards.timing}").runs)
+    return [(each.world_size, 1 + len(each.runs)) for each in parts_of_timing(wildcards)]
 
 
 def link_of_trial(wildcards):

@@ -48,7 +48,7 @@ def digest_of(text):
 
 
 def ranks_of_timing(wildcards):
-    return PARAMETERS(f"timings.{wildcards.timing}").world_size
+    return max(each.world_size for each in parts_of_timing(wildcards))
 
 
 def ranks_of_trial(wildcards):

@@ -16,7 +16,7 @@ rule train:
     priority: 1
     threads: CORES_OF_RANKS
     resources:
-        **placed(ranks_of_run, link_of_run, engines=lambda wildcards: 1),
+        **placed(ranks_of_run, link_of_run, held=engines_of_run),
         timing=1,
     params:
         code=CODE["train"],
