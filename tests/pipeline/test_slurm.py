@@ -8,7 +8,10 @@ import pytest
 
 from shardlab.core.checksums import write_checked
 from shardlab.core.files import read_json_lines
+from shardlab.experiment.parameters import Parameters
+from shardlab.records.timing import write_timings
 from tests.pipeline.workspace import copy_project, environment, run, set_params
+from tests.timed_run_factory import make_timed
 
 SRUN = """#!/bin/sh
 # two nodes with one task each, both of them on this machine
@@ -87,6 +90,35 @@ def test_memory_is_that_of_the_estimate(tmp_path: Path) -> None:
     set_params(root, **{"timings__two-ranks__interleaved": {"four-ranks": more}})
     together = resources_of(root, "mem_mb=4321")["results/timings/two-ranks.jsonl"]
     assert "mem_mb=166000" in together and "cpus_per_task=4" in together
+
+
+def test_a_training_run_gets_the_time_that_its_steps_were_timed_at(tmp_path: Path) -> None:
+    """And never less than the profile says."""
+    root = copy_project(tmp_path / "project")
+    set_params(root, train__steps=100_000)
+    params = Parameters(root / "params.yaml")
+    strategy, train, model = params("strategies.fsdp2", "train", "model")
+    assert "runtime=60" in resources_of(root, "runtime=60")[TRAINED]
+
+    def timed(**changes: object) -> str:
+        same = {name: getattr(train, name) for name in ("batch_size", "sequence_length", "threads")}
+        run = make_timed(
+            "two-ranks",
+            "fsdp2",
+            model=model.name,
+            strategy_hash=strategy.hash(),
+            **{**same, "accumulation": train.accumulation, "step_ms": [50.0, 70.0], **changes},
+        )
+        write_timings(root / "results/timings/two-ranks.jsonl", [run])
+        return resources_of(root, "runtime=60")[TRAINED]
+
+    (root / "results/timings").mkdir(parents=True)
+    # 100,000 steps of 60 ms, twice, and 10 minutes
+    assert "runtime=210" in timed()
+    for other in ({"step_ms": [1.0]}, {"model": "another"}, {"batch_size": 512}):
+        assert "runtime=60" in timed(**other)
+    # other executors have no limits
+    assert "runtime" not in resources_of(root)[TRAINED]
 
 
 def test_timings_that_take_turns_are_on_one_machine(tmp_path: Path) -> None:

@@ -1,15 +1,19 @@
 import shlex
 import subprocess
 from math import ceil
+from statistics import mean
 
 from shardlab.core.checksums import read_checked
 from shardlab.core.errors import UserError
 
 ESTIMATE = Path("results/memory.json")
+COMPARISON = config["comparison"]
 # Python, torch and its libraries in each rank
 RANK_MB = 1000
 # of what is estimated, for allocators and messages
 MARGIN = 1.25
+# minutes of a training run besides its steps, and of its steps for nodes that are slower or disturbed
+BESIDE_STEPS, SLACK = 10, 2
 
 
 def default_resource(name, otherwise):
@@ -137,6 +141,26 @@ def placed_steps(*given):
         return f" --start {shlex.quote(start(wildcards))}" if start(wildcards) else ""
 
     return {**resources, "steps": option}
+
+
+def minutes_of_run(wildcards):
+    """The profile's `runtime`, or more where the timing of the comparison says that the steps need more."""
+    from shardlab.records.timing import read_timings  # for clusters alone
+
+    given = default_resource("runtime", None)
+    if not isinstance(given, int):
+        return given
+    whole = next(name for name in config["timings"] if COMPARISON in PARAMETERS(f"timings.{name}").parts(name))
+    path = Path("results/timings", f"{whole}.jsonl")
+    strategy, train, model = PARAMETERS(f"strategies.{wildcards.run}", "train", "model")
+    alike = ("world_size", "threads", "batch_size", "accumulation", "sequence_length")
+    known = [
+        mean(run.step_ms)
+        for run in (read_timings(path, f"repeat the timing {whole}") if path.exists() else ())
+        if (run.timing, run.strategy_hash, run.model) == (COMPARISON, strategy.hash(), model.name)
+        and all(getattr(run, name) == getattr(train, name) for name in alike)
+    ]
+    return max([given, *(BESIDE_STEPS + ceil(SLACK * train.steps * each / 60_000) for each in known)])
 
 
 def ranks_of_run(wildcards):

@@ -17,6 +17,7 @@ rule train:
     threads: CORES_OF_RANKS
     resources:
         **placed(ranks_of_run, link_of_run, held=engines_of_run),
+        **({"runtime": minutes_of_run} if default_resource("runtime", None) else {}),
         timing=1,
     params:
         code=CODE["train"],
