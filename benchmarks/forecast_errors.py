@@ -1,0 +1,123 @@
+"""Errors of the forecast on held-out runs of many links, ranks, engines, codecs and models.
+
+    python -m benchmarks.forecast_errors [--models NAMES] [--repetitions N] [--data FOLDER]
+        [--work FOLDER]
+
+For each model operations are calibrated, then timings take turns; the forecast is fitted on plain
+engines on one rank, on two, and on the fastest link, and predicts the rest.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import mean, median
+
+from benchmarks.common import DATA, WORK, arguments, print_table, write_results
+from benchmarks.search_table import strategies
+from shardlab.calibration.costs import codecs_of
+from shardlab.calibration.measure import Network, calibrate
+from shardlab.experiment.model_and_data import Model
+from shardlab.experiment.schema import Forecast, Space, Timing, Train
+from shardlab.forecast.check import Check
+from shardlab.forecast.results import predict
+from shardlab.measurements.calibration import memory_operations
+from shardlab.records.timing import read_timings
+from shardlab.report.numbers import fixed
+from shardlab.strategy.strategy import parse_strategy
+from shardlab.timing.plan import TimingPlan
+from shardlab.timing.together import time_strategies
+
+_FITTED = ("ddp", "fsdp2", "manual", "slide")
+_RUNS = (
+    *_FITTED,
+    *("fsdp1", "ddp-bf16", "ddp-int8", "ddp-int4", "fsdp2-int8", "fsdp2-topk", "manual-int8"),
+    *("manual-fp8", "fsdp2-int8-w8", "slide-int4"),
+)
+_WHOLE = "two-ranks"
+_LINKS = ("1gbit", "500mbit", "300mbit", "200mbit", "100mbit")
+_FORECAST = Forecast(
+    timings=("one-rank", _WHOLE, "1gbit"), runs=_FITTED, ranks=(8,), links=("ethernet-10g",)
+)
+_ERROR_GOAL, _WORST_GOAL = 0.05, 0.15
+_TRAIN = Train(batch_size=8, sequence_length=64, timeout_s=300)
+
+
+def timings(repetitions: int) -> Timing:
+    """Return the timing of all: the plain engines on one rank, and all runs elsewhere."""
+
+    def part(world_size: int, rate: str | None = None, runs: Sequence[str] = _RUNS) -> object:
+        link = None if rate is None else {"rate": rate}
+        return {"runs": runs, "world_size": world_size, "link": link, "repetitions": repetitions}
+
+    others = {
+        "one-rank": part(1, runs=_FITTED),
+        **{rate: part(2, rate) for rate in _LINKS},
+        "four-ranks": part(4),
+        **{f"four-ranks-{rate}": part(4, rate) for rate in ("300mbit", "100mbit")},
+    }
+    return Timing.model_validate({"runs": _RUNS, "repetitions": repetitions, "interleaved": others})
+
+
+def main() -> None:
+    given = arguments(
+        __doc__,
+        models=(["tiny", "small"], "presets"),
+        repetitions=(16, "of every timing"),
+        data=DATA,
+        work=WORK,
+    )
+    checks = {
+        name: held_out(name, given.repetitions, given.data, given.work / f"forecast_{name}.jsonl")
+        for name in given.models
+    }
+    rows = [
+        *([name, *_summary(found)] for name, found in checks.items()),
+        ["all", *_summary(each for found in checks.values() for each in found)],
+    ]
+    headings = ["model", "held out", "median, %", "worst, %", "of", "inside, %", "interval, ± %"]
+    print_table("Predicted over measured step, minus 1", headings, rows)
+    print(f"goals: {100 * _ERROR_GOAL:.0f}, {100 * _WORST_GOAL:.0f}, and 90 to 99 inside")
+    results = {name: [each.model_dump() for each in found] for name, found in checks.items()}
+    write_results(given.work / "forecast_errors.json", checks=results)
+
+
+def held_out(model: str, repetitions: int, data: Path, output: Path) -> list[Check]:
+    """Calibrate, time and predict; return what was predicted of held-out runs."""
+    documents = strategies()
+    named = {run: parse_strategy(documents[run]).canonical() for run in _RUNS}
+    memory = dict.fromkeys(each for some in named.values() for each in memory_operations(some))
+    calibration = calibrate(
+        [Network(2, None)],
+        codecs_of([*named.values()], Space(gradients=(), weights=())),
+        _TRAIN.threads,
+        _TRAIN.timeout_s,
+        memory=[*memory],
+    )
+    assert calibration is not None, "no other command starts these ranks"
+    parts = timings(repetitions).parts(_WHOLE).items()
+    plans = [
+        TimingPlan(name, timing, named, _TRAIN, Model(preset=model), data) for name, timing in parts
+    ]
+    output.parent.mkdir(parents=True, exist_ok=True)
+    time_strategies(plans, output)
+    timed = read_timings(output, "run the benchmark again")
+    predicted, _ = predict(calibration, timed, _FORECAST)
+    return [each for each in predicted.checks if each.held_out]
+
+
+def _summary(checks: Iterable[Check]) -> list[str]:
+    found = [*checks]
+    worst = max(found, key=lambda each: abs(each.error))
+    inside = mean(each.low_ms <= each.measured_ms <= each.high_ms for each in found)
+    half = median(each.high_ms / each.predicted_ms - 1 for each in found)
+    return [
+        str(len(found)),
+        fixed(100 * median(abs(each.error) for each in found), 1),
+        fixed(100 * worst.error, 1),
+        f"{worst.run} in {worst.timing}",
+        fixed(100 * inside, 0),
+        fixed(100 * half, 0),
+    ]
+
+
+if __name__ == "__main__":
+    main()
