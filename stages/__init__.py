@@ -13,7 +13,7 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # `stages.common.run` turns the collector on when they are done.
 if sys.argv[0] == "-m":
     gc.disable()
-    if "SHARDLAB_FORKS" in os.environ:
+    if {"SHARDLAB_FORKS", "DVC_STAGE"} & os.environ.keys():
         from stages.forks import hand_over
 
         hand_over()

@@ -1,8 +1,9 @@
 """Stages as forks of a server that has done their imports: some 5 s of CPU less for each.
 
-Snakemake starts the server for the time of one command (`workflow/rules/forks.smk`). A stage that
-finds its name in the environment sends it arguments, environment and streams, and ends as the fork
-does that runs them. Elsewhere (DVC, a cluster, a terminal) stages are processes of their own.
+The server lives as long as one command of Snakemake, which starts it (`workflow/rules/forks.smk`),
+or of DVC, of which the first stage does. A stage sends it arguments, environment and streams, and
+ends as the fork does that runs them. Elsewhere (on a cluster, in a terminal) stages are processes
+of their own.
 
     stage ── socket ── attendant ── fork that runs the stage
                           │
@@ -20,10 +21,14 @@ import select
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import tempfile
+import time
 import typing
+import zlib
 from contextlib import suppress
+from pathlib import Path
 
 VARIABLE = "SHARDLAB_FORKS"
 """environment variable with the name of the server's socket in Linux's abstract namespace"""
@@ -32,9 +37,11 @@ STAGES = {
     for name in ("calibrate", "estimate", "propose", "timing", "train", "trial", "validate")
 }
 """those that import models; their other imports are small: forks hold little that is not theirs"""
+DVC = "SHARDLAB_DVC"
+"""environment variable of a fork with the process id of the DVC that started its stage"""
 _SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _PATIENCE_S = 10.0
-"""for the request of a stage that has connected"""
+"""for the request of a stage that has connected, and for a server that was started"""
 
 
 class _Request(typing.NamedTuple):
@@ -50,11 +57,16 @@ def hand_over() -> None:
 
     Returns where there is no server, or one that cannot: then this process runs the stage.
     """
-    name = os.environ.pop(VARIABLE, None)
+    name, variables = os.environ.pop(VARIABLE, None), dict(os.environ)
     words = sys.orig_argv[2:]  # of python -m stages.NAME ARGUMENTS
-    if name is None or not STAGES.intersection(words[:1]):
+    if not STAGES.intersection(words[:1]):
         return
-    message = json.dumps([words, dict(os.environ)]).encode()
+    if name is None and "DVC_STAGE" in variables:
+        name = _server_of_dvc()
+        variables[DVC] = str(os.getppid())
+    if name is None:
+        return
+    message = json.dumps([words, variables]).encode()
     with socket.socket(socket.AF_UNIX) as server:
         accepted = b""
         with suppress(OSError):
@@ -65,6 +77,31 @@ def hand_over() -> None:
                 accepted = server.recv(1)
         if accepted:
             _end_as_told(server)
+
+
+def _server_of_dvc() -> str | None:
+    """Return the name of the server of the DVC that started this stage, after starting it if there
+    is none; None for stages of others."""
+    dvc = os.getppid()
+    words = Path(f"/proc/{dvc}/cmdline").read_text(errors="replace").split("\0")[:3]
+    if "dvc" not in (Path(word).name for word in words):
+        return None
+    # neither of a process that had this number before, nor of another folder
+    begun = Path(f"/proc/{dvc}/stat").read_text().rpartition(") ")[2].split()[19]
+    name = f"shardlab-{dvc}-{begun}-{zlib.crc32(bytes(Path.cwd()))}"
+    if not _listens(name):
+        command = (sys.executable, "-m", "stages.forks", name, str(dvc))
+        # a stage of DVC it is not
+        others = {key: value for key, value in os.environ.items() if key != "DVC_STAGE"}
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, env=others)
+        deadline = time.monotonic() + _PATIENCE_S
+        while not _listens(name) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    return name
+
+
+def _listens(name: str) -> bool:
+    return f"@{name}\n" in Path("/proc/net/unix").read_text(errors="replace")
 
 
 def _end_as_told(server: socket.socket) -> typing.NoReturn:
@@ -86,39 +123,48 @@ def _end_as_told(server: socket.socket) -> typing.NoReturn:
     os._exit(code)
 
 
-def serve(name: str) -> list[str]:
-    """Answer stages until the parent ends.
+def serve(name: str, tool: int) -> list[str]:
+    """Answer stages until a process ends, that of Snakemake or DVC.
 
     Returns:
         in each fork, the module and the arguments of the stage that it runs.
     """
     from shardlab.core.process import die_with_parent, show_command
 
-    die_with_parent(os.getppid())
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # the stages get them, and end first
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for attendants
     server = os.getpid()
+    try:
+        ended = os.pidfd_open(tool)
+    except ProcessLookupError:
+        sys.exit()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{name}")
         listener.listen(64)
-        while True:
+        while ended not in select.select([listener, ended], [], [])[0]:
             stage, _ = listener.accept()
             with stage:
                 request = _receive(stage)
                 if request is None:
                     continue
-                if _imported(request.words[0]) and os.fork() == 0:
+                if _imported(request.words[0]) and not _ready(ended) and os.fork() == 0:
                     die_with_parent(server)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                     attendant = os.getpid()
                     if pid := os.fork():
                         _attend(stage, pid)
                     die_with_parent(attendant, signal.SIGTERM)
+                    os.close(ended)
                     _become(request)
                     show_command(["-m", *request.words])
                     return request.words
                 for stream in request.streams:
                     os.close(stream)
+    sys.exit()
+
+
+def _ready(descriptor: int) -> bool:
+    return bool(select.select([descriptor], [], [], 0)[0])
 
 
 def _receive(stage: socket.socket) -> _Request | None:
@@ -182,6 +228,6 @@ def _become(request: _Request) -> None:
 
 
 if __name__ == "__main__":
-    module, *arguments = serve(sys.argv[1])
+    module, *arguments = serve(sys.argv[1], int(sys.argv[2]))
     sys.argv[1:] = arguments
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -25,6 +25,8 @@ from shardlab.core.process import command_line, is_running, started
 _FILE = Path(".shardlab.lock")
 _TOKEN = "SHARDLAB_LOCK"
 """environment variable of those who work inside"""
+_DVC = "SHARDLAB_DVC"
+"""set by `stages.forks`"""
 _PATIENCE_S = 5.0
 """for jobs whose tool was killed, which are about to end, and for DVC between two stages"""
 _handle: int | None = None
@@ -89,8 +91,10 @@ def _enter(handle: int) -> _Worker | None:
         if owner.token and owner.token == os.environ.get(_TOKEN):
             return None if _flocked(handle, fcntl.LOCK_SH) else _nobody()
         return owner
-    of_dvc = "DVC_STAGE" in os.environ  # which is the parent, since its commands begin with `exec`
-    me = _worker(os.getppid() if of_dvc else os.getpid())
+    of_dvc = "DVC_STAGE" in os.environ
+    # its commands begin with `exec`, so it is the parent, unless the stage is a fork of a server
+    dvc = int(os.environ.get(_DVC, os.getppid()))
+    me = _worker(dvc if of_dvc else os.getpid())
     if not of_dvc and (pid := dvc_lock.enter(me.pid, f"{me.command} since {me.since}")) is not None:
         fcntl.flock(handle, fcntl.LOCK_UN)
         return _worker(pid) if pid and is_running(pid) else _nobody()

@@ -59,7 +59,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    command = [*UNCHANGED, sys.executable, "-m", "stages.forks", name_of(folder)]
+    command = [*UNCHANGED, sys.executable, "-m", "stages.forks", name_of(folder), str(os.getpid())]
     with subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL) as process:
         line = f"@{name_of(folder)}\n"
         wait_for(lambda: line in Path("/proc/net/unix").read_text(), 20, "a server")
@@ -188,6 +188,50 @@ def test_another_user_gets_no_fork(server, folder: Path) -> None:
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
     assert not (folder / "imported").exists()
+
+
+def of_dvc(folder: Path, **stages: str) -> None:
+    """Make stages of DVC, one after the other, of commands of the stage `trial`."""
+    text, before = "stages:\n", "stages"
+    for name, words in stages.items():
+        text += f"  {name}:\n    cmd: exec python -m stages.trial {words}\n    deps: [{before}]\n"
+        text += f"    outs: [{name}]\n"
+        before = name
+    (folder / "dvc.yaml").write_text(text)
+    run(folder, "dvc", "init", "--quiet", "--no-scm")
+
+
+def test_stages_of_one_dvc_are_forks_of_one_server(folder: Path) -> None:
+    """With the environment and the parent's number that a process of its own would have."""
+    last = """attendant = open(f"/proc/{os.getppid()}/stat").read()
+    print('dvc', os.environ.get('SHARDLAB_DVC'), 'server', attendant.rpartition(") ")[2].split()[1])
+    open(how, "w").close()"""
+    code = STAGE.replace("sys.exit(int(how) if how.isdigit() else how)", last)
+    (folder / "stages/trial.py").write_text(code)
+    of_dvc(folder, one="one", two="two")
+    marked = Marked(folder, "dvc", "repro")
+    try:
+        assert marked.process.wait(60) == 0
+        wait_for(lambda: not marked.family(), 15, "no process left")
+    finally:
+        marked.close()
+    said = (folder / "marked.log").read_text()
+    assert "Warning" not in said
+    [(dvc, server), again] = re.findall(r"^dvc (\d+) server (\d+)$", said, re.MULTILINE)
+    assert (dvc, server) == again and dvc == str(marked.process.pid) != server
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGKILL])
+def test_a_fork_ends_with_dvc(folder: Path, sig: int) -> None:
+    of_dvc(folder, one="wait orderly")
+    marked = Marked(folder, *UNCHANGED, "dvc", "repro")
+    try:
+        wait_for((folder / "waits").exists, 60, "a fork")
+        marked.process.send_signal(sig)
+        wait_for(lambda: not marked.family(), 15, "no process left")
+    finally:
+        marked.close()
+    assert "put in order" in (folder / "marked.log").read_text()
 
 
 @pytest.mark.long

@@ -16,6 +16,6 @@ def start_forks():
         and Path(python).absolute().parent == Path(sys.executable).parent
     ):
         name = f"shardlab-{uuid.uuid4()}"
-        server = (sys.executable, "-m", "stages.forks", name)
+        server = (sys.executable, "-m", "stages.forks", name, str(os.getpid()))
         subprocess.Popen(server, stdin=subprocess.DEVNULL)
         os.environ[forks.VARIABLE] = name
