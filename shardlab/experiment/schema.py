@@ -145,7 +145,9 @@ class Timing(Repetitions):
 
     def alone(self) -> Repetitions:
         """Return the timing without those that it is interleaved with."""
-        return Repetitions(**{name: getattr(self, name) for name in Repetitions.model_fields})
+        # validated already, but for the default of `runs`, which the names of strategies replace
+        values = {name: getattr(self, name) for name in Repetitions.model_fields}
+        return Repetitions.model_construct(**values)
 
     def parts(self, name: str) -> dict[str, Repetitions]:
         """Return all timings by name, which is this one's first; the order of the others in the

@@ -298,3 +298,11 @@ def test_a_setting_that_is_off_leaves_the_hash_of_runs_as_it_was() -> None:
     train = Parameters(ROOT / "params.yaml")("train")
     assert "deterministic" not in train.meaning()
     assert train.model_copy(update={"deterministic": True}).meaning()["deterministic"]
+
+
+def test_timings_are_read_where_no_strategy_is_known(tmp_path: Path) -> None:
+    """A file may hold a part of the parameters."""
+    path = tmp_path / "params.yaml"
+    path.write_text("timings: {a: {interleaved: {b: {world_size: 4}}}}")
+    found = each_timing(Parameters(path)("timings"))
+    assert {name: each.world_size for name, each in found.items()} == {"a": 2, "b": 4}

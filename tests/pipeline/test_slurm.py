@@ -102,13 +102,9 @@ def test_a_training_run_gets_the_time_that_its_steps_were_timed_at(tmp_path: Pat
 
     def timed(**changes: object) -> str:
         same = {name: getattr(train, name) for name in ("batch_size", "sequence_length", "threads")}
-        run = make_timed(
-            "two-ranks",
-            "fsdp2",
-            model=model.name,
-            strategy_hash=strategy.hash(),
-            **{**same, "accumulation": train.accumulation, "step_ms": [50.0, 70.0], **changes},
-        )
+        same |= {"accumulation": train.accumulation, "model": model.name}
+        same |= {"strategy_hash": strategy.hash(), "step_ms": [50.0, 70.0]}
+        run = make_timed("two-ranks", "fsdp2", **{**same, **changes})
         write_timings(root / "results/timings/two-ranks.jsonl", [run])
         return resources_of(root, "runtime=60")[TRAINED]
 
