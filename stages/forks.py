@@ -141,7 +141,7 @@ def serve(name: str, tool: int) -> list[str]:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{name}")
         listener.listen(64)
-        while ended not in select.select([listener, ended], [], [])[0]:
+        while ended not in select.select([listener.fileno(), ended], [], [])[0]:
             stage, _ = listener.accept()
             with stage:
                 request = _receive(stage)
