@@ -9,7 +9,7 @@ engines on one rank, on two, and on the fastest link, and predicts the rest.
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 
 from benchmarks.common import DATA, WORK, arguments, print_table, write_results
 from benchmarks.search_table import strategies
@@ -17,7 +17,7 @@ from shardlab.calibration.costs import codecs_of
 from shardlab.calibration.measure import Network, calibrate
 from shardlab.experiment.model_and_data import Model
 from shardlab.experiment.schema import Forecast, Space, Timing, Train
-from shardlab.forecast.check import Check
+from shardlab.forecast.check import Check, summarize
 from shardlab.forecast.results import predict
 from shardlab.measurements.calibration import memory_operations
 from shardlab.records.timing import read_timings
@@ -61,7 +61,7 @@ def main() -> None:
     given = arguments(
         __doc__,
         models=(["tiny", "small"], "presets"),
-        repetitions=(16, "of every timing"),
+        repetitions=(12, "of every timing"),
         data=DATA,
         work=WORK,
     )
@@ -106,15 +106,16 @@ def held_out(model: str, repetitions: int, data: Path, output: Path) -> list[Che
 
 def _summary(checks: Iterable[Check]) -> list[str]:
     found = [*checks]
+    whole = summarize(found)
+    assert whole is not None, "all of them are held out"
     worst = max(found, key=lambda each: abs(each.error))
-    inside = mean(each.low_ms <= each.measured_ms <= each.high_ms for each in found)
     half = median(each.high_ms / each.predicted_ms - 1 for each in found)
     return [
         str(len(found)),
-        fixed(100 * median(abs(each.error) for each in found), 1),
+        fixed(100 * whole.median, 1),
         fixed(100 * worst.error, 1),
         f"{worst.run} in {worst.timing}",
-        fixed(100 * inside, 0),
+        fixed(100 * whole.within, 0),
         fixed(100 * half, 0),
     ]
 

@@ -1,4 +1,4 @@
-"""How far the speed of a machine drifts, by steps without communication."""
+"""Drift of the speed of a machine, by steps without communication."""
 
 import numpy as np
 import pytest

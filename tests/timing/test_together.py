@@ -39,7 +39,7 @@ def test_each_timing_has_its_records_in_one_file(data, tmp_path):
     by_name = {(run.timing, run.run): run for run in runs}
     assert by_name["slow", "ddp"].bits_per_second == 200_000_000
     assert by_name["two", "ddp"].bits_per_second is None
-    # those that wait for their turn are no load: only what runs beside the tests is
+    # those that wait for their turn are no load: only what runs during the tests is
     assert by_name["slow", "ddp"].contention is not None
     # the same messages, on any link
     assert by_name["slow", "ddp"].bytes_wire == by_name["two", "ddp"].bytes_wire
