@@ -83,11 +83,12 @@ def main() -> None:
 def held_out(model: str, repetitions: int, data: Path, output: Path) -> list[Check]:
     """Calibrate, time and predict; return what was predicted of held-out runs."""
     documents = strategies()
-    named = {run: parse_strategy(documents[run]).canonical() for run in _RUNS}
-    memory = dict.fromkeys(each for some in named.values() for each in memory_operations(some))
+    named = {run: parse_strategy(documents[run]) for run in _RUNS}
+    canonical = [each.canonical() for each in named.values()]
+    memory = dict.fromkeys(each for some in canonical for each in memory_operations(some))
     calibration = calibrate(
         [Network(2, None)],
-        codecs_of([*named.values()], Space(gradients=(), weights=())),
+        codecs_of(canonical, Space(gradients=(), weights=())),
         _TRAIN.threads,
         _TRAIN.timeout_s,
         memory=[*memory],
@@ -95,7 +96,8 @@ def held_out(model: str, repetitions: int, data: Path, output: Path) -> list[Che
     assert calibration is not None, "no other command starts these ranks"
     parts = timings(repetitions).parts(_WHOLE).items()
     plans = [
-        TimingPlan(name, timing, named, _TRAIN, Model(preset=model), data) for name, timing in parts
+        TimingPlan(name, timing, named, _TRAIN, Model.model_validate({"preset": model}), data)
+        for name, timing in parts
     ]
     output.parent.mkdir(parents=True, exist_ok=True)
     time_strategies(plans, output)

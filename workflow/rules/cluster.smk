@@ -150,7 +150,11 @@ def minutes_of_run(wildcards):
     given = default_resource("runtime", None)
     if not isinstance(given, int):
         return given
-    whole = next(name for name in config["timings"] if COMPARISON in PARAMETERS(f"timings.{name}").parts(name))
+    whole = next(
+        name
+        for name in config["timings"]
+        if COMPARISON in PARAMETERS(f"timings.{name}").parts(name)
+    )
     path = Path("results/timings", f"{whole}.jsonl")
     strategy, train, model = PARAMETERS(f"strategies.{wildcards.run}", "train", "model")
     alike = ("world_size", "threads", "batch_size", "accumulation", "sequence_length")
@@ -160,7 +164,9 @@ def minutes_of_run(wildcards):
         if (run.timing, run.strategy_hash, run.model) == (COMPARISON, strategy.hash(), model.name)
         and all(getattr(run, name) == getattr(train, name) for name in alike)
     ]
-    return max([given, *(BESIDE_STEPS + ceil(SLACK * train.steps * each / 60_000) for each in known)])
+    return max(
+        [given, *(BESIDE_STEPS + ceil(SLACK * train.steps * each / 60_000) for each in known)]
+    )
 
 
 def ranks_of_run(wildcards):
