@@ -4,7 +4,7 @@ from pathlib import Path
 
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
-from shardlab.core.files import sha256_of_file, sha256_of_value
+from shardlab.core.files import files_below, sha256_of_file, sha256_of_value, state_of
 from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
 from stages import plans
@@ -34,31 +34,24 @@ def content(path: str, known: Content | None = None) -> Content:
     """
     root = Path(path)
     try:
-        files = {name: file.stat() for name, file in _files(root).items()}
-        times = {name: (each.st_size, each.st_mtime_ns) for name, each in files.items()}
-        seen = sha256_of_value(times)
+        seen = state_of(root)
         if known is not None and (known.path, known.seen) == (path, seen):
             return known
-        digests = {name: sha256_of_file(root / name) for name in files}
+        files = files_below(root)
+        if not files:
+            what = "an empty folder" if root.is_dir() else "no such file"
+            raise UserError(f"{root}: {what}")
+        digests = {name: sha256_of_file(file) for name, file in files.items()}
+        sizes = [file.stat().st_size for file in files.values()]
     except OSError as error:
         raise UserError(f"{error.filename or path}: {error.strerror}") from None
     return Content(
         path=path,
         sha256=digests[""] if root.is_file() else sha256_of_value(digests),
         files=len(files),
-        bytes=sum(each.st_size for each in files.values()),
+        bytes=sum(sizes),
         seen=seen,
     )
-
-
-def _files(root: Path) -> dict[str, Path]:
-    """Return the files by their relative paths; that of a file itself is empty."""
-    if root.is_file():
-        return {"": root}
-    files = [file for file in root.rglob("*") if file.is_file()]
-    if not files:
-        raise UserError(f"{root}: {'an empty folder' if root.is_dir() else 'no such file'}")
-    return {file.relative_to(root).as_posix(): file for file in files}
 
 
 def content_of(params: Parameters, name: str) -> Content:

@@ -118,6 +118,8 @@ class Manifest(Document):
     strategy: CanonicalStrategy
     train: Train
     model: Model
+    model_files: str | None = None
+    """of `Model.state`"""
     seed: int
     tokens: str
     """checksum of the manifest of the token shards"""
@@ -136,6 +138,7 @@ class Manifest(Document):
             strategy=plan.strategy.canonical(),
             train=plan.train,
             model=plan.model,
+            model_files=plan.model.state(),
             seed=plan.seed,
             tokens=sha256_of_file(plan.data / "tokens/manifest.json"),
             revision=git_revision(),
@@ -176,7 +179,8 @@ class Manifest(Document):
 
     def _meaning(self) -> dict[str, Any]:
         """Return the values that identify a run, by dotted keys."""
-        plain = self.model_dump(mode="json", include={"model", "seed", "tokens", "strategy"})
+        named = {"model", "model_files", "seed", "tokens", "strategy"}
+        plain = self.model_dump(mode="json", include=named)
         train = self.train.model_dump(mode="json", exclude=_AFTERWARDS)
         return _flat({**plain, "train": train})
 

@@ -195,6 +195,23 @@ def sha256_of_file(path: str | Path) -> str:
     return digest.hexdigest()
 
 
+def files_below(root: Path) -> dict[str, Path]:
+    """Return the files of a folder by their relative paths; that of a file itself is empty.
+
+    Links to folders are not followed.
+    """
+    if root.is_file():
+        return {"": root}
+    return {path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file()}
+
+
+def state_of(root: Path) -> str:
+    """Return a digest of relative paths, sizes and times of a file, or of those of a folder: while
+    it is the same, nothing was written."""
+    files = {name: file.stat() for name, file in files_below(root).items()}
+    return sha256_of_value({name: (s.st_size, s.st_mtime_ns) for name, s in files.items()})
+
+
 def sha256_of_value(value: Any) -> str:
     """Hash a JSON value; the order of keys does not matter."""
     return hashlib.sha256(

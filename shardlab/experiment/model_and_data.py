@@ -1,11 +1,13 @@
 """Parameters of the text, its tokens and the model."""
 
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
+from shardlab.core.files import state_of
 
 _OPTIONS = {
     "split": ("huggingface",),
@@ -124,6 +126,12 @@ class Model(Document):
     def name(self) -> str:
         """Name of the model in records."""
         return self.preset or self.pretrained or self.config or ""
+
+    def state(self) -> str | None:
+        """Return a digest that changes when a file of the model is written; None where it has none
+        on this machine."""
+        root = Path(self.pretrained or self.config or "")
+        return state_of(root) if self.preset is None and root.exists() else None
 
     @model_validator(mode="after")
     def _one_of_three(self) -> Self:

@@ -97,7 +97,8 @@ def test_damaged_store_is_named(tmp_path):
         run(tmp_path, Measuring())
 
 
-def test_key_changes_with_everything_that_a_result_depends_on(tmp_path):
+def test_key_changes_with_everything_that_a_result_depends_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     manifest = tmp_path / "manifest.json"
     manifest.write_text("{}")
     train, model = Train(), Model(preset="tiny")
@@ -114,6 +115,13 @@ def test_key_changes_with_everything_that_a_result_depends_on(tmp_path):
     ]
     assert key() == keys[0]
     assert key(strategy=STRATEGY.canonical()) == keys[0]
+    (tmp_path / "user_codecs").mkdir()
+    weights = tmp_path / "base/model.safetensors"
+    weights.parent.mkdir()
+    for path in (tmp_path / "user_codecs/ternary.py", weights):
+        for text in ("one", "another"):
+            path.write_text(text)
+            keys.append(key(model=Model(pretrained="base")))
     manifest.write_text('{"tokens": 1}')
     assert len({*keys, key()}) == len(keys) + 1
 

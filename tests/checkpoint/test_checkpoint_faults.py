@@ -170,6 +170,13 @@ def test_a_checkpoint_of_another_experiment_is_refused(data, saved, tmp_path):
         )
 
 
+def test_a_checkpoint_of_other_weights_is_refused(data, saved, tmp_path, monkeypatch):
+    root, plan = shutil.copytree(saved / "full", tmp_path / "root"), plan_of(data, INT4_FSDP2)
+    monkeypatch.setattr(Model, "state", lambda self: "other")
+    said = f'{root}/step-00000004: made with model_files null, now it is "other": set it back, '
+    assert refusal(plan, root).startswith(said)
+
+
 def test_settings_without_effect_on_steps_may_differ(data, saved):
     plan = plan_of(data, INT4_FSDP2, timeout_s=30.0, audit_steps=0, profiled_steps=1)
     assert resumed_step(plan, saved / "full", every=7, keep=1) == 4

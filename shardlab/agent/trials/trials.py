@@ -1,7 +1,8 @@
 """Training runs of a trial, and the store that keeps a strategy from being trained twice.
 
 The store is a folder of `<key>.json`. The key covers all that a result depends on: the strategy's
-hash, the training parameters, the model, the seeds, the tokens and the code. What is kept:
+hash, the training parameters, the model and its files, the seeds, the tokens, and the code, with
+that of users' codecs. What is kept:
 
 - a trial that ended well, or diverged: for ever;
 - a timeout: a hit for this limit and every shorter one; a longer limit measures again;
@@ -10,7 +11,7 @@ hash, the training parameters, the model, the seeds, the tokens and the code. Wh
 """
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +19,7 @@ from shardlab.agent.records.rounds import Outcome
 from shardlab.core.document import Document
 from shardlab.core.files import sha256_of_file, sha256_of_value, writing
 from shardlab.core.progress import stopwatch
+from shardlab.experiment.codec_modules import FOLDER
 from shardlab.experiment.model_and_data import Model
 from shardlab.experiment.schema import Train
 from shardlab.records.run import Record
@@ -99,9 +101,11 @@ def trial_key(
             "strategy": strategy.hash(),
             "train": train.meaning(),
             "model": model.model_dump(mode="json"),
+            "model_files": model.state(),
             "seeds": seeds,
             "tokens": sha256_of_file(tokens),
             "code": code_digest(Path(__file__).parents[2]),
+            "codecs": _digest(Path().glob(f"{FOLDER}/**/*.py"), Path()),
         }
     )
 
@@ -118,9 +122,11 @@ def code_digest(library: Path) -> str:
     kernels = library.parent / "csrc"
     sources = ("*.cpp", "*.h", "CMakeLists.txt")
     files += [file for pattern in sources for file in kernels.rglob(pattern)]
-    return sha256_of_value(
-        {str(file.relative_to(library.parent)): sha256_of_file(file) for file in files}
-    )
+    return _digest(files, library.parent)
+
+
+def _digest(files: Iterable[Path], root: Path) -> str:
+    return sha256_of_value({str(file.relative_to(root)): sha256_of_file(file) for file in files})
 
 
 def _kept(path: Path, limit_s: float) -> Runs | None:
