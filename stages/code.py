@@ -9,7 +9,7 @@ import json
 from functools import cache
 from pathlib import Path
 
-from shardlab.core.files import write_text
+from shardlab.core.files import files_below, sha256_of_file, write_text
 from shardlab.experiment.parameters import Parameters
 from stages.common import run
 
@@ -91,12 +91,18 @@ def digests(stage: str) -> dict[str, str]:
 @cache
 def _digest(path: str) -> str:
     """Hash a file, or a folder less the by-products that .dvcignore names."""
-    files = [Path(path)] if Path(path).is_file() else sorted(Path(path).rglob("*"))
     found = hashlib.sha256()
-    for file in files:
-        if file.is_file() and file.suffix != ".so" and "__pycache__" not in file.parts:
-            found.update(f"{file} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    for name, file in sorted(files_below(Path(path)).items()):
+        if not _is_by_product(name):
+            found.update(f"{file} {sha256_of_file(file)}\n".encode())
     return found.hexdigest()[:16]
+
+
+def _is_by_product(name: str) -> bool:
+    """Return whether an editor, Python or the compiler wrote a file of this relative path."""
+    parts = Path(name).parts
+    hidden = any(part.startswith(".") for part in parts)
+    return hidden or "__pycache__" in parts or name.endswith((".so", "~"))
 
 
 def main(params: Parameters) -> None:
