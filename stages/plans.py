@@ -49,8 +49,9 @@ def tokenize(params: Parameters) -> Values:  # noqa: D103
 
 
 def train(params: Parameters, run: str) -> Values:  # noqa: D103
-    strategy, of_train, model = params(f"strategies.{run}", "train", "model")
-    return {"strategy": strategy, "train": of_train.only(*Train.model_fields), "model": model}
+    strategy, of_train = params(f"strategies.{run}", "train")
+    whole = of_train.only(*Train.model_fields)
+    return {"strategy": strategy, "train": whole, **_sections(params, "model", "codecs")}
 
 
 def validate(params: Parameters) -> Values:  # noqa: D103
@@ -64,14 +65,14 @@ def timing(params: Parameters, name: str) -> Values:  # noqa: D103
         if name in timed.interleaved:
             raise UserError(f"timing {name} is part of timing {whole}: name that")
     timed, strategies = params(f"timings.{name}"), _strategies(params)
-    of_train, model = params("train", "model")
+    of_train = params("train")
     runs = {run for part in timed.parts(name).values() for run in part.runs}
     used = (*_CPUS, *_SAMPLES, "deterministic", "weight_decay", "clip", "profiled_steps")
     return {
         "timing": timed,
         "strategies": {run: strategies[run] for run in sorted(runs)},
         "train": of_train.only(*used),
-        "model": model,
+        **_sections(params, "model", "codecs"),
     }
 
 
@@ -87,6 +88,7 @@ def calibrate(params: Parameters) -> Values:
         "strategies": sorted(timed, key=Strategy.hash),
         "space": forecast_.space,
         "train": of_train.only(*_CPUS, "world_size"),
+        **_sections(params, "codecs"),
     }
 
 
@@ -104,7 +106,7 @@ def forecast(params: Parameters) -> Values:  # noqa: D103
 def estimate(params: Parameters) -> Values:  # noqa: D103
     of_train = params("train")
     return {
-        **_sections(params, "model", "strategies"),
+        **_sections(params, "model", "strategies", "codecs"),
         "train": of_train.only(*_SAMPLES, "world_size", "clip"),
     }
 
@@ -138,9 +140,9 @@ def _fit(whole: Forecast) -> Forecast:
 
 
 def trial(params: Parameters, number: str) -> Values:  # noqa: D103
-    of_train, model, seeds = params("train", "model", "seeds")
-    whole = of_train.only(*Train.model_fields)
-    return {**_round(params, number), "train": whole, "model": model, "seeds": seeds}
+    whole = params("train").only(*Train.model_fields)
+    named = _sections(params, "model", "seeds", "codecs")
+    return {**_round(params, number), "train": whole, **named}
 
 
 def decide(params: Parameters, number: str) -> Values:  # noqa: D103

@@ -93,6 +93,10 @@ CHANGES: dict[str, tuple[Callable[[Tree], None], set[str]]] = {
     "the vocabulary": (put("tokenize.vocabulary", 600), {"tokenize"}),
     "a point of the curves": (put("quality.time_s", [2]), {"collect", "report"}),
     "the baseline": (put("baseline", "fsdp2-int8"), {"report"}),
+    "modules of codecs": (
+        put("codecs", ["user_codecs.ternary"]),
+        {"train/*", "timing/*", "calibrate", "estimate", "trial/1"},
+    ),
     "what the judge is offered": (
         put("agent.candidates", "action"),
         {"propose/1", "trial/1", "decide/1"},
@@ -135,7 +139,10 @@ def test_a_change_of_code_alters_the_digests_of_stages_that_import_it(tmp_path: 
 
     before = digests()
     (root / "shardlab/report/__pycache__").mkdir(exist_ok=True)
-    for by_product in ("report/__pycache__/tables.pyc", "kernels/library.so"):
+    for by_product in (
+        *("report/__pycache__/tables.pyc", "kernels/library.so", "comm/.ledger.py.swp"),
+        "comm/ledger.py~",
+    ):
         (root / "shardlab" / by_product).write_text("another")
     assert digests() == before
     with (root / "shardlab/comm/ledger.py").open("a") as file:
