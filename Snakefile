@@ -34,5 +34,6 @@ rule all:
     input:
         rules.code.output,
         rules.plans.output,
+        rules.inputs.output,
         rules.report.output,
         rules.readme.output,

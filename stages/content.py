@@ -9,6 +9,7 @@ from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
 from stages import plans
 from stages.common import run
+from stages.inputs import CONTENTS
 
 
 class Content(Document):
@@ -60,7 +61,7 @@ def content_of(params: Parameters, name: str) -> Content:
     Raises:
         UserError: it is not there, or cannot be read.
     """
-    record = plans.INPUTS / f"{name}.json"
+    record = CONTENTS / f"{name}.json"
     known = Content.from_file(record, f"remove {record}") if record.exists() else None
     try:
         return content(plans.content(params, name)["path"], known)
@@ -69,9 +70,9 @@ def content_of(params: Parameters, name: str) -> Content:
 
 
 def main(params: Parameters, name: str) -> None:
-    """Write data/inputs/NAME.json."""
+    """Write data/contents/NAME.json."""
     found = content_of(params, name)
-    found.to_file(plans.INPUTS / f"{name}.json")
+    found.to_file(CONTENTS / f"{name}.json")
     say(f"content {name}: {found.files} files, {found.bytes:,} bytes in {found.path}")
 
 

@@ -22,11 +22,10 @@ from shardlab.experiment.parameters import Parameters
 from shardlab.experiment.schema import Forecast, Params, Space, Train, each_timing
 from shardlab.strategy.strategy import Strategy
 from stages.common import run as run_stage
+from stages.inputs import CONTENTS, inputs_of_stages
 
 Values = dict[str, Any]
 
-INPUTS = Path("data/inputs")
-"""where the stage content records `inputs`"""
 _FOLDER = Path("data/plans")
 
 _SAMPLES = ("batch_size", "accumulation", "sequence_length")
@@ -35,6 +34,10 @@ _CPUS = ("threads", "placement")
 
 def content(params: Parameters, name: str) -> Values:  # noqa: D103
     return {"path": params("inputs")[name]}
+
+
+def inputs(params: Parameters) -> Values:  # noqa: D103
+    return {"read": inputs_of_stages(params)}
 
 
 def prepare(params: Parameters) -> Values:  # noqa: D103
@@ -176,7 +179,7 @@ _OF_ITEMS: dict[str, tuple[Callable[..., Values], ...]] = {
 }
 """stages that have a plan for each item of a section"""
 _OTHERS = (
-    *(prepare, tokenize, validate, calibrate, forecast, estimate, collect, policies, report),
+    *(inputs, prepare, tokenize, validate, calibrate, forecast, estimate, collect, policies, report),
 )
 
 
@@ -186,7 +189,6 @@ def plans(params: Parameters) -> dict[str, str]:
     Raises:
         UserError: the parameters are not complete, or name a path that is no input.
     """
-    _refuse_other_paths(params)
     found = {each.__name__: each(params) for each in _OTHERS}
     for section, stages in _OF_ITEMS.items():
         for each in stages:
@@ -195,34 +197,6 @@ def plans(params: Parameters) -> dict[str, str]:
         name: json.dumps(_plain(found[name]), indent=1, sort_keys=True) + "\n"
         for name in sorted(found)
     }
-
-
-def _refuse_other_paths(params: Parameters) -> None:
-    """Refuse parameters that name a file or folder that is no input, nor in one.
-
-    Raises:
-        UserError: one does.
-    """
-    data, options, model, agent = params("data", "tokenize", "model", "agent")
-    named = {
-        "data.path": data.path,
-        "tokenize.tokenizer": options.tokenizer,
-        "model.pretrained": model.pretrained,
-        "model.config": model.config,
-        "agent.model": agent.model if agent.judge in ("local", "replay") else None,
-    }
-    known = [Path(path).absolute() for path in params("inputs").values()]
-    for key, path in named.items():
-        # what is not there is a name on the Hugging Face hub, or the stage says so
-        if path and Path(path).exists() and not _is_in(Path(path).absolute(), known):
-            raise UserError(
-                f"{key}: {path} is none of inputs, so a change of its content would repeat "
-                f"nothing: write inputs: {{outside: {path}}}"
-            )
-
-
-def _is_in(path: Path, known: list[Path]) -> bool:
-    return any(path.is_relative_to(each) for each in known)
 
 
 def _plain(value: Any) -> Any:
@@ -245,12 +219,12 @@ def main(params: Parameters) -> None:
     """Write data/plans/STAGE.json and data/plans/STAGE/ITEM.json; remove those of no stage, and
     the contents of former inputs."""
     params(*Params.model_fields)
-    INPUTS.mkdir(parents=True, exist_ok=True)  # on which stages depend, also without inputs
+    CONTENTS.mkdir(parents=True, exist_ok=True)  # on which DVC's inputs depends, if empty too
     found = {_FOLDER / f"{name}.json": text for name, text in plans(params).items()}
     for path, text in found.items():
         write_text(path, text)
-    known = {INPUTS / f"{name}.json" for name in params("inputs")}
-    for path in (*_FOLDER.rglob("*.json"), *INPUTS.glob("*.json")):
+    known = {CONTENTS / f"{name}.json" for name in params("inputs")}
+    for path in (*_FOLDER.rglob("*.json"), *CONTENTS.glob("*.json")):
         if path not in found and path not in known:
             path.unlink()
 

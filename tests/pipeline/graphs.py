@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _FOLDERS = ("shardlab", "stages", "csrc", "user_codecs")
-_CODE, _PLANS = "data/code/", "data/plans/"
+_CODE, _PLANS, _READ = "data/code/", "data/plans/", "data/inputs/"
 """of what is there and in the folders of code, digests are compared"""
 
 
@@ -27,6 +27,8 @@ class Job(NamedTuple):
     """path → digest"""
     plan: str = ""
     """digest of what it uses of params.yaml"""
+    read: dict[str, str] = {}
+    """digests of what it reads outside of the experiment"""
     name: str = ""
     """rule, or stage without its item"""
     pending: bool = False
@@ -58,6 +60,7 @@ def differences(dvc: dict[str, Job], snakemake: dict[str, Job]) -> list[str]:
         ours, theirs = dvc[command], snakemake[command]
         for kind, a, b in (
             ("plan", {ours.plan}, {theirs.plan}),
+            ("read", set(ours.read.items()), set(theirs.read.items())),
             ("code", set(ours.code.items()), set(theirs.code.items())),
             ("outputs", _files(ours.outputs, theirs.outputs, {}, set()), theirs.outputs),
             ("inputs", _files(ours.inputs, theirs.inputs, snakemake, whole), theirs.inputs),
@@ -80,7 +83,7 @@ def _files(
     for path in paths:
         below = {file for file in listed if file.startswith(f"{path}/")}
         written = [{f for f in job.outputs if f.startswith(f"{path}/")} for job in jobs.values()]
-        if path == "data/inputs" and not any(written):
+        if path == "data/contents" and not any(written):
             continue  # nothing lies outside
         if path in whole:
             files |= set().union(*written) or {path}
@@ -109,9 +112,14 @@ def _read_dvc() -> list[dict[str, Any]]:
 
     from shardlab.experiment.parameters import Parameters
     from stages.code import STAGES, digests
+    from stages.content import content_of
+    from stages.inputs import read_by_stages
     from stages.plans import plans
 
-    every = plans(Parameters())
+    params = Parameters()
+    every = plans(params)
+    contents = {name: content_of(params, name).sha256 for name in params("inputs")}
+    read = read_by_stages(params, contents)
     jobs = []
     with Repo() as repo:
         for stage in repo.index.stages:
@@ -121,7 +129,8 @@ def _read_dvc() -> list[dict[str, Any]]:
             if paths == {*_FOLDERS}:  # digests are made of all
                 code = [*STAGES]
             names = [_plan_of(path) for path in paths if path.startswith(_PLANS)]
-            data = (p for p in paths if not p.startswith((*_FOLDERS, _CODE, _PLANS)))
+            reads = [Path(path).stem for path in paths if path.startswith(_READ)]
+            data = (p for p in paths if not p.startswith((*_FOLDERS, _CODE, _PLANS, _READ)))
             jobs.append(
                 {
                     "name": stage.name.split("@")[0],
@@ -129,6 +138,7 @@ def _read_dvc() -> list[dict[str, Any]]:
                     "inputs": sorted(data),
                     "outputs": sorted(out.def_path for out in stage.outs),
                     "code": {p: d for stage in code for p, d in digests(stage).items()},
+                    "read": {name: d for stage in reads for name, d in read[stage].items()},
                     "plan": _sha("".join(every[n] for n in (every if whole else names))),
                 }
             )
@@ -161,6 +171,7 @@ def _read_snakemake(force: bool) -> list[dict[str, Any]]:
                 "inputs": sorted(p for p in map(str, job.input) if not p.startswith(_FOLDERS)),
                 "outputs": sorted(map(str, job.output)),
                 "code": dict(job.params.get("code", {})),
+                "read": dict(job.params.get("read", {})),
                 "plan": job.params.get("plan", _sha("")),
                 "pending": workflow.dag.needrun(job),
             }

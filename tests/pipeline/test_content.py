@@ -8,6 +8,7 @@ import pytest
 from shardlab.core.errors import UserError
 from shardlab.experiment.parameters import Parameters
 from stages.content import content
+from stages.inputs import inputs_of_stages
 from stages.plans import plans
 from tests.pipeline.graphs import pending
 from tests.pipeline.workspace import ROOT, copy_project, run, set_params
@@ -74,9 +75,23 @@ def test_paths_that_no_input_holds_are_refused(folder: Path, key: str, value: st
         plans(Parameters(ROOT / "params.yaml", given))
 
     check("text/part", mine="text")
+    (folder.parent / "train").mkdir()  # a word for a tokenizer, and no path
     check("organisation/name-on-the-hub")
     with pytest.raises(UserError, match=rf"^{key}\.\w+: text/part is none of inputs, "):
         check("text/part", mine="text/a.txt")
+
+
+def test_stages_depend_on_the_inputs_that_they_read(folder: Path) -> None:
+    given = [
+        "inputs={text: text, part: text/part, answers: text/a.txt}",
+        "data={source: text, path: text/a.txt}",
+        "model={config: text/part}",
+        "agent={judge: replay, model: text/a.txt}",
+    ]
+    read = inputs_of_stages(Parameters(ROOT / "params.yaml", given))
+    judged = dict.fromkeys(("propose", "policies"), ["answers", "part"])
+    of_model = dict.fromkeys(("train", "timing", "estimate", "trial"), ["part"])
+    assert read == {"prepare": ["answers"], "tokenize": [], **of_model, **judged}
 
 
 @pytest.mark.long
@@ -85,9 +100,10 @@ def test_a_changed_text_repeats_what_reads_it_in_both_tools(tmp_path: Path) -> N
     text = tmp_path / "mine.txt"
     text.write_text("one <|endoftext|> two <|endoftext|> three")
     set_params(root, data={"source": "text", "path": str(text)}, inputs={"mine": str(text)})
-    run(root, "dvc", "repro", "prepare")
-    run(root, "snakemake", "--touch", "-F", "--cores", "1", "data/corpus.json")
-    stages = {"content mine", "prepare"}
+    run(root, "dvc", "repro", "prepare", "inputs")
+    made = ["data/corpus.json", "data/inputs/prepare.json"]
+    run(root, "snakemake", "--touch", "-F", "--cores", "1", *made)
+    stages = {"content mine", "inputs", "prepare"}
     os.utime(text, (1, 1))
     assert pending(root).isdisjoint(stages)
     assert "content@mine" not in run(root, "dvc", "status", "content", "prepare").stdout

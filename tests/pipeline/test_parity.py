@@ -5,12 +5,16 @@ from pathlib import Path
 import pytest
 
 from tests.pipeline.graphs import Job, differences, dvc_jobs, snakemake_jobs
+from tests.pipeline.conftest import copy
 from tests.pipeline.workspace import ROOT, copy_project
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return copy_project(tmp_path_factory.mktemp("parity") / "project")
+    root = tmp_path_factory.mktemp("parity") / "project"
+    # what stages read outside; content is compared by parameters there, by files here
+    outside = {"inputs": {"texts": "user_codecs", "models": "csrc"}, "model": {"config": "csrc"}}
+    return copy_project(root, **outside, data={"source": "text", "path": "user_codecs"})
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +42,13 @@ def test_both_tools_describe_one_small_pipeline(
 # each makes a difference of its own, so that one reading by the tool shows them all
 OF_DVC = [
     (
-        "- data/corpus.json\n    - data/inputs\n    - data/plans/tokenize.json\n"
-        "    - data/source.json\n",
-        "- data/plans/tokenize.json\n",
+        "- data/corpus.json\n    - data/inputs/tokenize.json\n"
+        "    - data/plans/tokenize.json\n    - data/source.json\n",
+        "- data/inputs/tokenize.json\n    - data/plans/tokenize.json\n",
         "stages.tokenize: inputs",
     ),
     ("- data/code/train.json", "- data/code/timing.json", "train --run fsdp2 --seed 0: code"),
+    ("    - data/inputs/train.json\n", "", "train --run fsdp2 --seed 0: read"),
     ("      - data/code/decide.json\n", "", "stages.decide 1: code"),
     ("stages.validate ${item.run}", "stages.validate --x ${item.run}", "only in dvc.yaml"),
     ("    - data/plans/train/${item.run}.json\n", "", "train --run fsdp2 --seed 0: plan"),
@@ -58,6 +63,7 @@ OF_DVC = [
 ]
 OF_RULES = [
     ("train.smk", 'plan("collect")', 'plan("estimate")', "collect: plan"),
+    ("data.smk", 'READ["prepare"]', 'READ["train"]', "stages.prepare: read"),
     ("train.smk", 'plan("train/{run}")', 'plan("validate")', "train --run fsdp2 --seed 0: plan"),
     (
         "common.smk",
@@ -72,8 +78,10 @@ OF_RULES = [
 ]
 
 
-def test_differences_in_dvc_yaml_are_reported(tmp_path: Path, snakemake: dict[str, Job]) -> None:
-    root = copy_project(tmp_path / "project")
+def test_differences_in_dvc_yaml_are_reported(
+    project: Path, tmp_path: Path, snakemake: dict[str, Job]
+) -> None:
+    root = copy(project, tmp_path / "project")
     for old, new, _ in OF_DVC:
         drift(root / "dvc.yaml", old, new)
     found = differences(dvc_jobs(root), snakemake)
@@ -81,8 +89,10 @@ def test_differences_in_dvc_yaml_are_reported(tmp_path: Path, snakemake: dict[st
         assert any(message in line for line in found), message
 
 
-def test_differences_in_the_rules_are_reported(tmp_path: Path, dvc: dict[str, Job]) -> None:
-    root = copy_project(tmp_path / "project")
+def test_differences_in_the_rules_are_reported(
+    project: Path, tmp_path: Path, dvc: dict[str, Job]
+) -> None:
+    root = copy(project, tmp_path / "project")
     for file, old, new, _ in OF_RULES:
         drift(root / "workflow/rules" / file, old, new)
     found = differences(dvc, snakemake_jobs(root))
@@ -90,12 +100,14 @@ def test_differences_in_the_rules_are_reported(tmp_path: Path, dvc: dict[str, Jo
         assert any(message in line for line in found), message
 
 
-def test_order_and_comments_are_ignored(tmp_path: Path, snakemake: dict[str, Job]) -> None:
-    root = copy_project(tmp_path / "project")
+def test_order_and_comments_are_ignored(
+    project: Path, tmp_path: Path, snakemake: dict[str, Job]
+) -> None:
+    root = copy(project, tmp_path / "project")
     drift(
         root / "dvc.yaml",
-        "    - data/corpus.json\n    - data/inputs\n",
-        "    - data/inputs\n    # text\n    - data/corpus.json\n",
+        "    - data/corpus.json\n    - data/inputs/tokenize.json\n",
+        "    - data/inputs/tokenize.json\n    # text\n    - data/corpus.json\n",
     )
     assert differences(dvc_jobs(root), snakemake) == []
 

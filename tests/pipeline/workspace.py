@@ -26,7 +26,7 @@ PARTS = [
     "README.md",
     "Snakefile",
     "csrc",
-    "data/inputs/.gitignore",
+    "data/contents/.gitignore",
     "dvc.yaml",
     "examples",
     "profiles",
@@ -57,7 +57,7 @@ def copy_project(target: Path, params: str = "params/small.yaml", **changes: obj
 def stage_outputs(project: Path) -> list[str]:
     """Names of files and folders that stages have written below `data` and `results`."""
     found = [*(project / "data").iterdir(), *(project / "results").glob("*")]
-    return [path.name for path in found if path.name != "inputs"]
+    return [path.name for path in found if path.name != "contents"]
 
 
 def copy_parts(parts: list[str], source: Path, target: Path) -> None:

@@ -5,7 +5,6 @@ rule propose:
         "results/calibration.json",
         "results/hardware.json",
         "results/results.jsonl",
-        INPUTS,
         expand(rules.timing.output, timing=config["timings"]),
         known_before,
     output:
@@ -16,6 +15,7 @@ rule propose:
     params:
         code=CODE["propose"],
         plan=plan("propose/{round}"),
+        read=READ["propose"],
     shell:
         "exec python -m stages.propose {wildcards.round:q}"
 
@@ -35,6 +35,7 @@ rule trial:
     params:
         code=CODE["trial"],
         plan=plan("trial/{round}"),
+        read=READ["trial"],
     shell:
         "exec python -m stages.trial {wildcards.round:q}{resources.steps}"
 
@@ -62,7 +63,6 @@ rule policies:
         "data/tokens/manifest.json",
         "results/calibration.json",
         "results/results.jsonl",
-        INPUTS,
         expand(rules.timing.output, timing=config["timings"]),
     output:
         "results/policies/conversation.json",
@@ -72,5 +72,6 @@ rule policies:
     params:
         code=CODE["policies"],
         plan=plan("policies"),
+        read=READ["policies"],
     shell:
         "exec python -m stages.policies"

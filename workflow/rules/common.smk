@@ -19,7 +19,6 @@ wildcard_constraints:
     round=r"\d+",
 
 
-INPUTS = [f"data/inputs/{name}.json" for name in config["inputs"]]
 TOKENS = [
     *(f"data/tokens/train-{i}.bin" for i in range(config["tokenize"]["shards"])),
     "data/tokens/validation.bin",
@@ -33,7 +32,7 @@ CORES_OF_RANKS = config["train"]["world_size"] * config["train"]["threads"]
 
 
 # Digests of the code that each stage imports. As inputs, the files would be looked at again for each job
-# that becomes ready. The files in data/code, which hold the same, are for DVC.
+# that becomes ready. The files in data/code, which hold the same, are for DVC; so are those in data/inputs.
 CODE = {stage: digests(stage) for stage in STAGES}
 
 

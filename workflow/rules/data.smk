@@ -11,7 +11,7 @@ rule code:
 
 rule content:
     output:
-        "data/inputs/{input}.json",
+        "data/contents/{input}.json",
     log:
         "logs/content/{input}.log",
     params:
@@ -34,9 +34,21 @@ rule plans:
         "exec python -m stages.plans"
 
 
-rule prepare:
+rule inputs:
     input:
-        INPUTS,
+        expand("data/contents/{name}.json", name=config["inputs"]),
+    output:
+        expand("data/inputs/{stage}.json", stage=READ),
+    log:
+        "logs/inputs.log",
+    params:
+        code=CODE["inputs"],
+        plan=plan("inputs"),
+    shell:
+        "exec python -m stages.inputs"
+
+
+rule prepare:
     output:
         # a good corpus stays when a bad source is refused
         update("data/corpus.json"),
@@ -46,6 +58,7 @@ rule prepare:
     params:
         code=CODE["prepare"],
         plan=plan("prepare"),
+        read=READ["prepare"],
     shell:
         "exec python -m stages.prepare"
 
@@ -54,7 +67,6 @@ rule tokenize:
     input:
         "data/corpus.json",
         "data/source.json",
-        INPUTS,
     output:
         "data/tokenizer.json",
         "data/statistics.json",
@@ -65,5 +77,6 @@ rule tokenize:
     params:
         code=CODE["tokenize"],
         plan=plan("tokenize"),
+        read=READ["tokenize"],
     shell:
         "exec python -m stages.tokenize"

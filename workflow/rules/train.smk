@@ -1,7 +1,6 @@
 rule train:
     input:
         DATASET,
-        INPUTS,
     output:
         "results/train/{run}/seed{seed}/metrics.json",
         "results/train/{run}/seed{seed}/events.jsonl",
@@ -22,6 +21,7 @@ rule train:
     params:
         code=CODE["train"],
         plan=plan("train/{run}"),
+        read=READ["train"],
     shell:
         "exec {resources.start} python -m stages.train --run {wildcards.run:q} --seed {wildcards.seed:q}"
 
@@ -64,7 +64,6 @@ rule validate:
 
 rule timing:
     input:
-        INPUTS,
         TOKENS,
     output:
         "results/timings/{timing}.jsonl",
@@ -83,6 +82,7 @@ rule timing:
     params:
         code=CODE["timing"],
         plan=plan("timing/{timing}"),
+        read=READ["timing"],
     shell:
         "exec {resources.start} python -m stages.timing {wildcards.timing:q}"
 
@@ -90,7 +90,6 @@ rule timing:
 rule estimate:
     input:
         "data/tokens/manifest.json",
-        INPUTS,
     output:
         "results/memory.json",
     log:
@@ -98,6 +97,7 @@ rule estimate:
     params:
         code=CODE["estimate"],
         plan=plan("estimate"),
+        read=READ["estimate"],
     shell:
         "exec python -m stages.estimate"
 
