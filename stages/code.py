@@ -1,4 +1,5 @@
-"""Record digests of the code that each stage imports: data/code/STAGE.json.
+"""Record digests of the code that each stage imports, and of what machine a stage measures:
+data/code/STAGE.json.
 
 Both tools compare these digests and not the hundreds of files themselves, which DVC would look at
 again for every stage and list in dvc.lock, and Snakemake for every job that becomes ready.
@@ -10,7 +11,9 @@ from functools import cache
 from pathlib import Path
 
 from shardlab.core.files import files_below, sha256_of_file, write_text
+from shardlab.environment.host import describe_host, torch_version
 from shardlab.experiment.parameters import Parameters
+from shardlab.records.timing import machine_name
 from stages.common import run
 
 _FOLDER = Path("data/code")
@@ -79,14 +82,25 @@ STAGES: dict[str, tuple[str, ...]] = {
 """files and folders of code that each stage imports, besides those of every stage and its own"""
 
 
+_MEASURING = ("timing", "calibrate", "trial")
+"""stages that measure time: another processor, GPU or build of torch repeats them"""
+
+
 def paths(stage: str) -> list[str]:
     """Return all files and folders of code that a stage depends on."""
     return sorted({*_EVERY, f"stages/{stage}.py", *STAGES[stage]})
 
 
 def digests(stage: str) -> dict[str, str]:
-    """Return a digest of each file and folder of code that a stage depends on."""
-    return {path: _digest(path) for path in paths(stage)}
+    """Return a digest of each file and folder of code that a stage depends on, and the name of this
+    machine for those that measure it."""
+    found = {path: _digest(path) for path in paths(stage)}
+    return {**found, "machine": _machine()} if stage in _MEASURING else found
+
+
+@cache
+def _machine() -> str:
+    return machine_name(describe_host(), torch_version())
 
 
 @cache

@@ -57,7 +57,8 @@ def _input_of(key: str, path: str | None, params: Parameters) -> str | None:
     there: a name on the Hugging Face hub, or the stage says so."""
     if not path or not Path(path).exists():
         return None
-    known = {name: Path(each).absolute() for name, each in params("inputs").items()}
+    given: dict[str, str] = params("inputs")
+    known = {name: Path(each).absolute() for name, each in given.items()}
     holding = [name for name in known if Path(path).absolute().is_relative_to(known[name])]
     if not holding:
         raise UserError(

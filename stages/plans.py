@@ -179,7 +179,8 @@ _OF_ITEMS: dict[str, tuple[Callable[..., Values], ...]] = {
 }
 """stages that have a plan for each item of a section"""
 _OTHERS = (
-    *(inputs, prepare, tokenize, validate, calibrate, forecast, estimate, collect, policies, report),
+    *(inputs, prepare, tokenize, validate, calibrate, forecast, estimate),
+    *(collect, policies, report),
 )
 
 

@@ -1,5 +1,6 @@
 """Facts of the machine that a figure was measured on."""
 
+import importlib.util
 import os
 import platform
 import subprocess
@@ -8,12 +9,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shardlab.core.errors import UserError
+
 
 def describe_host() -> dict[str, Any]:
-    """Return processor, usable cores, memory and Python version; the same keys on every machine."""
+    """Return processor, usable cores, GPUs, memory and Python version; the same keys on every
+    machine."""
     return {
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
+        "gpus": gpu_names(),
         "memory_bytes": memory_bytes(),
         "kernel": platform.release(),
         "python": platform.python_version(),
@@ -102,6 +107,29 @@ def _git(*arguments: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return run.stdout.strip() if run.returncode == 0 else ""
+
+
+def gpu_names(root: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
+    """Return the models of the GPUs that NVIDIA's driver lists; CUDA stays untouched."""
+    lines = [
+        line
+        for path in sorted(root.glob("*/information"))
+        for line in path.read_text().splitlines()
+    ]
+    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+
+
+def torch_version() -> str:
+    """Return `torch.__version__`, which names the build, without the seconds of an import.
+
+    Raises:
+        UserError: there is no torch.
+    """
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        raise UserError("no torch here: run make")
+    text = Path(found.origin).with_name("version.py").read_text()
+    return text.partition("__version__ = '")[2].partition("'")[0]
 
 
 def _cpu_name() -> str:

@@ -1,6 +1,7 @@
 """Records of interleaved timings: steps of several strategies on one link and number of ranks."""
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -74,9 +75,11 @@ class TimedRun(Document):
 
 
 def machine_name(host: Mapping[str, Any], torch: str) -> str:
-    """Return the words for a processor with its cores and torch: steps of others are no steps of
-    this one."""
-    return f"{host['cpu']}, {host['cores']} cores, torch {torch}"
+    """Return the words for a processor with its cores, the GPUs and torch: steps of others are no
+    steps of this one."""
+    gpus = Counter(host.get("gpus", ()))  # records of former versions have none
+    named = [f"{count} {name}" for name, count in gpus.items()]
+    return ", ".join([host["cpu"], f"{host['cores']} cores", *named, f"torch {torch}"])
 
 
 def machines(runs: Iterable[TimedRun]) -> dict[str, list[str]]:

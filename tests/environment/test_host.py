@@ -9,13 +9,16 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
+import torch
 
 from shardlab.environment.host import (
     describe_host,
     free_memory_bytes,
     git_revision,
+    gpu_names,
     memory_bytes,
     resident_memory,
+    torch_version,
 )
 
 
@@ -59,6 +62,19 @@ def test_the_host_has_cores_and_memory() -> None:
     host = describe_host()
     assert host["cores"] >= 1
     assert 0 < resident_memory().highest < host["memory_bytes"]
+
+
+def test_gpus_are_those_of_the_driver(tmp_path: Path) -> None:
+    assert gpu_names(tmp_path / "absent") == []
+    for bus in ("0000:17:00.0", "0000:65:00.0"):
+        (tmp_path / bus).mkdir()
+        text = f"Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 18\nBus Location: \t {bus}\n"
+        (tmp_path / bus / "information").write_text(text)
+    assert gpu_names(tmp_path) == ["NVIDIA H100 80GB HBM3"] * 2
+
+
+def test_the_version_of_torch_is_read_without_importing_it() -> None:
+    assert torch_version() == torch.__version__
 
 
 def test_memory_that_was_given_back_stays_in_the_highest() -> None:

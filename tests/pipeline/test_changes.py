@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 from shardlab.experiment.parameters import Parameters
+from shardlab.records.timing import machine_name
+from stages.code import STAGES, digests
 from stages.plans import plans
 from tests.pipeline.workspace import ROOT, copy_project, run
 
@@ -128,6 +130,18 @@ def changed(change: str, folder: Path) -> set[str]:
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_alters_the_plans_of_stages_that_use_it(change: str, tmp_path: Path) -> None:
     assert changed(change, tmp_path) == CHANGES[change][1]
+
+
+def test_another_machine_alters_the_digests_of_stages_that_measure_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = {stage: digests(stage) for stage in STAGES}
+    host = {"cpu": "another", "cores": 8, "gpus": ["H100", "H100"]}
+    name = machine_name(host, "2.13.0+cu130")
+    assert name == "another, 8 cores, 2 H100, torch 2.13.0+cu130"
+    monkeypatch.setattr("stages.code._machine", lambda: name)
+    changed = {stage for stage in STAGES if digests(stage) != before[stage]}
+    assert changed == {"timing", "calibrate", "trial"}
 
 
 def test_a_change_of_code_alters_the_digests_of_stages_that_import_it(tmp_path: Path) -> None:

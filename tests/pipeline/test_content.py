@@ -89,8 +89,8 @@ def test_stages_depend_on_the_inputs_that_they_read(folder: Path) -> None:
         "agent={judge: replay, model: text/a.txt}",
     ]
     read = inputs_of_stages(Parameters(ROOT / "params.yaml", given))
-    judged = dict.fromkeys(("propose", "policies"), ["answers", "part"])
-    of_model = dict.fromkeys(("train", "timing", "estimate", "trial"), ["part"])
+    judged = {stage: ["answers", "part"] for stage in ("propose", "policies")}
+    of_model = {stage: ["part"] for stage in ("train", "timing", "estimate", "trial")}
     assert read == {"prepare": ["answers"], "tokenize": [], **of_model, **judged}
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.graphs import Job, differences, dvc_jobs, snakemake_jobs
 from tests.pipeline.conftest import copy
+from tests.pipeline.graphs import Job, differences, dvc_jobs, snakemake_jobs
 from tests.pipeline.workspace import ROOT, copy_project
 
 
