@@ -52,9 +52,8 @@ def tokenize(params: Parameters) -> Values:  # noqa: D103
 
 
 def train(params: Parameters, run: str) -> Values:  # noqa: D103
-    strategy, of_train = params(f"strategies.{run}", "train")
-    whole = of_train.only(*Train.model_fields)
-    return {"strategy": strategy, "train": whole, **_sections(params, "model", "codecs")}
+    strategy, of_train, model = params(f"strategies.{run}", "train", "model")
+    return {"strategy": strategy, "train": of_train.only(*Train.model_fields), "model": model}
 
 
 def validate(params: Parameters) -> Values:  # noqa: D103
@@ -68,14 +67,14 @@ def timing(params: Parameters, name: str) -> Values:  # noqa: D103
         if name in timed.interleaved:
             raise UserError(f"timing {name} is part of timing {whole}: name that")
     timed, strategies = params(f"timings.{name}"), _strategies(params)
-    of_train = params("train")
+    of_train, model = params("train", "model")
     runs = {run for part in timed.parts(name).values() for run in part.runs}
     used = (*_CPUS, *_SAMPLES, "deterministic", "weight_decay", "clip", "profiled_steps")
     return {
         "timing": timed,
         "strategies": {run: strategies[run] for run in sorted(runs)},
         "train": of_train.only(*used),
-        **_sections(params, "model", "codecs"),
+        "model": model,
     }
 
 
@@ -91,7 +90,6 @@ def calibrate(params: Parameters) -> Values:
         "strategies": sorted(timed, key=Strategy.hash),
         "space": forecast_.space,
         "train": of_train.only(*_CPUS, "world_size"),
-        **_sections(params, "codecs"),
     }
 
 
@@ -109,7 +107,7 @@ def forecast(params: Parameters) -> Values:  # noqa: D103
 def estimate(params: Parameters) -> Values:  # noqa: D103
     of_train = params("train")
     return {
-        **_sections(params, "model", "strategies", "codecs"),
+        **_sections(params, "model", "strategies"),
         "train": of_train.only(*_SAMPLES, "world_size", "clip"),
     }
 
@@ -143,9 +141,9 @@ def _fit(whole: Forecast) -> Forecast:
 
 
 def trial(params: Parameters, number: str) -> Values:  # noqa: D103
-    whole = params("train").only(*Train.model_fields)
-    named = _sections(params, "model", "seeds", "codecs")
-    return {**_round(params, number), "train": whole, **named}
+    of_train, model, seeds = params("train", "model", "seeds")
+    whole = of_train.only(*Train.model_fields)
+    return {**_round(params, number), "train": whole, "model": model, "seeds": seeds}
 
 
 def decide(params: Parameters, number: str) -> Values:  # noqa: D103
@@ -183,6 +181,9 @@ _OTHERS = (
     *(collect, policies, report),
 )
 
+_ENCODING = ("train", "timing", "calibrate", "estimate", "trial")
+"""stages that run codecs: their plans name the modules of `codecs`, which are loaded for them"""
+
 
 def plans(params: Parameters) -> dict[str, str]:
     """Return the plans of all stages as JSON text, by the names of their files: STAGE, STAGE/ITEM.
@@ -194,6 +195,9 @@ def plans(params: Parameters) -> dict[str, str]:
     for section, stages in _OF_ITEMS.items():
         for each in stages:
             found |= {f"{each.__name__}/{item}": each(params, item) for item in params(section)}
+    for name in found:
+        if name.partition("/")[0] in _ENCODING:
+            found[name] |= {"codecs": params("codecs")}
     return {
         name: json.dumps(_plain(found[name]), indent=1, sort_keys=True) + "\n"
         for name in sorted(found)
