@@ -20,6 +20,7 @@ from shardlab.core.errors import StorageError, UserError
 from shardlab.core.process import begin_fork
 from shardlab.core.progress import say
 from shardlab.experiment.affinity import CpuAffinity
+from shardlab.launch.allocator import keep_freed_memory
 from shardlab.launch.failure import TIMED_OUT, UNKNOWN_ORDER, Failure
 from shardlab.launch.gpus import RankGpu, backend_of, take_gpu, why_on_cpu
 from shardlab.launch.placement import take_placement
@@ -122,6 +123,7 @@ class Job:
     def run(self, rank: int, attempt: Attempt, pipe: Connection) -> None:
         """Run the worker as `rank`; send the name of the attempt, then any failure, to `pipe`."""
         begin_fork(self.parent)
+        keep_freed_memory()
         joined = None
         try:
             joined = self._join(rank, attempt)

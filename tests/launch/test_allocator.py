@@ -1,0 +1,34 @@
+"""Freed host memory stays with a rank."""
+
+import subprocess
+import sys
+
+import pytest
+
+_STEPS = """
+import resource
+import torch
+from shardlab.launch.allocator import keep_freed_memory
+
+{before}
+def step():
+    blocks = [torch.ones(5 << 20) for _ in range(3)]  # 20 MiB each
+
+for _ in range(3):
+    step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+_PAGES = 10 * 3 * 20 * 256
+"""of all blocks"""
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_steps_fault_in_no_pages_that_were_there(kept: bool) -> None:
+    program = _STEPS.format(before="keep_freed_memory()" if kept else "")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    faults = int(done.stdout)
+    # else the test would tell nothing
+    assert faults < _PAGES / 100 if kept else faults > _PAGES / 2
