@@ -1,5 +1,5 @@
 # Every target sets up what it needs. The first call installs the pinned packages into .venv.
-.PHONY: run test test-long test-cluster test-gpu bench-gpu lint lock rivals clean
+.PHONY: always run test test-long test-cluster test-gpu bench-gpu lint lock rivals clean
 .DELETE_ON_ERROR:
 
 # the stages call `python`: the environment comes first on the path
@@ -25,7 +25,10 @@ run: .venv/.project $(FOLDER)
 
 # The files of the pipeline are links, so that both tools find what they find here; so are the lock,
 # since two experiments at once would disturb each other's timings, and DVC's cache.
-experiments/%: $(PARAMS)
+experiments/%: always
+	@if test -e $@/params.yaml && ! test $@/params.yaml -ef $(PARAMS); then \
+	  echo "make run: $@ is of $$(readlink $@/params.yaml): rename $(PARAMS), or remove $@" >&2; \
+	  exit 2; fi
 	@mkdir -p $@/.dvc
 	@for file in Snakefile csrc dvc.yaml profiles shardlab stages user_codecs workflow \
 	  .dvcignore .shardlab.lock; do ln -sfn ../../$$file $@/$$file; done
@@ -35,7 +38,9 @@ experiments/%: $(PARAMS)
 	  > $@/.dvc/config
 	@test -e $@/README.md || printf '# %s\n\n<!-- headline:begin -->\n<!-- headline:end -->\n' \
 	  $(notdir $@) > $@/README.md
-	@touch $@
+
+# a recipe that depends on it always runs
+always:
 
 test: .venv/.project
 	@pytest -n 2 --dist loadfile -m "not long and not gpu and not cluster"
