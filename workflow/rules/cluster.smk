@@ -5,6 +5,7 @@ from statistics import mean
 
 from shardlab.core.checksums import read_checked
 from shardlab.core.errors import UserError
+from shardlab.experiment.schema import each_timing
 
 ESTIMATE = Path("results/memory.json")
 COMPARISON = config["comparison"]
@@ -14,6 +15,21 @@ RANK_MB = 1000
 MARGIN = 1.25
 # minutes of a training run besides its steps, and of its steps for nodes that are slower or disturbed
 BESIDE_STEPS, SLACK = 10, 2
+
+
+# SystemExit below: Snakemake shows its own exceptions with the place in this file
+def read_estimate():
+    """Bytes of the largest run by the closed forms; None before the stage estimate."""
+    if not ESTIMATE.exists():
+        return None
+    try:
+        known = read_checked(ESTIMATE, "repeat the stage estimate").values()
+    except UserError as error:
+        raise SystemExit(f"snakemake: error: {error}") from None
+    return max(sum(each["closed_form"].values()) for each in known)
+
+
+LARGEST_RUN = read_estimate()
 
 
 def default_resource(name, otherwise):
@@ -26,7 +42,7 @@ def of_profile(name, least):
     """A whole number of `default-resources`; 1 where it is absent."""
     value = default_resource(name, 1)
     if not isinstance(value, int) or value < least:
-        raise UserError(f"{name}: expected a whole number from {least} on (found {value!r})")
+        raise SystemExit(f"{name}: expected a whole number from {least} on (found {value!r})")
     return value
 
 
@@ -36,9 +52,29 @@ RANK_GPUS = of_profile("rank_gpus", 0)
 
 for _name, _timing in config["timings"].items():
     if RANK_NODES > 1 and _timing.get("interleaved"):
-        raise UserError(
+        raise SystemExit(
             f"timings.{_name}.interleaved: timings take turns on one machine, and rank_nodes is "
             f"{RANK_NODES}: move what is there to timings"
+        )
+
+
+def nodes_of(ranks, link):
+    """Number of nodes of some ranks; those on emulated links stay on one."""
+    return 1 if link else min(ranks, RANK_NODES)
+
+
+for _name, _ranks, _link in (
+    ("train", config["train"]["world_size"], config["train"].get("link")),
+    *(
+        (f"timings.{name}", each.world_size, each.link)
+        for name, each in PARAMETERS("timings").items()
+    ),
+    *((f"rounds.{number}", *ranks_and_link(number)) for number in config["rounds"]),
+):
+    if _ranks % nodes_of(_ranks, _link):
+        raise SystemExit(
+            f"{_name}: {_ranks} ranks on {nodes_of(_ranks, _link)} nodes: give each node equally many, "
+            "see rank_nodes"
         )
 
 
@@ -77,11 +113,7 @@ def placed(ranks, link, held=None):
 
     def size(wildcards):
         count = ranks(wildcards)
-        nodes = 1 if link(wildcards) else min(count, RANK_NODES)
-        if count % nodes:
-            raise UserError(
-                f"{count} ranks on {nodes} nodes: give each node equally many, see rank_nodes"
-            )
+        nodes = nodes_of(count, link(wildcards))
         return nodes, count // nodes
 
     def spread(value):
@@ -104,12 +136,10 @@ def placed(ranks, link, held=None):
         )
 
     def memory(wildcards):
-        known = read_checked(ESTIMATE, "repeat the stage estimate").values()
-        most = max(sum(each["closed_form"].values()) for each in known)
         nodes, _ = size(wildcards)
         return ceil(
             sum(
-                count / nodes * (RANK_MB + MARGIN * engines * most / 1e6)
+                count / nodes * (RANK_MB + MARGIN * engines * LARGEST_RUN / 1e6)
                 for count, engines in held(wildcards)
             )
         )
@@ -129,7 +159,7 @@ def placed(ranks, link, held=None):
         "start": lambda wildcards: spread(start)(wildcards) or "",
     }
     # otherwise as much as the profile says
-    return {**resources, "mem_mb": memory} if held and ESTIMATE.exists() else resources
+    return {**resources, "mem_mb": memory} if held and LARGEST_RUN else resources
 
 
 def placed_steps(*given):
@@ -155,12 +185,15 @@ def minutes_of_run(wildcards):
         for name in config["timings"]
         if COMPARISON in PARAMETERS(f"timings.{name}").parts(name)
     )
-    path = Path("results/timings", f"{whole}.jsonl")
+    try:
+        timed = read_timings(Path("results/timings", f"{whole}.jsonl"), "")
+    except UserError:
+        timed = []  # not there yet, or damaged, which the stages that read it will say
     strategy, train, model = PARAMETERS(f"strategies.{wildcards.run}", "train", "model")
     alike = ("world_size", "threads", "batch_size", "accumulation", "sequence_length")
     known = [
         mean(run.step_ms)
-        for run in (read_timings(path, f"repeat the timing {whole}") if path.exists() else ())
+        for run in timed
         if (run.timing, run.strategy_hash, run.model) == (COMPARISON, strategy.hash(), model.name)
         and all(getattr(run, name) == getattr(train, name) for name in alike)
     ]
@@ -195,5 +228,14 @@ def engines_of_timing(wildcards):
 
 
 def link_of_trial(wildcards):
-    agent, plan, train = PARAMETERS("agent", f"rounds.{wildcards.round}", "train")
-    return agent.of(plan).link or train.link
+    return ranks_and_link(wildcards.round)[1]
+
+
+def ranks_of_calibration(wildcards):
+    """On several nodes those of train; on one those of each timing that the forecast is fitted on."""
+    trained = ranks_of_run(wildcards)
+    if nodes_of(trained, link_of_run(wildcards)) > 1:
+        return trained
+    forecast, timings = PARAMETERS("forecast", "timings")
+    known = each_timing(timings)
+    return max(known[name].world_size for name in forecast.timings)

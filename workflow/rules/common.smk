@@ -51,8 +51,14 @@ def ranks_of_timing(wildcards):
 
 
 def ranks_of_trial(wildcards):
-    agent, plan, train = PARAMETERS("agent", f"rounds.{wildcards.round}", "train")
-    return agent.of(plan).world_size or train.world_size
+    return ranks_and_link(wildcards.round)[0]
+
+
+def ranks_and_link(number):
+    """Of the races of a round."""
+    agent, plan, train = PARAMETERS("agent", f"rounds.{number}", "train")
+    search = agent.of(plan)
+    return search.world_size or train.world_size, search.link or train.link
 
 
 def known_before(wildcards):

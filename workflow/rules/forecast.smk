@@ -8,9 +8,9 @@ rule calibrate:
     log:
         "logs/calibrate.log",
     priority: 1
-    threads: CORES_OF_RANKS
+    threads: lambda wildcards: ranks_of_calibration(wildcards) * config["train"]["threads"]
     resources:
-        **placed(ranks_of_run, link_of_run),
+        **placed(ranks_of_calibration, link_of_run),
         timing=1,
     params:
         code=CODE["calibrate"],
