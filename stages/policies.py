@@ -43,7 +43,7 @@ def _replayed(plan: Values) -> tuple[PolicyComparison, Conversation]:
     policies, agent, train = plan["policies"], plan["agent"], plan["train"]
     timed = read_all(Path("results/timings"), plan["timings"])
     history = initial_history(read_records("results/results.jsonl"), [], agent, train)
-    shapes = ModelShapes.of(plan["model"], train, Path("data/tokens"))
+    shapes = ModelShapes.of(plan["model"], train, Path("data/tokens"), on_gpu=False)
     calibration = Calibration.from_file(
         "results/calibration.json", "run python -m stages.calibrate"
     )

@@ -32,7 +32,7 @@ def main(params: Parameters, number: str) -> None:
     detected = Hardware.from_file("results/hardware.json", "run python -m stages.calibrate")
     hardware = detected.changed_by(agent.hardware)
     agent = agent.on(hardware, history.workload.world_size)
-    shapes = ModelShapes.of(plan["model"], train, Path("data/tokens"))
+    shapes = ModelShapes.of(plan["model"], train, Path("data/tokens"), bool(hardware.gpus))
     calibration = Calibration.from_file(
         "results/calibration.json", "run python -m stages.calibrate"
     )

@@ -133,6 +133,8 @@ def unpredictable(strategy: CanonicalStrategy, machine: Machine) -> str | None:
     """Return why a canonical strategy cannot be simulated, or None if it can."""
     if missing := obstacle(strategy):
         return f"the model does not support {missing}"
+    if strategy.param_dtype not in ("auto", "fp32"):  # others than steps without communication
+        return f"computation in {strategy.param_dtype} was not timed"
     try:
         codings(strategy, machine)
     except KeyError:

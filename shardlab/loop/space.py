@@ -10,13 +10,11 @@ from shardlab.core.errors import UserError
 from shardlab.environment.host import free_memory_bytes
 from shardlab.experiment.schema import Train
 from shardlab.memory.sizes import Categories
-from shardlab.memory.step import closed_form, host_memory
+from shardlab.memory.step import device_memory
 from shardlab.strategy.strategy import Strategy
 from shardlab.transport.object_collectives import gather_values
 from shardlab.units.sizes import sizes_of
 
-CUBLAS_WORKSPACE = 32 << 20
-"""of a GPU of Hopper's generation, others take less (aten/src/ATen/cuda/CublasHandlePool.cpp)"""
 _LARGEST = 3
 _FIX = (
     "lower train.batch_size, set activation_checkpointing: full, take engine: slide or more ranks, "
@@ -40,12 +38,8 @@ def refuse_too_large(
         UserError: a step does not fit, on the ranks where it does not.
     """
     world_size = dist.get_world_size(group)
-    given = strategy, sizes_of(model, strategy, train, device), world_size
-    need = closed_form(*given)
-    if device.type == "cpu":
-        need |= host_memory(*given)
-    else:
-        need["workspace"] = CUBLAS_WORKSPACE
+    sizes = sizes_of(model, strategy, train, device)
+    need = device_memory(strategy, sizes, world_size, device.type != "cpu")
     free = free_bytes(device)
     gather_values(None, group)  # no rank allocates before all have looked
     if sum(need.values()) > free:

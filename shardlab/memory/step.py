@@ -38,8 +38,18 @@ from shardlab.memory.states import device_states, host_states
 from shardlab.strategy.settings import DTYPE_BYTES
 from shardlab.strategy.strategy import CanonicalStrategy, Strategy
 
+CUBLAS_WORKSPACE = 32 << 20
+"""of a GPU of Hopper's generation, others take less (aten/src/ATen/cuda/CublasHandlePool.cpp)"""
 _FLOAT = DTYPE_BYTES["fp32"]
 _INPUTS_LEFT = 3
+
+
+def device_memory(strategy: Strategy, sizes: Sizes, world_size: int, on_gpu: bool) -> Categories:
+    """Return the bytes that a step of a rank needs of its GPU, or of the host where it computes on
+    a CPU: streamed states included."""
+    given = strategy, sizes, world_size
+    rest = {"workspace": CUBLAS_WORKSPACE} if on_gpu else host_memory(*given)
+    return closed_form(*given) | rest
 
 
 def closed_form(strategy: Strategy, sizes: Sizes, world_size: int) -> Categories:

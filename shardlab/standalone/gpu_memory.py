@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from shardlab.core.errors import UserError
-from shardlab.loop.space import CUBLAS_WORKSPACE, free_bytes, too_large
+from shardlab.loop.space import free_bytes, too_large
 from shardlab.memory.sizes import Categories, Sizes
-from shardlab.memory.step import closed_form
+from shardlab.memory.step import device_memory
 from shardlab.standalone.slide_config import SlideConfig
 from shardlab.units.sizes import state_sizes, with_activations
 
@@ -70,8 +70,7 @@ class GpuMemory:
 
     def _need(self, tokens: int) -> Categories:
         sizes = self._sizes._replace(tokens=tokens)
-        need = closed_form(self._strategy, sizes, self._world_size)
-        return need | {"workspace": CUBLAS_WORKSPACE}
+        return device_memory(self._strategy, sizes, self._world_size, on_gpu=True)
 
     def _check(self, what: str, need: Categories, free: int, fix: str) -> None:
         if sum(need.values()) > free:

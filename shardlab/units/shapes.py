@@ -16,8 +16,6 @@ from shardlab.strategy.strategy import CanonicalStrategy
 from shardlab.units.sizes import sizes_of
 from shardlab.units.units import unit_sizes
 
-_CPU = torch.device("cpu")
-
 
 class ModelShapes:
     """Reader of a model; strategies that wrap it alike share what was read.
@@ -25,28 +23,31 @@ class ModelShapes:
     Args:
         model: not wrapped; it may be on the meta device.
         train: whose ranks see the samples.
+        on_gpu: whether they compute on GPUs, of which none is needed here.
     """
 
-    def __init__(self, model: PreTrainedModel, train: Train) -> None:
-        self._model, self._train = model, train
+    def __init__(self, model: PreTrainedModel, train: Train, on_gpu: bool = False) -> None:
+        self._model, self._train, self.on_gpu = model, train, on_gpu
+        self._device = torch.device("cuda" if on_gpu else "cpu")
         self.layers = len(transformer_blocks(model))
         self.samples = train.batch_size * train.accumulation
         self._sizes: dict[object, Sizes] = {}
         self._units: dict[object, list[UnitSize]] = {}
 
     @classmethod
-    def of(cls, model: Model, train: Train, tokens: Path) -> "ModelShapes":
+    def of(cls, model: Model, train: Train, tokens: Path, on_gpu: bool) -> "ModelShapes":
         """Return the reader of the model that an experiment trains.
 
         Args:
             tokens: folder of its token shards.
+            on_gpu: see above.
 
         Raises:
             UserError: the data or the model is absent, or they do not fit.
         """
         data = read_checked(tokens / "manifest.json", "run python -m stages.tokenize")
         sizes = data["vocabulary"], train.sequence_length, data["end_of_text"]
-        return cls(build_model(model, *sizes, seed=0).module, train)
+        return cls(build_model(model, *sizes, seed=0).module, train, on_gpu)
 
     def sizes(self, strategy: CanonicalStrategy) -> Sizes:
         """Return the sizes that memory depends on.
@@ -57,14 +58,14 @@ class ModelShapes:
         s = strategy
         key = (*_wrapping(s), s.activation_checkpointing, s.accumulation, s.param_dtype)
         if key not in self._sizes:
-            self._sizes[key] = sizes_of(self._model, strategy, self._train, _CPU)
+            self._sizes[key] = sizes_of(self._model, strategy, self._train, self._device)
         return self._sizes[key]
 
     def units(self, strategy: CanonicalStrategy) -> list[UnitSize]:
         """Return what the strategy gathers or reduces together, in order of use."""
         key = _wrapping(strategy)
         if key not in self._units:
-            self._units[key] = unit_sizes(self._model, strategy, _CPU)
+            self._units[key] = unit_sizes(self._model, strategy, self._device)
         return self._units[key]
 
 

@@ -10,7 +10,7 @@ from shardlab.strategy.strategy import CanonicalStrategy
 class MadeShapes:
     """A model of a root and two equal blocks, of as many parameters as the records say."""
 
-    layers, samples = 2, 8
+    layers, samples, on_gpu = 2, 8, False
     root, block = 688_000, 312_000
 
     def units(self, strategy: CanonicalStrategy) -> list[UnitSize]:

@@ -10,6 +10,7 @@ from shardlab.agent.space.feasible import Feasible, feasible, formula_bytes
 from shardlab.agent.space.grid import documents, frugality
 from shardlab.core.errors import UserError
 from shardlab.experiment.schema import Space
+from shardlab.memory.step import CUBLAS_WORKSPACE, host_memory
 from shardlab.strategy.engine_traits import ENGINES
 from shardlab.strategy.strategy import CanonicalStrategy, parse_strategy
 from shardlab.strategy.validation import check_fits
@@ -146,3 +147,13 @@ def test_what_is_spared_is_legal_so_that_the_count_is_true(ranks):
             continue
         for level in frugality(SHAPES.samples):
             check_fits(parse_strategy(document | level), ranks, SHAPES.samples)
+
+
+def test_states_in_host_memory_need_none_of_a_gpu():
+    slide = parse_strategy({"engine": "slide"}).canonical()
+    shapes = MadeShapes()
+    on_host = formula_bytes(slide, shapes, 2)
+    shapes.on_gpu = True
+    on_gpu = formula_bytes(slide, shapes, 2)
+    states = sum(host_memory(slide, shapes.sizes(slide), 2).values())
+    assert states > 0 and on_gpu == on_host - states + CUBLAS_WORKSPACE

@@ -228,6 +228,8 @@ def test_unsupported_strategy_is_refused_in_the_fit_and_left_out_of_predictions(
     run = made_run("two-ranks", "fsdp2")
     loaded = run.model_copy(update={"run": "off", "strategy": off})
     assert model.obstacle(strategy_of(loaded)) == "the model does not support offload"
+    narrow = parse_strategy({"engine": "fsdp2", "param_dtype": "bf16"}).canonical()
+    assert model.obstacle(narrow) == "computation in bf16 was not timed"
     with pytest.raises(UserError, match=r"forecast\.runs: off: the model does not support offload"):
         fit_model(MACHINE, [loaded, made_run("two-ranks", NO_COMMUNICATION)])
     bare = MODEL._replace(machine=MACHINE._replace(codecs={}))

@@ -8,7 +8,7 @@ from shardlab.experiment.model_and_data import Model
 from shardlab.experiment.schema import Train
 from shardlab.loop import space
 from shardlab.loop.space import free_bytes, refuse_too_large
-from shardlab.memory.step import closed_form, host_memory
+from shardlab.memory.step import CUBLAS_WORKSPACE, closed_form, host_memory
 from shardlab.models.build import build_model
 from shardlab.strategy.strategy import parse_strategy
 from shardlab.units.sizes import sizes_of
@@ -28,7 +28,7 @@ def test_the_limit_is_the_closed_form(group, monkeypatch, strategy, device) -> N
     model, _ = build_model(Model(preset="tiny"), 300, 16, 0, seed=1)
     given = strategy, sizes_of(model, strategy, TRAIN, device), 2
     need = sum(closed_form(*given).values())
-    need += sum(host_memory(*given).values()) if device == CPU else space.CUBLAS_WORKSPACE
+    need += sum(host_memory(*given).values()) if device == CPU else CUBLAS_WORKSPACE
     monkeypatch.setattr(space, "free_bytes", lambda device: need)
     refuse_too_large(model, strategy, TRAIN, device, group)
     monkeypatch.setattr(space, "free_bytes", lambda device: need - 1)

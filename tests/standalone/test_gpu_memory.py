@@ -8,8 +8,7 @@ import torch
 import shardlab
 from shardlab.core.errors import UserError
 from shardlab.experiment.schema import Train
-from shardlab.loop.space import CUBLAS_WORKSPACE
-from shardlab.memory.step import closed_form
+from shardlab.memory.step import CUBLAS_WORKSPACE, closed_form
 from shardlab.standalone import gpu_memory
 from shardlab.standalone.gpu_memory import GpuMemory
 from shardlab.units.sizes import sizes_of

@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 import torch
 
 from shardlab.agent.space.grid import documents
@@ -14,7 +15,6 @@ from shardlab.units.shapes import ModelShapes
 from shardlab.units.sizes import sizes_of
 from shardlab.units.units import unit_sizes
 
-CPU = torch.device("cpu")
 OTHERS = (
     {"overrides": [{"layers": "0", "reshard_after_forward": False}]},
     {"wrap": "size", "wrap_size": 50_000},
@@ -34,10 +34,11 @@ def some_strategies() -> list[CanonicalStrategy]:
     return found
 
 
-def test_what_strategies_share_is_what_each_has():
-    train = Train(batch_size=8)
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_what_strategies_share_is_what_each_has(on_gpu):
+    train, device = Train(batch_size=8), torch.device("cuda" if on_gpu else "cpu")
     model = build_model(Model(preset="small"), 300, 32, 0, seed=0).module
-    shapes = ModelShapes(model, train)
+    shapes = ModelShapes(model, train, on_gpu)
     for strategy in some_strategies():
-        assert shapes.units(strategy) == unit_sizes(model, strategy, CPU)
-        assert shapes.sizes(strategy) == sizes_of(model, strategy, train, CPU)
+        assert shapes.units(strategy) == unit_sizes(model, strategy, device)
+        assert shapes.sizes(strategy) == sizes_of(model, strategy, train, device)

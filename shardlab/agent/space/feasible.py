@@ -8,7 +8,7 @@ from shardlab.agent.space.grid import documents, frugality
 from shardlab.core.errors import UserError
 from shardlab.experiment.schema import Space
 from shardlab.memory.sizes import Sizes
-from shardlab.memory.step import closed_form, host_memory
+from shardlab.memory.step import device_memory
 from shardlab.records.timing import UnitSize
 from shardlab.strategy.strategy import CanonicalStrategy, parse_strategy
 from shardlab.strategy.validation import check_fits
@@ -21,6 +21,8 @@ class Shapes(Protocol):
     """transformer blocks"""
     samples: int
     """that one rank sees in a step"""
+    on_gpu: bool
+    """whether the ranks compute on GPUs"""
 
     def units(self, strategy: CanonicalStrategy) -> Sequence[UnitSize]:
         """Return what the strategy gathers or reduces together, in order of use."""
@@ -48,9 +50,9 @@ Peak = Callable[[CanonicalStrategy], int]
 
 
 def formula_bytes(strategy: CanonicalStrategy, shapes: Shapes, world_size: int) -> int:
-    """Return the peak of a rank by the closed form, host memory of streamed states included."""
-    given = strategy, shapes.sizes(strategy), world_size
-    return sum(sum(part(*given).values()) for part in (closed_form, host_memory))
+    """Return the peak of a rank by the closed form, of the memory that limits it."""
+    need = device_memory(strategy, shapes.sizes(strategy), world_size, shapes.on_gpu)
+    return sum(need.values())
 
 
 def feasible(

@@ -88,9 +88,6 @@ class Surrogate:
 
     def obstacle(self, strategy: CanonicalStrategy) -> str | None:
         """Return why the step of a strategy cannot be predicted, or None if it can."""
-        start = self._history.reference.strategy
-        if strategy.param_dtype != start.param_dtype:
-            return f"computation in {strategy.param_dtype} was not timed"
         return self._model.obstacle(strategy)
 
     def seconds(self, strategy: CanonicalStrategy) -> float:
