@@ -2,7 +2,10 @@
 
 import gc
 import os
+import signal
 import sys
+
+from shardlab.core.process import die_with_parent
 
 # Stages fork their ranks, and a process that has asked the CUDA driver cannot fork one that uses
 # CUDA. With this torch.cuda.is_available, which libraries call freely, asks NVML instead.
@@ -13,6 +16,10 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # `stages.common.run` turns the collector on when they are done.
 if sys.argv[0] == "-m":
     gc.disable()
+    # before the imports, which take seconds: after them a killed tool is no longer the parent. The
+    # server of DVC has a stage as its parent, and outlives it.
+    if sys.orig_argv[2:3] != ["stages.forks"]:
+        die_with_parent(os.getppid(), signal.SIGTERM)
     if {"SHARDLAB_FORKS", "DVC_STAGE"} & os.environ.keys():
         from stages.forks import hand_over
 

@@ -1,10 +1,8 @@
-"""Common parts of all stages: arguments, log, one-line errors, and termination with the parent."""
+"""Common parts of all stages: arguments, log, one-line errors, and orderly ends by signals."""
 
 import argparse
 import gc
 import inspect
-import os
-import signal
 import sys
 import traceback
 import typing
@@ -14,7 +12,7 @@ from pathlib import Path
 from shardlab.core import progress
 from shardlab.core.errors import UserError
 from shardlab.core.lock import lock_tree
-from shardlab.core.process import die_with_parent, on_end_signals
+from shardlab.core.process import on_end_signals
 from shardlab.core.progress import log_to, say, stopwatch
 from shardlab.experiment.parameters import Parameters
 
@@ -35,7 +33,6 @@ def run(main: Callable[..., None], log: Sequence[str] | None = None) -> None:
     # imported objects stay alive: neither this process nor forked ranks should scan them again
     gc.freeze()
     gc.enable()
-    die_with_parent(os.getppid(), signal.SIGTERM)
     on_end_signals(_stop)
     name = inspect.getmodule(main).__spec__.name.rpartition(".")[2]  # type: ignore[union-attr]
     parser, positional = _parser(name, main)

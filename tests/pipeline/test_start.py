@@ -1,4 +1,4 @@
-"""Start of a stage: imports and garbage collection."""
+"""Start of a stage: imports, garbage collection, and the end of who starts it."""
 
 import os
 import shutil
@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.pipeline.workspace import ROOT
+import pytest
+
+from tests.pipeline.workspace import ROOT, Marked, run, wait_for
 
 LIGHT = ["prepare", "tokenize", "profile", "collect", "decide", "readme"]
 HEAVY = ["matplotlib", "pandas", "scipy.optimize", "scipy.stats", "torch", "transformers"]
@@ -50,3 +52,34 @@ def test_garbage_is_collected_from_the_work_on_but_not_among_imports(tmp_path: P
 
 def test_import_of_a_stage_keeps_garbage_collection() -> None:
     assert said("-c", "import gc, stages.readme; print(gc.isenabled())") == ["True"]
+
+
+IMPORTS = """
+import os, time
+open("imports", "w").close()
+time.sleep(2)
+__name__ == "__main__" and open("ran", "w").close()
+"""
+
+
+@pytest.mark.parametrize("tool", ["sh", "dvc"])
+def test_a_stage_ends_with_its_killed_tool_amid_imports(tmp_path: Path, tool: str) -> None:
+    """Under DVC, those of the server of which it is to be a fork."""
+    (tmp_path / "stages").mkdir()
+    for file in ("__init__.py", "forks.py"):
+        shutil.copy2(ROOT / "stages" / file, tmp_path / "stages")
+    (tmp_path / "stages/trial.py").write_text(IMPORTS)
+    command = ["sh", "-c", "python -m stages.trial; true"]
+    if tool == "dvc":
+        stage = "stages: {trial: {cmd: exec python -m stages.trial, deps: [stages]}}"
+        (tmp_path / "dvc.yaml").write_text(stage)
+        run(tmp_path, "dvc", "init", "--quiet", "--no-scm")
+        command = ["dvc", "repro"]
+    marked = Marked(tmp_path, *command)
+    try:
+        wait_for((tmp_path / "imports").exists, 60, "a stage")
+        marked.process.kill()
+        wait_for(lambda: not marked.family(), 15, "no process left")
+    finally:
+        marked.close()
+    assert not (tmp_path / "ran").exists()
