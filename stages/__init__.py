@@ -16,9 +16,14 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # `stages.common.run` turns the collector on when they are done.
 if sys.argv[0] == "-m":
     gc.disable()
-    # before the imports, which take seconds: after them a killed tool is no longer the parent. The
-    # server of DVC has a stage as its parent, and outlives it.
-    if sys.orig_argv[2:3] != ["stages.forks"]:
+    # The server of DVC has a stage as its parent, and outlives it; so does a stage that was typed
+    # under nohup its shell.
+    outlives = sys.orig_argv[2:3] == ["stages.forks"] or (
+        signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        and not {"SHARDLAB_LOCK", "DVC_STAGE"} & os.environ.keys()
+    )
+    # before the imports, which take seconds: after them a killed tool is no longer the parent
+    if not outlives:
         die_with_parent(os.getppid(), signal.SIGTERM)
     if {"SHARDLAB_FORKS", "DVC_STAGE"} & os.environ.keys():
         from stages.forks import hand_over

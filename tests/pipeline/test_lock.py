@@ -1,6 +1,7 @@
 """One command at a time works in a tree, and a killed one leaves no lock."""
 
 import os
+import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -72,6 +73,18 @@ def test_a_stage_under_nohup_outlives_the_terminal(slow: Path) -> None:
         assert marked.process.wait(60) == 0
     finally:
         marked.close()
+
+
+def test_a_stage_under_nohup_outlives_the_shell(slow: Path) -> None:
+    script = f"nohup {shlex.join(COMMANDS['stage'])} & until [ -e at-work ]; do sleep 0.1; done"
+    marked = Marked(slow, "sh", "-c", script)
+    try:
+        assert marked.process.wait(60) == 0
+        (slow / "go").touch()
+        wait_for(lambda: not marked.family(), 60, "a stage")
+    finally:
+        marked.close()
+    assert (slow / "data/source.json").exists()
 
 
 @pytest.mark.parametrize("option", ["-n", "--summary"])

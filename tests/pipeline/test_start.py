@@ -75,7 +75,8 @@ def test_a_stage_ends_with_its_killed_tool_amid_imports(tmp_path: Path, tool: st
         (tmp_path / "dvc.yaml").write_text(stage)
         run(tmp_path, "dvc", "init", "--quiet", "--no-scm")
         command = ["dvc", "repro"]
-    marked = Marked(tmp_path, *command)
+    # who runs the tests in the background may ignore some signals, and children inherit that
+    marked = Marked(tmp_path, "env", "--default-signal", *command)
     try:
         wait_for((tmp_path / "imports").exists, 60, "a stage")
         marked.process.kill()
