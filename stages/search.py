@@ -183,7 +183,7 @@ def show(folder: SearchFolder, history: History, reason: str) -> None:
     print("\nSteps (95 % interval) and perplexities are over those of the start; predicted: ms.")
     print("* held: the fastest that was shown to be so, at a tolerated perplexity\n")
     entry = {"strategies": {folder.path.name: written(held.strategy)}}
-    print("# for params.yaml; add the name to `runs`, too")
+    print("# for params.yaml")
     print(yaml.safe_dump(entry, sort_keys=False), end="", flush=True)
     say(f"search: {folder.seconds() / 60:.1f} minutes; everything is kept in {folder.path}")
 

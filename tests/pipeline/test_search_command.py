@@ -84,7 +84,12 @@ class Recorded:
         self.path, self.left_s = path, left_s
         self.steps: list[Step] = []
 
+    def parameters(self) -> Parameters:
+        return Parameters(ROOT / "params/small.yaml")
+
     def seconds(self, *stages: str) -> float:
+        if not stages:
+            return 60.0
         training = ("train fsdp2 ", "profile fsdp2 ", "validate fsdp2 ")
         return {training: 30.0, ("timing link",): 10.0}[stages]
 
@@ -122,6 +127,19 @@ def test_a_round_begins_if_its_race_and_its_training_can_end(
     search._round(folder, "3", Agent(), "link")
     assert [step.name for step in folder.steps] == ["propose 3", "trial 3", "decide 3"]
     assert folder.steps[1].overrides == (f"agent.trial_timeout_s={limit}",)
+
+
+def test_the_printed_entry_is_one_of_the_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(search, "read_all", lambda *_: [])
+    history, params = begin(["fsdp2"]), (ROOT / "params/small.yaml").read_text()
+    search.show(Recorded(tmp_path / "100mbit-2-ranks", 0), history, "reason")
+    [comment, key, *entry] = capsys.readouterr().out.partition("# ")[2].splitlines(keepends=True)
+    assert (comment, key) == ("for params.yaml\n", "strategies:\n")
+    path = tmp_path / "params.yaml"
+    path.write_text(params.replace(f"\n{key}", "".join(["\n", key, *entry])))
+    assert Parameters(path)("strategies.100mbit-2-ranks").hash() == history.incumbent
 
 
 def times(folder: Path) -> dict[Path, int]:
