@@ -54,16 +54,18 @@ def run(main: Callable[..., None], log: Sequence[str] | None = None) -> None:
     progress.log(f"done in {elapsed():.1f} s")
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """Arguments of `python -m stages.NAME`, whose mistakes are shown as one line (exit 2)."""
+
     def error(self, message: str) -> typing.NoReturn:
         """Print one line, without the usage."""
         say(f"{self.prog.rpartition('.')[2]}: error: {message}; see {self.prog} --help")
         sys.exit(2)
 
 
-def _parser(name: str, main: Callable[..., None]) -> tuple[_Parser, list[str]]:
+def _parser(name: str, main: Callable[..., None]) -> tuple[Parser, list[str]]:
     """Return the argument parser of a stage and the names of its positional arguments."""
-    parser = _Parser(f"python -m stages.{name}", description=inspect.getmodule(main).__doc__)
+    parser = Parser(f"python -m stages.{name}", description=inspect.getmodule(main).__doc__)
     positional = []
     for key, parameter in list(inspect.signature(main).parameters.items())[1:]:
         if parameter.kind is parameter.KEYWORD_ONLY:
@@ -78,7 +80,7 @@ def _parser(name: str, main: Callable[..., None]) -> tuple[_Parser, list[str]]:
     return parser, positional
 
 
-def _add_option(parser: _Parser, key: str, parameter: inspect.Parameter) -> None:
+def _add_option(parser: Parser, key: str, parameter: inspect.Parameter) -> None:
     annotation, words = typing.get_args(parameter.annotation)
     if annotation is bool:
         parser.add_argument(f"--{key.replace('_', '-')}", action="store_true", help=words)

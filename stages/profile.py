@@ -4,7 +4,6 @@ Given files in place of a run (python -m stages.profile TRACE...), break down an
 torch.profiler, labelled or not, and print a line per rank and what is unknown.
 """
 
-import argparse
 import csv
 import json
 import sys
@@ -20,7 +19,10 @@ from shardlab.experiment.parameters import Parameters
 from shardlab.profiling.analysis.breakdown import StepTimes, read_steps, summarize
 from shardlab.profiling.analysis.job import break_down
 from shardlab.profiling.analysis.table import render
-from stages.common import integer, run
+from stages.common import Parser, integer, run
+
+_COMMAND = "python -m stages.profile"
+_USAGE = f"{_COMMAND} RUN SEED [--params FILE] [--set KEY=VALUE] | [--csv FILE] TRACE..."
 
 
 def main(params: Parameters, run: str, seed: str) -> None:
@@ -56,7 +58,7 @@ def write_rows(path: Path, steps: Sequence[StepTimes]) -> None:
 
 def of_traces(arguments: Sequence[str]) -> None:
     """Print the breakdown of the traces of a job; `--csv FILE` writes a row per step and rank."""
-    parser = argparse.ArgumentParser("python -m stages.profile", description=__doc__)
+    parser = Parser(_COMMAND, usage=_USAGE, description=__doc__)
     parser.add_argument("traces", nargs="+", metavar="TRACE", help="of a rank or merged, also .gz")
     parser.add_argument("--csv", metavar="FILE", help="write a row per step and rank")
     given = parser.parse_args(arguments)
@@ -70,9 +72,18 @@ def of_traces(arguments: Sequence[str]) -> None:
     print("\n".join(render(job)))
 
 
+def names_run(arguments: Sequence[str]) -> bool:
+    """Return whether the arguments are RUN SEED, with options of every stage."""
+    parser = Parser(_COMMAND, add_help=False)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--params")
+    parser.add_argument("--set", action="append")
+    given, others = parser.parse_known_intermixed_args(arguments)
+    return not others and len(given.words) == 2 and given.words[1].isdecimal()
+
+
 if __name__ == "__main__":
-    # no name of a run holds a dot or a slash
-    if len(sys.argv) > 1 and set(sys.argv[1]) & set("./"):
-        of_traces(sys.argv[1:])
-    else:
+    if names_run(sys.argv[1:]):
         run(main)
+    else:
+        of_traces(sys.argv[1:])

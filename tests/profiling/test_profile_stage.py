@@ -12,7 +12,7 @@ from shardlab.core.files import sha256_of_file
 from shardlab.experiment.parameters import Parameters
 from shardlab.profiling.capture.merge import merge_traces
 from shardlab.records.run import Breakdown
-from stages.profile import main
+from stages.profile import main, names_run
 from tests.commands import Command
 from tests.trace_factory import WORKER, event, label, step, write_rank
 
@@ -59,7 +59,9 @@ def test_files_in_place_of_a_run_are_broken_down(tmp_path, monkeypatch):
         monkeypatch.setattr("sys.argv", ["profile", *arguments])
         runpy.run_module("stages.profile", run_name="__main__")
 
-    for number, arguments in enumerate((["./0.json"], ["0.json", "--csv", "rows.csv"])):
+    Path("trace").symlink_to("0.json")
+    every = (["./0.json"], ["trace"], ["--csv", "rows.csv", "0.json"])
+    for number, arguments in enumerate(every):
         command = Command(tmp_path / f"said{number}", lambda given=arguments: typed(*given))
         assert command.wait() == 0, command.said()
         assert "50.0" in command.said() and "update: unknown" in command.said()
@@ -69,9 +71,35 @@ def test_files_in_place_of_a_run_are_broken_down(tmp_path, monkeypatch):
     command = Command(tmp_path / "refused", lambda: typed("none.json"))
     assert command.wait() == 2
     assert command.said() == (
-        "profile: error: none.json: no such file: give traces of torch.profiler\n"
+        "profile: error: none.json: no such file: give traces of torch.profiler, or RUN SEED\n"
     )
-    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"0.json", "rows.csv"}
+    command = Command(tmp_path / "mistyped", lambda: typed("0.json", "--cvs", "rows.csv"))
+    assert command.wait() == 2
+    assert command.said() == (
+        "profile: error: unrecognized arguments: --cvs rows.csv; "
+        "see python -m stages.profile --help\n"
+    )
+    left = {path.name for path in tmp_path.iterdir() if path.is_file()}
+    assert left == {"0.json", "rows.csv", "trace"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "run"),
+    [
+        ("ddp 0", True),
+        ("--set seeds=[0] ddp 0 --params other.yaml", True),
+        ("ddp --params other.yaml 0", True),
+        ("trace", False),
+        ("ddp three", False),
+        ("rank0 rank1", False),
+        ("0 1 2", False),
+        ("--csv rows.csv 0", False),
+        ("--csv=rows.csv trace 0", False),
+        ("", False),
+    ],
+)
+def test_a_run_is_two_words_the_second_of_which_is_a_number(arguments, run):
+    assert names_run(arguments.split()) == run
 
 
 def test_a_missing_trace_writes_nothing(params, tmp_path):
