@@ -13,9 +13,12 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 # "-m" stands there while `python -m stages.NAME` looks for its module. All that it imports stays,
 # and to search it for garbage again and again takes a quarter of the time of the imports:
-# `stages.common.run` turns the collector on when they are done.
+# `stages.common.run` turns the collector on when they are done, and handles signals.
 if sys.argv[0] == "-m":
     gc.disable()
+    # Ctrl-C amid imports needs no traceback
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     # The server of DVC has a stage as its parent, and outlives it; so does a stage that was typed
     # under nohup its shell.
     outlives = sys.orig_argv[2:3] == ["stages.forks"] or (

@@ -38,6 +38,7 @@ else:
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "wait":
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         if "orderly" in sys.argv:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit("put in order"))
         open("waits", "w").close()

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -84,3 +85,17 @@ def test_a_stage_ends_with_its_killed_tool_amid_imports(tmp_path: Path, tool: st
     finally:
         marked.close()
     assert not (tmp_path / "ran").exists()
+
+
+def test_ctrl_c_amid_imports_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "stages").mkdir()
+    shutil.copy2(ROOT / "stages/__init__.py", tmp_path / "stages")
+    (tmp_path / "stages/chat.py").write_text(IMPORTS)
+    marked = Marked(tmp_path, "env", "--default-signal", "python", "-m", "stages.chat")
+    try:
+        wait_for((tmp_path / "imports").exists, 60, "a stage")
+        marked.process.send_signal(signal.SIGINT)
+        assert marked.process.wait(15) == -signal.SIGINT
+    finally:
+        marked.close()
+    assert (tmp_path / "marked.log").read_text() == ""
