@@ -3,29 +3,22 @@
 No stage of the pipeline: it needs no params.yaml, writes nothing and may run while a stage does.
 """
 
-import argparse
 import gc
+import signal
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 from shardlab.chat.conversation import Conversation, Sampling
 from shardlab.chat.terminal import converse, show
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Print one line, without the usage."""
-        say(f"chat: error: {message}; see {self.prog} --help")
-        sys.exit(2)
+from stages.common import Parser
 
 
 def main() -> None:
     """Answer one prompt, or each line of stdin."""
-    parser = _Parser("python -m stages.chat", description=__doc__)
+    parser = Parser("python -m stages.chat", description=__doc__)
     parser.add_argument("folder", type=Path, help="final_model of a run, or another model")
     parser.add_argument("--prompt", help="answer this alone, and end")
     for name, field in Sampling.model_fields.items():
@@ -44,7 +37,12 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    gc.enable()  # off during imports, see stages/__init__.py
+    # both are off during imports, see stages/__init__.py
+    gc.enable()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # who reads the answers may stop, such as head
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         main()
     except UserError as mistake:

@@ -77,11 +77,15 @@ class Conversation:
             set_seed(sampling.seed)
 
     def answer(self, text: str) -> Iterator[str]:
-        """Yield an answer in pieces, and add it to the history as far as it was read."""
-        prompt = self._prompt(text)
+        """Yield an answer in pieces, and add it to the history as far as it was read.
+
+        Raises:
+            UserError: it failed, for lack of memory or by the folder's chat template; the history
+                is without it.
+        """
         streamer = TextIteratorStreamer(self._tokenizer, skip_prompt=True, skip_special_tokens=True)
-        stop, errors, said = Event(), list[Exception](), list[str]()
-        thread = Thread(target=self._generate, args=(prompt, streamer, stop, errors))
+        stop, errors, said = Event(), list[str](), list[str]()
+        thread = Thread(target=self._generate, args=(text, streamer, stop, errors))
         thread.start()
         try:
             for piece in streamer:
@@ -90,18 +94,20 @@ class Conversation:
         finally:  # also when Ctrl-C ends the answer
             stop.set()
             thread.join()
-            self._turns.append((text, "".join(said)))
+            if not errors:
+                self._turns.append((text, "".join(said)))
         if errors:
-            raise errors[0]
+            raise UserError(f"no answer: {errors[0]}; fewer --tokens need less memory")
 
     @torch.inference_mode()
     def _generate(
-        self, prompt: Tensor, streamer: TextIteratorStreamer, stop: Event, errors: list[Exception]
+        self, text: str, streamer: TextIteratorStreamer, stop: Event, errors: list[str]
     ) -> None:
         def stopped(ids: Tensor, scores: Any, **_: Any) -> Tensor:
             return torch.full((len(ids),), stop.is_set(), device=ids.device)
 
         try:
+            prompt = self._prompt(text)
             self._model.generate(
                 prompt,
                 attention_mask=torch.ones_like(prompt),
@@ -109,8 +115,8 @@ class Conversation:
                 streamer=streamer,
                 stopping_criteria=[stopped],
             )
-        except Exception as error:  # the main thread raises it
-            errors.append(error)
+        except Exception as error:  # the main thread shows it; its frames hold memory
+            errors.append(f"{type(error).__name__}: {_line(error)}")
         finally:
             streamer.end()  # or the main thread would wait for ever
 
@@ -163,8 +169,12 @@ def _load(folder: Path) -> tuple[Any, Any]:
             folder, use_safetensors=True, dtype="auto", **options
         )
     except Exception as error:  # the library raises nothing narrower
-        reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"{folder}: no causal language model with tokenizer and safetensors files: {reason}"
+            f"{folder}: no causal language model with tokenizer and safetensors files: "
+            f"{_line(error)}"
         ) from None
     return tokenizer, model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

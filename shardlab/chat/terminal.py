@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from shardlab.chat.conversation import Conversation
+from shardlab.core.errors import UserError
+from shardlab.core.progress import say
 
 _SHOWN = "\n\t\u200c\u200d"
 """of the characters below: those of text, and joiners, which scripts and emoji need"""
@@ -37,7 +39,7 @@ def show(answer: Iterable[str]) -> None:
 def converse(conversation: Conversation) -> None:
     """Answer each line of stdin until it ends.
 
-    Ctrl-C ends an answer, or at the prompt the conversation.
+    An answer that fails is one line. Ctrl-C ends an answer, or at the prompt the conversation.
     """
     with suppress(ImportError):
         import readline  # noqa: F401 - editing and earlier lines at the prompt
@@ -52,5 +54,9 @@ def converse(conversation: Conversation) -> None:
         # a byte that is no text would be half a surrogate
         text = line.encode("utf-8", "replace").decode()
         if text.strip():
-            with suppress(KeyboardInterrupt):
+            try:
                 show(conversation.answer(text))
+            except KeyboardInterrupt:
+                continue
+            except UserError as error:
+                say(f"chat: error: {error}")

@@ -5,6 +5,7 @@ import os
 import pty
 import runpy
 import select
+import signal
 import sys
 import time
 import unicodedata
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardlab.chat.terminal import converse, printable
+from shardlab.core.errors import UserError
 from tests.chat.test_conversation import run  # noqa: F401 - a fixture
 from tests.commands import ROOT, Command
 
@@ -52,6 +54,41 @@ def test_ctrl_c_ends_one_answer_alone(monkeypatch, capsys):
     converse(conversation)
     assert conversation.prompts == ["first", "second?"]
     assert capsys.readouterr().out == "some\nsome words\n"
+
+
+class Failing:
+    """Conversation whose first answer fails after a word."""
+
+    def __init__(self):
+        self.prompts = []
+
+    def answer(self, text):
+        self.prompts.append(text)
+        yield "word"
+        if len(self.prompts) == 1:
+            raise UserError("no answer: out of memory")
+
+
+def test_an_answer_that_fails_is_one_line_and_the_conversation_goes_on(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("first\nsecond\n"))
+    converse(Failing())
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("word\nword\n", "chat: error: no answer: out of memory\n")
+
+
+def test_who_reads_the_answer_may_stop(run, tmp_path):  # noqa: F811
+    reader, writer = os.pipe()
+    os.close(reader)
+
+    def call() -> None:
+        sys.stdout = os.fdopen(writer, "w")
+        os.chdir(ROOT)
+        sys.argv = ["stages.chat", str(run / "final_model"), "--prompt", "Some"]
+        runpy.run_module("stages.chat", run_name="__main__", alter_sys=True)
+
+    command = Command(tmp_path / "command", call)
+    os.close(writer)
+    assert (command.wait(), command.said()) == (-signal.SIGPIPE, "")
 
 
 @pytest.mark.parametrize("key", [b"\x03", b"\x04"])

@@ -81,7 +81,7 @@ def test_text_like_a_special_token_is_text_and_none_begins_a_document(run):
     assert conversation._prompt("").tolist() == [[0]]
 
 
-def test_an_answer_can_be_ended_and_an_error_reaches_the_reader(run, monkeypatch):
+def test_an_answer_can_be_ended_and_an_error_is_one_line(run, monkeypatch):
     before = {*threading.enumerate()}
     conversation = Conversation(run / "final_model", Sampling(tokens=20, seed=0))
     answer = conversation.answer("Some")
@@ -91,11 +91,19 @@ def test_an_answer_can_be_ended_and_an_error_reaches_the_reader(run, monkeypatch
     assert conversation._turns == [("Some", first)]
 
     def fail(*_, **__):
-        raise RuntimeError("out of memory")
+        raise RuntimeError("out of\nmemory")
 
     monkeypatch.setattr(conversation._model, "generate", fail)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        list(conversation.answer("Some"))
+    with pytest.raises(UserError, match=r"^no answer: RuntimeError: out of memory; fewer --tokens"):
+        list(conversation.answer("More"))
+    assert conversation._turns == [("Some", first)]
+
+
+def test_a_template_that_refuses_a_turn_is_one_line(final):
+    (final / "chat_template.jinja").write_text("{{ raise_exception('no turns') }}")
+    conversation = Conversation(final, Sampling(tokens=4))
+    with pytest.raises(UserError, match=r"^no answer: TemplateError: no turns"):
+        list(conversation.answer("Hi"))
 
 
 def test_a_changed_file_of_a_run_is_refused(final, tmp_path):
