@@ -225,6 +225,20 @@ def test_forecast_says_how_many_runs_and_bounds_it_is_fitted_on():
     assert sentence.startswith("The model is fitted on 2 timed runs and 2 no-communication bounds ")
 
 
+@pytest.mark.parametrize(
+    ("median", "worst", "said"),
+    [
+        (0.05, 0.15, "5.0 % (goal 5 %: met) and a worst of 15.0 % (goal 15 %: met)."),
+        (0.06, 0.14, "6.0 % (goal 5 %: missed) and a worst of 14.0 % (goal 15 %: met)."),
+        (0.04, 0.16, "4.0 % (goal 5 %: met) and a worst of 16.0 % (goal 15 %: missed)."),
+    ],
+)
+def test_forecast_says_of_each_goal_whether_it_is_met(median, worst, said):
+    summary = make_forecast().summary.model_copy(update={"median": median, "worst": worst})
+    (sentence,) = forecast_with(summary=summary).sentences
+    assert f"a median error of {said}" in sentence.replace("\N{NO-BREAK SPACE}", " ")
+
+
 def test_sums_of_integers_are_shown_where_both_codecs_were_calibrated():
     title, fields = "Predicted sums of 8-bit integers", [*IntegerSum.model_fields][2:]
     times = dict(zip(fields, (3.0, 5.0, 1.0, 2.0), strict=True))
