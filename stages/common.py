@@ -3,6 +3,7 @@
 import argparse
 import gc
 import inspect
+import os
 import sys
 import traceback
 import typing
@@ -41,15 +42,18 @@ def run(main: Callable[..., None], log: Sequence[str] | None = None) -> None:
     values = [given.pop(key) for key in positional]
     named = values if log is None else [str(given[key]) for key in log]
     elapsed = stopwatch()
-    log_to(_log_path(name, named))
+    path = _log_path(name, named)
+    log_to(path)
     try:
         lock_tree()
         main(Parameters(params, overrides), *values, **given)
     except UserError as error:
         say(f"{name}: error: {error}")
+        _show_log(path)
         sys.exit(2)
     except BaseException:
         progress.log(traceback.format_exc())
+        _show_log(path)
         raise
     progress.log(f"done in {elapsed():.1f} s")
 
@@ -110,6 +114,12 @@ def _stop(number: int) -> None:
 def _log_path(name: str, values: list[str]) -> Path:
     # an invalid name given by the user may be a path
     return Path("logs", name, *(value.replace("/", "_") for value in values)).with_suffix(".log")
+
+
+def _show_log(path: Path) -> None:
+    """Show where the log of a failed stage of DVC is, as Snakemake does for its jobs itself."""
+    if "DVC_STAGE" in os.environ and path.is_file():
+        print(f"log: {path}", file=sys.stderr)
 
 
 def require(path: str | Path, stage: str) -> None:

@@ -63,6 +63,14 @@ def test_every_stage_reports_invalid_params(
     assert stage_outputs(project) == []
 
 
+def test_under_dvc_a_failed_stage_shows_its_log(project: Path) -> None:
+    set_params(project, train__stepz=5)
+    error = f"code: error: {MISTAKES[0][1]}\n"
+    said = run(project, "dvc", "repro", "code", check=False).stdout
+    assert f"\n{error}log: logs/code.log\n" in said
+    assert (project / "logs/code.log").read_text().endswith(error)
+
+
 def test_a_missing_section_is_named(project: Path) -> None:
     path = project / "params.yaml"
     path.write_text(path.read_text().replace("baseline:", "# baseline:"))
