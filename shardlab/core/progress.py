@@ -1,5 +1,6 @@
 """Progress for a person: a bar on a terminal, an occasional line elsewhere, and the log of both."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,12 +16,22 @@ _log_path: Path | None = None
 """that of this process and of those that it forks"""
 
 
+class _Bar(tqdm):  # type: ignore[type-arg]
+    @property
+    def format_dict(self) -> dict[str, object]:
+        """What the bar shows: asked for when it is drawn, not in each step."""
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        gigabytes = pages * os.sysconf("SC_PAGE_SIZE") / 1e9
+        return {**super().format_dict, "postfix": f"{gigabytes:.2f} GB"}
+
+
 def track(
     items: Iterable[T], description: str, total: int | None = None, unit: str = "it"
 ) -> Iterator[T]:
-    """Iterate over `items` with a bar of rate and time left; silent when stderr is a pipe."""
+    """Iterate over `items` with a bar of rate, time left and resident set of this process; silent
+    when stderr is a pipe."""
     return iter(
-        tqdm(
+        _Bar(
             items,
             desc=description,
             total=total,

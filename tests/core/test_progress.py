@@ -1,5 +1,8 @@
-"""What a stage says is on stderr and in its log."""
+"""What a stage says is on stderr and in its log, and what its bar shows."""
 
+import io
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,3 +21,22 @@ def test_what_is_said_is_kept(
     progress.log("done\n")
     assert capsys.readouterr().err == "before\nstep 1\n"
     assert [line.partition(" ")[2] for line in path.read_text().splitlines()] == ["step 1", "done"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_bar_shows_the_memory_whenever_it_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert sum(progress.track(range(10_000), "train", unit="step")) == 49_995_000
+    drawn = terminal.getvalue().split("\r")
+    assert len(drawn) < 100, "not in each step"
+    assert re.search(r"^train: +0%.* [0-9]+\.[0-9]{2} GB\]", drawn[1])
+
+
+def test_there_is_no_bar_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [*progress.track(range(3), "train")] == [0, 1, 2]
+    assert capsys.readouterr().err == ""
