@@ -1,6 +1,8 @@
 """Mistakes of the user are one line, and good files are kept."""
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,24 @@ def test_parameters_that_would_not_reach_the_stages_are_refused(project: Path) -
     done = run(project, "snakemake", "-n", "--config", "baseline=ddp-topk", check=False)
     assert done.returncode != 0
     assert "or change params.yaml" in done.stdout
+
+
+def test_a_python_without_the_packages_is_refused_before_any_job(
+    project: Path, tmp_path: Path
+) -> None:
+    """As by the path of Snakemake, in an environment that is not activated."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    path = f"PATH={tmp_path}:{os.environ['PATH']}"
+    snakemake = str(Path(sys.executable).with_name("snakemake"))
+    command = ("env", path, snakemake, "--cores", "1", "data/source.json")
+    done = run(project, *command, check=False)
+    assert done.returncode != 0
+    said = done.stdout.splitlines()[-1]
+    assert said.startswith(f"snakemake: error: {python}, which jobs call, ")
+    assert "source .venv/bin/activate" in said
+    assert stage_outputs(project) == []
 
 
 def test_bad_source_keeps_the_good_corpus(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ envvars:
 onstart:
     try:
         check_partition()
+        check_python()
         lock_tree()
     except UserError as error:
         print(f"snakemake: error: {error}", file=sys.stderr)
