@@ -1,6 +1,7 @@
 """Construction of the collective of a process group from the options of `attach`."""
 
 import copy
+import math
 import os
 from dataclasses import dataclass, replace
 
@@ -74,9 +75,9 @@ def make_collective(
     exact: Collective = Native(group, ledger, kind)
     if dist.get_backend(group) == "gloo":
         exact = AllToAllCollective(group, ledger, kind, Identity())
-    return BypassCollective(
-        inner, exact, route.excluded, route.warmup, feedback, route.minimum_size
-    )
+    plain = route.method.name == "none" and route.between_nodes is None
+    shortest = math.inf if plain else route.minimum_size
+    return BypassCollective(inner, exact, route.excluded, route.warmup, feedback, shortest)
 
 
 def _compressing(

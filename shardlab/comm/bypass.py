@@ -32,7 +32,7 @@ class BypassCollective(Collective):
         excluded: names of blocks.
         warmup: number of messages of each unit.
         feedback: records the layouts of its residuals.
-        minimum_size: of messages that `inner` compresses.
+        minimum_size: of messages that `inner` compresses; infinite where it compresses none.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class BypassCollective(Collective):
         excluded: frozenset[str] = frozenset(),
         warmup: int = 0,
         feedback: ErrorFeedback | None = None,
-        minimum_size: int = 0,
+        minimum_size: float = 0,
     ) -> None:
         super().__init__(inner.group, inner.ledger, inner.kind)
         self.inner = inner

@@ -192,3 +192,17 @@ def test_short_narrow_vectors_are_sent_as_they_are():
         assert counts["uncompressed"] == {"fewer than 500 elements": 2}
 
     run_ranks(2, worker)
+
+
+def test_without_a_codec_narrow_vectors_are_exchanged_as_they_are():
+    def worker(group):
+        ledger = Ledger()
+        ours = make_collective(group, ledger, "gradients", Route(make_method("none")))
+        vector, shard = vector_of(dist.get_rank(group), 400).bfloat16(), torch.empty(200).bfloat16()
+        ours.reduce_scatter(shard, vector, 0.5, Unit("unit"))
+        counts = ledger.sums()["gradients"]
+        assert counts["bytes_wire"] - counts["metadata_bytes"] == counts["bytes_raw"] == 2 * 200
+        exact = sum(vector_of(rank, 400).bfloat16().float() for rank in range(2)) / 2
+        assert torch.equal(shard, exact.bfloat16().chunk(2)[dist.get_rank(group)])
+
+    run_ranks(2, worker)
