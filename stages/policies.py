@@ -4,6 +4,7 @@ from pathlib import Path
 
 from shardlab.agent.records.conversation import Conversation
 from shardlab.agent.replays.documents import PolicyComparison
+from shardlab.core.errors import UserError
 from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
 from stages import plans
@@ -11,20 +12,22 @@ from stages.common import run
 from stages.plans import Values
 
 _FOLDER = Path("results/policies")
+_CONVERSATION = _FOLDER / "conversation.json"
 
 
 def main(params: Parameters) -> None:
     """Write policies.json and conversation.json in results/policies."""
     plan = plans.policies(params)
-    found, said = PolicyComparison(), Conversation(judge="rules")
+    found = PolicyComparison()
     if plan["policies"].timings:
-        found, said = _replayed(plan)
-    said.to_file(_FOLDER / "conversation.json")
+        found = _replayed(plan)
+    else:
+        Conversation(judge="rules").to_file(_CONVERSATION)
     found.to_file(_FOLDER / "policies.json")
     say(f"policies: {len(found.replays)} replays on {len(found.tables)} timings")
 
 
-def _replayed(plan: Values) -> tuple[PolicyComparison, Conversation]:
+def _replayed(plan: Values) -> PolicyComparison:
     # imported here: most experiments replay no policy, and these take seconds
     from shardlab.agent.policies.comparison import compare
     from shardlab.agent.policies.judged import Search
@@ -61,9 +64,15 @@ def _replayed(plan: Values) -> tuple[PolicyComparison, Conversation]:
     tables = [Table.of(runs_of(name), history.start, admissible) for name in policies.timings]
     matrix = [each for each in runs_of(plan["comparison"]) if each.run != NO_COMMUNICATION]
     hashes = [each.strategy_hash for each in sorted(matrix, key=step_s) if each.strategy_hash]
-    model = model_of(agent)
-    found = compare(search, tables, hashes, policies, model)
-    return found, (model or RuleJudge()).conversation()
+    try:
+        model = model_of(agent)
+    except UserError as error:
+        say(f"policies: without {agent.judge}: {error}")
+        model = None
+    try:
+        return compare(search, tables, hashes, policies, model)
+    finally:  # what a model has answered is dear
+        (model or RuleJudge()).conversation().to_file(_CONVERSATION)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ class Agent(Document):
     """what is given in place of what calibrate detected: for the memory limit and the judge"""
     trial_timeout_s: Seconds = 300
     """maximum duration of a race, and of the training runs of one strategy"""
-    repetitions: Count = 120
+    repetitions: int = Field(120, ge=2)
     """maximum number of interleaved steps of a race"""
     budget: Count = 8
     """maximum number of trials in all rounds together"""

@@ -203,6 +203,13 @@ def test_invalid_endpoint_url_is_refused(url):
     assert "pw" not in str(error.value)
 
 
+@pytest.mark.parametrize("host", ["api..example.com", f"{'a' * 64}.example"])
+def test_a_mistyped_host_is_an_error_of_the_user(host):
+    with pytest.raises(UserError) as error:
+        Endpoint(f"http://{host}/v1", "a-model", attempts=1).ask(Prompt("", "", ()))
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("host", ["judge.example", "10.0.0.7", "127.0.0.1.example", "[fd00::7]"])
 def test_key_is_not_sent_to_other_hosts_in_plain_text(monkeypatch, host):
     """Unless that very host is allowed by its name (attack 14 of the review)."""

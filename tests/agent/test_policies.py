@@ -148,6 +148,12 @@ def test_faults_of_a_language_model_are_counted(machine, table):
     assert (found.flips, found.infeasible, found.abstained) == (0, 1, True)
 
 
+def test_an_answer_that_fails_ends_one_replay(machine, table):
+    with serving(lambda request, number: (403, {})) as server:
+        found = replay(judged(machine, table, http_judge(server)), table, 0, 3)
+    assert (found.picks, found.infeasible, found.abstained) == ([], 1, True)
+
+
 class Asked(Judge):
     """Judge that keeps the questions."""
 

@@ -9,9 +9,9 @@ import pytest
 
 from shardlab.agent.proposals import proposal as proposals
 from shardlab.agent.proposals.judge import Judge, Question, RuleJudge
+from shardlab.agent.proposals.supervision import SupervisedJudge
 from shardlab.agent.records.rounds import Candidate, Verdict
 from shardlab.agent.space.feasible import Feasible, feasible, formula_bytes
-from shardlab.core.errors import UserError
 from shardlab.strategy.strategy import CanonicalStrategy, parse_strategy
 from tests.agent.chat_server import judge as http_judge
 from tests.agent.chat_server import listed, says, serving
@@ -212,10 +212,10 @@ def test_no_judge_makes_it_worse(few, kind):
             return max(candidates, key=lambda some: machine.seconds(some.strategy))
 
         judge = Chooses(worst if kind == "worst" else lambda candidates: candidates[0])
-        history = machine.begin()
         if kind == "dead":
-            with serving(lambda request, n: (503, {})) as server, pytest.raises(UserError):
-                machine.search(http_judge(server, attempts=1))
+            with serving(lambda request, n: (503, {})) as server:
+                judge = SupervisedJudge(http_judge(server, attempts=1))
+                history = machine.search(judge).history
         else:
             history = machine.search(judge).history
         start = machine.seconds(history.reference.strategy)

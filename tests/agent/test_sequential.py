@@ -131,6 +131,7 @@ def test_a_decision_stays_and_intervals_shrink(seed, ratio):
         assert after.low >= min(before.low, after.high)
         assert after.high <= before.high
     for each in found:
+        assert each.low <= each.ratio <= each.high
         assert (each.high < 1) >= (each.verdict == "faster")
 
 

@@ -3,8 +3,10 @@
 import pytest
 
 from shardlab.agent.proposals.judge import Judge, Question, RuleJudge
+from shardlab.agent.proposals.judges import judge_of
 from shardlab.agent.proposals.supervision import SupervisedJudge
 from shardlab.core.errors import UserError
+from shardlab.experiment.search import Agent
 from tests.record_factory import make_candidate
 
 
@@ -13,6 +15,16 @@ class First(Judge):
 
     def choose(self, question):
         return self._verdict(question.candidates[0].id, "it comes first")
+
+
+class Unreadable(RuleJudge):
+    """Answers with garbage where it should abstain."""
+
+    name = "unreadable"
+
+    def choose(self, question):
+        verdict = super().choose(question)
+        return verdict if verdict.choice else self._verdict(None, "I do not know", "answer")
 
 
 class Dead(Judge):
@@ -37,10 +49,21 @@ def test_rules_pass_the_probes_so_they_can_be_passed():
 
 @pytest.mark.parametrize(
     ("judge", "why"),
-    [(First(), "first failed 4 of 5 probes"), (Dead(), "dead gave no answer (no server at")],
+    [
+        (First(), "first failed 4 of 5 probes"),
+        (Unreadable(), "unreadable failed 1 of 5 probes"),
+        (Dead(), "dead gave no answer (no server at"),
+    ],
 )
 def test_rules_take_the_place_of_a_judge_that_fails(judge, why):
     verdict = SupervisedJudge(judge).choose(ask())
     assert verdict.judge == "rules"
     assert verdict.reason.startswith(why)
     assert verdict.choice == RuleJudge().choose(ask()).choice
+
+
+def test_rules_take_the_place_of_answers_that_are_not_there():
+    judge = judge_of(Agent(judge="replay", model="absent"))
+    verdict = judge.choose(ask())
+    assert verdict.judge == "rules" and verdict.reason.startswith("replay gave no answer (absent")
+    assert judge.conversation().exchanges == []

@@ -11,6 +11,8 @@ from shardlab.agent.proposals.proposal import Proposer
 from shardlab.agent.records.history import History, Measured, paired_steps
 from shardlab.agent.space.feasible import Feasible, Shapes
 from shardlab.agent.space.surrogate import Surrogate, fit
+from shardlab.core.errors import UserError
+from shardlab.core.progress import say
 from shardlab.experiment.schema import Space
 from shardlab.experiment.search import Agent
 from shardlab.forecast.workload import workload_of
@@ -72,7 +74,11 @@ class JudgedPolicy(Policy):
         self.name, self._judge, self._propose = name, judge, propose
 
     def choose(self, known: Known) -> Choice:  # noqa: D102
-        made = self._propose(known).propose(len(known.step_ms), self._judge)
+        try:
+            made = self._propose(known).propose(len(known.step_ms), self._judge)
+        except UserError as error:  # of one answer, which the other replays do not need
+            say(f"{self.name}: {error}")
+            return Choice(None, infeasible=1)
         chosen = {each.id: each.strategy for each in made.candidates}.get(made.verdict.choice or "")
         return Choice(
             chosen.hash() if chosen else None,

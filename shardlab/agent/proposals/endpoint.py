@@ -114,7 +114,7 @@ class Endpoint(Chat):
                 trouble, wait = f"none within {self._timeout_s:g} s", None
             except _AWAY as error:
                 trouble, wait = type(error).__name__, None
-            except requests.RequestException as error:
+            except (requests.RequestException, ValueError) as error:  # the latter of its address
                 raise self._failure(type(error).__name__) from None
             else:
                 if status == 200:

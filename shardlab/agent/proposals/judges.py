@@ -5,20 +5,39 @@ from pathlib import Path
 from shardlab.agent.proposals.chat import Chat, Replay
 from shardlab.agent.proposals.chat_judge import ChatJudge
 from shardlab.agent.proposals.endpoint import Endpoint
-from shardlab.agent.proposals.judge import Judge, RuleJudge
+from shardlab.agent.proposals.judge import Judge, Question, RuleJudge
 from shardlab.agent.proposals.local_model import LocalModel
 from shardlab.agent.proposals.supervision import SupervisedJudge
+from shardlab.agent.records.rounds import Verdict
+from shardlab.core.errors import UserError
 from shardlab.experiment.search import Agent
 
 
+class _Absent(Judge):
+    """A language model that is not there, of which the error says why."""
+
+    def __init__(self, name: str, error: UserError) -> None:
+        self.name, self._error = name, error
+
+    def choose(self, question: Question) -> Verdict:
+        raise self._error
+
+
 def judge_of(agent: Agent) -> Judge:
-    """Return the judge of a round; a language model is supervised."""
-    model = model_of(agent)
+    """Return the judge of a round; a language model is supervised, also where it is not there."""
+    try:
+        model: Judge | None = model_of(agent)
+    except UserError as error:
+        model = _Absent(agent.judge, error)
     return SupervisedJudge(model) if model else RuleJudge()
 
 
 def model_of(agent: Agent) -> ChatJudge | None:
-    """Return the language model that judges; None for rules."""
+    """Return the language model that judges; None for rules.
+
+    Raises:
+        UserError: its file, folder or address is not what it should be.
+    """
     chat: Chat
     if agent.judge == "rules":
         return None

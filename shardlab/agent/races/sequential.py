@@ -189,7 +189,9 @@ def standings_of(log_ratios: Array, rule: RaceRule) -> Standings:
         decided[new] = look
         faster |= new & (high < 1)
         hopeless |= new & ~faster
-    return Standings(faster, hopeless, ratio, np.minimum(low, high), high, decided)
+    low = np.minimum(low, high)
+    # of the last look, where the intervals of all say that it can be
+    return Standings(faster, hopeless, np.clip(ratio, low, high), low, high, decided)
 
 
 def centre(values: Array) -> tuple[Array, Array, int]:
