@@ -162,12 +162,14 @@ def _round(folder: SearchFolder, number: str, agent: Agent, timing_name: str) ->
     training_s = (
         0.0 if trained else folder.seconds(*(f"{stage} {agent.start} " for stage in _TRAINING))
     )
-    limit_s = min(agent.trial_timeout_s, folder.left_s - training_s)
     # an attempt of a race has half of its limit, and a look ends it before the end of that
     needed_s = max(training_s, 4 * folder.seconds(f"timing {timing_name}"))
+    left_s = folder.left_s - training_s
+    # a slow link or a large model needs more than the default
+    limit_s = min(left_s, max(agent.trial_timeout_s, needed_s))
     within = (f"agent.trial_timeout_s={max(limit_s, 1):.0f}",)
     race = Step(trial.main, f"{results}/trial.json", (number,), overrides=within)
-    if proposal.arms and limit_s < needed_s and not folder.has(race):
+    if proposal.arms and left_s < needed_s and not folder.has(race):
         raise TimeIsUpError
     folder.run(race)
     folder.run(Step(decide.main, f"{results}/history.json", (number,)))

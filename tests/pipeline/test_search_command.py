@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -77,11 +78,11 @@ def test_missing_rights_are_one_line_before_anything_runs(
 class Recorded:
     """A folder of a search that only notes which stages it is to run.
 
-    Training the start took 30 s, the timing on the link of the search 10 s.
+    Training the start took 30 s, the timing on the link of the search `timing_s`.
     """
 
-    def __init__(self, path: Path, left_s: float) -> None:
-        self.path, self.left_s = path, left_s
+    def __init__(self, path: Path, left_s: float, timing_s: float = 10.0) -> None:
+        self.path, self.left_s, self._timing_s = path, left_s, timing_s
         self.steps: list[Step] = []
 
     def parameters(self) -> Parameters:
@@ -91,7 +92,7 @@ class Recorded:
         if not stages:
             return 60.0
         training = ("train fsdp2 ", "profile fsdp2 ", "validate fsdp2 ")
-        return {training: 30.0, ("timing link",): 10.0}[stages]
+        return {training: 30.0, ("timing link",): self._timing_s}[stages]
 
     def has(self, step: Step) -> bool:
         return False
@@ -140,6 +141,18 @@ def test_the_printed_entry_is_one_of_the_parameters(
     path = tmp_path / "params.yaml"
     path.write_text(params.replace(f"\n{key}", "".join(["\n", key, *entry])))
     assert Parameters(path)("strategies.100mbit-2-ranks").hash() == history.incumbent
+
+
+@pytest.mark.parametrize(("left_s", "limit"), [(3600, 400), (400, 400), (399, None)])
+def test_a_race_on_a_slow_link_gets_more_than_the_default(
+    tmp_path: Path, left_s: float, limit: int | None
+) -> None:
+    proposal_of(begin(["fsdp2", "ddp"]), DDP).to_file(tmp_path / "results/rounds/3/proposal.json")
+    folder = Recorded(tmp_path, left_s, timing_s=100)
+    with nullcontext() if limit else pytest.raises(TimeIsUpError):
+        search._round(folder, "3", Agent(), "link")
+    found = [step.overrides for step in folder.steps if step.name == "trial 3"]
+    assert found == ([(f"agent.trial_timeout_s={limit}",)] if limit else [])
 
 
 def times(folder: Path) -> dict[Path, int]:
