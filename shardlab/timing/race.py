@@ -5,6 +5,7 @@ that diverges leaves, and one that hangs, crashes or lacks memory is left out of
 """
 
 import mmap
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -30,7 +31,10 @@ _TRIED = 3
 """repetitions of one challenger alone with the incumbent, to learn which of them fails"""
 
 _LAST_LOOK = 0.75
-"""share of the time of an attempt after which a look ends it"""
+"""share of the time of an attempt after which no look comes"""
+
+_HUNG = 0.5
+"""share of the time of an attempt after which a single step is the arm's fault"""
 
 
 def race(plan: TimingPlan, output: Path, look: Look, limit_s: float) -> None:
@@ -47,7 +51,8 @@ def race(plan: TimingPlan, output: Path, look: Look, limit_s: float) -> None:
         look: called on rank 0 after every `BLOCK` repetitions; its state is lost when an attempt
             fails. Runs that diverged are missing in what it gets.
         limit_s: seconds of all attempts together. An attempt gets half of what is left, and a look
-            after three quarters of that is the last. So it is to be three times what `look` allows.
+            is the last if the next would come after three quarters of that. So it is to be three
+            times what `look` allows. Where no look comes in time, no arm is the cause.
 
     Raises:
         RunFailed: ranks failed, and no arm is the cause.
@@ -77,7 +82,7 @@ def race(plan: TimingPlan, output: Path, look: Look, limit_s: float) -> None:
                     break
             reason = "the incumbent failed" if incumbent in failed else "every challenger failed"
         except _NoTimeError:
-            reason = f"the time limit of {limit_s:g} s"
+            reason = f"the time limit of {limit_s:g} s came before the first look at the step times"
     if found is None:
         found = Race(
             name=plan.name, incumbent=incumbent, arms={}, reason=reason, seconds=0, runs=[]
@@ -92,24 +97,26 @@ class _Marks:
 
     def __init__(self, plan: TimingPlan) -> None:
         self._runs = ["", *plan.runs]
-        self._ranks = np.frombuffer(mmap.mmap(-1, 16 * plan.timing.world_size), np.int64)
+        shape = plan.timing.world_size, 3
+        self._ranks = np.frombuffer(mmap.mmap(-1, 24 * shape[0]), np.int64).reshape(shape)
 
     def mark(self, rank: int, run: str) -> None:
         """Say of which run the next calls of the rank are."""
-        self._ranks[2 * rank] += 1
-        self._ranks[2 * rank + 1] = self._runs.index(run)
+        count = self._ranks[rank, 0] + 1
+        self._ranks[rank] = count, self._runs.index(run), time.monotonic_ns()
 
-    def behind(self) -> str:
-        """Return the run of the rank that has come least far; empty: it was at no run.
+    def behind(self) -> tuple[str, float]:
+        """Return the run of the rank that has come least far, and for how many seconds it has been
+        there; empty: it was at no run.
 
         Barriers part the steps, so no rank has gone beyond the one that fails.
         """
-        counts, runs = self._ranks[::2], self._ranks[1::2]
-        return self._runs[int(runs[counts.argmin()])]
+        _, run, since = self._ranks[self._ranks[:, 0].argmin()]
+        return self._runs[int(run)], (time.monotonic_ns() - int(since)) / 1e9
 
 
 class _NoTimeError(Exception):
-    """The time limit ended an attempt before the first arm."""
+    """The time limit ended an attempt before a look at the step times."""
 
 
 class _Failed(Exception):
@@ -142,14 +149,16 @@ def _attempt(
 
     Raises:
         _Failed: an arm may be the cause.
+        _NoTimeError: no arm is, all together are too slow.
     """
     marks, limit_s = _Marks(plan), left_s()
     elapsed = stopwatch()
 
     def look_in_time(step_ms: dict[str, list[float]]) -> Ruling:
         ruling = look(step_ms)
-        # the rest is for the last block and traces: a race that is ended by force has no record
-        if ruling.stop is None and elapsed() > _LAST_LOOK * limit_s:
+        block_s = sum(sum(times[-BLOCK:]) for times in step_ms.values()) / 1e3
+        # the rest is for traces: a race that is ended by force has no record
+        if ruling.stop is None and elapsed() + block_s > _LAST_LOOK * limit_s:
             return Ruling(f"the {limit_s:.0f} s of an attempt are nearly over")
         return ruling
 
@@ -159,13 +168,14 @@ def _attempt(
     except StorageError:
         raise  # no property of an arm
     except (RunFailed, UserError) as error:
-        run = marks.behind()
+        run, step_s = marks.behind()
         # ranks of torchrun or srun are not this command's to start again
         if rank_environment(plan.timing.world_size) is not None:
             raise
+        timeout = isinstance(error, RunFailed) and error.kind == "timeout"
+        if timeout and (not run or step_s < _HUNG * limit_s):
+            raise _NoTimeError from error
         if not run:
-            if isinstance(error, RunFailed) and error.kind == "timeout":
-                raise _NoTimeError from error
             raise
         raise _Failed(error, run) from error
 

@@ -199,8 +199,23 @@ def test_without_challengers_there_is_no_race(data, tmp_path, faulty):
 
 def test_a_race_without_time_is_no_race(data, tmp_path):
     found = raced(plan(data), tmp_path, limit_s=0.01)
-    assert found.reason == "the time limit of 0.01 s"
+    assert found.reason.startswith("the time limit of 0.01 s came before the first look")
     assert (found.arms, found.runs) == ({}, [])
+
+
+def test_arms_that_are_all_slow_are_not_blamed(data, tmp_path, faulty):
+    faulty(STRATEGIES["int8"], lambda number, _: time.sleep(1))
+    found = raced(plan(data), tmp_path, limit_s=14)
+    assert found.reason.startswith("the time limit of 14 s came before the first look")
+    assert (found.arms, found.runs) == ({}, [])
+
+
+def test_a_look_is_the_last_where_the_next_would_come_too_late(data, tmp_path, faulty):
+    faulty(STRATEGIES["int8"], lambda number, _: time.sleep(0.3))
+    found = raced(plan(data, blocks=9), tmp_path, limit_s=18)
+    assert found.reason == "the 9 s of an attempt are nearly over"
+    assert {len(run.step_ms) for run in found.runs} == {BLOCK}
+    assert {arm.outcome for arm in found.arms.values()} == {"ok"}
 
 
 def test_a_strategy_that_cannot_be_built_is_a_crash_of_its_arm(data, tmp_path):
