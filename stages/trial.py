@@ -142,10 +142,22 @@ def _race(values: Values, proposal: Proposal, folder: Path) -> None:
 
 
 def _raced(proposal: Proposal, do: Do) -> Race:
+    """Return the race; without runs where ranks failed and no arm is known to be the cause."""
     STORE.mkdir(exist_ok=True)
+    elapsed = stopwatch()
     with unfinished(STORE / f"race-{proposal.round}") as folder:
-        do(Step(folder=str(folder)))
-        found = Race.from_file(folder / "race.json", "repeat the trial")
+        try:
+            do(Step(folder=str(folder)))
+            found = Race.from_file(folder / "race.json", "repeat the trial")
+        except RunFailed as failure:
+            found = Race(
+                name=f"round-{proposal.round}",
+                incumbent=proposal.incumbent,
+                arms={},
+                reason=f"the race failed: {failure.summary}",
+                seconds=elapsed(),
+                runs=[],
+            )
     reason = found.reason
     for arm in proposal.arms:
         reason = reason.replace(arm.hash, arm.label)

@@ -44,7 +44,7 @@ def race(plan: TimingPlan, output: Path, look: Look, limit_s: float) -> None:
     all arms share the memory, or since it was the incumbent's, each challenger does a few steps
     with the incumbent alone, and those that fail are. The others race again, from the beginning.
 
-    Under torchrun or srun there is one attempt.
+    Under torchrun or srun there is one attempt, and its failure names the run.
 
     Args:
         plan: its repetitions are the most.
@@ -105,13 +105,14 @@ class _Marks:
         count = self._ranks[rank, 0] + 1
         self._ranks[rank] = count, self._runs.index(run), time.monotonic_ns()
 
-    def behind(self) -> tuple[str, float]:
+    def behind(self, ranks: slice = slice(None)) -> tuple[str, float]:
         """Return the run of the rank that has come least far, and for how many seconds it has been
-        there; empty: it was at no run.
+        there; empty: it was at no run. `ranks` are those that share this memory.
 
         Barriers part the steps, so no rank has gone beyond the one that fails.
         """
-        _, run, since = self._ranks[self._ranks[:, 0].argmin()]
+        known = self._ranks[ranks]
+        _, run, since = known[known[:, 0].argmin()]
         return self._runs[int(run)], (time.monotonic_ns() - int(since)) / 1e9
 
 
@@ -135,6 +136,14 @@ class _Failed(Exception):
             return Arm(outcome="crash", detail=str(self.error))
         outcome = "timeout" if self.error.hung else self.error.kind
         return Arm(outcome=outcome, detail=self.error.summary)
+
+    @property
+    def named(self) -> RunFailed:
+        """The failure with the name of its run; what the user did not choose is no `UserError`."""
+        summary = f"{self.run}: {self.arm.detail}"
+        if isinstance(self.error, UserError):
+            return RunFailed("crash", str(self.error), summary)
+        return RunFailed(self.error.kind, self.error.detail, summary)
 
 
 def _of(plan: TimingPlan, runs: list[str], **timing: int) -> TimingPlan:
@@ -168,10 +177,14 @@ def _attempt(
     except StorageError:
         raise  # no property of an arm
     except (RunFailed, UserError) as error:
-        run, step_s = marks.behind()
-        # ranks of torchrun or srun are not this command's to start again
-        if rank_environment(plan.timing.world_size) is not None:
+        here = rank_environment(plan.timing.world_size)
+        if here is not None:
+            # ranks of torchrun or srun are not this command's to start again
+            run, _ = marks.behind(slice(here.rank, here.rank + 1))
+            if run:
+                raise _Failed(error, run).named from error
             raise
+        run, step_s = marks.behind()
         timeout = isinstance(error, RunFailed) and error.kind == "timeout"
         if timeout and (not run or step_s < _HUNG * limit_s):
             raise _NoTimeError from error

@@ -296,6 +296,25 @@ def test_training_that_fails_is_data_but_a_full_disk_is_not(params, monkeypatch)
         trial._train(plans.trial(Parameters(overrides=["seeds=[5]"]), "1"), coded, race, full)
 
 
+def test_ranks_that_fail_in_a_race_leave_a_round_without_one(params, monkeypatch):
+    propose.main(params, "1")
+
+    def fails(*_: object) -> None:
+        raise RunFailed("crash", "a traceback", "rank 1: ArithmeticError: wrong")
+
+    monkeypatch.setattr(trial, "race", fails)
+    trial.main(params, "1")
+    decide.main(params, "1")
+    after = History.from_file("results/rounds/1/history.json", "make it again")
+    (done,) = after.rounds
+    assert (done.decision, done.reason) == (
+        "reject",
+        "the race failed: rank 1: ArithmeticError: wrong",
+    )
+    second, last = run_round(Parameters(), "2")
+    assert second.arms and [each.round for each in last.rounds] == [1, 2]
+
+
 def test_a_round_on_real_ranks_races_and_decides(project):
     history = begin(["fsdp2", "ddp"], agent=AGENT)
     proposal_of(history, DDP).to_file("results/rounds/1/proposal.json")

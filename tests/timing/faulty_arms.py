@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from shardlab.core.errors import UserError
 from shardlab.engines.common.base import Engine, StepOutcome
 from shardlab.strategy.strategy import Strategy
 from shardlab.timing import runner
@@ -69,6 +70,10 @@ def on_rank(rank: int, at: int, fault: Callable[[], None]) -> Fault:
 
 def raises() -> None:
     raise ArithmeticError("wrong on purpose")
+
+
+def refuses() -> None:
+    raise UserError("too large on purpose")
 
 
 def memory() -> None:

@@ -5,10 +5,12 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from torch import nn
 
+import shardlab.timing.race as races
 from shardlab.core.errors import UserError
 from shardlab.experiment.link import FRAME_HEADERS, Link
 from shardlab.experiment.model_and_data import Model
@@ -20,7 +22,7 @@ from shardlab.strategy.strategy import parse_strategy
 from shardlab.timing.interleaved import Look
 from shardlab.timing.plan import TimingPlan
 from shardlab.timing.race import race
-from tests.timing.faulty_arms import memory, on_rank, poison, raises
+from tests.timing.faulty_arms import memory, on_rank, poison, raises, refuses
 
 STRATEGIES = {
     "ddp": parse_strategy({"engine": "ddp"}),
@@ -224,6 +226,19 @@ def test_a_strategy_that_cannot_be_built_is_a_crash_of_its_arm(data, tmp_path):
     assert found.arms["manual"].outcome == "crash"
     assert "layer 7" in found.arms["manual"].detail
     assert found.arms["int8"].outcome == "ok"
+
+
+@pytest.mark.parametrize("fault", [raises, refuses])
+def test_ranks_that_others_start_end_the_race_with_the_name_of_the_run(
+    data, tmp_path, faulty, monkeypatch, fault
+):
+    monkeypatch.setattr(races, "rank_environment", lambda _: SimpleNamespace(rank=1))
+    faulty(STRATEGIES["manual"], on_rank(1, 1, fault))
+    with pytest.raises(RunFailed) as failure:
+        raced(plan(data), tmp_path)
+    assert failure.value.kind == "crash"
+    assert failure.value.summary.startswith("manual: ")
+    assert "on purpose" in failure.value.summary
 
 
 def test_what_no_arm_caused_is_raised(data, tmp_path):
