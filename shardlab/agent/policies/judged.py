@@ -74,8 +74,9 @@ class JudgedPolicy(Policy):
         self.name, self._judge, self._propose = name, judge, propose
 
     def choose(self, known: Known) -> Choice:  # noqa: D102
+        proposer = self._propose(known)
         try:
-            made = self._propose(known).propose(len(known.step_ms), self._judge)
+            made = proposer.propose(len(known.step_ms), self._judge)
         except UserError as error:  # of one answer, which the other replays do not need
             say(f"{self.name}: {error}")
             return Choice(None, infeasible=1)
