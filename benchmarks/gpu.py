@@ -78,6 +78,8 @@ def main() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     elif not torch.cuda.device_count():
         raise UserError("no NVIDIA GPU: give --device cpu --small for a trial without one")
+    # ranks are forked from this process, and the threads of an OpenMP pool do not survive a fork
+    torch.set_num_threads(1)
     sys.path.append(str(args.rivals))
     size = argparse.Namespace(**(_SMALL if args.small else _REAL), world_size=1)
     size.threads = size.threads or len(os.sched_getaffinity(0))

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from shardlab.checkpoint.state_files import in_host_memory, random_state, set_random_state
 from shardlab.core.errors import UserError
+from shardlab.devices.inputs import moved
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import State
 from shardlab.engines.slide.engine import SlideEngine
@@ -255,4 +256,4 @@ def _init_process_group() -> None:
 
 
 def _to_device(value: Any, device: torch.device) -> Any:
-    return value.to(device) if isinstance(value, Tensor) else value
+    return moved(value, device) if isinstance(value, Tensor) else value

@@ -120,7 +120,13 @@ def test_a_step_makes_the_host_wait_once(group, name: str) -> None:
     with warnings.catch_warnings(record=True) as waits:
         warnings.simplefilter("always")
         train(engine, group, 1, first=2)
-    assert len([each for each in waits if "synchronizing" in str(each.message)]) <= 1
+    ours = [
+        each
+        for each in waits
+        # transformers looks at the attention mask in every forward
+        if "synchronizing" in str(each.message) and "transformers" not in each.filename
+    ]
+    assert len(ours) <= 1
 
 
 @on_devices

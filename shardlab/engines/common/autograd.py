@@ -16,6 +16,7 @@ from shardlab.activations.checkpoint import activation_offload
 from shardlab.comm.attach import attach
 from shardlab.comm.handle import Handle
 from shardlab.comm.ledger import Audit
+from shardlab.devices.inputs import moved
 from shardlab.engines.common.base import Engine, EngineSetup, State, StepOutcome
 from shardlab.engines.common.numerics import (
     LossScale,
@@ -55,7 +56,7 @@ class ModuleEngine(Engine):
     def _accumulate(self, batch: Tensor, count: int) -> Tensor:
         """Run forward and backward of one of `count` micro-batches; return its loss, [] on the
         device, which the host would wait for."""
-        batch = batch.to(self.device)
+        batch = moved(batch, self.device)
         with record_function(FORWARD), self.activation_offload:
             logits = self._logits(batch[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
