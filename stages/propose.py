@@ -5,7 +5,8 @@ from pathlib import Path
 from shardlab.agent.proposals.evidence import data_facts, machine_facts
 from shardlab.agent.proposals.judges import judge_of
 from shardlab.agent.proposals.proposal import Proposer
-from shardlab.agent.records.beginning import initial_history, known_before
+from shardlab.agent.records.beginning import hold_fastest, initial_history, known_before
+from shardlab.agent.space.peaks import predicted_peaks
 from shardlab.agent.space.surrogate import Surrogate, fit, workload_of
 from shardlab.core.checksums import read_checked
 from shardlab.core.progress import say
@@ -33,6 +34,8 @@ def main(params: Parameters, number: str) -> None:
     hardware = detected.changed_by(agent.hardware)
     agent = agent.on(hardware, history.workload.world_size)
     shapes = ModelShapes.of(plan["model"], train, Path("data/tokens"), bool(hardware.gpus))
+    # first the limit has to be known: of the hardware, and of the formula where nothing was trained
+    history = hold_fastest(history, agent, predicted_peaks(history, shapes))
     calibration = Calibration.from_file(
         "results/calibration.json", "run python -m stages.calibrate"
     )

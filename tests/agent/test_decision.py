@@ -130,6 +130,26 @@ def test_an_incumbent_that_fails_gives_way_to_the_best_that_is_known():
     assert "the incumbent ended with outcome memory: by test" in second.rounds[-1].reason
 
 
+def test_what_takes_the_place_of_an_incumbent_fits_in_memory():
+    before = after({DDP: 0.5, DDP_INT8: 0.6, KEPT: 0.7})
+    known = before.measured[DDP_INT8.hash()]
+    large = [
+        each.model_copy(update={"memory_peak_bytes": 2 * LIMIT}) for each in known.measurements
+    ]
+    known = known.model_copy(update={"measurements": large})
+    before = before.model_copy(update={"measured": {**before.measured, known.hash: known}})
+    proposal = proposal_of(before, INT4_KEPT)
+    trial = trial_of(proposal, **{key(DDP): "memory"})
+    assert conclude(before, proposal, trial, AGENT).incumbent == KEPT.hash()
+    proposal = proposal.model_copy(update={"peaks": {KEPT.hash(): 2 * LIMIT}})
+    assert conclude(before, proposal, trial, AGENT).incumbent == FSDP2.hash()
+
+
+def test_the_proposal_says_what_is_held_before():
+    proposal = proposal_of(HISTORY.model_copy(update={"incumbent": DDP.hash()}))
+    assert conclude(HISTORY, proposal, trial_of(proposal), AGENT).incumbent == DDP.hash()
+
+
 def test_a_round_without_a_race_changes_nothing_but_is_told():
     history = after({})
     assert history.rounds[-1].decision == "none"

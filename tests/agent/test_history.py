@@ -19,6 +19,7 @@ from tests.agent.searches import (
     DDP_INT8,
     FSDP2,
     KEPT,
+    LIMIT,
     begin,
     proposal_of,
     trained,
@@ -81,6 +82,20 @@ def test_what_was_timed_alone_is_held_only_with_tolerated_perplexity():
         history = begin(timed=timed)
         assert history.incumbent == held.hash()
         assert [each.ratio for each in history.measured[strategy.hash()].steps] == [0.5]
+
+
+def test_what_took_more_memory_than_the_limit_is_not_held():
+    large = [
+        each.model_copy(update={"memory_peak_bytes": LIMIT + 1}) if each.run == "ddp" else each
+        for each in make_records(seeds=2)
+    ]
+    timed = [
+        make_timed("two-ranks", run, step_ms=[ms] * 5)
+        for run, ms in {"fsdp2": 50.0, "ddp": 20.0, "ddp-int8": 30.0}.items()
+    ]
+    assert initial_history(large, timed, AGENT, Train()).incumbent == DDP_INT8.hash()
+    roomy = Agent(start="fsdp2", memory_limit_gb=(LIMIT + 1) / 1e9)
+    assert initial_history(large, timed, roomy, Train()).incumbent == DDP.hash()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +172,7 @@ def test_history_keeps_what_failed_and_survives_its_file(tmp_path, outcome):
     kept, coded = (after.measured[each.hash()] for each in (KEPT, DDP_INT8))
     assert (kept.source, kept.outcome, kept.detail) == ("round 1", outcome, "by test")
     assert (coded.source, coded.outcome, coded.detail) == ("run ddp-int8", outcome, "in training")
-    assert after.fastest(0.03).hash == FSDP2.hash() == after.incumbent
+    assert after.fastest(0.03, LIMIT, {}).hash == FSDP2.hash() == after.incumbent
     after.to_file(tmp_path / "history.json")
     assert History.from_file(tmp_path / "history.json", "make it again") == after
 

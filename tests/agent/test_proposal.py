@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import pytest
 
 from shardlab.agent.decisions.decision import conclude
-from shardlab.agent.proposals.proposal import memory_limit, reason_to_stop
+from shardlab.agent.proposals.proposal import reason_to_stop
 from shardlab.agent.proposals.shortlist import class_of, shorten
+from shardlab.agent.records.beginning import memory_limit
 from shardlab.agent.records.rounds import Decision, Round, Verdict
 from shardlab.agent.space.feasible import Feasible
 from shardlab.agent.space.surrogate import Ranked

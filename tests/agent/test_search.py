@@ -10,8 +10,10 @@ import pytest
 from shardlab.agent.proposals import proposal as proposals
 from shardlab.agent.proposals.judge import Judge, Question, RuleJudge
 from shardlab.agent.proposals.supervision import SupervisedJudge
+from shardlab.agent.records.beginning import hold_fastest
 from shardlab.agent.records.rounds import Candidate, Verdict
 from shardlab.agent.space.feasible import Feasible, feasible, formula_bytes
+from shardlab.agent.space.peaks import predicted_peaks
 from shardlab.strategy.strategy import CanonicalStrategy, parse_strategy
 from tests.agent.chat_server import judge as http_judge
 from tests.agent.chat_server import listed, says, serving
@@ -112,6 +114,29 @@ def test_little_memory_leaves_nothing_replicated():
     }
     assert "ddp" not in engines
     assert all(each.prediction.memory_bytes <= limit * 1e9 for each in made.candidates)
+
+
+def test_what_is_timed_as_the_fastest_is_not_held_beyond_the_memory_limit():
+    """Of three that were timed and not trained, the formula says that ddp is the largest."""
+    machine = RacingMachine(4)
+    forms = {"engine": "ddp", "bucket_mb": 5.0}, {"engine": "manual", "wrap": "root"}, {}
+    ddp, manual, start = (parse_strategy(form).canonical() for form in forms)
+    timed = [
+        machine.run_of("four", each.hash(), each, 4, None, [step] * 5)
+        for each, step in ((ddp, 20.0), (manual, 30.0), (start, 50.0))
+    ]
+    history = machine.begin(timed=timed)
+    peaks = predicted_peaks(history, machine.shapes)
+    assert {*peaks} == {ddp.hash(), manual.hash()}
+    for limit, held in (
+        (peaks[ddp.hash()], ddp),
+        (peaks[ddp.hash()] - 1, manual),
+        (peaks[manual.hash()] - 1, start),
+    ):
+        agent = machine.agent(memory_limit_gb=limit / 1e9)
+        assert hold_fastest(history, agent, peaks).incumbent == held.hash()
+        made = machine.propose(history, RULES, agent)
+        assert made.peaks == peaks
 
 
 def test_one_rank_has_nothing_to_search():

@@ -78,6 +78,9 @@ def with_trained(history: History, proposal: Proposal, trained: Sequence[Trained
 def conclude(history: History, proposal: Proposal, trial: Trial, agent: Agent) -> History:
     """Return the history after a round: everything that was measured, and what is held.
 
+    Args:
+        history: before; the proposal says what is held, since it knows the memory limit.
+
     Raises:
         UserError: the trial is not of the proposal.
     """
@@ -86,6 +89,7 @@ def conclude(history: History, proposal: Proposal, trial: Trial, agent: Agent) -
         raise UserError(
             f"round {proposal.round}: the trial is not of its proposal: run the trial again"
         )
+    history = history.model_copy(update={"incumbent": proposal.incumbent})
     if race is None:
         decision = Decision(
             decision="none",
@@ -97,15 +101,16 @@ def conclude(history: History, proposal: Proposal, trial: Trial, agent: Agent) -
     known = _with_race(known, proposal, race)
     incumbent = race.arms.get(proposal.incumbent)
     if incumbent is not None and incumbent.outcome != "ok":
-        decision = _fall_back(known, incumbent, agent)
+        decision = _fall_back(known, proposal, incumbent, agent)
     else:
         decision = _decide(known, proposal, trial, _compare(known, proposal, race, agent))
     return _with_round(known, proposal, trial, decision)
 
 
-def _fall_back(history: History, failed: RacedArm, agent: Agent) -> Decision:
+def _fall_back(history: History, proposal: Proposal, failed: RacedArm, agent: Agent) -> Decision:
     """Hold the best that is known in place of an incumbent that failed."""
-    best = history.fastest(agent.quality_tolerance)
+    limit = proposal.memory_limit_bytes
+    best = history.fastest(agent.quality_tolerance, limit, proposal.peaks)
     return Decision(
         decision="reject",
         reason=f"the incumbent ended with outcome {failed.outcome}: {failed.detail}; "
@@ -163,10 +168,7 @@ def _objections(
         found.append("its perplexity was not measured")
     elif not quality.ratio <= 1 + tolerance:
         found.append(f"perplexity is above {1 + tolerance:.3f} times the start's")
-    peaks = [each.memory_peak_bytes for each in entry.measurements] if entry else []
-    load = history.workload  # with other ranks a run has another peak
-    same = load.world_size == load.trained_on
-    if same and any(peak > proposal.memory_limit_bytes for peak in peaks):
+    if entry and (history.peak(entry) or 0) > proposal.memory_limit_bytes:
         found.append(f"peak memory is above {proposal.memory_limit_bytes / 1e6:.0f} MB")
     if not _losses_agree(arm, race, history):
         found.append("its losses are not those of the start, which should compute the same")

@@ -8,23 +8,17 @@ from shardlab.agent.proposals.changes import aspects, changes
 from shardlab.agent.proposals.evidence import describe
 from shardlab.agent.proposals.judge import Judge, Question
 from shardlab.agent.proposals.shortlist import Shortlist, shorten
-from shardlab.agent.records.history import History, Measured, Workload
+from shardlab.agent.records.beginning import memory_limit
+from shardlab.agent.records.history import History, Measured
 from shardlab.agent.records.rounds import Arm, Candidate, Proposal, Role, Space, Verdict
-from shardlab.agent.space.feasible import Feasible, Shapes, feasible, formula_bytes
+from shardlab.agent.space.feasible import Feasible, Shapes, feasible
+from shardlab.agent.space.peaks import peak_of, predicted_peaks
 from shardlab.agent.space.surrogate import Surrogate
 from shardlab.experiment.schema import Space as SpaceParameters
 from shardlab.experiment.search import Agent
 from shardlab.strategy.strategy import CanonicalStrategy
 
 _ID_DIGITS = 8
-
-
-def memory_limit(agent: Agent, workload: Workload) -> int:
-    """Return the bytes that one rank may use: as given (1 GB = 10^9 B), or its part of the
-    machine's."""
-    if agent.memory_limit_gb is not None:
-        return int(agent.memory_limit_gb * 1e9)
-    return workload.memory_bytes
 
 
 def reason_to_stop(history: History, agent: Agent) -> str | None:
@@ -73,7 +67,7 @@ class Proposer:
         self._shapes, self._surrogate = shapes, surrogate
         self._ranks = history.workload.world_size
         self._limit = memory_limit(agent, history.workload)
-        self._rest = self._beyond_formula()
+        self._peak = peak_of(history, shapes)
 
     def propose(self, number: int, judge: Judge) -> Proposal:
         """Return the proposal of round `number`.
@@ -106,6 +100,7 @@ class Proposer:
             incumbent=history.incumbent,
             evidence=evidence,
             memory_limit_bytes=self._limit,
+            peaks=predicted_peaks(history, self._shapes),
             space=space,
             candidates=sorted(candidates, key=lambda each: each.id),
             verdict=verdict,
@@ -194,13 +189,3 @@ class Proposer:
 
     def _known(self, entry: Measured) -> Feasible:
         return Feasible(entry.strategy, entry.hash, self._peak(entry.strategy))
-
-    def _peak(self, strategy: CanonicalStrategy) -> int:
-        return self._rest + formula_bytes(strategy, self._shapes, self._ranks)
-
-    def _beyond_formula(self) -> int:
-        """Return what the start's peak has beyond its formula, such as the interpreter."""
-        start = self._history.reference
-        measured = max(each.memory_peak_bytes for each in start.measurements)
-        trained_on = self._history.workload.trained_on
-        return max(0, measured - formula_bytes(start.strategy, self._shapes, trained_on))

@@ -1,6 +1,6 @@
 """State in which a search begins: after the matrix and its timings, or after another search."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from shardlab.agent.records.history import (
@@ -67,11 +67,30 @@ def initial_history(
     history = History(
         search=search or "", workload=workload, start=key, incumbent=key, measured=measured
     )
-    return _confirmed(history, agent)
+    return hold_fastest(history, agent)
 
 
-def _confirmed(history: History, agent: Agent) -> History:
-    best = history.fastest(agent.quality_tolerance)
+def memory_limit(agent: Agent, workload: Workload) -> int:
+    """Return the bytes that one rank may use: as given (1 GB = 10^9 B), or its part of the
+    machine's."""
+    if agent.memory_limit_gb is not None:
+        return int(agent.memory_limit_gb * 1e9)
+    return workload.memory_bytes
+
+
+def hold_fastest(
+    history: History, agent: Agent, predicted: Mapping[str, int] | None = None
+) -> History:
+    """Return the history with the fastest admissible strategy held, if its search has no round.
+
+    Args:
+        predicted: peaks by hash of what has none measured, bytes of a rank; without them only
+            measured peaks are compared with the limit.
+    """
+    if history.own_rounds:
+        return history
+    limit = memory_limit(agent, history.workload)
+    best = history.fastest(agent.quality_tolerance, limit, predicted or {})
     return history.model_copy(update={"incumbent": best.hash})
 
 
@@ -108,7 +127,7 @@ def _follow(before: History, first: History, agent: Agent) -> History:
             measured[key] = entry.model_copy(update={"outcome": outcome, "steps": steps})
     ended = Ended(search=before.search, workload=before.workload, held=before.held)
     shared = {"rounds": before.rounds, "races": before.races, "ended": [*before.ended, ended]}
-    return _confirmed(first.model_copy(update={**shared, "measured": measured}), agent)
+    return hold_fastest(first.model_copy(update={**shared, "measured": measured}), agent)
 
 
 def _of_run(run: str, records: list[Record]) -> Measured:

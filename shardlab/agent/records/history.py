@@ -1,7 +1,7 @@
 """State of the search: what was measured of each strategy, the incumbent, and the rounds."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from shardlab.agent.records.numerics import Numerics
@@ -133,11 +133,24 @@ class History(Document):
         ratio = perplexity_ratio(worst, self.reference)
         return Quality(ratio, f"a part of its codecs: {worst.source}", sure=False)
 
-    def fastest(self, tolerance: float) -> Measured:
+    def peak(self, entry: Measured) -> int | None:
+        """Return the largest measured peak of a rank, bytes.
+
+        None: it was not trained, or on other ranks than the search has, which changes the peak.
+        """
+        if self.workload.world_size != self.workload.trained_on:
+            return None
+        return max((each.memory_peak_bytes for each in entry.measurements), default=None)
+
+    def fastest(self, tolerance: float, limit_bytes: int, predicted: Mapping[str, int]) -> Measured:
         """Return the admissible strategy whose steps were measured as the shortest.
 
-        Admissible: it did not fail, and runs with the same numerics say that its perplexity is
-        tolerated.
+        Admissible: it did not fail, runs with the same numerics say that its perplexity is
+        tolerated, and its peak is within the limit. The start, where none is.
+
+        Args:
+            limit_bytes: of a rank.
+            predicted: peaks by hash, where none was measured; of the others nothing is known.
         """
         found = [
             entry
@@ -146,6 +159,7 @@ class History(Document):
             and entry.outcome == "ok"
             and (quality := self.quality(entry.strategy)) is not None
             and quality.tolerated(tolerance)
+            and (self.peak(entry) or predicted.get(entry.hash, 0)) <= limit_bytes
         ]
         return min(found, key=lambda each: each.steps[-1].ratio, default=self.reference)
 

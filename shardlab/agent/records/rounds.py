@@ -143,6 +143,8 @@ class Proposal(Document):
     """hash"""
     evidence: str
     memory_limit_bytes: int
+    peaks: dict[str, int] = {}
+    """predicted of what was timed and has none measured, by hash; bytes of a rank"""
     space: Space | None
     """None where the search had to stop"""
     candidates: list[Candidate]
