@@ -5,7 +5,7 @@ import math
 import pytest
 
 from shardlab.agent.decisions.decision import conclude
-from shardlab.agent.records.beginning import initial_history, known_before
+from shardlab.agent.records.beginning import hold_fastest, initial_history, known_before
 from shardlab.agent.records.history import History
 from shardlab.agent.records.rounds import Trained
 from shardlab.core.errors import UserError
@@ -18,6 +18,7 @@ from tests.agent.searches import (
     DDP,
     DDP_INT8,
     FSDP2,
+    INT4_KEPT,
     KEPT,
     LIMIT,
     begin,
@@ -193,6 +194,21 @@ def test_strategies_of_equal_meaning_have_equal_hashes_in_the_history():
 
 
 SLOW = Agent.model_validate({"start": "fsdp2", "link": {"rate": "100mbit"}, "world_size": 4})
+
+
+def test_another_search_on_the_same_link_and_ranks_begins_with_steps_and_failures(tmp_path):
+    first = begin(["fsdp2", "ddp"])
+    proposal, lost, fast = proposal_of(first, KEPT, INT4_KEPT, DDP), INT4_KEPT.hash(), KEPT.hash()
+    ratios = {f"_{lost}": "memory", f"_{fast}": 0.5, f"_{DDP.hash()}": 0.8}
+    before = conclude(first, proposal, trial_of(proposal, **ratios), AGENT)
+    path = tmp_path / "history.json"
+    before.to_file(path)
+    small = first.model_copy(update={"search": "small"})
+    found = known_before(str(path), "results.jsonl", small, AGENT)
+    assert found.measured == before.measured
+    assert found.incumbent == before.incumbent == fast
+    assert not found.own_rounds
+    assert hold_fastest(found, AGENT, {fast: LIMIT + 1}).incumbent == DDP.hash()
 
 
 def test_another_search_begins_with_training_runs_and_races_but_not_with_steps(tmp_path):

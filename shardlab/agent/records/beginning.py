@@ -117,11 +117,13 @@ def known_before(after: str, results: str, first: History, agent: Agent) -> Hist
 def _follow(before: History, first: History, agent: Agent) -> History:
     """Return the state in which a search begins after another one.
 
-    Steps and failures of races belong to a link and ranks; quality belongs to neither.
+    Steps and failures of races belong to a workload, which includes link and ranks; quality belongs
+    to neither.
     """
-    measured = dict(first.measured)
+    same = before.workload == first.workload
+    measured = dict(before.measured if same else first.measured)
     for key, entry in before.measured.items():
-        if was_trained(entry):
+        if not same and was_trained(entry):
             outcome: Outcome = "diverged" if entry.outcome == "diverged" else "ok"
             steps = measured[key].steps if key in measured else []
             measured[key] = entry.model_copy(update={"outcome": outcome, "steps": steps})
