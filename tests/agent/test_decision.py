@@ -93,6 +93,11 @@ def test_what_is_not_held_has_a_reason(figures, runs, how, reason):
     assert reason in found.reason
 
 
+def test_what_computes_other_losses_is_held_by_no_later_choice():
+    before = after({KEPT: 0.5, DDP: 0.8}, losses=7.9)
+    assert before.fastest(0.03, LIMIT, {}).hash == FSDP2.hash()
+
+
 def test_other_losses_are_no_objection_to_what_is_compressed():
     assert last({DDP_INT8: 0.5}, losses=7.9).decision == "accept"
 

@@ -170,8 +170,6 @@ def _objections(
         found.append(f"perplexity is above {1 + tolerance:.3f} times the start's")
     if entry and (history.peak(entry) or 0) > proposal.memory_limit_bytes:
         found.append(f"peak memory is above {proposal.memory_limit_bytes / 1e6:.0f} MB")
-    if not _losses_agree(arm, race, history):
-        found.append("its losses are not those of the start, which should compute the same")
     return found
 
 
@@ -244,6 +242,10 @@ def _with_race(history: History, proposal: Proposal, race: Race) -> History:
         entry = measured.get(arm.hash) or _entry(arm, proposal.round)
         if raced.outcome != "ok":
             entry = entry.model_copy(update={"outcome": raced.outcome, "detail": raced.detail})
+        elif not _losses_agree(arm, race, history):
+            # no later choice among what was measured may hold it either
+            detail = "its losses are not those of the start, which should compute the same"
+            entry = entry.model_copy(update={"outcome": "crash", "detail": detail})
         elif arm.hash in times and history.start in times:
             steps = paired_steps(times[arm.hash], times[history.start], f"round {proposal.round}")
             entry = entry.model_copy(update={"steps": [*entry.steps, steps]})
