@@ -62,6 +62,21 @@ def test_a_shortlist_holds_the_best_of_each_class_and_one_to_explore():
     assert labels([shorten(predicted[1:], HISTORY, 0.03, 4).exploratory]) == ["fsdp1, none"]
 
 
+@pytest.mark.parametrize(
+    ("step", "listed"),
+    [(0.01, 1), (0.0105, 1), (0.0106, 2), (0.02, 2)],
+)
+def test_predictions_that_tie_are_listed_once(step, listed):
+    weights = {"codec": "int8:group=128"}
+    one, other = ranked({}, {"weights": weights}, "ddp")[:2]
+    coded = other.feasible.strategy
+    entry = HISTORY.reference.model_copy(update={"strategy": coded, "hash": coded.hash()})
+    history = HISTORY.model_copy(update={"measured": {**HISTORY.measured, entry.hash: entry}})
+    both = [one, other._replace(seconds=step)]
+    found = shorten(both, history, 0.03, 6)
+    assert (found.best, found.tolerated) == (both[:listed], both)
+
+
 def test_what_was_raced_or_failed_is_not_listed_again():
     proposal = proposal_of(HISTORY, DDP, KEPT)
     trial = trial_of(proposal, **{f"_{KEPT.hash()}": "crash"})

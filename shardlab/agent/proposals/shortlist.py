@@ -1,7 +1,8 @@
 """Shortlist: the best of each class of feasible strategies, and one that is worth a look.
 
 Many strategies lie within the error of a prediction, so a list of the shortest steps would hold
-one idea many times. A class is an engine with a kind of codec.
+one idea many times. A class is an engine with a kind of codec; classes that differ in the codec of
+the weights are one where their predictions tie.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,9 @@ from typing import NamedTuple
 from shardlab.agent.records.history import History
 from shardlab.agent.space.surrogate import Ranked
 from shardlab.strategy.strategy import CanonicalStrategy
+
+_TIE = 0.05
+"""relative difference of steps that predictions cannot tell apart"""
 
 
 class Shortlist(NamedTuple):
@@ -35,7 +39,7 @@ def shorten(
         tolerance: largest relative rise of perplexity.
         at_most: strategies that a judge may choose from, the exploratory one included.
     """
-    best: dict[tuple[str, ...], Ranked] = {}
+    best: list[Ranked] = []
     tolerated: list[Ranked] = []
     exploratory: Ranked | None = None
     known = 0
@@ -48,15 +52,24 @@ def shorten(
             exploratory = exploratory or each
         else:
             tolerated.append(each)
-            best.setdefault(class_of(strategy), each)
+            if not any(_is_alike(each, other) for other in best):
+                best.append(each)
     places = at_most - (exploratory is not None)
-    return Shortlist(list(best.values())[:places], exploratory, tolerated, known)
+    return Shortlist(best[:places], exploratory, tolerated, known)
 
 
 def class_of(strategy: CanonicalStrategy) -> tuple[str, ...]:
     """Return engine and names of the codecs."""
     weights = strategy.weights.codec.name if strategy.weights else "none"
     return strategy.engine, strategy.gradients.codec.name, weights
+
+
+def _is_alike(each: Ranked, best: Ranked) -> bool:
+    """Return whether the shorter of two predictions stands for the other, too."""
+    assert each.seconds is not None and best.seconds is not None, "it was predicted"
+    *kind, weights = class_of(each.feasible.strategy)
+    *other, others = class_of(best.feasible.strategy)
+    return kind == other and (weights == others or each.seconds <= (1 + _TIE) * best.seconds)
 
 
 def _was_tried(each: Ranked, history: History) -> bool:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shardlab.agent.records.history import History
 from shardlab.agent.records.rounds import Prediction
@@ -60,6 +60,12 @@ def workload_of(
     )
 
 
+def _order(each: Ranked) -> tuple[Any, ...]:
+    # of ties first what compresses less, then by hash: the same list in every run
+    weights = each.feasible.strategy.weights is not None
+    return each.seconds is None, each.seconds, weights, each.feasible.hash
+
+
 class Surrogate:
     """Predicts strategies in place of measuring them.
 
@@ -83,8 +89,7 @@ class Surrogate:
             why = self.obstacle(each.strategy)
             unpredicted.update([why] if why else [])
             ranked.append(Ranked(each, None if why else self.seconds(each.strategy)))
-        # ties by hash: the same list in every run
-        return sorted(ranked, key=lambda r: (r.seconds is None, r.seconds, r.feasible.hash))
+        return sorted(ranked, key=_order)
 
     def obstacle(self, strategy: CanonicalStrategy) -> str | None:
         """Return why the step of a strategy cannot be predicted, or None if it can."""
