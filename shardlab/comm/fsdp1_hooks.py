@@ -24,6 +24,7 @@ from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.collective import Collective, MakeCollective
 from shardlab.comm.layout import REPLICAS
 from shardlab.core.errors import UserError
+from shardlab.devices.registry import accelerator_of
 from shardlab.units.names import plain
 
 _HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
@@ -150,5 +151,10 @@ def _gather(handle: FlatParamHandle, collective: Collective, unit: Unit, whole: 
     if handle._training_state == HandleTrainingState.SUMMON_FULL_PARAMS:
         # exact, since these parameters are saved or read by the user
         return FlatParamHandle._all_gather_flat_param(handle, whole)
-    collective.all_gather(whole, handle.flat_param.data, unit)
+    shard = handle.flat_param.data
+    collective.all_gather(whole, shard, unit)
+    accelerator = accelerator_of(shard.device)
+    if handle._offload_params and accelerator is not None:
+        # FSDP1 has copied it to the device on another stream, and frees it when this returns
+        accelerator.current_stream().uses(shard)
     return whole

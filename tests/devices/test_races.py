@@ -5,9 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor
 
 from shardlab.activations.stores import HostStore
 from shardlab.codecs.unit import Unit
+from shardlab.comm.fsdp1_hooks import _gather
 from shardlab.comm.fsdp2_hooks import _AllReduceHook
 from shardlab.devices.accelerator import Stream
 from shardlab.transport.background import Background
@@ -131,6 +133,23 @@ def test_fsdp2_keeps_what_the_all_reduce_uses(removed: str) -> None:
         with side.current():
             hook(gradient)
         del gradient
+        torch.zeros(1)
+    assert bool(device.races.found) is bool(removed)
+
+
+@pytest.mark.parametrize("removed", ["", "uses: _gather"])
+def test_fsdp1_keeps_an_offloaded_shard_while_it_is_gathered(removed: str) -> None:
+    def all_gather(whole: Tensor, shard: Tensor, _: Unit) -> None:
+        whole.view(2, -1).copy_(shard)
+
+    collective = SimpleNamespace(all_gather=all_gather)
+    with simulated(removed=removed) as device:
+        flat, side = SimpleNamespace(data=torch.ones(4)), device.stream()
+        handle = SimpleNamespace(_training_state=None, _offload_params=True, flat_param=flat)
+        side.wait(device.current_stream().record())
+        with side.current():
+            _gather(handle, collective, Unit("unit"), torch.empty(8))  # type: ignore[arg-type]
+        del flat.data
         torch.zeros(1)
     assert bool(device.races.found) is bool(removed)
 
