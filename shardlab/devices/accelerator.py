@@ -44,6 +44,10 @@ class Stream(ABC):
         """Launch the work of this thread on this stream while the block runs."""
 
     @abstractmethod
+    def set_device(self) -> None:
+        """Make the device of this stream the current one of this thread."""
+
+    @abstractmethod
     def uses(self, tensor: Tensor) -> None:
         """Keep the memory of a tensor, when it is freed, from use before this stream's work ends.
 

@@ -45,6 +45,9 @@ class CudaStream(Stream):
         with torch.cuda.stream(self._stream):
             yield
 
+    def set_device(self) -> None:  # noqa: D102
+        torch.cuda.set_device(self._stream.device)
+
     def uses(self, tensor: Tensor) -> None:  # noqa: D102
         tensor.record_stream(self._stream)
 

@@ -42,9 +42,8 @@ class Background:
     ) -> None:
         self._accelerator = None if device is None else accelerator_of(device)
         self._stream = self._accelerator.stream() if self._accelerator else None
-        # the number of threads is per thread: a new one would use all cores
         self._threads = ThreadPoolExecutor(
-            1, name, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)
+            1, name, initializer=_begin_thread, initargs=(torch.get_num_threads(), self._stream)
         )
         if beside is not None and self._accelerator is not None:
             self._threads = beside._threads
@@ -130,6 +129,14 @@ class Running(dist.Work):
         launched = self._future.result()
         if launched is not None:
             launched.synchronize()
+
+
+def _begin_thread(threads: int, stream: Stream | None) -> None:
+    # the number of threads is per thread: a new one would use all cores
+    torch.set_num_threads(threads)
+    if stream is not None:
+        # so is the device: each rank would allocate a context on the first GPU
+        stream.set_device()
 
 
 def _launch(stream: Stream, after: Event, call: Callable[[], None]) -> Event | None:

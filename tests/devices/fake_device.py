@@ -47,6 +47,8 @@ class NoStream(Stream):
     def current(self) -> Iterator[None]:
         yield
 
+    def set_device(self) -> None: ...
+
     def uses(self, tensor: Tensor) -> None: ...
 
 

@@ -39,6 +39,8 @@ class LateStream(Stream):
     def current(self) -> Iterator[None]:
         yield
 
+    def set_device(self) -> None: ...
+
     def uses(self, tensor: Tensor) -> None: ...
 
 

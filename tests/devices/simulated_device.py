@@ -87,6 +87,8 @@ class SimulatedStream(Stream):
         finally:
             self._device.local.current = before
 
+    def set_device(self) -> None: ...
+
     def uses(self, tensor: Tensor) -> None:
         if not self._device.is_removed("uses"):
             block = self._device.races.block(tensor, self.number)

@@ -2,12 +2,14 @@
 
 import threading
 from contextlib import nullcontext
+from threading import get_ident
 
 import pytest
 import torch
 
 from shardlab.transport.background import Background, drain_all
-from tests.devices.late_device import late_cpu
+from tests.devices.late_device import LateStream, late_cpu
+from tests.ranks import on_ranks
 
 CPU = torch.device("cpu")
 
@@ -63,6 +65,25 @@ def test_calls_use_as_many_threads_as_their_starter():
     finally:
         torch.set_num_threads(before)
     assert found == [1]
+
+
+def test_the_thread_has_the_device_of_its_stream(monkeypatch):
+    """Otherwise each rank allocates a context on the first GPU."""
+    found = []
+    monkeypatch.setattr(LateStream, "set_device", lambda self: found.append(get_ident()))
+    with late_cpu():
+        background = Background("test", CPU)
+        for _ in range(2):
+            background.start(lambda: found.append(get_ident())).wait()
+    assert found == [found[-1]] * 3 != [get_ident()] * 3
+
+
+@pytest.mark.gpu(count=2)
+@on_ranks(1)  # a process that has used CUDA could not fork ranks for other tests
+def test_the_thread_launches_on_the_gpu_of_its_stream(group):
+    background = Background("test", torch.device("cuda", 1))
+    background.start(lambda: None).wait()
+    assert background._threads.submit(torch.cuda.current_device).result() == 1
 
 
 @pytest.mark.parametrize("on_device", [False, True])
