@@ -215,14 +215,16 @@ class _AllGatherHook(_Allocate, AllGather):
         async_op: bool = False,
     ) -> dist.Work | None:
         collective, arguments = self._make(group), (output_tensor, input_tensor, self._unit)
-        work: dist.Work
         if self._lanes is not None:
-            work = self._lanes.gathers.start(collective.all_gather, *arguments)
+            running = self._lanes.gathers.start(collective.all_gather, *arguments)
+            if async_op:
+                return running
+            running.wait()
+        elif async_op:
+            return collective.start_all_gather(*arguments)
         else:
-            work = collective.start_all_gather(*arguments)
-        if async_op:
-            return work
-        work.wait()
+            # on this stream, as FSDP2 expects: NCCL runs asynchronous operations on one of its own
+            collective.all_gather(*arguments)
         return None
 
 

@@ -1,5 +1,7 @@
 """FSDP2: overlapped communication, and codecs between the replicas of two-dimensional meshes."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -8,6 +10,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 import shardlab
 from shardlab.comm.layout import Layout
+from shardlab.comm.native import Native
 from shardlab.core.errors import UserError
 from tests.comm.wire import gathered, is_same_everywhere, wire
 from tests.comm.wrapped_models import backward, ddp, fsdp2, full, gradients_after, hsdp, network
@@ -51,6 +54,27 @@ def test_overlapped_gradients_equal_those_of_blocking_communication(group, make,
             found += [p.grad.to_local().clone() for p in model.parameters()]
     blocking, overlapped = found[: len(found) // 2], found[len(found) // 2 :]
     assert all(map(torch.equal, blocking, overlapped))
+
+
+def called(name):
+    """Watch whether a method of uncompressed collectives is called."""
+    return patch.object(Native, name, autospec=True, side_effect=getattr(Native, name))
+
+
+@on_ranks(2)
+def test_gathers_are_asynchronous_where_torch_asks_for_it(group) -> None:
+    """NCCL runs asynchronous operations on a stream that FSDP2 does not know."""
+    found, calls = [], []
+    for asynchronous in (False, True):
+        model = fsdp2(group)
+        model._set_unshard_async_op(asynchronous)
+        ledger = shardlab.attach(model, "none").ledger
+        with called("all_gather") as blocking, called("start_all_gather") as started:
+            gradients = gradients_after(model, group, 1)
+        calls.append((blocking.called, started.called))
+        found.append((gradients.tolist(), ledger.accounts["weights"].bytes_wire))
+    assert calls == [(True, False), (False, True)]
+    assert found[0] == found[1]
 
 
 @on_ranks(2)
