@@ -1,7 +1,9 @@
 """Detection of the hardware that a calibration ran on."""
 
 import multiprocessing
+from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -50,14 +52,18 @@ def _gpus() -> list[Gpu]:
     if not count:
         return []
     with multiprocessing.get_context("fork").Pool(1) as child:
-        return [
-            Gpu(name=name, memory_gb=size / 1e9) for name, size in child.apply(_asked, (count,))
-        ]
+        return [Gpu(**facts) for facts in child.apply(_asked, (count,))]
 
 
-def _asked(count: int) -> list[tuple[str, int]]:
-    found = [torch.cuda.get_device_properties(number) for number in range(count)]
-    return [(each.name, each.total_memory) for each in found]
+def _asked(count: int) -> list[dict[str, Any]]:
+    numbers, link = range(count), None
+    if count > 1:  # torch tells no NVLink from PCIe
+        direct = all(torch.cuda.can_device_access_peer(*pair) for pair in permutations(numbers, 2))
+        link = "peer access" if direct else "no peer access"
+    found = [torch.cuda.get_device_properties(number) for number in numbers]
+    return [
+        {"name": each.name, "memory_gb": each.total_memory / 1e9, "link": link} for each in found
+    ]
 
 
 def _connections(transfers: list[Transfer]) -> list[Connection]:

@@ -10,7 +10,10 @@ class Gpu(Document):
     memory_gb: float
     """1 GB = 10^9 B"""
     link: str | None = None
-    """to the other GPUs, such as NVLink 4"""
+    """to the other GPUs, such as NVLink 4; detected: whether each reads the others' memory"""
+    peak_tflops: float | None = None
+    """of dense matrix products in the type that computes, 10^12 operations per second; never
+    detected"""
 
 
 class Connection(Document):

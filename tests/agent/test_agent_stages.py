@@ -33,6 +33,9 @@ TIMINGS = ("one-rank", "two-ranks", "fast")
 STATISTICS = {
     "vocabulary": 300,
     "train": {"documents": 90, "tokens": 9000, "bytes": 30000, "bytes_per_token": 3.3},
+    "length": {"p50": 80.0, "p90": 150.5, "p99": 400.0},
+    "pad_ratio": 0.0,
+    "entropy_bits": 6.789,
 }
 FEW = SPACE.model_copy(update={"gradients": SPACE.gradients[1:2], "weights": ()})
 """whose forecast takes less time"""

@@ -10,7 +10,7 @@ from typing import Any
 
 from shardlab.agent.records.history import History, Measured, Workload, perplexity_ratio
 from shardlab.agent.records.rounds import Prediction, Round
-from shardlab.experiment.hardware import Hardware
+from shardlab.experiment.hardware import Gpu, Hardware
 from shardlab.experiment.search import Agent
 
 
@@ -46,14 +46,12 @@ def machine_facts(hardware: Hardware) -> str:
     facts = [
         hardware.cpu,
         hardware.cores and f"{hardware.cores} cores",
+        hardware.numa_nodes and f"NUMA nodes: {hardware.numa_nodes}",
         hardware.caches_kb
         and "caches " + ", ".join(f"{name} {n} kB" for name, n in hardware.caches_kb.items()),
         hardware.memory_gb and f"{hardware.memory_gb:.1f} GB of memory",
         hardware.copy_gb_per_s and f"a rank copies {hardware.copy_gb_per_s:.1f} GB/s",
-        *(
-            ", ".join(filter(None, [gpu.name, f"{gpu.memory_gb:.1f} GB of memory", gpu.link]))
-            for gpu in hardware.gpus or []
-        ),
+        *(", ".join(fact for fact in _gpu_facts(gpu) if fact) for gpu in hardware.gpus or []),
         *(
             f"a rank sends {each.mb_per_s:.0f} MB/s after {each.latency_us:.0f} us "
             f"({each.world_size} ranks, {each.link})"
@@ -63,12 +61,20 @@ def machine_facts(hardware: Hardware) -> str:
     return f"Machine: {'; '.join(fact for fact in facts if fact)}."
 
 
+def _gpu_facts(gpu: Gpu) -> tuple[str | None, ...]:
+    peak = None if gpu.peak_tflops is None else f"peak {gpu.peak_tflops:.0f} TFLOP/s"
+    return gpu.name, f"{gpu.memory_gb:.1f} GB of memory", peak, gpu.link
+
+
 def data_facts(statistics: Mapping[str, Any]) -> str:
-    """Return the size of the corpus, by the statistics that tokenize wrote."""
-    train = statistics["train"]
+    """Return size and shape of the corpus, by the statistics that tokenize wrote."""
+    train, length = statistics["train"], statistics["length"]
     return (
         f"Data: {train['tokens']} training tokens of {train['documents']} documents, "
-        f"{train['bytes_per_token']:.2f} bytes per token, vocabulary {statistics['vocabulary']}."
+        f"{train['bytes_per_token']:.2f} bytes per token, vocabulary {statistics['vocabulary']}; "
+        f"tokens per document p50 {length['p50']:.0f}, p90 {length['p90']:.0f}, "
+        f"p99 {length['p99']:.0f}; padding {100 * statistics['pad_ratio']:.0f} %; entropy of "
+        f"token frequencies {statistics['entropy_bits']:.2f} bits."
     )
 
 
