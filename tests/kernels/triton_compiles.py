@@ -80,7 +80,7 @@ def compile_twice(name, kernel, constants) -> None:
     """Compile for any numbers, and for all of those that are specialised being 1."""
     compile_kernel(name, kernel, constants)
     free = {each.name for each in kernel.params if not each.do_not_specialize}
-    assert {"k0", "k1"}.isdisjoint(free), "every message would be compiled for"
+    assert {"k0", "k1", "k", "size"}.isdisjoint(free), "every message would be compiled for"
     integers = free - POINTERS.keys() - constants.keys()
     compile_kernel(f"{name} of ones", kernel, constants, **dict.fromkeys(integers, 1))
 

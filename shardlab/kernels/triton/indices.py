@@ -1,7 +1,8 @@
 """The codings of shardlab/kernels/indices.py in Triton.
 
 Programs count what they write or find, sums of the counts tell where each begins, and a second
-launch writes.
+launch writes. Sizes differ by message, so no kernel is specialised for them: Triton would compile
+while training.
 """
 
 import torch
@@ -23,14 +24,14 @@ def _gaps(places, k, number):
     return gap, tl.where(inside, length, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k"])
 def _length_kernel(places, lengths, k, BLOCK: tl.constexpr):
     block = tl.program_id(0)
     _, length = _gaps(places, k, block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK))
     tl.store(lengths + block, tl.sum(length))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k"])
 def _varint_kernel(places, stops, codes, k, BLOCK: tl.constexpr):
     block = tl.program_id(0)
     gap, length = _gaps(places, k, block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK))
@@ -41,7 +42,7 @@ def _varint_kernel(places, stops, codes, k, BLOCK: tl.constexpr):
         tl.store(target + byte, (gap >> 7 * byte & 0x7F | more).to(tl.uint8), mask=length > byte)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k"])
 def _bitmap_kernel(places, codes, k, BLOCK: tl.constexpr):
     """Write each byte with a bit, by the program of its first position."""
     number = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -84,7 +85,7 @@ def _found(coded, size, n, number, BITMAP: tl.constexpr):
     return found.to(tl.int64), step, bad.to(tl.int64)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def _count_kernel(coded, counts, size, n, BITMAP: tl.constexpr, BLOCK: tl.constexpr):
     """Write the sums of what `_found` returns: [3, programs]."""
     block, blocks = tl.program_id(0), tl.num_programs(0)
@@ -95,7 +96,7 @@ def _count_kernel(coded, counts, size, n, BITMAP: tl.constexpr, BLOCK: tl.conste
     tl.store(counts + 2 * blocks + block, tl.sum(bad))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size", "k"])
 def _place_kernel(coded, sums, places, good, size, n, k, BITMAP: tl.constexpr, BLOCK: tl.constexpr):
     block, blocks = tl.program_id(0), tl.num_programs(0)
     number = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

@@ -8,7 +8,7 @@ from shardlab.kernels.triton.launch import BLOCK, signed
 from shardlab.kernels.triton.numbers import random_bits
 
 
-@triton.jit(do_not_specialize=["k0", "k1"])
+@triton.jit(do_not_specialize=["k", "k0", "k1"])
 def _places_kernel(places, n, k, k0, k1, BLOCK: tl.constexpr):
     part = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     start = part * n // k

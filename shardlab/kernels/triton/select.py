@@ -122,7 +122,8 @@ def _write_kernel(
         _keep(given, residual, kept, position, n)
 
 
-@triton.jit
+# above a floor, k differs by message: Triton would compile while training
+@triton.jit(do_not_specialize=["k"])
 def _rest_kernel(
     values, decoded, before, places, kept, k, AT_PLACES: tl.constexpr, BLOCK: tl.constexpr
 ):
