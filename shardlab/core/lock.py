@@ -23,8 +23,8 @@ from shardlab.core.files import writing
 from shardlab.core.process import command_line, is_running, started
 
 _FILE = Path(".shardlab.lock")
-TOKEN = "SHARDLAB_LOCK"
-"""environment variable of those who work inside; Snakemake sets it while it reads the Snakefile"""
+_TOKEN = "SHARDLAB_LOCK"
+"""environment variable of those who work inside"""
 _DVC = "SHARDLAB_DVC"
 """set by `stages.forks`"""
 _PATIENCE_S = 5.0
@@ -80,7 +80,7 @@ def lock_tree() -> None:
 def is_job() -> bool:
     """Return whether Snakemake, DVC or another command that has the lock started this one."""
     if _handle is None:  # a rank that is not the first, or no stage
-        return TOKEN in os.environ or "DVC_STAGE" in os.environ
+        return _TOKEN in os.environ or "DVC_STAGE" in os.environ
     return _read(_handle).pid != os.getpid()
 
 
@@ -88,7 +88,7 @@ def _enter(handle: int) -> _Worker | None:
     """Share the lock as a newcomer or as a job of its owner, or return who keeps us out."""
     if not _flocked(handle, fcntl.LOCK_EX):
         owner = _read(handle)
-        if owner.token and owner.token == os.environ.get(TOKEN):
+        if owner.token and owner.token == os.environ.get(_TOKEN):
             return None if _flocked(handle, fcntl.LOCK_SH) else _nobody()
         return owner
     of_dvc = "DVC_STAGE" in os.environ
@@ -101,7 +101,7 @@ def _enter(handle: int) -> _Worker | None:
     with writing(_FILE):
         os.ftruncate(handle, 0)
         os.pwrite(handle, json.dumps(me).encode(), 0)
-    os.environ[TOKEN] = me.token
+    os.environ[_TOKEN] = me.token
     # not atomic: in between another newcomer may have entered
     return None if _flocked(handle, fcntl.LOCK_SH) and _read(handle) == me else _nobody()
 
@@ -128,5 +128,4 @@ def _nobody() -> _Worker:
 
 def _worker(pid: int) -> _Worker:
     since = time.strftime("%F %T", time.localtime(started(pid)))
-    token = os.environ.get(TOKEN) or uuid.uuid4().hex
-    return _Worker(token, pid, os.uname().nodename, command_line(pid), since)
+    return _Worker(uuid.uuid4().hex, pid, os.uname().nodename, command_line(pid), since)

@@ -159,40 +159,6 @@ def test_calibration_gets_the_cores_of_the_most_ranks(tmp_path: Path) -> None:
     assert "cpus_per_task=4," in resources_of(root)["results/calibration.json"]
 
 
-_ENVIRONMENT = """
-import os
-from pathlib import Path
-from snakemake.api import OutputSettings, SnakemakeApi
-from snakemake.settings.types import DAGSettings, ResourceSettings
-with SnakemakeApi(OutputSettings(dryrun=True)) as api:
-    flow = api.workflow(ResourceSettings(cores=1), snakefile=Path("Snakefile"))
-    flow.dag(DAGSettings())
-    flow._workflow._prepare_dag(False, True, False)
-    print(flow._workflow.envvars, len(os.environ["SHARDLAB_LOCK"]))
-"""
-
-
-def test_jobs_elsewhere_know_the_lock_of_their_tool(tmp_path: Path) -> None:
-    """Executors pass on no other variables to containers."""
-    root = copy_project(tmp_path / "project")
-    assert run(root, "python", "-c", _ENVIRONMENT).stdout.splitlines()[-1] == "{'SHARDLAB_LOCK'} 32"
-
-
-@pytest.mark.parametrize("profile", ["kubernetes", "googlebatch"])
-def test_profiles_of_other_executors_load(tmp_path: Path, profile: str) -> None:
-    """As far as they do without their plugins: what is missing is named."""
-    root = copy_project(tmp_path / "project")
-    plan = ("snakemake", "-n", "--workflow-profile", f"profiles/{profile}")
-    refused = run(root, *plan, check=False).stdout.splitlines()[-1]
-    assert f"argument --executor/-e: invalid choice: '{profile}'" in refused
-    loaded = run(root, *plan, "--executor", "local", check=False).stdout
-    ends = {
-        "kubernetes": "This was a dry-run",
-        "googlebatch": "snakemake-storage-plugin-gcs is not",
-    }
-    assert ends[profile] in loaded.splitlines()[-1]
-
-
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_two_slurm_tasks_match_one_command(workspace: Path, tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
-import os
 import sys
-import uuid
 
 from shardlab.core.errors import UserError
-from shardlab.core.lock import TOKEN, lock_tree
+from shardlab.core.lock import lock_tree
 from shardlab.core.process import on_end_signals, terminate_children
 
 
@@ -11,14 +9,6 @@ def stop(number):
     """End the jobs too: Snakemake's own handler of SIGTERM would wait for them."""
     terminate_children()
     raise KeyboardInterrupt
-
-
-# jobs in containers elsewhere know no other variables than these
-os.environ.setdefault(TOKEN, uuid.uuid4().hex)
-
-
-envvars:
-    TOKEN,
 
 
 # only where jobs will run: who plans, draws or reports may do so beside others
