@@ -113,8 +113,8 @@ class Settings(Document):
     prefetch_backward: int | None = Field(None, ge=0)
     """number of units gathered ahead in backward (default: as `prefetch`; fsdp1: 1)"""
     async_unshard: bool | None = None
-    """fsdp2: all-gather overlaps with computation; on devices without streams reduce-scatter does
-    so, too (default: with prefetch)"""
+    """fsdp2: all-gathers are asynchronous; without streams, as on a CPU, they and reduce-scatters
+    overlap with computation (default: there, with prefetch)"""
     limit_all_gathers: bool | None = None
     """fsdp1: the host waits where all-gathers would run too far ahead (default)"""
     use_orig_params: bool | None = None

@@ -125,7 +125,8 @@ def _canonical_prefetch(given: Settings) -> dict[str, Any]:
     forward, backward = given.depths()
     default = given.traits.prefetch_backward
     asynchronous = given.async_unshard
-    if asynchronous is bool(forward or backward):
+    # with prefetch the default depends on the device
+    if not asynchronous and not (forward or backward):
         asynchronous = None
     return {
         # engines that prefetch by default write down their depth, 0 included

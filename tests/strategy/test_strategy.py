@@ -60,7 +60,8 @@ def test_the_order_of_keys_has_no_meaning(document: dict[str, Any]) -> None:
         ({}, {"sharding": "full_shard", "placement": "dim0", "param_dtype": "auto"}),
         ({"sharding": "shard_grad_op"}, {"reshard_after_forward": False}),
         ({"reshard_after_forward": 1}, {"reshard_after_forward": False}),
-        ({"prefetch": 2, "async_unshard": True}, {"prefetch": 2, "prefetch_backward": 2}),
+        ({"prefetch": 2}, {"prefetch": 2, "prefetch_backward": 2}),
+        ({}, {"async_unshard": False}),
         (
             {"engine": "fsdp1"},
             {"engine": "fsdp1", "prefetch_backward": 1, "use_orig_params": False},

@@ -33,22 +33,14 @@ class FSDP2Engine(AutogradEngine):
         strategy, device = setup.strategy, setup.device
         mesh = make_mesh(setup.group, mesh_copies(strategy, setup.group), device)
         units, self._root = shard_model(model, strategy, mesh, device, setup.fill)
-        depths = strategy.depths()
-        asynchronous = strategy.async_unshard
-        if asynchronous is None:
-            asynchronous = any(depths)
         streams = device.type != "cpu"
-        if any(depths) and not asynchronous and not streams:
-            raise UserError(
-                "async_unshard: without it prefetch does nothing on a CPU: remove one of them"
-            )
+        asynchronous = gathers_asynchronously(strategy, streams)
         # elsewhere streams do what our threads do on a CPU
-        overlap = asynchronous and not streams
-        super().__init__(model, setup, overlap=overlap)
+        super().__init__(model, setup, overlap=asynchronous and not streams)
         if asynchronous and streams:
             for unit in (self._root, *units):
                 unit._set_unshard_async_op(True)
-        gather_ahead(self._root, units, *depths)
+        gather_ahead(self._root, units, *strategy.depths())
         self._shards = mesh.get_group(SHARD)
         self._reduce_every = strategy.reduce_every_micro_batch
 
@@ -65,6 +57,24 @@ class FSDP2Engine(AutogradEngine):
             yield
         finally:
             switch(True)
+
+
+def gathers_asynchronously(strategy: CanonicalStrategy, streams: bool) -> bool:
+    """Return whether gathers are asynchronous operations.
+
+    Args:
+        streams: the device has them; torch then launches asynchronous gathers, with their encoding
+            and decoding, on the stream of computation, and prefetch does not need them.
+
+    Raises:
+        UserError: prefetch without effect.
+    """
+    ahead, asked = any(strategy.depths()), strategy.async_unshard
+    if ahead and asked is False and not streams:
+        raise UserError(
+            "async_unshard: without it prefetch does nothing on a CPU: remove one of them"
+        )
+    return (ahead and not streams) if asked is None else asked
 
 
 def shard_model(
