@@ -27,7 +27,7 @@ _EVERY = (
     *_library("__init__.py", "core", "experiment", "strategy"),
     *("stages/__init__.py", "stages/common.py", "stages/forks.py"),
 )
-_PLANS = ("stages/inputs.py", "stages/plans.py")
+_PLANS = ("stages/outside.py", "stages/plans.py")
 _CODECS = (
     *_library("activations", "codecs", "devices", "kernels", "records", "transport"),
     *("csrc", "user_codecs"),
@@ -46,7 +46,7 @@ _PROPOSALS = (
 STAGES: dict[str, tuple[str, ...]] = {
     "plans": _PLANS,
     "content": _PLANS,
-    "inputs": (),
+    "inputs": _PLANS,
     "prepare": (*_PLANS, *_library("data/corpus", "data/sources")),
     "tokenize": (*_PLANS, *_library("data/corpus", "data/tokenize", "data/tokens")),
     "train": (*_PLANS, *_STEPS, *_RUNS, *_library("profiling/capture", "profiling/traces")),

@@ -9,7 +9,7 @@ from shardlab.core.progress import say
 from shardlab.experiment.parameters import Parameters
 from stages import plans
 from stages.common import run
-from stages.inputs import CONTENTS
+from stages.outside import CONTENTS
 
 
 class Content(Document):

@@ -22,7 +22,7 @@ from shardlab.experiment.parameters import Parameters
 from shardlab.experiment.schema import Forecast, Params, Space, Train, each_timing
 from shardlab.strategy.strategy import Strategy
 from stages.common import run as run_stage
-from stages.inputs import CONTENTS, inputs_of_stages
+from stages.outside import CONTENTS, inputs_of_stages
 
 Values = dict[str, Any]
 

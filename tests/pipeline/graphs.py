@@ -113,13 +113,13 @@ def _read_dvc() -> list[dict[str, Any]]:
     from shardlab.experiment.parameters import Parameters
     from stages.code import STAGES, digests
     from stages.content import content_of
-    from stages.inputs import read_by_stages
+    from stages.outside import contents_read, inputs_of_stages
     from stages.plans import plans
 
     params = Parameters()
     every = plans(params)
     contents = {name: content_of(params, name).sha256 for name in params("inputs")}
-    read = read_by_stages(params, contents)
+    read = contents_read(inputs_of_stages(params), contents)
     jobs = []
     with Repo() as repo:
         for stage in repo.index.stages:

@@ -8,7 +8,7 @@ import pytest
 from shardlab.core.errors import UserError
 from shardlab.experiment.parameters import Parameters
 from stages.content import content
-from stages.inputs import inputs_of_stages
+from stages.outside import inputs_of_stages
 from stages.plans import plans
 from tests.pipeline.graphs import pending
 from tests.pipeline.workspace import ROOT, copy_project, run, set_params

@@ -69,7 +69,7 @@ def test_snakemake_sums_up_what_it_ran(tmp_path: Path) -> None:
     assert [line.split()[:2] for line in table(first)] == [["prepare", "1"], ["all", "1"]]
     set_params(root, data={"source": "json", "path": "mine.json"}, inputs={"mine": "mine.json"})
     failed = run(root, *command, check=False).stdout
-    assert [line.split()[:2] for line in table(failed)[:2]] == [["content", "1"], ["all", "1"]]
+    assert table(failed) == []
     [line] = [line for line in failed.splitlines() if line.startswith("failed: ")]
     assert line.startswith("failed: prepare: ") and line.endswith(" (log: logs/prepare.log)")
     error = line.removeprefix("failed: prepare: ").removesuffix(" (log: logs/prepare.log)")

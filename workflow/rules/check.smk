@@ -2,7 +2,7 @@ from shardlab.core.errors import UserError
 from shardlab.experiment.parameters import Parameters
 from shardlab.experiment.schema import Params
 from stages.content import content_of
-from stages.inputs import read_by_stages
+from stages.outside import contents_read, inputs_of_stages
 from stages.plans import plans
 
 # SystemExit: Snakemake shows its own exceptions with the place in this file, which is not the mistake
@@ -11,6 +11,6 @@ try:
     PARAMETERS(*Params.model_fields)
     PLANS = plans(PARAMETERS)
     CONTENTS = {name: content_of(PARAMETERS, name).sha256 for name in PARAMETERS("inputs")}
-    READ = read_by_stages(PARAMETERS, CONTENTS)
+    READ = contents_read(inputs_of_stages(PARAMETERS), CONTENTS)
 except UserError as error:
     raise SystemExit(f"params.yaml: {str(error).removeprefix('params.yaml: ')}") from None
