@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import least_squares
+from scipy.special import ndtri, stdtrit
 
 from shardlab.forecast.bounds import standard_error, step_s
 from shardlab.forecast.costs import Costs
@@ -28,6 +29,9 @@ class Engines(NamedTuple):
     """of `work` in the order of the engines, then of `wait`"""
     noise: float = 0.0
     """standard deviation of measured minus modelled step time, seconds"""
+    relative: float = 0.0
+    """the same of relative differences, since errors of rates grow with the step and those of waits
+    do not; widened as much as Student's t is by the few steps that it is known from"""
     more: float = 0.0
     """added to the mean of `work` for engines that were never timed"""
 
@@ -79,7 +83,10 @@ def fit_engines(
 
     start = [1e-4] * (len(names) + 1)
     found = least_squares(misfit, start, bounds=(0.0, _LONGEST_S), x_scale=1e-3)
-    unexplained = 2 * found.cost / max(len(steps) - len(start), 1)
+    freedom = max(len(steps) - len(start), 1)
+    unexplained = 2 * found.cost / freedom
+    differences = np.array(misfit(found.x)) / [step.seconds for step in steps]
+    relative = (differences**2).sum() / freedom
     # as few runs as unknowns fit perfectly, yet are no more certain than their repetitions
     chance = np.mean([(standard_error(run.step_ms) * step_s(run)) ** 2 for run in runs])
     variance = max(unexplained, float(chance))
@@ -90,4 +97,5 @@ def fit_engines(
         wait,
         tuple(map(tuple, covariance.tolist())),
         variance**0.5,
+        float(relative**0.5 * stdtrit(freedom, 0.975) / ndtri(0.975)),
     )

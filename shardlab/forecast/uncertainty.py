@@ -36,22 +36,30 @@ def estimate(
     case = Case(strategy, units, workload)
     # what is not used would only cost simulations
     model = model._replace(machine=needed(model.machine, strategy))
-    return propagate(lambda other: other.predict(*case), model, model.engines.noise, whole=True)
+    engines = model.engines
+    return propagate(
+        lambda other: other.predict(*case), model, engines.noise, engines.relative, whole=True
+    )
 
 
 def propagate(
-    forecast: Callable[[Model], float], model: Model, noise: float = 0.0, whole: bool = False
+    forecast: Callable[[Model], float],
+    model: Model,
+    noise: float = 0.0,
+    relative: float = 0.0,
+    whole: bool = False,
 ) -> Estimate:
     """Predict with the interval that follows from the fits; unused parameters cost nothing.
 
     Args:
-        noise: standard deviation of a measurement that the prediction interval must cover.
+        noise, relative: standard deviation of a measurement that the prediction interval must
+            cover, absolute and relative to the forecast; the larger counts.
         whole: the drift of the machine slows the whole step: transfers, codecs and waits need its
             cores as computation does, and the calibration may have been at yet another speed. Else,
             as on another machine, computation alone is unsure.
     """
     value = forecast(model)
-    variance, fits = noise**2, model
+    variance, fits = max(noise, relative * value) ** 2, model
     if whole:
         speed, fits = model.speed, model._replace(speed=Speed())
         calibrated = 1 + (speed.calibration**2 - speed.drift**2) ** 0.5

@@ -250,6 +250,12 @@ def test_covariance_of_the_fits_widens_the_interval(model):
     assert found.value - found.low == pytest.approx(found.high - found.value)
     noisy = propagate(lambda m: m.predict(*case), MODEL, noise=1e-3)
     assert noisy.high - noisy.value == pytest.approx(1.96e-3, rel=1e-4)
+    # of an absolute and a relative error the larger counts
+    step = noisy.value
+    for relative, larger in ((0.5e-3 / step, noisy), (2e-3 / step, None)):
+        both = propagate(lambda m: m.predict(*case), MODEL, noise=1e-3, relative=relative)
+        alone = propagate(lambda m: m.predict(*case), MODEL, noise=relative * step)
+        assert both == pytest.approx(larger or alone)
 
 
 def test_prediction_intervals_have_their_nominal_coverage():
