@@ -19,7 +19,7 @@ _log_path: Path | None = None
 class _Bar(tqdm):  # type: ignore[type-arg]
     @property
     def format_dict(self) -> dict[str, object]:
-        """What the bar shows: asked for when it is drawn, not in each step."""
+        """Contents of the bar, asked for when it is drawn and not in each step."""
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         gigabytes = pages * os.sysconf("SC_PAGE_SIZE") / 1e9
         return {**super().format_dict, "postfix": f"{gigabytes:.2f} GB"}

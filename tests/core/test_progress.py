@@ -1,4 +1,4 @@
-"""What a stage says is on stderr and in its log, and what its bar shows."""
+"""Messages of a stage on stderr and in its log, and the contents of its bar."""
 
 import io
 import re

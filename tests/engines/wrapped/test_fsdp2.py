@@ -1,4 +1,4 @@
-"""Which gathers of `fsdp2` are asynchronous operations."""
+"""Asynchronous gathers of `fsdp2`: asked for, or needed on a CPU."""
 
 from typing import Any
 
