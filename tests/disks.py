@@ -1,4 +1,4 @@
-"""Forked processes on disks that are small, full or unusual."""
+"""Forked processes on disks that are small, full or unusual, or with few rights."""
 
 import ctypes
 import os
@@ -36,6 +36,10 @@ def mount(kind: str, folder: Path, options: str = "") -> None:
 
 def said_on(prepare: Callable[[], object], call: Callable[[], object], folder: Path) -> str:
     """What a process says that calls the first, which makes the disk, and then the second.
+
+    Give up rights there as well: a process that was another user for a while cannot be looked into
+    afterwards (prctl(2), PR_SET_DUMPABLE), nor can those that it forks, such as ranks of other
+    tests.
 
     Args:
         folder: an existing one, on another disk.

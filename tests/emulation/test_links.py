@@ -5,6 +5,7 @@ import os
 import subprocess
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from shardlab.launch import launch
 from shardlab.transport.transport import Transport
 from tests.commands import Command, wait_for
 from tests.descriptors import opened
+from tests.disks import said_on
 from tests.namespaces import held, opened_by
 from tests.ranks import run_ranks
 
@@ -105,13 +107,12 @@ def test_links_of_a_killed_owner_are_removed(permitted, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up its rights")
-def test_missing_permission_names_the_fix():
-    os.seteuid(65534)
-    try:
+def test_missing_permission_names_the_fix(tmp_path):
+    def enter():
         with pytest.raises(UserError, match="not permitted: run as root"):
             Links(2, Link(rate="1gbit")).__enter__()
-    finally:
-        os.seteuid(0)
+
+    said_on(partial(os.seteuid, 65534), enter, tmp_path)
 
 
 def test_missing_iproute2_names_the_fix(permitted, monkeypatch):

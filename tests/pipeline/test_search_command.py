@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from shardlab.strategy.strategy import Strategy, parse_strategy
 from stages import search
 from tests.agent.searches import DDP, INT4_KEPT, begin, proposal_of
 from tests.commands import typed
+from tests.disks import said_on
 from tests.pipeline.workspace import ROOT, Marked, copy_project, run, stage_outputs, wait_for
 
 COMMAND = ["python", "-m", "stages.search", "--link", "100mbit", "--ranks", "2"]
@@ -63,15 +65,14 @@ def test_mistakes_are_one_line_before_anything_runs(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up its rights")
 def test_missing_rights_are_one_line_before_anything_runs(
-    project: Path, monkeypatch: pytest.MonkeyPatch
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(project)
-    os.seteuid(65534)
-    try:
+    def call() -> None:
         with pytest.raises(search.UserError, match="run as root, or put `unshare"):
             search.main(Parameters(), link="100mbit", ranks=2)
-    finally:
-        os.seteuid(0)
+
+    monkeypatch.chdir(project)
+    said_on(partial(os.seteuid, 65534), call, tmp_path)
     assert not (project / "searches").exists() and stage_outputs(project) == []
 
 
