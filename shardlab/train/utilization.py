@@ -18,7 +18,7 @@ from shardlab.launch.placement import gpu_node, policy_nodes
 from shardlab.transport.object_collectives import gather_values
 
 _SIZES = {"cpu": 1024, "cuda": 8192}
-_SECONDS = 0.2
+_SECONDS = 0.1
 
 
 def flops_per_token(model: PreTrainedModel, sequence_length: int) -> float:

@@ -24,7 +24,7 @@ from tests.pipeline.workspace import ROOT, Marked, environment, run, wait_for
 UNCHANGED = ("env", "--default-signal")
 """who runs the tests in the background may ignore some signals, and children inherit that"""
 STAGE = """
-import os, signal, sys, threading
+import atexit, os, signal, sys, threading
 if __name__ != "__main__":
     open("imported", "a").write("x")
 else:
@@ -32,6 +32,7 @@ else:
     print(sys.argv[1:], __file__, __spec__.name, sys.stdin.read(), os.environ.get("ODD"))
     print("an error", file=sys.stderr)
     print("SHARDLAB_FORKS" in os.environ, os.getcwd(), signal.getsignal(signal.SIGINT))
+    atexit.register(print, "at the end")
     threading.Timer(0.1, print, ["from a thread"]).start()
     if how == "raise":
         raise ValueError("x")
