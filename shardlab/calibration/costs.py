@@ -65,6 +65,7 @@ def codec_times(
                     "error_feedback": feedback,
                     "elements": elements,
                     "payload_bytes": statistics.fmean(message.sizes),
+                    "variable": message.variable,
                     **times,
                 }
             )
@@ -76,6 +77,7 @@ class _Message:
 
     def __init__(self, spec: str, feedback: bool, n: int) -> None:
         self._codec, self._feedback = make_codec(spec), feedback
+        self.variable = self._codec.variable
         self._key = MessageKey(0, 0, "unit", 0)
         self._vector, self._out, self._residual = torch.randn(n) * 1e-3, *torch.zeros(2, n)
         largest = self._codec.payload_bytes(n)

@@ -73,6 +73,7 @@ class Costs(ABC):
         each = elements / self.world_size
         return (
             Phase(codec.encode.at(each)),
+            *self._sizes(codec),
             self.transfer("gather", self.world_size * codec.payload.at(each)),
             Phase(self.world_size * codec.decode.at(each)),
         )
@@ -92,6 +93,7 @@ class Costs(ABC):
         received = 1 if coding.native else self.world_size
         return (
             Phase(self.world_size * codec.encode.at(each)),
+            *self._sizes(codec),
             self.transfer(way, self.world_size * codec.payload.at(each)),
             Phase(received * codec.decode.at(each)),
         )
@@ -151,6 +153,10 @@ class Costs(ABC):
             for way, size in lines.messages
         ]
         return (Phase(lines.seconds.at(elements)), *sent)
+
+    def _sizes(self, codec: CodecLines) -> tuple[Phase, ...]:
+        """Return the exchange of the bytes of payloads, which comes before that of payloads."""
+        return (self.transfer("exchange", 8 * self.world_size),) if codec.variable else ()
 
     def _codec(self, elements: float, coding: Coding) -> CodecLines | None:
         return None if elements < coding.minimum_size else coding.codec

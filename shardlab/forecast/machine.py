@@ -107,6 +107,8 @@ class CodecLines(NamedTuple):
     """decode seconds over elements of one payload"""
     payload: Line
     """payload bytes over elements"""
+    variable: bool = False
+    """whether ranks exchange the sizes of payloads first"""
 
 
 class PhasedLines(NamedTuple):
@@ -198,6 +200,7 @@ def _codec(costs: Iterable[CodecCost], kind: tuple[str, bool]) -> CodecLines:
         fit_line(sizes, [quickly(each.encode_s) for each in mine]),
         fit_line(sizes, [quickly(each.decode_s) for each in mine]),
         fit_line(sizes, [float(each.payload_bytes) for each in mine]),
+        any(each.variable for each in mine),
     )
 
 

@@ -65,7 +65,7 @@ class ForecastDocument(Document):
     operations: list[OperationFit]
     engines: list[EngineFit]
     wait_ms: float
-    """per collective, until the threads of all ranks have a core"""
+    """before an operation, until the threads of all ranks have a core"""
     noise_ms: float
     """standard deviation of a measured step that the model was fitted on"""
     points: list[Point]

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from shardlab.forecast.coding import Coding, Levels
@@ -28,12 +29,12 @@ class Compute(NamedTuple):
 
 
 class Overhead(NamedTuple):
-    """Overhead of an engine per collective in seconds, on top of the operation itself."""
+    """Overhead of an engine in seconds, on top of the operations themselves."""
 
     work: float
-    """CPU seconds on the training thread; for `slide` also per copy"""
+    """CPU seconds on the training thread per collective; for `slide` also per copy"""
     wait: float
-    """until the threads of all ranks have a core, where each rank has one"""
+    """per operation, until the threads of all ranks have a core, where each rank has one"""
 
 
 class Work(NamedTuple):
@@ -134,10 +135,10 @@ class Step(ABC):
         return self.add(name, lane, self.awaited(phases), [before, *after])
 
     def awaited(self, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
-        """Return the phases with the wait for other ranks, where they communicate."""
-        if not any(phase.operation for phase in phases):
-            return phases
-        return Phase(wait=self.work.overhead.wait * self.costs.ranks_per_core), *phases
+        """Return the phases with the wait for other ranks before each that communicates."""
+        wait = Phase(wait=self.work.overhead.wait * self.costs.ranks_per_core)
+        every = [(wait, phase) if phase.operation else (phase,) for phase in phases]
+        return tuple(chain.from_iterable(every))
 
     def add(
         self, name: str, lane: str, phases: tuple[Phase, ...], after: Sequence[str] = ()

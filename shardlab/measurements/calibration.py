@@ -69,6 +69,8 @@ class CodecCost(Document):
     elements: int
     payload_bytes: float
     """mean over the messages, whose sizes may differ"""
+    variable: bool = False
+    """whether they may: then ranks exchange sizes before payloads"""
     encode_s: list[float] = Field(min_length=1)
     decode_s: list[float] = Field(min_length=1)
     """seconds to decode one payload of so many elements"""

@@ -12,7 +12,7 @@ UNSURE = ((1e-10, 0.0), (0.0, 1e-20))
 @pytest.mark.parametrize("name", ["fsdp2", "manual-int8", "slide"])
 def test_interval_is_the_same_without_what_a_strategy_does_not_use(name):
     lines = MACHINE.codecs[INT8, False]
-    unsure = CodecLines(*(line._replace(covariance=UNSURE) for line in lines))
+    unsure = CodecLines(*(line._replace(covariance=UNSURE) for line in lines[:3]))
     memory = {name: line._replace(covariance=UNSURE) for name, line in MACHINE.memory.items()}
     codecs = {(INT8, False): unsure, ("bf16", False): unsure}
     model = MODEL._replace(machine=MACHINE._replace(codecs=codecs, memory=memory))

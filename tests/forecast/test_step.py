@@ -49,10 +49,12 @@ def moved(work: Work, world_size: int = 2) -> dict[str, list[float]]:
 
 RANDOMK = "randomk:density=0.1"
 INT4 = "int4:group=128"
+TOPK = "topk:density=0.1"
 _CODECS = {
     **MACHINE.codecs,
     (RANDOMK, False): CodecLines(Line(0.0, 0.0), Line(0.0, 0.0), Line(0.0, 0.4)),
     (INT4, False): CodecLines(Line(0.0, 0.0), Line(0.0, 0.0), Line(0.0, 0.5 + 2 / 128)),
+    (TOPK, False): CodecLines(Line(0.0, 0.0), Line(0.0, 0.0), Line(0.0, 0.5), variable=True),
     (INT8, True): MACHINE.codecs[INT8, False],
 }
 _LEVELS = {"codec": INT4, "between_nodes": INT8, "ranks_per_node": 2}
@@ -72,6 +74,8 @@ ON_TWO: dict[str, dict[str, Any]] = {
     "ddp-summed": {"engine": "ddp", "gradients": {"codec": RANDOMK, "route": "native"}},
     "ddp-summable": {"engine": "ddp", "gradients": {"codec": RANDOMK}},
     "ddp-int8": {"engine": "ddp", "gradients": {"codec": INT8}},
+    "ddp-topk": {"engine": "ddp", "gradients": {"codec": TOPK}},
+    "fsdp2-topk": {"engine": "fsdp2", "gradients": {"codec": TOPK}},
 }
 ON_FOUR: dict[str, dict[str, Any]] = {
     "fsdp1-hybrid": {"engine": "fsdp1", **_HYBRID},
@@ -230,6 +234,22 @@ def test_wait_scales_with_ranks_per_core():
         )
         waits.append(waiting - bare)
     assert waits == pytest.approx([9 * 2e-3, 9 * 4e-3, 9 * 8e-3])
+
+
+@pytest.mark.parametrize(
+    ("engine", "codec", "operations"),
+    # of three units and the norm, and of one bucket
+    [("fsdp2", "none", 9), ("fsdp2", TOPK, 12), ("ddp", INT8, 2), ("ddp", TOPK, 4)],
+)
+def test_ranks_wait_before_each_operation(engine, codec, operations):
+    strategy = parse_strategy({"engine": engine, "gradients": {"codec": codec}}).canonical()
+    units = (20000,) if engine == "ddp" else (10000, 5000, 5000)
+    known = codings(strategy, MACHINE._replace(codecs=_CODECS))
+    bare, waiting = (
+        seconds(Work(strategy, units, 1, COMPUTE, Overhead(0, s), *known), Measured(MACHINE, 2, 2))
+        for s in (0, 2e-3)
+    )
+    assert waiting - bare == pytest.approx(operations * 2e-3)
 
 
 @pytest.mark.parametrize("name", ["fsdp2", "manual", "ddp"])
