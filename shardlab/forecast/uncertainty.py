@@ -78,10 +78,13 @@ def directions(model: Model) -> Iterator[Model]:
             transport = {**machine.transport, operation: other}
             yield model._replace(machine=machine._replace(transport=transport))
     for kind, lines in machine.codecs.items():
-        for part in ("encode", "decode"):
-            for other in _moved(getattr(lines, part)):
-                codecs = {**machine.codecs, kind: lines._replace(**{part: other})}
-                yield model._replace(machine=machine._replace(codecs=codecs))
+        shifted_lines = [
+            *(lines._replace(encode=other) for other in _moved(lines.encode)),
+            *(lines._replace(decode=other) for other in _moved(lines.decode)),
+        ]
+        for codec in shifted_lines:
+            codecs = {**machine.codecs, kind: codec}
+            yield model._replace(machine=machine._replace(codecs=codecs))
     for method, ways in machine.phased.items():
         for way, phases in ways.items():
             for other in _moved(phases.seconds):
