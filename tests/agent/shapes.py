@@ -26,13 +26,19 @@ class MadeShapes:
 
     def sizes(self, strategy: CanonicalStrategy) -> Sizes:
         narrow = 2 if strategy.param_dtype == "bf16" else 4
-        kept = strategy.reshard_after_forward is False
         units = self.units(strategy)[1:] if strategy.wrap == "block" else []
+        kept = [strategy.reshard_after_forward is False] * len(units)
+        for override in strategy.overrides:
+            for layer in override.layers or ():
+                kept[layer] = override.reshard_after_forward is False
         whole, parts = self.root + self.layers * self.block, strategy.accumulation or 1
         return Sizes(
             parameters=whole,
             trained=whole,
-            units=tuple(UnitShape(each.elements, each.elements, kept, narrow) for each in units),
+            units=tuple(
+                UnitShape(each.elements, each.elements, stays, narrow)
+                for each, stays in zip(units, kept, strict=True)
+            ),
             element_bytes=narrow,
             checkpointing=(strategy.activation_checkpointing or "none",) * self.layers,
             **{"width": 96, "queries": 96, "keys": 96, "feed_forward": 384, "wide": 5},

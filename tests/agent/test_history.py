@@ -232,3 +232,26 @@ def test_another_search_begins_with_training_runs_and_races_but_not_with_steps(t
     assert found.measured[fast].measurements and not found.measured[fast].steps
     assert found.measured[DDP.hash()].steps == alone.measured[DDP.hash()].steps
     assert [(each.search, each.held) for each in found.ended] == [("", before.held)]
+
+
+def test_a_search_begins_again_with_what_its_workload_had_before_another_one(tmp_path):
+    first = begin(["fsdp2", "ddp"])
+    proposal, lost, fast = proposal_of(first, KEPT, INT4_KEPT), INT4_KEPT.hash(), KEPT.hash()
+    ratios = {f"_{lost}": "memory", f"_{fast}": 0.5}
+    before = conclude(first, proposal, trial_of(proposal, **ratios), AGENT)
+    path = tmp_path / "history.json"
+    before.to_file(path)
+    timed = [make_timed("slow", run, 4, step_ms=[500.0] * 5) for run in ("fsdp2", "ddp")]
+    records = make_records(["fsdp2", "ddp"], seeds=2)
+    alone = initial_history(records, timed, SLOW, Train(), "slow")
+    between = known_before(str(path), "results.jsonl", alone, SLOW)
+    slow = proposal_of(between, DDP_INT8)
+    between = conclude(between, slow, trial_of(slow, trained(DDP_INT8)), SLOW)
+    between.to_file(path)
+    found = known_before(str(path), "results.jsonl", first, AGENT)
+    assert found.incumbent == fast and not found.own_rounds
+    assert found.measured[fast].steps == before.measured[fast].steps
+    assert found.measured[lost].outcome == "memory"
+    coded = found.measured[DDP_INT8.hash()]
+    assert coded.measurements and not coded.steps
+    assert [each.search for each in found.ended] == ["", "slow"]

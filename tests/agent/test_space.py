@@ -95,6 +95,8 @@ def test_every_engine_with_all_of_its_values_is_there():
     assert values["window"] == {None, 2}
     assert values["prefetch"] >= {0, 1, 2}
     assert values["moments"] >= {"memory", "disk"}
+    kept = {each.engine for each in strategies if each.overrides}
+    assert kept == {name for name in ENGINES if ENGINES[name].unit_overrides}
     codecs = {
         (each.gradients.codec.name, each.weights and each.weights.codec.name) for each in strategies
     }

@@ -11,7 +11,7 @@ from shardlab.agent.records.history import (
     paired_steps,
     was_trained,
 )
-from shardlab.agent.records.rounds import Measurement, Outcome
+from shardlab.agent.records.rounds import Measurement
 from shardlab.core.errors import UserError, nearest
 from shardlab.experiment.link import LOOPBACK
 from shardlab.experiment.schema import Train
@@ -115,19 +115,25 @@ def known_before(after: str, results: str, first: History, agent: Agent) -> Hist
 
 
 def _follow(before: History, first: History, agent: Agent) -> History:
-    """Return the state in which a search begins after another one.
+    """Return the state in which a search begins after others.
 
     Steps and failures of races belong to a workload, which includes link and ranks; quality belongs
     to neither.
     """
-    same = before.workload == first.workload
-    measured = dict(before.measured if same else first.measured)
+    alike = [each.measured for each in before.ended if each.workload == first.workload]
+    if before.workload == first.workload:
+        alike.append(before.measured)
+    measured = {**first.measured, **(alike[-1] if alike else {})}
     for key, entry in before.measured.items():
-        if not same and was_trained(entry):
-            outcome: Outcome = "diverged" if entry.outcome == "diverged" else "ok"
-            steps = measured[key].steps if key in measured else []
-            measured[key] = entry.model_copy(update={"outcome": outcome, "steps": steps})
-    ended = Ended(search=before.search, workload=before.workload, held=before.held)
+        if was_trained(entry):
+            fresh = entry.model_copy(update={"outcome": "ok", "detail": "", "steps": []})
+            update: dict[str, object] = {"measurements": entry.measurements}
+            if entry.outcome == "diverged":
+                update |= {"outcome": entry.outcome, "detail": entry.detail}
+            measured[key] = measured.get(key, fresh).model_copy(update=update)
+    ended = Ended(
+        search=before.search, workload=before.workload, held=before.held, measured=before.measured
+    )
     shared = {"rounds": before.rounds, "races": before.races, "ended": [*before.ended, ended]}
     return hold_fastest(first.model_copy(update={**shared, "measured": measured}), agent)
 

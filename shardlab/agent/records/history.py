@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from shardlab.agent.records.numerics import Numerics
@@ -69,6 +70,8 @@ class Ended(Document):
     search: str
     workload: Workload
     held: Measured
+    measured: dict[str, Measured] = {}
+    """by hash of the strategy: what a later search of the same workload begins with"""
 
 
 class History(Document):
@@ -102,8 +105,9 @@ class History(Document):
 
     @property
     def own_rounds(self) -> list[Round]:
-        """The rounds of this search."""
-        return [each for each in self.rounds if each.search == self.search]
+        """The rounds of this search since it began, perhaps again after another one."""
+        own = list(takewhile(lambda each: each.search == self.search, reversed(self.rounds)))
+        return own[::-1]
 
     def quality(self, strategy: CanonicalStrategy) -> Quality | None:
         """Return what is known of the perplexity of a strategy, which need not have been trained.

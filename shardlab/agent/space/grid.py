@@ -36,6 +36,8 @@ def documents(space: Space, layers: int, world_size: int) -> Iterator[Part]:
         dtypes = [{}, {"param_dtype": "bf16"}]
         for parts in product(list(structures), list(encodings), dtypes):
             (units, mesh, motion), (gradients, weights), dtype = parts
+            if "overrides" in motion and units.get("wrap_size") != 1:
+                continue  # they are of layers, which these units are not
             yield {"engine": engine} | units | mesh | motion | gradients | weights | dtype
 
 
@@ -81,7 +83,10 @@ def _motion(traits: EngineTraits, layers: int) -> list[Part]:
         ]
     if "prefetch" not in traits.settings:
         return [{}]
-    kept = [{"reshard_after_forward": value} for value in (True, False)]
+    kept: list[Part] = [{"reshard_after_forward": value} for value in (True, False)]
+    if traits.unit_overrides and layers > 1:  # between both: backward begins with the last layers
+        last = [*range(layers // 2, layers)]
+        kept.append({"overrides": [{"layers": last, "reshard_after_forward": False}]})
     ahead = [{"prefetch": count} for count in _AHEAD if count <= (traits.max_prefetch or count)]
     # settings that are pointless, such as those of what a whole unit gathers, only by themselves
     return [{}, *(a | b for a, b in product(kept, ahead))]
