@@ -1,11 +1,17 @@
 """Replays on tables: laws of regret, known answers, and policies against each other."""
 
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
-from shardlab.agent.policies.controls import ConstantJudge, ShuffledEvidence, WithoutEvidence
+from shardlab.agent.policies.controls import (
+    ConstantJudge,
+    Patient,
+    ShuffledEvidence,
+    WithoutEvidence,
+)
 from shardlab.agent.policies.judged import JudgedPolicy, forecast_policy
 from shardlab.agent.policies.policy import Choice, GreedyPolicy, ListPolicy, Policy, RandomPolicy
 from shardlab.agent.policies.replay import Table, replay
@@ -152,6 +158,26 @@ def test_an_answer_that_fails_ends_one_replay(machine, table):
     with serving(lambda request, number: (403, {})) as server:
         found = replay(judged(machine, table, http_judge(server)), table, 0, 3)
     assert (found.picks, found.infeasible, found.abstained) == ([], 1, True)
+
+
+def test_a_judge_that_is_silent_three_times_in_a_row_is_not_asked_again():
+    class Silent(Judge):
+        name, asked = "silent", 0
+
+        def choose(self, question):
+            self.asked += 1
+            if self.asked != 3:
+                raise UserError("no answer within 120 s")
+            return self._verdict(None, "awake for once")
+
+    silent, question = Silent(), Question("", None, [])
+    patient = Patient(silent)
+    for number in range(1, 9):
+        with nullcontext() if number == 3 else pytest.raises(UserError):
+            patient.choose(question)
+    assert silent.asked == 6
+    with pytest.raises(UserError, match="silent is not asked again: no answer 3 times in a row"):
+        patient.choose(question)
 
 
 class Asked(Judge):

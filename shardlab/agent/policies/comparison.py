@@ -2,7 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
-from shardlab.agent.policies.controls import ConstantJudge, ShuffledEvidence, WithoutEvidence
+from shardlab.agent.policies.controls import (
+    ConstantJudge,
+    Patient,
+    ShuffledEvidence,
+    WithoutEvidence,
+)
 from shardlab.agent.policies.judged import JudgedPolicy, Search, forecast_policy
 from shardlab.agent.policies.optuna_policy import SAMPLERS, OptunaPolicy
 from shardlab.agent.policies.policy import GreedyPolicy, ListPolicy, Policy, RandomPolicy
@@ -76,7 +81,8 @@ def all_policies(search: Search, matrix: Sequence[str], model: Judge | None) -> 
         "first listed": judged("first listed", lambda seed: ConstantJudge()),
     }
     if model is not None:
-        makes |= controlled("model", model)
-        blind = WithoutEvidence(model)
+        patient = Patient(model)
+        makes |= controlled("model", patient)
+        blind = WithoutEvidence(patient)
         makes["model, no evidence"] = judged("model, no evidence", lambda seed: blind)
     return makes

@@ -1,11 +1,15 @@
-"""Judges to compare a judge with: one that reads nothing, and evidence that says nothing."""
+"""Judges around a judge for many replays: one that reads nothing, evidence that says nothing, and
+patience that ends."""
 
 import random
 import re
 
 from shardlab.agent.proposals.judge import Judge, Question
+from shardlab.agent.records.conversation import Conversation
 from shardlab.agent.records.rounds import Candidate, Prediction, Verdict
+from shardlab.core.errors import UserError
 
+_PATIENCE = 3
 _FACTS = re.compile(r"^(Strategy .*?\]: )(.*)$", re.MULTILINE)
 
 
@@ -53,6 +57,25 @@ class WithoutEvidence(Judge):
     def choose(self, question: Question) -> Verdict:  # noqa: D102
         bare = Question("", _bare(question.incumbent), [_bare(e) for e in question.candidates])
         return self._judge.choose(bare)
+
+
+class Patient(Judge):
+    """Judge that is asked no more once it gave no answer three times in a row: a server that hangs
+    would take minutes for each of hundreds of questions."""
+
+    def __init__(self, judge: Judge) -> None:
+        self.name, self._judge, self._silent = judge.name, judge, 0
+
+    def choose(self, question: Question) -> Verdict:  # noqa: D102
+        if self._silent >= _PATIENCE:
+            raise UserError(f"{self.name} is not asked again: no answer {_PATIENCE} times in a row")
+        self._silent += 1
+        verdict = self._judge.choose(question)
+        self._silent = 0
+        return verdict
+
+    def conversation(self) -> Conversation:  # noqa: D102
+        return self._judge.conversation()
 
 
 def _bare(each: Candidate) -> Candidate:
