@@ -1,5 +1,6 @@
 # Every target sets up what it needs. The first call installs the pinned packages into .venv.
-.PHONY: always run test test-long test-cluster test-gpu bench-gpu lint lock rivals clean
+.PHONY: always run test test-long test-cluster test-gpu bench-gpu container lint lock rivals \
+  clean
 .DELETE_ON_ERROR:
 
 # the stages call `python`: the environment comes first on the path
@@ -60,6 +61,10 @@ test-gpu: .venv/.project
 
 bench-gpu: .venv/.project
 	@python -m benchmarks.gpu
+
+# the environment as an image, by each builder that is installed
+container:
+	@containers/build
 
 lint: .venv/.project
 	@ruff check

@@ -181,11 +181,16 @@ def _enter(namespace: int) -> None:
 def _call(name: str, *arguments: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if getattr(libc, name)(*arguments) != 0:
-        reason = os.strerror(ctypes.get_errno())
-        raise UserError(
-            f"emulated links: {name}: {reason.lower()}: run as root, or put "
-            "`unshare --map-root-user` before the command"
-        )
+        reason = os.strerror(ctypes.get_errno()).lower()
+        raise UserError(f"emulated links: {name}: {reason}: {_fix(reason)}")
+
+
+def _fix(reason: str) -> str:
+    if "not permitted" not in reason:
+        return "does the kernel have veth, bridge and sch_tbf?"
+    if os.geteuid() == 0:
+        return "start the container with --cap-add NET_ADMIN --cap-add SYS_ADMIN"
+    return "run as root, or put `unshare --map-root-user` before the command"
 
 
 def _run(*command: str, files: Sequence[int] = ()) -> None:
@@ -195,10 +200,7 @@ def _run(*command: str, files: Sequence[int] = ()) -> None:
         raise UserError(f"emulated links need `{command[0]}`: install iproute2") from error
     if done.returncode != 0:
         reason = " ".join(done.stderr.split())
-        raise UserError(
-            f"emulated links: `{' '.join(command)}`: {reason}: does the kernel have veth, "
-            "bridge and sch_tbf?"
-        )
+        raise UserError(f"emulated links: `{' '.join(command)}`: {reason}: {_fix(reason)}")
 
 
 class Loopback:

@@ -1,5 +1,6 @@
 """Ranks communicate over links of a known rate, which leave no trace on the machine."""
 
+import ctypes
 import json
 import os
 import subprocess
@@ -107,12 +108,25 @@ def test_links_of_a_killed_owner_are_removed(permitted, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up its rights")
-def test_missing_permission_names_the_fix(tmp_path):
+def drop_capabilities():
+    """Be a root without rights, as in a container (capset(2))."""
+    header, nothing = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert ctypes.CDLL(None).capset(header, nothing) == 0
+
+
+@pytest.mark.parametrize(
+    ("lose", "fix"),
+    [
+        (partial(os.seteuid, 65534), "run as root, or put `unshare"),
+        (drop_capabilities, "start the container with --cap-add NET_ADMIN --cap-add SYS_ADMIN"),
+    ],
+)
+def test_missing_permission_names_the_fix(tmp_path, lose, fix):
     def enter():
-        with pytest.raises(UserError, match="not permitted: run as root"):
+        with pytest.raises(UserError, match=f"not permitted: {fix}"):
             Links(2, Link(rate="1gbit")).__enter__()
 
-    said_on(partial(os.seteuid, 65534), enter, tmp_path)
+    said_on(lose, enter, tmp_path)
 
 
 def test_missing_iproute2_names_the_fix(permitted, monkeypatch):
