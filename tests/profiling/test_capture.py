@@ -1,6 +1,7 @@
 import functools
 import gzip
 import json
+import os
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from shardlab.profiling.capture.merge import merge_traces
 from shardlab.profiling.traces.trace_file import read_events
 from shardlab.transport.background import Background
 from shardlab.transport.transport import Transport
+from tests.disks import said_on
 
 STEPS = 2
 
@@ -162,3 +164,12 @@ def test_communication_is_attributed_to_units(tmp_path):
 def test_wrong_number_of_steps_is_an_error():
     with pytest.raises(RuntimeError, match="called 1 times, not 3"), Capture(2) as capture:
         capture.step()
+
+
+def test_the_tracing_library_is_quiet_whatever_the_environment_of_a_fork(tmp_path):
+    def capture():
+        with Capture(1) as captured:
+            for _ in range(captured.calls):
+                captured.step()
+
+    assert said_on(os.environ.clear, capture, tmp_path) == ""
