@@ -95,8 +95,6 @@ def test_every_engine_with_all_of_its_values_is_there():
     assert values["window"] == {None, 2}
     assert values["prefetch"] >= {0, 1, 2}
     assert values["moments"] >= {"memory", "disk"}
-    kept = {each.engine for each in strategies if each.overrides}
-    assert kept == {name for name in ENGINES if ENGINES[name].unit_overrides}
     codecs = {
         (each.gradients.codec.name, each.weights and each.weights.codec.name) for each in strategies
     }
@@ -113,6 +111,14 @@ def test_units_are_blocks_by_powers_of_two_and_the_whole_model(engine):
     units = {(each["wrap"], each.get("wrap_size")) for each in of_engine}
     sizes = (1, 2, 4) if ENGINES[engine].multi_block_units else (1,)
     assert units == {("root", None), *(("block", size) for size in sizes)}
+
+
+@pytest.mark.parametrize(
+    ("layers", "missing"), [(1, {"fsdp2", "manual"}), (2, {"manual"}), (3, {})]
+)
+def test_the_last_half_of_the_layers_may_stay_gathered_where_it_would_not_anyway(layers, missing):
+    kept = {each["engine"] for each in documents(NOTHING, layers, 2) if "overrides" in each}
+    assert kept == {name for name in ENGINES if ENGINES[name].unit_overrides}.difference(missing)
 
 
 @pytest.mark.parametrize("samples", [1, 2, 6, 8, 32])

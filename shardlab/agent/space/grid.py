@@ -84,8 +84,9 @@ def _motion(traits: EngineTraits, layers: int) -> list[Part]:
     if "prefetch" not in traits.settings:
         return [{}]
     kept: list[Part] = [{"reshard_after_forward": value} for value in (True, False)]
-    if traits.unit_overrides and layers > 1:  # between both: backward begins with the last layers
-        last = [*range(layers // 2, layers)]
+    # between both: the half of the layers with which backward begins, unless they stay anyway
+    last = [*range(layers // 2, layers)]
+    if traits.unit_overrides and layers > 1 and len(last) > traits.last_unit_stays:
         kept.append({"overrides": [{"layers": last, "reshard_after_forward": False}]})
     ahead = [{"prefetch": count} for count in _AHEAD if count <= (traits.max_prefetch or count)]
     # settings that are pointless, such as those of what a whole unit gathers, only by themselves
