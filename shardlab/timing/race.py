@@ -15,7 +15,7 @@ import numpy as np
 import torch.distributed as dist
 
 from shardlab.core.errors import StorageError, UserError
-from shardlab.core.progress import say, stopwatch
+from shardlab.core.progress import stopwatch
 from shardlab.core.unfinished import temporary
 from shardlab.emulation.link import Emulation, emulated
 from shardlab.kernels import native
@@ -89,7 +89,6 @@ def race(plan: TimingPlan, output: Path, look: Look, limit_s: float) -> None:
         )
     update = {"arms": found.arms | failed, "seconds": elapsed()}
     found.model_copy(update=update).to_file(output)
-    say(f"{plan.name}: {found.reason}")
 
 
 class _Marks:
