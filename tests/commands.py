@@ -13,6 +13,7 @@ from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 
+import pytest
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.run import main
@@ -23,6 +24,8 @@ from shardlab.experiment.affinity import CpuAffinity
 from shardlab.launch import Worker, launch
 
 ROOT = Path(__file__).parents[1]
+NOT_PERMITTED = 77
+"""exit code of a process that may not prepare what its test needs"""
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
@@ -88,6 +91,28 @@ class Command:
         """No process and no temporary file, soon after its end."""
         wait_for(lambda: not self.family())
         assert list(self.temporary.iterdir()) == []
+
+
+def said_after(prepare: Callable[[], object], call: Callable[[], object], folder: Path) -> str:
+    """What a process says that prepares itself, such as its disks or its rights, and then calls.
+
+    Prepare nothing of the kind in pytest's own process: one that was another user for a while, and
+    whatever it forks later, cannot be looked into (prctl(2), PR_SET_DUMPABLE).
+
+    Args:
+        folder: an existing one, on another disk.
+    """
+
+    def both() -> None:
+        prepare()
+        call()
+
+    command = Command(folder / "command", both)
+    code = command.wait()
+    if code == NOT_PERMITTED:
+        pytest.skip("this kernel or container forbids what the test prepares")
+    assert code == 0, command.said()
+    return command.said()
 
 
 def launching(

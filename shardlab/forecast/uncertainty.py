@@ -78,12 +78,10 @@ def directions(model: Model) -> Iterator[Model]:
             transport = {**machine.transport, operation: other}
             yield model._replace(machine=machine._replace(transport=transport))
     for kind, lines in machine.codecs.items():
-        shifted_lines = [
-            *(lines._replace(encode=other) for other in _moved(lines.encode)),
-            *(lines._replace(decode=other) for other in _moved(lines.decode)),
-        ]
-        for codec in shifted_lines:
-            codecs = {**machine.codecs, kind: codec}
+        encoding = [lines._replace(encode=other) for other in _moved(lines.encode)]
+        decoding = [lines._replace(decode=other) for other in _moved(lines.decode)]
+        for moved in (*encoding, *decoding):
+            codecs = {**machine.codecs, kind: moved}
             yield model._replace(machine=machine._replace(codecs=codecs))
     for method, ways in machine.phased.items():
         for way, phases in ways.items():

@@ -69,7 +69,7 @@ class CodecCost(Document):
     elements: int
     payload_bytes: float
     """mean over the messages, whose sizes may differ"""
-    variable: bool = False
+    variable: bool
     """whether they may: then ranks exchange sizes before payloads"""
     encode_s: list[float] = Field(min_length=1)
     decode_s: list[float] = Field(min_length=1)

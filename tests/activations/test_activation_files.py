@@ -14,8 +14,8 @@ import torch
 from shardlab.activations.storage import FileStorage
 from shardlab.activations.stores import FileStore
 from shardlab.core.errors import UserError
-from tests.commands import Command, wait_for
-from tests.disks import limit_files, mount, said_on
+from tests.commands import Command, said_after, wait_for
+from tests.disks import limit_files, mount
 
 
 def keep(store) -> bool:
@@ -45,14 +45,14 @@ def test_full_disk_raises_one_line_or_spills_to_memory(tmp_path, disk, kind):
             print(error)
         print(keep(FileStore(disk, when_full="memory")))
 
-    lines = said_on(prepare, both, tmp_path).splitlines()
+    lines = said_after(prepare, both, tmp_path).splitlines()
     spills, refused, kept = sorted(lines, key=lambda line: "rest" not in line)
     assert refused.startswith(f"{disk}: 262,144 more bytes do not fit, ")
     assert "host memory takes the rest" in spills and kept == "True"
 
 
 def test_file_system_without_direct_io_is_reported_once_and_used(tmp_path, disk):
-    said = said_on(
+    said = said_after(
         partial(mount, "ramfs", disk),
         lambda: print(keep(FileStore(disk)), keep(FileStore(disk))),
         tmp_path,

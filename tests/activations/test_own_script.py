@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM
 
 import shardlab
 from shardlab.core.errors import UserError
+from tests.commands import said_after
 from tests.descriptors import opened
-from tests.disks import limit_files, said_on
+from tests.disks import limit_files
 from tests.families import VOCABULARY, config_of
 from tests.ranks import on_ranks
 
@@ -125,7 +126,7 @@ def test_a_full_disk_is_an_error_or_memory_takes_the_rest(tmp_path, when_full, r
         except UserError as error:
             print(error)
 
-    said = said_on(partial(limit_files, 1 << 20), fill, tmp_path)
+    said = said_after(partial(limit_files, 1 << 20), fill, tmp_path)
     assert reported in said.splitlines()[-1]
     spilled = when_full == "memory"
     assert said.count("host memory takes the rest") == spilled and said.count("\n") == 1 + spilled

@@ -18,9 +18,8 @@ from shardlab.emulation.link import Links
 from shardlab.experiment.link import Link
 from shardlab.launch import launch
 from shardlab.transport.transport import Transport
-from tests.commands import Command, wait_for
+from tests.commands import Command, said_after, wait_for
 from tests.descriptors import opened
-from tests.disks import said_on
 from tests.namespaces import held, opened_by
 from tests.ranks import run_ranks
 
@@ -126,7 +125,7 @@ def test_missing_permission_names_the_fix(tmp_path, lose, fix):
         with pytest.raises(UserError, match=f"not permitted: {fix}"):
             Links(2, Link(rate="1gbit")).__enter__()
 
-    said_on(lose, enter, tmp_path)
+    said_after(lose, enter, tmp_path)
 
 
 def test_missing_iproute2_names_the_fix(permitted, monkeypatch):

@@ -12,7 +12,6 @@ from shardlab.forecast.check import (
     check,
     first_of_each,
     fitted_runs,
-    operation_fits,
     summarize,
     unknown,
 )
@@ -23,7 +22,7 @@ from shardlab.forecast.extrapolation import (
     exposed_rate,
     extrapolate,
 )
-from shardlab.forecast.machine import fit_line, fit_machine, framing
+from shardlab.forecast.machine import fit_machine
 from shardlab.forecast.model import fit_model
 from shardlab.forecast.overheads import Engines
 from shardlab.forecast.recomputation import Recomputation
@@ -35,7 +34,6 @@ from shardlab.strategy.strategy import parse_strategy
 from tests.forecast.timing_factory import (
     MACHINE,
     MODEL,
-    OPERATIONS,
     made_calibration,
     made_run,
     made_timings,
@@ -49,48 +47,11 @@ FORECAST = Forecast(
     links=("ethernet-10g", "dgx-h100"),
 )
 TIMINGS = made_timings()
-SIZES = [2.0**n for n in range(12, 23, 2)]
 
 
 @pytest.fixture(scope="module")
 def model():
     return fit_model(fit_machine(made_calibration()), fitted_runs(TIMINGS, FORECAST))
-
-
-def test_fit_recovers_the_machine():
-    machine = fit_machine(made_calibration())
-    for name in OPERATIONS:
-        assert machine.transport[name].alpha == pytest.approx(
-            MACHINE.transport[name].alpha, rel=1e-3
-        )
-        assert machine.transport[name].beta == pytest.approx(MACHINE.transport[name].beta, rel=1e-3)
-    (found,), (lines,) = machine.codecs.values(), MACHINE.codecs.values()
-    assert found.encode.at(1e5) == pytest.approx(lines.encode.at(1e5), rel=1e-3)
-    assert found.payload.at(1e5) == pytest.approx(lines.payload.at(1e5), rel=1e-3)
-
-
-def test_every_measured_operation_is_compared_with_its_fit():
-    calibration = made_calibration()
-    fits = operation_fits(calibration, fit_machine(calibration))
-    assert len(fits) == len(calibration.transfers)
-    assert max(abs(fit.error) for fit in fits) < 0.02
-    large = [fit for fit in fits if fit.nbytes == 1 << 22 and fit.link == "loopback"]
-    assert all(0.5 < fit.efficiency <= 1 for fit in large)
-
-
-def test_framing_counts_headers_and_acknowledgements_like_the_kernel():
-    """1514 bytes carry 1448; whole packets of 64 KiB pass from 275 Mbit/s on."""
-    for bits in (10**7, 10**8, 274 * 10**6):
-        assert framing(bits) == pytest.approx((1514 + 66 / 2) / 1448)
-    for bits in (275 * 10**6, 10**9, 10**10):
-        assert framing(bits) == pytest.approx(1514 / 1448)
-
-
-def test_calibration_with_too_few_sizes_is_refused():
-    calibration = made_calibration()
-    few = [t for t in calibration.transfers if t.nbytes == 4096]
-    with pytest.raises(UserError, match="fewer than 3 sizes of exchange"):
-        fit_machine(calibration.model_copy(update={"transfers": few}))
 
 
 def test_fit_recovers_the_engine_overheads(model):
@@ -318,43 +279,6 @@ def test_exposed_rate_solves_its_equation():
     payload = (ranks - 1) * lines.payload.at(n / ranks)
     work = ranks * (lines.encode.at(n / ranks) + lines.decode.at(n / ranks))
     assert 8 * raw / rate == pytest.approx(8 * payload / rate + work)
-
-
-@given(st.floats(1e-6, 1e-1), st.floats(1e-12, 1e-6))
-def test_fit_recovers_a_line(alpha, beta):
-    line = fit_line(SIZES, [alpha + beta * size for size in SIZES])
-    for size in SIZES:
-        assert line.at(size) == pytest.approx(alpha + beta * size, rel=1e-6)
-    half = line.intervals()
-    assert abs(line.alpha - alpha) <= half[0] + 1e-6 * line.at(SIZES[0])
-    assert abs(line.beta - beta) <= half[1] + 1e-6 * line.at(SIZES[-1]) / SIZES[-1]
-
-
-def test_confidence_intervals_of_a_line_have_their_nominal_coverage():
-    alpha, beta, draws = 2e-4, 1e-9, 400
-    chance = np.random.default_rng(0)
-    hits = np.zeros(2)
-    for _ in range(draws):
-        seconds = [(alpha + beta * n) * (1 + 0.05 * chance.standard_normal()) for n in SIZES]
-        line = fit_line(SIZES, seconds)
-        a, b = line.intervals()
-        hits += [abs(line.alpha - alpha) <= a, abs(line.beta - beta) <= b]
-    # 95 % and three standard deviations of 400 draws below
-    assert (hits / draws > 0.917).all()
-
-
-def test_fitted_line_has_no_negative_coefficient():
-    line = fit_line([1.0, 2.0, 3.0], [3.0, 2.0, 1.0])
-    assert 0 <= line.beta < 1e-9
-    assert 0 <= fit_line([1.0, 2.0, 4.0], [0.1, 1.2, 3.1]).alpha < 1e-9
-
-
-def test_fit_weights_relative_errors():
-    """One tenth more at the smallest size moves the fit there by more than half of it."""
-    seconds = [1e-4 + 1e-9 * size for size in SIZES]
-    line = fit_line(SIZES, [1.1 * seconds[0], *seconds[1:]])
-    assert line.at(SIZES[0]) > 1.02 * seconds[0]
-    assert line.at(SIZES[-1]) == pytest.approx(seconds[-1], rel=0.01)
 
 
 def checkpointed(engine, mode, **changes):

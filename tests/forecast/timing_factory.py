@@ -132,6 +132,7 @@ def made_calibration(machine: Machine = MACHINE) -> Calibration:
             error_feedback=feedback,
             elements=n,
             payload_bytes=round(lines.payload.at(n)),
+            variable=lines.variable,
             encode_s=[lines.encode.at(n)] * 3,
             decode_s=[lines.decode.at(n)] * 3,
         )

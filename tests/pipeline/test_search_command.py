@@ -17,8 +17,7 @@ from shardlab.experiment.search import Agent
 from shardlab.strategy.strategy import Strategy, parse_strategy
 from stages import search
 from tests.agent.searches import DDP, INT4_KEPT, begin, proposal_of
-from tests.commands import typed
-from tests.disks import said_on
+from tests.commands import said_after, typed
 from tests.pipeline.workspace import ROOT, Marked, copy_project, run, stage_outputs, wait_for
 
 COMMAND = ["python", "-m", "stages.search", "--link", "100mbit", "--ranks", "2"]
@@ -72,7 +71,7 @@ def test_missing_rights_are_one_line_before_anything_runs(
             search.main(Parameters(), link="100mbit", ranks=2)
 
     monkeypatch.chdir(project)
-    said_on(partial(os.seteuid, 65534), call, tmp_path)
+    said_after(partial(os.seteuid, 65534), call, tmp_path)
     assert not (project / "searches").exists() and stage_outputs(project) == []
 
 

@@ -21,7 +21,7 @@ from shardlab.profiling.capture.merge import merge_traces
 from shardlab.profiling.traces.trace_file import read_events
 from shardlab.transport.background import Background
 from shardlab.transport.transport import Transport
-from tests.disks import said_on
+from tests.commands import said_after
 
 STEPS = 2
 
@@ -172,4 +172,4 @@ def test_the_tracing_library_is_quiet_whatever_the_environment_of_a_fork(tmp_pat
             for _ in range(captured.calls):
                 captured.step()
 
-    assert said_on(os.environ.clear, capture, tmp_path) == ""
+    assert said_after(os.environ.clear, capture, tmp_path) == ""

@@ -120,9 +120,11 @@ def _follow(before: History, first: History, agent: Agent) -> History:
     Steps and failures of races belong to a workload, which includes link and ranks; quality belongs
     to neither.
     """
-    alike = [each.measured for each in before.ended if each.workload == first.workload]
-    if before.workload == first.workload:
-        alike.append(before.measured)
+    own = Ended(
+        search=before.search, workload=before.workload, held=before.held, measured=before.measured
+    )
+    ended = [*before.ended, own]
+    alike = [each.measured for each in ended if each.workload == first.workload]
     measured = {**first.measured, **(alike[-1] if alike else {})}
     for key, entry in before.measured.items():
         if was_trained(entry):
@@ -131,10 +133,7 @@ def _follow(before: History, first: History, agent: Agent) -> History:
             if entry.outcome == "diverged":
                 update |= {"outcome": entry.outcome, "detail": entry.detail}
             measured[key] = measured.get(key, fresh).model_copy(update=update)
-    ended = Ended(
-        search=before.search, workload=before.workload, held=before.held, measured=before.measured
-    )
-    shared = {"rounds": before.rounds, "races": before.races, "ended": [*before.ended, ended]}
+    shared = {"rounds": before.rounds, "races": before.races, "ended": ended}
     return hold_fastest(first.model_copy(update={**shared, "measured": measured}), agent)
 
 

@@ -17,7 +17,8 @@ import shardlab
 from shardlab.activations.checkpoint import FOLDER_VARIABLE
 from shardlab.core.errors import UserError
 from shardlab.launch import RunFailed, launch
-from tests.disks import mount, said_on
+from tests.commands import said_after
+from tests.disks import mount
 from tests.engines.slide import small_engine
 from tests.engines.slide.small_engine import batch_of, differing, states_of, train
 from tests.families import config_of
@@ -228,7 +229,7 @@ def test_too_small_a_disk_is_refused_on_all_ranks_before_training(tmp_path, fold
         print(refused.value, flush=True)
 
     small = partial(mount, "tmpfs", folder, "size=64k")
-    said = said_on(small, partial(run_ranks, 2, on_rank), tmp_path)
+    said = said_after(small, partial(run_ranks, 2, on_rank), tmp_path)
     # both ranks write to one file, and a line of one may end behind that of the other
     assert said.count(f"{folder}: ") == said.count("more bytes do not fit") == 2, said
 
