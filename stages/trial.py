@@ -7,7 +7,7 @@ outside of them, starts one after the other.
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Annotated
 
 from shardlab.agent.decisions.decision import faster, race_rule
 from shardlab.agent.races.sequential import verdict
-from shardlab.agent.records.history import mean_ratio
+from shardlab.agent.records.history import is_hopeless, mean_ratio
 from shardlab.agent.records.rounds import Arm, Measurement, Proposal, Trained, Trial
 from shardlab.agent.trials.trials import TrialFailed, run_trial, trial_key
 from shardlab.core.checksums import read_checked, refuse_damage
@@ -176,14 +176,14 @@ def _train(values: Values, proposal: Proposal, raced: Race, do: Do) -> list[Trai
     for key in faster(raced, agent):
         if arms[key].trained:
             break
-        trained.append(_trained(values, arms[key], do))
+        trained.append(_trained(values, arms[key], proposal.reference, do))
         ratio = mean_ratio(trained[-1].measurements, proposal.reference)
         if ratio <= 1 + agent.quality_tolerance:
             break
     return trained
 
 
-def _trained(values: Values, arm: Arm, do: Do) -> Trained:
+def _trained(values: Values, arm: Arm, reference: list[Measurement], do: Do) -> Trained:
     agent, train, model, seeds = (values[key] for key in ("agent", "train", "model", "seeds"))
 
     def measure_seed(seed: int, folder: Path, left_s: float) -> Record:
@@ -201,8 +201,13 @@ def _trained(values: Values, arm: Arm, do: Do) -> Trained:
             raise TrialFailed("diverged", f"seed {seed}: {record.divergence}")
         return record
 
+    def hopeless(records: Sequence[Record]) -> bool:
+        runs = [Measurement.of(record) for record in records]
+        return is_hopeless(runs, reference, len(seeds), agent.quality_tolerance)
+
     key = trial_key(arm.strategy, train, model, seeds, DATA / "tokens/manifest.json")
-    found = run_trial(arm.strategy, key, seeds, agent.trial_timeout_s, STORE, measure_seed)
+    limit_s = agent.trial_timeout_s
+    found = run_trial(arm.strategy, key, seeds, limit_s, STORE, measure_seed, hopeless)
     return Trained(
         hash=arm.hash,
         outcome=found.outcome,

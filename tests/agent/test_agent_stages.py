@@ -244,7 +244,8 @@ def test_a_round_that_is_not_in_the_parameters_is_refused(params, number):
 
 
 @pytest.mark.parametrize(
-    ("kept", "quality", "trained"), [(0.8, 1.0, 2), (0.8, 1.1, 2), (0.4, 1.0, 0), (1.2, 1.0, 2)]
+    ("kept", "quality", "trained"),
+    [(0.8, 1.0, 2), (0.8, 1.05, 2), (0.8, 1.1, 1), (0.4, 1.0, 0), (1.2, 1.0, 2)],
 )
 def test_only_what_is_faster_than_all_that_is_known_is_trained(
     params, monkeypatch, kept, quality, trained

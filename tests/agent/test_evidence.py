@@ -38,7 +38,7 @@ def test_figures_are_means_over_seeds_and_bytes_by_kind_of_message():
     history = begin(["fsdp2"])
     seeds = [each.val_ppl for each in history.held.measurements]
     (line,) = lines_of(describe(history, AGENT, LIMIT))
-    assert "trained with 2 seeds" in line
+    assert "trained with 2 of 2 seeds" in line
     assert f"validation perplexity {sum(seeds) / 2:.2f} +- " in line
     assert "gradients 2.600 MB asked, 2.600 MB moved; weights 5.200 MB asked, 5.200 MB" in line
 

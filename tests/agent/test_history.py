@@ -3,11 +3,13 @@
 import math
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from shardlab.agent.decisions.decision import conclude
 from shardlab.agent.records.beginning import hold_fastest, initial_history, known_before
-from shardlab.agent.records.history import History
-from shardlab.agent.records.rounds import Trained
+from shardlab.agent.records.history import History, is_hopeless, mean_ratio
+from shardlab.agent.records.rounds import Measurement, Trained
 from shardlab.core.errors import UserError
 from shardlab.experiment.schema import Train
 from shardlab.experiment.search import Agent
@@ -30,6 +32,7 @@ from tests.record_factory import FIGURES, STRATEGIES, make_record, make_records
 from tests.timed_run_factory import make_timed
 
 START = FIGURES["fsdp2"][2]
+RUN = Measurement.of(make_record())
 INT8 = {"codec": "int8:group=128"}
 
 
@@ -131,6 +134,25 @@ def test_quality_is_that_of_what_computes_most_alike(strategy, ratio, source, su
     assert quality is not None
     assert quality.ratio == pytest.approx(ratio, rel=0.002)
     assert (quality.source, quality.sure) == (source, sure)
+
+
+@given(
+    ratios=st.lists(st.floats(0.5, 2.0), min_size=1, max_size=5),
+    left=st.integers(0, 4),
+    tolerance=st.floats(0.001, 0.5),
+)
+def test_what_is_hopeless_no_seed_within_the_tolerance_of_the_start_could_save(
+    ratios, left, tolerance
+):
+    def runs(ratios):
+        return [RUN.model_copy(update={"seed": k, "val_ppl": r}) for k, r in enumerate(ratios)]
+
+    seeds = len(ratios) + left
+    start = runs([1.0] * seeds)
+    best = mean_ratio(runs(ratios + [1 / (1 + tolerance)] * left), start)
+    assume(abs(best / (1 + tolerance) - 1) > 1e-9)
+    hopeless = is_hopeless(runs(ratios), start, seeds, tolerance)
+    assert hopeless == (best > 1 + tolerance)
 
 
 def test_the_quality_of_other_numerics_is_unknown():

@@ -27,8 +27,11 @@ class Measuring:
         return make_record("fsdp2", seed)
 
 
-def run(store, measure, limit_s=300.0, seeds=(0, 1, 2)):
-    return run_trial(STRATEGY, "a" * 64, list(seeds), limit_s, store, measure)
+def run(store, measure, limit_s=300.0, seeds=(0, 1, 2), hopeless_from=4):
+    def hopeless(records):
+        return len(records) >= hopeless_from
+
+    return run_trial(STRATEGY, "a" * 64, list(seeds), limit_s, store, measure, hopeless)
 
 
 def test_successful_trial_is_measured_once(tmp_path):
@@ -38,6 +41,16 @@ def test_successful_trial_is_measured_once(tmp_path):
     assert [each.seed for each in trial.records] == [0, 1, 2]
     assert run(tmp_path, second) == trial
     assert second.seeds == []
+
+
+def test_a_hopeless_trial_ends_and_goes_on_where_there_is_hope(tmp_path):
+    first, second, third = Measuring(), Measuring(), Measuring()
+    trial = run(tmp_path, first, hopeless_from=2)
+    assert (trial.outcome, first.seeds, len(trial.records)) == ("ok", [0, 1], 2)
+    assert run(tmp_path, second, hopeless_from=2) == trial
+    assert second.seeds == []
+    # such as with a larger tolerance
+    assert len(run(tmp_path, third).records) == 3
 
 
 def test_only_the_result_is_kept(tmp_path):

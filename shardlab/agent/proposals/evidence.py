@@ -113,7 +113,7 @@ def _strategy(entry: Measured, history: History) -> str:
             f"{last.source})"
         )
     if entry.measurements:
-        facts.append(_trained(entry, perplexity_ratio(entry, history.reference)))
+        facts.append(_trained(entry, history.reference))
     return f"{head}{'; '.join(facts)}."
 
 
@@ -121,18 +121,19 @@ def _failure(entry: Measured) -> str:
     return f"no figures, the trial ended with outcome {entry.outcome}"
 
 
-def _trained(entry: Measured, ratio: float) -> str:
+def _trained(entry: Measured, start: Measured) -> str:
     mean = entry.mean
     return (
-        f"trained with {len(entry.measurements)} seeds: traced step "
+        f"trained with {len(entry.measurements)} of {len(start.measurements)} seeds: traced step "
         f"{mean('profiled_step_ms'):.2f} ms with compute {mean('compute_ms'):.2f} ms, "
         f"communication {mean('comm_ms_per_step'):.2f} ms, exposed communication "
         f"{mean('exposed_comm_ms'):.2f} ms, idle {mean('idle_ms'):.2f} ms; "
         f"encoding {mean('encode_ms'):.2f} ms, decoding {mean('decode_ms'):.2f} ms; "
         f"gradients {_moved(entry, 'gradients')}; weights {_moved(entry, 'weights')}; "
         f"{100 * mean('flops_share'):.1f} % of the fastest matrix product's operations per second; "
-        f"validation perplexity {mean('val_ppl'):.2f}{_spread(entry, 'val_ppl')}, {ratio:.3f} "
-        f"times the start's; peak memory {mean('memory_peak_bytes') / 1e6:.0f} MB per rank"
+        f"validation perplexity {mean('val_ppl'):.2f}{_spread(entry, 'val_ppl')}, "
+        f"{perplexity_ratio(entry, start):.3f} times the start's; "
+        f"peak memory {mean('memory_peak_bytes') / 1e6:.0f} MB per rank"
     )
 
 

@@ -182,6 +182,18 @@ def mean_ratio(runs: Iterable[Measurement], others: Iterable[Measurement]) -> fl
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
+def is_hopeless(
+    runs: Sequence[Measurement], others: Iterable[Measurement], seeds: int, tolerance: float
+) -> bool:
+    """Return whether the seeds left can hardly bring the mean within the tolerance.
+
+    They would have to be better than the other's by more than the tolerance. Of three seeds, with
+    a tolerance of 3 %, the first says so where it is worse by 16 %.
+    """
+    ratio, left = mean_ratio(runs, others), seeds - len(runs)
+    return len(runs) * math.log(ratio) > (seeds + left) * math.log1p(tolerance)
+
+
 def paired_steps(step_ms: Sequence[float], others: Sequence[float], source: str) -> StepRatio:
     """Return the ratio of interleaved steps over others, over the repetitions that both have."""
     count = min(len(step_ms), len(others))

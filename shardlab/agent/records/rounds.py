@@ -163,7 +163,7 @@ class Trained(Document):
     detail: str = ""
     """text of the error"""
     measurements: list[Measurement] = []
-    """by seed; empty unless the outcome is ok"""
+    """by seed, up to the one that left no hope; empty unless the outcome is ok"""
 
 
 class Trial(Document):

@@ -11,7 +11,7 @@ that of users' codecs. What is kept:
 """
 
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -41,7 +41,7 @@ class Runs(Document):
     """of `trial_key`"""
     limit_s: float
     records: list[Record] = []
-    """one per seed; empty unless the outcome is ok"""
+    """one per seed, up to the one that left no hope; empty unless the outcome is ok"""
 
 
 class TrialFailed(Exception):
@@ -58,9 +58,18 @@ class TrialFailed(Exception):
 Measure = Callable[[int, Path, float], Record]
 """measures one seed: (seed, folder for its files, seconds left); may raise TrialFailed"""
 
+Hopeless = Callable[[Sequence[Record]], bool]
+"""whether other seeds cannot change what these records say"""
+
 
 def run_trial(
-    strategy: Strategy, key: str, seeds: list[int], limit_s: float, store: Path, measure: Measure
+    strategy: Strategy,
+    key: str,
+    seeds: list[int],
+    limit_s: float,
+    store: Path,
+    measure: Measure,
+    hopeless: Hopeless,
 ) -> Runs:
     """Return the training runs of a strategy: from the store, or measured seed by seed.
 
@@ -68,19 +77,20 @@ def run_trial(
         key: of `trial_key`.
         limit_s: seconds for all seeds together.
         store: folder; made when absent.
-        measure: called for each seed until one fails.
+        measure: called for each seed until one fails, or those so far are hopeless.
 
     Raises:
         UserError: a damaged file in the store.
     """
     path = store / f"{key}.json"
     kept = _kept(path, limit_s)
-    if kept is not None:
+    # with another tolerance or start there may be hope
+    if kept is not None and (len(kept.records) in (0, len(seeds)) or hopeless(kept.records)):
         return kept
     work = store / f"{key}.work"
     shutil.rmtree(work, ignore_errors=True)  # a killed trial leaves its folder behind
     try:
-        trial = _measure_all(strategy, key, seeds, limit_s, work, measure)
+        trial = _measure_all(strategy, key, seeds, limit_s, work, measure, hopeless)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     if trial.outcome in ("ok", "timeout", "diverged"):
@@ -139,12 +149,18 @@ def _kept(path: Path, limit_s: float) -> Runs | None:
 
 
 def _measure_all(
-    strategy: Strategy, key: str, seeds: list[int], limit_s: float, work: Path, measure: Measure
+    strategy: Strategy,
+    key: str,
+    seeds: list[int],
+    limit_s: float,
+    work: Path,
+    measure: Measure,
+    hopeless: Hopeless,
 ) -> Runs:
     elapsed = stopwatch()
     outcome: Outcome = "ok"
     detail = ""
-    records = []
+    records: list[Record] = []
     try:
         for seed in seeds:
             left = limit_s - elapsed()
@@ -154,6 +170,8 @@ def _measure_all(
             with writing(folder):
                 folder.mkdir(parents=True)
             records.append(measure(seed, folder, left))
+            if hopeless(records):
+                break
     except TrialFailed as failure:
         outcome, detail, records = failure.kind, failure.detail[-_LONGEST_DETAIL:], []
     return Runs(
