@@ -183,7 +183,10 @@ def show(folder: SearchFolder, history: History, reason: str) -> None:
     print(f"ended: {reason}\n")
     print(ranking_text(ranking(history, timed)))
     print("\nSteps (95 % interval) and perplexities are over those of the start; predicted: ms.")
-    print("* held: the fastest that was shown to be so, at a tolerated perplexity\n")
+    why = "the fastest that was shown to be so, at a tolerated perplexity"
+    if history.rounds and not history.rounds[-1].fits:
+        why = "the start: nothing was found within the memory limit"
+    print(f"* held: {why}\n")
     entry = {"strategies": {folder.path.name: written(held.strategy)}}
     print("# for params.yaml")
     print(yaml.safe_dump(entry, sort_keys=False), end="", flush=True)

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-from shardlab.agent.decisions.decision import faster, race_rule
+from shardlab.agent.decisions.decision import promising, race_rule
 from shardlab.agent.races.sequential import verdict
 from shardlab.agent.records.history import is_hopeless, mean_ratio
 from shardlab.agent.records.rounds import Arm, Measurement, Proposal, Trained, Trial
@@ -170,10 +170,10 @@ def _plan(values: Values, arm: Arm, seed: int) -> RunPlan:
 
 
 def _train(values: Values, proposal: Proposal, raced: Race, do: Do) -> list[Trained]:
-    """Train the faster arms, the fastest first, until one has a quality that is tolerated."""
+    """Train the promising arms, the fastest first, until one has a quality that is tolerated."""
     agent, arms = values["agent"], {arm.hash: arm for arm in proposal.arms}
     trained: list[Trained] = []
-    for key in faster(raced, agent):
+    for key in promising(raced, proposal, agent):
         if arms[key].trained:
             break
         trained.append(_trained(values, arms[key], proposal.reference, do))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardlab.agent.decisions.decision import conclude, faster, race_rule
+from shardlab.agent.decisions.decision import conclude, promising, race_rule
 from shardlab.agent.proposals.judge import Judge
 from shardlab.agent.proposals.proposal import Proposer
 from shardlab.agent.races.sequential import verdict
@@ -69,12 +69,12 @@ class RacingMachine(MadeMachine):
         return found
 
     def trial(self, proposal: Proposal, agent: Agent) -> Trial:
-        """Race the arms, and train as the stage does what was faster and may be worse."""
+        """Race the arms, and train as the stage does what may be held and may be worse."""
         if not proposal.arms:
             return Trial(round=proposal.round)
         race = self.race(proposal, agent)
         arms, trained = {arm.hash: arm for arm in proposal.arms}, []
-        for key in faster(race, agent):
+        for key in promising(race, proposal, agent):
             if arms[key].trained:
                 break
             trained.append(self._trained(arms[key].strategy))

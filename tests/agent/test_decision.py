@@ -41,9 +41,10 @@ def after(
     figures: dict[Strategy, float | Outcome],
     *runs: Trained,
     history: History = HISTORY,
+    fits: bool = True,
     **how: Any,
 ) -> History:
-    proposal = proposal_of(history, *figures)
+    proposal = proposal_of(history, *figures).model_copy(update={"fits": fits})
     ratios = {key(strategy): figure for strategy, figure in figures.items()}
     return conclude(history, proposal, trial_of(proposal, *runs, **how, **ratios), AGENT)
 
@@ -91,6 +92,15 @@ def test_what_is_not_held_has_a_reason(figures, runs, how, reason):
     found = last(figures, *runs, **how)
     assert (found.decision, found.held) == ("reject", FSDP2.hash())
     assert reason in found.reason
+
+
+def test_what_fits_replaces_an_incumbent_that_does_not_even_if_it_is_slower():
+    found = last({DDP: 1.8, KEPT: 1.4}, fits=False)
+    assert (found.decision, found.held, found.fits) == ("accept", KEPT.hash(), True)
+    assert found.reason.endswith("; the incumbent's peak memory is above 4000 MB")
+    large = trained(INT4_KEPT, memory_peak_bytes=2 * LIMIT)
+    found = last({INT4_KEPT: 1.2}, large, fits=False)
+    assert (found.decision, found.held, found.fits) == ("reject", FSDP2.hash(), False)
 
 
 def test_what_computes_other_losses_is_held_by_no_later_choice():

@@ -14,6 +14,7 @@ from shardlab.agent.records.beginning import hold_fastest
 from shardlab.agent.records.rounds import Candidate, Verdict
 from shardlab.agent.space.feasible import Feasible, feasible, formula_bytes
 from shardlab.agent.space.peaks import predicted_peaks
+from shardlab.report.sections.search import outcome
 from shardlab.strategy.strategy import CanonicalStrategy, parse_strategy
 from tests.agent.chat_server import judge as http_judge
 from tests.agent.chat_server import listed, says, serving
@@ -137,6 +138,20 @@ def test_what_is_timed_as_the_fastest_is_not_held_beyond_the_memory_limit():
         assert hold_fastest(history, agent, peaks).incumbent == held.hash()
         made = machine.propose(history, RULES, agent)
         assert made.peaks == peaks
+
+
+def test_a_start_that_does_not_fit_gives_way_to_what_does():
+    machine = RacingMachine()
+    start = machine.begin().reference
+    agent = {"memory_limit_gb": (start.measurements[0].memory_peak_bytes - 1) / 1e9}
+    found = machine.search(RULES, **agent)
+    first, last = found.history.rounds[0], found.history.rounds[-1]
+    assert (found.proposals[0].fits, first.decision, last.fits) == (False, "accept", True)
+    assert found.history.held.hash != start.hash
+    agent["memory_limit_gb"] = 0.001
+    found = machine.search(RULES, **agent).history
+    assert (found.held.hash, found.rounds[-1].fits) == (start.hash, False)
+    assert "found nothing within the memory limit and keeps: fsdp2" in outcome(found)
 
 
 def test_one_rank_has_nothing_to_search():

@@ -50,11 +50,14 @@ def standings(race: Race, agent: Agent) -> Mapping[str, Standing]:
     return verdict(step_times(race), race.incumbent, race_rule(agent), race.seconds).standings
 
 
-def faster(race: Race, agent: Agent) -> list[str]:
-    """Return the challengers that are faster than the incumbent, the fastest first."""
+def promising(race: Race, proposal: Proposal, agent: Agent) -> list[str]:
+    """Return the challengers that may replace the incumbent, the fastest first.
+
+    They are faster, or it does not fit in memory.
+    """
     found = standings(race, agent)
     return sorted(
-        (key for key, each in found.items() if each.verdict == "faster"),
+        (key for key, each in found.items() if each.verdict == "faster" or not proposal.fits),
         key=lambda key: (found[key].ratio, key),
     )
 
@@ -95,6 +98,7 @@ def conclude(history: History, proposal: Proposal, trial: Trial, agent: Agent) -
             decision="none",
             reason=f"nothing was raced: {proposal.verdict.reason}",
             held=history.incumbent,
+            fits=proposal.fits,
         )
         return _with_round(history, proposal, trial, decision)
     known = with_trained(history, proposal, trial.trained)
@@ -116,6 +120,7 @@ def _fall_back(history: History, proposal: Proposal, failed: RacedArm, agent: Ag
         reason=f"the incumbent ended with outcome {failed.outcome}: {failed.detail}; "
         f"{best.strategy.label()} is held in its place",
         held=best.hash,
+        fits=history.fits(best, limit, proposal.peaks),
     )
 
 
@@ -158,7 +163,7 @@ def _objections(
     if raced.outcome != "ok" or standing is None:
         return [f"it ended with outcome {raced.outcome}: {raced.detail}".removesuffix(": ")]
     found = []
-    if standing.verdict != "faster":
+    if standing.verdict != "faster" and proposal.fits:
         found.append("no gain in step time is shown" if standing.low < 1 else "it is slower")
         return found
     quality, tolerance = history.quality(arm.strategy), agent.quality_tolerance
@@ -168,8 +173,8 @@ def _objections(
         found.append("its perplexity was not measured")
     elif not quality.ratio <= 1 + tolerance:
         found.append(f"perplexity is above {1 + tolerance:.3f} times the start's")
-    if entry and (history.peak(entry) or 0) > proposal.memory_limit_bytes:
-        found.append(f"peak memory is above {proposal.memory_limit_bytes / 1e6:.0f} MB")
+    if entry and not history.fits(entry, proposal.memory_limit_bytes, {}):
+        found.append(f"peak memory is above {_limit(proposal)}")
     return found
 
 
@@ -199,13 +204,14 @@ def _decide(
             decision="reject",
             reason=reason or trial.race.reason,
             held=history.incumbent,
+            fits=proposal.fits,
             compared=[*compared],
             warnings=warnings,
         )
     best = min(admissible, key=lambda each: (each.step.ratio, each.hash))  # type: ignore[union-attr]
     return Decision(
         decision="accept",
-        reason=f"{best.label}: {_figures(best)}",
+        reason=f"{best.label}: {_figures(best)}{_instead(proposal)}",
         held=best.hash,
         compared=[*compared],
         warnings=warnings,
@@ -220,6 +226,14 @@ def _figures(best: Comparison) -> str:
         f"{step.high:.3f}, {step.repetitions} repetitions), perplexity {quality:.3f} times the "
         "start's"
     )
+
+
+def _instead(proposal: Proposal) -> str:
+    return "" if proposal.fits else f"; the incumbent's peak memory is above {_limit(proposal)}"
+
+
+def _limit(proposal: Proposal) -> str:
+    return f"{proposal.memory_limit_bytes / 1e6:.0f} MB"
 
 
 def _ratio(standing: Standing, number: int) -> StepRatio:

@@ -95,12 +95,14 @@ class Proposer:
             verdict = Verdict(choice=None, reason=stop, judge=judge.name)
         chosen = next((each.strategy for each in candidates if each.id == verdict.choice), None)
         assert (chosen is None) == (verdict.choice is None), "a judge only chooses what is offered"
+        peaks = predicted_peaks(history, self._shapes)
         return Proposal(
             round=number,
             incumbent=history.incumbent,
             evidence=evidence,
             memory_limit_bytes=self._limit,
-            peaks=predicted_peaks(history, self._shapes),
+            fits=history.fits(history.held, self._limit, peaks),
+            peaks=peaks,
             space=space,
             candidates=sorted(candidates, key=lambda each: each.id),
             verdict=verdict,

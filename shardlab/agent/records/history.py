@@ -146,15 +146,22 @@ class History(Document):
             return None
         return max((each.memory_peak_bytes for each in entry.measurements), default=None)
 
+    def fits(self, entry: Measured, limit_bytes: int, predicted: Mapping[str, int]) -> bool:
+        """Return whether a peak of a rank is within the limit; true where none is known.
+
+        Args:
+            predicted: peaks by hash, where none was measured.
+        """
+        return (self.peak(entry) or predicted.get(entry.hash, 0)) <= limit_bytes
+
     def fastest(self, tolerance: float, limit_bytes: int, predicted: Mapping[str, int]) -> Measured:
         """Return the admissible strategy whose steps were measured as the shortest.
 
         Admissible: it did not fail, runs with the same numerics say that its perplexity is
-        tolerated, and its peak is within the limit. The start, where none is.
+        tolerated, and it fits. The start, where none is.
 
         Args:
-            limit_bytes: of a rank.
-            predicted: peaks by hash, where none was measured; of the others nothing is known.
+            limit_bytes, predicted: of `fits`.
         """
         found = [
             entry
@@ -163,7 +170,7 @@ class History(Document):
             and entry.outcome == "ok"
             and (quality := self.quality(entry.strategy)) is not None
             and quality.tolerated(tolerance)
-            and (self.peak(entry) or predicted.get(entry.hash, 0)) <= limit_bytes
+            and self.fits(entry, limit_bytes, predicted)
         ]
         return min(found, key=lambda each: each.steps[-1].ratio, default=self.reference)
 

@@ -143,6 +143,8 @@ class Proposal(Document):
     """hash"""
     evidence: str
     memory_limit_bytes: int
+    fits: bool = True
+    """whether the incumbent's peak is within the limit; otherwise a slower arm may replace it"""
     peaks: dict[str, int] = {}
     """predicted of what was timed and has none measured, by hash; bytes of a rank"""
     space: Space | None
@@ -203,6 +205,8 @@ class Decision(Document):
     reason: str
     held: str
     """hash"""
+    fits: bool = True
+    """whether its peak is within the memory limit, as far as it is known"""
     compared: list[Comparison] = []
     warnings: list[str] = []
     """what others disturbed, used all the same"""

@@ -39,9 +39,11 @@ def _searches(history: History) -> list[Ended]:
 def _outcome(rounds: list[Round], search: Ended) -> str:
     own = [entry for entry in rounds if entry.search == search.search]
     accepted = sum(entry.decision == "accept" for entry in own)
+    fits = not own or own[-1].fits
+    result = "recommends" if fits else "found nothing within the memory limit and keeps"
     return (
         f"After {plural(len(own), 'round')}, {accepted} of which changed the incumbent, "
-        f"the strategy search{_named(search.search)} recommends: {search.held.strategy.label()} "
+        f"the strategy search{_named(search.search)} {result}: {search.held.strategy.label()} "
         f"({search.held.source}){_of_start(search.held)}."
     )
 
