@@ -129,7 +129,7 @@ def test_a_trial_that_diverges_is_data(data, tmp_path, monkeypatch):
     }
     arm = Arm(roles=["judge"], hash=strategy.hash(), label="x", strategy=strategy, trained=False)
     do = partial(trial._do, values, Mock(arms=[arm]))
-    found = trial._trained(values, arm, do)
+    found = trial._trained(values, arm, [], do)
     assert (found.outcome, found.measurements) == ("diverged", [])
     assert found.detail.startswith("seed 3: diverged at step ")
 
