@@ -29,7 +29,7 @@ _PAGES = 10 * 3 * 20 * 256
 @pytest.mark.parametrize("kept", [False, True])
 def test_steps_fault_in_no_pages_that_were_there(kept: bool) -> None:
     program = _STEPS.format(before="keep_freed_memory()" if kept else "")
-    # glibc adapts its default to what was freed, by chance also to blocks as large as these
+    # glibc adapts its default to what was freed, at times to blocks as large as these
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env=environment

@@ -90,7 +90,8 @@ def run_trial(
     work = store / f"{key}.work"
     shutil.rmtree(work, ignore_errors=True)  # a killed trial leaves its folder behind
     try:
-        trial = _measure_all(strategy, key, seeds, limit_s, work, measure, hopeless)
+        done = kept.records if kept else []
+        trial = _measure_all(strategy, key, seeds, done, limit_s, work, measure, hopeless)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     if trial.outcome in ("ok", "timeout", "diverged"):
@@ -152,6 +153,7 @@ def _measure_all(
     strategy: Strategy,
     key: str,
     seeds: list[int],
+    done: list[Record],
     limit_s: float,
     work: Path,
     measure: Measure,
@@ -160,9 +162,9 @@ def _measure_all(
     elapsed = stopwatch()
     outcome: Outcome = "ok"
     detail = ""
-    records: list[Record] = []
+    records = [*done]
     try:
-        for seed in seeds:
+        for seed in seeds[len(done) :]:
             left = limit_s - elapsed()
             if left <= 0:
                 raise TrialFailed("timeout", f"{limit_s:g} s were over before seed {seed}")
