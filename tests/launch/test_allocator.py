@@ -1,29 +1,30 @@
 """Freed host memory stays with a rank."""
 
+import json
 import os
+import statistics
 import subprocess
 import sys
 
 import pytest
 
 _STEPS = """
+import json
 import resource
 import torch
 from shardlab.launch.allocator import keep_freed_memory
 
 {before}
-def step():
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     blocks = [torch.ones(5 << 20) for _ in range(3)]  # 20 MiB each
+    del blocks
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-for _ in range(3):
-    step()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(10):
-    step()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(json.dumps([faults() for _ in range(13)]))
 """
-_PAGES = 10 * 3 * 20 * 256
-"""of all blocks"""
+_PAGES = 3 * 20 * 256
+"""of the blocks of a step"""
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -34,6 +35,7 @@ def test_steps_fault_in_no_pages_that_were_there(kept: bool) -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env=environment
     )
-    faults = int(done.stdout)
+    # of the middle step: the heap grows by a block in any one where fragments are in the way
+    faults = statistics.median(json.loads(done.stdout))
     # else the test would tell nothing
     assert faults < _PAGES / 100 if kept else faults > _PAGES / 2
