@@ -38,3 +38,13 @@ def start_forks():
         server = (sys.executable, "-m", "stages.forks", name, str(os.getpid()))
         subprocess.Popen(server, stdin=subprocess.DEVNULL)
         os.environ[forks.VARIABLE] = name
+
+
+def lift_rate_limit():
+    """Let local jobs start at any rate.
+
+    Under its default limit Snakemake looks at all ready jobs again a second after it did, so every
+    job that ends adds another such look per second for the rest of the run.
+    """
+    if jobs_run_here():
+        workflow.scheduler.job_rate_limiter = None

@@ -22,3 +22,4 @@ onstart:
         raise SystemExit(2) from None
     on_end_signals(stop)
     start_forks()
+    lift_rate_limit()
