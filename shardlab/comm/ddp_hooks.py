@@ -8,7 +8,8 @@ in messages as large as DDP's buckets. Where gradients become ready in that orde
 the buckets from the second pass on, and nothing is copied.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.collective import Collective
 from shardlab.comm.native import Native
 from shardlab.core.errors import UserError
+from shardlab.devices.registry import accelerator_of
 from shardlab.units.names import parameter_names
 
 _Future = torch.futures.Future[Tensor]
@@ -77,6 +79,8 @@ class _BucketHook:
         """gradients of the running pass by the `id` of their parameter, as parts of buffers"""
         self._sent: set[int] = set()
         self._waiting: list[_Bucket] = []
+        self._accelerator = accelerator_of(next(model.parameters()).device)
+        self._stream = self._accelerator.stream() if self._accelerator else None
 
     def disable(self) -> None:
         """Average as DDP itself does, since torch cannot remove a hook."""
@@ -84,21 +88,36 @@ class _BucketHook:
 
     def average(self, state: object, bucket: dist.GradBucket) -> _Future:
         """Start the average of a bucket that is ready; DDP calls it."""
-        buffer = bucket.buffer()
-        if self._collective.elementwise:
-            # any grouping gives the same sums, so a bucket need not wait for a whole message
-            unit, scale = Unit(f"bucket{bucket.index()}"), 1 / self._collective.world_size
-            work = self._collective.start_all_reduce(buffer, scale, unit)
-            return work.get_future().then(_first)
+        if not self._collective.elementwise:
+            with self._beside():
+                return self._take(bucket)
+        # any grouping gives the same sums, so a bucket need not wait for a whole message
+        unit, scale = Unit(f"bucket{bucket.index()}"), 1 / self._collective.world_size
+        work = self._collective.start_all_reduce(bucket.buffer(), scale, unit)
+        return work.get_future().then(_first)
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """On a GPU, launch on a stream beside the computation, after what that has launched."""
+        if self._accelerator is None or self._stream is None:
+            yield
+            return
+        launched = self._accelerator.current_stream().record()
+        with self._stream.current():
+            self._stream.wait(launched)
+            yield
+
+    def _take(self, bucket: dist.GradBucket) -> _Future:
+        """Note the gradients of a bucket, and send what messages are complete."""
         if bucket.index() == 0:
             # a new pass; the last one may have failed and left gradients behind
             self._ready.clear()
             self._sent.clear()
             self._waiting.clear()
-        given = bucket.parameters()
+        buffer, given = bucket.buffer(), bucket.parameters()
         parts = buffer.split([parameter.numel() for parameter in given])
         self._ready |= {id(p): part for p, part in zip(given, parts, strict=True)}
-        averaged: _Future = torch.futures.Future()
+        averaged = self._accelerator.future() if self._accelerator else torch.futures.Future()
         self._waiting.append(_Bucket(frozenset(map(id, given)), buffer, averaged))
         if not self._messages:
             self._parameters += given

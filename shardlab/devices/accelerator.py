@@ -7,6 +7,7 @@ interface.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,6 +67,13 @@ class Accelerator(ABC):
     @abstractmethod
     def current_stream(self) -> Stream:
         """Return the stream on which this thread launches."""
+
+    @abstractmethod
+    def future(self) -> torch.futures.Future[Any]:
+        """Return a future that lets the streams of those who wait for it wait, too.
+
+        They wait for what the stream that sets its result has launched until then.
+        """
 
     @abstractmethod
     def page_locked(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

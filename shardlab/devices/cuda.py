@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,6 +68,9 @@ class CudaAccelerator(Accelerator):
 
     def current_stream(self) -> Stream:  # noqa: D102
         return CudaStream(torch.cuda.current_stream(self._device))
+
+    def future(self) -> torch.futures.Future[Any]:  # noqa: D102
+        return torch.futures.Future(devices=[self._device])
 
     def page_locked(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:  # noqa: D102
         return torch.empty(shape, dtype=dtype, pin_memory=True)

@@ -61,6 +61,9 @@ class NoAccelerator(Accelerator):
     def current_stream(self) -> Stream:
         return NoStream()
 
+    def future(self) -> torch.futures.Future[Any]:
+        return torch.futures.Future()
+
     def page_locked(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         raise AssertionError("fewer values than are copied together")
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,6 +60,9 @@ class LateDevice(Accelerator):
 
     def current_stream(self) -> Stream:
         return LateStream(self)
+
+    def future(self) -> torch.futures.Future[Any]:
+        return torch.futures.Future()
 
     def page_locked(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype)

@@ -23,6 +23,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.autograd import Variable
 
 from shardlab.activations import anonymous_file
 from shardlab.devices.accelerator import Accelerator, Event, Stream
@@ -96,6 +97,31 @@ class SimulatedStream(Stream):
             block.users.add(self.number)
 
 
+class SimulatedFuture(torch.futures.Future[Any]):
+    """Future for which the end of the backward pass waits, too, as that of DDP does in C++."""
+
+    def __init__(self, device: "SimulatedDevice") -> None:
+        super().__init__()
+        self._device = device
+        self._clock: Clock = {}
+
+    def set_result(self, result: Any) -> None:
+        with self._device.races.lock:
+            self._clock = {**self._device.races.clocks[self._device.current.number]}
+        super().set_result(result)
+        if torch._C._current_graph_task_id() != -1:  # within a backward pass
+            Variable._execution_engine.queue_callback(self._join)
+
+    def wait(self) -> Any:
+        result = super().wait()
+        self._join()
+        return result
+
+    def _join(self) -> None:
+        with self._device.races.lock:
+            join(self._device.races.clocks[self._device.current.number], self._clock)
+
+
 class SimulatedDevice(Accelerator):
     """A device with any number of streams.
 
@@ -127,6 +153,9 @@ class SimulatedDevice(Accelerator):
 
     def current_stream(self) -> Stream:
         return self.current
+
+    def future(self) -> torch.futures.Future[Any]:
+        return SimulatedFuture(self)
 
     def page_locked(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         host = torch.empty(shape, dtype=dtype)

@@ -37,6 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
     **{name: each for name, each in STRATEGIES.items() if each["engine"] == "manual"},
     **{name: STRATEGIES[name] for name in (*SLIDE, "ddp", "fsdp1", "fsdp2")},
     **{name: LOSSY[name] for name in ("manual-topk", "slide-topk", "slide-int8")},
+    **{name: LOSSY[name] for name in ("ddp-int8", "ddp-topk")},
     **{f"{e}-bf16": {"engine": e, "param_dtype": "bf16"} for e in ("manual", "slide")},
     "slide-moments": {"engine": "slide", "moments": "disk"},
     **OFFLOADED,
@@ -130,7 +131,7 @@ def test_losses_are_those_of_the_cpu_and_nothing_races(name: str) -> None:
 
 FAULTY = (
     *("manual", "manual-native", "slide-full-cpu", "slide-shard-gpu", "manual-unused"),
-    *("manual-memory", "manual-disk", "manual-topk"),
+    *("manual-memory", "manual-disk", "manual-topk", "ddp-topk"),
 )
 """those whose steps take the least time come first: later ones try what is not found there"""
 
