@@ -18,13 +18,11 @@ from torch import Tensor
 
 from shardlab.codecs.base import Codec
 from shardlab.devices.registry import accelerator_of
+from shardlab.kernels.checksum import write_header
 
 HEADER = 8
 VERSION = 3
 """of the envelope; 2 had another checksum on devices, 1 another one everywhere and no version"""
-
-_ROW = 32
-"""64-bit words that share a weight in sums on a device"""
 _LINE = 64
 """bytes of a cache line"""
 
@@ -112,7 +110,7 @@ def seal(message: Tensor, payload_bytes: int, contents: Contents) -> Tensor:
     if accelerator_of(message.device) is None:
         header.fill_(_signed(contents.identity() | checksum(sealed[HEADER:]) << 32))
     else:
-        header.copy_(_device_header(sealed, contents))
+        write_header(sealed[HEADER:].view(torch.int64), contents.identity(), header)
     return sealed
 
 
@@ -146,45 +144,15 @@ def unseal(
         expected = contents.identity() | checksum(sealed[HEADER:]) << 32
         check((int(header) ^ expected) % (1 << 64))
     else:
-        report((header ^ _device_header(sealed, contents)).view(()), check)
+        expected_header = torch.empty_like(header)
+        write_header(sealed[HEADER:].view(torch.int64), contents.identity(), expected_header)
+        report((header ^ expected_header).view(()), check)
     return sealed[HEADER : HEADER + payload_bytes]
 
 
 def checksum(data: Tensor) -> int:
     """Return the lower 32 bits of XXH3 (64 bits) of contiguous bytes, a multiple of 8, on a CPU."""
     return int(xxhash.xxh3_64_intdigest(data.numpy().data)) & 0xFFFFFFFF
-
-
-def device_checksum(data: Tensor) -> Tensor:
-    """Return a number of 32 bits for contiguous bytes, a multiple of 8, as int64 [1].
-
-    It stays on the device, since the host would wait for it. Of sums of the 64-bit words (modulo
-    2^64), one plain and one weighted by place: words lie in R rows of 32, of which row r weighs
-    R - r. Any flipped bit changes the plain sum; rows that change places change the weighted one.
-    The finalizer of MurmurHash3 (Appleby 2011, fmix64) mixes the plain sum, and takes in the
-    weighted one after its first product: not before, since a high bit of a word changes the same
-    bit of both sums, so that the two changes would cancel.
-    """
-    words = data.view(torch.int64)
-    whole = words.numel() // _ROW * _ROW
-    rows = words[:whole].view(-1, _ROW).sum(1)
-    if whole < words.numel():
-        rows = torch.cat([rows, words[whole:].sum().view(1)])
-    weights = torch.arange(len(rows), 0, -1, device=data.device)
-    mixed = _upper_half_into_lower(rows.sum().view(1)) * _signed(0xFF51AFD7ED558CCD)
-    mixed = mixed + (rows * weights).sum()
-    mixed = _upper_half_into_lower(mixed) * _signed(0xC4CEB9FE1A85EC53)
-    return _upper_half_into_lower(mixed) & 0xFFFFFFFF
-
-
-def _upper_half_into_lower(word: Tensor) -> Tensor:
-    """Return `word` xor its upper 31 bits, which loses nothing."""
-    return word ^ word >> 33 & 0x7FFFFFFF
-
-
-def _device_header(sealed: Tensor, contents: Contents) -> Tensor:
-    """Return the header that belongs to a message: int64 [1] on its device."""
-    return device_checksum(sealed[HEADER:]) << 32 | contents.identity()
 
 
 def _signed(word: int) -> int:

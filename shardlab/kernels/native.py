@@ -135,6 +135,7 @@ def _triton() -> ModuleType | None:
     if find_spec("triton") is None:
         say("shardlab: Triton is not installed: using the PyTorch reference on the GPU, slower")
         return None
+    import shardlab.kernels.triton.checksum
     import shardlab.kernels.triton.formats
     import shardlab.kernels.triton.indices
     import shardlab.kernels.triton.random

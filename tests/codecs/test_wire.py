@@ -14,7 +14,6 @@ from shardlab.codecs.wire import (
     Contents,
     PayloadError,
     describe,
-    device_checksum,
     message_bytes,
     seal,
     unseal,
@@ -107,40 +106,6 @@ def test_another_version_is_named():
     message[0] = 1
     with pytest.raises(PayloadError, match=r"rank 3 .*version 1, this rank reads version 3: inst"):
         unseal(message, 40, CONTENTS, 3)
-
-
-def mixed(plain, weighted):
-    """The finalizer of MurmurHash3, with the weighted sum after its first product."""
-    word = ((plain ^ plain >> 33) * 0xFF51AFD7ED558CCD + weighted) % 2**64
-    word = (word ^ word >> 33) * 0xC4CEB9FE1A85EC53 % 2**64
-    return word ^ word >> 33
-
-
-@given(words=st.integers(0, 300), seed=st.integers(0, 9))
-def test_checksum_of_a_device_is_what_the_format_says(words, seed):
-    generator = torch.Generator().manual_seed(seed)
-    data = torch.randint(0, 256, (8 * words,), dtype=torch.uint8, generator=generator)
-    numbers = [
-        int.from_bytes(bytes(data[8 * i : 8 * i + 8].tolist()), "little") for i in range(words)
-    ]
-    rows = -(-words // 32)
-    plain = sum(numbers) % 2**64
-    weighted = sum((rows - i // 32) * number for i, number in enumerate(numbers)) % 2**64
-    expected = mixed(plain, weighted) % 2**32
-    assert device_checksum(data).tolist() == [expected]
-
-
-@pytest.mark.parametrize("words", [1, 5, 32, 33, 100])
-def test_a_flipped_bit_of_any_word_changes_the_checksum_of_a_device(words):
-    """Also the highest bits, which a product moves out of the word."""
-    generator = torch.Generator().manual_seed(words)
-    data = torch.randint(0, 256, (8 * words,), dtype=torch.uint8, generator=generator)
-    before = device_checksum(data)
-    for place in range(len(data)):
-        for bit in range(8):
-            data[place] ^= 1 << bit
-            assert device_checksum(data) != before, (place, bit)
-            data[place] ^= 1 << bit
 
 
 @given(size=st.integers(1, 600), data=st.data())

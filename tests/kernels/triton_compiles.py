@@ -16,7 +16,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from shardlab.kernels.triton import grouped, indices, random, scatter, select, sign, sketch
+from shardlab.kernels.triton import (
+    checksum,
+    grouped,
+    indices,
+    random,
+    scatter,
+    select,
+    sign,
+    sketch,
+)
 from shardlab.kernels.triton.formats import FORMATS
 
 CAPABILITY, SHARE, SHARES = map(int, sys.argv[1:] if len(sys.argv) > 2 else (sys.argv[1], 0, 1))
@@ -31,11 +40,15 @@ POINTERS = {
     **dict.fromkeys(("heads", "codes", "coded", "payload"), "*u8"),
     **dict.fromkeys(("payloads", "stops", "good"), "*i64"),
     **{"table": "*fp32", "estimates": "*fp32", "words": "*i32"},
+    **{"data": "*i64", "header": "*i64"},
     **{"sums": "*fp32", "folds": "*fp64", "counts": "*i32", "alpha": "fp32"},
 }
 WIDE = {"counts": "*i64", "sums": "*i64"}
-"""pointers of `indices` with names that others have for narrower ones"""
+"""pointers of `indices` and `checksum` with names that others have for narrower ones"""
+WIDELY = {indices.__name__, checksum.__name__}
 KERNELS = (
+    (checksum._sum_kernel, BLOCK),
+    (checksum._mix_kernel, BLOCK),
     (sign._mean_kernel, BLOCK),
     (sign._keep_kernel, BLOCK),
     (sign._vote_kernel, {"ADD": True, "PLANES": 8, **TILE}),
@@ -65,7 +78,7 @@ def compile_kernel(name, kernel, constants, **integers) -> None:
     if next(NUMBERS) % SHARES != SHARE:
         return
     constants = constants | integers
-    known = POINTERS | (WIDE if kernel.fn.__module__ == indices.__name__ else {})
+    known = POINTERS | (WIDE if kernel.fn.__module__ in WIDELY else {})
     types = {
         each: "constexpr" if each in constants else known.get(each, "i32")
         for each in kernel.arg_names
