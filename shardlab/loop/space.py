@@ -1,4 +1,4 @@
-"""Check, before there is an engine, that a step fits the free memory of its device."""
+"""Check, before there is an engine, that a step fits the free memory of its device and its host."""
 
 import os
 
@@ -10,7 +10,7 @@ from shardlab.core.errors import UserError
 from shardlab.environment.host import free_memory_bytes
 from shardlab.experiment.schema import Train
 from shardlab.memory.sizes import Categories
-from shardlab.memory.step import device_memory
+from shardlab.memory.step import device_memory, host_memory
 from shardlab.strategy.strategy import Strategy
 from shardlab.transport.object_collectives import gather_values
 from shardlab.units.sizes import sizes_of
@@ -20,6 +20,8 @@ _FIX = (
     "lower train.batch_size, set activation_checkpointing: full, take engine: slide or more ranks, "
     "or end what else uses the memory"
 )
+_HOST_FIX = "take engine: slide with moments: disk, or more nodes, or end what else uses the memory"
+_HOST = torch.device("cpu")
 
 
 def refuse_too_large(
@@ -37,13 +39,15 @@ def refuse_too_large(
     Raises:
         UserError: a step does not fit, on the ranks where it does not.
     """
-    world_size = dist.get_world_size(group)
-    sizes = sizes_of(model, strategy, train, device)
-    need = device_memory(strategy, sizes, world_size, device.type != "cpu")
-    free = free_bytes(device)
+    given = strategy, sizes_of(model, strategy, train, device), dist.get_world_size(group)
+    needs = [(device, device_memory(*given, device != _HOST), _FIX)]
+    if device != _HOST:
+        needs.append((_HOST, host_memory(*given), _HOST_FIX))
+    free = [free_bytes(place) for place, *_ in needs]
     gather_values(None, group)  # no rank allocates before all have looked
-    if sum(need.values()) > free:
-        raise UserError(too_large("a step", need, free, device, _FIX))
+    for (place, need, fix), found in zip(needs, free, strict=True):
+        if sum(need.values()) > found:
+            raise UserError(too_large("a step", need, found, place, fix))
 
 
 def free_bytes(device: torch.device) -> int:

@@ -44,13 +44,17 @@ def device_states(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> Cat
         return dict.fromkeys(("parameters", "gradients", "moments", "residuals"), 0)
     if full.traits.residency == "streamed":
         return {"parameters": 0, "gradients": 0, "moments": 0, "residuals": residuals}
+    return {**sharded_states(full, sizes, world_size), "residuals": residuals}
+
+
+def sharded_states(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> Categories:
+    """Return the bytes of the states of a rank, by category: with `offload` in host memory."""
     copies = full.copies(world_size)
     trained = _FLOAT * sizes.trained * copies // world_size
     return {
         "parameters": _FLOAT * sizes.parameters * copies // world_size,
         "gradients": trained,
         "moments": 2 * trained,
-        "residuals": residuals,
     }
 
 

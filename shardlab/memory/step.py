@@ -34,7 +34,7 @@ from collections.abc import Iterable
 
 from shardlab.buffers.slide import offload_bytes, window_bytes
 from shardlab.memory.sizes import Categories, Sizes
-from shardlab.memory.states import device_states, host_states
+from shardlab.memory.states import device_states, host_states, sharded_states
 from shardlab.strategy.settings import DTYPE_BYTES
 from shardlab.strategy.strategy import CanonicalStrategy, Strategy
 
@@ -46,7 +46,7 @@ _INPUTS_LEFT = 3
 
 def device_memory(strategy: Strategy, sizes: Sizes, world_size: int, on_gpu: bool) -> Categories:
     """Return the bytes that a step of a rank needs of its GPU, or of the host where it computes on
-    a CPU: streamed states included."""
+    a CPU: states that are off-loaded or streamed included."""
     given = strategy, sizes, world_size
     rest = {"workspace": CUBLAS_WORKSPACE} if on_gpu else host_memory(*given)
     return closed_form(*given) | rest
@@ -64,8 +64,11 @@ def closed_form(strategy: Strategy, sizes: Sizes, world_size: int) -> Categories
 
 
 def host_memory(strategy: Strategy, sizes: Sizes, world_size: int) -> Categories:
-    """Return the bytes of streamed states in host memory, for one of the ranks that share them."""
+    """Return the bytes of a rank's off-loaded states, or of its part of streamed ones that a node
+    shares."""
     full = strategy.canonical()
+    if full.offload:
+        return sharded_states(full, sizes, world_size)
     if full.traits.residency != "streamed":
         return {}
     node = host_states(full, sizes, world_size)
