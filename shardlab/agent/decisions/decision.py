@@ -172,7 +172,9 @@ def _objections(
     elif quality is None or not quality.sure:
         found.append("its perplexity was not measured")
     elif not quality.ratio <= 1 + tolerance:
-        found.append(f"perplexity is above {1 + tolerance:.3f} times the start's")
+        seeds = len(entry.measurements) if entry else 0
+        trained = f" (seeds trained: {seeds})" if seeds else ""
+        found.append(f"perplexity is above {1 + tolerance:.3f} times the start's{trained}")
     if entry and not history.fits(entry, proposal.memory_limit_bytes, {}):
         found.append(f"peak memory is above {_limit(proposal)}")
     return found
