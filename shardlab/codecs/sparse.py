@@ -11,8 +11,7 @@ from shardlab.codecs.base import Codec, Content, MessageKey
 from shardlab.codecs.floats import BFloat16, Float16
 from shardlab.codecs.identity import Identity
 from shardlab.codecs.integers import Int4, Int8
-from shardlab.kernels import indices as coding
-from shardlab.kernels import scatter, select
+from shardlab.kernels import indices, scatter, select
 
 _VALUE_CODECS: dict[str, Callable[[], Codec]] = {
     "fp32": Identity,
@@ -34,12 +33,8 @@ class Sparse(Codec):
     2): contractions of delta1 and delta2 make one of at least delta1 * delta2, and what the value
     codec loses is in the residual too.
 
-    The size of the indices, unless as a bitmap, depends on the data, so the host waits for a device
-    that encodes; received indices are checked by the host before they are used as addresses.
-
     Args:
         values: format of the selected elements: fp32, fp16, bf16, int8 or int4.
-        indices: bitmap, varint, or whichever is smaller.
     """
 
     unbiased = False
@@ -47,10 +42,9 @@ class Sparse(Codec):
     """magnitude that an element must reach, as a bit pattern"""
     _count_bytes = 0
 
-    def __init__(self, values: str, indices: coding.Coding) -> None:
+    def __init__(self, values: str) -> None:
         self.values = _VALUE_CODECS[values]()
-        self.indices: coding.Coding = indices
-        self.variable = indices != "bitmap" or self._count_bytes > 0
+        self.variable = self._count_bytes > 0
 
     @abstractmethod
     def most(self, n: int) -> int:
@@ -59,7 +53,7 @@ class Sparse(Codec):
     def payload_bytes(self, n: int) -> int:  # noqa: D102
         k = self.most(n)
         # with fewer elements both parts are smaller
-        places = coding.most_bytes(n, k, self.indices)
+        places = (indices.most_bytes if self.variable else indices.coded_bytes)(n, k)
         return self._count_bytes + self.values.payload_bytes(k) + places
 
     def content(self, n: int, payload: Tensor) -> Content:  # noqa: D102
@@ -119,7 +113,9 @@ class Sparse(Codec):
             out[: self._count_bytes] = count
         size = self._count_bytes + self.values.payload_bytes(len(values))
         self.values.encode(values, key, out[self._count_bytes : size])
-        return out[: size + coding.encode(places, n, self.indices, out[size:])]
+        payload = out[: size + indices.coded_bytes(n, len(places))]
+        indices.encode(places, n, payload[size:])
+        return payload
 
     def _parts(
         self, payloads: Sequence[Tensor], n: int, keys: Sequence[MessageKey] | None
@@ -134,7 +130,7 @@ class Sparse(Codec):
             for payload, k in zip(payloads, counts, strict=True)
         ]
         try:
-            return values, coding.decode(places, n, counts, self.indices)
+            return values, indices.decode(places, n, counts)
         except ValueError as error:
             raise ValueError(f"{self.name}: {error}") from None
 
@@ -167,9 +163,9 @@ class TopK(Sparse):
     """Selection of the k = max(1, round(density * n)) elements of largest magnitude.
 
     Stich et al. 2018 (definition 2.1): biased, a contraction with delta >= k/n, so it needs error
-    feedback. density * (32 + 8.1) bits per element at a density of 1 % of float32 values in real
-    gradients. Ties go to the lower index; NaN counts as larger than infinity. Not linear: every
-    sender selects other elements.
+    feedback. density * (32 + 8.6) bits per element at a density of 1 % of float32 values. Ties go
+    to the lower index; NaN counts as larger than infinity. Not linear: every sender selects other
+    elements.
 
     Wire: `Sparse`, without the number of elements.
 
@@ -179,10 +175,8 @@ class TopK(Sparse):
 
     name = "topk"
 
-    def __init__(
-        self, density: float = 0.01, values: str = "fp32", indices: coding.Coding = "smaller"
-    ) -> None:
-        super().__init__(values, indices)
+    def __init__(self, density: float = 0.01, values: str = "fp32") -> None:
+        super().__init__(values)
         self.density = density
 
     def most(self, n: int) -> int:  # noqa: D102
@@ -212,9 +206,8 @@ class Threshold(Sparse):
         threshold: float,
         cap: float = 0.05,
         values: str = "fp32",
-        indices: coding.Coding = "smaller",
     ) -> None:
-        super().__init__(values, indices)
+        super().__init__(values)
         self.threshold = threshold
         self.cap = cap
         self._floor = int(torch.tensor(threshold, dtype=torch.float32).view(torch.int32))

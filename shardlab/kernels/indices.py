@@ -1,209 +1,172 @@
-"""Positions of k of n elements as bytes: a bitmap or gaps of variable length.
+"""Positions of k of n elements as bytes: Elias-Fano codes, whose size n and k alone determine.
 
-* bitmap: ceil(n / 8) bytes; bit i % 8 of byte i // 8, lowest bit first, says whether element i is
-  among them. Bits from n on are 0.
-* varint: for each position the gap to the previous one (position - previous - 1, with -1 before
-  the first), in LEB128: 7 bits in a byte, lowest first; a set upper bit says that more follow. At
-  most 5 bytes, none of which is superfluous.
+A position p is split into its lower l bits and the rest, where l = floor(log2(n / k)), 0 for k = 0.
+A stream of bits, the lowest of a byte first, holds the lower parts of all positions in their order,
+l bits each, lowest bit first; it is filled up with zeros to a byte. A second one of
+k + floor((n - 1) / 2^l) bits has a one at (p >> l) + j for position j. For k = 0 there are no
+bytes.
 
-`smaller` is varint if it takes fewer bytes than the bitmap would, else the bitmap: n and the number
-of bytes determine which it is.
+Elias 1974 and Fano 1971; Vigna 2013, Quasi-succinct indices, section 3. Up to k = n / 8 they take
+at most 0.7 bits per position more than any code of k of n positions must. Neither the host of a
+device nor a receiver has to ask for a size.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from shardlab.devices.registry import accelerator_of
 from shardlab.kernels import native
 from shardlab.kernels.native import INT, POINTER, function
 from shardlab.kernels.operators import register
 from shardlab.kernels.parallel import for_each
 
-Coding = Literal["smaller", "bitmap", "varint"]
-
-_c_varint_bytes = function("indices_varint_bytes", POINTER, INT, POINTER)
-_c_to_varint = function("indices_to_varint", POINTER, INT, POINTER)
-_c_from_varint = function("indices_from_varint", POINTER, INT, INT, INT, POINTER, POINTER)
-_c_to_bitmap = function("indices_to_bitmap", POINTER, INT, INT, POINTER)
-_c_from_bitmap = function("indices_from_bitmap", POINTER, INT, INT, POINTER, POINTER)
+_c_encode = function("indices_encode", POINTER, INT, INT, INT, POINTER)
+_c_decode = function("indices_decode", POINTER, INT, INT, INT, POINTER, POINTER)
 
 
-def bitmap_bytes(n: int) -> int:
-    """Return the size of a bitmap of n elements."""
-    return -(-n // 8)
+class Split(NamedTuple):
+    """Sizes of the two streams of k of n positions."""
+
+    bits: int
+    """l: lower bits of each position"""
+    lower: int
+    """bytes of the lower parts"""
+    upper: int
+    """bytes of the rest"""
+
+    @staticmethod
+    def of(n: int, k: int) -> "Split":
+        """Return the sizes for 0 <= k <= n."""
+        if not k:
+            return Split(0, 0, 0)
+        bits = (n // k).bit_length() - 1
+        return Split(bits, -(-k * bits // 8), -(-(k + (n - 1 >> bits)) // 8))
 
 
-def most_bytes(n: int, k: int, coding: Coding) -> int:
-    """Return the largest possible size of k of n positions."""
-    bitmap = bitmap_bytes(n)
-    if coding == "bitmap":
-        return bitmap
-    # the gaps sum to n - k at most, and each further byte of a gap uses up `price` of that sum
-    most, left, price = k, n - k, 0
-    for bits in (7, 14, 21, 28):
-        price = (1 << bits) - price
-        longer = min(k, left // price)
-        most, left, price = most + longer, left - longer * price, 1 << bits
-    return min(most, bitmap) if coding == "smaller" else most
+def coded_bytes(n: int, k: int) -> int:
+    """Return the size of k of n positions."""
+    split = Split.of(n, k)
+    return split.lower + split.upper
 
 
-def encode(places: Tensor, n: int, coding: Coding, out: Tensor) -> int:
-    """Write the positions to the start of `out`; return the number of bytes.
+def most_bytes(n: int, k: int) -> int:
+    """Return a size that suffices for at most k of n positions."""
+    # bits grow with k, but each of both streams is rounded up to a byte
+    return coded_bytes(n, k) + 1
+
+
+def encode(places: Tensor, n: int, out: Tensor) -> None:
+    """Write the positions.
 
     Args:
         places: int32 [k], contiguous, ascending, all different and below n.
-        out: uint8 of at least `most_bytes(n, k, coding)` elements.
+        out: uint8 [coded_bytes(n, k)], contiguous.
     """
-    size = torch.empty(1, dtype=torch.int64)
-    _encode(places, n, coding, out, size)
-    return int(size)
+    _encode(places, n, out)
 
 
-def decode(coded: Sequence[Tensor], n: int, counts: Sequence[int], coding: Coding) -> list[Tensor]:
+def decode(coded: Sequence[Tensor], n: int, counts: Sequence[int]) -> list[Tensor]:
     """Return the positions, int32, in each of the given uint8 vectors.
 
     Raises:
-        ValueError: one does not consist of `count` ascending positions below n.
+        ValueError: one has not the size of `count` positions, or on a CPU is not made of as many
+            ascending ones below n. On a device, where the host would wait for the answer, such
+            bytes become any positions below n.
     """
     device = coded[0].device
+    for each, count in zip(coded, counts, strict=True):
+        if each.numel() != (coded_bytes(n, count) if 0 <= count <= n else -1):
+            raise _refusal(each, n, count)
     places = [torch.empty(count, dtype=torch.int32, device=device) for count in counts]
-    valid = torch.empty(len(places), dtype=torch.int64)
-    _decode(list(coded), n, coding, places, valid)
-    for good, each, count in zip(valid.tolist(), coded, counts, strict=True):
-        if not good:
-            raise ValueError(
-                f"{each.numel()} bytes of indices are not {count} places among {n} elements"
-            )
+    valid = torch.ones(len(places), dtype=torch.int64)
+    _decode(list(coded), n, places, valid)
+    if accelerator_of(device) is None:
+        for good, each, count in zip(valid.tolist(), coded, counts, strict=True):
+            if not good:
+                raise _refusal(each, n, count)
     return places
 
 
-def encode_reference(places: Tensor, n: int, coding: str, out: Tensor, size: Tensor) -> None:
+def encode_reference(places: Tensor, n: int, out: Tensor) -> None:
     """Run the operator `indices_encode` in PyTorch."""
-    place = places.long()
-    gaps = place - torch.cat([place.new_full((1,), -1), place[:-1]]) - 1
-    lengths = sum(((gaps >= 1 << bits).long() for bits in (7, 14, 21, 28)), torch.ones_like(gaps))
-    if _as_bitmap(int(lengths.sum()), n, coding):
-        bits = torch.zeros(8 * bitmap_bytes(n), dtype=torch.uint8, device=out.device)
-        bits[place] = 1
-        weights = 1 << torch.arange(8, dtype=torch.uint8, device=out.device)
-        coded = (bits.view(-1, 8) * weights).sum(1, dtype=torch.uint8)
-    else:
-        coded = torch.empty(int(lengths.sum()), dtype=torch.uint8, device=out.device)
-        starts = lengths.cumsum(0) - lengths
-        for byte in range(5):
-            there = lengths > byte
-            more = (lengths[there] > byte + 1).long() << 7
-            coded[starts[there] + byte] = ((gaps[there] >> 7 * byte & 0x7F) | more).to(torch.uint8)
-    out[: coded.numel()] = coded
-    size.fill_(coded.numel())
+    k, device = places.numel(), places.device
+    split, place = Split.of(n, k), places.long()
+    bits = torch.zeros(8 * out.numel(), dtype=torch.uint8, device=device)
+    lower = place[:, None] >> torch.arange(split.bits, device=device) & 1
+    bits[: k * split.bits] = lower.flatten().to(torch.uint8)
+    bits[8 * split.lower + (place >> split.bits) + torch.arange(k, device=device)] = 1
+    weights = 1 << torch.arange(8, dtype=torch.uint8, device=device)
+    out.copy_((bits.view(-1, 8) * weights).sum(1, dtype=torch.uint8))
 
 
-def decode_reference(coded: Tensor, n: int, coding: str, places: Tensor) -> bool:
+def decode_reference(coded: Tensor, n: int, places: Tensor) -> Tensor:
     """Decode one vector of the operator `indices_decode` in PyTorch; return whether it is valid."""
-    if _is_bitmap(coded, n, coding):
-        weights = torch.arange(8, dtype=torch.uint8, device=coded.device)
-        found = (coded[:, None] >> weights & 1).flatten().nonzero().flatten()
-    else:
-        ends = coded < 0x80
-        if coded.numel() and not bool(ends[-1]):
-            return False
-        stops = ends.nonzero().flatten()
-        starts = torch.cat([stops.new_zeros(min(1, len(stops))), stops[:-1] + 1])
-        lengths = stops - starts + 1
-        number = (ends.long().cumsum(0) - ends.long()).clamp_max(len(stops) - 1)
-        shift = 7 * (torch.arange(coded.numel(), device=coded.device) - starts[number])
-        if bool((lengths > 5).any()) or bool(((coded[stops] == 0) & (lengths > 1)).any()):
-            return False
-        gaps = torch.zeros_like(stops).index_add_(0, number, (coded.long() & 0x7F) << shift)
-        found = (gaps + 1).cumsum(0) - 1
-    if found.numel() != places.numel() or (found.numel() and int(found[-1]) >= n):
-        return False
-    places.copy_(found)
-    return True
+    k, device = places.numel(), coded.device
+    split, number = Split.of(n, k), torch.arange(k, device=device)
+    bits = (coded[:, None] >> torch.arange(8, dtype=torch.uint8, device=device) & 1).flatten()
+    lower = bits[: k * split.bits].view(k, split.bits).long()
+    upper = bits[8 * split.lower :].long()
+    # the place of each one; those beyond k, and the zeros, go to an element that is dropped
+    rank = torch.where(upper == 1, upper.cumsum(0) - 1, k).clamp_max(k)
+    ones = torch.zeros(k + 1, dtype=torch.int64, device=device)
+    ones.scatter_(0, rank, torch.arange(len(upper), device=device))
+    found = (ones[:k] - number) << split.bits
+    found += (lower << torch.arange(split.bits, device=device)).sum(1)
+    valid = (upper.sum() == k) & (found.diff() > 0).all() & (found < n).all()
+    places.copy_(found.clamp(0, max(n - 1, 0)))
+    return valid
 
 
-def _as_bitmap(varint: int, n: int, coding: str) -> bool:
-    return coding == "bitmap" or (coding == "smaller" and varint >= bitmap_bytes(n))
+def _refusal(coded: Tensor, n: int, count: int) -> ValueError:
+    return ValueError(f"{coded.numel()} bytes of indices are not {count} places among {n} elements")
 
 
-def _is_bitmap(coded: Tensor, n: int, coding: str) -> bool:
-    return coding != "varint" and coded.numel() == bitmap_bytes(n)
-
-
-def _run_encode(places: Tensor, n: int, coding: str, out: Tensor, size: Tensor) -> None:
+def _run_encode(places: Tensor, n: int, out: Tensor) -> None:
     if places.dtype != torch.int32 or not places.is_contiguous():
         raise ValueError("places must be a contiguous int32 vector")
-    triton = native.triton_kernels(places)
-    if triton is None and not native.compiled(places):
-        encode_reference(places, n, coding, out, size)
-        return
-    source, k = places.data_ptr(), places.numel()
-    if coding != "bitmap" and triton:
-        stops = triton.indices.varint_stops(places)
-        size.copy_(stops[-1:])  # the host waits
-    elif coding != "bitmap":
-        _c_varint_bytes(source, k, size.data_ptr())
-    bitmap = _as_bitmap(int(size), n, coding)
-    if bitmap:
-        size.fill_(bitmap_bytes(n))
-    if out.dtype != torch.uint8 or not out.is_contiguous() or out.numel() < int(size):
-        raise ValueError(f"indices need a contiguous uint8 vector of at least {int(size)} bytes")
-    if triton and bitmap:
-        triton.indices.to_bitmap(places, out[: int(size)])
-    elif triton:
-        triton.indices.to_varint(places, stops, out)
-    elif bitmap:
-        _c_to_bitmap(source, k, n, out.data_ptr())
+    split = Split.of(n, places.numel())
+    size = split.lower + split.upper
+    if out.dtype != torch.uint8 or not out.is_contiguous() or out.numel() != size:
+        raise ValueError(f"indices need a contiguous uint8 vector of {size} bytes")
+    if (triton := native.triton_kernels(places)) is not None:
+        triton.indices.encode(places, split.bits, out[: split.lower], out[split.lower :])
+    elif native.compiled(places):
+        _c_encode(places.data_ptr(), places.numel(), split.bits, size, out.data_ptr())
     else:
-        _c_to_varint(source, k, out.data_ptr())
+        encode_reference(places, n, out)
 
 
-def _run_decode(
-    coded: Sequence[Tensor], n: int, coding: str, places: Sequence[Tensor], valid: Tensor
-) -> None:
+def _run_decode(coded: Sequence[Tensor], n: int, places: Sequence[Tensor], valid: Tensor) -> None:
     for given in coded:
         if given.dtype != torch.uint8 or not given.is_contiguous():
             raise ValueError("indices must be a contiguous uint8 vector")
 
     def read(index: int) -> None:
         given, target = coded[index], places[index]
-        good = valid[index : index + 1]
-        if coding == "bitmap" and not _is_bitmap(given, n, coding):
-            good.fill_(0)
-        elif not native.compiled(given):
-            good.fill_(decode_reference(given, n, coding, target))
-        elif _is_bitmap(given, n, coding):
-            _c_from_bitmap(
-                *(given.data_ptr(), n, target.numel(), target.data_ptr(), good.data_ptr())
-            )
-        else:
-            size, k = given.numel(), target.numel()
-            _c_from_varint(given.data_ptr(), size, k, n, target.data_ptr(), good.data_ptr())
+        k, good = target.numel(), valid[index:].data_ptr()
+        bits = Split.of(n, k).bits
+        _c_decode(given.data_ptr(), n, k, bits, target.data_ptr(), good)
 
-    if native.compiled(valid if not coded else coded[0]):
+    if native.compiled(coded[0]):
         for_each(range(len(coded)), read)
         return
-    if (triton := native.triton_kernels(coded[0])) is not None:
-        found = torch.zeros(len(coded), dtype=torch.int64, device=coded[0].device)
-        for index, (given, target) in enumerate(zip(coded, places, strict=True)):
-            bitmap = _is_bitmap(given, n, coding)
-            if bitmap or coding != "bitmap":
-                triton.indices.decode(given, n, bitmap, target, found[index:])
-        valid.copy_(found)  # the host waits, once for all
-        return
+    triton = native.triton_kernels(coded[0])
     # not on threads: a device's current stream is that of the calling thread
-    for index in range(len(coded)):
-        read(index)
+    for index, (given, target) in enumerate(zip(coded, places, strict=True)):
+        split = Split.of(n, target.numel())
+        if triton is not None:
+            triton.indices.decode(given[: split.lower], given[split.lower :], n, split.bits, target)
+        else:
+            good = decode_reference(given, n, target)
+            if given.device.type == "cpu":
+                valid[index] = good
 
 
-_encode = register(
-    "indices_encode(Tensor places, int n, str coding, Tensor(a!) out, Tensor(b!) size) -> ()",
-    _run_encode,
-)
+_encode = register("indices_encode(Tensor places, int n, Tensor(a!) out) -> ()", _run_encode)
 _decode = register(
-    "indices_decode(Tensor[] coded, int n, str coding, Tensor(a!)[] places, Tensor(b!) valid) "
-    "-> ()",
+    "indices_decode(Tensor[] coded, int n, Tensor(a!)[] places, Tensor(b!) valid) -> ()",
     _run_decode,
 )

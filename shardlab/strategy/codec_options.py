@@ -14,7 +14,6 @@ Group = Annotated[int, Field(ge=8, le=4096, multiple_of=8)]
 Density = Annotated[float, Field(gt=0, le=1)]
 Rounding = Literal["nearest", "stochastic"]
 Values = Literal["fp32", "fp16", "bf16", "int8", "int4"]
-Indices = Literal["smaller", "bitmap", "varint"]
 
 
 class CodecSpec(Document):
@@ -199,8 +198,8 @@ class TopKSpec(CodecSpec):
         "topk:density=0.01",
         "topk:density=0.3",
         "topk:density=0.05,values=int8",
-        "topk:density=0.1,values=int4,indices=varint",
-        "topk:density=0.2,values=bf16,indices=bitmap",
+        "topk:density=0.1,values=int4",
+        "topk:density=0.2,values=bf16",
         "topk:density=0.2,values=fp16",
     )
     sparse = True
@@ -210,8 +209,6 @@ class TopKSpec(CodecSpec):
     """fraction of the elements that is sent"""
     values: Values = "fp32"
     """format of the kept elements"""
-    indices: Indices = "smaller"
-    """format of their positions: whichever is smaller, or always the given one"""
 
 
 class RandomKSpec(CodecSpec):
@@ -238,7 +235,7 @@ class ThresholdSpec(CodecSpec):
     factory = "shardlab.codecs.sparse:Threshold"
     examples = (
         "threshold:threshold=0.5,cap=0.1",
-        "threshold:threshold=2,values=int8,indices=varint",
+        "threshold:threshold=2,values=int8",
     )
     sparse = True
 
@@ -249,8 +246,6 @@ class ThresholdSpec(CodecSpec):
     """largest fraction of the elements that is sent"""
     values: Values = "fp32"
     """format of the kept elements"""
-    indices: Indices = "smaller"
-    """format of their positions: whichever is smaller, or always the given one"""
 
 
 class SketchSpec(CodecSpec):

@@ -14,8 +14,7 @@ from tests.engines.engine_cases import LOSSY, STRATEGIES, make, train
 from tests.ranks import on_ranks
 
 READERS = {
-    "topk": "the length of coded indices, and whether received ones are valid",
-    "threshold": "the number of values at or above the threshold, and those of topk",
+    "threshold": "the number of values at or above the threshold",
 }
 """codecs of which a read is known, and what they read"""
 

@@ -50,11 +50,14 @@ def moved(work: Work, world_size: int = 2) -> dict[str, list[float]]:
 RANDOMK = "randomk:density=0.1"
 INT4 = "int4:group=128"
 TOPK = "topk:density=0.1"
+CAPPED = "threshold:threshold=1e-30,cap=0.1"
 _CODECS = {
     **MACHINE.codecs,
     (RANDOMK, False): CodecLines(Line(0.0, 0.0), Line(0.0, 0.0), Line(0.0, 0.4)),
     (INT4, False): CodecLines(Line(0.0, 0.0), Line(0.0, 0.0), Line(0.0, 0.5 + 2 / 128)),
-    (TOPK, False): CodecLines(Line(0.0, 0.0), Line(0.0, 0.0), Line(0.0, 0.5), variable=True),
+    # values, and 3 lower bits, a one and 10 / 8 bits for each position
+    (TOPK, False): CodecLines(Line(0.0, 0.0), Line(0.0, 0.0), Line(0.0, 0.466)),
+    (CAPPED, False): CodecLines(Line(0.0, 0.0), Line(0.0, 0.0), Line(0.0, 0.466), variable=True),
     (INT8, True): MACHINE.codecs[INT8, False],
 }
 _LEVELS = {"codec": INT4, "between_nodes": INT8, "ranks_per_node": 2}
@@ -76,6 +79,7 @@ ON_TWO: dict[str, dict[str, Any]] = {
     "ddp-int8": {"engine": "ddp", "gradients": {"codec": INT8}},
     "ddp-topk": {"engine": "ddp", "gradients": {"codec": TOPK}},
     "fsdp2-topk": {"engine": "fsdp2", "gradients": {"codec": TOPK}},
+    "fsdp2-threshold": {"engine": "fsdp2", "gradients": {"codec": CAPPED}},
 }
 ON_FOUR: dict[str, dict[str, Any]] = {
     "fsdp1-hybrid": {"engine": "fsdp1", **_HYBRID},

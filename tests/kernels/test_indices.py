@@ -1,3 +1,7 @@
+"""Laws of the codes of positions."""
+
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -6,126 +10,107 @@ from hypothesis import strategies as st
 from shardlab.kernels import indices
 from tests.kernels.kernel_vectors import places
 
-CODINGS = st.sampled_from(["smaller", "bitmap", "varint"])
+
+def encoded(place, n):
+    out = torch.full((indices.coded_bytes(n, len(place)),), 0xAA, dtype=torch.uint8)
+    indices.encode(place, n, out)
+    return out
 
 
-def buffer(n, k, coding):
-    return torch.zeros(indices.most_bytes(n, k, coding), dtype=torch.uint8)
+def bits_of(stream):
+    """The bits of bytes, the lowest first."""
+    return [byte >> bit & 1 for byte in stream for bit in range(8)]
 
 
-def encoded(place, n, coding):
-    out = buffer(n, len(place), coding)
-    return out[: indices.encode(place, n, coding, out)]
-
-
-def leb128(gap):
-    more = []
-    while gap >= 128:
-        more.append(gap % 128 + 128)
-        gap //= 128
-    return [*more, gap]
-
-
-def affordable(n, coding):
-    return n < 2**22 or coding == "varint"
-
-
-@given(places(), CODINGS)
-def test_positions_round_trip(drawn, coding):
+@given(places())
+def test_positions_round_trip(drawn):
     n, place = drawn
-    if not affordable(n, coding):
-        coding = "varint"
-    coded = encoded(place, n, coding)
-    (back,) = indices.decode([coded], n, [len(place)], coding)
+    (back,) = indices.decode([encoded(place, n)], n, [len(place)])
     assert torch.equal(back, place)
 
 
 @given(places())
-def test_varint_is_leb128_of_the_gaps(drawn):
+def test_lower_bits_come_first_and_the_rest_in_unary(drawn):
     n, place = drawn
-    gaps = torch.diff(place.long(), prepend=torch.tensor([-1])) - 1
-    expected = [byte for gap in gaps.tolist() for byte in leb128(gap)]
-    assert encoded(place, n, "varint").tolist() == expected
+    k, bits = len(place), int(math.log2(n / len(place))) if len(place) else 0
+    coded = bits_of(encoded(place, n).tolist())
+    lower = [p >> bit & 1 for p in place.tolist() for bit in range(bits)]
+    lower += [0] * (-len(lower) % 8)
+    assert coded[: len(lower)] == lower
+    ones = {(p >> bits) + j for j, p in enumerate(place.tolist())}
+    upper = coded[len(lower) :]
+    assert {at for at, bit in enumerate(upper) if bit} == ones
+    assert len(upper) == (-(-(k + (n - 1 >> bits)) // 8) * 8 if k else 0)
 
 
-@given(places().filter(lambda drawn: drawn[0] < 2**17))
-def test_bitmap_has_a_bit_for_each_element_lowest_first(drawn):
+@pytest.mark.parametrize("n", [1, 2, 7, 100, 1025])
+def test_fewer_positions_take_no_more_than_the_bound(n):
+    sizes = [indices.coded_bytes(n, k) for k in range(n + 1)]
+    for k in range(n + 1):
+        assert max(sizes[: k + 1]) <= indices.most_bytes(n, k)
+
+
+@given(st.integers(8, 2**31 - 1), st.data())
+def test_codes_take_little_more_than_any_must(n, data):
+    k = data.draw(st.integers(1, min(n // 8, 10**6)))
+    choices = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+    # two streams of whole bytes
+    assert 8 * indices.coded_bytes(n, k) <= choices / math.log(2) + 0.7 * k + 16 + math.log2(n)
+
+
+@given(places())
+def test_codes_match_reference(drawn):
     n, place = drawn
-    expected = [0] * ((n + 7) // 8)
-    for i in place.tolist():
-        expected[i // 8] |= 1 << i % 8
-    assert encoded(place, n, "bitmap").tolist() == expected
-
-
-@given(places().filter(lambda drawn: drawn[0] < 2**22))
-def test_smaller_coding_is_chosen_and_bitmap_on_ties(drawn):
-    n, place = drawn
-    sizes = {coding: len(encoded(place, n, coding)) for coding in ("bitmap", "varint")}
-    winner = "varint" if sizes["varint"] < sizes["bitmap"] else "bitmap"
-    assert torch.equal(encoded(place, n, "smaller"), encoded(place, n, winner))
-
-
-@given(places(), CODINGS)
-def test_codings_match_reference(drawn, coding):
-    n, place = drawn
-    if not affordable(n, coding):
-        coding = "varint"
-    coded = encoded(place, n, coding)
-    out, size = buffer(n, len(place), coding), torch.empty(1, dtype=torch.int64)
-    indices.encode_reference(place, n, coding, out, size)
-    assert torch.equal(out[: int(size)], coded)
-    back = torch.empty_like(place)
-    assert indices.decode_reference(coded, n, coding, back)
+    if n > 2**22 and len(place) > 2:
+        n = 2**31 - 1 if int(place[-1]) >= 2**22 else 2**22
+    coded = encoded(place, n)
+    out, back = torch.empty_like(coded), torch.empty_like(place)
+    indices.encode_reference(place, n, out)
+    assert torch.equal(out, coded)
+    assert indices.decode_reference(coded, n, back)
     assert torch.equal(back, place)
 
 
-@given(
-    st.lists(st.sampled_from([0, 1, 5, 127, 128, 129, 200, 255]), max_size=200),
-    st.integers(0, 60),
-    st.sampled_from([1, 10, 777, 70_000, 2**31 - 1]),
-    CODINGS,
-)
-def test_kernel_and_reference_refuse_the_same_bytes(content, count, n, coding):
-    coded = torch.tensor(content, dtype=torch.uint8)
-    if count == 60:
-        count = sum(byte < 128 for byte in content)
+@given(st.data(), st.integers(1, 60), st.sampled_from([1, 10, 777, 70_000, 2**31 - 1]))
+def test_kernel_and_reference_refuse_the_same_bytes(data, count, n):
+    count = min(count, n)
+    size = indices.coded_bytes(n, count)
+    content = data.draw(st.lists(st.integers(0, 255), min_size=size, max_size=size))
+    check_refusals(torch.tensor(content, dtype=torch.uint8), n, count)
+
+
+@given(places().filter(lambda drawn: len(drawn[1]) > 0), st.data())
+def test_kernel_and_reference_refuse_the_same_damage(drawn, data):
+    n, place = drawn
+    coded = encoded(place, n)
+    coded[data.draw(st.integers(0, len(coded) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    check_refusals(coded, n, len(place))
+
+
+def check_refusals(coded, n, count):
     back = torch.full((count,), -1, dtype=torch.int32)
-    is_bitmap = coding != "varint" and len(content) == (n + 7) // 8
-    good = (is_bitmap or coding != "bitmap") and indices.decode_reference(coded, n, coding, back)
-    if good:
-        assert torch.equal(indices.decode([coded], n, [count], coding)[0], back)
-        assert encoded(back, n, "bitmap" if is_bitmap else "varint").tolist() == content
+    if indices.decode_reference(coded, n, back):
+        assert torch.equal(indices.decode([coded], n, [count])[0], back)
+        assert (back.diff() > 0).all() and back[0] >= 0 and back[-1] < n
     else:
         with pytest.raises(ValueError, match="of indices are not"):
-            indices.decode([coded], n, [count], coding)
+            indices.decode([coded], n, [count])
+    assert ((back >= 0) & (back < n)).all()  # addresses, whatever the bytes are
 
 
 @pytest.mark.parametrize(
     ("content", "count", "n"),
     [
-        ([0, 5], 2, 6),  # the last place is n
-        ([0, 5], 1, 100),  # too many
-        ([0, 5], 3, 100),  # too few
-        ([0, 0x80], 2, 100),  # cut off
-        ([0x80, 0x00], 1, 100),  # two bytes where one would do
-        ([0xFF] * 5 + [1], 1, 2**31 - 1),  # six bytes
-        ([0xFF, 0xFF, 0xFF, 0xFF, 0x7F], 1, 2**31 - 1),  # more than 31 bits
+        ([0b01], 2, 2),  # too few ones
+        ([0b111], 2, 2),  # too many
+        ([0b1001], 2, 2),  # the last place is n
+        ([0b00, 0b11], 2, 4),  # twice the same place
+        ([0b01, 0b11], 2, 4),  # descending
+        ([0b11, 0], 2, 2),  # too long
         ([], 1, 100),
+        ([0b1], 2, 1),  # more than there are
     ],
 )
-def test_damaged_gaps_are_refused(content, count, n):
+def test_damaged_codes_are_refused(content, count, n):
     with pytest.raises(ValueError, match="of indices are not"):
-        indices.decode([torch.tensor(content, dtype=torch.uint8)], n, [count], "varint")
-
-
-@given(st.integers(1, 3000), st.data(), CODINGS)
-def test_size_is_at_most_the_bound(n, data, coding):
-    k = data.draw(st.integers(1, n))
-    # gaps just long enough for a second byte, as many as there are
-    long = min(k, (n - k) // 128)
-    gaps = torch.tensor([128] * long + [0] * (k - long))
-    place = (gaps + 1).cumsum(0).sub(1).to(torch.int32)
-    size = len(encoded(place, n, coding))
-    assert size <= indices.most_bytes(n, k, coding)
-    if coding == "varint":
-        assert size == indices.most_bytes(n, k, coding)
+        indices.decode([torch.tensor(content, dtype=torch.uint8)], n, [count])

@@ -37,15 +37,14 @@ TILE = {"ROWS": 16, "WIDTH": 64}
 POINTERS = {
     **dict.fromkeys(("x", "residual", "kept", "out", "values", "decoded", "before"), "*fp32"),
     **dict.fromkeys(("places", "state", "lengths"), "*i32"),
-    **dict.fromkeys(("heads", "codes", "coded", "payload"), "*u8"),
-    **dict.fromkeys(("payloads", "stops", "good"), "*i64"),
+    **dict.fromkeys(("heads", "codes", "lower", "upper", "payload"), "*u8"),
+    **dict.fromkeys(("payloads", "stops"), "*i64"),
     **{"table": "*fp32", "estimates": "*fp32", "words": "*i32"},
     **{"data": "*i64", "header": "*i64"},
     **{"sums": "*fp32", "folds": "*fp64", "counts": "*i32", "alpha": "fp32"},
 }
-WIDE = {"counts": "*i64", "sums": "*i64"}
-"""pointers of `indices` and `checksum` with names that others have for narrower ones"""
-WIDELY = {indices.__name__, checksum.__name__}
+WIDE = {"sums": "*i64"}
+"""pointers of `checksum` with names that others have for narrower ones"""
 KERNELS = (
     (checksum._sum_kernel, BLOCK),
     (checksum._mix_kernel, BLOCK),
@@ -58,11 +57,10 @@ KERNELS = (
         (sketch._estimate_kernel, {"ROWS": rows, "WIDTH": width, "BLOCK": 2048 // width})
         for rows, width in ((1, 2), (5, 8), (15, 16))
     ),
-    (indices._length_kernel, BLOCK),
-    (indices._varint_kernel, BLOCK),
-    (indices._bitmap_kernel, BLOCK),
-    *((indices._count_kernel, {"BITMAP": bitmap, **BLOCK}) for bitmap in (True, False)),
-    *((indices._place_kernel, {"BITMAP": bitmap, **BLOCK}) for bitmap in (True, False)),
+    (indices._lower_kernel, BLOCK),
+    (indices._upper_kernel, BLOCK),
+    (indices._count_kernel, BLOCK),
+    (indices._place_kernel, BLOCK),
     (select._at_least_kernel, {"RESIDUAL": True, "KEEP": True, **BLOCK}),
     (select._histogram_kernel, {"RESIDUAL": True, "SHIFT": 24, **BLOCK}),
     (select._digit_kernel, {}),
@@ -78,7 +76,7 @@ def compile_kernel(name, kernel, constants, **integers) -> None:
     if next(NUMBERS) % SHARES != SHARE:
         return
     constants = constants | integers
-    known = POINTERS | (WIDE if kernel.fn.__module__ in WIDELY else {})
+    known = POINTERS | (WIDE if kernel.fn.__module__ == checksum.__name__ else {})
     types = {
         each: "constexpr" if each in constants else known.get(each, "i32")
         for each in kernel.arg_names

@@ -1,8 +1,6 @@
-"""The codings of shardlab/kernels/indices.py in Triton.
+"""The codes of shardlab/kernels/indices.py in Triton.
 
-Programs count what they write or find, sums of the counts tell where each begins, and a second
-launch writes. Sizes differ by message, so no kernel is specialised for them: Triton would compile
-while training.
+Sizes differ by message, so no kernel is specialised for them: Triton would compile while training.
 """
 
 import torch
@@ -13,128 +11,97 @@ from torch import Tensor
 from shardlab.kernels.triton.launch import BLOCK
 
 
+@triton.jit(do_not_specialize=["k", "bits", "size"])
+def _lower_kernel(places, codes, k, bits, size, BLOCK: tl.constexpr):
+    """Write each byte of the lower parts: of nine positions at most, if they have a bit each."""
+    byte = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    first = byte * 8 // bits
+    packed = tl.zeros([BLOCK], tl.int64)
+    for further in tl.static_range(9):
+        number = first + further
+        start = number * bits - byte * 8  # of its bits, from -31 on
+        inside = (number < k) & (start < 8)
+        place = tl.load(places + number, mask=inside, other=0).to(tl.int64)
+        low = place & ((1 << bits.to(tl.int64)) - 1)
+        packed |= tl.where(start < 0, low >> tl.maximum(-start, 0), low << tl.maximum(start, 0))
+    tl.store(codes + byte, (packed & 0xFF).to(tl.uint8), mask=byte < size)
+
+
 @triton.jit
-def _gaps(places, k, number):
-    """Return the gap before each position, and its length in bytes: 0 beyond k."""
-    inside = number < k
+def _one(places, number, inside, bits):
+    """Return where the one of a position is."""
     place = tl.load(places + number, mask=inside, other=0)
-    gap = place - tl.load(places + number - 1, mask=inside & (number > 0), other=-1) - 1
-    length = 1 + (gap >= 1 << 7).to(tl.int32) + (gap >= 1 << 14).to(tl.int32)
-    length += (gap >= 1 << 21).to(tl.int32) + (gap >= 1 << 28).to(tl.int32)
-    return gap, tl.where(inside, length, 0)
+    return (place >> bits).to(tl.int64) + number
 
 
-@triton.jit(do_not_specialize=["k"])
-def _length_kernel(places, lengths, k, BLOCK: tl.constexpr):
-    block = tl.program_id(0)
-    _, length = _gaps(places, k, block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK))
-    tl.store(lengths + block, tl.sum(length))
-
-
-@triton.jit(do_not_specialize=["k"])
-def _varint_kernel(places, stops, codes, k, BLOCK: tl.constexpr):
-    block = tl.program_id(0)
-    gap, length = _gaps(places, k, block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK))
-    start = tl.load(stops + block) - tl.sum(length)
-    target = codes + start + tl.cumsum(length) - length
-    for byte in tl.static_range(5):
-        more = (length > byte + 1).to(tl.int32) << 7
-        tl.store(target + byte, (gap >> 7 * byte & 0x7F | more).to(tl.uint8), mask=length > byte)
-
-
-@triton.jit(do_not_specialize=["k"])
-def _bitmap_kernel(places, codes, k, BLOCK: tl.constexpr):
-    """Write each byte with a bit, by the program of its first position."""
+@triton.jit(do_not_specialize=["k", "bits"])
+def _upper_kernel(places, codes, k, bits, BLOCK: tl.constexpr):
+    """Write each byte with a one, by the program of its first position."""
     number = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    byte = tl.load(places + number, mask=number < k, other=0) >> 3
-    before = tl.load(places + number - 1, mask=(number < k) & (number > 0), other=-1) >> 3
+    byte = _one(places, number, number < k, bits) >> 3
+    before = _one(places, number - 1, (number < k) & (number > 0), bits) >> 3
     packed = tl.zeros([BLOCK], tl.int32)
     for further in tl.static_range(8):
-        place = tl.load(places + number + further, mask=number + further < k, other=-1)
-        packed |= tl.where(place >> 3 == byte, 1 << (place & 7), 0)
+        inside = number + further < k
+        one = _one(places, number + further, inside, bits)
+        packed |= tl.where(inside & (one >> 3 == byte), 1 << (one & 7).to(tl.int32), 0)
     tl.store(codes + byte, packed.to(tl.uint8), mask=(number < k) & (byte != before))
 
 
 @triton.jit
-def _found(coded, size, n, number, BITMAP: tl.constexpr):
-    """Look at each bit of a bitmap, or byte of gaps.
-
-    Returns:
-        whether a position ends there, its distance from the one before (int64; 0 in a bitmap), and
-        whether the bytes are no code.
-    """
-    if BITMAP:
-        byte = tl.load(coded + number // 8, mask=number < size * 8, other=0).to(tl.int32)
-        found = (byte >> (number % 8).to(tl.int32) & 1) == 1
-        step = number * 0
-        bad = found & (number >= n)
-    else:
-        byte = tl.load(coded + number, mask=number < size, other=0).to(tl.int64)
-        found = (number < size) & (byte < 0x80)
-        gap, more = byte, found
-        bad = (byte >= 0x80) & (number == size - 1)
-        for back in tl.static_range(1, 6):
-            before = tl.load(coded + number - back, mask=more & (number >= back), other=0)
-            more = before >= 0x80
-            if back == 1:
-                bad |= more & (byte == 0)
-            if back == 5:
-                bad |= more
-            gap = tl.where(more, gap << 7 | (before & 0x7F).to(tl.int64), gap)
-        step = tl.where(found, gap + 1, 0)
-    return found.to(tl.int64), step, bad.to(tl.int64)
+def _ones(upper, size, at):
+    """Return whether a bit is one, int32."""
+    byte = tl.load(upper + at // 8, mask=at < size * 8, other=0).to(tl.int32)
+    return byte >> (at % 8).to(tl.int32) & 1
 
 
 @triton.jit(do_not_specialize=["size"])
-def _count_kernel(coded, counts, size, n, BITMAP: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the sums of what `_found` returns: [3, programs]."""
-    block, blocks = tl.program_id(0), tl.num_programs(0)
-    number = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    found, step, bad = _found(coded, size, n, number, BITMAP)
-    tl.store(counts + block, tl.sum(found))
-    tl.store(counts + blocks + block, tl.sum(step))
-    tl.store(counts + 2 * blocks + block, tl.sum(bad))
+def _count_kernel(upper, counts, size, BLOCK: tl.constexpr):
+    block = tl.program_id(0)
+    at = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(counts + block, tl.sum(_ones(upper, size, at)))
 
 
-@triton.jit(do_not_specialize=["size", "k"])
-def _place_kernel(coded, sums, places, good, size, n, k, BITMAP: tl.constexpr, BLOCK: tl.constexpr):
-    block, blocks = tl.program_id(0), tl.num_programs(0)
-    number = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    found, step, _ = _found(coded, size, n, number, BITMAP)
-    count, last = tl.load(sums + block), tl.load(sums + blocks + block)
-    target = count - tl.sum(found) + tl.cumsum(found) - 1
-    place = number if BITMAP else last - tl.sum(step) + tl.cumsum(step) - 1
-    tl.store(places + target, place.to(tl.int32), mask=(found == 1) & (target < k))
-    bad = tl.load(sums + 2 * blocks + block)
-    valid = (count == k) & (last <= n) & (bad == 0)
-    tl.store(good, valid.to(tl.int64), mask=block == blocks - 1)
+@triton.jit(do_not_specialize=["lower_size", "size", "bits", "n", "k"])
+def _place_kernel(lower, upper, stops, places, lower_size, size, bits, n, k, BLOCK: tl.constexpr):
+    block = tl.program_id(0)
+    at = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    one = _ones(upper, size, at)
+    number = tl.load(stops + block).to(tl.int64) - tl.sum(one) + tl.cumsum(one) - 1
+    mine = (one == 1) & (number < k)
+    start = number * bits
+    word = tl.zeros([BLOCK], tl.int64)
+    for further in tl.static_range(5):
+        byte = start // 8 + further
+        found = tl.load(lower + byte, mask=mine & (byte < lower_size), other=0)
+        word |= found.to(tl.int64) << 8 * further
+    low = (word >> start % 8) & ((1 << bits.to(tl.int64)) - 1)
+    place = (at - number << bits.to(tl.int64)) | low
+    # of damaged bytes, too, positions are addresses
+    tl.store(places + number, tl.minimum(place, n - 1).to(tl.int32), mask=mine)
 
 
-def varint_stops(places: Tensor) -> Tensor:
-    """Return where the gaps of each program's positions end, int64: the last is the size."""
+def encode(places: Tensor, bits: int, lower: Tensor, upper: Tensor) -> None:
+    """Run the operator `indices_encode` on the GPU; the bytes of both parts."""
     k = places.numel()
-    lengths = torch.empty(max(1, triton.cdiv(k, BLOCK)), dtype=torch.int32, device=places.device)
-    _length_kernel[lengths.shape](places, lengths, k, BLOCK=BLOCK)
-    return lengths.cumsum(0)
+    upper.zero_()
+    if lower.numel():
+        grid = (triton.cdiv(lower.numel(), BLOCK),)
+        _lower_kernel[grid](places, lower, k, bits, lower.numel(), BLOCK=BLOCK)
+    if k:
+        _upper_kernel[(triton.cdiv(k, BLOCK),)](places, upper, k, bits, BLOCK=BLOCK)
 
 
-def to_varint(places: Tensor, stops: Tensor, out: Tensor) -> None:
-    """Write the gaps; `stops` as `varint_stops` returns them."""
-    _varint_kernel[stops.shape](places, stops, out, places.numel(), BLOCK=BLOCK)
-
-
-def to_bitmap(places: Tensor, out: Tensor) -> None:
-    """Write the bitmap to `out`, of its size."""
-    k = places.numel()
-    out.zero_()
-    _bitmap_kernel[(triton.cdiv(k, BLOCK),)](places, out, k, BLOCK=BLOCK)
-
-
-def decode(coded: Tensor, n: int, bitmap: bool, places: Tensor, good: Tensor) -> None:
-    """Write the positions, and to good[0] (int64) whether they are valid."""
-    size = coded.numel()
-    grid = (max(1, triton.cdiv(8 * size if bitmap else size, BLOCK)),)
-    counts = torch.empty(3, *grid, dtype=torch.int64, device=coded.device)
-    _count_kernel[grid](coded, counts, size, n, BITMAP=bitmap, BLOCK=BLOCK)
-    sums, k = counts.cumsum(1), places.numel()
-    _place_kernel[grid](coded, sums, places, good, size, n, k, BITMAP=bitmap, BLOCK=BLOCK)
+def decode(lower: Tensor, upper: Tensor, n: int, bits: int, places: Tensor) -> None:
+    """Run the operator `indices_decode` on the GPU, without a look at what is valid."""
+    k, size = places.numel(), upper.numel()
+    places.zero_()  # of damaged bytes there may be fewer
+    if not k:
+        return
+    grid = (triton.cdiv(8 * size, BLOCK),)
+    counts = torch.empty(grid, dtype=torch.int32, device=upper.device)
+    _count_kernel[grid](upper, counts, size, BLOCK=BLOCK)
+    stops = counts.cumsum(0)
+    _place_kernel[grid](
+        *(lower, upper, stops, places, lower.numel(), size, bits, n, k), BLOCK=BLOCK
+    )
