@@ -14,7 +14,7 @@ code with small sizes without a GPU.
 - copies: page-locked copies in both directions and our update of parameters in host memory: the
   three rates that bound a step of `slide`.
 - offload: device memory and tokens per second of `slide` and of FSDP2 with CPUOffloadPolicy for
-  growing models; a model that does not fit has its error.
+  growing models and the largest ones whose closed forms fit; a model that does not has its error.
 - training: steps of a GPT-2 with and without codecs, on all GPUs.
 """
 
@@ -54,13 +54,14 @@ _STRATEGIES = ("fsdp2", "slide", "slide, shards")
 _TRAINED = ("ddp", "ddp-int8", "ddp-topk", "fsdp2", "fsdp2-int8", "fsdp2-topk", "manual-int8")
 _REAL: dict[str, Any] = {
     **{"elements": 1 << 27, "codec_elements": 1 << 26, "repetitions": 10, "threads": 0},
-    **{"layers": (8, 24, 48), "width": 2048, "samples": 4, "length": 1024},
+    **{"layers": (8, 24, 48, 0), "width": 2048, "samples": 4, "length": 1024, "most_layers": 400},
     **{"preset": "62m", "steps": 30},
 }
-"""sizes; threads: 0 for all cores"""
+"""sizes; threads: 0 for all cores; layers: 0 for the largest model"""
 _SMALL: dict[str, Any] = {
     **{"elements": 4096, "codec_elements": 4096, "repetitions": 1, "threads": 1},
-    **{"layers": (2,), "width": 64, "samples": 1, "length": 16, "preset": "tiny", "steps": 4},
+    **{"layers": (2, 0), "width": 64, "samples": 1, "length": 16, "most_layers": 3},
+    **{"preset": "tiny", "steps": 4},
 }
 Cases = dict[str, Callable[[], Any]]
 
@@ -177,7 +178,9 @@ def _offload(size: argparse.Namespace) -> Cases:
         return lambda: on_ranks(1, partial(offload.measure, size, layers, name), size.threads)[0]
 
     return {
-        f"{name}, {layers}": case(layers, name) for layers in size.layers for name in _STRATEGIES
+        f"{name}, {layers or 'largest'}": case(layers, name)
+        for layers in size.layers
+        for name in _STRATEGIES
     }
 
 
@@ -185,7 +188,7 @@ def _show_offload(found: dict[str, Any]) -> None:
     body = []
     for name, each in found.items():
         figures, columns = each["found"], offload.COLUMNS
-        cells = [figure(figures[c]) for c in columns] if figures else [each["failure"]]
+        cells = [offload.cell(figures[c]) for c in columns] if figures else [each["failure"]]
         body.append([name, *cells, *[""] * (len(columns) - len(cells))])
     print_table("Off-load", ["strategy, layers", *offload.COLUMNS.values()], body)
 

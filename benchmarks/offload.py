@@ -24,14 +24,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.common import arguments, on_ranks, print_table, write_results
 from shardlab.core.progress import say
 from shardlab.engines.build import build_engine
 from shardlab.engines.common.base import Engine, Optimization
 from shardlab.experiment.schema import Train
-from shardlab.memory.step import closed_form, host_memory
+from shardlab.loop.space import free_bytes
+from shardlab.memory.sizes import Sizes
+from shardlab.memory.step import closed_form, device_memory, host_memory
 from shardlab.models.presets import Shape, shape_config
 from shardlab.models.weights import RandomWeights
 from shardlab.report.numbers import figure
@@ -40,6 +42,8 @@ from shardlab.transport.object_collectives import device_of
 from shardlab.units.sizes import sizes_of
 
 _VOCABULARY, _UNTIMED, _TIMED, _MB = 512, 2, 6, 1e6
+_USED = 0.9
+"""of the free memory, by the largest model"""
 _FULL = {"activation_checkpointing": "full"}
 _SLIDE = {"engine": "slide", **_FULL}
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -50,6 +54,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "slide, bf16": {**_SLIDE, "param_dtype": "bf16"},
 }
 COLUMNS = {
+    "layers": "layers",
     "parameters_m": "parameters, M",
     "device_mb": "device, MB",
     "closed_form_mb": "closed form, MB",
@@ -73,35 +78,41 @@ def main() -> None:
     for layers in options.layers:
         for name in STRATEGIES:
             found = on_ranks(options.world_size, partial(measure, options, layers, name))
-            rows.append({"strategy": name, "layers": layers, **found[0]})
+            rows.append({"strategy": name, **found[0]})
             say(f"{name}, {layers} layers: {rows[-1]['device_mb']:.1f} MB")
-    body = [
-        [row["strategy"], str(row["layers"]), *(figure(row[column]) for column in COLUMNS)]
-        for row in rows
-    ]
-    head = ["strategy", "layers", *COLUMNS.values()]
+    body = [[row["strategy"], *(cell(row[column]) for column in COLUMNS)] for row in rows]
+    head = ["strategy", *COLUMNS.values()]
     print_table(f"Of one of {options.world_size} ranks", head, body)
     setting = {key: str(value) for key, value in vars(options).items()}
     write_results(options.out, options=setting, rows=rows)
 
 
+def cell(value: float) -> str:
+    """Return a number of `measure` as tables show it."""
+    return str(value) if isinstance(value, int) else figure(value)
+
+
 def measure(
     options: argparse.Namespace, layers: int, name: str, group: dist.ProcessGroup
 ) -> dict[str, Any]:
-    """Return the figures of `COLUMNS` of a strategy, on each of its ranks."""
+    """Return the figures of `COLUMNS` of a strategy, on each of its ranks.
+
+    Args:
+        layers: 0 for the most whose closed forms fit the free memory of device and host.
+    """
     device = device_of(group)
     off = device.type == "cuda" and name == "fsdp2"
     strategy = parse_strategy({**STRATEGIES[name], "offload": off})
-    make = partial(_engine, options, layers, strategy, device, group)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(_config(options, layers))
-    train = Train(batch_size=options.samples, sequence_length=options.length)
-    given = strategy, sizes_of(model, strategy, train, device), options.world_size
+    layers = layers or _most_layers(options, strategy, device)
+    model, sizes = _sizes(options, layers, strategy, device)
+    given = strategy, sizes, options.world_size
     form = sum(closed_form(*given).values())
+    make = partial(_engine, options, layers, strategy, device, group)
     held, engine = _held(device, lambda: _train(make(), options))
     seconds = [_seconds(engine, options) for _ in range(_TIMED)]
     tokens = options.samples * options.length
     return {
+        "layers": layers,
         "parameters_m": sum(p.numel() for p in model.parameters()) / 1e6,
         "device_mb": held / _MB,
         "closed_form_mb": form / _MB,
@@ -109,6 +120,33 @@ def measure(
         "host_memory_mb": sum(host_memory(*given).values()) / _MB,
         "tokens_per_s": tokens / statistics.median(seconds),
     }
+
+
+def _sizes(
+    options: argparse.Namespace, layers: int, strategy: Strategy, device: torch.device
+) -> tuple[PreTrainedModel, Sizes]:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(_config(options, layers))
+    train = Train(batch_size=options.samples, sequence_length=options.length)
+    return model, sizes_of(model, strategy, train, device)
+
+
+def _most_layers(options: argparse.Namespace, strategy: Strategy, device: torch.device) -> int:
+    """Return how many layers fit, at most `most_layers`: closed forms are linear in them."""
+    host, few, more = torch.device("cpu"), 8, 16
+    on_gpu = device != host
+
+    def needs(layers: int) -> list[int]:
+        given = strategy, _sizes(options, layers, strategy, device)[1], options.world_size
+        there = device_memory(*given, on_gpu), host_memory(*given) if on_gpu else {}
+        return [sum(each.values()) for each in there]
+
+    found: int = options.most_layers
+    for first, second, place in zip(needs(few), needs(more), (device, host), strict=True):
+        if second > first:
+            room = _USED * free_bytes(place) - first
+            found = min(found, few + int(room * (more - few) / (second - first)))
+    return max(1, found)
 
 
 def _config(options: argparse.Namespace, layers: int) -> Any:

@@ -10,7 +10,7 @@ from tests.pipeline.workspace import ROOT
 
 PARTS = {"copies": "| to device |"}
 LONG = {"kernels": "| int8 |", "codecs": "| top-k 1 % |"}
-LONG |= {"offload": "| slide, 2 |", "training": "| ddp-int8 |"}
+LONG |= {"offload": "| slide, largest |", "training": "| ddp-int8 |"}
 
 
 @pytest.mark.parametrize(
