@@ -205,6 +205,7 @@ def test_no_policy_is_replayed_where_no_timing_is_named(project):
     Conversation.from_file("results/policies/conversation.json", "make it again")
 
 
+@pytest.mark.long
 def test_policies_are_replayed_on_the_timings_that_are_named(project):
     found = compared("policies.seeds=2", "policies.budget=2")
     assert found.tables == {"two-ranks": len(TIMED)}
@@ -216,6 +217,7 @@ def test_policies_are_replayed_on_the_timings_that_are_named(project):
     assert compared("policies.seeds=2", "policies.budget=2") == found
 
 
+@pytest.mark.long
 def test_a_language_model_is_compared_and_its_answers_are_kept(project):
     kept = Path("results/policies/conversation.json")
     with serving(lambda request, number: (200, says(min(listed(request))))) as server:

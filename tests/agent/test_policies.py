@@ -120,6 +120,7 @@ def test_the_forecast_sees_no_step_of_the_table(machine, table):
     assert first == second
 
 
+@pytest.mark.long
 def test_rules_are_near_the_best_within_8_measurements(machine, table):
     found = replay(judged(machine, table, RuleJudge()), exact(machine, table), 0, 8)
     assert found.regret[-1] <= 0.05

@@ -97,6 +97,7 @@ def test_a_slow_link_wants_the_strongest_codec_that_is_tolerated():
     assert strict.gradients.codec.name == "int8"
 
 
+@pytest.mark.long
 def test_little_memory_leaves_nothing_replicated():
     machine = RacingMachine(4)
     assert first_by_forecast(machine).engine in ("ddp", "slide")
@@ -117,6 +118,7 @@ def test_little_memory_leaves_nothing_replicated():
     assert all(each.prediction.memory_bytes <= limit * 1e9 for each in made.candidates)
 
 
+@pytest.mark.long
 def test_what_is_timed_as_the_fastest_is_not_held_beyond_the_memory_limit():
     """Of three that were timed and not trained, the formula says that ddp is the largest."""
     machine = RacingMachine(4)
@@ -140,6 +142,7 @@ def test_what_is_timed_as_the_fastest_is_not_held_beyond_the_memory_limit():
         assert made.peaks == peaks
 
 
+@pytest.mark.long
 def test_a_start_that_does_not_fit_gives_way_to_what_does():
     machine = RacingMachine()
     start = machine.begin().reference
@@ -162,6 +165,7 @@ def test_one_rank_has_nothing_to_search():
     assert found.history.rounds[0].decision == "none"
 
 
+@pytest.mark.long
 def test_a_wrong_cost_of_an_engine_is_mended_by_one_trial():
     """In truth a collective of ddp takes three times what the timings say."""
     others = dict.fromkeys(("fsdp1", "fsdp2", "manual", "slide"), 6e-3)

@@ -182,6 +182,7 @@ def test_settings_without_effect_on_steps_may_differ(data, saved):
     assert resumed_step(plan, saved / "full", every=7, keep=1) == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FORMATS)
 def test_full_disk_keeps_the_previous_checkpoint(data, tmp_path, name):
     """Files beyond a size cannot be written by one rank, from step 4 on."""

@@ -63,6 +63,7 @@ def stopped(data, tmp_path_factory):
     return plan, folder, root
 
 
+@pytest.mark.long
 def test_resumed_run_reports_all_steps(stopped, tmp_path):
     plan, *given = stopped
     folder, root = (shutil.copytree(each, tmp_path / each.name) for each in given)

@@ -59,6 +59,7 @@ def test_communication_state_is_resumed(group, data, tmp_path, strategy):
     assert not differing(resumed.tensors(), straight.tensors())
 
 
+@pytest.mark.long
 @on_ranks(4)
 def test_four_ranks_resume_bit_for_bit(group, data, tmp_path):
     """With more than two ranks a sum depends on its order, and so on how buckets are laid out."""

@@ -49,6 +49,7 @@ def test_truncated_file_is_reported_by_byte_and_record(file, data):
         read(file)
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_file(file):
     peaks = []
     for records in (5_000, 50_000):

@@ -75,6 +75,7 @@ def calm(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_killed_builds_resume_to_the_same_bytes(calm, tmp_path):
     killed = prepare(tmp_path)
     stage = kill(killed, True, signal.SIGKILL)

@@ -88,6 +88,7 @@ def test_time_of_a_failed_operation_ends():
     assert traffic.seconds == before > 0
 
 
+@pytest.mark.long
 @pytest.mark.fresh_ranks  # a thread of gloo calls Python, which then counts it
 @on_ranks(2)
 def test_overlapped_operations_do_not_block(group) -> None:

@@ -58,6 +58,7 @@ def test_ranks_in_separate_networks_reach_each_other(permitted):
     assert len(networks) == 7
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_exchange_is_limited_to_the_rate(permitted, world_size):
     """4 MiB per rank at 20 Mbit/s are 1.7 s; without the limit they are some milliseconds."""

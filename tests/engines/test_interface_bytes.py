@@ -34,6 +34,7 @@ def counters(group):
     return torch.tensor([interface_bytes(), interface_frames()], dtype=torch.float64)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("strategy", "vocabulary"), STRATEGIES, ids=str)
 def test_ledger_and_interface_differ_by_headers_alone(permitted, strategy, vocabulary):
     def on_rank(group):

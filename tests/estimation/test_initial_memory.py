@@ -24,6 +24,7 @@ def grown_per_model(strategy) -> list[float]:
     return [float(result["grown"]) for result in run_ranks(4, on_rank)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["fsdp1", "fsdp2", "manual"])
 def test_no_rank_holds_the_whole_model(engine):
     # a quarter of the model, and a sixteenth for the unit in work, with what the allocator keeps

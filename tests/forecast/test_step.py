@@ -243,7 +243,7 @@ def test_wait_scales_with_ranks_per_core():
 @pytest.mark.parametrize(
     ("engine", "codec", "operations"),
     # of three units and the norm, and of one bucket
-    [("fsdp2", "none", 9), ("fsdp2", TOPK, 12), ("ddp", INT8, 2), ("ddp", TOPK, 4)],
+    [("fsdp2", "none", 9), ("fsdp2", CAPPED, 12), ("ddp", INT8, 2), ("ddp", CAPPED, 4)],
 )
 def test_ranks_wait_before_each_operation(engine, codec, operations):
     strategy = parse_strategy({"engine": engine, "gradients": {"codec": codec}}).canonical()

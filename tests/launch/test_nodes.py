@@ -72,6 +72,7 @@ def test_the_first_error_of_all_nodes_is_reported_by_each(tmp_path, rank):
         assert "onnection closed" not in command.said()
 
 
+@pytest.mark.long
 def test_each_node_names_the_killed_rank(tmp_path):
     commands = agents(tmp_path, one_dies(2), 4)
     assert join(commands) == [1, 1]
@@ -85,6 +86,7 @@ def test_a_stopped_rank_of_another_node_is_named(tmp_path):
     assert all("rank 1: stopped by a signal" in command.said() for command in commands)
 
 
+@pytest.mark.long
 def test_ranks_without_communication_end_with_a_failed_rank(tmp_path):
     def worker(group):
         if dist.get_rank(group) == 0:
@@ -105,6 +107,7 @@ def test_nodes_end_with_a_killed_node(tmp_path, killed):
     assert codes[1 - killed] == 1
 
 
+@pytest.mark.long
 def test_ranks_of_a_killed_node_are_named(tmp_path):
     commands = agents(tmp_path, sums_for_ever(tmp_path), 4)
     wait_for(lambda: pids(tmp_path, 4) is not None)
@@ -120,6 +123,7 @@ def test_ranks_of_a_killed_node_are_named(tmp_path):
     assert f"no report from rank {names}: rank" in commands[0].said()
 
 
+@pytest.mark.long
 def test_nodes_restart_together(tmp_path):
     commands = agents(tmp_path, dies_at_first(3, tmp_path), 4, max_restarts=2)
     assert join(commands) == [0, 0], commands[0].said()
@@ -167,6 +171,7 @@ def test_tasks_of_srun_name_the_killed_rank(tmp_path, rank):
     assert all(f"rank {rank} was killed by signal 9" in each.said() for each in commands)
 
 
+@pytest.mark.long
 def test_a_mistake_of_the_user_is_one_line_on_each_node(tmp_path):
     first, second = sorted(srun(tmp_path, mistaken, [1, 1]), key=lambda each: each.wait(60))
     assert "train.steps: too many\n" in first.said()
@@ -181,6 +186,7 @@ def environment_of(rank: int, world_size: int, port: int | None = None) -> dict[
     return {**ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or free_port())}
 
 
+@pytest.mark.long
 def test_missing_tasks_are_named(tmp_path):
     command = launching(tmp_path, mistaken, 3, 1, environment_of(0, 3))
     assert join([command]) == [1]
@@ -230,6 +236,7 @@ def test_strangers_end_no_run_and_reach_one_interface_alone(tmp_path):
         stranger.close()
 
 
+@pytest.mark.long
 def test_reports_that_no_rank_wrote_are_ignored():
     """One was a TypeError in every process (attack 15 of the review)."""
     reports = ["", "{", "3", "{}", '{"kind": "crash", "summary": "x", "order": "first"}']

@@ -34,6 +34,7 @@ def test_a_stopped_rank_is_named(world_size):
         launch(one_dies(1, signal.SIGSTOP), world_size, 1, timeout_s=2)
 
 
+@pytest.mark.long
 def test_busy_rank_is_named_when_others_time_out(monkeypatch):
     monkeypatch.setattr(local, "TIMEOUTS_S", 2.0)
 
@@ -46,6 +47,7 @@ def test_busy_rank_is_named_when_others_time_out(monkeypatch):
         launch(worker, 3, 1, timeout_s=2)
 
 
+@pytest.mark.long
 @world_sizes
 def test_rank_with_a_cut_link_is_named(links, world_size):
     def worker(group):

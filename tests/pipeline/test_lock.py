@@ -87,6 +87,7 @@ def test_a_stage_under_nohup_outlives_the_shell(slow: Path) -> None:
     assert (slow / "data/source.json").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("option", ["-n", "--summary"])
 def test_who_only_reads_does_so_beside_others(slow: Path, option: str) -> None:
     with started(slow, "stage"):

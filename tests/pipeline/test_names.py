@@ -61,6 +61,7 @@ def unharmed(root: Path) -> bool:
     return not (root / "X").exists() and (root / "data/mine.jsonl").read_text() == "mine\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("section", STAGES)
 def test_dvc_refuses_a_hostile_name_before_it_is_used(attacked: Path, section: str) -> None:
     rename(attacked, section, HOSTILE[0])

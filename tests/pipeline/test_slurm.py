@@ -92,6 +92,7 @@ def test_memory_is_that_of_the_estimate(tmp_path: Path) -> None:
     assert "mem_mb=166000" in together and "cpus_per_task=4" in together
 
 
+@pytest.mark.long
 def test_a_training_run_gets_the_time_that_its_steps_were_timed_at(tmp_path: Path) -> None:
     """And never less than the profile says."""
     root = copy_project(tmp_path / "project")

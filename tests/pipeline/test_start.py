@@ -63,6 +63,7 @@ __name__ == "__main__" and open("ran", "w").close()
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tool", ["sh", "dvc"])
 def test_a_stage_ends_with_its_killed_tool_amid_imports(tmp_path: Path, tool: str) -> None:
     """Under DVC, those of the server of which it is to be a fork."""

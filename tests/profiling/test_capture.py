@@ -177,6 +177,7 @@ with Capture(1) as capture:
 """
 
 
+@pytest.mark.long
 def test_the_tracing_library_is_quiet_whatever_the_environment():
     """In a process of its own: the library reads its level once, and other tests trace as well."""
     done = subprocess.run([sys.executable, "-c", _CAPTURE], capture_output=True, text=True)

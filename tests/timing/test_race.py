@@ -61,6 +61,7 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Race:
     return raced(plan(data, blocks=2), tmp_path_factory.mktemp("race"))
 
 
+@pytest.mark.long
 def test_a_race_that_nothing_stops_is_a_timing(whole):
     assert whole.reason == f"all of {2 * BLOCK} repetitions"
     assert [run.run for run in whole.runs] == [*STRATEGIES, NO_COMMUNICATION]
@@ -80,6 +81,7 @@ def test_equal_numerics_have_equal_losses_and_lossy_ones_have_not(whole):
     assert losses["int8"] != pytest.approx(losses["ddp"], rel=1e-5)
 
 
+@pytest.mark.long
 def test_a_look_stops_the_race_and_lets_arms_leave(data, tmp_path):
     def look(step_ms):
         assert {len(times) for times in step_ms.values()} == {BLOCK} or len(step_ms["ddp"]) > BLOCK
@@ -132,6 +134,7 @@ def test_a_faulty_arm_is_named_and_the_others_race(
     assert all(len(run.step_ms) == BLOCK for run in found.runs)
 
 
+@pytest.mark.long
 def test_memory_that_lacks_only_beside_the_others_costs_the_arm_that_asked_last(
     data, tmp_path, faulty
 ):
@@ -159,6 +162,7 @@ def test_an_arm_that_hangs_on_all_ranks_is_ended_by_the_limit(data, tmp_path, fa
     assert found.seconds < 60
 
 
+@pytest.mark.long
 def test_a_diverged_arm_leaves_and_the_others_race_on(data, tmp_path, faulty):
     faulty(STRATEGIES["int8"], poison)
     found = raced(plan(data, blocks=2), tmp_path)
@@ -180,6 +184,7 @@ def test_an_incumbent_that_fails_ends_the_race(data, tmp_path, faulty):
     assert found.runs == []
 
 
+@pytest.mark.long
 def test_all_attempts_have_the_link(permitted, data, tmp_path, faulty):
     faulty(STRATEGIES["manual"], on_rank(1, 4, raises))
     planned = plan(data)
@@ -205,6 +210,7 @@ def test_a_race_without_time_is_no_race(data, tmp_path):
     assert (found.arms, found.runs) == ({}, [])
 
 
+@pytest.mark.long
 def test_arms_that_are_all_slow_are_not_blamed(data, tmp_path, faulty):
     faulty(STRATEGIES["int8"], lambda number, _: time.sleep(1))
     found = raced(plan(data), tmp_path, limit_s=14)
@@ -212,6 +218,7 @@ def test_arms_that_are_all_slow_are_not_blamed(data, tmp_path, faulty):
     assert (found.arms, found.runs) == ({}, [])
 
 
+@pytest.mark.long
 def test_a_look_is_the_last_where_the_next_would_come_too_late(data, tmp_path, faulty):
     faulty(STRATEGIES["int8"], lambda number, _: time.sleep(0.3))
     found = raced(plan(data, blocks=9), tmp_path, limit_s=18)

@@ -26,6 +26,7 @@ def plans_of(data, whole=WHOLE):
     return [replace(plan(data), name=name, timing=timing) for name, timing in parts]
 
 
+@pytest.mark.long
 def test_each_timing_has_its_records_in_one_file(data, tmp_path):
     time_strategies(plans_of(data), tmp_path / "two.jsonl")
     runs = read_timing(tmp_path, "two", WHOLE)

@@ -60,6 +60,7 @@ def test_link_in_namespaces_changes_times_only(permitted, data, tmp_path, engine
     assert len(scalars.Scalars("speed/collective_ms")) == len(events)
 
 
+@pytest.mark.long
 def test_in_process_link_changes_times_only(data, tmp_path, monkeypatch, capfd):
     plan, on_link = linked(data, strategy_of("manual", **INT4))
     train_run(plan, tmp_path / "loopback")

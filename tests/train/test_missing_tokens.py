@@ -64,6 +64,7 @@ def said(folder, processes):
     return [path.read_text() for path in sorted(folder.glob("*.said"))]
 
 
+@pytest.mark.long
 def test_ranks_wait_for_a_build_that_takes_longer_than_their_patience(folder):
     processes = start(folder, 1, lambda: time.sleep(2.5))
     assert said(folder, processes) == ["ready"] * 3
@@ -87,6 +88,7 @@ def kill_rank_0(folder, processes):
     os.kill(processes[0].pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_killed_build_ends_all_ranks_without_a_manifest(folder, tmp_path_factory):
     processes = start(folder)
     kill_rank_0(folder, processes)

@@ -55,6 +55,7 @@ def losses(project: Path, run: str, seed: int = 0) -> list[float]:
     return [event["loss"] for event in read_json_lines(folder / "events.jsonl")]
 
 
+@pytest.mark.long
 def test_ranks_of_two_commands_match_one_command(train, project):
     """Also with another seed, from parameters in JSON and a number as JSON writes it."""
     options = ("--run", "fsdp2", "--seed", "3", "--set", "train.learning_rate=2e-3")
@@ -96,6 +97,7 @@ def two_nodes(train) -> list[Command]:
     return [train(*TOKENIZING, environment={**master, "RANK": rank}) for rank in "01"]
 
 
+@pytest.mark.long
 def test_rank_0_tokenizes_while_the_rank_of_another_node_waits(train, project, corpus):
     """Row B5 (attack 20): a corpus is enough."""
     nodes = two_nodes(train)

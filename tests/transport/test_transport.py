@@ -87,6 +87,7 @@ def test_exchanges_of_several_groups_interleave_with_their_collectives(group):
             assert taken[sender].eq(10.0 * turn + sender).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("ending", "words"),
     [(lambda: os._exit(0), "(closed|reset) by peer"), (lambda: time.sleep(60), "Timed out")],
