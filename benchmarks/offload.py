@@ -1,7 +1,7 @@
 """Device memory of `slide` and FSDP2, compared with the closed forms, for growing models.
 
     python -m benchmarks.offload [--world-size W] [--layers L ...] [--width H] [--samples S]
-                                 [--length T] [--out FILE]
+                                 [--length T] [--most-layers M] [--out FILE]
 
 The device is a GPU where there is one, and FSDP2 off-loads its shards to host memory there
 (`CPUOffloadPolicy`). Elsewhere it is the CPU: the device holds then what torch allocates, and the
@@ -68,7 +68,8 @@ def main() -> None:
     options = arguments(
         __doc__,
         world_size=2,
-        layers=[4, 8, 16, 32],
+        layers=([4, 8, 16, 32], "0: as many as fit the free memory"),
+        most_layers=400,
         width=256,
         samples=(4, "of a rank and step"),
         length=64,

@@ -12,7 +12,8 @@ _FIRST = tl.constexpr(0xFF51AFD7ED558CCD - (1 << 64))
 _SECOND = tl.constexpr(0xC4CEB9FE1A85EC53 - (1 << 64))
 
 
-@triton.jit
+# sizes of some messages vary: Triton would compile while training
+@triton.jit(do_not_specialize=["n"])
 def _sum_kernel(data, sums, n, BLOCK: tl.constexpr):
     """Write the plain sums of all blocks, then the weighted ones."""
     block, blocks = tl.program_id(0), tl.num_programs(0)
@@ -28,7 +29,7 @@ def _upper_half_into_lower(word):
     return word ^ ((word >> 33) & 0x7FFFFFFF)
 
 
-@triton.jit(do_not_specialize=["identity"])
+@triton.jit(do_not_specialize=["blocks", "identity"])
 def _mix_kernel(sums, header, blocks, identity, BLOCK: tl.constexpr):
     """Mix the sums of all blocks, in one program."""
     at = tl.arange(0, BLOCK)
