@@ -1,4 +1,4 @@
-// Ascending positions as Elias-Fano codes: specified in shardlab/kernels/indices.py.
+// Ascending positions as Elias-Fano codes or bitmaps: specified in shardlab/kernels/indices.py.
 #include <algorithm>
 
 #include "bits.h"
@@ -19,18 +19,16 @@ SHARDLAB_INLINE uint64_t word_at(const uint8_t* bytes, int64_t at, int64_t size)
   return word;
 }
 
-SHARDLAB_KERNEL void indices_encode(const int32_t* places, int64_t count, int64_t bits,
-                                    int64_t size, uint8_t* out) {
-  const int64_t lower = (count * bits + 7) / 8;
+// `Spread` and the other sizes are what `Split` of the specification holds.
+template <int64_t Spread>
+SHARDLAB_INLINE void encode(const int32_t* places, int64_t count, int64_t bits, uint8_t* low,
+                            uint8_t* upper) {
   const uint64_t mask = (uint64_t{1} << bits) - 1;
   uint64_t held = 0;  // bits of the lower parts that are not written yet
   int64_t filled = 0;
-  uint8_t* low = out;
-  uint8_t* upper = out + lower;
-  std::fill(upper, out + size, uint8_t{0});
   for (int64_t j = 0; j < count; ++j) {
     const uint32_t place = static_cast<uint32_t>(places[j]);
-    const int64_t one = (place >> bits) + j;
+    const uint64_t one = (place >> bits) + static_cast<uint64_t>(Spread * j);
     upper[one / 8] = static_cast<uint8_t>(upper[one / 8] | 1u << one % 8);
     held |= (place & mask) << filled;
     for (filled += bits; filled >= 8; filled -= 8, held >>= 8) *low++ = static_cast<uint8_t>(held);
@@ -38,22 +36,17 @@ SHARDLAB_KERNEL void indices_encode(const int32_t* places, int64_t count, int64_
   if (filled) *low = static_cast<uint8_t>(held);
 }
 
-// *valid = whether the bytes, as many as belong to `count` of n positions, are ascending ones below
-// n.
-SHARDLAB_KERNEL void indices_decode(const uint8_t* bytes, int64_t n, int64_t count, int64_t bits,
-                                    int32_t* places, int64_t* valid) {
-  *valid = count == 0;
-  if (!count) return;
-  const int64_t lower = (count * bits + 7) / 8;
-  const int64_t upper = (count + ((n - 1) >> bits) + 7) / 8;
+template <int64_t Spread>
+SHARDLAB_INLINE bool decode(const uint8_t* bytes, int64_t n, int64_t count, int64_t bits,
+                            int64_t lower, int64_t upper, int32_t* places) {
   const uint64_t mask = (uint64_t{1} << bits) - 1;
   int64_t j = 0, before = -1, ascending = 1;
   uint64_t start = 0;  // bit of the lower part of position j
   for (int64_t first = 0; first < upper; first += kWord) {
     uint64_t ones = word_at(bytes + lower, first, upper);
-    if (j + __builtin_popcountll(ones) > count) return;
+    if (j + __builtin_popcountll(ones) > count) return false;
     for (; ones; ones &= ones - 1, ++j, start += static_cast<uint64_t>(bits)) {
-      const int64_t high = 8 * first + __builtin_ctzll(ones) - j;
+      const int64_t high = 8 * first + __builtin_ctzll(ones) - Spread * j;
       const int64_t byte = static_cast<int64_t>(start >> 3);
       const uint64_t low = word_at(bytes, byte, lower + upper) >> (start & 7) & mask;
       const int64_t place = high << bits | static_cast<int64_t>(low);
@@ -62,5 +55,23 @@ SHARDLAB_KERNEL void indices_decode(const uint8_t* bytes, int64_t n, int64_t cou
       places[j] = static_cast<int32_t>(place);
     }
   }
-  *valid = ascending && j == count && before < n;
+  return ascending && j == count && before < n;
+}
+
+SHARDLAB_KERNEL void indices_encode(const int32_t* places, int64_t count, int64_t bits,
+                                    int64_t spread, int64_t lower, int64_t upper, uint8_t* out) {
+  std::fill_n(out + lower, upper, uint8_t{0});
+  if (spread) {
+    encode<1>(places, count, bits, out, out + lower);
+  } else {
+    encode<0>(places, count, bits, out, out + lower);
+  }
+}
+
+// *valid = whether the bytes are `count` ascending positions below n.
+SHARDLAB_KERNEL void indices_decode(const uint8_t* bytes, int64_t n, int64_t count, int64_t bits,
+                                    int64_t spread, int64_t lower, int64_t upper, int32_t* places,
+                                    int64_t* valid) {
+  *valid = spread ? decode<1>(bytes, n, count, bits, lower, upper, places)
+                  : decode<0>(bytes, n, count, bits, lower, upper, places);
 }

@@ -11,7 +11,8 @@ from shardlab.codecs.base import Codec, Content, MessageKey
 from shardlab.codecs.floats import BFloat16, Float16
 from shardlab.codecs.identity import Identity
 from shardlab.codecs.integers import Int4, Int8
-from shardlab.kernels import indices, scatter, select
+from shardlab.kernels import indices as coding
+from shardlab.kernels import scatter, select
 
 _VALUE_CODECS: dict[str, Callable[[], Codec]] = {
     "fp32": Identity,
@@ -35,6 +36,7 @@ class Sparse(Codec):
 
     Args:
         values: format of the selected elements: fp32, fp16, bf16, int8 or int4.
+        indices: elias_fano, bitmap, or whichever is smaller.
     """
 
     unbiased = False
@@ -42,8 +44,9 @@ class Sparse(Codec):
     """magnitude that an element must reach, as a bit pattern"""
     _count_bytes = 0
 
-    def __init__(self, values: str) -> None:
+    def __init__(self, values: str, indices: coding.Coding) -> None:
         self.values = _VALUE_CODECS[values]()
+        self.indices: coding.Coding = indices
         self.variable = self._count_bytes > 0
 
     @abstractmethod
@@ -53,8 +56,10 @@ class Sparse(Codec):
     def payload_bytes(self, n: int) -> int:  # noqa: D102
         k = self.most(n)
         # with fewer elements both parts are smaller
-        places = (indices.most_bytes if self.variable else indices.coded_bytes)(n, k)
-        return self._count_bytes + self.values.payload_bytes(k) + places
+        size = self._count_bytes + self.values.payload_bytes(k)
+        if self.variable:
+            return size + coding.most_bytes(n, k, self.indices)
+        return size + coding.Split.of(n, k, self.indices).size
 
     def content(self, n: int, payload: Tensor) -> Content:  # noqa: D102
         k = self._count(payload, n)
@@ -113,8 +118,8 @@ class Sparse(Codec):
             out[: self._count_bytes] = count
         size = self._count_bytes + self.values.payload_bytes(len(values))
         self.values.encode(values, key, out[self._count_bytes : size])
-        payload = out[: size + indices.coded_bytes(n, len(places))]
-        indices.encode(places, n, payload[size:])
+        payload = out[: size + coding.Split.of(n, len(places), self.indices).size]
+        coding.encode(places, n, self.indices, payload[size:])
         return payload
 
     def _parts(
@@ -130,7 +135,7 @@ class Sparse(Codec):
             for payload, k in zip(payloads, counts, strict=True)
         ]
         try:
-            return values, indices.decode(places, n, counts)
+            return values, coding.decode(places, n, counts, self.indices)
         except ValueError as error:
             raise ValueError(f"{self.name}: {error}") from None
 
@@ -175,8 +180,10 @@ class TopK(Sparse):
 
     name = "topk"
 
-    def __init__(self, density: float = 0.01, values: str = "fp32") -> None:
-        super().__init__(values)
+    def __init__(
+        self, density: float = 0.01, values: str = "fp32", indices: coding.Coding = "smaller"
+    ) -> None:
+        super().__init__(values, indices)
         self.density = density
 
     def most(self, n: int) -> int:  # noqa: D102
@@ -206,8 +213,9 @@ class Threshold(Sparse):
         threshold: float,
         cap: float = 0.05,
         values: str = "fp32",
+        indices: coding.Coding = "smaller",
     ) -> None:
-        super().__init__(values)
+        super().__init__(values, indices)
         self.threshold = threshold
         self.cap = cap
         self._floor = int(torch.tensor(threshold, dtype=torch.float32).view(torch.int32))

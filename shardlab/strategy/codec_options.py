@@ -14,6 +14,7 @@ Group = Annotated[int, Field(ge=8, le=4096, multiple_of=8)]
 Density = Annotated[float, Field(gt=0, le=1)]
 Rounding = Literal["nearest", "stochastic"]
 Values = Literal["fp32", "fp16", "bf16", "int8", "int4"]
+Indices = Literal["smaller", "elias_fano", "bitmap"]
 
 
 class CodecSpec(Document):
@@ -198,8 +199,8 @@ class TopKSpec(CodecSpec):
         "topk:density=0.01",
         "topk:density=0.3",
         "topk:density=0.05,values=int8",
-        "topk:density=0.1,values=int4",
-        "topk:density=0.2,values=bf16",
+        "topk:density=0.1,values=int4,indices=elias_fano",
+        "topk:density=0.2,values=bf16,indices=bitmap",
         "topk:density=0.2,values=fp16",
     )
     sparse = True
@@ -209,6 +210,8 @@ class TopKSpec(CodecSpec):
     """fraction of the elements that is sent"""
     values: Values = "fp32"
     """format of the kept elements"""
+    indices: Indices = "smaller"
+    """format of their positions: whichever is smaller, or always the given one"""
 
 
 class RandomKSpec(CodecSpec):
@@ -235,7 +238,7 @@ class ThresholdSpec(CodecSpec):
     factory = "shardlab.codecs.sparse:Threshold"
     examples = (
         "threshold:threshold=0.5,cap=0.1",
-        "threshold:threshold=2,values=int8",
+        "threshold:threshold=2,values=int8,indices=elias_fano",
     )
     sparse = True
 
@@ -246,6 +249,8 @@ class ThresholdSpec(CodecSpec):
     """largest fraction of the elements that is sent"""
     values: Values = "fp32"
     """format of the kept elements"""
+    indices: Indices = "smaller"
+    """format of their positions: whichever is smaller, or always the given one"""
 
 
 class SketchSpec(CodecSpec):

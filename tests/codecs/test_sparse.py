@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
 from shardlab.strategy.codec_options import Values
+from shardlab.strategy.codec_table import built_in
 
 KEY = MessageKey(seed=1, step=2, unit="block", rank=3)
+INDICES = ["smaller", "elias_fano", "bitmap"]
 every_value_codec = pytest.mark.parametrize("values", get_args(Values))
 
 
@@ -25,11 +27,12 @@ def both_ways(codec, x, residual):
 
 
 @every_value_codec
+@pytest.mark.parametrize("indices", INDICES)
 @pytest.mark.parametrize("name", ["topk:density=0.1", "threshold:threshold=1,cap=0.2"])
 @settings(max_examples=15)
 @given(n=st.integers(1, 700), seed=st.integers(0, 2**31), power=st.integers(-20, 8))
-def test_payload_and_residual_sum_to_the_input(name, values, n, seed, power):
-    codec = make_codec(f"{name},values={values}")
+def test_payload_and_residual_sum_to_the_input(name, values, indices, n, seed, power):
+    codec = make_codec(f"{name},values={values},indices={indices}")
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n, generator=generator) * 2.0**power
     residual = torch.randn(n, generator=generator) * 2.0**power
@@ -111,7 +114,9 @@ def test_the_indices_of_one_percent_take_about_a_byte_each():
     assert payload.numel() == codec.payload_bytes(1_000_000) and not codec.variable
 
 
-@pytest.mark.parametrize("spec", ["topk:density=0.05", "threshold:threshold=2"])
+@pytest.mark.parametrize(
+    "spec", ["topk:density=0.05", "threshold:threshold=2", "topk:indices=bitmap"]
+)
 def test_damaged_payloads_are_refused_by_name_before_anything_is_added(spec):
     codec = make_codec(spec)
     payload = codec.encode(torch.randn(4000))
@@ -135,3 +140,10 @@ def test_error_feedback_sends_everything_in_the_end():
         given_now = x if step == 0 else torch.zeros(1000)
         codec.decode_add(codec.encode_residual(given_now, residual, residual), sent)
     torch.testing.assert_close(sent, x, rtol=0, atol=2e-3)
+
+
+def test_all_options_of_the_sparse_codecs_are_understood():
+    for indices in INDICES:
+        for name, options in (("topk", {}), ("threshold", {"threshold": 0.5})):
+            spec = built_in()[name](indices=indices, values="int8", **options)
+            assert make_codec(spec).indices == indices

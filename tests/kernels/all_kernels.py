@@ -68,12 +68,15 @@ def sparse(n: int) -> tuple[object, ...]:
     x, residual, kept = any_bits(n, n), torch.linspace(-1, 1, n), torch.empty(n)
     values, places = select.largest(x, n // 7, 0, residual, kept)
     select.keep(None, residual, kept, places, values, values / 3)
-    coded = torch.zeros(indices.coded_bytes(n, n // 7), dtype=torch.uint8)
-    indices.encode(places, n, coded)
-    (places,) = indices.decode([coded], n, [n // 7])
+    coded = []
+    for coding in ("bitmap", "elias_fano"):
+        size = indices.Split.of(n, n // 7, coding).size
+        coded.append(torch.zeros(size, dtype=torch.uint8))
+        indices.encode(places, n, coding, coded[-1])
+        (places,) = indices.decode(coded[-1:], n, [n // 7], coding)
     drawn = random_places(n, n // 7, KEY, x.device)
     scatter.scatter_sum([values, values], [places, drawn], residual, 1 / 3)
-    return bits(values), bits(kept), bits(residual), coded.tolist()
+    return bits(values), bits(kept), bits(residual), [each.tolist() for each in coded]
 
 
 def sketches(n: int) -> tuple[object, ...]:

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(
     reason="on a GPU tests/codecs/test_devices.py runs the kernels themselves",
 )
 
+CODINGS = st.sampled_from(["smaller", "elias_fano", "bitmap"])
 FLOORS = st.sampled_from([0, 1, 0x3F800000, 0x7F800000, 0x7FFFFFFF])
 MANY = any_bits(5000, 1)
 
@@ -55,34 +56,37 @@ def test_residuals_match_the_reference(n, k, in_place):
     assert found[0] == found[1]
 
 
-@given(places())
-@settings(max_examples=30)
-def test_positions_are_coded_as_by_the_reference(drawn):
+@given(places(), CODINGS)
+@settings(max_examples=40)
+def test_positions_are_coded_as_by_the_reference(drawn, coding):
     n, at = drawn
+    if n > 2**17:
+        coding = "elias_fano"  # a bitmap is long
     if n > 2**22 and len(at) > 2:
         n = 2**31 - 1 if int(at[-1]) >= 2**22 else 2**22
-    size = indices.coded_bytes(n, len(at))
+    size = indices.Split.of(n, len(at), coding).size
     found, expected = torch.full((2, size + 8), 7, dtype=torch.uint8)
     with on_triton():
         # at odd addresses too, and nothing else is written
-        indices.encode(at, n, found[3 : size + 3])
-        (back,) = indices.decode([found[3 : size + 3]], n, [len(at)])
+        indices.encode(at, n, coding, found[3 : size + 3])
+        (back,) = indices.decode([found[3 : size + 3]], n, [len(at)], coding)
     with on_reference():
-        indices.encode(at, n, expected[3 : size + 3])
+        indices.encode(at, n, coding, expected[3 : size + 3])
     assert torch.equal(found, expected)
     assert torch.equal(back, at)
 
 
-@given(st.data(), st.integers(1, 60), st.sampled_from([1, 10, 77, 400, 70_000, 2**31 - 1]))
+@given(st.data(), st.integers(1, 60), st.sampled_from([1, 10, 77, 400, 70_000, 2**31 - 1]), CODINGS)
 @settings(max_examples=60)
-def test_any_bytes_become_positions(data, count, n):
+def test_any_bytes_become_positions(data, count, n, coding):
     """They are addresses; what is damaged shows in the checksum of its message."""
     count = min(count, n)
-    size = indices.coded_bytes(n, count)
+    coding = coding if n < 1000 else "elias_fano"
+    size = indices.Split.of(n, count, coding).size
     content = data.draw(st.lists(st.integers(0, 255), min_size=size, max_size=size))
     coded = torch.tensor(content, dtype=torch.uint8)
     with on_triton():
-        (found,) = indices.decode([coded], n, [count])
+        (found,) = indices.decode([coded], n, [count], coding)
     assert ((found >= 0) & (found < n)).all()
 
 

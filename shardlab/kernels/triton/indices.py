@@ -28,23 +28,22 @@ def _lower_kernel(places, codes, k, bits, size, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _one(places, number, inside, bits):
-    """Return where the one of a position is."""
+def _one(places, number, inside, bits, spread):
+    """Return where the one of a position is; -1 where there is none."""
     place = tl.load(places + number, mask=inside, other=0)
-    return (place >> bits).to(tl.int64) + number
+    return tl.where(inside, (place >> bits).to(tl.int64) + spread * number, -1)
 
 
-@triton.jit(do_not_specialize=["k", "bits"])
-def _upper_kernel(places, codes, k, bits, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["k", "bits", "spread"])
+def _upper_kernel(places, codes, k, bits, spread, BLOCK: tl.constexpr):
     """Write each byte with a one, by the program of its first position."""
     number = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    byte = _one(places, number, number < k, bits) >> 3
-    before = _one(places, number - 1, (number < k) & (number > 0), bits) >> 3
+    byte = _one(places, number, number < k, bits, spread) >> 3
+    before = _one(places, number - 1, (number < k) & (number > 0), bits, spread) >> 3
     packed = tl.zeros([BLOCK], tl.int32)
     for further in tl.static_range(8):
-        inside = number + further < k
-        one = _one(places, number + further, inside, bits)
-        packed |= tl.where(inside & (one >> 3 == byte), 1 << (one & 7).to(tl.int32), 0)
+        one = _one(places, number + further, number + further < k, bits, spread)
+        packed |= tl.where(one >> 3 == byte, 1 << (one & 7).to(tl.int32), 0)
     tl.store(codes + byte, packed.to(tl.uint8), mask=(number < k) & (byte != before))
 
 
@@ -62,8 +61,10 @@ def _count_kernel(upper, counts, size, BLOCK: tl.constexpr):
     tl.store(counts + block, tl.sum(_ones(upper, size, at)))
 
 
-@triton.jit(do_not_specialize=["lower_size", "size", "bits", "n", "k"])
-def _place_kernel(lower, upper, stops, places, lower_size, size, bits, n, k, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["lower_size", "size", "bits", "spread", "n", "k"])
+def _place_kernel(
+    lower, upper, stops, places, lower_size, size, bits, spread, n, k, BLOCK: tl.constexpr
+):
     block = tl.program_id(0)
     at = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     one = _ones(upper, size, at)
@@ -76,23 +77,23 @@ def _place_kernel(lower, upper, stops, places, lower_size, size, bits, n, k, BLO
         found = tl.load(lower + byte, mask=mine & (byte < lower_size), other=0)
         word |= found.to(tl.int64) << 8 * further
     low = (word >> start % 8) & ((1 << bits.to(tl.int64)) - 1)
-    place = (at - number << bits.to(tl.int64)) | low
+    place = (at - spread * number << bits.to(tl.int64)) | low
     # of damaged bytes, too, positions are addresses
     tl.store(places + number, tl.minimum(place, n - 1).to(tl.int32), mask=mine)
 
 
-def encode(places: Tensor, bits: int, lower: Tensor, upper: Tensor) -> None:
-    """Run the operator `indices_encode` on the GPU; the bytes of both parts."""
+def encode(places: Tensor, bits: int, spread: int, lower: Tensor, upper: Tensor) -> None:
+    """Run the operator `indices_encode` on the GPU; the bytes of both streams."""
     k = places.numel()
     upper.zero_()
     if lower.numel():
         grid = (triton.cdiv(lower.numel(), BLOCK),)
         _lower_kernel[grid](places, lower, k, bits, lower.numel(), BLOCK=BLOCK)
     if k:
-        _upper_kernel[(triton.cdiv(k, BLOCK),)](places, upper, k, bits, BLOCK=BLOCK)
+        _upper_kernel[(triton.cdiv(k, BLOCK),)](places, upper, k, bits, spread, BLOCK=BLOCK)
 
 
-def decode(lower: Tensor, upper: Tensor, n: int, bits: int, places: Tensor) -> None:
+def decode(lower: Tensor, upper: Tensor, n: int, bits: int, spread: int, places: Tensor) -> None:
     """Run the operator `indices_decode` on the GPU, without a look at what is valid."""
     k, size = places.numel(), upper.numel()
     places.zero_()  # of damaged bytes there may be fewer
@@ -103,5 +104,5 @@ def decode(lower: Tensor, upper: Tensor, n: int, bits: int, places: Tensor) -> N
     _count_kernel[grid](upper, counts, size, BLOCK=BLOCK)
     stops = counts.cumsum(0)
     _place_kernel[grid](
-        *(lower, upper, stops, places, lower.numel(), size, bits, n, k), BLOCK=BLOCK
+        *(lower, upper, stops, places, lower.numel(), size, bits, spread, n, k), BLOCK=BLOCK
     )
