@@ -167,10 +167,11 @@ class _Element:
         return _Raw(self.number, self._offset + len(content) - len(record), record)
 
 
-# possessive, so that no state is kept for going back
+# possessive or atomic, so that no state is kept for going back. Up to Python 3.11.4 a possessive
+# group keeps what a last repetition took that failed (gh-106052): an atomic one does not
 _STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _BETWEEN = re.compile(rb'[^"\[\]{},]*+')
-_INSIDE = re.compile(rb'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)
+_INSIDE = re.compile(rb'(?>(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+")*)', re.DOTALL)
 
 
 class _Separators:
