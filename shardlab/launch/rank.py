@@ -1,5 +1,6 @@
 """Process of one rank: rendezvous, device, placement, process group, and the report of an error."""
 
+import faulthandler
 import json
 import os
 import sys
@@ -26,6 +27,7 @@ from shardlab.launch.gpus import RankGpu, backend_of, take_gpu, why_on_cpu
 from shardlab.launch.placement import take_placement
 from shardlab.launch.stores import Attempt
 
+_STDERR = 2
 _POLL_S = 0.02
 """a blocking wait of the store with a short time-out would write warnings"""
 
@@ -123,6 +125,8 @@ class Job:
     def run(self, rank: int, attempt: Attempt, pipe: Connection) -> None:
         """Run the worker as `rank`; send the name of the attempt, then any failure, to `pipe`."""
         begin_fork(self.parent)
+        # where Python was when its memory, or that of a library, was damaged: nothing else tells
+        faulthandler.enable(_STDERR)
         keep_freed_memory()
         joined = None
         try:

@@ -119,6 +119,17 @@ def test_a_killed_rank_is_named_with_its_signal(number, kind, message):
     assert caught.value.kind == kind
 
 
+def test_a_rank_says_where_it_was_when_its_memory_was_damaged(tmp_path):
+    def stumbles(group):
+        os.abort()  # as the C library does where it finds its heap damaged
+
+    command = launching(tmp_path, stumbles, 2)
+    assert command.wait() == 1
+    assert "was killed by signal 6 (SIGABRT)" in command.said()
+    assert "Fatal Python error: Aborted" in command.said()
+    assert "in stumbles" in command.said()
+
+
 def test_run_over_its_time_limit_is_ended_without_restart():
     with pytest.raises(RunFailed, match=r"not done after 0\.5 s") as caught:
         launch(lambda group: time.sleep(60), 2, 1, 60, limit_s=0.5, max_restarts=9)
