@@ -173,6 +173,7 @@ def limit_of(*overrides: str) -> int:
     return found.memory_limit_bytes
 
 
+@pytest.mark.long
 def test_memory_is_that_of_the_hardware_detected_or_given(params):
     gpus = (
         'agent.hardware={"gpus": [{"name": "a", "memory_gb": 0.8}, {"name": "b", "memory_gb": 2}]}'

@@ -68,6 +68,7 @@ def damage(path: Path, harm: str = "damaged") -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("format", "name", "harm"),
     [*((*file, "damaged") for file in FILES), (*FILES[-1], "missing")],
@@ -150,6 +151,7 @@ def test_incomplete_checkpoint_is_removed(data, saved, tmp_path):
     assert [path.name for path in root.iterdir()] == ["step-00000002"]
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_another_experiment_is_refused(data, saved, tmp_path):
     root = saved / "full"
     plan = plan_of(data, INT4_FSDP2, learning_rate=0.5)

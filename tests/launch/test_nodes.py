@@ -287,6 +287,7 @@ def test_ranks_of_two_nodes_join(tmp_path):
     assert sums == ["6 0/2", "6 1/2", "6 0/2", "6 1/2"]
 
 
+@pytest.mark.long
 def test_torchrun_reports_the_first_error_once(tmp_path):
     worker = "workers.one_raises(1, ValueError('on purpose'))"
     agent = forked(tmp_path / "agent", torchrun(tmp_path, worker, 2, *ONE))

@@ -87,6 +87,7 @@ def test_parameters_that_would_not_reach_the_stages_are_refused(project: Path) -
     assert "or change params.yaml" in done.stdout
 
 
+@pytest.mark.long
 def test_a_python_without_the_packages_is_refused_before_any_job(
     project: Path, tmp_path: Path
 ) -> None:

@@ -110,6 +110,7 @@ def test_a_write_in_place_is_seen(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.long
 def test_the_first_stages_flush_what_they_write(tmp_path: Path) -> None:
     root = copy_project(tmp_path / "project")
     for stage in ("code", "plans", "prepare", "tokenize"):

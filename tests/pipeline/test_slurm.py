@@ -75,6 +75,7 @@ def test_ranks_are_spread_over_nodes_tasks_cpus_and_gpus(tmp_path: Path, ranks: 
     assert "gres" not in resources_of(root, "rank_nodes=2", "rank_gpus=0")[TRAINED]
 
 
+@pytest.mark.long
 def test_memory_is_that_of_the_estimate(tmp_path: Path) -> None:
     root = copy_project(tmp_path / "project")
     assert "mem_mb=4321" in resources_of(root, "mem_mb=4321")[TRAINED]

@@ -85,6 +85,7 @@ def test_written_trace_is_read_back(tmp_path):
     assert read_header(tmp_path / "trace.json.gz") == HEADER
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_trace(tmp_path):
     def peak(count):
         path = tmp_path / f"{count}.json"

@@ -130,6 +130,7 @@ def test_an_in_process_link_is_named():
     assert row_of([run], BASELINE)["link"] == "100mbit (in-process)"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("timing", ["two-ranks", "slow"])
 def test_report_accepts_a_single_timing(without_png, tmp_path, timing):
     timed = [make_timed(timing, run) for run in ("ddp", NO_COMMUNICATION)]

@@ -174,6 +174,7 @@ def test_a_diverged_arm_leaves_and_the_others_race_on(data, tmp_path, faulty):
     assert steps == [(name, 2 * BLOCK) for name in ("ddp", "manual", NO_COMMUNICATION)]
 
 
+@pytest.mark.long
 def test_an_incumbent_that_fails_ends_the_race(data, tmp_path, faulty):
     faulty(STRATEGIES["ddp"], on_rank(1, 2, raises))
     found = raced(plan(data), tmp_path)

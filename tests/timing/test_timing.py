@@ -98,6 +98,7 @@ def test_one_rank_is_timed_too(data, tmp_path):
     assert runs["fsdp2"].bytes_wire == 0
 
 
+@pytest.mark.long
 def test_interface_counters_match_the_ledger_on_a_link(permitted, data, tmp_path):
     runs = timed(data, tmp_path, link=Link(rate="1gbit"), repetitions=2)
     assert {run.link for run in runs.values()} == {"1gbit"}

@@ -90,6 +90,7 @@ def test_a_huge_loss_has_an_infinite_perplexity():
     assert Quality(1.0, 1, 1.0).perplexity == math.e
 
 
+@pytest.mark.long
 def test_a_diverged_run_is_not_continued_from_its_checkpoint(data, tmp_path):
     checkpoint = Checkpoint(every=1, keep=9)
     folders = tmp_path / "first", tmp_path / "second"

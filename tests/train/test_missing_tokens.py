@@ -106,6 +106,7 @@ def test_killed_build_ends_all_ranks_without_a_manifest(folder, tmp_path_factory
     assert contents(folder) == contents(other)
 
 
+@pytest.mark.long
 def test_failed_build_ends_all_ranks_at_once_and_a_later_one_is_waited_for(folder):
     def fail():
         time.sleep(1)  # the others are waiting by then

@@ -124,6 +124,7 @@ def test_a_job_of_a_tool_never_builds(train, corpus):
     assert not (corpus / "tokens").exists()
 
 
+@pytest.mark.long
 def test_a_run_restarts_after_a_rank_was_killed(train, project):
     alone = train("--run", "ddp", "--set", "train.steps=40", "--max-restarts", "1")
     wait_for(lambda: len(alone.family()) == 3)
