@@ -67,16 +67,15 @@ def make_collective(
         UserError: two levels are requested, but the ranks are not whole nodes, or the size of a
             node is unknown.
     """
-    plain = route.method.name == "none" and route.between_nodes is None
-    # on gloo the native reduce-scatter sends twice what is needed
-    on_gloo = dist.get_backend(group) == "gloo"
-    if route.untouched or (plain and not on_gloo):
+    if route.untouched:
         return Native(group, ledger, kind)
     settings = CodecSettings(feedback, route.minimum_size, route.seed, updates)
     inner = _compressing(group, ledger, kind, route, settings)
+    # on gloo the native reduce-scatter sends twice what is needed
     exact: Collective = Native(group, ledger, kind)
-    if on_gloo:
+    if dist.get_backend(group) == "gloo":
         exact = AllToAllCollective(group, ledger, kind, Identity())
+    plain = route.method.name == "none" and route.between_nodes is None
     shortest = math.inf if plain else route.minimum_size
     return BypassCollective(inner, exact, route.excluded, route.warmup, feedback, shortest)
 

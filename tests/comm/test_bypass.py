@@ -11,7 +11,6 @@ from shardlab.comm.build import Route, make_collective
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.layout import Layout
 from shardlab.comm.ledger import Ledger
-from shardlab.comm.native import Native
 from shardlab.core.errors import UserError
 from shardlab.units.names import matching
 from tests.comm.phase_vectors import gradients, whole
@@ -207,12 +206,3 @@ def test_without_a_codec_narrow_vectors_are_exchanged_as_they_are():
         assert torch.equal(shard, exact.bfloat16().chunk(2)[dist.get_rank(group)])
 
     run_ranks(2, worker)
-
-
-@on_ranks(1)
-def test_what_nothing_compresses_is_left_to_a_backend_that_scatters(group, monkeypatch):
-    """gloo's own reduce-scatter sends twice what is needed."""
-    route = Route(make_method("none"))
-    assert not isinstance(make_collective(group, Ledger(), "gradients", route), Native)
-    monkeypatch.setattr(dist, "get_backend", lambda group: "nccl")
-    assert isinstance(make_collective(group, Ledger(), "gradients", route), Native)
