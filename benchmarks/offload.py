@@ -126,8 +126,7 @@ def measure(
 def _sizes(
     options: argparse.Namespace, layers: int, strategy: Strategy, device: torch.device
 ) -> tuple[PreTrainedModel, Sizes]:
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(_config(options, layers))
+    model = _model(options, layers)
     train = Train(batch_size=options.samples, sequence_length=options.length)
     return model, sizes_of(model, strategy, train, device)
 
@@ -145,9 +144,15 @@ def _most_layers(options: argparse.Namespace, strategy: Strategy, device: torch.
     found: int = options.most_layers
     for first, second, place in zip(needs(few), needs(more), (device, host), strict=True):
         if second > first:
-            room = _USED * free_bytes(place) - first
-            found = min(found, few + int(room * (more - few) / (second - first)))
+            free = _USED * free_bytes(place) - first
+            found = min(found, few + int(free * (more - few) / (second - first)))
     return max(1, found)
+
+
+def _model(options: argparse.Namespace, layers: int) -> PreTrainedModel:
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(_config(options, layers))
+    return model
 
 
 def _config(options: argparse.Namespace, layers: int) -> Any:
@@ -163,8 +168,7 @@ def _engine(
     device: torch.device,
     group: dist.ProcessGroup,
 ) -> Engine:
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(_config(options, layers))
+    model = _model(options, layers)
     weights, optimization = RandomWeights(model, 0), Optimization(0.1, 1.0)
     return build_engine(model, strategy, optimization, group, weights=weights, device=device)
 

@@ -198,7 +198,7 @@ class Threshold(Sparse):
     residual keeps what the cap excludes. 32 + index bits for each kept element and 32 bits per
     message. NaN and infinity are always selected, unless more than the cap are. Not linear.
 
-    Wire: `Sparse`, with the number of elements; the size varies.
+    Wire: `Sparse`, with the number of elements; the size varies, so the host waits for a device.
 
     Args:
         threshold: smallest magnitude that is sent, as float32.

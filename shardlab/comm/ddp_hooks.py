@@ -89,7 +89,7 @@ class _BucketHook:
     def average(self, state: object, bucket: dist.GradBucket) -> _Future:
         """Start the average of a bucket that is ready; DDP calls it."""
         if not self._collective.elementwise:
-            with self._beside():
+            with self._overlapped():
                 return self._take(bucket)
         # any grouping gives the same sums, so a bucket need not wait for a whole message
         unit, scale = Unit(f"bucket{bucket.index()}"), 1 / self._collective.world_size
@@ -97,8 +97,8 @@ class _BucketHook:
         return work.get_future().then(_first)
 
     @contextmanager
-    def _beside(self) -> Iterator[None]:
-        """On a GPU, launch on a stream beside the computation, after what that has launched."""
+    def _overlapped(self) -> Iterator[None]:
+        """On a GPU, launch on a separate stream, after all that the computation has launched."""
         if self._accelerator is None or self._stream is None:
             yield
             return

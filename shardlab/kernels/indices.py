@@ -32,7 +32,7 @@ _c_decode = function("indices_decode", POINTER, *[INT] * 6, POINTER, POINTER)
 
 
 class Split(NamedTuple):
-    """How k of n positions are coded."""
+    """Sizes of the two streams of k of n positions."""
 
     bits: int
     """l: lower bits of each position"""
@@ -174,7 +174,7 @@ def _run_decode(
             triton.indices.decode(*parts, n, *split[:2], target)
         else:
             good = decode_reference(given, n, coding, target)
-            if given.device.type == "cpu":
+            if accelerator_of(given.device) is None:
                 valid[index] = good
 
 

@@ -120,7 +120,7 @@ def test_later_engines_reuse_the_descriptors_of_the_first(config) -> None:
 def test_later_engines_of_several_nodes_reuse_descriptors(group) -> None:
     mode = MODES["shard-gpu_reduce"]
     first, *others = left_open(lambda: train(engine_of(group, mode, ranks_per_node=2), 1))
-    # fewer where what another test left behind was closed meanwhile
+    # fewer where a collection closes what was inherited from the process that forked the ranks
     assert max(others) <= first
 
 
