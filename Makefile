@@ -114,10 +114,10 @@ clean:
 	@pip install --quiet --constraint requirements.lock --requirement $<
 	@touch $@
 
-# The C++ kernels are built into shardlab/kernels; without a compiler the PyTorch reference is used.
+# The C++ kernels are built into shardlab/codecs/kernels; without a compiler the PyTorch reference is used.
 # The path file, unlike an editable installation, comes after the current folder: a copy of this tree
 # (`dvc exp run --temp` makes them) runs its own code.
 .venv/.project: .venv/.packages $(wildcard csrc/*)
-	@python -m shardlab.kernels.build
+	@python -m shardlab.codecs.kernels.build
 	@echo "$(CURDIR)" > "$$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shardlab.pth"
 	@touch $@

@@ -22,16 +22,16 @@ from torch import Tensor
 
 from benchmarks.common import WORK, arguments, on_ranks, print_table, write_results
 from benchmarks.speed import best_times
-from shardlab.activations.anonymous_file import aligned_blocks
-from shardlab.activations.checkpoint import FOLDER_VARIABLE
-from shardlab.activations.stores import FileStore, StoredTensor
+from shardlab.config.model_and_data import Model
+from shardlab.config.strategy import parse_strategy
 from shardlab.core.document import validate
+from shardlab.engines.activation_checkpoint import FOLDER_VARIABLE
+from shardlab.engines.activation_stores import FileStore, StoredTensor
+from shardlab.engines.anonymous_file import aligned_blocks
+from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
-from shardlab.engines.common.base import Engine, Optimization
-from shardlab.experiment.model_and_data import Model
 from shardlab.models.build import build_model
 from shardlab.report.numbers import figure
-from shardlab.strategy.strategy import parse_strategy
 
 _CPU = torch.device("cpu")
 _PIECE, _TENSOR, _TENSORS = 8 << 20, 16 << 20, 24

@@ -7,9 +7,9 @@ import yaml
 
 from shardlab.codecs.multi_phase import Method
 from shardlab.codecs.registry import make_method, spec_of
+from shardlab.config.codec_table import all_specs
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
-from shardlab.strategy.codec_table import all_specs
 
 _FILE = Path(__file__).with_name("codecs.yaml")
 

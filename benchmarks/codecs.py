@@ -33,8 +33,8 @@ from benchmarks.gradients import Gradients, prepare, statistics
 from benchmarks.speed import Speed, codec_speed, phase_speed
 from shardlab.codecs.base import Codec
 from shardlab.codecs.multi_phase import MultiPhaseMethod
+from shardlab.config.codec_modules import load_codecs
 from shardlab.core.progress import say, stopwatch
-from shardlab.experiment.codec_modules import load_codecs
 from shardlab.report.numbers import ABSENT, figure, fixed, scientific
 
 _LARGEST_DEVIATION = 0.1

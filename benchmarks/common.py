@@ -10,12 +10,12 @@ from typing import Any
 
 import torch.distributed as dist
 
+from shardlab.comm.emulated_link import Links
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, write_json
-from shardlab.emulation.link import Links
-from shardlab.environment.host import describe_host, git_revision
-from shardlab.launch import launch
+from shardlab.core.host import describe_host, git_revision
 from shardlab.report.tables import text_table
+from shardlab.train.launch import launch
 
 DATA = Path("data"), "folder of the pipeline"
 WORK = Path(".work/benchmarks"), "folder for results"

@@ -19,19 +19,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.common import WORK, arguments, choose, on_ranks, print_table, write_results
+from shardlab.comm.object_collectives import device_of
+from shardlab.comm.traffic import LinkThrottle
+from shardlab.config.model_and_data import Model
+from shardlab.config.strategy import Strategy, parse_strategy
 from shardlab.core.document import validate
 from shardlab.core.progress import say
+from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
-from shardlab.engines.common.base import Optimization
-from shardlab.experiment.model_and_data import Model
 from shardlab.models.build import build_model
 from shardlab.models.parts import transformer_blocks
 from shardlab.models.presets import PRESETS
 from shardlab.report.numbers import figure
-from shardlab.strategy.strategy import Strategy, parse_strategy
 from shardlab.train.utilization import peak_memory
-from shardlab.transport.object_collectives import device_of
-from shardlab.transport.traffic import LinkThrottle
 
 EXCHANGE = {"route": "exchange"}
 STRATEGIES: dict[str, dict[str, Any]] = {

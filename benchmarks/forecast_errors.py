@@ -13,18 +13,18 @@ from statistics import median
 
 from benchmarks.common import DATA, WORK, arguments, print_table, write_results
 from benchmarks.search_table import strategies
-from shardlab.calibration.costs import codecs_of
-from shardlab.calibration.measure import Network, calibrate
-from shardlab.experiment.model_and_data import Model
-from shardlab.experiment.schema import Forecast, Space, Timing, Train
+from shardlab.config.calibration_record import memory_operations
+from shardlab.config.model_and_data import Model
+from shardlab.config.schema import Forecast, Space, Timing, Train
+from shardlab.config.strategy import parse_strategy
+from shardlab.config.timing_record import read_timings
+from shardlab.forecast.calibrate import Network, calibrate
 from shardlab.forecast.check import Check, summarize
+from shardlab.forecast.measured_costs import codecs_of
 from shardlab.forecast.results import predict
-from shardlab.measurements.calibration import memory_operations
-from shardlab.records.timing import read_timings
 from shardlab.report.numbers import fixed
-from shardlab.strategy.strategy import parse_strategy
-from shardlab.timing.plan import TimingPlan
-from shardlab.timing.together import time_strategies
+from shardlab.train.timing_plan import TimingPlan
+from shardlab.train.together import time_strategies
 
 _FITTED = ("ddp", "fsdp2", "manual", "slide")
 _RUNS = (

@@ -18,12 +18,12 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.common import DATA, WORK, arguments, print_table, write_results
-from shardlab.experiment.parameters import Parameters
-from shardlab.records.timing import NO_COMMUNICATION, TimedRun, read_timings
+from shardlab.config.parameters import Parameters
+from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, read_timings
 from shardlab.report.numbers import fixed, ratio
 from shardlab.report.timings import timing_table
-from shardlab.timing.plan import TimingPlan
-from shardlab.timing.together import time_strategies
+from shardlab.train.timing_plan import TimingPlan
+from shardlab.train.together import time_strategies
 
 RATIO_GOAL, INTERVAL_GOAL = 0.05, 0.10
 """largest change of a ratio, and half the width of an interval relative to the ratio"""

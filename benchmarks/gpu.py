@@ -42,13 +42,13 @@ from benchmarks.common import (
 )
 from benchmarks.other_codecs import RIVALS
 from benchmarks.speed import best_times, clock_of
+from shardlab.codecs.kernels.workers import Workers
+from shardlab.comm.object_collectives import device_of
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, write_json
 from shardlab.core.progress import say
-from shardlab.kernels.workers import Workers
-from shardlab.launch import RunFailed
 from shardlab.report.numbers import figure
-from shardlab.transport.object_collectives import device_of
+from shardlab.train.launch import RunFailed
 
 _STRATEGIES = ("fsdp2", "slide", "slide, shards")
 _TRAINED = ("ddp", "ddp-int8", "ddp-topk", "fsdp2", "fsdp2-int8", "fsdp2-topk", "manual-int8")

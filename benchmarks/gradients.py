@@ -32,8 +32,8 @@ from shardlab.codecs.unit import Block, Unit
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, sha256_of_file
 from shardlab.core.progress import say, stopwatch, track
-from shardlab.data.tokens.loader import Batches
-from shardlab.data.tokens.tokens import TokenSplit, open_split
+from shardlab.data.loader import Batches
+from shardlab.data.tokens import TokenSplit, open_split
 from shardlab.models.presets import Shape, shape_config
 
 RANKS, SENDERS, STEPS = 8, 4, 24

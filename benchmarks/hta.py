@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 from benchmarks.common import RIVAL_PACKAGES, arguments, choose, print_table
 from benchmarks.engines import STRATEGIES
 from benchmarks.traced import trace
-from shardlab.profiling.analysis.breakdown import read_steps
-from shardlab.profiling.capture.merge import merge_traces
+from shardlab.config.strategy import parse_strategy
+from shardlab.profiling.breakdown import read_steps
+from shardlab.profiling.merge import merge_traces
 from shardlab.report.numbers import figure
-from shardlab.strategy.strategy import parse_strategy
 
 _DEFAULT = ("ddp", "fsdp2", "fsdp2-ahead", "manual")
 _WAITS = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::")

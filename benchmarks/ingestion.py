@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from shardlab.data.corpus.corpus_file import Document, read_corpus, write_corpus
-from shardlab.data.tokenize.tokenizer import given_tokenizer
+from shardlab.data.corpus_file import Document, read_corpus, write_corpus
+from shardlab.data.tokenizer import given_tokenizer
 
 _BATCH = 1000
 _DOWNLOADS = Path(".work")
@@ -93,10 +93,10 @@ def _measured(way: str, corpus: Path, rivals: Path) -> dict[str, Any] | None:
 
 def shardlab(corpus: Path, out: Path) -> None:
     """Run both data stages, with as many shards as there are CPUs."""
-    from shardlab.data.corpus.workers import usable_cores
-    from shardlab.data.sources.corpus import prepare
-    from shardlab.data.tokenize.tokenize import build_tokens
-    from shardlab.experiment.model_and_data import Data, Tokenize
+    from shardlab.config.model_and_data import Data, Tokenize
+    from shardlab.data.sources import prepare
+    from shardlab.data.tokenize import build_tokens
+    from shardlab.data.workers import usable_cores
 
     prepare(Data(source="json", path=str(corpus)), out / "corpus.json", _DOWNLOADS)
     options = Tokenize(tokenizer="gpt2", vocabulary=None, shards=usable_cores())

@@ -17,11 +17,11 @@ import torch.distributed as dist
 
 from benchmarks.common import WORK, arguments, on_ranks, print_table, write_results
 from benchmarks.speed import best_times
-from shardlab.activations.anonymous_file import AnonymousFile, aligned_blocks
+from shardlab.codecs.kernels.adam import Hyper, adam_
+from shardlab.codecs.kernels.workers import Workers
+from shardlab.engines.anonymous_file import AnonymousFile, aligned_blocks
 from shardlab.engines.slide.moments import FileMoments, Moments, MomentStore
 from shardlab.engines.slide.shared_file import NodeFile
-from shardlab.kernels.adam import Hyper, adam_
-from shardlab.kernels.workers import Workers
 from shardlab.report.numbers import figure
 
 UNITS = [f"unit{number}" for number in range(8)]

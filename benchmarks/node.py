@@ -18,7 +18,7 @@ from benchmarks.common import arguments
 from shardlab.engines.slide.groups import node_groups
 from shardlab.engines.slide.rank_progress import OFFLOADED, UPDATED, RankProgress
 from shardlab.engines.slide.shared_memory import NodeMemory
-from shardlab.launch import launch
+from shardlab.train.launch import launch
 
 _CALLS = 200
 

@@ -27,19 +27,19 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.common import arguments, on_ranks, print_table, write_results
+from shardlab.comm.object_collectives import device_of
+from shardlab.config.schema import Train
+from shardlab.config.strategy import Strategy, parse_strategy
 from shardlab.core.progress import say
+from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
-from shardlab.engines.common.base import Engine, Optimization
-from shardlab.experiment.schema import Train
-from shardlab.loop.space import free_bytes
-from shardlab.memory.sizes import Sizes
-from shardlab.memory.step import closed_form, device_memory, host_memory
+from shardlab.engines.step_space import free_bytes
+from shardlab.models.memory_sizes import Sizes
+from shardlab.models.memory_step import closed_form, device_memory, host_memory
 from shardlab.models.presets import Shape, shape_config
+from shardlab.models.unit_sizes import sizes_of
 from shardlab.models.weights import RandomWeights
 from shardlab.report.numbers import figure
-from shardlab.strategy.strategy import Strategy, parse_strategy
-from shardlab.transport.object_collectives import device_of
-from shardlab.units.sizes import sizes_of
 
 _VOCABULARY, _UNTIMED, _TIMED, _MB = 512, 2, 6, 1e6
 _USED = 0.9

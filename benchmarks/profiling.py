@@ -22,9 +22,9 @@ from benchmarks.common import WORK, arguments, choose, on_ranks, print_table, wr
 from benchmarks.engines import STRATEGIES
 from benchmarks.traced import Trainee
 from shardlab.comm import all_to_all, codec_collective, collective
-from shardlab.profiling.capture.capture import Capture
+from shardlab.config.strategy import parse_strategy
+from shardlab.profiling.capture import Capture
 from shardlab.report.numbers import figure
-from shardlab.strategy.strategy import parse_strategy
 
 CASES: dict[str, dict[str, Any]] = {
     **STRATEGIES,

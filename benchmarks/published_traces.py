@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common import print_table
-from shardlab.profiling.analysis.breakdown import StepTimes, step_times
-from shardlab.profiling.analysis.trace import Launched, Trace
-from shardlab.profiling.analysis.trace_reader import read_trace
+from shardlab.profiling.breakdown import StepTimes, step_times
+from shardlab.profiling.trace import Launched, Trace
+from shardlab.profiling.trace_reader import read_trace
 
 _ROWS = {
     "computation_time": "compute_ms",

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, stdtrit
 
 from benchmarks.common import WORK, arguments, print_table, write_results
-from shardlab.agent.races.sequential import SEARCH_ERROR, RaceRule, centre, standings_of
+from shardlab.search.sequential import SEARCH_ERROR, RaceRule, centre, standings_of
 
 Array = NDArray[np.float64]
 RACES, CHALLENGERS = 8, 3

@@ -25,16 +25,16 @@ import psutil
 from torch import Tensor
 
 from benchmarks.common import DATA, WORK, arguments, print_table, write_results
-from shardlab.checkpoint.folder import Folder, damage_in
+from shardlab.config.model_and_data import Model
+from shardlab.config.schema import Checkpoint, Train
+from shardlab.config.strategy import parse_strategy
 from shardlab.core.files import read_json_lines
 from shardlab.core.progress import say
-from shardlab.experiment.model_and_data import Model
-from shardlab.experiment.schema import Checkpoint, Train
-from shardlab.launch import RunFailed
-from shardlab.loop.loop import Loop
-from shardlab.loop.plan import RunPlan
-from shardlab.strategy.strategy import parse_strategy
+from shardlab.train.checkpoint_folder import Folder, damage_in
+from shardlab.train.launch import RunFailed
+from shardlab.train.loop import Loop
 from shardlab.train.run import train_run
+from shardlab.train.run_plan import RunPlan
 
 _INT4 = {"codec": "int4:group=64", "error_feedback": True}
 STRATEGIES: list[dict[str, Any]] = [

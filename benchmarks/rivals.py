@@ -35,10 +35,10 @@ from benchmarks.speed import KEY, Alone, best_times, clock_of
 from shardlab.codecs.multi_phase import Method, MultiPhaseMethod
 from shardlab.codecs.registry import make_method
 from shardlab.codecs.unit import Block, Unit
+from shardlab.comm.object_collectives import device_of
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say
 from shardlab.report.numbers import ABSENT, figure
-from shardlab.transport.object_collectives import device_of
 
 _FAILURE_WIDTH = 120
 _LIMIT_S = 20.0

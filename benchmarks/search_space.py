@@ -10,20 +10,20 @@ from collections import Counter
 from typing import get_args
 
 from benchmarks.common import WORK, arguments, print_table, write_results
-from shardlab.agent.space.feasible import feasible, formula_bytes
-from shardlab.calibration.costs import codecs_of
+from shardlab.config.calibration_record import MemoryOperation, Operation
+from shardlab.config.engine_traits import ENGINES
+from shardlab.config.model_and_data import Model
+from shardlab.config.schema import Space, Train
 from shardlab.core.document import validate
-from shardlab.experiment.model_and_data import Model
-from shardlab.experiment.schema import Space, Train
 from shardlab.forecast.machine import CodecLines, Line, Machine
+from shardlab.forecast.measured_costs import codecs_of
 from shardlab.forecast.model import Model as Forecast
 from shardlab.forecast.overheads import Engines
 from shardlab.forecast.work import Compute
 from shardlab.forecast.workload import Workload
-from shardlab.measurements.calibration import MemoryOperation, Operation
 from shardlab.models.build import build_model
-from shardlab.strategy.engine_traits import ENGINES
-from shardlab.units.shapes import ModelShapes
+from shardlab.models.unit_shapes import ModelShapes
+from shardlab.search.feasible import feasible, formula_bytes
 
 _LINE = Line(1e-4, 1e-9)
 _ENDLESS = 10**15

@@ -13,12 +13,12 @@ from typing import Any
 
 import yaml
 
+from shardlab.config.codec_table import codec_text
+from shardlab.config.engine_traits import ENGINES, accepts_codec
+from shardlab.config.schema import Space
+from shardlab.config.strategy import parse_strategy
+from shardlab.config.validation import check_fits
 from shardlab.core.errors import UserError
-from shardlab.experiment.schema import Space
-from shardlab.strategy.codec_table import codec_text
-from shardlab.strategy.engine_traits import ENGINES, accepts_codec
-from shardlab.strategy.strategy import parse_strategy
-from shardlab.strategy.validation import check_fits
 
 Document = dict[str, Any]
 

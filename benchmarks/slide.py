@@ -31,15 +31,15 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from benchmarks.common import arguments, on_ranks, print_table, write_results
+from shardlab.config.strategy import parse_strategy
 from shardlab.core.progress import say
-from shardlab.engines.common.base import EngineSetup, Optimization
+from shardlab.engines.base import EngineSetup, Optimization
 from shardlab.engines.slide.copies import ThrottledCopies
 from shardlab.engines.slide.engine import SlideEngine
 from shardlab.models.presets import Shape, shape_config
+from shardlab.models.units import prepare
 from shardlab.models.weights import RandomWeights
 from shardlab.report.numbers import figure
-from shardlab.strategy.strategy import parse_strategy
-from shardlab.units.units import prepare
 
 _VOCABULARY, _SEQUENCE, _UNTIMED, _IN_A_ROW, _CPU = 512, 64, 2, 6, torch.device("cpu")
 _WAITS = ("in", "out", "landing")

@@ -16,19 +16,19 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.common import on_ranks, print_table
-from shardlab.calibration.costs import memory_times
+from shardlab.config.calibration_record import MemoryCost, MemoryOperation, Operation
+from shardlab.config.strategy import CanonicalStrategy, parse_strategy
 from shardlab.core.files import read_json, write_json
 from shardlab.forecast.coding import codings
 from shardlab.forecast.costs import Measured
 from shardlab.forecast.machine import Line, Machine, fit_memory
+from shardlab.forecast.measured_costs import memory_times
 from shardlab.forecast.schedule import Phase, simulate
 from shardlab.forecast.sliding import Slide
 from shardlab.forecast.work import COMPUTE, Compute, Overhead, Work
-from shardlab.measurements.calibration import MemoryCost, MemoryOperation, Operation
 from shardlab.models.presets import Shape, shape_config
+from shardlab.models.units import unit_sizes
 from shardlab.report.numbers import figure
-from shardlab.strategy.strategy import CanonicalStrategy, parse_strategy
-from shardlab.units.units import unit_sizes
 
 _STEPS = 6
 _WAITS = {"in": ("forward", "backward"), "out": ("settle",), "landing": ("landed",)}

@@ -18,8 +18,8 @@ from torch import Tensor
 from benchmarks.common import arguments, print_table
 from benchmarks.speed import best_times
 from shardlab.codecs.base import Codec, MessageKey
+from shardlab.codecs.kernels import native
 from shardlab.codecs.registry import make_codec
-from shardlab.kernels import native
 
 _KEY = MessageKey(seed=0, step=0, unit="benchmark", rank=0)
 

@@ -15,7 +15,7 @@ from typing import IO, cast
 
 def analysis(path: Path) -> int:
     """Break every step of the trace down, by our reader."""
-    from shardlab.profiling.analysis.breakdown import read_steps, summarize
+    from shardlab.profiling.breakdown import read_steps, summarize
 
     steps = read_steps(path)
     summarize(steps)
@@ -24,7 +24,7 @@ def analysis(path: Path) -> int:
 
 def reader(path: Path) -> int:
     """Read every event once, by our reader."""
-    from shardlab.profiling.traces.trace_file import read_events
+    from shardlab.profiling.trace_file import read_events
 
     return sum(1 for _ in read_events(path))
 
@@ -73,7 +73,7 @@ def main(way: str, path: str) -> None:
     seconds = time.perf_counter() - start
     used = resource.getrusage(resource.RUSAGE_SELF)
     figures = {"found": found, "seconds": seconds, "cpu_s": used.ru_utime + used.ru_stime}
-    from shardlab.environment.host import resident_memory
+    from shardlab.core.host import resident_memory
 
     print(json.dumps({**figures, "peak_mb": resident_memory().highest / 1e6}))
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from shardlab.config.model_and_data import Model
+from shardlab.config.strategy import Strategy
 from shardlab.core.document import validate
+from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
-from shardlab.engines.common.base import Engine, Optimization
-from shardlab.experiment.model_and_data import Model
-from shardlab.launch import launch
 from shardlab.models.build import build_model
-from shardlab.profiling.capture.capture import Capture
-from shardlab.strategy.strategy import Strategy
+from shardlab.profiling.capture import Capture
+from shardlab.train.launch import launch
 
 _VOCABULARY, _LENGTH, _SAMPLES = 2048, 64, 8
 _UNTIMED = 3

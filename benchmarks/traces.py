@@ -24,9 +24,9 @@ from benchmarks.common import WORK, arguments, print_table, write_results
 from benchmarks.engines import STRATEGIES
 from benchmarks.trace_readers import WAYS
 from benchmarks.traced import trace
-from shardlab.profiling.capture.merge import merge_traces
+from shardlab.config.strategy import parse_strategy
+from shardlab.profiling.merge import merge_traces
 from shardlab.report.numbers import figure
-from shardlab.strategy.strategy import parse_strategy
 
 _STEPS = 3
 _BOUNDARY = "\n  },\n  {"

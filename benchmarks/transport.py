@@ -3,7 +3,7 @@
     python -m benchmarks.transport [--world-size W] [--repetitions R] [--rate 100mbit 1gbit ...]
 
 One run, interleaved calls, from barrier to barrier: milliseconds of the best repetition.
-`pieces` is what `shardlab.transport.transport` does, also with other sizes and numbers in flight;
+`pieces` is what `shardlab.comm.transport` does, also with other sizes and numbers in flight;
 the others send the same bytes to every other rank in another way, and gloo's reduce-scatter and
 all-gather do the same job. Loopback shows the cost on the CPU. With rates the table is repeated on
 emulated links, with the fraction of the link's rate that those bytes reach, at best and in the
@@ -23,11 +23,11 @@ from benchmarks.common import arguments
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.wire import HEADER, Buffers, Contents, describe, message_bytes, seal, unseal
-from shardlab.emulation.link import Links
-from shardlab.experiment.link import Link
-from shardlab.launch import launch
-from shardlab.transport import transport
-from shardlab.transport.transport import Transport
+from shardlab.comm import transport
+from shardlab.comm.emulated_link import Links
+from shardlab.comm.transport import Transport
+from shardlab.config.link import Link
+from shardlab.train.launch import launch
 
 SIZES = [1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24]
 OTHER_PIECES = [(256, 2), (256, 4), (256, 8), (512, 4), (1024, 4)]

@@ -1,4 +1,4 @@
-// A step of Adam in one pass: shardlab/kernels/adam.py.
+// A step of Adam in one pass: shardlab/codecs/kernels/adam.py.
 #include <cmath>
 
 #include "gradients.h"

@@ -1,5 +1,5 @@
 // The eight-bit dynamic tree data type with one bfloat16 scale per group. Levels and the arithmetic
-// that finds the nearest one are specified in shardlab/kernels/float8.py.
+// that finds the nearest one are specified in shardlab/codecs/kernels/float8.py.
 #include "codes.h"
 #include "grouped.h"
 #include "scales.h"

@@ -30,7 +30,7 @@ struct Gradients {
   }
 };
 
-// use(kind) for the kind of float that has this number in shardlab/kernels/adam.py.
+// use(kind) for the kind of float that has this number in shardlab/codecs/kernels/adam.py.
 template <int kLanes, class Use>
 SHARDLAB_INLINE void with_kind(int64_t number, Use use) {
   if (number == 0) return use(Single<kLanes>{});

@@ -1,5 +1,5 @@
 // Codecs that cut a vector into groups. A payload holds a head for every group (its scales), then the
-// codes of all groups, kBits for each element: shardlab/kernels/grouped.py.
+// codes of all groups, kBits for each element: shardlab/codecs/kernels/grouped.py.
 //
 // A format maps one group to a head and codes; everything else is here. A format is a struct with
 //
@@ -144,7 +144,7 @@ SHARDLAB_INLINE void decode_groups(const uint8_t* const* payloads, int64_t count
     decode_group<Format>(payloads, count, at, g, output);
 }
 
-// The two kernels of a format, under the names that shardlab/kernels/grouped.py binds.
+// The two kernels of a format, under the names that shardlab/codecs/kernels/grouped.py binds.
 #define SHARDLAB_GROUPED(name, Format)                                                             \
   SHARDLAB_KERNEL void name##_encode(const float* x, const float* residual, float* kept,           \
                                      int64_t n, int64_t group, int64_t start, int64_t stop,        \

@@ -1,4 +1,4 @@
-// Ascending positions as Elias-Fano codes or bitmaps: specified in shardlab/kernels/indices.py.
+// Ascending positions as Elias-Fano codes or bitmaps: specified in shardlab/codecs/kernels/indices.py.
 #include <algorithm>
 
 #include "bits.h"

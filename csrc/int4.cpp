@@ -1,4 +1,4 @@
-// Four-bit codes: shardlab/kernels/integers.py.
+// Four-bit codes: shardlab/codecs/kernels/integers.py.
 #include "integers.h"
 
 using Int4 = Integers<SignedLargestOver<8>, 4, false>;

@@ -1,4 +1,4 @@
-// Eight-bit integers: shardlab/kernels/integers.py.
+// Eight-bit integers: shardlab/codecs/kernels/integers.py.
 #include "integers.h"
 
 using Int8 = Integers<LargestOver<127>, 8, false>;

@@ -1,4 +1,4 @@
-// Integers with a scale per group: shardlab/kernels/integers.py.
+// Integers with a scale per group: shardlab/codecs/kernels/integers.py.
 #pragma once
 
 #include "grouped.h"

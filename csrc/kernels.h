@@ -1,4 +1,4 @@
-// What all CPU kernels share. Each family has a file here and one of the same name in shardlab/kernels,
+// What all CPU kernels share. Each family has a file here and one of the same name in shardlab/codecs/kernels,
 // which specifies its payload.
 //
 // All pointers may be unaligned to the vector size; payloads may be unaligned to their own words,
@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-// The sources are compiled once for each instruction set; shardlab/kernels/native.py loads the best
+// The sources are compiled once for each instruction set; shardlab/codecs/kernels/native.py loads the best
 // library that the processor runs.
 #define SHARDLAB_KERNEL extern "C"
 

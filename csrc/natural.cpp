@@ -1,4 +1,4 @@
-// Stochastic powers of two: shardlab/kernels/floats.py specifies the payload, in which the signs of
+// Stochastic powers of two: shardlab/codecs/kernels/floats.py specifies the payload, in which the signs of
 // a group follow its exponents.
 #include "grouped.h"
 

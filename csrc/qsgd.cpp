@@ -1,4 +1,4 @@
-// Stochastic levels of the norm of a group: shardlab/kernels/integers.py.
+// Stochastic levels of the norm of a group: shardlab/codecs/kernels/integers.py.
 #include "integers.h"
 
 using Qsgd1 = Integers<NormOver<1>, 2, true>;

@@ -1,4 +1,4 @@
-// Counter-based random numbers: shardlab/kernels/random.py defines them.
+// Counter-based random numbers: shardlab/codecs/kernels/random.py defines them.
 #pragma once
 
 #include "bits.h"

@@ -1,4 +1,4 @@
-// Random positions that all ranks share: shardlab/kernels/random.py defines them.
+// Random positions that all ranks share: shardlab/codecs/kernels/random.py defines them.
 #include "random.h"
 
 // For j from start to stop, places[j] = shift + a random element of the j-th of k parts of [0, n), modulo n.

@@ -1,4 +1,4 @@
-// One bfloat16 scale per group: shardlab/kernels/scales.py.
+// One bfloat16 scale per group: shardlab/codecs/kernels/scales.py.
 #pragma once
 
 #include <cfloat>

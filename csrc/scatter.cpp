@@ -1,4 +1,4 @@
-// Sums of sparse vectors: shardlab/kernels/scatter.py.
+// Sums of sparse vectors: shardlab/codecs/kernels/scatter.py.
 #include <cstring>
 #ifdef __SSE__
 #include <xmmintrin.h>

@@ -1,4 +1,4 @@
-// The largest elements of a vector by magnitude, and its residual: shardlab/kernels/select.py.
+// The largest elements of a vector by magnitude, and its residual: shardlab/codecs/kernels/select.py.
 //
 // Magnitudes are compared as bit patterns: infinity lies above every finite number and NaN above it.
 #include "random.h"

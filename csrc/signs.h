@@ -1,4 +1,4 @@
-// One bit per element, and means that every instruction set sums alike: shardlab/kernels/signs.py
+// One bit per element, and means that every instruction set sums alike: shardlab/codecs/kernels/signs.py
 // defines both.
 #pragma once
 
@@ -195,7 +195,7 @@ SHARDLAB_INLINE void decode_signs(const uint8_t* const* payloads, int64_t count,
   }
 }
 
-// The two kernels of such a format, under the names that shardlab/kernels/grouped.py binds.
+// The two kernels of such a format, under the names that shardlab/codecs/kernels/grouped.py binds.
 #define SHARDLAB_SIGNS(name, Format)                                                               \
   SHARDLAB_KERNEL void name##_encode(const float* x, const float* residual, float* kept,           \
                                      int64_t n, int64_t group, int64_t start, int64_t stop,        \

@@ -1,4 +1,4 @@
-// Count sketches with computed hashes: shardlab/kernels/sketch.py defines them.
+// Count sketches with computed hashes: shardlab/codecs/kernels/sketch.py defines them.
 #include "random.h"
 
 // Elements that are hashed at a time; their buckets and values stay in the first-level cache.

@@ -1,4 +1,4 @@
-// Squared norms: sum_of_squares in shardlab/kernels/adam.py.
+// Squared norms: sum_of_squares in shardlab/codecs/kernels/adam.py.
 #include "gradients.h"
 #include "plain_floats.h"
 #include "workers.h"

@@ -1,5 +1,5 @@
 // Counters in shared memory: a process that reads a value sees all that was written before its
-// publication. Specified in shardlab/kernels/shared_counters.py.
+// publication. Specified in shardlab/codecs/kernels/shared_counters.py.
 #include <climits>
 #include <ctime>
 

@@ -9,14 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardlab.activations.checkpoint import SlidingCheckpoint as SlidingCheckpoint
     from shardlab.comm.attach import attach as attach
     from shardlab.comm.handle import merge_states as merge_states
-    from shardlab.standalone.adam import LayerAdam as LayerAdam
-    from shardlab.standalone.slide_config import SlideConfig as SlideConfig
-    from shardlab.standalone.slide_fsdp import SlideFSDP as SlideFSDP
-    from shardlab.strategy.codec_options import CodecSpec as CodecSpec
-    from shardlab.strategy.codec_table import register as register
+    from shardlab.config.codec_options import CodecSpec as CodecSpec
+    from shardlab.config.codec_table import register as register
+    from shardlab.engines.activation_checkpoint import SlidingCheckpoint as SlidingCheckpoint
+    from shardlab.engines.layer_adam import LayerAdam as LayerAdam
+    from shardlab.engines.slide_config import SlideConfig as SlideConfig
+    from shardlab.engines.slide_fsdp import SlideFSDP as SlideFSDP
 
 __all__ = [
     "CodecSpec",
@@ -30,14 +30,14 @@ __all__ = [
 ]
 
 _PLACES = {
-    "CodecSpec": "shardlab.strategy.codec_options",
-    "LayerAdam": "shardlab.standalone.adam",
-    "SlideConfig": "shardlab.standalone.slide_config",
-    "SlideFSDP": "shardlab.standalone.slide_fsdp",
-    "SlidingCheckpoint": "shardlab.activations.checkpoint",
+    "CodecSpec": "shardlab.config.codec_options",
+    "LayerAdam": "shardlab.engines.layer_adam",
+    "SlideConfig": "shardlab.engines.slide_config",
+    "SlideFSDP": "shardlab.engines.slide_fsdp",
+    "SlidingCheckpoint": "shardlab.engines.activation_checkpoint",
     "attach": "shardlab.comm.attach",
     "merge_states": "shardlab.comm.handle",
-    "register": "shardlab.strategy.codec_table",
+    "register": "shardlab.config.codec_table",
 }
 
 

@@ -1,14 +1,14 @@
 """Measure the costs of single operations on this machine, for the forecast."""
 
-from shardlab.calibration.costs import codecs_of
-from shardlab.calibration.hardware import detect
-from shardlab.calibration.measure import Network, calibrate
+from shardlab.config.calibration_record import memory_operations
+from shardlab.config.parameters import Parameters
+from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say
-from shardlab.experiment.parameters import Parameters
-from shardlab.launch.environment import node_count
-from shardlab.measurements.calibration import memory_operations
-from shardlab.strategy.strategy import parse_strategy
+from shardlab.forecast.calibrate import Network, calibrate
+from shardlab.forecast.measured_costs import codecs_of
+from shardlab.forecast.measured_hardware import detect
+from shardlab.train.launch_environment import node_count
 from stages import plans
 from stages.common import run
 

@@ -8,11 +8,11 @@ import signal
 import sys
 from pathlib import Path
 
-from shardlab.chat.conversation import Conversation, Sampling
-from shardlab.chat.terminal import converse, show
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say
+from shardlab.train.chat_terminal import converse, show
+from shardlab.train.conversation import Conversation, Sampling
 from stages.common import Parser
 
 

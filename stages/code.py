@@ -10,75 +10,41 @@ import json
 from functools import cache
 from pathlib import Path
 
+from shardlab.config.parameters import Parameters
+from shardlab.config.timing_record import machine_name
 from shardlab.core.files import files_below, sha256_of_file, write_text
-from shardlab.environment.host import describe_host, torch_version
-from shardlab.experiment.parameters import Parameters
-from shardlab.records.timing import machine_name
+from shardlab.core.host import describe_host, torch_version
 from stages.common import run
 
 _FOLDER = Path("data/code")
 
 
-def _library(*packages: str) -> tuple[str, ...]:
-    return tuple(f"shardlab/{package}" for package in packages)
+_EVERY = ("csrc", "shardlab", "stages", "user_codecs")
 
-
-_EVERY = (
-    *_library("__init__.py", "core", "experiment", "strategy"),
-    *("stages/__init__.py", "stages/common.py", "stages/forks.py"),
+STAGES: dict[str, tuple[str, ...]] = dict.fromkeys(
+    (
+        "plans",
+        "content",
+        "inputs",
+        "prepare",
+        "tokenize",
+        "train",
+        "profile",
+        "validate",
+        "timing",
+        "calibrate",
+        "forecast",
+        "estimate",
+        "collect",
+        "propose",
+        "trial",
+        "decide",
+        "policies",
+        "report",
+        "readme",
+    ),
+    (),
 )
-_PLANS = ("stages/outside.py", "stages/plans.py")
-_CODECS = (
-    *_library("activations", "codecs", "devices", "kernels", "records", "transport"),
-    *("csrc", "user_codecs"),
-)
-_MODELS = _library("buffers", "comm", "data/tokens", "memory", "models", "units")
-_RANKS = _library("emulation", "environment", "hardware", "launch")
-_STEPS = (*_CODECS, *_MODELS, *_RANKS, *_library("engines", "loop"))
-_RUNS = _library("checkpoint", "evaluation", "train")
-_FORECAST = _library("buffers", "forecast", "measurements", "records")
-_RACES = _library("agent/decisions", "agent/races", "agent/records")
-_PROPOSALS = (
-    *_FORECAST,
-    *_library("agent/proposals", "agent/records", "agent/space", "memory", "models", "units"),
-)
-
-STAGES: dict[str, tuple[str, ...]] = {
-    "plans": _PLANS,
-    "content": _PLANS,
-    "inputs": _PLANS,
-    "prepare": (*_PLANS, *_library("data/corpus", "data/sources")),
-    "tokenize": (*_PLANS, *_library("data/corpus", "data/tokenize", "data/tokens")),
-    "train": (*_PLANS, *_STEPS, *_RUNS, *_library("profiling/capture", "profiling/traces")),
-    "profile": _library("profiling/analysis", "profiling/traces", "records"),
-    "validate": (
-        *_PLANS,
-        *_library("data/tokens", "evaluation", "hardware", "launch", "models", "records"),
-    ),
-    "timing": (*_PLANS, *_STEPS, *_library("profiling", "timing")),
-    "calibrate": (
-        *(*_PLANS, *_CODECS, *_RANKS),
-        *_library("calibration", "measurements", "profiling/traces"),
-    ),
-    "forecast": (*_PLANS, *_FORECAST, *_library("collection")),
-    "estimate": (
-        *(*_PLANS, *_CODECS, *_MODELS),
-        *_library("engines/common", "engines/wrapped", "estimation", "profiling/traces"),
-    ),
-    "collect": (*_PLANS, *_library("collection", "records")),
-    "propose": (*_PLANS, *_PROPOSALS),
-    "trial": (
-        *(*_PLANS, *_STEPS, *_RUNS, *_RACES),
-        *_library("agent/trials", "profiling", "timing"),
-    ),
-    "decide": (*_PLANS, *_RACES, *_library("records")),
-    "policies": (*_PLANS, *_PROPOSALS, *_library("agent/policies", "agent/replays")),
-    "report": (
-        *(*_PLANS, *_FORECAST),
-        *_library("agent/records", "agent/replays", "collection", "report"),
-    ),
-    "readme": ("stages/summary.py",),
-}
 """files and folders of code that each stage imports, besides those of every stage and its own"""
 
 

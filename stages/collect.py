@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from shardlab.collection.join import join_record, write_csv
-from shardlab.collection.stage_files import read_estimate
+from shardlab.config.parameters import Parameters
+from shardlab.config.run_record import write_records
+from shardlab.config.timing_record import read_timing
 from shardlab.core.progress import say
-from shardlab.experiment.parameters import Parameters
-from shardlab.records.run import write_records
-from shardlab.records.timing import read_timing
+from shardlab.report.collect import join_record, write_csv
+from shardlab.report.stage_files import read_estimate
 from stages import plans
 from stages.common import run
 

@@ -10,12 +10,12 @@ import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from shardlab.config.parameters import Parameters
 from shardlab.core import progress
 from shardlab.core.errors import UserError
 from shardlab.core.lock import lock_tree
 from shardlab.core.process import on_end_signals
 from shardlab.core.progress import log_to, say, stopwatch
-from shardlab.experiment.parameters import Parameters
 
 
 def run(main: Callable[..., None], log: Sequence[str] | None = None) -> None:

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from shardlab.config.parameters import Parameters
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
 from shardlab.core.files import files_below, sha256_of_file, sha256_of_value, state_of
 from shardlab.core.progress import say
-from shardlab.experiment.parameters import Parameters
 from stages import plans
 from stages.common import run
 from stages.outside import CONTENTS

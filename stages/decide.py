@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from shardlab.agent.decisions.decision import conclude
-from shardlab.agent.records.beginning import initial_history, known_before
-from shardlab.agent.records.rounds import Proposal, Trial
+from shardlab.config.parameters import Parameters
+from shardlab.config.run_record import read_records
+from shardlab.config.timing_record import read_all
 from shardlab.core.progress import say
-from shardlab.experiment.parameters import Parameters
-from shardlab.records.run import read_records
-from shardlab.records.timing import read_all
+from shardlab.search.beginning import initial_history, known_before
+from shardlab.search.decision import conclude
+from shardlab.search.rounds import Proposal, Trial
 from stages import plans
 from stages.common import run
 

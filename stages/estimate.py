@@ -4,17 +4,17 @@ from pathlib import Path
 
 import torch
 
+from shardlab.config.parameters import Parameters
+from shardlab.config.run_record import Estimate
+from shardlab.config.strategy import Strategy
 from shardlab.core.checksums import write_checked
 from shardlab.core.progress import say
-from shardlab.data.tokens.tokens import read_manifest
-from shardlab.estimation.traced_memory import imagined_ranks, traced_memory
-from shardlab.experiment.parameters import Parameters
-from shardlab.memory.sizes import Categories
-from shardlab.memory.step import closed_form, host_memory
+from shardlab.data.tokens import read_manifest
+from shardlab.forecast.traced_memory import imagined_ranks, traced_memory
 from shardlab.models.build import build_model
-from shardlab.records.run import Estimate
-from shardlab.strategy.strategy import Strategy
-from shardlab.units.sizes import sizes_of
+from shardlab.models.memory_sizes import Categories
+from shardlab.models.memory_step import closed_form, host_memory
+from shardlab.models.unit_sizes import sizes_of
 from stages import plans
 from stages.common import run
 

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from shardlab.collection.stage_files import read_document
+from shardlab.config.calibration_record import Calibration
+from shardlab.config.parameters import Parameters
+from shardlab.config.timing_record import read_all
 from shardlab.core.progress import say
-from shardlab.experiment.parameters import Parameters
 from shardlab.forecast.results import predict, write_forecast
-from shardlab.measurements.calibration import Calibration
-from shardlab.records.timing import read_all
+from shardlab.report.stage_files import read_document
 from stages import plans
 from stages.common import run
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from shardlab.config.parameters import Parameters
 from shardlab.core.files import read_json, write_json
-from shardlab.experiment.parameters import Parameters
 from stages import plans
 from stages.common import require, run
 from stages.outside import CONTENTS, contents_read

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
-from shardlab.experiment.parameters import Parameters
 
 CONTENTS = Path("data/contents")
 """where the stage content records `inputs`"""

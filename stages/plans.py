@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from shardlab.config.model_and_data import Data
+from shardlab.config.parameters import Parameters
+from shardlab.config.schema import Forecast, Params, Space, Train, each_timing
+from shardlab.config.strategy import Strategy
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_text
-from shardlab.experiment.model_and_data import Data
-from shardlab.experiment.parameters import Parameters
-from shardlab.experiment.schema import Forecast, Params, Space, Train, each_timing
-from shardlab.strategy.strategy import Strategy
 from stages.common import run as run_stage
 from stages.outside import CONTENTS, inputs_of_stages
 

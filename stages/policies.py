@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from shardlab.agent.records.conversation import Conversation
-from shardlab.agent.replays.documents import PolicyComparison
+from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say
-from shardlab.experiment.parameters import Parameters
+from shardlab.search.conversation import Conversation
+from shardlab.search.policies.documents import PolicyComparison
 from stages import plans
 from stages.common import run
 from stages.plans import Values
@@ -29,19 +29,19 @@ def main(params: Parameters) -> None:
 
 def _replayed(plan: Values) -> PolicyComparison:
     # imported here: most experiments replay no policy, and these take seconds
-    from shardlab.agent.policies.comparison import compare
-    from shardlab.agent.policies.judged import Search
-    from shardlab.agent.policies.replay import Table
-    from shardlab.agent.proposals.judge import RuleJudge
-    from shardlab.agent.proposals.judges import model_of
-    from shardlab.agent.records.beginning import initial_history
+    from shardlab.config.calibration_record import Calibration
+    from shardlab.config.run_record import read_records
+    from shardlab.config.strategy import CanonicalStrategy
+    from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, read_all
     from shardlab.forecast.bounds import step_s
     from shardlab.forecast.check import fitted_runs
-    from shardlab.measurements.calibration import Calibration
-    from shardlab.records.run import read_records
-    from shardlab.records.timing import NO_COMMUNICATION, TimedRun, read_all
-    from shardlab.strategy.strategy import CanonicalStrategy
-    from shardlab.units.shapes import ModelShapes
+    from shardlab.models.unit_shapes import ModelShapes
+    from shardlab.search.beginning import initial_history
+    from shardlab.search.judge import RuleJudge
+    from shardlab.search.judges import model_of
+    from shardlab.search.policies.comparison import compare
+    from shardlab.search.policies.judged import Search
+    from shardlab.search.policies.replay import Table
 
     policies, agent, train = plan["policies"], plan["agent"], plan["train"]
     timed = read_all(Path("results/timings"), plan["timings"])

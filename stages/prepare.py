@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from shardlab.config.parameters import Parameters
 from shardlab.core.checksums import write_checked
 from shardlab.core.progress import say
-from shardlab.data.sources.corpus import prepare
-from shardlab.experiment.parameters import Parameters
+from shardlab.data.sources import prepare
 from stages import plans
 from stages.common import run
 

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
+from shardlab.config.parameters import Parameters
 from shardlab.core.checksums import refuse_damage_of
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic
 from shardlab.core.progress import say
-from shardlab.experiment.parameters import Parameters
-from shardlab.profiling.analysis.breakdown import StepTimes, read_steps, summarize
-from shardlab.profiling.analysis.job import break_down
-from shardlab.profiling.analysis.table import render
+from shardlab.profiling.breakdown import StepTimes, read_steps, summarize
+from shardlab.profiling.job import break_down
+from shardlab.profiling.table import render
 from stages.common import Parser, integer, run
 
 _COMMAND = "python -m stages.profile"

@@ -2,21 +2,21 @@
 
 from pathlib import Path
 
-from shardlab.agent.proposals.evidence import data_facts, machine_facts
-from shardlab.agent.proposals.judges import judge_of
-from shardlab.agent.proposals.proposal import Proposer
-from shardlab.agent.records.beginning import hold_fastest, initial_history, known_before
-from shardlab.agent.space.peaks import predicted_peaks
-from shardlab.agent.space.surrogate import Surrogate, fit, workload_of
+from shardlab.config.calibration_record import Calibration
+from shardlab.config.hardware import Hardware
+from shardlab.config.parameters import Parameters
+from shardlab.config.run_record import read_records
+from shardlab.config.timing_record import read_all
 from shardlab.core.checksums import read_checked
 from shardlab.core.progress import say
-from shardlab.experiment.hardware import Hardware
-from shardlab.experiment.parameters import Parameters
 from shardlab.forecast.check import fitted_runs
-from shardlab.measurements.calibration import Calibration
-from shardlab.records.run import read_records
-from shardlab.records.timing import read_all
-from shardlab.units.shapes import ModelShapes
+from shardlab.models.unit_shapes import ModelShapes
+from shardlab.search.beginning import hold_fastest, initial_history, known_before
+from shardlab.search.evidence import data_facts, machine_facts
+from shardlab.search.judges import judge_of
+from shardlab.search.peaks import predicted_peaks
+from shardlab.search.proposal import Proposer
+from shardlab.search.surrogate import Surrogate, fit, workload_of
 from stages import plans
 from stages.common import integer, run
 

@@ -4,10 +4,10 @@ import os
 import sys
 from pathlib import Path
 
+from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_text
 from shardlab.core.progress import say
-from shardlab.experiment.parameters import Parameters
 from stages.common import require, run
 from stages.summary import summarize
 

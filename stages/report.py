@@ -2,18 +2,18 @@
 
 from pathlib import Path
 
-from shardlab.agent.records.history import History
-from shardlab.agent.replays.documents import PolicyComparison
-from shardlab.collection.stage_files import read_document, read_loss_curve
+from shardlab.config.parameters import Parameters
+from shardlab.config.run_record import read_records
+from shardlab.config.timing_record import read_timing
 from shardlab.core.checksums import read_checked
 from shardlab.core.progress import say
-from shardlab.experiment.parameters import Parameters
 from shardlab.forecast.results import ForecastDocument
-from shardlab.records.run import read_records
-from shardlab.records.timing import read_timing
 from shardlab.report.aggregate import select
 from shardlab.report.evidence import Evidence
+from shardlab.report.stage_files import read_document, read_loss_curve
 from shardlab.report.write import write_report
+from shardlab.search.history import History
+from shardlab.search.policies.documents import PolicyComparison
 from stages import plans
 from stages.common import run
 

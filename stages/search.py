@@ -12,26 +12,26 @@ from typing import Annotated
 import yaml
 from pydantic import Field
 
-from shardlab.agent.command.folder import SearchFolder, Step, TimeIsUpError, run_stage
-from shardlab.agent.command.parameters import Request, search_parameters
-from shardlab.agent.command.ranking import ranking, ranking_text
-from shardlab.agent.command.written import written
-from shardlab.agent.records.beginning import initial_history
-from shardlab.agent.records.history import History
-from shardlab.agent.records.rounds import Proposal
+from shardlab.comm.emulated_link import Links
+from shardlab.config.fields import Name
+from shardlab.config.link import LOOPBACK, Link
+from shardlab.config.parameters import Parameters
+from shardlab.config.run_record import read_records
+from shardlab.config.search import Agent
+from shardlab.config.timing_record import read_all
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import sha256_of_file
 from shardlab.core.progress import say
-from shardlab.data.tokenize.tokenize import recipe_sha256
-from shardlab.data.tokens.tokens import read_manifest
-from shardlab.emulation.link import Links
-from shardlab.experiment.fields import Name
-from shardlab.experiment.link import LOOPBACK, Link
-from shardlab.experiment.parameters import Parameters
-from shardlab.experiment.search import Agent
-from shardlab.records.run import read_records
-from shardlab.records.timing import read_all
+from shardlab.data.tokenize import recipe_sha256
+from shardlab.data.tokens import read_manifest
+from shardlab.search.beginning import initial_history
+from shardlab.search.folder import SearchFolder, Step, TimeIsUpError, run_stage
+from shardlab.search.history import History
+from shardlab.search.parameters import Request, search_parameters
+from shardlab.search.ranking import ranking, ranking_text
+from shardlab.search.rounds import Proposal
+from shardlab.search.written import written
 from stages import (
     calibrate,
     collect,

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from shardlab.experiment.parameters import Parameters
-from shardlab.timing.plan import TimingPlan
-from shardlab.timing.together import time_strategies
+from shardlab.config.parameters import Parameters
+from shardlab.train.timing_plan import TimingPlan
+from shardlab.train.together import time_strategies
 from stages import plans
 from stages.common import run as run_stage
 

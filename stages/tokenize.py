@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
+from shardlab.config.parameters import Parameters
 from shardlab.core.checksums import refuse_damage_of, write_checked
 from shardlab.core.progress import say
-from shardlab.data.tokenize.statistics import describe_tokens
-from shardlab.data.tokenize.tokenize import build_tokens
-from shardlab.data.tokens.tokens import open_split
-from shardlab.experiment.parameters import Parameters
+from shardlab.data.statistics import describe_tokens
+from shardlab.data.tokenize import build_tokens
+from shardlab.data.tokens import open_split
 from stages import plans
 from stages.common import run
 

@@ -13,29 +13,29 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-from shardlab.agent.decisions.decision import promising, race_rule
-from shardlab.agent.races.sequential import verdict
-from shardlab.agent.records.history import is_hopeless, mean_ratio
-from shardlab.agent.records.rounds import Arm, Measurement, Proposal, Trained, Trial
-from shardlab.agent.trials.trials import TrialFailed, run_trial, trial_key
+from shardlab.config.parameters import Parameters
+from shardlab.config.race_record import Race, Ruling
+from shardlab.config.run_record import Record
+from shardlab.config.schema import Timing
 from shardlab.core.checksums import read_checked, refuse_damage
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import StorageError, UserError
 from shardlab.core.files import read_json, write_json
 from shardlab.core.progress import say, stopwatch
 from shardlab.core.unfinished import unfinished
-from shardlab.evaluation.validate import validate_run
-from shardlab.experiment.parameters import Parameters
-from shardlab.experiment.schema import Timing
-from shardlab.launch import RunFailed
-from shardlab.launch.failure import Failure
-from shardlab.loop.plan import RunPlan
-from shardlab.profiling.analysis.breakdown import analyse
-from shardlab.records.race import Race, Ruling
-from shardlab.records.run import Record
-from shardlab.timing.plan import TimingPlan
-from shardlab.timing.race import race
+from shardlab.profiling.breakdown import analyse
+from shardlab.search.decision import promising, race_rule
+from shardlab.search.history import is_hopeless, mean_ratio
+from shardlab.search.rounds import Arm, Measurement, Proposal, Trained, Trial
+from shardlab.search.sequential import verdict
+from shardlab.search.trials import TrialFailed, run_trial, trial_key
+from shardlab.train.evaluation import validate_run
+from shardlab.train.launch import RunFailed
+from shardlab.train.race import race
+from shardlab.train.rank_failure import Failure
 from shardlab.train.run import train_run
+from shardlab.train.run_plan import RunPlan
+from shardlab.train.timing_plan import TimingPlan
 from stages import plans
 from stages.common import integer, run
 from stages.plans import Values

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from shardlab.config.parameters import Parameters
 from shardlab.core.checksums import refuse_damage_of
-from shardlab.evaluation.validate import FILES, validate_run
-from shardlab.experiment.parameters import Parameters
+from shardlab.train.evaluation import FILES, validate_run
 from stages import plans
 from stages.common import integer, run
 

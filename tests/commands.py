@@ -18,10 +18,10 @@ from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.run import main
 
+from shardlab.config.affinity import CpuAffinity
 from shardlab.core.errors import UserError
 from shardlab.core.process import die_with_parent
-from shardlab.experiment.affinity import CpuAffinity
-from shardlab.launch import Worker, launch
+from shardlab.train.launch import Worker, launch
 
 ROOT = Path(__file__).parents[1]
 NOT_PERMITTED = 77
@@ -157,8 +157,8 @@ def typed(
 _SCRIPT = """
 import os, time
 from pathlib import Path
-from tests.launch import workers
-from shardlab.launch import launch
+from tests.train import workers
+from shardlab.train.launch import launch
 {first}
 if os.environ["RANK"] == "0":
     time.sleep(0.5)  # the others find what an attempt before has left in the store

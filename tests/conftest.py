@@ -66,9 +66,9 @@ def variables():
 def permitted():
     """Skips where this process may not make links in network namespaces."""
     # not above: what is imported there comes before the variables that it reads
+    from shardlab.comm.emulated_link import Links
+    from shardlab.config.link import Link
     from shardlab.core.errors import UserError
-    from shardlab.emulation.link import Links
-    from shardlab.experiment.link import Link
 
     try:
         with Links(1, Link(rate="1gbit")):

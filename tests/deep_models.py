@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
+from shardlab.config.strategy import parse_strategy
+from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
-from shardlab.engines.common.base import Optimization
 from shardlab.models.presets import Shape, shape_config
 from shardlab.models.weights import RandomWeights
-from shardlab.strategy.strategy import parse_strategy
 
 
 def highest_since_reset() -> int:

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from shardlab.agent.replays.documents import PolicyComparison, Replay
-from shardlab.agent.replays.summary import summarize as summarize_replays
-from shardlab.experiment.schema import Quality
+from shardlab.config.run_record import Record
+from shardlab.config.schema import Quality
 from shardlab.forecast.check import Check, summarize
 from shardlab.forecast.extrapolation import BreakEven, Point
 from shardlab.forecast.results import ForecastDocument
-from shardlab.records.run import Record
 from shardlab.report.evidence import Evidence
+from shardlab.search.policies.documents import PolicyComparison, Replay
+from shardlab.search.policies.summary import summarize as summarize_replays
 from tests.record_factory import BASELINE, STRATEGIES, make_history, make_losses
 from tests.timed_run_factory import make_timed, make_timings
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from shardlab.loop.plan import RunPlan
-from shardlab.records.run import Record
+from shardlab.config.run_record import Record
 from shardlab.train.run import train_run
+from shardlab.train.run_plan import RunPlan
 from stages.trial import evaluated
 
 

@@ -25,8 +25,8 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from shardlab.emulation.link import Links
-from shardlab.launch import launch
+from shardlab.comm.emulated_link import Links
+from shardlab.train.launch import launch
 
 OnRank = Callable[[dist.ProcessGroup], dict[str, Tensor] | None]
 

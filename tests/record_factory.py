@@ -7,9 +7,13 @@ import math
 import random
 from typing import Any
 
-from shardlab.agent.records.beginning import initial_history
-from shardlab.agent.records.history import History
-from shardlab.agent.records.rounds import (
+from shardlab.config.run_record import Record
+from shardlab.config.schema import Train
+from shardlab.config.search import Agent
+from shardlab.config.strategy import Strategy, parse_strategy
+from shardlab.search.beginning import initial_history
+from shardlab.search.history import History
+from shardlab.search.rounds import (
     Candidate,
     Comparison,
     Prediction,
@@ -19,10 +23,6 @@ from shardlab.agent.records.rounds import (
     StepRatio,
     Verdict,
 )
-from shardlab.experiment.schema import Train
-from shardlab.experiment.search import Agent
-from shardlab.records.run import Record
-from shardlab.strategy.strategy import Strategy, parse_strategy
 
 BASELINE = "fsdp2"
 STRATEGIES: dict[str, dict[str, Any]] = {

@@ -7,10 +7,10 @@ from transformers import GPT2LMHeadModel
 
 from shardlab.core.checksums import write_checked
 from shardlab.core.files import sha256_of_file
-from shardlab.data.sources.corpus import generate
-from shardlab.data.tokenize.tokenizer import train_tokenizer
-from shardlab.evaluation.validate import FILES, save_model
+from shardlab.data.sources import generate
+from shardlab.data.tokenizer import train_tokenizer
 from shardlab.models.presets import preset_config
+from shardlab.train.evaluation import FILES, save_model
 
 
 def write_saved_model(folder: Path, positions: int) -> None:

@@ -3,8 +3,8 @@
 import random
 from typing import Any
 
-from shardlab.records.timing import NO_COMMUNICATION, TimedRun
-from shardlab.strategy.strategy import Strategy, parse_strategy
+from shardlab.config.strategy import Strategy, parse_strategy
+from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
 from tests.record_factory import (
     BASELINE,
     FIGURES,

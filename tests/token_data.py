@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from shardlab.config.model_and_data import Data, Tokenize
 from shardlab.core.checksums import write_checked
-from shardlab.data.sources.corpus import prepare
-from shardlab.data.tokenize.tokenize import build_tokens
-from shardlab.data.tokens.tokens import MANIFEST, Manifest, Shard
-from shardlab.experiment.model_and_data import Data, Tokenize
+from shardlab.data.sources import prepare
+from shardlab.data.tokenize import build_tokens
+from shardlab.data.tokens import MANIFEST, Manifest, Shard
 
 
 def make_token_data(folder: Path) -> Path:

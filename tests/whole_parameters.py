@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from shardlab.engines.common.base import Engine
+from shardlab.engines.base import Engine
 
 
 def whole_parameters(engine: Engine) -> dict[str, Tensor]:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 import shardlab
 from shardlab.codecs.grouped import GroupedCodec
-from shardlab.kernels.grouped import Format, GroupedKernel
-from shardlab.kernels.scales import read_scales, scale_words, widened
-from shardlab.strategy.codec_options import Group
+from shardlab.codecs.kernels.grouped import Format, GroupedKernel
+from shardlab.codecs.kernels.scales import read_scales, scale_words, widened
+from shardlab.config.codec_options import Group
 
 
 class TernarySpec(shardlab.CodecSpec):
@@ -50,7 +50,7 @@ class Ternary(GroupedCodec):
     """C(x)_i = s * round(x_i / s), s = max|x| in a group, rounded up to bfloat16.
 
     2 + 16/group bits per element. Biased, |x_i - C(x)_i| <= s/2, a contraction: use error feedback.
-    Not linear. Wire: `shardlab.kernels.grouped` with the format above.
+    Not linear. Wire: `shardlab.codecs.kernels.grouped` with the format above.
     """
 
     name = "ternary"

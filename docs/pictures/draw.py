@@ -23,7 +23,7 @@ BANDS = {
     "commands": "stages",
     "read records": "shardlab.report",
     "run and measure": "shardlab.timing",
-    "train": "shardlab.checkpoint",
+    "train": "shardlab.train.checkpoint",
     "communicate": "shardlab.comm",
     "traces, text, models": "shardlab.profiling",
     "memory model": "shardlab.memory",

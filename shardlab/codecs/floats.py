@@ -1,7 +1,7 @@
 """Shorter floats: `bf16`, `fp16` and `natural` without a scale, `fp8` and `dynamic8` with one."""
 
 from shardlab.codecs.grouped import GroupedCodec
-from shardlab.kernels import float8, floats
+from shardlab.codecs.kernels import float8, floats
 
 
 class BFloat16(GroupedCodec):
@@ -42,7 +42,7 @@ class Natural(GroupedCodec):
     al. 2019, "Natural compression for distributed deep learning", section 2). For error feedback:
     a normal x_i is never off by more than itself. 9 bits per element. Subnormal x_i become 0
     or 2^-126, unbiased too. Magnitudes above 2^127 count as not finite and decode to infinity, as
-    does NaN. Not linear: sums of powers of two are none. Wire: see `shardlab.kernels.floats`.
+    does NaN. Not linear: sums of powers of two are none. Wire: see `shardlab.codecs.kernels.floats`.
     """
 
     name = "natural"
@@ -59,7 +59,7 @@ class Fp8(GroupedCodec):
     448 of e4m3, 57344 of e5m2 (Micikevicius et al. 2022, "FP8 formats for deep learning", section
     3). 8 + 16/group bits per element. Biased: the error of an element is at most 2^-4 |x_i| (e4m3)
     or 2^-3 |x_i| (e5m2), or 2^-10 s or 2^-17 s where that is more; a contraction, since 0 is a
-    value. Not linear: every sender has its own scales. Wire: see `shardlab.kernels.float8`. A group
+    value. Not linear: every sender has its own scales. Wire: see `shardlab.codecs.kernels.float8`. A group
     with a value that is not finite decodes to NaN.
 
     Args:
@@ -83,7 +83,7 @@ class Dynamic8(GroupedCodec):
     quantization", section 1.3, and normalised per group as in its section 2.1). 8 + 16/group bits
     per element. Biased: within decade d (10^-(d+1) s to 10^-d s, n = 2^(6-d) levels) the error is
     at most 0.9/n * 10^-d s; always a contraction, since 0 is a level. Not linear: every sender has
-    its own scales. Wire: see `shardlab.kernels.float8`. A group with a value that is not finite
+    its own scales. Wire: see `shardlab.codecs.kernels.float8`. A group with a value that is not finite
     decodes to NaN.
 
     Args:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from shardlab.codecs.base import Codec, Content, MessageKey, key_words
-from shardlab.kernels.grouped import GroupedKernel
+from shardlab.codecs.kernels.grouped import GroupedKernel
 
 
 class GroupedCodec(Codec):

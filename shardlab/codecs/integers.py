@@ -1,7 +1,7 @@
 """Integers with a scale per group: `int8`, `int4` and `qsgd`."""
 
 from shardlab.codecs.grouped import GroupedCodec
-from shardlab.kernels.integers import KERNELS
+from shardlab.codecs.kernels.integers import KERNELS
 
 
 class Int8(GroupedCodec):
@@ -11,7 +11,7 @@ class Int8(GroupedCodec):
     per element. `nearest` (ties to even) is biased, |x_i - C(x)_i| <= s/2, a contraction;
     `stochastic` rounds up with the probability that makes it unbiased, |x_i - C(x)_i| < s, and
     E|C(x) - x|^2 <= n s^2 / 4. Not linear: every sender has its own scales. Wire: see
-    `shardlab.kernels.integers`. A group with a value that is not finite decodes to NaN.
+    `shardlab.codecs.kernels.integers`. A group with a value that is not finite decodes to NaN.
 
     Args:
         group: elements that share one scale.
@@ -28,7 +28,7 @@ class Int8(GroupedCodec):
 class Int4(GroupedCodec):
     """C(x)_i = s * code, four bits for each code: the quantizer of ZeRO++ and SDP4Bit.
 
-    4 + 16/group bits per element. Not linear. Wire: see `shardlab.kernels.integers`. A group with a
+    4 + 16/group bits per element. Not linear. Wire: see `shardlab.codecs.kernels.integers`. A group with a
     value that is not finite decodes to NaN. By rounding and levels:
 
     - nearest, uniform: codes -8 to 7, the element of largest magnitude has -8 and its sign lies in
@@ -60,7 +60,7 @@ class Qsgd(GroupedCodec):
     QSGD (Alistarh et al. 2017, section 3.1) with buckets: |x|_2 is the norm of a group. Unbiased;
     E|C(x) - x|^2 <= min(group / s^2, sqrt(group) / s) |x|^2 in a group (lemma 3.1). Codes of equal
     width rather than the paper's Elias codes: 2, 4 or 8 bits for s = 1, 7 or 127, and 16/group for
-    the norm. Not linear. Wire: see `shardlab.kernels.integers`. A group with a value that is not
+    the norm. Not linear. Wire: see `shardlab.codecs.kernels.integers`. A group with a value that is not
     finite decodes to NaN.
 
     Args:

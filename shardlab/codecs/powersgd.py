@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from shardlab.codecs.base import MessageKey
+from shardlab.codecs.kernels.random import uniform
 from shardlab.codecs.multi_phase import Communicator, MultiPhaseMethod, alarm
 from shardlab.codecs.unit import Unit
-from shardlab.kernels.random import uniform
 
 
 class _Matrix(NamedTuple):

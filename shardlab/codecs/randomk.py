@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from shardlab.codecs.base import Codec, Content, MessageKey, key_words
-from shardlab.kernels import scatter, select
-from shardlab.kernels.random import random_places
+from shardlab.codecs.kernels import scatter, select
+from shardlab.codecs.kernels.random import random_places
 
 
 class RandomK(Codec):
@@ -15,7 +15,7 @@ class RandomK(Codec):
 
     Stich et al. 2018 (definition 2.1). The positions follow from the key, which all ranks share:
     32 * density bits per element, none of them for indices, and payloads can be summed before they
-    are decoded. Every element is drawn with probability k/n (`shardlab.kernels.random`), from which
+    are decoded. Every element is drawn with probability k/n (`shardlab.codecs.kernels.random`), from which
     both bounds follow: unscaled, a contraction in the mean with delta = k/n;
     scaled by n/k, unbiased with the variance (n/k - 1) ||x||^2. Scaled values diverge under error
     feedback, where unscaled ones belong.

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from shardlab.codecs.base import Codec, Content, MessageKey
 from shardlab.codecs.grouped import GroupedCodec
-from shardlab.kernels import sign
-from shardlab.kernels.signs import KERNELS
+from shardlab.codecs.kernels import sign
+from shardlab.codecs.kernels.signs import KERNELS
 
 
 class Sign(Codec):
@@ -29,7 +29,7 @@ class Sign(Codec):
     bound and can diverge. Not linear. All elements of a message come out with one magnitude:
     right for SGD on the sign, wrong for Adam, whose second moment then holds that constant and not
     the scale of each element.
-    Wire: see `shardlab.kernels.sign`. A value that is not finite makes the whole message NaN.
+    Wire: see `shardlab.codecs.kernels.sign`. A value that is not finite makes the whole message NaN.
     """
 
     name = "sign"
@@ -84,7 +84,7 @@ class EfSign(GroupedCodec):
     delta >= (1 - 2^-16) ||x||_1^2 / (d ||x||_2^2) (their section 4, less the rounding of m; a group
     whose m is below 2^-126 decodes to zeros): larger than for a whole gradient, whose tails are
     heavy. It needs error feedback. Not linear: every sender has its own means.
-    Wire: see `shardlab.kernels.signs`. A group with a value that is not finite decodes to NaN.
+    Wire: see `shardlab.codecs.kernels.signs`. A group with a value that is not finite decodes to NaN.
 
     Args:
         group: elements that share one magnitude.
@@ -105,7 +105,7 @@ class OneBit(GroupedCodec):
     bfloat16. 1 + 32/group bits per element. Biased; a contraction, with an error no larger than
     that of `efsign` up to the rounding of the means, since two means are the best two values. It
     needs error feedback. Not linear: every sender has its own means.
-    Wire: see `shardlab.kernels.signs`. A group with a value that is not finite decodes to NaN.
+    Wire: see `shardlab.codecs.kernels.signs`. A group with a value that is not finite decodes to NaN.
 
     Args:
         group: elements that share two means.

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from shardlab.codecs.base import MessageKey
+from shardlab.codecs.kernels import select, sketch
 from shardlab.codecs.multi_phase import Communicator, MultiPhaseMethod, alarm
 from shardlab.codecs.unit import Unit
-from shardlab.kernels import select, sketch
 
 _NEAR = 1 << 16
 """elements of a stretch, in which 16 bits encode a position"""
@@ -16,7 +16,7 @@ class Sketch(MultiPhaseMethod):
     """The k elements of largest magnitude of the *sum*, as a count sketch of it estimates them.
 
     Ivkin et al. 2019 (Sketched-SGD with HeavyMix). Phase 1 sums the sketches S(x_r), a table of
-    `rows` x max(1, round(width * n)) buckets (`shardlab.kernels.sketch`): linear, so the sum is the
+    `rows` x max(1, round(width * n)) buckets (`shardlab.codecs.kernels.sketch`): linear, so the sum is the
     sketch of the sum. The k = max(1, round(density * n)) largest estimates are selected, ties to
     the lower index. Phase 2 sums the exact values of the selected elements: sent_r is x_r there
     and 0 elsewhere. Hashes are drawn anew in every step.

@@ -11,8 +11,8 @@ from shardlab.codecs.base import Codec, Content, MessageKey
 from shardlab.codecs.floats import BFloat16, Float16
 from shardlab.codecs.identity import Identity
 from shardlab.codecs.integers import Int4, Int8
-from shardlab.kernels import indices as coding
-from shardlab.kernels import scatter, select
+from shardlab.codecs.kernels import indices as coding
+from shardlab.codecs.kernels import scatter, select
 
 _VALUE_CODECS: dict[str, Callable[[], Codec]] = {
     "fp32": Identity,
@@ -28,7 +28,7 @@ class Sparse(Codec):
     """Selected elements with their positions; the residual keeps all others.
 
     Wire: the number of elements (uint32, only where n does not determine it), the values in order
-    of their index as a payload of the value codec, then the indices (`shardlab.kernels.indices`).
+    of their index as a payload of the value codec, then the indices (`shardlab.codecs.kernels.indices`).
 
     The composition with a value codec is the one of Qsparse-local-SGD (Basu et al. 2019, section
     2): contractions of delta1 and delta2 make one of at least delta1 * delta2, and what the value

@@ -17,8 +17,8 @@ import xxhash
 from torch import Tensor
 
 from shardlab.codecs.base import Codec
-from shardlab.devices.registry import accelerator_of
-from shardlab.kernels.checksum import write_header
+from shardlab.codecs.kernels.checksum import write_header
+from shardlab.core.device import accelerator_of
 
 HEADER = 8
 VERSION = 3

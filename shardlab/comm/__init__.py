@@ -1,1 +1,1 @@
-"""Collectives over codecs, error feedback, the ledger, and hooks into other people's models."""
+"""Collectives over codecs, error feedback, hooks into other people's models, ledger and links."""

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shardlab.codecs.base import Codec
 from shardlab.codecs.multi_phase import Method
 from shardlab.codecs.registry import make_codec, make_method, spec_of
+from shardlab.comm.background import Lanes
 from shardlab.comm.build import Route, between_replicas, make_collective
 from shardlab.comm.collective import Attachable
 from shardlab.comm.ddp_hooks import attach_ddp
@@ -21,12 +22,11 @@ from shardlab.comm.fsdp2_hooks import attach_fsdp2
 from shardlab.comm.handle import Handle, PerGroup
 from shardlab.comm.ledger import Kind, Ledger
 from shardlab.comm.residuals import Residual
+from shardlab.config.compression import Compression, WeightCompression
+from shardlab.core.device import accelerator_of
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
-from shardlab.devices.registry import accelerator_of
-from shardlab.strategy.compression import Compression, WeightCompression
-from shardlab.transport.background import Lanes
-from shardlab.units.names import matching, parameter_names, whole_units
+from shardlab.models.unit_names import matching, parameter_names, whole_units
 
 Spec = str | Mapping[str, Any] | BaseModel | Codec
 

@@ -14,9 +14,9 @@ from torch.profiler import record_function
 
 from shardlab.codecs.unit import Unit
 from shardlab.comm.ledger import Account, Coding, Kind, Ledger, Timer
-from shardlab.devices.registry import accelerator_of
-from shardlab.profiling.traces.labels import COMMUNICATION
-from shardlab.transport.transport import Transport
+from shardlab.comm.transport import Transport
+from shardlab.core.device import accelerator_of
+from shardlab.profiling.labels import COMMUNICATION
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _Future = torch.futures.Future[list[Tensor]]

@@ -20,9 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.collective import Collective
 from shardlab.comm.native import Native
+from shardlab.core.device import accelerator_of
 from shardlab.core.errors import UserError
-from shardlab.devices.registry import accelerator_of
-from shardlab.units.names import parameter_names
+from shardlab.models.unit_names import parameter_names
 
 _Future = torch.futures.Future[Tensor]
 

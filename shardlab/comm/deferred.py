@@ -16,8 +16,8 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from shardlab.devices.accelerator import Accelerator, Event, Stream
-from shardlab.devices.registry import accelerator_of
+from shardlab.core.accelerator import Accelerator, Event, Stream
+from shardlab.core.device import accelerator_of
 
 EVERY = 1024
 """values that are copied together"""

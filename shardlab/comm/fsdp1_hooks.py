@@ -23,9 +23,9 @@ from torch.distributed.fsdp._flat_param import FlatParamHandle
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.collective import Collective, MakeCollective
 from shardlab.comm.layout import REPLICAS
+from shardlab.core.device import accelerator_of
 from shardlab.core.errors import UserError
-from shardlab.devices.registry import accelerator_of
-from shardlab.units.names import plain
+from shardlab.models.unit_names import plain
 
 _HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 

@@ -25,13 +25,13 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMe
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from shardlab.codecs.unit import Block, Unit
+from shardlab.comm.background import Lanes
 from shardlab.comm.collective import Collective, MakeCollective
 from shardlab.comm.hierarchy import subgroup
 from shardlab.comm.layout import REPLICAS
+from shardlab.core.device import accelerator_of
 from shardlab.core.errors import UserError
-from shardlab.devices.registry import accelerator_of
-from shardlab.transport.background import Lanes
-from shardlab.units.names import plain
+from shardlab.models.unit_names import plain
 
 _UnitGroup = tuple[str, FSDPModule, FSDPParamGroup]
 """name, module and parameters of a unit"""

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
+from shardlab.comm.background import Lanes
 from shardlab.comm.collective import Collective, MakeCollective
 from shardlab.comm.feedback import ErrorFeedback, Updates
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.residual_merging import State, merge_residuals
 from shardlab.core.errors import UserError
-from shardlab.transport.background import Lanes
 
 RESIDUALS = "gradients.residual."
 """beginning of the names of residuals in a state, after the rank"""

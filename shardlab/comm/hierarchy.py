@@ -21,8 +21,8 @@ from shardlab.comm.codec_collective import DEFAULT, CodecSettings
 from shardlab.comm.collective import Collective
 from shardlab.comm.layout import ACROSS
 from shardlab.comm.ledger import Kind, Ledger
+from shardlab.comm.object_collectives import device_of
 from shardlab.core.errors import UserError
-from shardlab.transport.object_collectives import device_of
 
 
 class HierarchicalCollective(Collective):

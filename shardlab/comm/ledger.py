@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shardlab.comm.deferred import Deferred
-from shardlab.transport.traffic import Traffic
+from shardlab.comm.traffic import Traffic
 
 Kind = Literal["gradients", "weights"]
 Coding = Literal["encode_s", "decode_s"]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shardlab.codecs.unit import Unit
 from shardlab.comm.collective import Collective, FutureWork, labelled
-from shardlab.transport.traffic import Traffic
+from shardlab.comm.traffic import Traffic
 
 
 class Native(Collective):

@@ -2,7 +2,7 @@
 
     fp32    4 bytes per element, exact
     bf16    2 bytes, rounded to nearest even
-    int8    1 byte and 1/64 for the scales: `shardlab.kernels.integers` in groups of 128
+    int8    1 byte and 1/64 for the scales: `shardlab.codecs.kernels.integers` in groups of 128
 
 Error feedback loses what this rounding drops, as in LoCo (Xie et al. 2024), which stores residuals
 in eight bits. Magnitudes are clamped to 2**126, the largest that both narrow forms hold.
@@ -14,8 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from shardlab.devices.registry import accelerator_of
-from shardlab.kernels.integers import KERNELS
+from shardlab.codecs.kernels.integers import KERNELS
+from shardlab.core.device import accelerator_of
 
 Residual = Literal["fp32", "bf16", "int8"]
 

@@ -1,1 +1,1 @@
-"""Base layer: errors, validated documents, atomic files, locks, processes, progress."""
+"""Base layer: errors, files, locks, log, host and devices."""

@@ -1,1 +1,1 @@
-"""Engines: one contract for every way to train a model on several ranks."""
+"""Engines: one contract for every way to train a model on several ranks; parts that serve alone."""

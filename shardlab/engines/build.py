@@ -6,20 +6,20 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from shardlab.comm.traffic import LinkThrottle
+from shardlab.config.strategy import CanonicalStrategy, Strategy
+from shardlab.config.validation import check_fits
+from shardlab.core.device import accelerator_of
 from shardlab.core.errors import UserError
-from shardlab.devices.registry import accelerator_of
-from shardlab.engines.common.base import Engine, EngineSetup, Fill, Optimization
-from shardlab.engines.manual.engine import ManualEngine
+from shardlab.engines.base import Engine, EngineSetup, Fill, Optimization
+from shardlab.engines.ddp import DDPEngine
+from shardlab.engines.fsdp1 import FSDP1Engine
+from shardlab.engines.fsdp2 import FSDP2Engine
+from shardlab.engines.manual import ManualEngine
 from shardlab.engines.slide.engine import SlideEngine
-from shardlab.engines.wrapped.ddp import DDPEngine
-from shardlab.engines.wrapped.fsdp1 import FSDP1Engine
-from shardlab.engines.wrapped.fsdp2 import FSDP2Engine
+from shardlab.models.dtypes import uses_fp16
+from shardlab.models.units import prepare
 from shardlab.models.weights import Weights
-from shardlab.strategy.strategy import CanonicalStrategy, Strategy
-from shardlab.strategy.validation import check_fits
-from shardlab.transport.traffic import LinkThrottle
-from shardlab.units.dtypes import uses_fp16
-from shardlab.units.units import prepare
 
 _CPU = torch.device("cpu")
 _ENGINES: dict[str, Callable[..., Engine]] = {

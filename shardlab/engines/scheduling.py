@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from shardlab.comm.background import Running
 from shardlab.comm.collective import Attachable
-from shardlab.transport.background import Running
-from shardlab.units.units import UnitPlan
+from shardlab.models.units import UnitPlan
 
 _MOST_VECTORS = 2
 """in flight: with fewer, backward waits for each; more would only take memory"""

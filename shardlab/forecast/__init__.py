@@ -1,1 +1,1 @@
-"""The performance model: fitted on a few timings, validated on others, extrapolated."""
+"""The performance model: calibrated, fitted on a few timings, validated on others, extrapolated."""

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
 from shardlab.forecast.work import Compute
-from shardlab.records.timing import NO_COMMUNICATION, TimedRun
 
 _PARTS = 8
 """of a timing, to tell how the speed drifts in it"""

@@ -9,8 +9,8 @@ that are needed are written by hand (protobuf.dev, Encoding), so that no generat
 import struct
 from collections.abc import Iterator, Sequence
 
+from shardlab.config.calibration_record import Operation
 from shardlab.forecast.schedule import Phase, Task
-from shardlab.measurements.calibration import Operation
 
 VERSION = "0.0.4"
 """schema version, as written by Chakra's own generator"""

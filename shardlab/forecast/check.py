@@ -3,17 +3,17 @@
 from collections.abc import Iterable, Sequence
 from statistics import mean, median
 
+from shardlab.config.calibration_record import Calibration, Operation
+from shardlab.config.link import bucket_bytes
+from shardlab.config.schema import Forecast
+from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
 from shardlab.core.document import Document
-from shardlab.experiment.link import bucket_bytes
-from shardlab.experiment.schema import Forecast
 from shardlab.forecast.bounds import fit_compute, step_s
 from shardlab.forecast.costs import Measured
 from shardlab.forecast.machine import Machine, quickly
 from shardlab.forecast.model import Model
 from shardlab.forecast.uncertainty import estimate
 from shardlab.forecast.workload import case_of, strategy_of
-from shardlab.measurements.calibration import Calibration, Operation
-from shardlab.records.timing import NO_COMMUNICATION, TimedRun
 
 
 class Check(Document):

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from shardlab.config.calibration_record import PhasedOperation, memory_operations
+from shardlab.config.codec_options import CodecSpec
+from shardlab.config.codec_table import codec_text
+from shardlab.config.strategy import CanonicalStrategy
 from shardlab.forecast.machine import CodecLines, Machine, PhasedLines
-from shardlab.measurements.calibration import PhasedOperation, memory_operations
-from shardlab.strategy.codec_options import CodecSpec
-from shardlab.strategy.codec_table import codec_text
-from shardlab.strategy.strategy import CanonicalStrategy
 
 
 class Coding(NamedTuple):

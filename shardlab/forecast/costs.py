@@ -4,12 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy
 
+from shardlab.config.calibration_record import MemoryOperation, Operation, wire_bytes
 from shardlab.forecast import collectives
 from shardlab.forecast.coding import Coding, Levels
 from shardlab.forecast.machine import CodecLines, Machine, PhasedLines, framing
 from shardlab.forecast.presets import Cluster
 from shardlab.forecast.schedule import Phase, Rank, Task, duration, simulate
-from shardlab.measurements.calibration import MemoryOperation, Operation, wire_bytes
 
 
 class Costs(ABC):

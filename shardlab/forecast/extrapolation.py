@@ -2,6 +2,9 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
+from shardlab.config.codec_table import codec_text
+from shardlab.config.strategy import CanonicalStrategy, parse_strategy
+from shardlab.config.timing_record import TimedRun
 from shardlab.core.document import Document
 from shardlab.forecast.costs import Measured, OnCluster
 from shardlab.forecast.machine import CodecLines
@@ -11,9 +14,6 @@ from shardlab.forecast.step import step_seconds
 from shardlab.forecast.uncertainty import propagate
 from shardlab.forecast.work import Work
 from shardlab.forecast.workload import Case, case_of, strategy_of
-from shardlab.records.timing import TimedRun
-from shardlab.strategy.codec_table import codec_text
-from shardlab.strategy.strategy import CanonicalStrategy, parse_strategy
 
 ASSUMPTIONS = (
     "Weak scaling: every rank computes as many samples per step as here, and as fast as one rank "

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 
+from shardlab.config.codec_options import SharedInt8Spec
 from shardlab.core.document import Document
 from shardlab.forecast.coding import Coding, calibrated
 from shardlab.forecast.costs import OnCluster
 from shardlab.forecast.machine import Machine
 from shardlab.forecast.presets import preset
-from shardlab.strategy.codec_options import SharedInt8Spec
 
 _ELEMENTS = 1 << 22
 """of the reduced vector"""

@@ -13,10 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import lsq_linear
 
-from shardlab.core.errors import UserError
-from shardlab.core.interval import interval_factor
-from shardlab.experiment.link import FRAME_HEADERS, bucket_bytes
-from shardlab.measurements.calibration import (
+from shardlab.config.calibration_record import (
     Calibration,
     CodecCost,
     MemoryCost,
@@ -26,6 +23,9 @@ from shardlab.measurements.calibration import (
     PhasedOperation,
     Transfer,
 )
+from shardlab.config.link import FRAME_HEADERS, bucket_bytes
+from shardlab.core.errors import UserError
+from shardlab.core.interval import interval_factor
 
 _OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 _PAYLOAD = 1448

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
+from shardlab.config.calibration_record import Operation, PhasedOperation
+from shardlab.config.codec_options import PowerSgdSpec
+from shardlab.config.strategy import CanonicalStrategy
+from shardlab.config.timing_record import UnitSize
 from shardlab.core.errors import UserError
 from shardlab.forecast.coding import Levels
 from shardlab.forecast.machine import Line, PhasedLines
-from shardlab.measurements.calibration import Operation, PhasedOperation
-from shardlab.records.timing import UnitSize
-from shardlab.strategy.codec_options import PowerSgdSpec
-from shardlab.strategy.strategy import CanonicalStrategy
 
 Lines = Mapping[PhasedOperation, PhasedLines]
 

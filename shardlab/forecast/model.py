@@ -4,8 +4,11 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from shardlab.config.calibration_record import UPDATE_BYTES, memory_operations
+from shardlab.config.link import bucket_bytes
+from shardlab.config.strategy import CanonicalStrategy
+from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, UnitSize
 from shardlab.core.errors import UserError
-from shardlab.experiment.link import bucket_bytes
 from shardlab.forecast.bounds import (
     Bound,
     Speed,
@@ -28,9 +31,6 @@ from shardlab.forecast.recomputation import (
 from shardlab.forecast.step import obstacle, step_seconds
 from shardlab.forecast.work import Compute, Work
 from shardlab.forecast.workload import Workload, case_of, strategy_of
-from shardlab.measurements.calibration import UPDATE_BYTES, memory_operations
-from shardlab.records.timing import NO_COMMUNICATION, TimedRun, UnitSize
-from shardlab.strategy.strategy import CanonicalStrategy
 
 
 class Model(NamedTuple):

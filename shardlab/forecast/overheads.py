@@ -8,11 +8,11 @@ import numpy as np
 from scipy.optimize import least_squares
 from scipy.special import ndtri, stdtrit
 
+from shardlab.config.timing_record import TimedRun
 from shardlab.forecast.bounds import standard_error, step_s
 from shardlab.forecast.costs import Costs
 from shardlab.forecast.step import step_seconds
 from shardlab.forecast.work import Overhead, Work
-from shardlab.records.timing import TimedRun
 
 _LONGEST_S = 0.1
 """upper bound of the engine overhead of one collective, seconds"""

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from scipy.optimize import least_squares
 
+from shardlab.config.strategy import CanonicalStrategy
 from shardlab.forecast.overheads import Measurement
 from shardlab.forecast.step import step_seconds
-from shardlab.strategy.strategy import CanonicalStrategy
 
 _MOST = 10.0
 """upper bound of a share of forward"""

@@ -7,9 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from shardlab.config.calibration_record import Calibration
+from shardlab.config.contention import warnings_of
+from shardlab.config.schema import Forecast
+from shardlab.config.timing_record import TimedRun, machine_name, machines
 from shardlab.core.document import Document
 from shardlab.core.files import atomic, write_text
-from shardlab.experiment.schema import Forecast
 from shardlab.forecast.chakra import execution_trace
 from shardlab.forecast.check import (
     Check,
@@ -37,9 +40,6 @@ from shardlab.forecast.model import fit_model
 from shardlab.forecast.presets import PRESETS, preset
 from shardlab.forecast.step import step_tasks
 from shardlab.forecast.workload import case_of
-from shardlab.measurements.calibration import Calibration
-from shardlab.records.contention import warnings_of
-from shardlab.records.timing import TimedRun, machine_name, machines
 
 
 class EngineFit(Document):

@@ -8,7 +8,7 @@ several lanes shares the processor and the link in equal parts, as threads and T
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shardlab.measurements.calibration import Operation
+from shardlab.config.calibration_record import Operation
 
 _DONE = 1e-12
 """seconds or bytes that are rounding error"""

@@ -7,11 +7,11 @@ schedule, prefetch, gradient off-load, optimizer and moments.
 from collections import deque
 from collections.abc import Sequence
 
-from shardlab.buffers.slide import slot_sizes, window_slots
 from shardlab.forecast.coding import NORM
 from shardlab.forecast.costs import Costs
 from shardlab.forecast.sliding_costs import Movements
 from shardlab.forecast.work import COMPUTE, Step, Work
+from shardlab.models.slide_buffers import slot_sizes, window_slots
 
 IN, OUT, UPDATE, LOAD, STORE = "in", "out", "update", "load", "store"
 """lanes"""

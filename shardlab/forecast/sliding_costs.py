@@ -7,11 +7,11 @@ out, a W-th of either where ranks gather or reduce on the device. An update move
 element in float32 (parameter and two moments read and written, gradient read).
 """
 
-from shardlab.buffers.slide import gradient_bytes, gradient_vectors, kept_gradients
+from shardlab.config.settings import DTYPE_BYTES
 from shardlab.forecast.costs import Costs
 from shardlab.forecast.schedule import Phase
 from shardlab.forecast.work import Work
-from shardlab.strategy.settings import DTYPE_BYTES
+from shardlab.models.slide_buffers import gradient_bytes, gradient_vectors, kept_gradients
 
 PARTS = 4
 """parts per unit, about (`shardlab.engines.slide.grad_offload`)"""

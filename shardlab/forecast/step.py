@@ -10,17 +10,17 @@ forward and first in backward.
 
 from collections.abc import Sequence
 
+from shardlab.config.strategy import CanonicalStrategy
 from shardlab.forecast.coding import NORM
 from shardlab.forecast.costs import Costs
 from shardlab.forecast.schedule import Task, simulate
 from shardlab.forecast.sliding import Slide
 from shardlab.forecast.work import COMPUTE, Step, Work
-from shardlab.strategy.strategy import CanonicalStrategy
 
 _GATHER, _REDUCE = "gather", "reduce"
 _REDUCTIONS = 2
 """reductions that may run at a time where they share a pool of vectors
-(`shardlab.engines.manual.schedule`)"""
+(`shardlab.engines.manual_schedule`)"""
 _STEPS = 3
 """number of steps after which those of `slide` repeat"""
 

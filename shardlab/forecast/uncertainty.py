@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardlab.config.strategy import CanonicalStrategy
+from shardlab.config.timing_record import UnitSize
 from shardlab.forecast.bounds import Speed
 from shardlab.forecast.coding import needed
 from shardlab.forecast.machine import Line
 from shardlab.forecast.model import Model
 from shardlab.forecast.workload import Case, Workload
-from shardlab.records.timing import UnitSize
-from shardlab.strategy.strategy import CanonicalStrategy
 
 _NORMAL = 1.959964
 """standard deviations of a normal distribution around 95 %"""

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
 
+from shardlab.config.strategy import CanonicalStrategy
 from shardlab.forecast.coding import Coding, Levels
 from shardlab.forecast.costs import Costs
 from shardlab.forecast.schedule import Phase, Task
-from shardlab.strategy.strategy import CanonicalStrategy
 
 COMPUTE = "compute"
 """lane of the training thread"""

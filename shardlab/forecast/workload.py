@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shardlab.records.run import LinkEmulation
-from shardlab.records.timing import TimedRun, UnitSize
-from shardlab.strategy.strategy import CanonicalStrategy, parse_strategy
+from shardlab.config.run_record import LinkEmulation
+from shardlab.config.strategy import CanonicalStrategy, parse_strategy
+from shardlab.config.timing_record import TimedRun, UnitSize
 
 
 class Workload(NamedTuple):
@@ -31,7 +31,7 @@ class Case(NamedTuple):
 
     strategy: CanonicalStrategy
     units: Sequence[UnitSize]
-    """of the strategy, in the order of `shardlab.units.units.unit_sizes`"""
+    """of the strategy, in the order of `shardlab.models.units.unit_sizes`"""
     workload: Workload
 
 

@@ -1,1 +1,1 @@
-"""Models to train: presets with random weights, and Hugging Face causal language models."""
+"""Models to train: presets, Hugging Face causal language models, their units and their memory."""

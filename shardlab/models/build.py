@@ -9,8 +9,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from shardlab.config.model_and_data import Model
 from shardlab.core.errors import UserError
-from shardlab.experiment.model_and_data import Model
 from shardlab.models.checkpoint import CheckpointWeights
 from shardlab.models.presets import preset_config
 from shardlab.models.weights import RandomWeights, Weights

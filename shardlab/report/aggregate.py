@@ -18,12 +18,12 @@ from typing import Any
 
 import pandas as pd
 
+from shardlab.config.codec_table import codec_text
+from shardlab.config.contention import disturbed
+from shardlab.config.run_record import Breakdown, Joined, Record, Training, Validation
+from shardlab.config.strategy import Strategy, parse_strategy
 from shardlab.core.errors import UserError
-from shardlab.records.contention import disturbed
-from shardlab.records.run import Breakdown, Joined, Record, Training, Validation
 from shardlab.report.paired import paired_difference, paired_ratio
-from shardlab.strategy.codec_table import codec_text
-from shardlab.strategy.strategy import Strategy, parse_strategy
 
 ENOUGH_SEEDS = 3
 """fewer seeds cause a warning with every table"""

@@ -7,15 +7,15 @@ from typing import Any
 
 import pandas as pd
 
-from shardlab.agent.records.history import History
-from shardlab.agent.replays.documents import PolicyComparison
-from shardlab.experiment.schema import Quality
+from shardlab.config.run_record import Record
+from shardlab.config.schema import Quality
+from shardlab.config.timing_record import TimedRun
 from shardlab.forecast.results import ForecastDocument
-from shardlab.records.run import Record
-from shardlab.records.timing import TimedRun
 from shardlab.report.aggregate import comparison, loss_curves, seed_warning
 from shardlab.report.tables import Column, Section, Table, make_table
 from shardlab.report.timings import Crossover, LinkTiming, crossovers, link_timing, timing_table
+from shardlab.search.history import History
+from shardlab.search.policies.documents import PolicyComparison
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from shardlab.records.timing import NO_COMMUNICATION
+from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.report.numbers import figure as number
 from shardlab.report.numbers import within
 from shardlab.report.paired import verdict

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import matplotlib.figure
 
-from shardlab.records.contention import THRESHOLD
+from shardlab.config.contention import THRESHOLD
 from shardlab.report.numbers import (
     ABSENT,
     DISTURBED,

@@ -8,8 +8,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.forecast.extrapolation import Point
-from shardlab.records.timing import NO_COMMUNICATION
 from shardlab.report.numbers import figure as number
 from shardlab.report.numbers import percent, rate_text
 from shardlab.report.plots import STYLE, line_styles, new_figure

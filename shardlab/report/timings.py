@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from shardlab.experiment.link import FRAME_HEADERS
-from shardlab.records.contention import disturbed
-from shardlab.records.run import Breakdown
-from shardlab.records.timing import NO_COMMUNICATION, TimedRun
+from shardlab.config.contention import disturbed
+from shardlab.config.link import FRAME_HEADERS
+from shardlab.config.run_record import Breakdown
+from shardlab.config.strategy import Strategy, parse_strategy
+from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
 from shardlab.report.numbers import DISTURBED
 from shardlab.report.paired import paired_ratio
-from shardlab.strategy.strategy import Strategy, parse_strategy
 
 _TRACED = ["profiled_step_ms", "comm_share", "exposed_comm_ms", "overlap", "backward_comm_share"]
 

@@ -1,1 +1,1 @@
-"""The training run: ranks, loop, telemetry, saved model, evaluation."""
+"""The training run: ranks, loop, checkpoints, timings, evaluation, chat."""

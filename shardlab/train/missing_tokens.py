@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shardlab.core.errors import UserError
-from shardlab.data.tokens.tokens import MANIFEST, read_manifest
+from shardlab.data.tokens import MANIFEST, read_manifest
 
 _POLL_S = 0.1
 _FAILED = b"failed "

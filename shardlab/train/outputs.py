@@ -18,12 +18,12 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch import Tensor
 
-from shardlab.checkpoint.state_files import in_host_memory
 from shardlab.core.errors import StorageError
 from shardlab.core.files import atomic, writing
 from shardlab.core.progress import say
-from shardlab.engines.common.base import Engine
-from shardlab.loop.loop import StepEvent
+from shardlab.engines.base import Engine
+from shardlab.engines.state_files import in_host_memory
+from shardlab.train.loop import StepEvent
 from shardlab.train.replicas import check_equal, checksum
 from shardlab.train.utilization import peak_memory
 

@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
+from shardlab.comm.object_collectives import gather_values
 from shardlab.core.errors import UserError
-from shardlab.engines.common.base import Engine
-from shardlab.transport.object_collectives import gather_values
+from shardlab.engines.base import Engine
 
 REPLICA_CHECK_EVERY = 100
 """steps; checksums read the parameters once, which a step does many times"""

@@ -10,33 +10,33 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
-from shardlab.checkpoint.checkpoints import Checkpoints
-from shardlab.checkpoint.folder import Folder
+from shardlab.codecs.kernels import native
+from shardlab.comm.emulated_link import Emulation, emulated
+from shardlab.comm.object_collectives import device_of, gather_bytes, gather_values
+from shardlab.config.settings import DTYPE_BYTES
 from shardlab.core.checksums import read_checked, refuse_damage, write_checked, write_checked_lines
+from shardlab.core.cpu_times import CpuMeter, CpuTimes
+from shardlab.core.determinism import compute_deterministically
 from shardlab.core.files import sha256_of_file
 from shardlab.core.progress import say
-from shardlab.data.tokens.loader import Batches
-from shardlab.data.tokens.tokens import open_split
-from shardlab.devices.determinism import compute_deterministically
-from shardlab.emulation.link import Emulation, emulated
+from shardlab.data.loader import Batches
+from shardlab.data.tokens import open_split
+from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
-from shardlab.engines.common.base import Engine, Optimization
-from shardlab.environment.cpu_times import CpuMeter, CpuTimes
-from shardlab.evaluation.validate import FILES, save_model
-from shardlab.kernels import native
-from shardlab.launch import launch
-from shardlab.loop.divergence import divergence_step, has_diverged
-from shardlab.loop.loop import Loop, StepEvent, traced_steps, write_trace_of
-from shardlab.loop.plan import RunPlan
-from shardlab.loop.space import refuse_too_large
-from shardlab.loop.summary import Measured, describe, merge_events, summarize, with_rates
+from shardlab.engines.step_space import refuse_too_large
 from shardlab.models.build import build_model
-from shardlab.strategy.settings import DTYPE_BYTES
+from shardlab.models.dtypes import dtype_of, uses_fp16
+from shardlab.train.checkpoint_folder import Folder
+from shardlab.train.checkpoints import Checkpoints
+from shardlab.train.divergence import divergence_step, has_diverged
+from shardlab.train.evaluation import FILES, save_model
+from shardlab.train.launch import launch
+from shardlab.train.loop import Loop, StepEvent, traced_steps, write_trace_of
 from shardlab.train.outputs import Telemetry, gather_trained, probe, write_traces
 from shardlab.train.replicas import REPLICA_CHECK_EVERY, check_replicas
+from shardlab.train.run_plan import RunPlan
+from shardlab.train.summary import Measured, describe, merge_events, summarize, with_rates
 from shardlab.train.utilization import MemoryMeter, flops_per_token, placements, product_flops_per_s
-from shardlab.transport.object_collectives import device_of, gather_bytes, gather_values
-from shardlab.units.dtypes import dtype_of, uses_fp16
 
 
 def train_run(

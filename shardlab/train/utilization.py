@@ -9,13 +9,13 @@ import torch.distributed as dist
 from torch import nn
 from transformers import PreTrainedModel
 
-from shardlab.environment.host import resident_memory
-from shardlab.experiment.affinity import format_cpus
-from shardlab.experiment.schema import Train
-from shardlab.hardware.placement import RankLocation, place_here
-from shardlab.launch import launch
-from shardlab.launch.placement import gpu_node, policy_nodes
-from shardlab.transport.object_collectives import gather_values
+from shardlab.comm.object_collectives import gather_values
+from shardlab.config.affinity import format_cpus
+from shardlab.config.schema import Train
+from shardlab.core.host import resident_memory
+from shardlab.engines.cpu_placement import RankLocation, place_here
+from shardlab.train.launch import launch
+from shardlab.train.rank_placement import gpu_node, policy_nodes
 
 _SIZES = {"cpu": 1024, "cuda": 8192}
 _SECONDS = 0.1

@@ -6,8 +6,8 @@ from pydantic import TypeAdapter
 
 from benchmarks import cases
 from benchmarks.other_codecs import RIVALS
+from shardlab.config.codec_table import AnyCodec, built_in
 from shardlab.core.errors import UserError
-from shardlab.strategy.codec_table import AnyCodec, built_in
 
 ENTRIES = yaml.safe_load(cases._FILE.read_text())
 

@@ -1,10 +1,10 @@
 """The table of `params/search.yaml`: the strategies of its rule, on held-out workloads."""
 
 from benchmarks.search_table import strategies, trained
-from shardlab.experiment.parameters import Parameters
-from shardlab.strategy.engine_traits import ENGINES
-from shardlab.strategy.strategy import parse_strategy
-from shardlab.strategy.validation import check_fits
+from shardlab.config.engine_traits import ENGINES
+from shardlab.config.parameters import Parameters
+from shardlab.config.strategy import parse_strategy
+from shardlab.config.validation import check_fits
 from tests.pipeline.workspace import ROOT
 
 PARAMS = Parameters(ROOT / "params/search.yaml")

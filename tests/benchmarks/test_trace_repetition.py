@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks.traces import repeated
-from shardlab.profiling.analysis.breakdown import read_steps
+from shardlab.profiling.breakdown import read_steps
 from tests.trace_factory import WORKER, event, label, step, threads
 
 

@@ -1,6 +1,6 @@
 """The examples that the table gives for every built-in codec."""
 
-from shardlab.strategy.codec_table import built_in
+from shardlab.config.codec_table import built_in
 
 SPECS = [e for spec in built_in().values() if not spec.multi_phase for e in spec.examples]
 """of codecs with one payload per message"""

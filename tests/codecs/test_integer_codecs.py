@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardlab.codecs.base import MessageKey
+from shardlab.codecs.kernels.integers import NF4
 from shardlab.codecs.registry import make_codec
-from shardlab.kernels.integers import NF4
 
 RANDOM = {
     "int8:rounding=stochastic": lambda x: x.abs().max() / 127,

@@ -12,10 +12,10 @@ from shardlab.codecs.identity import Identity
 from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.codecs.randomk import RandomK
 from shardlab.codecs.registry import make_codec, make_method, spec_of
+from shardlab.config import codec_table
+from shardlab.config.codec_options import CodecSpec
+from shardlab.config.codec_table import built_in, register
 from shardlab.core.errors import UserError
-from shardlab.strategy import codec_table
-from shardlab.strategy.codec_options import CodecSpec
-from shardlab.strategy.codec_table import built_in, register
 from tests.pipeline.workspace import ROOT
 
 every_name = pytest.mark.parametrize("name", built_in())

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
-from shardlab.strategy.codec_options import Values
-from shardlab.strategy.codec_table import built_in
+from shardlab.config.codec_options import Values
+from shardlab.config.codec_table import built_in
 
 KEY = MessageKey(seed=1, step=2, unit="block", rank=3)
 INDICES = ["smaller", "elias_fano", "bitmap"]

@@ -8,6 +8,7 @@ import torch
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.devices.late_device import late_cpu
 
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.wire import (
@@ -18,7 +19,6 @@ from shardlab.codecs.wire import (
     seal,
     unseal,
 )
-from tests.devices.late_device import late_cpu
 
 CONTENTS = Contents("int8:group=64", 100, "layer>1", 3)
 

@@ -15,7 +15,7 @@ from shardlab.comm.codec_collective import CodecSettings
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.native import Native
-from shardlab.transport.traffic import LinkThrottle
+from shardlab.comm.traffic import LinkThrottle
 from tests.comm.codec_factory import Positive, RandomHalf
 from tests.comm.wire import gathered, is_same_everywhere, vector_of, vectors_of, wire
 from tests.ranks import on_ranks

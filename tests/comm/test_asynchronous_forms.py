@@ -13,7 +13,7 @@ from shardlab.comm.collective import CompletedWork
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Account, Ledger
 from shardlab.comm.native import Native
-from shardlab.profiling.traces.labels import unit_of
+from shardlab.profiling.labels import unit_of
 from tests.comm import codec_factory
 from tests.ranks import on_ranks
 

@@ -12,7 +12,7 @@ from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.layout import Layout
 from shardlab.comm.ledger import Ledger
 from shardlab.core.errors import UserError
-from shardlab.units.names import matching
+from shardlab.models.unit_names import matching
 from tests.comm.phase_vectors import gradients, whole
 from tests.comm.wire import is_same_everywhere, vector_of
 from tests.comm.wrapped_models import WRAPPERS, backward, full, gradients_after

@@ -11,7 +11,7 @@ from shardlab.codecs.unit import Unit
 from shardlab.codecs.wire import PayloadError
 from shardlab.comm.all_to_all import AllToAllCollective
 from shardlab.comm.ledger import Ledger
-from shardlab.launch import RunFailed, launch
+from shardlab.train.launch import RunFailed, launch
 from tests.comm.codec_factory import Positive
 from tests.comm.wire import wire
 from tests.ranks import on_ranks

@@ -2,10 +2,10 @@
 
 import pytest
 
-from shardlab.agent.records.rounds import Candidate
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.forecast.results import ForecastDocument
+from shardlab.search.rounds import Candidate
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
-from shardlab.data.corpus.corpus_file import Document, read_corpus
-from shardlab.data.corpus.limits import LARGEST
-from shardlab.data.sources import text_files
-from shardlab.data.sources.corpus import prepare
-from shardlab.data.sources.records import Tally
-from shardlab.data.sources.text_files import read_text
-from shardlab.data.tokenize.shards import is_validation
-from shardlab.experiment.parameters import Parameters
+from shardlab.data import text_files
+from shardlab.data.corpus_file import Document, read_corpus
+from shardlab.data.limits import LARGEST
+from shardlab.data.shards import is_validation
+from shardlab.data.source_records import Tally
+from shardlab.data.sources import prepare
+from shardlab.data.text_files import read_text
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

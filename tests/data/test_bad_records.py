@@ -10,12 +10,11 @@ from itertools import cycle
 
 import pytest
 
+from shardlab.config.model_and_data import Data
 from shardlab.core.errors import UserError
-from shardlab.data.corpus import limits
-from shardlab.data.corpus.corpus_file import read_corpus
-from shardlab.data.sources import mediawiki
-from shardlab.data.sources.corpus import prepare
-from shardlab.experiment.model_and_data import Data
+from shardlab.data import limits, mediawiki
+from shardlab.data.corpus_file import read_corpus
+from shardlab.data.sources import prepare
 
 GOOD = b'{"id": "1", "title": "Good", "text": "text"}'
 SURROGATE = "half of a surrogate pair in the text"
@@ -149,7 +148,7 @@ def test_a_killed_parser_is_reported_with_its_place(tmp_path, monkeypatch):
 
 def test_a_page_that_takes_too_long_ends_its_process():
     code = """
-from shardlab.data.sources import mediawiki
+from shardlab.data import mediawiki
 mediawiki._LONGEST_S = 0.1
 mediawiki._strip(mediawiki._Page("1", "a", "}}{{a|>\\n==" * 3000))
 """

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardlab.core.errors import UserError
-from shardlab.data.tokens.loader import Batches, blocks
-from shardlab.data.tokens.tokens import open_split
+from shardlab.data.loader import Batches, blocks
+from shardlab.data.tokens import open_split
 from tests.token_data import write_tokens
 
 TOKENS = 1003

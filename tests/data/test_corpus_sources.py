@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import pytest
 
+from shardlab.config.model_and_data import Data
 from shardlab.core.errors import UserError
-from shardlab.data.corpus.corpus_file import read_corpus
-from shardlab.data.sources.corpus import generate, prepare
-from shardlab.data.sources.mediawiki import plain_text
-from shardlab.experiment.model_and_data import Data
+from shardlab.data.corpus_file import read_corpus
+from shardlab.data.mediawiki import plain_text
+from shardlab.data.sources import generate, prepare
 
 RECORDS = [{"id": str(i), "title": f"Title {i}", "text": f"Text {i} é🦊"} for i in range(5)]
 

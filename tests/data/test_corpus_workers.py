@@ -2,7 +2,7 @@ import os
 import sys
 from types import ModuleType
 
-from shardlab.data.corpus.workers import worker_pool
+from shardlab.data.workers import worker_pool
 
 
 def test_workers_do_not_run_the_main_module(tmp_path, monkeypatch):

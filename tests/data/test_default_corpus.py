@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from shardlab.data.corpus.corpus_file import read_corpus
-from shardlab.data.sources.corpus import prepare
-from shardlab.data.tokenize.tokenizer import given_tokenizer
-from shardlab.experiment.model_and_data import Data
+from shardlab.config.model_and_data import Data
+from shardlab.data.corpus_file import read_corpus
+from shardlab.data.sources import prepare
+from shardlab.data.tokenizer import given_tokenizer
 
 WORK = Path(__file__).parents[2] / ".work"
 

@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from shardlab.core.errors import UserError
-from shardlab.data.corpus.corpus_file import Document, read_corpus, write_corpus
-from shardlab.data.sources import json_files, mediawiki
-from shardlab.data.sources.records import Tally, to_documents, within_limits
-from shardlab.data.tokens.tokens import open_split
+from shardlab.data import json_files, mediawiki
+from shardlab.data.corpus_file import Document, read_corpus, write_corpus
+from shardlab.data.source_records import Tally, to_documents, within_limits
+from shardlab.data.tokens import open_split
 
 DUMP = (
     b'<mediawiki><siteinfo><namespaces><namespace key="1">Talk</namespace></namespaces></siteinfo>'

@@ -6,9 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardlab.core.errors import UserError
-from shardlab.data.sources import json_files
-from shardlab.data.sources.json_files import read_json_array
-from shardlab.data.sources.records import Tally
+from shardlab.data import json_files
+from shardlab.data.json_files import read_json_array
+from shardlab.data.source_records import Tally
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 RECORDS = st.lists(st.fixed_dictionaries({"id": TEXT, "title": TEXT, "text": TEXT}), max_size=8)

@@ -5,11 +5,11 @@ import random
 import pytest
 
 from shardlab.core.errors import UserError
-from shardlab.data.corpus.limits import LARGEST, TOO_LARGE
-from shardlab.data.sources import parquet
-from shardlab.data.sources.parquet import read_parquet
-from shardlab.data.sources.parquet_pages import pages_of
-from shardlab.data.sources.records import Tally
+from shardlab.data import parquet
+from shardlab.data.limits import LARGEST, TOO_LARGE
+from shardlab.data.parquet import read_parquet
+from shardlab.data.parquet_pages import pages_of
+from shardlab.data.source_records import Tally
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

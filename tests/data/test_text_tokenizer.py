@@ -11,23 +11,23 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from shardlab.config.model_and_data import Model, Tokenize
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_text
-from shardlab.data.corpus import limits
-from shardlab.data.sources.corpus import generate
-from shardlab.data.tokenize.tokenizer import (
+from shardlab.data import limits
+from shardlab.data.sources import generate
+from shardlab.data.tokenizer import (
     TextTokenizer,
     fingerprint,
     given_tokenizer,
     load_tokenizer,
     train_tokenizer,
 )
-from shardlab.experiment.model_and_data import Model, Tokenize
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 TRAIN = """
-from shardlab.data.sources.corpus import generate
-from shardlab.data.tokenize.tokenizer import train_tokenizer
+from shardlab.data.sources import generate
+from shardlab.data.tokenizer import train_tokenizer
 print(train_tokenizer((d.content for d in generate(100)), 400).sha256)
 """
 

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from shardlab.core.files import write_text
-from shardlab.data.corpus.corpus_file import write_corpus
-from shardlab.data.sources.corpus import generate
-from shardlab.data.tokenize.shards import Job, Piece, build_shard
-from shardlab.data.tokenize.tiktoken_encoder import tiktoken_encoder
-from shardlab.data.tokenize.tokenizer import TextTokenizer, train_tokenizer
+from shardlab.data.corpus_file import write_corpus
+from shardlab.data.shards import Job, Piece, build_shard
+from shardlab.data.sources import generate
+from shardlab.data.tiktoken_encoder import tiktoken_encoder
+from shardlab.data.tokenizer import TextTokenizer, train_tokenizer
 from tests.data.test_text_tokenizer import PIECES, fuzzed_texts
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))

@@ -3,14 +3,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardlab.config.model_and_data import Tokenize
 from shardlab.core.errors import UserError
-from shardlab.data.corpus.corpus_file import Document, read_corpus, write_corpus
-from shardlab.data.sources.corpus import generate
-from shardlab.data.tokenize.shards import is_validation, plan_shards
-from shardlab.data.tokenize.tokenize import build_tokens
-from shardlab.data.tokenize.tokenizer import load_tokenizer
-from shardlab.data.tokens.tokens import open_split, read_manifest
-from shardlab.experiment.model_and_data import Tokenize
+from shardlab.data.corpus_file import Document, read_corpus, write_corpus
+from shardlab.data.shards import is_validation, plan_shards
+from shardlab.data.sources import generate
+from shardlab.data.tokenize import build_tokens
+from shardlab.data.tokenizer import load_tokenizer
+from shardlab.data.tokens import open_split, read_manifest
 from tests.token_data import write_tokens
 
 SHARE = 0.2

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from shardlab.data.tokenize.statistics import describe_tokens
-from shardlab.data.tokens.tokens import open_split
+from shardlab.data.statistics import describe_tokens
+from shardlab.data.tokens import open_split
 from tests.token_data import write_tokens
 
 

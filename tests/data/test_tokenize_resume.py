@@ -11,8 +11,8 @@ import stages.tokenize  # noqa: F401 - imported once, before the commands are fo
 from shardlab.core.checksums import write_checked
 from shardlab.core.files import sha256_of_file
 from shardlab.core.process import command_line
-from shardlab.data.corpus.corpus_file import write_corpus
-from shardlab.data.sources.corpus import generate
+from shardlab.data.corpus_file import write_corpus
+from shardlab.data.sources import generate
 from tests.commands import Command, typed, wait_for
 
 PARAMS = """

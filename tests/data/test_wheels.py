@@ -8,7 +8,7 @@ import pytest
 
 from shardlab.core.errors import UserError
 from shardlab.core.files import sha256_of_file
-from shardlab.data.corpus import wheels
+from shardlab.data import wheels
 
 OTHER = Path("/dev/shm")
 

@@ -5,10 +5,10 @@ import functools
 import torch
 import torch.distributed as dist
 
+from shardlab.config.model_and_data import Model
+from shardlab.config.strategy import parse_strategy
+from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
-from shardlab.engines.common.base import Optimization
-from shardlab.experiment.model_and_data import Model
-from shardlab.strategy.strategy import parse_strategy
 from shardlab.train.replicas import check_replicas
 from tests.drawn_weights import drawn_model
 from tests.ranks import run_ranks

@@ -6,11 +6,11 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from shardlab.config.model_and_data import Model
+from shardlab.config.strategy import parse_strategy
+from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
-from shardlab.engines.common.base import Optimization
-from shardlab.experiment.model_and_data import Model
 from shardlab.models.build import build_model
-from shardlab.strategy.strategy import parse_strategy
 from tests.engines.engine_cases import (
     HYBRID,
     LENGTH,

@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from shardlab.config.model_and_data import Model
+from shardlab.config.strategy import parse_strategy
+from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
-from shardlab.engines.common.base import Optimization
-from shardlab.experiment.model_and_data import Model
-from shardlab.strategy.strategy import parse_strategy
 from tests.drawn_weights import drawn_model
 from tests.engines.engine_cases import LENGTH, train
 from tests.families import FAMILIES, VOCABULARY, config_of

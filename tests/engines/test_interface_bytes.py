@@ -6,13 +6,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardlab.emulation.link import Links, interface_bytes, interface_frames
+from shardlab.comm.emulated_link import Links, interface_bytes, interface_frames
+from shardlab.config.link import FRAME_HEADERS, Link
+from shardlab.config.model_and_data import Model
+from shardlab.config.strategy import parse_strategy
+from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
-from shardlab.engines.common.base import Optimization
-from shardlab.experiment.link import FRAME_HEADERS, Link
-from shardlab.experiment.model_and_data import Model
 from shardlab.models.build import build_model
-from shardlab.strategy.strategy import parse_strategy
 from tests.ranks import run_ranks
 
 LENGTH, STEPS = 32, 2

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from shardlab.codecs.kernels import native
+from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
+from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
-from shardlab.engines.common.base import Optimization
-from shardlab.engines.common.numerics import LossScale, norm_of, sum_of_squares
-from shardlab.kernels import native
-from shardlab.strategy.strategy import parse_strategy
-from shardlab.units.dtypes import dtype_of
+from shardlab.engines.numerics import LossScale, norm_of, sum_of_squares
+from shardlab.models.dtypes import dtype_of
 from tests.engines.engine_cases import batch_of, losses_of, make, train
 from tests.ranks import on_ranks, run_ranks
 from tests.whole_parameters import whole_parameters

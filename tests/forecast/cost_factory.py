@@ -1,8 +1,8 @@
 """Costs that tests can calculate with."""
 
+from shardlab.config.calibration_record import MemoryOperation, Operation
 from shardlab.forecast.costs import Costs
 from shardlab.forecast.schedule import Phase, Rank
-from shardlab.measurements.calibration import MemoryOperation, Operation
 
 
 class Timed(Costs):

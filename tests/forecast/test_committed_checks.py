@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from shardlab.records.timing import NO_COMMUNICATION
+from shardlab.config.timing_record import NO_COMMUNICATION
 from tests.pipeline.workspace import ROOT
 
 with (ROOT / "results/forecast/checks.csv").open() as file:

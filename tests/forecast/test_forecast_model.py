@@ -5,8 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardlab.config.schema import Forecast
+from shardlab.config.strategy import parse_strategy
+from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.core.errors import UserError
-from shardlab.experiment.schema import Forecast
 from shardlab.forecast.bounds import Speed
 from shardlab.forecast.check import (
     check,
@@ -29,8 +31,6 @@ from shardlab.forecast.recomputation import Recomputation
 from shardlab.forecast.step import step_seconds
 from shardlab.forecast.uncertainty import estimate, propagate
 from shardlab.forecast.workload import case_of, strategy_of
-from shardlab.records.timing import NO_COMMUNICATION
-from shardlab.strategy.strategy import parse_strategy
 from tests.forecast.timing_factory import (
     MACHINE,
     MODEL,

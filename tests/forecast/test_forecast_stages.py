@@ -3,19 +3,19 @@ import zipfile
 
 import pytest
 
-from shardlab.calibration.costs import ELEMENTS, codecs_of
-from shardlab.calibration.measure import SIZES, Network, calibrate
-from shardlab.collection.stage_files import read_document
+from shardlab.config.calibration_record import Calibration, memory_operations
+from shardlab.config.link import Link
+from shardlab.config.parameters import Parameters
+from shardlab.config.schema import Forecast, Space
+from shardlab.config.strategy import parse_strategy
+from shardlab.config.timing_record import write_timings
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
-from shardlab.experiment.link import Link
-from shardlab.experiment.parameters import Parameters
-from shardlab.experiment.schema import Forecast, Space
+from shardlab.forecast.calibrate import SIZES, Network, calibrate
 from shardlab.forecast.machine import fit_machine
+from shardlab.forecast.measured_costs import ELEMENTS, codecs_of
 from shardlab.forecast.results import ForecastDocument
-from shardlab.measurements.calibration import Calibration, memory_operations
-from shardlab.records.timing import write_timings
-from shardlab.strategy.strategy import parse_strategy
+from shardlab.report.stage_files import read_document
 from stages import calibrate as calibrate_stage
 from stages import forecast
 from tests.forecast.timing_factory import INT8, made_calibration, made_timings

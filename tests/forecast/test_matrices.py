@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlab.calibration.phases import LocalCommunicator
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.powersgd import PowerSgd
 from shardlab.codecs.unit import Block, Unit
 from shardlab.forecast.machine import Line, PhasedLines
 from shardlab.forecast.matrices import powersgd_phases
+from shardlab.forecast.measured_phases import LocalCommunicator
 from tests.forecast.test_phased import KNOWN, PHASED, shared_run
 from tests.forecast.timing_factory import predicted
 

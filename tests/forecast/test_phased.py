@@ -8,8 +8,11 @@ from hypothesis import strategies as st
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_method
 from shardlab.codecs.unit import Unit
+from shardlab.config.calibration_record import Message, PhasedCost
+from shardlab.config.codec_options import SharedInt8Spec
+from shardlab.config.link import bits_per_second
+from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
-from shardlab.experiment.link import bits_per_second
 from shardlab.forecast.coding import Coding, codings
 from shardlab.forecast.costs import Measured, OnCluster
 from shardlab.forecast.extrapolation import extrapolate
@@ -18,9 +21,6 @@ from shardlab.forecast.machine import Line, PhasedLines, fit_machine
 from shardlab.forecast.presets import preset
 from shardlab.forecast.uncertainty import estimate
 from shardlab.forecast.workload import case_of
-from shardlab.measurements.calibration import Message, PhasedCost
-from shardlab.strategy.codec_options import SharedInt8Spec
-from shardlab.strategy.strategy import parse_strategy
 from tests.forecast.timing_factory import MACHINE, MODEL, made_calibration, made_run, predicted
 
 SHARED = "int8-shared:group=128"

@@ -4,6 +4,8 @@ from itertools import pairwise
 import pytest
 import torch
 
+from shardlab.config.strategy import parse_strategy
+from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.engines.slide.copies import ThrottledCopies
 from shardlab.engines.slide.rank_progress import UPDATED
 from shardlab.forecast.coding import codings
@@ -15,8 +17,6 @@ from shardlab.forecast.sliding import Slide
 from shardlab.forecast.sliding_costs import PARTS
 from shardlab.forecast.step import step_seconds, step_tasks
 from shardlab.forecast.work import Compute, Overhead, Work
-from shardlab.records.timing import NO_COMMUNICATION
-from shardlab.strategy.strategy import parse_strategy
 from tests.engines.slide.small_engine import MODES, batch_of, engine_of
 from tests.forecast.cost_factory import Timed
 from tests.forecast.timing_factory import INT8, MACHINE, MODEL, made_run, predicted

@@ -3,10 +3,12 @@ from typing import Any
 import pytest
 import torch
 
+from shardlab.config.calibration_record import wire_bytes
+from shardlab.config.model_and_data import Model
+from shardlab.config.strategy import parse_strategy
 from shardlab.core.document import validate
+from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
-from shardlab.engines.common.base import Optimization
-from shardlab.experiment.model_and_data import Model
 from shardlab.forecast.coding import codings
 from shardlab.forecast.costs import Costs, Measured
 from shardlab.forecast.machine import CodecLines, Line
@@ -14,10 +16,8 @@ from shardlab.forecast.schedule import duration, simulate
 from shardlab.forecast.step import obstacle, step_tasks
 from shardlab.forecast.work import Compute, Overhead, Work
 from shardlab.forecast.workload import case_of
-from shardlab.measurements.calibration import wire_bytes
 from shardlab.models.build import build_model
-from shardlab.strategy.strategy import parse_strategy
-from shardlab.units.units import unit_sizes
+from shardlab.models.units import unit_sizes
 from tests.forecast.cost_factory import Timed
 from tests.forecast.timing_factory import INT8, MACHINE, MODEL, STRATEGIES, made_run
 from tests.ranks import run_ranks

@@ -2,15 +2,7 @@
 
 from typing import Any
 
-from shardlab.experiment.link import bits_per_second, bucket_bytes
-from shardlab.forecast.costs import Measured
-from shardlab.forecast.machine import CodecLines, Line, Machine
-from shardlab.forecast.model import Model
-from shardlab.forecast.overheads import Engines
-from shardlab.forecast.schedule import Task, duration, simulate
-from shardlab.forecast.work import Compute
-from shardlab.forecast.workload import case_of, workload_of
-from shardlab.measurements.calibration import (
+from shardlab.config.calibration_record import (
     Calibration,
     CodecCost,
     MemoryCost,
@@ -19,9 +11,17 @@ from shardlab.measurements.calibration import (
     Transfer,
     wire_bytes,
 )
-from shardlab.records.run import Breakdown
-from shardlab.records.timing import NO_COMMUNICATION, TimedRun, UnitSize
-from shardlab.strategy.strategy import parse_strategy
+from shardlab.config.link import bits_per_second, bucket_bytes
+from shardlab.config.run_record import Breakdown
+from shardlab.config.strategy import parse_strategy
+from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, UnitSize
+from shardlab.forecast.costs import Measured
+from shardlab.forecast.machine import CodecLines, Line, Machine
+from shardlab.forecast.model import Model
+from shardlab.forecast.overheads import Engines
+from shardlab.forecast.schedule import Task, duration, simulate
+from shardlab.forecast.work import Compute
+from shardlab.forecast.workload import case_of, workload_of
 from tests.record_factory import HOST, QUIET
 from tests.timed_run_factory import timed_facts
 

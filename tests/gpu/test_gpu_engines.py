@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardlab.activations.checkpoint import FOLDER_VARIABLE
-from shardlab.devices.determinism import compute_deterministically
-from shardlab.experiment.model_and_data import Model
-from shardlab.experiment.schema import Train
-from shardlab.loop.plan import RunPlan
-from shardlab.strategy.strategy import parse_strategy
+from shardlab.config.model_and_data import Model
+from shardlab.config.schema import Train
+from shardlab.config.strategy import parse_strategy
+from shardlab.core.determinism import compute_deterministically
+from shardlab.engines.activation_checkpoint import FOLDER_VARIABLE
+from shardlab.train.run_plan import RunPlan
 from tests.engines.engine_cases import LOSSY, STRATEGIES, losses_of, make, train
 from tests.measured_run import measure
 from tests.pipeline.workspace import ROOT

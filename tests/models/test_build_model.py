@@ -7,8 +7,8 @@ import torch
 from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
+from shardlab.config.model_and_data import Model
 from shardlab.core.errors import UserError
-from shardlab.experiment.model_and_data import Model
 from shardlab.models.build import build_model
 from shardlab.models.presets import PRESETS, preset_config
 from tests.families import FAMILIES, POSITIONS, VOCABULARY, config_of

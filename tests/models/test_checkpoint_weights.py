@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from shardlab.config.model_and_data import Model
 from shardlab.core.errors import UserError
-from shardlab.experiment.model_and_data import Model
 from shardlab.models.build import build_model
 from shardlab.models.parts import model_parts
 from tests.families import FAMILIES, POSITIONS, VOCABULARY, config_of

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
+from shardlab.config.model_and_data import Model
 from shardlab.core.errors import UserError
-from shardlab.experiment.model_and_data import Model
 from shardlab.models.build import build_model
 
 SIZES = {

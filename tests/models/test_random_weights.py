@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils import swap_tensors
 from transformers import AutoModelForCausalLM
 
+from shardlab.config.model_and_data import Model
 from shardlab.core.errors import UserError
-from shardlab.experiment.model_and_data import Model
 from shardlab.models.build import build_model
 from shardlab.models.parts import model_parts
 from shardlab.models.weights import RandomWeights

@@ -110,7 +110,7 @@ def _read_dvc() -> list[dict[str, Any]]:
     from dvc.dependency.param import ParamsDependency
     from dvc.repo import Repo
 
-    from shardlab.experiment.parameters import Parameters
+    from shardlab.config.parameters import Parameters
     from stages.code import STAGES, digests
     from stages.content import content_of
     from stages.outside import contents_read, inputs_of_stages

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from shardlab.experiment.parameters import Parameters
-from shardlab.records.timing import machine_name
+from shardlab.config.parameters import Parameters
+from shardlab.config.timing_record import machine_name
 from stages.code import STAGES, digests
 from stages.plans import plans
 from tests.pipeline.workspace import ROOT, copy_project, run

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
-from shardlab.experiment.parameters import Parameters
 from stages.content import content
 from stages.outside import inputs_of_stages
 from stages.plans import plans

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from shardlab.agent.command.folder import Step, TimeIsUpError
-from shardlab.agent.records.history import History
-from shardlab.experiment.parameters import Parameters
-from shardlab.experiment.search import Agent
-from shardlab.strategy.strategy import Strategy, parse_strategy
+from shardlab.config.parameters import Parameters
+from shardlab.config.search import Agent
+from shardlab.config.strategy import Strategy, parse_strategy
+from shardlab.search.folder import Step, TimeIsUpError
+from shardlab.search.history import History
 from stages import search
-from tests.agent.searches import DDP, INT4_KEPT, begin, proposal_of
 from tests.commands import said_after, typed
 from tests.pipeline.workspace import ROOT, Marked, copy_project, run, stage_outputs, wait_for
+from tests.search.searches import DDP, INT4_KEPT, begin, proposal_of
 
 COMMAND = ["python", "-m", "stages.search", "--link", "100mbit", "--ranks", "2"]
 SMALL = [

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from shardlab.config.parameters import Parameters
+from shardlab.config.timing_record import write_timings
 from shardlab.core.checksums import write_checked
 from shardlab.core.files import read_json_lines
-from shardlab.experiment.parameters import Parameters
-from shardlab.records.timing import write_timings
 from tests.pipeline.workspace import copy_project, environment, run, set_params
 from tests.timed_run_factory import make_timed
 

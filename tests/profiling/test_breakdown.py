@@ -3,8 +3,8 @@ import gzip
 import pytest
 
 from shardlab.core.errors import UserError
-from shardlab.profiling.analysis.breakdown import analyse, read_steps
-from shardlab.profiling.capture.merge import merge_traces
+from shardlab.profiling.breakdown import analyse, read_steps
+from shardlab.profiling.merge import merge_traces
 from tests.trace_factory import WORKER, WORKER_2, event, label, step, write_rank
 
 

@@ -9,19 +9,19 @@ import torch
 import torch.distributed as dist
 from torch.profiler import record_function
 
+from shardlab.codecs.kernels.integers import KERNELS
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Unit
 from shardlab.comm.all_to_all import AllToAllCollective
+from shardlab.comm.background import Background
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.native import Native
-from shardlab.kernels.integers import KERNELS
-from shardlab.launch import launch
-from shardlab.profiling.analysis.breakdown import OTHER, analyse, read_steps
-from shardlab.profiling.capture.capture import Capture
-from shardlab.profiling.capture.merge import merge_traces
-from shardlab.profiling.traces.trace_file import read_events
-from shardlab.transport.background import Background
-from shardlab.transport.transport import Transport
+from shardlab.comm.transport import Transport
+from shardlab.profiling.breakdown import OTHER, analyse, read_steps
+from shardlab.profiling.capture import Capture
+from shardlab.profiling.merge import merge_traces
+from shardlab.profiling.trace_file import read_events
+from shardlab.train.launch import launch
 
 STEPS = 2
 
@@ -168,7 +168,7 @@ def test_wrong_number_of_steps_is_an_error():
 
 _CAPTURE = """
 import os
-from shardlab.profiling.capture.capture import Capture
+from shardlab.profiling.capture import Capture
 
 os.environ.clear()
 with Capture(1) as capture:

@@ -8,10 +8,10 @@ from itertools import cycle
 import pytest
 
 from shardlab.core.errors import UserError
-from shardlab.profiling.analysis.breakdown import analyse
-from shardlab.profiling.analysis.job import break_down
-from shardlab.profiling.analysis.table import render
-from shardlab.profiling.capture.merge import merge_traces
+from shardlab.profiling.breakdown import analyse
+from shardlab.profiling.job import break_down
+from shardlab.profiling.merge import merge_traces
+from shardlab.profiling.table import render
 from tests.trace_factory import WORKER, event, label, step, write_rank
 
 EVENTS = [*step(1, 0, 1000), event("aten::mm", 0, 500), label("gloo:all_reduce", 1, 9, WORKER)]

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlab.profiling.analysis.intervals import (
+from shardlab.profiling.intervals import (
     EMPTY,
     difference,
     intersection,

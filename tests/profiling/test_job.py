@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from shardlab.profiling.analysis.job import break_down
-from shardlab.profiling.analysis.table import UNKNOWN, render
+from shardlab.profiling.job import break_down
+from shardlab.profiling.table import UNKNOWN, render
 from tests.profiling.nccl_trace_factory import AUTOGRAD, MadeTrace
 from tests.trace_factory import event, label, write_rank
 

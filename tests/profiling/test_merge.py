@@ -4,7 +4,7 @@ import json
 import pytest
 
 from shardlab.core.errors import UserError
-from shardlab.profiling.capture.merge import merge_traces
+from shardlab.profiling.merge import merge_traces
 from tests.trace_factory import event, step, write_rank
 
 

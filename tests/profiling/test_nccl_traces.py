@@ -2,8 +2,8 @@
 
 import pytest
 
-from shardlab.profiling.analysis.breakdown import OTHER, analyse, read_steps
-from shardlab.profiling.capture.merge import merge_traces
+from shardlab.profiling.breakdown import OTHER, analyse, read_steps
+from shardlab.profiling.merge import merge_traces
 from tests.profiling.nccl_trace_factory import AUTOGRAD, MadeTrace
 
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlab.profiling.analysis import operators
-from shardlab.profiling.analysis.intervals import EMPTY
-from shardlab.profiling.analysis.operators import Operators, OutOfOrder
+from shardlab.profiling import operators
+from shardlab.profiling.intervals import EMPTY
+from shardlab.profiling.operators import Operators, OutOfOrder
 
 EVER = np.array([[-np.inf, np.inf]])
 

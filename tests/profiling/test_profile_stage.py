@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from shardlab.config.parameters import Parameters
+from shardlab.config.run_record import Breakdown
 from shardlab.core.checksums import write_checked
 from shardlab.core.errors import UserError
 from shardlab.core.files import sha256_of_file
-from shardlab.experiment.parameters import Parameters
-from shardlab.profiling.capture.merge import merge_traces
-from shardlab.records.run import Breakdown
+from shardlab.profiling.merge import merge_traces
 from stages.profile import main, names_run
 from tests.commands import Command
 from tests.trace_factory import WORKER, event, label, step, write_rank

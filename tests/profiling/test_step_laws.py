@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardlab.profiling.analysis.breakdown import step_times
-from shardlab.profiling.analysis.intervals import EMPTY, length, merge
-from shardlab.profiling.analysis.operators import Operators
-from shardlab.profiling.analysis.trace import Collectives, Launched, Trace
+from shardlab.profiling.breakdown import step_times
+from shardlab.profiling.intervals import EMPTY, length, merge
+from shardlab.profiling.operators import Operators
+from shardlab.profiling.trace import Collectives, Launched, Trace
 
 STEP = np.array([[0.0, 300.0]])
 PIECES = st.lists(st.tuples(st.integers(0, 400), st.integers(1, 200)), max_size=8)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardlab.core.errors import UserError
-from shardlab.profiling.traces import trace_file
-from shardlab.profiling.traces.trace_file import read_events, read_header, write_trace
+from shardlab.profiling import trace_file
+from shardlab.profiling.trace_file import read_events, read_header, write_trace
 from tests.trace_factory import event
 
 NAMES = ["aten::mm", 'a "quoted" }, {\n  },\n  { name', "\\", "ü", "}"]

@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from shardlab.launch import launch
-from shardlab.profiling.analysis.breakdown import read_steps
-from shardlab.profiling.analysis.job import break_down
-from shardlab.profiling.capture.merge import merge_traces
+from shardlab.profiling.breakdown import read_steps
+from shardlab.profiling.job import break_down
+from shardlab.profiling.merge import merge_traces
+from shardlab.train.launch import launch
 
 STEPS = 3
 LABELS = ("shardlab::forward", "shardlab::backward")

@@ -4,8 +4,9 @@ import math
 import numpy as np
 import pytest
 
+from shardlab.config.run_record import Setting
+from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
-from shardlab.records.run import Setting
 from shardlab.report.aggregate import (
     codec_texts,
     comparison,
@@ -17,7 +18,6 @@ from shardlab.report.aggregate import (
 from shardlab.report.sections import measures
 from shardlab.report.tables import tables_of
 from shardlab.report.timings import timing_table
-from shardlab.strategy.strategy import parse_strategy
 from tests.evidence_factory import make_evidence
 from tests.record_factory import BASELINE, STRATEGIES, make_losses, make_record, make_records
 from tests.timed_run_factory import make_timed

@@ -4,10 +4,11 @@ import math
 
 import pytest
 
-from shardlab.experiment.schema import Quality
+from shardlab.config.contention import Contention
+from shardlab.config.schema import Quality
+from shardlab.config.strategy import parse_strategy
+from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.forecast.integer_sums import IntegerSum
-from shardlab.records.contention import Contention
-from shardlab.records.timing import NO_COMMUNICATION
 from shardlab.report.numbers import ABSENT, rate_text
 from shardlab.report.sections.forecast import forecast
 from shardlab.report.sections.links import (
@@ -22,7 +23,6 @@ from shardlab.report.sections.links import (
 from shardlab.report.sections.quality import quality_tables
 from shardlab.report.timing_plots import crossover_plot, forecast_plot
 from shardlab.report.timings import crossovers
-from shardlab.strategy.strategy import parse_strategy
 from tests.evidence_factory import make_evidence, make_forecast
 from tests.record_factory import BASELINE, STRATEGIES, make_losses, make_records
 from tests.timed_run_factory import make_timed, make_timings

@@ -1,7 +1,7 @@
 import pytest
 
+from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
-from shardlab.experiment.parameters import Parameters
 from stages.readme import BEGIN, END, main, replace_block
 
 HEADLINE = "| run | step |\n| --- | ---: |\n| fsdp2 | 48 |\n\nMeasured here.\n"

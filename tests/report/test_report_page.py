@@ -9,12 +9,12 @@ import matplotlib.figure
 import pandas as pd
 import pytest
 
+from shardlab.config.strategy import parse_strategy
 from shardlab.core.files import read_json, read_json_lines
 from shardlab.report.numbers import plain
 from shardlab.report.plots import BASELINE_COLOUR, line_styles
 from shardlab.report.tables import RUN, Column, Figure, Section, figures_of, tables_of, text_table
 from shardlab.report.write import SECTIONS, report_sections, write_report
-from shardlab.strategy.strategy import parse_strategy
 from tests.evidence_factory import make_evidence
 from tests.record_factory import STRATEGIES, make_history, make_record, make_records
 

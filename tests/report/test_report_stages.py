@@ -3,13 +3,13 @@ import json
 
 import pytest
 
-from shardlab.collection.quality import smoothed
+from shardlab.config.parameters import Parameters
+from shardlab.config.run_record import Breakdown, Joined, Record, Validation, read_records
+from shardlab.config.timing_record import NO_COMMUNICATION, write_timings
 from shardlab.core.checksums import write_checked, write_checked_lines
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
-from shardlab.experiment.parameters import Parameters
-from shardlab.records.run import Breakdown, Joined, Record, Validation, read_records
-from shardlab.records.timing import NO_COMMUNICATION, write_timings
+from shardlab.report.quality import smoothed
 from stages import collect, report
 from tests.evidence_factory import make_forecast, make_policies
 from tests.record_factory import make_history, make_losses, make_record, make_records

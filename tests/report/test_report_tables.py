@@ -3,8 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from shardlab.agent.replays.documents import PolicyComparison
-from shardlab.experiment.schema import Quality
+from shardlab.config.schema import Quality
 from shardlab.report.aggregate import seed_warning
 from shardlab.report.answer import answer
 from shardlab.report.numbers import (
@@ -28,6 +27,7 @@ from shardlab.report.write import (
     report_sections,
     summary,
 )
+from shardlab.search.policies.documents import PolicyComparison
 from tests.evidence_factory import make_evidence
 from tests.record_factory import BASELINE, BUSY, STRATEGIES, make_record, make_records
 from tests.timed_run_factory import make_timed, make_timings

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from shardlab.records.timing import NO_COMMUNICATION
+from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.report.sections.links import links
 from shardlab.report.sections.scaling import (
     bottleneck,

@@ -11,19 +11,19 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardlab.agent.records.rounds import Arm
+from shardlab.config.model_and_data import Model
+from shardlab.config.run_record import Record
+from shardlab.config.schema import Checkpoint, Train
+from shardlab.config.search import Agent
+from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
-from shardlab.engines.wrapped.ddp import DDPEngine
-from shardlab.evaluation.validate import Quality
-from shardlab.experiment.model_and_data import Model
-from shardlab.experiment.schema import Checkpoint, Train
-from shardlab.experiment.search import Agent
-from shardlab.loop.plan import RunPlan
-from shardlab.records.run import Record
-from shardlab.strategy.strategy import parse_strategy
+from shardlab.engines.ddp import DDPEngine
+from shardlab.search.rounds import Arm
 from shardlab.train import run as train_module
+from shardlab.train.evaluation import Quality
 from shardlab.train.run import train_run
+from shardlab.train.run_plan import RunPlan
 from stages import trial
 from tests.measured_run import measure
 

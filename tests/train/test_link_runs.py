@@ -13,19 +13,19 @@ import torch.distributed as dist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from benchmarks.resume import Outcome
+from shardlab.comm.emulated_link import emulated
+from shardlab.config.link import Link
+from shardlab.config.schema import Checkpoint
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, read_json_lines
-from shardlab.emulation.link import emulated
-from shardlab.experiment.link import Link
-from shardlab.experiment.schema import Checkpoint
-from shardlab.launch import RunFailed
-from shardlab.loop.loop import Loop
-from shardlab.profiling.analysis.breakdown import analyse
+from shardlab.profiling.breakdown import analyse
 from shardlab.train import run
+from shardlab.train.launch import RunFailed
+from shardlab.train.loop import Loop
 from shardlab.train.run import train_run
-from tests.checkpoint.checkpointed import INT4, plan_of, strategy_of
 from tests.commands import Command, wait_for
 from tests.namespaces import held, opened_by
+from tests.train.checkpointed import INT4, plan_of, strategy_of
 
 RATE = "20mbit"
 """at which a step of the tiny model takes long enough to see the link"""

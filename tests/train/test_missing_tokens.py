@@ -8,13 +8,13 @@ import time
 
 import pytest
 
+from shardlab.config.model_and_data import Tokenize
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_text
-from shardlab.data.corpus.corpus_file import write_corpus
-from shardlab.data.sources.corpus import generate
-from shardlab.data.tokenize.tokenize import build_tokens
-from shardlab.data.tokens.tokens import MANIFEST, open_split
-from shardlab.experiment.model_and_data import Tokenize
+from shardlab.data.corpus_file import write_corpus
+from shardlab.data.sources import generate
+from shardlab.data.tokenize import build_tokens
+from shardlab.data.tokens import MANIFEST, open_split
 from shardlab.train.missing_tokens import build_once
 
 OPTIONS = Tokenize(tokenizer="train", vocabulary=300, shards=6)

@@ -10,15 +10,15 @@ import torch
 import torch.distributed as dist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from shardlab.config.model_and_data import Model
+from shardlab.config.schema import Checkpoint, Train
+from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import StorageError
-from shardlab.experiment.model_and_data import Model
-from shardlab.experiment.schema import Checkpoint, Train
-from shardlab.loop.loop import Loop, StepEvent
-from shardlab.loop.plan import RunPlan
-from shardlab.profiling.traces.trace_file import read_events, read_header
-from shardlab.strategy.strategy import parse_strategy
+from shardlab.profiling.trace_file import read_events, read_header
+from shardlab.train.loop import Loop, StepEvent
 from shardlab.train.outputs import Telemetry, gather_trained, write_traces
 from shardlab.train.run import train_run
+from shardlab.train.run_plan import RunPlan
 from tests.deep_models import (
     deep_model,
     engine_of,

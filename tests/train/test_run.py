@@ -12,19 +12,19 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from shardlab.config.affinity import format_cpus
+from shardlab.config.model_and_data import Model
+from shardlab.config.run_record import Record
+from shardlab.config.schema import Train
+from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, read_json_lines
-from shardlab.data.tokens.tokens import open_split
-from shardlab.evaluation.validate import FILES, evaluate
-from shardlab.experiment.affinity import format_cpus
-from shardlab.experiment.model_and_data import Model
-from shardlab.experiment.schema import Train
-from shardlab.hardware.topology import read_topology
-from shardlab.launch import RunFailed
-from shardlab.loop.plan import RunPlan
-from shardlab.records.run import Record
-from shardlab.strategy.strategy import parse_strategy
+from shardlab.data.tokens import open_split
+from shardlab.engines.cpu_topology import read_topology
+from shardlab.train.evaluation import FILES, evaluate
+from shardlab.train.launch import RunFailed
 from shardlab.train.run import train_run
+from shardlab.train.run_plan import RunPlan
 from stages import validate
 from tests.families import config_of
 from tests.measured_run import measure

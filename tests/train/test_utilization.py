@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-from shardlab.environment.host import resident_memory
+from shardlab.core.host import resident_memory
 from shardlab.train.utilization import (
     MemoryMeter,
     flops_per_token,

@@ -1,6 +1,6 @@
 from shardlab.core.errors import UserError
-from shardlab.experiment.parameters import Parameters
-from shardlab.experiment.schema import Params
+from shardlab.config.parameters import Parameters
+from shardlab.config.schema import Params
 from stages.content import content_of
 from stages.outside import contents_read, inputs_of_stages
 from stages.plans import plans

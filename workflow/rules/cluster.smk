@@ -5,7 +5,7 @@ from statistics import mean
 
 from shardlab.core.checksums import read_checked
 from shardlab.core.errors import UserError
-from shardlab.experiment.schema import each_timing
+from shardlab.config.schema import each_timing
 
 ESTIMATE = Path("results/memory.json")
 COMPARISON = config["comparison"]
@@ -175,7 +175,7 @@ def placed_steps(*given):
 
 def minutes_of_run(wildcards):
     """The profile's `runtime`, or more where the timing of the comparison says that the steps need more."""
-    from shardlab.records.timing import read_timings  # for clusters alone
+    from shardlab.config.timing_record import read_timings  # for clusters alone
 
     given = default_resource("runtime", None)
     if not isinstance(given, int):

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
+from shardlab.config.schema import Params
 from shardlab.core.files import write_text
-from shardlab.experiment.schema import Params
 
 TARGET = Path(__file__).with_name("params.schema.json")
 

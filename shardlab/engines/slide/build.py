@@ -7,17 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shardlab.buffers.slide import (
-    KeptGradients,
-    gradient_vectors,
-    kept_gradients,
-    offload_bytes,
-    window_bytes,
-    window_slots,
-)
 from shardlab.comm.hierarchy import timeout_of
 from shardlab.core.errors import UserError
-from shardlab.engines.common.base import EngineSetup
+from shardlab.engines.base import EngineSetup
 from shardlab.engines.slide.copies import Copies, NodeContext
 from shardlab.engines.slide.grad_offload import GradBuffers, GradOffload
 from shardlab.engines.slide.groups import RankGroups
@@ -29,8 +21,16 @@ from shardlab.engines.slide.schedule import Schedule
 from shardlab.engines.slide.shared_file import NodeFile
 from shardlab.engines.slide.shared_memory import NodeMemory
 from shardlab.engines.slide.unit import Precision, SlideUnit
-from shardlab.units.dtypes import dtype_of, uses_fp16
-from shardlab.units.units import UnitPlan, owned_parameters
+from shardlab.models.dtypes import dtype_of, uses_fp16
+from shardlab.models.slide_buffers import (
+    KeptGradients,
+    gradient_vectors,
+    kept_gradients,
+    offload_bytes,
+    window_bytes,
+    window_slots,
+)
+from shardlab.models.units import UnitPlan, owned_parameters
 
 
 def make_units(

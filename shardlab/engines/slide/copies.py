@@ -9,14 +9,14 @@ from typing import ParamSpec
 import torch
 from torch import Tensor
 
+from shardlab.comm.background import Background, Running, drain_all
 from shardlab.comm.ledger import Ledger
-from shardlab.devices.accelerator import Accelerator
-from shardlab.devices.registry import accelerator_of
+from shardlab.config.strategy import CanonicalStrategy
+from shardlab.core.accelerator import Accelerator
+from shardlab.core.device import accelerator_of
 from shardlab.engines.slide.error_relay import ErrorRelay
 from shardlab.engines.slide.groups import RankGroups
 from shardlab.engines.slide.rank_progress import RankProgress
-from shardlab.strategy.strategy import CanonicalStrategy
-from shardlab.transport.background import Background, Running, drain_all
 
 P = ParamSpec("P")
 

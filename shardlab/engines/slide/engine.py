@@ -12,12 +12,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardlab.activations.checkpoint import scratch_folder
+from shardlab.codecs.kernels.adam import Hyper
+from shardlab.comm.object_collectives import run_or_fail_together
 from shardlab.core.errors import UserError
-from shardlab.engines.common.autograd import ModuleEngine
-from shardlab.engines.common.base import EngineSetup, State, StepOutcome
-from shardlab.engines.common.flat import laid_out, split_vector
-from shardlab.engines.common.numerics import clip_coefficient, norm_of, read_together
+from shardlab.engines.activation_checkpoint import scratch_folder
+from shardlab.engines.autograd import ModuleEngine
+from shardlab.engines.base import EngineSetup, State, StepOutcome
+from shardlab.engines.flat import laid_out, split_vector
+from shardlab.engines.numerics import clip_coefficient, norm_of, read_together
 from shardlab.engines.slide.build import (
     holds_updates,
     make_buffers,
@@ -36,9 +38,7 @@ from shardlab.engines.slide.model import SlideModule
 from shardlab.engines.slide.moments import KINDS
 from shardlab.engines.slide.rank_progress import UPDATED
 from shardlab.engines.slide.unit import FROZEN
-from shardlab.kernels.adam import Hyper
-from shardlab.transport.object_collectives import run_or_fail_together
-from shardlab.units.units import checkpointing_modes, plan_units
+from shardlab.models.units import checkpointing_modes, plan_units
 
 Result = TypeVar("Result")
 

@@ -9,14 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shardlab.buffers.slide import KeptGradients, slot_sizes
+from shardlab.comm.background import Running
 from shardlab.comm.collective import Collective
 from shardlab.engines.scheduling import VectorPool
 from shardlab.engines.slide.copies import NodeContext
 from shardlab.engines.slide.rank_progress import REDUCED, UPDATED, RankProgress
 from shardlab.engines.slide.shared_memory import NodeMemory
 from shardlab.engines.slide.unit import SlideUnit, own_vector
-from shardlab.transport.background import Running
+from shardlab.models.slide_buffers import KeptGradients, slot_sizes
 
 _PARTS = 4
 """that a unit is off-loaded in, about: more would cost the training thread what they hide"""

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardlab.comm.hierarchy import subgroup, timeout_of
+from shardlab.comm.object_collectives import gather_values
+from shardlab.config.strategy import CanonicalStrategy
 from shardlab.core.errors import UserError
-from shardlab.engines.common.flat import REPLICATE, SHARD
-from shardlab.strategy.strategy import CanonicalStrategy
-from shardlab.transport.object_collectives import gather_values
+from shardlab.engines.flat import REPLICATE, SHARD
 
 Value = TypeVar("Value")
 

@@ -14,7 +14,7 @@ from shardlab.engines.scheduling import ScheduledModule, with_gradient
 from shardlab.engines.slide.groups import RankGroups
 from shardlab.engines.slide.schedule import Schedule
 from shardlab.engines.slide.unit import SlideUnit
-from shardlab.units.units import UnitPlan
+from shardlab.models.units import UnitPlan
 
 P = ParamSpec("P")
 Result = TypeVar("Result")

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from shardlab.comm.background import Background, Running, drain_all
 from shardlab.core.errors import UserError
 from shardlab.engines.slide.shared_file import FilePart, NodeFile
-from shardlab.transport.background import Background, Running, drain_all
 
 KINDS = ("exp_avg", "exp_avg_sq")
 

@@ -10,19 +10,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardlab.buffers.slide import KeptGradients
+from shardlab.codecs.kernels.adam import Hyper, adam_, sum_of_squares
+from shardlab.codecs.kernels.workers import Workers
+from shardlab.comm.background import Background, Running
 from shardlab.comm.collective import Collective
+from shardlab.comm.object_collectives import gather_values
+from shardlab.engines.cpu_placement import RankLocation, place_here
 from shardlab.engines.slide.copies import NodeContext
 from shardlab.engines.slide.grad_offload import GradBuffer
 from shardlab.engines.slide.moments import MomentStore
 from shardlab.engines.slide.prefetch import count_shared_memory
 from shardlab.engines.slide.rank_progress import OFFLOADED, REDUCED, UPDATED
 from shardlab.engines.slide.unit import SlideUnit, own_vector
-from shardlab.hardware.placement import RankLocation, place_here
-from shardlab.kernels.adam import Hyper, adam_, sum_of_squares
-from shardlab.kernels.workers import Workers
-from shardlab.transport.background import Background, Running
-from shardlab.transport.object_collectives import gather_values
+from shardlab.models.slide_buffers import KeptGradients
 
 
 class GradReduction:

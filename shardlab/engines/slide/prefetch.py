@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from shardlab.activations.stores import KeptTensor, unchanged
+from shardlab.comm.background import Running
 from shardlab.comm.collective import Collective
 from shardlab.comm.ledger import Account
 from shardlab.core.errors import UserError
+from shardlab.engines.activation_stores import KeptTensor, unchanged
 from shardlab.engines.slide.copies import NodeContext
 from shardlab.engines.slide.rank_progress import (
     BACKWARD_END,
@@ -21,7 +22,6 @@ from shardlab.engines.slide.rank_progress import (
     RankProgress,
 )
 from shardlab.engines.slide.unit import SlideUnit, chunk_of
-from shardlab.transport.background import Running
 
 
 class _SavedView(NamedTuple):

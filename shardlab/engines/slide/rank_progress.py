@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+from shardlab.codecs.kernels.shared_counters import BYTES, SharedCounters
 from shardlab.core.process import is_stopped
-from shardlab.kernels.shared_counters import BYTES, SharedCounters
 
 # events that ranks publish for a unit, with a number that only grows
 UPDATED = "updated"

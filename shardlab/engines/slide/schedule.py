@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
+from shardlab.comm.background import Running
 from shardlab.engines.scheduling import MissingGradients, UnitSchedule
 from shardlab.engines.slide.grad_offload import GradOffload
 from shardlab.engines.slide.optimizer import HostOptimizer
 from shardlab.engines.slide.prefetch import Prefetcher, Window
 from shardlab.engines.slide.unit import SlideUnit
-from shardlab.transport.background import Running
 
 
 class Schedule(UnitSchedule):

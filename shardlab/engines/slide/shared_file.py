@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardlab.activations.anonymous_file import BLOCK, AnonymousFile, aligned_blocks, whole_blocks
+from shardlab.comm.object_collectives import gather_values, run_or_fail_together
 from shardlab.core.errors import UserError
+from shardlab.engines.anonymous_file import BLOCK, AnonymousFile, aligned_blocks, whole_blocks
 from shardlab.engines.slide.shared_memory import Regions, lay_out
-from shardlab.transport.object_collectives import gather_values, run_or_fail_together
 
 _CPU = torch.device("cpu")
 _READ_SIZE = 1 << 20

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardlab.comm.object_collectives import gather_values, run_or_fail_together
 from shardlab.core.errors import UserError
+from shardlab.core.host import free_memory_bytes
 from shardlab.engines.slide.rank_progress import RankProgress, progress_bytes
-from shardlab.environment.host import free_memory_bytes
-from shardlab.transport.object_collectives import gather_values, run_or_fail_together
 
 _PAGE = mmap.PAGESIZE
 _GIB = 1 << 30

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.layout import REPLICAS
 from shardlab.core.errors import UserError
-from shardlab.engines.common.flat import named_parts
+from shardlab.engines.flat import named_parts
 from shardlab.engines.scheduling import ParameterUnit
 from shardlab.engines.slide.moments import KINDS
 from shardlab.engines.slide.shared_file import NodeFile

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from shardlab.records.run import Record
-from shardlab.records.timing import machines
+from shardlab.config.run_record import Record
+from shardlab.config.timing_record import machines
 from shardlab.report.evidence import Evidence
 from shardlab.report.numbers import plural
 from shardlab.report.tables import Section, Table, fact_table, facts, text_table

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
+from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.core.document import Document
 from shardlab.forecast.extrapolation import Point
 from shardlab.forecast.results import ForecastDocument
-from shardlab.records.timing import NO_COMMUNICATION
 from shardlab.report.evidence import Evidence
 from shardlab.report.numbers import (
     Row,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from shardlab.config.strategy import Strategy
 from shardlab.report.evidence import Evidence
 from shardlab.report.numbers import (
     ABSENT,
@@ -26,7 +27,6 @@ from shardlab.report.sections.scaling import TIMED
 from shardlab.report.tables import RUN, Column, Figure, Section, Table, make_table
 from shardlab.report.timing_plots import crossover_plot
 from shardlab.report.timings import Crossover, LinkTiming, speed_up, step_sd
-from shardlab.strategy.strategy import Strategy
 
 
 def links(evidence: Evidence) -> Section:

@@ -1,9 +1,9 @@
 """Section on policies: how near the best strategy each way to search comes, by measurements."""
 
-from shardlab.agent.replays.documents import NEAR, Interval, PolicyComparison, Summary
 from shardlab.report.evidence import Evidence
 from shardlab.report.numbers import Row, fixed, percent, plural, share, within, words
 from shardlab.report.tables import Column, Section, Table, make_table
+from shardlab.search.policies.documents import NEAR, Interval, PolicyComparison, Summary
 
 _SHOWN = (0, 1, 2, 4, 8, 16)
 """numbers of measurements that have a column"""

@@ -7,10 +7,10 @@ own times would compare the drift of the machine.
 import math
 from collections.abc import Mapping, Sequence
 
-from shardlab.collection.quality import quality_at_time, steps_to_quality
 from shardlab.report.aggregate import mean_over_seeds
 from shardlab.report.evidence import Evidence
 from shardlab.report.numbers import Row
+from shardlab.report.quality import quality_at_time, steps_to_quality
 from shardlab.report.tables import RUN, Column, Section, Table, by_run, make_table
 from shardlab.report.timings import Crossover, LinkTiming
 

@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from shardlab.experiment.link import FRAME_HEADERS
-from shardlab.records.run import Setting
+from shardlab.config.link import FRAME_HEADERS
+from shardlab.config.run_record import Setting
 from shardlab.report.evidence import Evidence
 from shardlab.report.numbers import (
     ABSENT,

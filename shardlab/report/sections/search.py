@@ -1,10 +1,10 @@
 """Section on the search: what was predicted, raced and decided, round by round."""
 
-from shardlab.agent.records.history import Ended, History, Measured
-from shardlab.agent.records.rounds import Candidate, Prediction, Round, Space, StepRatio
 from shardlab.report.evidence import Evidence
 from shardlab.report.numbers import ABSENT, figure, percent, plural, within
 from shardlab.report.tables import Section, Table, text_table
+from shardlab.search.history import Ended, History, Measured
+from shardlab.search.rounds import Candidate, Prediction, Round, Space, StepRatio
 
 _ROLES = {
     "incumbent": "incumbent",

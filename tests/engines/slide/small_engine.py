@@ -10,14 +10,14 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
+from shardlab.config.strategy import parse_strategy
+from shardlab.engines.base import EngineSetup, Optimization
 from shardlab.engines.build import build_engine
-from shardlab.engines.common.base import EngineSetup, Optimization
 from shardlab.engines.slide.copies import ThrottledCopies
 from shardlab.engines.slide.engine import SlideEngine
 from shardlab.models.presets import Shape, shape_config
+from shardlab.models.units import prepare
 from shardlab.models.weights import RandomWeights
-from shardlab.strategy.strategy import parse_strategy
-from shardlab.units.units import prepare
 from tests.drawn_weights import DrawnWeights
 
 LAYERS, VOCABULARY, LENGTH, BATCH = 4, 96, 16, 2

@@ -9,16 +9,16 @@ import torch
 import torch.distributed as dist
 
 import shardlab
+from shardlab.comm.emulated_link import Links
+from shardlab.config.link import Link
 from shardlab.core.errors import UserError
-from shardlab.emulation.link import Links
 from shardlab.engines.slide.groups import GroupPool, node_groups
 from shardlab.engines.slide.shared_memory import NodeMemory
-from shardlab.experiment.link import Link
 from tests.descriptors import opened
 from tests.engines.slide.small_engine import MODES, engine_of, train
 from tests.engines.slide.unwatched_ranks import outcomes
+from tests.engines.sliding_factory import model_of, trained
 from tests.ranks import on_ranks, run_ranks
-from tests.standalone.sliding_factory import model_of, trained
 
 pytestmark = pytest.mark.fresh_ranks
 

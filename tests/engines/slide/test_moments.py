@@ -10,7 +10,7 @@ import torch
 
 from shardlab.engines.slide.moments import FileMoments, Moments, MomentStore
 from shardlab.engines.slide.shared_file import NodeFile
-from tests.activations.storages import alive, watch
+from tests.engines.storages import alive, watch
 from tests.ranks import on_ranks
 
 SIZES = {"root": 5001, **{f"block{number}": 3000 for number in range(6)}}

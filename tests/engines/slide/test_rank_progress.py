@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from shardlab.engines.slide.shared_memory import NodeMemory
-from shardlab.launch import RunFailed, launch
+from shardlab.train.launch import RunFailed, launch
 from tests.engines.slide.unwatched_ranks import outcomes
 from tests.ranks import on_ranks
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from shardlab.core.errors import UserError
 from shardlab.engines.slide.shared_memory import NodeMemory, _open_file
-from shardlab.launch import launch
+from shardlab.train.launch import launch
 from tests.commands import launching, wait_for
 from tests.descriptors import SHARED, opened
 from tests.engines.slide.unwatched_ranks import outcomes

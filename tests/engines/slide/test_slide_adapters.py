@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shardlab.activations.checkpoint import FOLDER_VARIABLE
 from shardlab.core.errors import UserError
+from shardlab.engines.activation_checkpoint import FOLDER_VARIABLE
 from tests.engines.slide.small_engine import differing
+from tests.engines.sliding_factory import by_hand, labelled, model_of, slid, trained
 from tests.ranks import on_ranks
-from tests.standalone.sliding_factory import by_hand, labelled, model_of, slid, trained
 
 STEPS = 4
 

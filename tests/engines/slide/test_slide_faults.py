@@ -16,7 +16,7 @@ import torch.distributed as dist
 from shardlab.core.errors import UserError
 from shardlab.engines.slide import optimizer
 from shardlab.engines.slide.copies import ThrottledCopies
-from shardlab.launch import RunFailed, launch
+from shardlab.train.launch import RunFailed, launch
 from tests.descriptors import SHARED, opened
 from tests.engines.slide.small_engine import MODES, DelayedCopies, batch_of, engine_of, train
 from tests.engines.slide.unwatched_ranks import outcomes

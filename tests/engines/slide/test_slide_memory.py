@@ -6,12 +6,12 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from shardlab.activations.checkpoint import FOLDER_VARIABLE
-from shardlab.experiment.schema import Train
-from shardlab.memory.step import closed_form, host_memory
-from shardlab.strategy.strategy import parse_strategy
+from shardlab.config.schema import Train
+from shardlab.config.strategy import parse_strategy
+from shardlab.engines.activation_checkpoint import FOLDER_VARIABLE
+from shardlab.models.memory_step import closed_form, host_memory
+from shardlab.models.unit_sizes import sizes_of
 from shardlab.train.utilization import MemoryMeter
-from shardlab.units.sizes import sizes_of
 from tests.deep_models import deep_model, engine_of, keep_no_freed_memory
 from tests.engines.slide.small_engine import MODES
 from tests.ranks import on_ranks, run_ranks

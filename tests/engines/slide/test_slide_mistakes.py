@@ -17,8 +17,8 @@ from shardlab.core.errors import UserError
 from shardlab.engines.slide import shared_memory
 from tests.commands import TORCHRUN, Command, forked
 from tests.engines.slide.small_engine import MODES, batch_of, differing, engine_of, states_of, train
+from tests.engines.sliding_factory import model_of, tokens_of
 from tests.ranks import on_ranks
-from tests.standalone.sliding_factory import model_of, tokens_of
 
 
 def mapped_bytes():

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 import shardlab
-from shardlab.activations.checkpoint import FOLDER_VARIABLE
 from shardlab.core.errors import UserError
-from shardlab.launch import RunFailed, launch
+from shardlab.engines.activation_checkpoint import FOLDER_VARIABLE
+from shardlab.train.launch import RunFailed, launch
 from tests.commands import said_after
 from tests.disks import mount
 from tests.engines.slide import small_engine

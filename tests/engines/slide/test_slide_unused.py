@@ -10,8 +10,8 @@ from torch import nn
 import shardlab
 from shardlab.core.errors import UserError
 from tests.engines.slide.small_engine import MODES, DelayedCopies, engine_of, train
+from tests.engines.sliding_factory import by_hand, slid
 from tests.ranks import on_ranks
-from tests.standalone.sliding_factory import by_hand, slid
 
 STEPS, BLOCKS, RATE = 4, 5, 1e-2
 

@@ -1,1 +1,0 @@
-"""Inputs of checkpointed blocks, off-loaded to host memory or to a file."""

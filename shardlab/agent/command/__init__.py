@@ -1,1 +1,0 @@
-"""Search as one command: its parameters, its time, its stages, and what it prints."""

@@ -1,1 +1,0 @@
-"""The decision on a trial: accept or roll back."""

@@ -1,1 +1,0 @@
-"""Proposals: evidence, candidates, judge, validation."""

@@ -1,1 +1,0 @@
-"""Rule of a race: who is faster, who is given up, and when it ends."""

@@ -1,1 +1,0 @@
-"""Documents of the search: its rounds and its history."""

@@ -1,1 +1,0 @@
-"""Replays of policies: their documents and figures."""

@@ -1,1 +1,0 @@
-"""The space of the search: every legal strategy on a grid of settings."""

@@ -1,1 +1,0 @@
-"""Running a trial, and the store that keeps a strategy from being measured twice."""

@@ -1,1 +1,0 @@
-"""Sizes of the buffers that an engine allocates."""

@@ -1,1 +1,0 @@
-"""Measured costs of single operations, apart from any training run."""

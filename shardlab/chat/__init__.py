@@ -1,1 +1,0 @@
-"""Conversations with a saved model, in a terminal."""

@@ -1,1 +1,0 @@
-"""Collection of what every stage measured of a run into one record."""

@@ -1,0 +1,158 @@
+"""Communication concurrent with computation, on CPUs as on devices with streams."""
+
+from collections.abc import Callable
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from datetime import timedelta
+from functools import partial
+from typing import ParamSpec
+
+import torch
+import torch.distributed as dist
+
+from shardlab.core.accelerator import Accelerator, Event, Stream
+from shardlab.core.device import accelerator_of
+
+P = ParamSpec("P")
+
+
+class Background:
+    """Thread that runs calls one after another, in the order in which they were started.
+
+    Collectives of one process group need the same order on all ranks, which one thread keeps. gloo
+    and the kernels release the GIL.
+
+    On a GPU the thread has a separate stream: its work begins after all work that was launched
+    before `start`, and work that is launched after `wait` begins after it.
+
+    Args:
+        name: of the thread, in profiles.
+        device: of the tensors; None: the calls work in host memory alone.
+        beside: on a GPU, another one of the same device, whose thread launches these calls, too:
+            collectives of several NCCL communicators need one order of launches on all ranks. The
+            streams are two all the same.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        device: torch.device | None = None,
+        beside: "Background | None" = None,
+    ) -> None:
+        self._accelerator = None if device is None else accelerator_of(device)
+        self._stream = self._accelerator.stream() if self._accelerator else None
+        self._threads = ThreadPoolExecutor(
+            1, name, initializer=_begin_thread, initargs=(torch.get_num_threads(), self._stream)
+        )
+        if beside is not None and self._accelerator is not None:
+            self._threads = beside._threads
+        self._last: Running | None = None
+        self._error: BaseException | None = None
+        """of the first call that failed"""
+
+    def start(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> "Running":
+        """Queue a call."""
+        do = partial(self._run, partial(call, *args, **kwargs))
+        if self._accelerator is None or self._stream is None:
+            done: Future[Event | None] = self._threads.submit(do)
+            self._last = Running(done)
+        else:
+            # the call reads what the starter's stream still computes
+            launched = self._accelerator.current_stream().record()
+            done = self._threads.submit(_launch, self._stream, launched, do)
+            self._last = Running(done, self._accelerator)
+        return self._last
+
+    def check(self) -> None:
+        """Raise the error of a call that has failed already."""
+        if self._error is not None:
+            raise self._error
+
+    def drain(self) -> None:
+        """Wait until the device, too, has completed all calls; raise the first one's error."""
+        if self._last is None:
+            return
+        last, self._last = self._last, None
+        # calls run in order, so all have ended with the last one; it must not raise before `_error`
+        last.settle()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        last.synchronize()
+
+    def _run(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except BaseException as error:
+            self._error = self._error or error
+            raise
+
+
+def drain_all(*lanes: Background) -> None:
+    """Wait until every call of all lanes has ended; raise one of their errors."""
+    # a stack, so that all lanes are drained if one raises
+    with ExitStack() as every:
+        for lane in lanes:
+            every.callback(lane.drain)
+
+
+class Running(dist.Work):
+    """Call that was started."""
+
+    def __init__(
+        self, future: "Future[Event | None]", accelerator: Accelerator | None = None
+    ) -> None:
+        super().__init__()
+        self._future = future
+        self._accelerator = accelerator
+
+    @property
+    def went_well(self) -> bool:
+        """Return whether the call has ended without an error."""
+        return self._future.done() and self._future.exception() is None
+
+    def settle(self) -> None:
+        """Wait until the call has ended or failed."""
+        futures.wait([self._future])
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait until the call has ended; raise its error. Collectives have their own timeouts."""
+        launched = self._future.result()
+        if launched is not None and self._accelerator is not None:
+            # the caller's stream waits, not its thread
+            self._accelerator.current_stream().wait(launched)
+        return True
+
+    def synchronize(self) -> None:
+        """Wait until the device, too, has completed the call; raise its error."""
+        launched = self._future.result()
+        if launched is not None:
+            launched.synchronize()
+
+
+def _begin_thread(threads: int, stream: Stream | None) -> None:
+    # the number of threads is per thread: a new one would use all cores
+    torch.set_num_threads(threads)
+    if stream is not None:
+        # so is the device: each rank would allocate a context on the first GPU
+        stream.set_device()
+
+
+def _launch(stream: Stream, after: Event, call: Callable[[], None]) -> Event | None:
+    with stream.current():
+        stream.wait(after)
+        call()
+        return stream.record()
+
+
+class Lanes:
+    """Threads of gathers and of reductions, which need separate process groups."""
+
+    def __init__(self) -> None:
+        self.gathers = Background("gather")
+        self.reductions = Background("reduce")
+
+    def drain(self) -> None:
+        """See `Background.drain`."""
+        drain_all(self.gathers, self.reductions)

@@ -1,0 +1,252 @@
+"""Emulation of a network link between the ranks of one machine (Linux).
+
+Every rank runs in a separate network namespace, connected by a veth pair to a bridge in one more
+namespace; a token bucket (tc-tbf(8)) on both ends of the pair limits what the rank sends and what
+it receives, full duplex. The bucket counts Ethernet frames of 1514 bytes that carry 1448 bytes of
+payload, so a program can reach 95.6 % of the rate.
+
+The namespaces do not emulate the delay: netem, which could hold packets back, is missing from many
+kernels. Collectives add it to each of their operations (`shardlab.comm.traffic.LinkThrottle`);
+what torch sends by itself, such as the norm of clipped gradients, has no delay.
+
+The namespaces are anonymous: they last as long as an open file or a process refers to them. The
+kernel removes them with the last process, however it ends, and no namespace of another run or of
+the machine is touched.
+"""
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+import subprocess
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from shardlab.comm.traffic import LinkThrottle
+from shardlab.config.link import Link, bucket_bytes
+from shardlab.config.run_record import LinkEmulation
+from shardlab.core.errors import UserError
+from shardlab.core.progress import say
+
+_CLONE_NEWNET = 0x40000000
+_SIOCGIFFLAGS, _IFF_RUNNING = 0x8913, 0x40
+_INTERFACE = "link0"
+"""name of a rank's end of its link, inside the namespace of the rank"""
+
+
+class Links:
+    """Network namespaces that limit every rank to one rate.
+
+    They exist from `with` to the end of the last rank that entered one.
+
+    with Links(2, Link(rate="100mbit")) as links:
+        launch(worker, 2, threads=1, timeout_s=60, links=links)
+
+    Args:
+        link: its rate is used here; `LinkThrottle` adds its delay.
+
+    Raises:
+        UserError: (on entry) this process may not or cannot create namespaces.
+    """
+
+    def __init__(self, world_size: int, link: Link) -> None:
+        self.world_size = world_size
+        self.link = link
+        self._open = ExitStack()
+        self._namespaces: list[int] = []
+        """file descriptors, one per rank; then that of the bridge"""
+
+    def __enter__(self) -> Self:
+        with ExitStack() as on_failure, ThreadPoolExecutor(1) as thread:
+            on_failure.callback(self._open.close)
+            # namespaces belong to threads: the rest of this process keeps its own
+            thread.submit(self._build).result()
+            on_failure.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._namespaces.clear()
+        self._open.close()
+
+    def enter(self, rank: int) -> str:
+        """Move this thread, and those that it starts later, into the namespace of the rank.
+
+        Call it in the process of the rank before it opens a socket or starts a thread.
+
+        Returns:
+            The name of its network interface, for GLOO_SOCKET_IFNAME.
+        """
+        _enter(self._namespaces[rank])
+        return _INTERFACE
+
+    def is_cut(self) -> bool:
+        """Return whether the rank of this process is disconnected."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+            request = struct.pack("16sH14x", _INTERFACE.encode(), 0)
+            answer = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request)
+        (flags,) = struct.unpack_from("H", answer, 16)
+        return not flags & _IFF_RUNNING
+
+    def cut(self, rank: int) -> None:
+        """Disconnect a rank at the bridge, in both directions.
+
+        Call it in the process that created the links, or in a rank.
+        """
+        self._set_port(rank, "down")
+
+    def fix(self, rank: int) -> None:
+        """Connect the rank again."""
+        self._set_port(rank, "up")
+
+    def _set_port(self, rank: int, state: str) -> None:
+        def set_port() -> None:
+            _enter(self._namespaces[-1])
+            _run("ip", "link", "set", "dev", _port(rank), state)
+
+        with ThreadPoolExecutor(1) as thread:
+            # a separate thread, since it stays in the namespace of the bridge
+            thread.submit(set_port).result()
+
+    def _build(self) -> None:
+        self._namespaces = [self._new_namespace() for _ in range(self.world_size + 1)]
+        ends = self._namespaces[:-1]
+        _run("ip", "link", "add", "bridge", "type", "bridge")
+        _run("ip", "link", "set", "dev", "bridge", "up")
+        for rank, namespace in enumerate(ends):
+            port = _port(rank)
+            pair = ("ip", "link", "add", port, "type", "veth", "peer", "name", _INTERFACE)
+            _run(*pair, "netns", f"/proc/self/fd/{namespace}", files=[namespace])
+            _run("ip", "link", "set", "dev", port, "master", "bridge", "up")
+            self._limit(port)
+        for rank, namespace in enumerate(ends):
+            _enter(namespace)
+            # addresses reserved for network tests (RFC 2544)
+            _run("ip", "address", "add", f"198.18.0.{rank + 1}", "dev", _INTERFACE)
+            _run("ip", "link", "set", "dev", _INTERFACE, "up")
+            # the machine's default congestion control would change results; every kernel has reno
+            _run("ip", "route", "add", "198.18.0.0/24", "dev", _INTERFACE, "congctl", "reno")
+            self._limit(_INTERFACE)
+
+    def _new_namespace(self) -> int:
+        """Move this thread into a new namespace; return its file descriptor."""
+        _call("unshare", _CLONE_NEWNET)
+        namespace = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        self._open.callback(os.close, namespace)
+        return namespace
+
+    def _limit(self, interface: str) -> None:
+        rate = self.link.bits_per_second
+        bucket = ("tbf", "rate", f"{rate}bit", "burst", str(bucket_bytes(rate)))
+        _run("tc", "qdisc", "add", "dev", interface, "root", *bucket, "latency", "50ms")
+
+
+def interface_bytes() -> int | None:
+    """Return the bytes that this rank sent, Ethernet headers included; None without a link."""
+    return _counter(8)
+
+
+def interface_frames() -> int | None:
+    """Return the number of Ethernet frames sent by this rank; None without a link."""
+    return _counter(9)
+
+
+def _counter(column: int) -> int | None:
+    # not /sys: it shows the interfaces of the namespace in which it was mounted
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, counters = line.partition(":")
+        if name.strip() == _INTERFACE:
+            return int(counters.split()[column])
+    return None
+
+
+def _port(rank: int) -> str:
+    """Return the name of the bridge's end of a link."""
+    return f"port{rank}"
+
+
+def _enter(namespace: int) -> None:
+    _call("setns", namespace, _CLONE_NEWNET)
+
+
+def _call(name: str, *arguments: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments) != 0:
+        reason = os.strerror(ctypes.get_errno()).lower()
+        raise UserError(f"emulated links: {name}: {reason}: {_fix(reason)}")
+
+
+def _fix(reason: str) -> str:
+    if "not permitted" not in reason:
+        return "does the kernel have veth, bridge and sch_tbf?"
+    if os.geteuid() == 0:
+        return "start the container with --cap-add NET_ADMIN --cap-add SYS_ADMIN"
+    return "run as root, or put `unshare --map-root-user` before the command"
+
+
+def _run(*command: str, files: Sequence[int] = ()) -> None:
+    try:
+        done = subprocess.run(command, pass_fds=files, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise UserError(f"emulated links need `{command[0]}`: install iproute2") from error
+    if done.returncode != 0:
+        reason = " ".join(done.stderr.split())
+        raise UserError(f"emulated links: `{' '.join(command)}`: {reason}: {_fix(reason)}")
+
+
+class Loopback:
+    """Plain loopback, for ranks that emulate their link in-process."""
+
+    def enter(self, rank: int) -> str:
+        """Return the name of the network interface; the rank keeps its namespace."""
+        return "lo"
+
+    def is_cut(self) -> bool:
+        """Return False: loopback cannot be disconnected."""
+        return False
+
+
+class Emulation(NamedTuple):
+    """Settings of link emulation for the launcher and for the collectives of each rank."""
+
+    links: Links | Loopback | None
+    """for `shardlab.train.launch.launch`"""
+    throttle: LinkThrottle | None
+    """for `shardlab.engines.build.build_engine`, in the process of each rank"""
+    kind: LinkEmulation
+
+
+@contextmanager
+def emulated(link: Link | None, world_size: int) -> Iterator[Emulation]:
+    """Emulate `link` between `world_size` ranks while the block runs; do nothing without a link.
+
+    Network namespaces limit the rate where this process may create them; elsewhere the collectives
+    of each rank do, with one line on stderr. The collectives add the delay in both cases.
+
+        with emulated(link, 2) as emulation:
+            launch(partial(worker, emulation.throttle), 2, threads=1, timeout_s=60,
+                   links=emulation.links)
+    """
+    if link is None:
+        yield Emulation(None, None, "none")
+        return
+    with ExitStack() as stack:
+        try:
+            links = stack.enter_context(Links(world_size, link))
+        except UserError as error:
+            say(f"link of {link.name}: the ranks emulate it in-process ({error})")
+            throttle = LinkThrottle(link.delay_ms, link.bits_per_second)
+            emulation = Emulation(Loopback(), throttle, "in-process")
+        else:
+            delay = LinkThrottle(link.delay_ms) if link.delay_ms else None
+            emulation = Emulation(links, delay, "namespaces")
+        yield emulation

@@ -1,0 +1,1 @@
+"""Documents: parameters of an experiment, strategies, and the records that runs leave behind."""

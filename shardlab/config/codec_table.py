@@ -1,0 +1,196 @@
+"""Table of codec specifications, the built-in ones and those that users register, and their text.
+
+Validation of strategies, construction of codecs, benchmarks and judges read it.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from importlib.metadata import EntryPoint, entry_points
+from typing import Annotated, Any, Union
+
+import yaml
+from pydantic import BeforeValidator, Field, SerializeAsAny, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from shardlab.config import codec_options
+from shardlab.config.codec_options import CodecSpec
+from shardlab.core.errors import UserError, nearest
+
+ENTRY_POINTS = "shardlab.codecs"
+"""group of entry points by which an installed package announces codecs: `NAME = "module"`, whose
+import registers NAME"""
+
+_NAME = re.compile(r"[a-z][a-z0-9_-]*")
+_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+
+
+def codec_name(spec: type[CodecSpec]) -> str:
+    """Return the name that a class of specs declares."""
+    return str(spec.model_fields["name"].default)
+
+
+_BUILT_IN: dict[str, type[CodecSpec]] = {
+    codec_name(spec): spec
+    for spec in vars(codec_options).values()
+    if isinstance(spec, type) and issubclass(spec, CodecSpec) and spec is not CodecSpec
+}
+_registered: dict[str, type[CodecSpec]] = {}
+
+
+def register(name: str, spec: type[CodecSpec], factory: str | Callable[..., Any]) -> None:
+    """Add a codec, which `attach`, `params.yaml` and the benchmarks then know as `name`.
+
+    Args:
+        spec: a class derived from `CodecSpec` with the field `name: Literal[NAME] = NAME`, the
+            options as further fields, and the traits that differ from `CodecSpec`.
+        factory: makes a `shardlab.codecs.base.Codec` (or a `MultiPhaseMethod`) from the options as
+            keyword arguments; or `"module:Class"`, imported when the first codec is made.
+
+    Raises:
+        UserError: the name is taken or does not fit the spec.
+    """
+    if name in _BUILT_IN or name in _registered:
+        raise UserError(f"codec {name!r} exists already: choose another name")
+    if not _NAME.fullmatch(name):
+        raise UserError(f"codec {name!r}: names are lower-case letters, digits, - and _")
+    if not (isinstance(spec, type) and issubclass(spec, CodecSpec)):
+        raise UserError(
+            f"codec {name!r}: the spec must be a class derived from shardlab.CodecSpec "
+            f"(found {spec!r})"
+        )
+    if codec_name(spec) != name:
+        raise UserError(
+            f'codec {name!r}: {spec.__name__} needs the field name: Literal["{name}"] = "{name}"'
+        )
+    spec.factory = factory
+    _registered[name] = spec
+
+
+def built_in() -> Mapping[str, type[CodecSpec]]:
+    """Return the specs of the built-in codecs by name."""
+    return _BUILT_IN
+
+
+def registered() -> Mapping[str, type[CodecSpec]]:
+    """Return the specs that users registered so far by name, as a copy."""
+    return dict(_registered)
+
+
+def all_specs() -> dict[str, type[CodecSpec]]:
+    """Return the specs of all codecs by name: built-in, registered, and of installed packages."""
+    for entry in entry_points(group=ENTRY_POINTS):
+        find(entry.name)
+    return {**_BUILT_IN, **_registered}
+
+
+def find(name: Any) -> type[CodecSpec] | None:
+    """Return the spec of a name; None if there is none.
+
+    Installed packages are imported only when a codec of theirs is asked for.
+    """
+    found = _BUILT_IN.get(name) or _registered.get(name)
+    if found is None and isinstance(name, str):
+        for entry in entry_points(group=ENTRY_POINTS, name=name):
+            _load(entry)
+            found = _registered.get(name)
+    return found
+
+
+def _load(entry: EntryPoint) -> None:
+    package = entry.dist.name if entry.dist else entry.value
+    try:
+        entry.load()
+    except Exception as error:
+        raise UserError(
+            f"codec {entry.name!r}: package {package} cannot be imported: "
+            f"{type(error).__name__}: {error}: repair or remove the package"
+        ) from error
+    if entry.name not in _registered:
+        raise UserError(
+            f"codec {entry.name!r}: {entry.value} of package {package} does not register it: "
+            "repair or remove the package"
+        )
+
+
+def _parse(value: Any) -> CodecSpec:
+    """Return the validated spec of `"int8:group=64"` or `{"name": "int8", "group": 64}`."""
+    if isinstance(value, CodecSpec):
+        return value
+    if isinstance(value, str):
+        value = split_text(value)
+    name = value.get("name") if isinstance(value, dict) else None
+    if name is None:
+        raise PydanticCustomError(
+            "no_codec", "a codec is its name, or a mapping with `name` and options"
+        )
+    spec = find(name)
+    if spec is None:
+        names = {*_BUILT_IN, *_registered, *entry_points(group=ENTRY_POINTS).names}
+        hint = nearest(str(name), names)
+        if not get_close_matches(str(name), names, cutoff=0.7):  # more than a slip of the pen
+            hint += "; if it is your own, list its module under `codecs` in params.yaml"
+        raise PydanticCustomError(
+            "unknown_codec", "unknown codec {name}; {hint}", {"name": repr(name), "hint": hint}
+        )
+    return spec.model_validate(value)
+
+
+def split_text(text: str) -> dict[str, Any]:
+    """Return `"int8:group=64"` as `{"name": "int8", "group": 64}`; option values are YAML.
+
+    `1e-3` and `1e5` are numbers here, as everywhere but in YAML 1.1.
+
+    Raises:
+        UserError: an option that is not `key=value`, or whose value is not YAML.
+    """
+    name, _, options = text.partition(":")
+    parsed: dict[str, Any] = {"name": name}
+    for option in filter(None, options.split(",")):
+        key, equals, literal = option.partition("=")
+        if not equals:
+            raise UserError(f"codec option {option!r} is not key=value")
+        try:
+            parsed[key] = _value(literal)
+        except (yaml.YAMLError, RecursionError, ValueError):  # ValueError: the 40th of a month
+            raise UserError(f"codec option {option!r}: its value is not YAML") from None
+    return parsed
+
+
+def _value(literal: str) -> Any:
+    # YAML 1.1 reads a number with an exponent as text unless it has a point and a sign
+    if _EXPONENT.fullmatch(literal.strip()):
+        return float(literal)
+    return yaml.safe_load(literal)
+
+
+def codec_text(codec: CodecSpec) -> str:
+    """Return `"int8:group=64"`: the name, the first option, and all that are not the default."""
+    fields = [key for key in type(codec).model_fields if key != "name"]
+    values = codec.model_dump()
+    shown = [
+        f"{key}={values[key]}"
+        for key in fields
+        if key == fields[0] or values[key] != type(codec).model_fields[key].default
+    ]
+    return f"{codec.name}:{','.join(shown)}" if shown else codec.name
+
+
+# for editors: the built-in specs with their options, other names, and text
+_BuiltIn: Any = Annotated[Union[tuple(_BUILT_IN.values())], Field(discriminator="name")]  # noqa: UP007
+_Other = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "description": "a codec that a module of `codecs` registers",
+            "properties": {"name": {"type": "string", "not": {"enum": list(_BUILT_IN)}}},
+            "required": ["name"],
+        }
+    ),
+]
+AnyCodec = Annotated[
+    SerializeAsAny[CodecSpec],
+    BeforeValidator(_parse, json_schema_input_type=_BuiltIn | _Other | str),
+]
+"""a field that holds any codec of the table"""

@@ -1,0 +1,135 @@
+"""Settings of the compression of gradients and of gathered parameters."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from shardlab.config.codec_options import CodecSpec, NoneSpec
+from shardlab.config.codec_table import AnyCodec, codec_text
+from shardlab.core.document import AS_TUPLE, Document
+
+Route = Literal["native", "exchange"]
+
+
+class Compression(Document):
+    """Compression of the gradients."""
+
+    codec: AnyCodec = NoneSpec()
+    route: Route | None = None
+    """native: the process group's own collective, whose payloads are summed on the wire (only
+    `none` and codecs whose payloads can be summed); exchange: all-to-all of payloads, decoded and
+    summed by the owner. Default: native for `none`, exchange for the others."""
+    error_feedback: bool = False
+    """add what was not sent to the next vector of the same unit"""
+    residual: Literal["fp32", "bf16", "int8"] = "fp32"
+    """type in which error feedback stores what was not sent"""
+    minimum_size: int = Field(1024, ge=0)
+    """messages with fewer elements are sent uncompressed"""
+    exclude: Annotated[tuple[str, ...], AS_TUPLE] = ()
+    """parameters whose name matches one of these patterns (`*.bias`) are sent uncompressed"""
+    warmup_steps: int = Field(0, ge=0)
+    """steps at the start that are sent uncompressed"""
+    between_nodes: AnyCodec | None = None
+    """codec of the second of two levels, between nodes; `codec` then compresses inside a node"""
+    ranks_per_node: int | None = Field(None, ge=2)
+    """number of ranks of a node, with `between_nodes` (default: the launcher's)"""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        name = self.codec.name
+        if name == "none" and self.error_feedback:
+            raise ValueError("error_feedback is pointless with codec 'none': nothing is lost")
+        conflict = self.codec.feedback_conflict()
+        if self.error_feedback and conflict:
+            raise ValueError(conflict)
+        if self.route == "native" and not self.codec.summable:
+            raise ValueError(f"codec {name!r} cannot be summed on the wire: use route: exchange")
+        if self.residual != "fp32" and not self.error_feedback:
+            raise ValueError("residual does nothing without error_feedback: remove it")
+        if self.ranks_per_node is not None and self.between_nodes is None:
+            raise ValueError("ranks_per_node does nothing without between_nodes: remove it")
+        for level in (self.codec, self.between_nodes):
+            if self.between_nodes is not None and level is not None and level.multi_phase:
+                raise ValueError(
+                    f"codec {level.name!r} has no two-level form: remove between_nodes"
+                )
+        return self
+
+    def plain(self) -> bool:
+        """Return whether nothing is compressed, neither inside a node nor between nodes."""
+        return self.codec.name == "none" and self.between_nodes is None
+
+    def canonical(self, default_route: Route | None = None) -> "CanonicalCompression":
+        """Write defaults out and reset options that change nothing.
+
+        Args:
+            default_route: of the engine; None: native where nothing is compressed.
+        """
+        plain = self.plain()
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        values["route"] = self.route or default_route or ("native" if plain else "exchange")
+        if plain:
+            values |= {"minimum_size": 0, "exclude": (), "warmup_steps": 0}
+        return CanonicalCompression.model_construct(**values)
+
+
+class CanonicalCompression(Compression):
+    """Canonical form of the compression of gradients."""
+
+    route: Route
+
+
+def _for_weights(codec: CodecSpec) -> CodecSpec:
+    if codec.multi_phase or codec.sparse:
+        raise ValueError(f"codec {codec.name!r} is for gradients: weights need every element")
+    return codec
+
+
+WeightCodec = Annotated[AnyCodec, AfterValidator(_for_weights)]
+"""a field that holds a codec of gathered parameters"""
+
+
+class WeightCompression(Document):
+    """Compression of the parameters when they are gathered."""
+
+    codec: WeightCodec = NoneSpec()
+    minimum_size: int = Field(1024, ge=0)
+    """messages with fewer elements are sent uncompressed"""
+
+    def canonical(self) -> "WeightCompression | None":
+        """Return this, or None where nothing is compressed."""
+        return None if self.codec.name == "none" else self
+
+
+def gradient_words(canonical: Compression) -> list[str]:
+    """Return the codec and the settings that are not the default, of a canonical form."""
+    words = [codec_text(canonical.codec)]
+    if canonical.between_nodes is not None:
+        nodes = "nodes"
+        if canonical.ranks_per_node is not None:
+            nodes = f"nodes of {canonical.ranks_per_node} ranks"
+        words.append(f"{codec_text(canonical.between_nodes)} between {nodes}")
+    if canonical.plain():
+        return words + (["exchange"] if canonical.route == "exchange" else [])
+    words[-1] += _from_size(canonical)
+    if canonical.error_feedback:
+        kept = "" if canonical.residual == "fp32" else f" in {canonical.residual}"
+        words.append(f"error feedback{kept}")
+    if canonical.route == "native":
+        words.append("summed on the wire")
+    if canonical.exclude:
+        words.append(f"without {' '.join(canonical.exclude)}")
+    if canonical.warmup_steps:
+        words.append(f"after {canonical.warmup_steps} steps")
+    return words
+
+
+def weight_words(canonical: WeightCompression) -> str:
+    """Return the codec and the settings that are not the default, of a canonical form."""
+    return f"weights {codec_text(canonical.codec)}{_from_size(canonical)}"
+
+
+def _from_size(canonical: Compression | WeightCompression) -> str:
+    default = type(canonical).model_fields["minimum_size"].default
+    size = canonical.minimum_size
+    return "" if size == default else f" from {size} elements"

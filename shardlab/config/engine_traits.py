@@ -1,0 +1,159 @@
+"""Traits of every engine: its settings and defaults, what it keeps in memory, when it communicates.
+
+This table is the one place that tells engines apart without importing them, so that parameters are
+read without torch. Validation, canonical form, label, memory model, forecast and search ask it for
+a trait and never for a name. A new engine is a row here and a class in `shardlab.engines.build`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+from shardlab.config.codec_table import find
+
+EngineName = Literal["ddp", "fsdp1", "fsdp2", "manual", "slide"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineTraits:
+    """Facts about one engine that hold for every strategy."""
+
+    # settings
+    settings: frozenset[str]
+    """settings of a strategy that this engine has and some other engine lacks"""
+    defaults: Mapping[str, Any]
+    """values of those settings in the canonical form, where they are not None"""
+    native_route: bool = True
+    """by default the process group's own collective reduces uncompressed gradients"""
+    prefetch: int = 0
+    """default number of units gathered ahead in forward"""
+    prefetch_backward: int | None = None
+    """default number of units gathered ahead in backward; None: as many as in forward"""
+    max_prefetch: int | None = None
+    """largest number of units gathered ahead; None: any"""
+    multi_block_units: bool = True
+    """a unit may consist of several transformer blocks"""
+    unit_overrides: bool = False
+    """units may have settings of their own, and embedding and head may be units"""
+    subgroup_reshard: bool = False
+    """`reshard_after_forward` may be a number of ranks"""
+    compiles: bool = True
+    """blocks can be compiled: the storage of a parameter stays where it is between uses"""
+
+    # memory
+    residency: Literal["replicated", "sharded", "streamed"]
+    """parameters and optimizer states between steps: whole on every rank; divided among the ranks
+    of a copy of the model; in host memory, with a window of units on the device"""
+    autocast: bool = False
+    """computes in narrow types by autocast, which keeps narrow copies of all weights until
+    backward has ended"""
+    no_shard_in_place: bool = False
+    """with `sharding: no_shard` it computes with the parameters themselves, without a copy"""
+    all_gather_buffer: bool = False
+    """all-gather fills a buffer of its own, which stays until the next one is filled"""
+    gradient_buffers: Literal["buckets", "temporary", "pool"]
+    """what gradients are reduced in: buckets of which gradients are views; a new vector for each
+    unit; vectors that are allocated once and used again"""
+    gradients_stay: bool = False
+    """gradients stay allocated between steps"""
+    accumulates_in_reduce_dtype: bool = False
+    """whole gradients of earlier micro-batches are summed in `reduce_dtype`"""
+
+    # communication
+    flat_gradients: bool = False
+    """gradients are reduced as flat vectors, in which a codec sees no matrices"""
+    overlap: Literal["streams", "async_unshard", "threads"] = "streams"
+    """what overlaps collectives of units with computation: streams of the device; on a CPU threads
+    of ours, where `async_unshard` or prefetch asks for them; threads of ours, always"""
+    implicit_prefetch_backward: int = 0
+    """units that torch gathers ahead in backward by itself where communication overlaps"""
+    last_unit_stays: bool = False
+    """the last unit of forward, with which backward begins, is never resharded between them"""
+
+
+_UNITS = frozenset({"wrap", "wrap_size", "reduce_dtype", "reduce_every_micro_batch", "weights"})
+_SHARDED = _UNITS | {
+    *("sharding", "replicas", "reshard_after_forward"),
+    *("prefetch", "prefetch_backward"),
+}
+_SHARDED_DEFAULTS = {"sharding": "full_shard", "wrap": "block", "reshard_after_forward": True}
+
+ENGINES: Mapping[EngineName, EngineTraits] = MappingProxyType(
+    {
+        "ddp": EngineTraits(
+            settings=frozenset({"bucket_mb"}),
+            defaults={"bucket_mb": 25.0},
+            residency="replicated",
+            autocast=True,
+            gradient_buffers="buckets",
+            gradients_stay=True,
+        ),
+        "fsdp1": EngineTraits(
+            settings=_SHARDED | {"limit_all_gathers", "use_orig_params", "offload"},
+            defaults=_SHARDED_DEFAULTS,
+            prefetch_backward=1,
+            max_prefetch=1,
+            multi_block_units=False,
+            residency="sharded",
+            no_shard_in_place=True,
+            gradient_buffers="temporary",
+            flat_gradients=True,
+        ),
+        "fsdp2": EngineTraits(
+            settings=_SHARDED | {"placement", "async_unshard", "output_dtype", "offload"},
+            defaults=_SHARDED_DEFAULTS | {"placement": "dim0"},
+            unit_overrides=True,
+            subgroup_reshard=True,
+            residency="sharded",
+            all_gather_buffer=True,
+            gradient_buffers="temporary",
+            accumulates_in_reduce_dtype=True,
+            overlap="async_unshard",
+            implicit_prefetch_backward=1,
+        ),
+        "manual": EngineTraits(
+            settings=_SHARDED,
+            defaults=_SHARDED_DEFAULTS,
+            native_route=False,
+            prefetch=1,
+            unit_overrides=True,
+            residency="sharded",
+            gradient_buffers="pool",
+            gradients_stay=True,
+            flat_gradients=True,
+            overlap="threads",
+            last_unit_stays=True,
+        ),
+        "slide": EngineTraits(
+            settings=_UNITS | {"window", "param_transfer", "grad_sync", "moments", "moment_dtype"},
+            defaults={
+                "wrap": "block",
+                "window": 2,
+                "param_transfer": "full",
+                "grad_sync": "cpu_reduce",
+            },
+            compiles=False,
+            residency="streamed",
+            gradient_buffers="pool",
+            flat_gradients=True,
+            overlap="threads",
+        ),
+    }
+)
+
+
+def inapplicable(engine: EngineName) -> frozenset[str]:
+    """Return the settings that only other engines have."""
+    return frozenset().union(*(each.settings for each in ENGINES.values())) - (
+        ENGINES[engine].settings
+    )
+
+
+def accepts_codec(engine: EngineName, codec: str) -> bool:
+    """Return whether the gradient codec of this name compresses anything under this engine.
+
+    Codecs that factor matrices leave the flat vectors of some engines as they are.
+    """
+    spec = find(codec)
+    return spec is None or not (spec.needs_matrices and ENGINES[engine].flat_gradients)

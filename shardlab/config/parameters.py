@@ -1,0 +1,281 @@
+"""Parameters of an experiment: reading, overrides, validation and cross-references."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+
+from shardlab.config.codec_modules import load_codecs
+from shardlab.config.link import LOOPBACK
+from shardlab.config.parameter_file import check_values, read_tree, shorten
+from shardlab.config.schema import (
+    ALL,
+    MATRIX,
+    Params,
+    Repetitions,
+    Timing,
+    Train,
+    each_timing,
+)
+from shardlab.config.search import RoundPlan
+from shardlab.config.strategy import Strategy
+from shardlab.config.validation import check_fits
+from shardlab.core.document import validate
+from shardlab.core.errors import UserError, nearest
+
+_ONE_OF = {
+    "rounds": RoundPlan,
+    "strategies": Strategy,
+    "timed_strategies": Strategy,
+    "timings": Timing,
+}
+"""sections that map names to values of one type"""
+
+
+class Parameters:
+    """The parameters in a file, possibly a part of them, with overrides from the command line.
+
+    Args:
+        path: YAML, or JSON in a file named so. A file may hold a part of the parameters: what is
+            there must be right.
+        overrides: `key=value` texts, keys dotted and values in YAML or JSON, applied before the
+            checks.
+
+    Raises:
+        UserError: the first mistake anywhere in the file, in one line.
+    """
+
+    def __init__(self, path: str | Path = "params.yaml", overrides: Iterable[str] = ()) -> None:
+        self._path = path
+        overrides = list(overrides)
+        self.arguments = [f"--params={path}", *(f"--set={each}" for each in overrides)]
+        """of a stage that is to have these parameters"""
+        self._tree = read_tree(path)
+        try:
+            for override in overrides:
+                _override(self._tree, override)
+            _name_runs(self._tree)
+            _check_tree(self._tree)
+        except UserError as error:
+            raise UserError(shorten(str(error))) from None
+
+    def __call__(self, *keys: str) -> Any:
+        """Return the validated values of dotted keys: one value, or a list of them.
+
+        A stage names here just the keys that the pipeline files declare for it.
+
+        Raises:
+            UserError: a key that is absent.
+        """
+        values = [self._read(key) for key in keys]
+        return values[0] if len(values) == 1 else values
+
+    def _read(self, key: str) -> Any:
+        node: Any = self._tree
+        for part in key.split("."):
+            if not isinstance(node, dict) or part not in node:
+                if key in Params.model_fields and not Params.model_fields[key].is_required():
+                    return Params.model_fields[key].default
+                valid = list(node) if isinstance(node, dict) else []
+                raise UserError(f"{key}: missing from {self._path}; {nearest(part, valid)}")
+            node = node[part]
+        section, *rest = key.split(".")
+        annotation = _ONE_OF[section] if rest else None
+        value = validate(annotation or _annotation(section), node, key)
+        if key == "comparison":
+            # not with the references that every stage checks: `--set train.link.rate=1gbit` and
+            # the like for a single run leave the comparison as it is
+            known = [each for each in ("strategies", "timings", "train") if each in self._tree]
+            _check_comparison(value, {each: self._read(each) for each in known})
+        return value
+
+
+def _override(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals:
+        raise UserError(f"--set {override}: expected key=value, for example train.steps=10")
+    *parents, leaf = key.split(".")
+    node = tree
+    for part in parents:
+        node = node.setdefault(part, {})
+        if not isinstance(node, dict):
+            raise UserError(f"--set {key}: {part!r} is a value, not a section")
+    try:
+        node[leaf] = json.loads(text)
+    except (ValueError, RecursionError):
+        try:
+            node[leaf] = yaml.safe_load(text)
+        except (yaml.YAMLError, RecursionError, ValueError):
+            raise UserError(f"--set {key}: {text!r} is neither YAML nor JSON") from None
+    check_values(node[leaf], key)
+
+
+def _name_runs(tree: dict[str, Any]) -> None:
+    """Put the names of strategies in place of the words for them, sorted: the order in the file
+    changes no timing."""
+    sections = [tree.get(key, {}) for key in ("strategies", "timed_strategies", "timings")]
+    if not sections[0] or not all(isinstance(each, dict) for each in sections):
+        return
+    runs, timed, timings = sections
+    named = {MATRIX: [*runs], ALL: [*runs, *timed]}
+    for name, timing in timings.items():
+        _name_runs_of(f"timings.{name}", timing, named)
+        others = timing.get("interleaved") if isinstance(timing, dict) else None
+        if isinstance(others, dict):
+            for other, part in others.items():
+                _name_runs_of(f"timings.{name}.interleaved.{other}", part, named)
+
+
+def _name_runs_of(key: str, timing: Any, named: dict[str, list[str]]) -> None:
+    word = timing.get("runs", MATRIX) if isinstance(timing, dict) else None
+    if not isinstance(word, str):
+        return
+    if word not in named:
+        raise UserError(
+            f"{key}.runs: expected names of strategies, {MATRIX} or {ALL} (found {word!r})"
+        )
+    timing["runs"] = sorted(map(str, named[word]))
+
+
+def _annotation(section: str) -> Any:
+    field = Params.model_fields[section]
+    return Annotated[field.annotation, field]
+
+
+def _check_tree(tree: dict[str, Any]) -> None:
+    values = {}
+    # first, since strategies are validated by the codecs that are known by then
+    if "codecs" in tree:
+        load_codecs(validate(_annotation("codecs"), tree["codecs"], "codecs"))
+    for key, value in tree.items():
+        if key in Params.renamed:
+            raise UserError(f"{key}: renamed: write {Params.renamed[key]}")
+        if key not in Params.model_fields:
+            raise UserError(f"{key}: unknown key; {nearest(str(key), Params.model_fields)}")
+        values[key] = validate(_annotation(key), value, key)
+    _check_references(values)
+
+
+def _check_references(values: dict[str, Any]) -> None:
+    """Check references from one key to another, where both are present."""
+
+    def refuse(key: str, name: str, valid: list[str], kind: str) -> None:
+        if name not in valid:
+            raise UserError(f"{key}: {name!r} is no {kind}; {nearest(name, valid)}")
+
+    runs, timed = values.get("strategies"), values.get("timed_strategies", {})
+    if runs is not None:
+        if "baseline" in values:
+            refuse("baseline", values["baseline"], list(runs), "run")
+        if "agent" in values:
+            refuse("agent.start", values["agent"].start, list(runs), "run")
+        for name in timed:
+            if name in runs:
+                raise UserError(f"timed_strategies.{name}: {name!r} is one of strategies, too")
+    strategies = {**runs, **timed} if runs is not None else None
+    timings = values.get("timings")
+    _check_timings(timings or {}, strategies, values.get("train"))
+    named = [] if timings is None else [*each_timing(timings)]
+    if "comparison" in values and timings is not None:
+        refuse("comparison", values["comparison"], named, "timing")
+    if "forecast" in values:
+        known = values["forecast"]
+        for i, name in enumerate(known.timings if timings is not None else ()):
+            refuse(f"forecast.timings.{i}", name, named, "timing")
+        for i, name in enumerate(known.runs):
+            if strategies is not None:
+                refuse(f"forecast.runs.{i}", name, list(strategies), "strategy")
+    if "policies" in values and timings is not None:
+        for i, name in enumerate(values["policies"].timings):
+            refuse(f"policies.timings.{i}", name, named, "timing")
+    if "tokenize" in values and "model" in values:
+        values["tokenize"].for_model(values["model"])
+    if "train" in values:
+        for name, strategy in (runs or {}).items():
+            _check_fits(f"strategies.{name}", strategy, values["train"])
+    seeds = values.get("seeds", [])
+    if len(set(seeds)) < len(seeds):
+        raise UserError("seeds: a seed is named twice")
+    _check_chain(list(values.get("rounds", {}).items()))
+    if "rounds" in values and "agent" in values:
+        for name, plan in values["rounds"].items():
+            if plan.search not in (None, *values["agent"].searches):
+                raise UserError(
+                    f"rounds.{name}.search: {plan.search!r} is no search: add it to agent.searches"
+                )
+
+
+def _check_timings(
+    timings: dict[str, Timing], strategies: dict[str, Strategy] | None, train: Train | None
+) -> None:
+    keys: dict[str, str] = {}
+    for name, whole in timings.items():
+        for part, timing in whole.parts(name).items():
+            key = f"timings.{name}" + ("" if part == name else f".interleaved.{part}")
+            if part in keys:
+                raise UserError(f"{key}: {keys[part]} has the same name: choose another")
+            keys[part] = key
+            _check_timing(key, timing, strategies, train)
+
+
+def _check_timing(
+    key: str, timing: Repetitions, strategies: dict[str, Strategy] | None, train: Train | None
+) -> None:
+    for i, run in enumerate(timing.runs):
+        if run in timing.runs[:i]:
+            raise UserError(f"{key}.runs.{i}: {run!r} is named twice")
+        if strategies is None:
+            continue
+        if run not in strategies:
+            raise UserError(f"{key}.runs.{i}: {run!r} is no strategy; {nearest(run, strategies)}")
+        if train is not None:
+            there = train.model_copy(update={"world_size": timing.world_size})
+            _check_fits(f"{key}.runs.{i}", strategies[run], there)
+
+
+def _check_comparison(name: str, values: dict[str, Any]) -> None:
+    """Check that a timing has the runs of the matrix, on the ranks and link of their training."""
+    if "timings" not in values:
+        return
+    key, timing = f"timings.{name}", each_timing(values["timings"])[name]
+    for run in values.get("strategies", []):
+        if run not in timing.runs:
+            raise UserError(
+                f"comparison: {key} lacks {run!r} of the matrix: remove {key}.runs, or add it there"
+            )
+    if "train" not in values:
+        return
+    train = values["train"]
+    if timing.world_size != train.world_size:
+        raise UserError(
+            f"comparison: {key} has {timing.world_size} ranks, train {train.world_size}: "
+            f"set {key}.world_size to {train.world_size}"
+        )
+    if timing.link != train.link:
+        there, here = (link.name if link else LOOPBACK for link in (timing.link, train.link))
+        raise UserError(
+            f"comparison: the link of {key} is {there}, that of train {here}: "
+            f"give {key}.link the value of train.link"
+        )
+
+
+def _check_fits(key: str, strategy: Strategy, train: Train) -> None:
+    try:
+        check_fits(strategy, train.world_size, train.batch_size * train.accumulation)
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from None
+
+
+def _check_chain(rounds: list[tuple[str, RoundPlan]]) -> None:
+    before = "results/results.jsonl"
+    searches = [plan.search for _, plan in rounds]
+    for number, (name, plan) in enumerate(rounds, start=1):
+        if name != str(number):
+            raise UserError(f"rounds.{name}: expected round '{number}' here: count up from '1'")
+        if plan.after != before:
+            raise UserError(f"rounds.{name}.after: expected {before!r} (found {plan.after!r})")
+        if plan.search in searches[: number - 1] and plan.search != searches[number - 2]:
+            raise UserError(f"rounds.{name}.search: put the rounds of a search one after another")
+        before = f"results/rounds/{name}/history.json"

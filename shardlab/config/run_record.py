@@ -1,0 +1,269 @@
+"""Record of one run, as reports, forecasts and the agent read it; and its memory estimate.
+
+One record per (run, seed). Times are in milliseconds and leave out the untimed steps; bytes are
+those that one rank sent, averaged over ranks and steps; shares are between 0 and 1.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from shardlab.config.contention import Contention
+from shardlab.core.checksums import read_checked_lines, write_checked_lines
+from shardlab.core.document import Document, validate
+from shardlab.core.errors import UserError
+from shardlab.core.files import finite
+
+SCHEMA_VERSION = 3
+
+Finite = Annotated[float | None, BeforeValidator(finite)]
+"""None: not finite, in a run that diverged; JSON has no such number"""
+
+LinkEmulation = Literal["none", "namespaces", "in-process"]
+"""none: the link is real; namespaces: the kernel delays packets; in-process: collectives end when
+the formula issue + delay + bytes / rate says"""
+
+
+class Setting(Document):
+    """Configuration of a run and the machine that it ran on."""
+
+    run: str
+    seed: int
+    engine: str
+    world_size: int
+    model: str
+    parameters: int
+    dataset: str
+    sequence_length: int
+    batch_size: int
+    accumulation: int
+    link: str
+    """how the ranks were connected: loopback, or an emulated rate and delay"""
+    link_emulation: LinkEmulation = "none"
+    codec: str
+    codec_config: dict[str, Any]
+    weight_codec: str
+    error_feedback: bool
+    strategy: dict[str, Any]
+    """the strategy in canonical form"""
+    strategy_hash: str
+    params_hash: str
+    revision: str
+    torch: str
+    host: dict[str, Any]
+    kernels: str
+    """what computed codecs and updates: a compiled library with the hash of its sources, or the
+    PyTorch reference and why"""
+    deterministic: bool = False
+    """whether torch used deterministic algorithms alone"""
+    tf32: bool = False
+    """whether products of float32 might round their factors to TF32"""
+    placement: list[str] = []
+    """one line per rank: its CPUs, and the NUMA node of its memory"""
+
+
+class Training(Document):
+    """Measurements of the training loop."""
+
+    steps: int
+    """steps that ran"""
+    diverged_at: int | None
+    """first of the last steps whose gradient or loss was not finite, counted from 0: the run was
+    stopped there; None: it was not"""
+    contention: Contention | None
+    """CPU time that others used during the steps; None where the kernel does not count it"""
+    step_ms_mean: float
+    step_ms_p50: float
+    step_ms_p90: float
+    step_ms_p95: float
+    tokens_per_s: float
+    """over all ranks"""
+    train_loss: Finite
+    """nats per token, mean of the last tenth of the steps"""
+    bytes_raw: float
+    """bytes per step that the engine asked to move"""
+    bytes_wire: float
+    """bytes per step that were sent, metadata included"""
+    compression_ratio: float
+    collective_ms: float | None
+    """milliseconds per step with at least one collective running, waits for other ranks included;
+    on a device by its own events. None in records of earlier versions, on devices"""
+    effective_bandwidth_raw: float | None
+    """bytes_raw over collective_ms, bytes per second; None where nothing was sent"""
+    effective_bandwidth_wire: float | None
+    """bytes_wire over collective_ms, bytes per second"""
+    interface_bytes: float | None = None
+    """bytes per step counted by the network interface, with the headers of Ethernet, IP, TCP and
+    gloo; only an emulated link in namespaces gives every rank a separate interface"""
+    ledger: dict[str, Any]
+    """by kind of message, per rank and step: collectives, bytes, encode and decode time, and the
+    messages that were sent uncompressed by their reason"""
+    encode_ms: float
+    decode_ms: float
+    index_bytes: float
+    metadata_bytes: float
+    density: float | None
+    """fraction of the elements that was sent, for sparse codecs"""
+    extra_collectives: float
+    """collectives that an uncompressed run would not need"""
+    extra_collective_ms: float
+    """time in them, waits for other ranks included"""
+    residual_norm: Finite
+    grad_rel_error: Finite
+    """|compressed mean gradient - exact mean gradient| / |exact|, on the audited steps"""
+    grad_cosine: Finite
+    memory_peak_bytes: int
+    """largest peak of a rank until the end of the steps: its resident set on a CPU, tensors on a
+    GPU"""
+    memory_growth_bytes: int
+    """of the largest rank: peak device memory minus that before the model was built; on a CPU
+    resident set without mapped files, on a GPU memory of tensors"""
+    memory_reserved_bytes: int | None
+    """peak memory reserved by torch on a GPU; None on a CPU"""
+    flops_per_token: float
+    """of the model, forward and backward: 6 N + 12 L H Q T (Chowdhery et al. 2022, appendix B)"""
+    product_flops_per_s: float
+    """of a rank's fastest square matrix product in the compute dtype, all ranks at once"""
+    flops_share: float
+    """flops_per_token * tokens_per_s over product_flops_per_s of all ranks"""
+    clipped_steps: int
+    skipped_steps: int
+    """steps skipped because a gradient was not finite"""
+    invalid_steps: int
+    """skipped steps that the search for the fp16 loss scale does not explain: there is no scale, or
+    the loss was not finite either"""
+
+
+class Breakdown(Document):
+    """Breakdown of the profiled steps, means over steps and ranks."""
+
+    profiled_step_ms: float
+    compute_ms: float
+    comm_ms_per_step: float
+    comm_share: float
+    comm_ms_by_op: dict[str, float]
+    comm_ms_by_unit: dict[str, float]
+    """by the unit whose values moved; `other` for none"""
+    comm_skew_ms: float
+    """time until the last rank has started the same collective"""
+    comm_transfer_ms: float
+    """the rest of the communication that could be matched across ranks"""
+    exposed_comm_ms: float
+    overlap: float
+    """fraction of communication that is overlapped with compute"""
+    copy_ms: float
+    """copies to, from and on devices; on the CPU copies count as compute and this is 0"""
+    exposed_copy_ms: float
+    """copies not overlapped with compute or communication"""
+    idle_ms: float
+    """compute + exposed communication + exposed copies + idle = step"""
+    forward_ms: float
+    forward_compute_ms: float
+    forward_comm_ms: float
+    backward_ms: float
+    backward_compute_ms: float
+    backward_comm_ms: float
+    backward_comm_share: float
+    update_ms: float
+    """the rest of the step"""
+    update_compute_ms: float
+    update_comm_ms: float
+
+
+class Validation(Document):
+    """Quality of the saved model on the validation split."""
+
+    val_loss: Finite
+    """nats per token"""
+    val_ppl: Finite
+    """exp(val_loss)"""
+    val_bits_per_byte: Finite
+    val_tokens: int
+    untrained_ppl: Finite
+    """perplexity of the same model before its first step"""
+    not_finite: str | None = None
+    """why a figure is null"""
+
+
+class Estimate(Document):
+    """Estimated peak memory of a rank in a training step, bytes by category."""
+
+    traced: dict[str, int] | None
+    """with fake tensors; None where tracing is not possible"""
+    closed_form: dict[str, int]
+
+    @property
+    def traced_bytes(self) -> int | None:
+        """Sum of the traced categories."""
+        return None if self.traced is None else sum(self.traced.values())
+
+    @property
+    def closed_form_bytes(self) -> int:
+        """Sum of the categories in closed form."""
+        return sum(self.closed_form.values())
+
+
+class Joined(Document):
+    """Fields that other stages add; absent from the record of a trial."""
+
+    memory_estimate_bytes: int | None = None
+    """peak of a step per rank, traced before the run; None where that is not possible"""
+    memory_closed_form_bytes: int | None = None
+    """the same in closed form (`shardlab.models.memory_step`)"""
+    steps_to_quality: dict[str, float | None] = {}
+    """by training loss in nats per token: steps until it was reached; None: it was not"""
+    time_to_quality_s: dict[str, float | None] = {}
+    """the same in seconds of training"""
+    quality_at_time: dict[str, float | None] = {}
+    """by seconds of training: loss of the last step that had ended"""
+    scaling_efficiency: float | None = None
+    """tokens per second and rank relative to one rank; None where that was not timed"""
+
+
+class Record(Setting, Training, Breakdown, Validation, Joined):
+    """One line of `results.jsonl`."""
+
+    schema_version: int = Field(SCHEMA_VERSION, ge=SCHEMA_VERSION, le=SCHEMA_VERSION)
+
+    @property
+    def divergence(self) -> str | None:
+        """Words on a run without quality: at which step it diverged, or that it predicts nothing;
+        None for others."""
+        if self.diverged_at is not None:
+            return f"diverged at step {self.diverged_at}"
+        if self.val_ppl is not None:
+            return None
+        return self.not_finite or "validation perplexity is not finite"
+
+
+def read_records(path: str | Path) -> list[Record]:
+    """Read the records of a file of JSON lines.
+
+    Raises:
+        UserError: the file is missing or damaged, or a line is no record of this schema version.
+    """
+    lines = read_checked_lines(path, "run python -m stages.collect")
+    for i, line in enumerate(lines, 1):
+        version = line.get("schema_version")
+        if isinstance(version, int) and version < SCHEMA_VERSION:
+            raise UserError(
+                f"{path}:{i}: a record of schema version {version}, before {SCHEMA_VERSION}: train "
+                f"the run again: python -m stages.train --run {line.get('run')} "
+                f"--seed {line.get('seed')}, then python -m stages.collect"
+            )
+    return [validate(Record, line, f"{path}:{i}") for i, line in enumerate(lines, 1)]
+
+
+def write_records(path: str | Path, records: list[Record]) -> None:
+    """Write JSON lines that `read_records` reads."""
+    write_checked_lines(path, [record.model_dump(mode="json") for record in records])
+
+
+def table_row(record: Record) -> dict[str, Any]:
+    """Return one flat row with the columns of every record; nested values become JSON text."""
+    return {
+        key: json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
+        for key, value in record.model_dump(mode="json").items()
+    }

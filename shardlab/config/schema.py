@@ -1,0 +1,249 @@
+"""Schema of `params.yaml`."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, TypeAdapter, WithJsonSchema, model_validator
+
+from shardlab.config.affinity import CpuAffinity
+from shardlab.config.codec_options import Int8Spec
+from shardlab.config.compression import Compression, WeightCodec
+from shardlab.config.fields import Count, Name, Positive, Round, Seconds, Seed, WorldSize
+from shardlab.config.link import Link
+from shardlab.config.model_and_data import Data, Model, Tokenize
+from shardlab.config.search import Agent, Policies, RoundPlan
+from shardlab.config.strategy import Strategy
+from shardlab.core.document import AS_TUPLE, Document
+
+
+class Checkpoint(Document):
+    """Checkpoints of a run, from which it resumes after it was killed."""
+
+    every: int = Field(ge=1)
+    """steps between checkpoints"""
+    keep: int = Field(2, ge=1)
+    """number of checkpoints to keep, the most recent ones; none once the run has succeeded"""
+    format: Literal["full", "sharded"] = "full"
+    """full: whole tensors, written by rank 0, for every engine and number of ranks; sharded: every
+    rank writes its part, for other numbers of ranks and meshes of the same units"""
+    asynchronous: bool = False
+    """sharded: training continues while the files are written"""
+    elastic: bool = False
+    """resume also with other `train` and `strategies` values, as far as the format allows: no
+    longer bit for bit, and the metrics cover both parts; model, seed and data must be the same"""
+
+    @model_validator(mode="after")
+    def _full_takes_all_ranks(self) -> Self:
+        if self.asynchronous and self.format == "full":
+            raise ValueError("asynchronous is for format: sharded: change one of them")
+        return self
+
+
+_WITHOUT_RESULTS = {"checkpoint", "timeout_s"}
+"""parameters of `Train` that no result depends on"""
+
+
+class Train(Document):
+    """Training run of every strategy."""
+
+    world_size: WorldSize = 2
+    threads: int = Field(1, ge=1, le=4096)
+    """CPU threads per rank; part of the result, because sums depend on it"""
+    placement: CpuAffinity = "auto"
+    """CPU affinity of the ranks and NUMA node of their memory. auto: with several NUMA nodes each
+    rank gets CPUs of its own on the node of its GPU, or on the nodes round-robin; otherwise nothing
+    changes. cores: CPUs of its own on every machine. none: nothing changes. Or the CPUs of each
+    rank of a machine, such as ['0-3,8', '4-7']"""
+    steps: int = Field(120, ge=2, le=10**9)
+    batch_size: int = Field(8, ge=1, le=2**20)
+    """sequences per rank and micro-batch"""
+    accumulation: int = Field(1, ge=1, le=2**20)
+    """micro-batches per step"""
+    sequence_length: int = Field(64, ge=2, le=2**24)
+    learning_rate: float = Field(3e-3, gt=0)
+    warmup_steps: int = Field(10, ge=0)
+    """steps of linear learning-rate warm-up"""
+    decay: Literal["cosine", "constant"] = "cosine"
+    """learning rate after warm-up: cosine decay to a tenth, or constant"""
+    weight_decay: float = Field(0.1, ge=0)
+    clip: float | None = Field(1.0, gt=0)
+    """maximum global gradient norm, or null"""
+    untimed_steps: int = Field(5, ge=0)
+    """first steps, left out of all timings"""
+    deterministic: bool = False
+    """use only algorithms that repeat their bits: for GPUs, where they are slower. On CPUs runs
+    repeat their bits in any case"""
+    audit_steps: int = Field(1, ge=0, le=10**6)
+    """extra steps after the run whose gradients are also summed uncompressed, to measure the error
+    of the codec"""
+    profiled_steps: int = Field(3, ge=1, le=10_000)
+    """extra steps after the run that are traced"""
+    timeout_s: Seconds = 60
+    """maximum wait for another rank, seconds"""
+    link: Link | None = None
+    """emulated link between ranks of this machine; null: none"""
+    checkpoint: Checkpoint | None = None
+    """checkpoints to resume from after an interruption; null: start over"""
+
+    @model_validator(mode="after")
+    def _steps_remain(self) -> Self:
+        if self.untimed_steps >= self.steps:
+            raise ValueError(f"untimed_steps must be below steps ({self.steps})")
+        return self
+
+    def only(self, *names: str) -> "Train":
+        """Return these parameters and those that no result depends on; others are at defaults."""
+        kept = {*names} | _WITHOUT_RESULTS
+        return Train(**{name: getattr(self, name) for name in kept})
+
+    def given(self) -> dict[str, Any]:
+        """Return the parameters that `only` kept and results depend on, as plain data."""
+        return self.model_dump(mode="json", exclude=_WITHOUT_RESULTS, exclude_unset=True)
+
+    def meaning(self) -> dict[str, Any]:
+        """Return the parameters that the results depend on, as plain data; `deterministic` is left
+        out where it is off, as in runs from before it."""
+        off = set() if self.deterministic else {"deterministic"}
+        return self.model_dump(mode="json", exclude=_WITHOUT_RESULTS | off)
+
+
+MATRIX, ALL = "matrix", "all"
+"""stand for names of strategies; `shardlab.config.parameters` puts these in their place"""
+_OR_WORD = WithJsonSchema(
+    {
+        "anyOf": [
+            {"enum": [MATRIX, ALL]},
+            {"type": "array", "items": TypeAdapter(Name).json_schema(), "minItems": 1},
+        ],
+    }
+)
+
+
+class Repetitions(Document):
+    """Interleaved steps of several strategies in the same processes, to be compared in pairs."""
+
+    renamed: ClassVar[dict[str, str]] = {"rounds": "repetitions"}
+
+    runs: Annotated[tuple[Name, ...], AS_TUPLE, _OR_WORD] = Field(
+        (), min_length=1, json_schema_extra={"default": MATRIX}
+    )
+    """names of strategies; matrix, the default: those of `strategies`; all: those of
+    `timed_strategies`, too"""
+    world_size: WorldSize = 2
+    link: Link | None = None
+    """emulated link between ranks of this machine; null: none"""
+    repetitions: Count = 10
+    """timed steps of every strategy"""
+
+
+class Timing(Repetitions):
+    """A timing, and others whose repetitions take turns with its own: a machine drifts by more than
+    links differ, and its drift is then the same in all of them."""
+
+    interleaved: dict[Name, Repetitions] = {}
+    """timings of other links or numbers of ranks, by name; their ranks are on one machine"""
+
+    def alone(self) -> Repetitions:
+        """Return the timing without those that it is interleaved with."""
+        # validated already, but for the default of `runs`, which the names of strategies replace
+        values = {name: getattr(self, name) for name in Repetitions.model_fields}
+        return Repetitions.model_construct(**values)
+
+    def parts(self, name: str) -> dict[str, Repetitions]:
+        """Return all timings by name, which is this one's first; the order of the others in the
+        file has no meaning."""
+        others = {other: self.interleaved[other] for other in sorted(self.interleaved)}
+        return {name: self.alone(), **others}
+
+
+def each_timing(timings: Mapping[str, Timing]) -> dict[str, Repetitions]:
+    """Return all timings by name, those that are interleaved with others among them."""
+    return {name: part for key, whole in timings.items() for name, part in whole.parts(key).items()}
+
+
+class Space(Document):
+    """Codecs that the search may propose, besides those of the strategies: their costs are
+    calibrated."""
+
+    gradients: Annotated[tuple[Compression, ...], AS_TUPLE] = tuple(
+        Compression.model_validate({"codec": codec, "error_feedback": feedback})
+        for codec, feedback in (
+            ("bf16", False),
+            ("int8:group=128", False),
+            ("int4:group=128", True),
+            ("topk:density=0.05", True),
+            ("fp8:format=e4m3", False),
+            ("efsign:group=512", True),
+            ("powersgd:rank=4", True),
+            ("onebit:group=512", True),
+            ("topk:density=0.01", True),
+        )
+    )
+    """codecs of gradients; coarse ones with error feedback, without which they lose most of a
+    gradient"""
+    weights: Annotated[tuple[WeightCodec, ...], AS_TUPLE] = (Int8Spec(group=128),)
+    """codecs of gathered parameters"""
+
+
+class Forecast(Document):
+    """Measurements that the performance model is fitted on, and strategies that it predicts."""
+
+    timings: Annotated[tuple[Name, ...], AS_TUPLE] = Field(min_length=1)
+    """timings that the model is fitted on; it is validated on all others"""
+    runs: Annotated[tuple[Name, ...], AS_TUPLE] = Field(min_length=1)
+    """runs of these timings to fit on; it is validated on their other runs"""
+    ranks: Annotated[tuple[Annotated[int, Field(ge=2, le=2**24)], ...], AS_TUPLE] = Field(
+        min_length=1
+    )
+    """numbers of ranks to extrapolate to"""
+    links: Annotated[tuple[Name, ...], AS_TUPLE] = Field(min_length=1)
+    """presets of `shardlab.forecast.presets` to extrapolate to"""
+    space: Space = Space()
+    """codecs to calibrate besides those of the timings, for strategies that were never timed"""
+
+
+class Quality(Document):
+    """Points at which training curves are compared, apart from the end of the run."""
+
+    train_loss: Annotated[tuple[Positive, ...], AS_TUPLE] = ()
+    """smoothed training losses, nats per token: steps and seconds to reach each are reported"""
+    time_s: Annotated[tuple[Positive, ...], AS_TUPLE] = ()
+    """seconds of training: the loss after each is reported"""
+
+
+class Params(Document):
+    """Top level of `params.yaml`."""
+
+    renamed: ClassVar[dict[str, str]] = {
+        "runs": "strategies, all of which are runs, and timed_strategies for the others",
+        "last_round": "rounds alone, the last of which is the last round",
+    }
+
+    codecs: Annotated[tuple[str, ...], AS_TUPLE] = ()
+    """modules in the folder user_codecs (`user_codecs.ternary`), or of installed packages, that
+    register codecs for the strategies below"""
+    inputs: dict[Name, str]
+    """files and folders outside of the experiment, by name: a change of what they hold repeats the
+    stages that read them"""
+    data: Data
+    tokenize: Tokenize
+    model: Model
+    train: Train
+    strategies: dict[Name, Strategy] = Field(min_length=1)
+    """the matrix: strategies by name, each of which is trained with every seed"""
+    timed_strategies: dict[Name, Strategy] = {}
+    """strategies for timings alone, by other names"""
+    seeds: list[Seed] = Field(min_length=1)
+    baseline: Name
+    """run that the others are compared with"""
+    timings: dict[Name, Timing] = Field(min_length=1)
+    """by name: interleaved timings, on the link and ranks of the matrix and on others"""
+    comparison: Name
+    """timing whose step times the report compares: of all runs of the matrix, with the ranks and
+    the link of `train`. The training runs themselves are minutes apart, in which a machine drifts
+    by more than strategies differ"""
+    forecast: Forecast
+    quality: Quality
+    agent: Agent
+    policies: Policies
+    rounds: dict[Round, RoundPlan] = Field(min_length=1)

@@ -1,0 +1,154 @@
+"""Records of interleaved timings: steps of several strategies on one link and number of ranks."""
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from shardlab.config.contention import Contention
+from shardlab.config.run_record import Breakdown, LinkEmulation
+from shardlab.config.schema import Timing
+from shardlab.core.checksums import read_checked_lines, write_checked_lines
+from shardlab.core.document import AS_TUPLE, Document, validate
+from shardlab.core.errors import UserError
+
+NO_COMMUNICATION = "no communication"
+"""run of a timing that gives the no-communication bound: every rank trains the whole model alone"""
+
+
+class UnitSize(Document):
+    """Elements that a strategy gathers or reduces in one collective."""
+
+    name: str
+    elements: int
+    matrices: list[Annotated[tuple[int, int], AS_TUPLE]] = []
+    """rows and columns of each parameter, as in `shardlab.codecs.unit`"""
+
+
+class TimedRun(Document):
+    """Timing of one strategy; bytes are those sent by a rank, means over ranks and steps."""
+
+    timing: str
+    run: str
+    """name of the strategy, or `NO_COMMUNICATION`"""
+    strategy: dict[str, Any] | None
+    """in canonical form"""
+    strategy_hash: str | None
+    model: str
+    parameters: int
+    units: list[UnitSize]
+    """in the order of their use; parameters outside of all units come first, as `root`"""
+    world_size: int
+    threads: int
+    batch_size: int
+    accumulation: int
+    sequence_length: int
+    link: str
+    link_emulation: LinkEmulation
+    bits_per_second: int | None
+    """rate of the emulated link"""
+    delay_ms: float
+    step_ms: list[float] = Field(min_length=1)
+    """one per repetition, of the slowest rank; repetitions are the same for all runs of the timing
+    """
+    contention: Contention | None
+    """CPU time that others used during all repetitions of the timing; None where it is not counted
+    """
+    bytes_raw: float
+    bytes_wire: float
+    interface_bytes: float | None
+    """bytes counted by the network interface, where every rank has a separate one"""
+    interface_frames: float | None
+    """frames counted there"""
+    ledger: dict[str, Any]
+    """as in a record"""
+    breakdown: Breakdown
+    """of steps that were traced after the repetitions"""
+    revision: str
+    torch: str
+    host: dict[str, Any]
+    kernels: str
+    """as in a record"""
+
+
+def machine_name(host: Mapping[str, Any], torch: str) -> str:
+    """Return the words for a processor with its cores, the GPUs and torch: steps of others are no
+    steps of this one."""
+    gpus = Counter(host.get("gpus", ()))  # records of former versions have none
+    named = [f"{count} {name}" for name, count in gpus.items()]
+    return ", ".join([host["cpu"], f"{host['cores']} cores", *named, f"torch {torch}"])
+
+
+def machines(runs: Iterable[TimedRun]) -> dict[str, list[str]]:
+    """Return the names of the timings that each machine measured."""
+    found: dict[str, dict[str, None]] = {}
+    for run in runs:
+        found.setdefault(machine_name(run.host, run.torch), {})[run.timing] = None
+    return {machine: [*timings] for machine, timings in found.items()}
+
+
+def read_timings(path: str | Path, fix: str) -> list[TimedRun]:
+    """Read the runs of one timing.
+
+    Args:
+        fix: what the user should do when the file is not as it was written.
+
+    Raises:
+        UserError: the file is missing or damaged, or a line is none.
+    """
+    lines = read_checked_lines(path, fix)
+    try:
+        return [validate(TimedRun, line, f"{path}:{i}") for i, line in enumerate(lines, 1)]
+    except UserError as error:
+        raise UserError(f"{error}: {fix}") from None
+
+
+def read_timing(folder: Path, name: str, timing: Timing) -> list[TimedRun]:
+    """Read the runs of a timing of the parameters and of those it is interleaved with, in their
+    order.
+
+    Args:
+        folder: that the timing stage writes to.
+
+    Raises:
+        UserError: they are missing, or those of another timing.
+    """
+    path, fix = folder / f"{name}.jsonl", f"run python -m stages.timing {name}"
+    found = read_timings(path, fix)
+    parts = timing.parts(name).items()
+    expected = [(part, run) for part, each in parts for run in (*each.runs, NO_COMMUNICATION)]
+    if [(run.timing, run.run) for run in found] != expected:
+        raise UserError(f"{path}: has other runs than timings.{name}: {fix}")
+    return found
+
+
+def read_all(folder: Path, timings: Mapping[str, Timing]) -> list[TimedRun]:
+    """Read the runs of all timings of the parameters, by the names of these: their order there has
+    no meaning."""
+    return [run for name in sorted(timings) for run in read_timing(folder, name, timings[name])]
+
+
+def write_timings(path: str | Path, runs: list[TimedRun]) -> None:
+    """Write JSON lines that `read_timings` reads."""
+    write_checked_lines(path, [run.model_dump(mode="json") for run in runs])
+
+
+def scaling_efficiency(
+    timed: Iterable[TimedRun], strategy_hash: str, world_size: int, link: str
+) -> float | None:
+    """Return the tokens per second and rank relative to those of one rank, on the same machine.
+
+    The batch of a rank is the same in all timings, so it is the ratio of mean step times.
+
+    Returns:
+        None where the strategy was not timed on one rank and on so many with that link.
+    """
+    own = [run for run in timed if run.strategy_hash == strategy_hash]
+    alone = [run.step_ms for run in own if run.world_size == 1 and run.bits_per_second is None]
+    there = [run.step_ms for run in own if (run.world_size, run.link) == (world_size, link)]
+    if not alone or not there:
+        return None
+    return statistics.fmean(alone[0]) / statistics.fmean(there[0])

@@ -1,1 +1,0 @@
-"""The corpus file and its documents."""

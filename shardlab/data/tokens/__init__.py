@@ -1,1 +1,0 @@
-"""Token shards as training reads them: manifest, memory-mapped tokens, data order."""

@@ -1,1 +1,0 @@
-"""Streams, events and page-locked memory of devices."""

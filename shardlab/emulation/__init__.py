@@ -1,1 +1,0 @@
-"""Emulation of network links between the ranks of one machine."""

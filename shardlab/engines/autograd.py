@@ -1,0 +1,214 @@
+"""Engines that run a module by autograd, and those whose parameters torch's AdamW updates."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+from shardlab.comm.attach import attach
+from shardlab.comm.handle import Handle
+from shardlab.comm.ledger import Audit
+from shardlab.config.compression import WeightCompression
+from shardlab.config.strategy import CanonicalStrategy
+from shardlab.core.inputs import moved
+from shardlab.engines.activation_checkpoint import activation_offload
+from shardlab.engines.base import Engine, EngineSetup, State, StepOutcome
+from shardlab.engines.numerics import (
+    LossScale,
+    clip_coefficient,
+    local_parts,
+    norm_of,
+    read_together,
+    sum_of_squares,
+)
+from shardlab.models.dtypes import uses_fp16
+from shardlab.models.unit_names import plain
+from shardlab.profiling.labels import BACKWARD, FORWARD
+
+
+class ModuleEngine(Engine):
+    """Engines whose wrapped module runs forward and backward by plain autograd.
+
+    Args:
+        module: whose parameters are on the device while they compute.
+        attached: more for `shardlab.comm.attach.attach`.
+    """
+
+    def __init__(self, module: nn.Module, setup: EngineSetup, **attached: Any) -> None:
+        strategy, device = setup.strategy, setup.device
+        self.module = module
+        self.device = device
+        """that computes"""
+        self._handle = _attach(module, strategy, setup.seed, **attached)
+        self.ledger = self._handle.ledger
+        self._optimization = setup.optimization
+        self._loss_scale = LossScale(uses_fp16(strategy, device))
+        self.activation_offload = activation_offload(strategy, device)
+        """around forward: where the inputs of checkpointed blocks go"""
+
+    def _accumulate(self, batch: Tensor, count: int) -> Tensor:
+        """Run forward and backward of one of `count` micro-batches; return its loss, [] on the
+        device, which the host would wait for."""
+        batch = moved(batch, self.device)
+        with record_function(FORWARD), self.activation_offload:
+            logits = self._logits(batch[:, :-1])
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+        with record_function(BACKWARD):
+            factor = self._loss_scale.value / count
+            (loss if factor == 1 else loss * factor).backward()
+        return loss.detach()
+
+    def _logits(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.module(input_ids=tokens).logits
+        return logits
+
+    def rank_state(self) -> State:  # noqa: D102
+        return {"communication": self._handle.state_dict(), "extra": self._loss_scale.state_dict()}
+
+    def load_rank_state(self, state: State) -> None:  # noqa: D102
+        self._handle.load_state_dict(state["communication"])
+        self._loss_scale.load_state_dict(state["extra"])
+
+    def residual_norm(self) -> float | None:  # noqa: D102
+        feedback = self._handle.feedback
+        return None if feedback is None else feedback.norm()
+
+    @contextmanager
+    def audit(self) -> Iterator[Audit]:  # noqa: D102
+        with self.ledger.auditing() as audit:
+            yield audit
+
+
+def _attach(module: nn.Module, strategy: CanonicalStrategy, seed: int, **more: Any) -> Handle:
+    given, weights = strategy.gradients, strategy.weights or WeightCompression()
+    return attach(
+        module,
+        given.codec,
+        weights.codec,
+        error_feedback=given.error_feedback,
+        residual=given.residual,
+        route=given.route,
+        minimum_size=given.minimum_size,
+        exclude=given.exclude,
+        warmup_steps=given.warmup_steps,
+        between_nodes=given.between_nodes,
+        ranks_per_node=given.ranks_per_node,
+        weights_minimum_size=weights.minimum_size,
+        seed=seed,
+        **more,
+    )
+
+
+class AutogradEngine(ModuleEngine):
+    """Base of engines that update parameters when all gradients of a step are there."""
+
+    _shards: dist.ProcessGroup | None = None
+    """ranks that hold different parts of one gradient, if there are any"""
+
+    def __init__(self, module: nn.Module, setup: EngineSetup, **attached: Any) -> None:
+        super().__init__(module, setup, **attached)
+        self._optimizer = torch.optim.AdamW(
+            module.parameters(),
+            lr=0.0,
+            betas=setup.optimization.betas,
+            eps=setup.optimization.eps,
+            weight_decay=setup.optimization.weight_decay,
+            fused=True,
+        )
+
+    @abstractmethod
+    def _accumulating(self) -> AbstractContextManager[None]:
+        """Return a context in which backward passes are not the last ones of their step."""
+
+    def step(self, micro_batches: Sequence[Tensor], learning_rate: float) -> StepOutcome:  # noqa: D102
+        *early, last = micro_batches
+        losses = []
+        if early:
+            with self._accumulating():
+                losses += [self._accumulate(batch, len(micro_batches)) for batch in early]
+        losses.append(self._accumulate(last, len(micro_batches)))
+        self._finish_backward()
+        gradients = self._gradients()
+        squares, *read = read_together(self._squares(gradients), *losses)
+        norm = norm_of(squares)
+        self._clip(gradients, norm)
+        applied = math.isfinite(norm)
+        if applied:
+            for group in self._optimizer.param_groups:
+                group["lr"] = learning_rate
+            self._optimizer.step()
+        else:
+            self._handle.rollback()
+        self._optimizer.zero_grad()
+        self._loss_scale.update(applied)
+        return StepOutcome(sum(read) / len(read), norm, applied)
+
+    def _finish_backward(self) -> None:
+        """Wait for reductions that overlap with backward."""
+        self._handle.drain()
+
+    def _gradients(self) -> list[Tensor]:
+        """Return this rank's gradients, divided by the loss scale."""
+        parameters = self.module.parameters()
+        gradients = local_parts(p.grad for p in parameters if p.grad is not None)
+        if self._loss_scale.value != 1:
+            torch._foreach_mul_(gradients, 1 / self._loss_scale.value)
+        return gradients
+
+    def _squares(self, gradients: list[Tensor]) -> Tensor:
+        """Return the sum of squares of the whole gradient, float64 [] on the device."""
+        squares = sum_of_squares(gradients)
+        if self._shards is not None:
+            dist.all_reduce(squares, group=self._shards)
+        return squares
+
+    def _clip(self, gradients: list[Tensor], norm: float) -> None:
+        coefficient = clip_coefficient(norm, self._optimization.clip)
+        if coefficient != 1:
+            torch._foreach_mul_(gradients, coefficient)
+
+    def whole_parameters(self) -> Iterator[dict[str, Tensor]]:  # noqa: D102
+        for name, parameter in self._trained().items():
+            yield self.gather(name, self._laid_out(name, parameter.detach()))
+
+    def shards(self) -> State:  # noqa: D102
+        kinds: State = {}
+        updated = {
+            parameter for group in self._optimizer.param_groups for parameter in group["params"]
+        }
+        for name, parameter in self._trained().items():
+            assert parameter in updated, f"{name} is not what the optimizer updates: it is gathered"
+            tensors = {"parameter": parameter.detach(), **self._moments(parameter)}
+            for kind, tensor in tensors.items():
+                kinds.setdefault(kind, {})[name] = self._laid_out(name, tensor)
+        return kinds
+
+    def replicas(self) -> dict[str, Tensor]:  # noqa: D102
+        return {
+            name: self._laid_out(name, parameter.detach())
+            for name, parameter in self._trained().items()
+        }
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        """Return the parameters that the optimizer updates, by name."""
+        return {plain(name): parameter for name, parameter in self.module.named_parameters()}
+
+    def _laid_out(self, name: str, local: Tensor) -> Tensor:
+        """Return a tensor of `_trained()[name]` in the layout of `shards`."""
+        return local
+
+    def _moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """Return the state of AdamW; zeros, as in torch/optim/adam.py, before the first step."""
+        state = self._optimizer.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), device=parameter.device)
+            state["exp_avg"] = torch.zeros_like(parameter, requires_grad=False)
+            state["exp_avg_sq"] = torch.zeros_like(parameter, requires_grad=False)
+        return cast(dict[str, Tensor], state)

@@ -1,0 +1,148 @@
+"""The contract of an engine, and the arguments that every engine is built with."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from shardlab.comm.ledger import Audit, Ledger
+from shardlab.config.strategy import CanonicalStrategy
+
+State = dict[str, dict[str, Tensor]]
+"""tensors by what they are, then by name"""
+Fill = Callable[[nn.Module], None]
+"""loads the weights of a module's parameters, on the device that computes"""
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """AdamW (Loshchilov and Hutter 2019) with clipped gradients."""
+
+    weight_decay: float
+    clip: float | None
+    """largest global gradient norm, or None"""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """as language models are commonly trained (Brown et al. 2020, appendix B)"""
+    eps: float = 1e-8
+    accumulation: int | None = None
+    """micro-batches of a step where that is known: for one `slide` needs less memory"""
+
+
+@dataclass(frozen=True)
+class EngineSetup:
+    """Strategy, optimization, ranks and device of an engine."""
+
+    strategy: CanonicalStrategy
+    optimization: Optimization
+    group: dist.ProcessGroup
+    """all ranks that train the model"""
+    seed: int
+    """of codecs that draw random numbers"""
+    device: torch.device
+    """that computes"""
+    fill: Fill
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """Outcome of one step on this rank."""
+
+    loss: float
+    """nats per token, mean over this rank's micro-batches"""
+    gradient_norm: float
+    """before clipping; the same on all ranks"""
+    applied: bool
+    """False when the gradient was not finite and the step was left out, on all ranks alike"""
+
+
+class Engine(ABC):
+    """Trainer of one model on the ranks of one process group by one strategy.
+
+    Laws:
+    - all ranks call the same methods in the same order;
+    - from one seed all engines give the same losses, up to the rounding of sums;
+    - gradients are reduced once per step, after the last micro-batch, unless the strategy wants
+      them reduced after every one;
+    - what moved between ranks is in `ledger`.
+    """
+
+    ledger: Ledger
+
+    @abstractmethod
+    def step(self, micro_batches: Sequence[Tensor], learning_rate: float) -> StepOutcome:
+        """Run forward, backward and update.
+
+        Args:
+            micro_batches: int64 tokens [batch, sequence + 1] each; position t predicts t + 1.
+        """
+
+    @abstractmethod
+    def whole_parameters(self) -> Iterator[dict[str, Tensor]]:
+        """Iterate over the model after training, some parameters at a time, whole on every rank.
+
+        All ranks take all of them. What was yielded may be gone when the next ones come.
+
+        Returns:
+            by the names of the unwrapped module, the first name for a tied parameter.
+        """
+
+    @abstractmethod
+    def shards(self) -> State:
+        """Return parameters and the optimizer's state, in the memory that training works on.
+
+        What is sharded is a DTensor, the rest is the same on all ranks. Writing to these tensors
+        on all ranks, before the first step, is how an engine continues from saved ones.
+
+        Returns:
+            `parameter` and, with the same names, `exp_avg`, `exp_avg_sq` and `step` of AdamW.
+        """
+
+    def replicas(self) -> dict[str, Tensor]:
+        """Return trained parameters that another rank may hold, too, as this rank holds them.
+
+        What is sharded is a DTensor. To be read between steps, and to be forgotten.
+        """
+        return {}
+
+    def split(self, name: str, whole: Tensor) -> dict[str, Tensor]:
+        """Return the parts of the whole tensor of an entry of `shards()`, by the model's own names.
+
+        Returns:
+            views of `whole`, the first name for a tied parameter.
+        """
+        return {name: whole}
+
+    def gather(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
+        """Return an entry of `shards()` whole on every rank, by the names of `split`."""
+        return self.split(name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
+
+    def rehearse(self, batch: Tensor) -> None:  # noqa: B027  (most engines need none)
+        """Do what only the first step of a process does; called before saved tensors are loaded.
+
+        Args:
+            batch: as `step` takes them.
+        """
+
+    @abstractmethod
+    def rank_state(self) -> State:
+        """Return state outside of shards: `communication` of this rank alone, `extra` of all alike.
+
+        None of the tensors is written to later.
+        """
+
+    @abstractmethod
+    def load_rank_state(self, state: State) -> None:
+        """Continue from `rank_state()` of the same rank and strategy."""
+
+    @abstractmethod
+    def residual_norm(self) -> float | None:
+        """Return the norm of what error feedback holds back on this rank; None without it."""
+
+    @abstractmethod
+    def audit(self) -> AbstractContextManager[Audit]:
+        """Return a context in which every reduction is also done exactly and compared."""

@@ -1,1 +1,0 @@
-"""The contract of an engine and what several engines share."""

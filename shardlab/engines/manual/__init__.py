@@ -1,1 +1,0 @@
-"""Our own sharding: one flat vector per unit, gathered before use, reduced during backward."""

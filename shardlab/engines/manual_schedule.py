@@ -1,0 +1,175 @@
+"""The order in which the units of a model are gathered, freed and reduced."""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from shardlab.codecs.unit import Block, Unit
+from shardlab.comm.background import Background, Running
+from shardlab.comm.collective import Collective
+from shardlab.comm.layout import REPLICAS
+from shardlab.engines.manual_unit import FlatUnit
+from shardlab.engines.scheduling import MissingGradients, UnitSchedule, VectorPool
+
+Reduced = Literal["nothing", "shards", "all"]
+"""what a unit reduces when its gradients are there: `all` in the last backward pass of a step, and
+before it nothing, or the shards of this copy of the model"""
+
+
+class Collectives(NamedTuple):
+    """Collectives of the vectors, each over another process group."""
+
+    gather: Collective
+    reduce: Collective
+    average: Collective | None
+    """over copies of the model"""
+
+
+class Schedule(UnitSchedule):
+    """Order of communication of one step, for units that are used one after another.
+
+    forward   unit i is gathered while unit i - 1 computes, and freed after its use;
+    backward  the same from the last unit to the first; the gradients of a unit are reduced while
+              the units before it compute;
+    finish    waits for the last reductions.
+
+    The root (what belongs to no unit) is gathered first and kept until its gradients are there.
+    The last unit stays between forward and backward, which begins with it. Gathers and reductions
+    have a thread each on a CPU, a stream each on a GPU, and a process group each.
+
+    Args:
+        units: in the order of their use; the root is not among them.
+        ahead: number of units to prefetch in forward and in backward.
+        reduce_dtype: of gradients while they are reduced.
+    """
+
+    def __init__(
+        self,
+        root: FlatUnit,
+        units: Sequence[FlatUnit],
+        collectives: Collectives,
+        ahead: tuple[int, int] = (1, 1),
+        reduce_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.root = root
+        self.units = units
+        self.reducing: Reduced = "all"
+        self._collectives = collectives
+        self._ahead, self._ahead_backward = ahead
+        self._backward = False
+        device = root.shard.device
+        self._gathers = Background("gather", device)
+        self._reductions = Background("reduce", device, beside=self._gathers)
+        self._pending: dict[str, Running] = {}
+        self._vectors = VectorPool(reduce_dtype, device)
+        self._missing = MissingGradients()
+        self._summed: set[str] = set()
+
+    def begin(self) -> None:
+        """Prepare the forward pass of the model."""
+        self._backward = False
+        self._missing.expect((self.root, *self.units))
+        self._start(self.root)
+        self._start_all(range(self._ahead))
+        self._wait(self.root)
+
+    def before_forward(self, index: int) -> None:  # noqa: D102
+        # recomputed by activation checkpointing: what comes next is before it, not after
+        ahead = 0 if self._backward else self._ahead
+        self._need(index, range(index + 1, index + 1 + ahead))
+
+    def after_forward(self, index: int) -> None:  # noqa: D102
+        unit = self.units[index]
+        if not unit.kept and not self._backward and index + 1 < len(self.units):
+            unit.free()
+
+    def before_backward(self, index: int) -> None:  # noqa: D102
+        self._backward = True
+        before = range(index - 1, index - 1 - self._ahead_backward, -1)
+        self._need(index, before)
+
+    def accumulated(self, unit: FlatUnit) -> None:  # noqa: D102
+        if self._missing.arrived(unit):
+            self._complete(unit)
+
+    def finish(self) -> None:
+        """Return when the gradients of all shards are there, after a step's last backward pass."""
+        for unit in (*reversed(self.units), self.root):
+            if self._missing.give_up(unit):  # of parameters that the model did not use
+                self._complete(unit)
+        self._vectors.drain()
+        self._summed.clear()
+        for unit in (self.root, *self.units):
+            unit.shard.grad = unit.gradient
+
+    def _need(self, index: int, ahead: Iterable[int]) -> None:
+        if self._backward and not self.units[index].needed_in_backward:
+            self._start_all(ahead)
+            return
+        self._start(self.units[index])
+        self._start_all(ahead)
+        self._wait(self.units[index])
+
+    def _start_all(self, indices: Iterable[int]) -> None:
+        for index in indices:
+            if 0 <= index < len(self.units):
+                unit = self.units[index]
+                if unit.needed_in_backward or not self._backward:
+                    self._start(unit)
+
+    def _start(self, unit: FlatUnit) -> None:
+        if unit.allocated:
+            return
+        unit.allocate()
+        self._pending[unit.name] = self._gathers.start(self._gather, unit)
+
+    def _gather(self, unit: FlatUnit) -> None:
+        collective, shard = self._collectives.gather, unit.shard.data.to(unit.full.dtype)
+        if collective.world_size == 1:
+            unit.full.copy_(shard)
+        else:
+            collective.all_gather(unit.full, shard, unit.message)
+
+    def _wait(self, unit: FlatUnit) -> None:
+        pending = self._pending.pop(unit.name, None)
+        if pending is not None:
+            with torch.profiler.record_function(f"shardlab::wait for {unit.name}"):
+                pending.wait()
+
+    def _complete(self, unit: FlatUnit) -> None:
+        """Free a unit that has all its gradients, and start their reduction."""
+        if unit is not self.root or self.reducing != "nothing":
+            self._wait(unit)  # a unit that the model did not use may still be on its way
+            unit.free()
+        if self.reducing == "nothing":
+            return
+        vector = self._vectors.acquire(unit.full.numel())
+        unit.collect(vector)
+        last = self.reducing == "all"
+        running = self._reductions.start(self._reduce, unit, vector, last)
+        self._vectors.release_after(running, vector)
+
+    def _reduce(self, unit: FlatUnit, vector: Tensor, last: bool) -> None:
+        """Add the mean over ranks of a vector of gradients to the gradient of the shard."""
+        collective, first = self._collectives.reduce, unit.name not in self._summed
+        self._summed.add(unit.name)
+        total = unit.gradient
+        if not first or total.dtype != vector.dtype:
+            total = torch.empty_like(unit.gradient, dtype=vector.dtype)
+        if collective.world_size == 1:
+            total.copy_(vector)
+        else:
+            collective.reduce_scatter(total, vector, 1 / collective.world_size, unit.message)
+        if not first:
+            unit.gradient.add_(total)
+        elif total is not unit.gradient:
+            unit.gradient.copy_(total)
+        average = self._collectives.average
+        if last and average is not None:
+            average.all_reduce(unit.gradient, 1 / average.world_size, _of_replicas(unit))
+
+
+def _of_replicas(unit: FlatUnit) -> Unit:
+    return Unit(unit.name + REPLICAS, (Block(unit.name, unit.gradient.numel(), 1),))

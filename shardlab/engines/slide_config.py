@@ -1,0 +1,249 @@
+"""Settings of `SlideFSDP`, and its requirements of models and outputs, each with the fix."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NoReturn
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from shardlab.config.strategy import Strategy, parse_strategy
+from shardlab.core.document import AS_TUPLE, Document, validate
+from shardlab.core.errors import UserError
+from shardlab.engines.base import Optimization
+from shardlab.models.parts import transformer_blocks
+
+
+@dataclass(frozen=True)
+class SlideConfig:
+    """Settings of `SlideFSDP`, which trains by AdamW with the betas of language models.
+
+    Raises:
+        UserError: in one line: a setting that has no meaning.
+    """
+
+    learning_rate: float = 1e-4
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip: float | None = 1.0
+    """largest global gradient norm. With one, updates overlap with the next forward pass; without,
+    with backward, and a gradient that is not finite is an error"""
+    accumulation: int = 1
+    """calls that make up a step; each counts alike, however many samples it has"""
+    param_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """of the parameters on the device; parameters are updated in float32"""
+    activation_checkpointing: Literal["none", "selective", "full"] = "full"
+    """replaces the model's own; "none" leaves the model's own as it is"""
+    activations: Literal["device", "memory", "disk"] = "device"
+    """where the inputs of layers that the engine checkpoints are kept for backward"""
+    window: int = 2
+    """layers that the device has memory for at a time"""
+    param_transfer: Literal["full", "shard"] = "full"
+    grad_sync: Literal["gpu_reduce", "cpu_reduce"] = "cpu_reduce"
+    reduce_every_micro_batch: bool = False
+    """with accumulation and cpu_reduce: the gradients of all ranks are added up after every call,
+    so that host memory holds one sum instead of one for each rank"""
+    gradients: str | Mapping[str, Any] = "none"
+    """codec of the gradients that ranks send to each other, as `shardlab.attach` takes them by name
+    or mapping"""
+    error_feedback: bool = False
+    """add what was not sent to the next gradient of the same layer"""
+    weights: str | Mapping[str, Any] = "none"
+    """codec of the parameters that ranks gather, where param_transfer is "shard" (see `attach`)"""
+    moments: Literal["memory", "disk"] = "memory"
+    """where those of AdamW are between updates"""
+    moment_dtype: Literal["fp32", "bf16"] = "fp32"
+    """of the moments; bf16 rounds second moments stochastically"""
+    seed: int = 0
+    """of stochastic rounding"""
+    device: str | None = None
+    """that computes; by default the current GPU where the process group has NCCL, else the CPU"""
+
+    def __post_init__(self) -> None:
+        numbers = {key: getattr(self, key) for key in _Numbers.model_fields}
+        validate(_Numbers, numbers, "SlideConfig")
+        self.strategy()
+
+    def strategy(self) -> Strategy:
+        """Return how the model computes and communicates."""
+        computation = ("param_dtype", "activation_checkpointing", "activations")
+        streaming = ("window", "param_transfer", "grad_sync", "reduce_every_micro_batch")
+        keys = (*computation, *streaming, "moments", "moment_dtype")
+        document = {key: getattr(self, key) for key in keys}
+        gradients = {"codec": self.gradients, "error_feedback": self.error_feedback}
+        codecs: dict[str, Any] = {"gradients": gradients}
+        if self.weights != "none":
+            codecs["weights"] = {"codec": self.weights}
+        return parse_strategy({"engine": "slide", **document, **codecs}, "SlideConfig")
+
+    def optimization(self) -> Optimization:
+        """Return how the model is updated."""
+        return Optimization(
+            weight_decay=self.weight_decay,
+            clip=self.clip,
+            betas=self.betas,
+            eps=self.eps,
+            accumulation=self.accumulation,
+        )
+
+    def device_or(self, default: torch.device) -> torch.device:
+        """Return the device that computes.
+
+        Raises:
+            UserError: this machine has none of that name.
+        """
+        name = self.device
+        if name is None:
+            return default
+        try:
+            device = torch.device(name)
+        except (RuntimeError, TypeError):
+            raise UserError(
+                f"SlideConfig.device: {name!r} is no device: 'cpu', 'cuda' or 'cuda:N'"
+            ) from None
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if device.type == "cuda" and (device.index or 0) >= gpus:
+            raise UserError(f"SlideConfig.device: {name}: this machine has {gpus} GPUs")
+        if device.type not in ("cpu", "cuda"):
+            raise UserError(f"SlideConfig.device: {name}: the engine computes on 'cpu' or 'cuda'")
+        return device
+
+
+def check_learning_rate(value: Any) -> None:
+    """Refuse a value that is no learning rate.
+
+    Raises:
+        UserError: in one line.
+    """
+    validate(_Finite, value, "SlideFSDP.learning_rate")
+
+
+_Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class _Numbers(Document):
+    """Settings that are not part of a strategy."""
+
+    learning_rate: _Finite
+    betas: Annotated[tuple[_Beta, _Beta], AS_TUPLE]
+    eps: _Finite
+    weight_decay: _Finite
+    clip: float | None = Field(gt=0)
+    accumulation: int = Field(ge=1)
+    seed: int
+
+
+def check_model(model: Any) -> None:
+    """Refuse what is no model, or none that can be split into blocks.
+
+    Raises:
+        UserError: in one line.
+    """
+    if not isinstance(model, nn.Module):
+        shown = model.__name__ if isinstance(model, type) else type(model).__name__
+        raise UserError(f"SlideFSDP: the model is {shown}: give a torch.nn.Module")
+    _check_unwrapped(model)
+    _check_parameters(model)
+    try:
+        transformer_blocks(model)
+    except UserError:
+        raise UserError(
+            f"SlideFSDP: {type(model).__name__} has no list of blocks (nn.ModuleList) that could "
+            "be streamed: train it as it is"
+        ) from None
+
+
+def _check_unwrapped(model: nn.Module) -> None:
+    """Refuse wrappers: they hold on to parameters, which have no memory outside of their use."""
+    # private attributes: of torch.compile(model), and of a module after model.compile()
+    if hasattr(model, "_orig_mod") or any(m._compiled_call_impl for m in model.modules()):
+        raise UserError("SlideFSDP: the model is compiled, for parameters that stay: do not")
+    sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    if sharded or isinstance(model, DistributedDataParallel):
+        raise UserError("SlideFSDP: the model is distributed already: give what was wrapped")
+
+
+def _check_parameters(model: nn.Module) -> None:
+    parameters = dict(model.named_parameters())
+    if not parameters:
+        raise UserError("SlideFSDP: the model has no parameters")
+    if not any(p.requires_grad for p in parameters.values()):
+        raise UserError("SlideFSDP: all parameters are frozen: set requires_grad of some")
+    if any(p.numel() > 1 and not any(p.stride()) for p in parameters.values()):
+        raise UserError("SlideFSDP: the model is in another SlideFSDP already: give a new one")
+    if {p.dtype for p in parameters.values()} != {torch.float32}:
+        raise UserError("SlideFSDP: give a model in float32; param_dtype is what computes")
+    for name, parameter in parameters.items():
+        if parameter.device.type != "cpu":
+            raise UserError(
+                f"SlideFSDP: {name} is on {parameter.device}: load the model to the CPU"
+            )
+
+
+def refuse_state_dicts(model: nn.Module) -> None:
+    """Refuse the model's own state dicts: outside of their use its parameters are NaN."""
+    for module in model.modules():
+        module.register_state_dict_pre_hook(_refuse_to_save)
+        module.register_load_state_dict_pre_hook(_refuse_to_load)
+
+
+def _refuse_to_save(*_: Any) -> NoReturn:
+    raise UserError(
+        "state_dict: the model is in SlideFSDP, which has its parameters in host memory: take "
+        "SlideFSDP.state_dict(), on all ranks"
+    )
+
+
+def _refuse_to_load(*_: Any) -> NoReturn:
+    raise UserError(
+        "load_state_dict: the model is in SlideFSDP, which has its parameters in host memory: load "
+        "before SlideFSDP takes the model, or continue with SlideFSDP.load(folder)"
+    )
+
+
+def loss_of(output: Any) -> Tensor:
+    """Return the loss: the output itself, its `loss`, or the first of a tuple.
+
+    Raises:
+        UserError: there is none that backward could begin with.
+    """
+    if isinstance(output, Mapping):
+        loss = output.get("loss")
+    elif isinstance(output, tuple) and not hasattr(output, "loss"):
+        loss = output[0] if output else None
+    else:
+        loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
+    if loss is None:
+        raise UserError("SlideFSDP: the model returns no loss: give it labels")
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        shown = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(type(loss))
+        raise UserError(f"SlideFSDP: the loss is {shown}: one number is needed (are labels given?)")
+    if not loss.requires_grad:
+        raise UserError("SlideFSDP: the loss is detached from the model: return it as computed")
+    return loss
+
+
+def drop_graph(loss: Tensor) -> None:
+    """Detach the loss in place, so that a kept output does not keep the graph after backward."""
+    if loss._base is None:  # a view cannot be detached in place
+        loss.detach_()
+
+
+@contextmanager
+def without_cache(model: nn.Module) -> Iterator[None]:
+    """Turn off caches of keys and values, which training never reads."""
+    configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    caching = [config for config in configs if getattr(config, "use_cache", False)]
+    for config in caching:
+        config.use_cache = False
+    try:
+        yield
+    finally:  # the user's model generates with them
+        for config in caching:
+            config.use_cache = True

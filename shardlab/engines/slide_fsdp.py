@@ -1,0 +1,259 @@
+"""`SlideFSDP`: the `slide` engine for any training script."""
+
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from shardlab.comm.object_collectives import device_of, run_or_fail_together
+from shardlab.core.errors import UserError
+from shardlab.core.inputs import moved
+from shardlab.engines import slide_checkpoint as checkpoint
+from shardlab.engines.base import State
+from shardlab.engines.build import build_engine
+from shardlab.engines.gpu_memory import GpuMemory
+from shardlab.engines.own_gpu import own_gpu
+from shardlab.engines.slide.engine import SlideEngine
+from shardlab.engines.slide.groups import twin
+from shardlab.engines.slide.unit import FROZEN
+from shardlab.engines.slide_config import (
+    SlideConfig,
+    check_learning_rate,
+    check_model,
+    drop_graph,
+    loss_of,
+    refuse_state_dicts,
+    without_cache,
+)
+from shardlab.engines.state_files import in_host_memory, random_state, set_random_state
+from shardlab.models.unit_names import parameter_names
+
+
+class SlideFSDP:
+    """Training of a model that does not fit the device: layers are streamed from host memory.
+
+    All ranks of the default process group call the same methods in the same order, each with its
+    own samples; those of one machine share its memory. If there is no default process group, it
+    initialises one, from a launcher's environment or of this rank alone. That group stays: end it
+    with `torch.distributed.destroy_process_group` after training, before another is initialised.
+
+    It has not been run on a GPU yet; all tests are on CPUs.
+
+    Parameters whose `requires_grad` is False stay as they are: host memory holds them once, in
+    `param_dtype`, to which they are rounded at the start, without moments or gradients. The choice
+    is fixed at the start; another one needs a new `SlideFSDP` of a new model with `state_dict()`.
+
+    Args:
+        model: a causal language model, or another with a list of blocks, that returns its loss:
+            alone, first of a tuple, or as `loss`. In float32 on the CPU, the same on all ranks.
+            It loses its parameters' memory: from now on it trains through this object alone, and
+            can be called itself only without gradients.
+
+    Raises:
+        UserError: in one line: a setting that has no meaning, a model without blocks or without
+            parameters to train, too little memory.
+    """
+
+    def __init__(self, model: nn.Module, config: SlideConfig | None = None) -> None:
+        if not isinstance(config, SlideConfig | None):
+            raise UserError(f"SlideFSDP: config is a {type(config).__name__}: give a SlideConfig")
+        check_model(model)
+        self.config = config or SlideConfig()
+        self.learning_rate = self.config.learning_rate
+        """of the steps that begin from now on"""
+        self.gradient_norm: float | None = None
+        """of the last step, before clipping"""
+        self.applied: bool | None = None
+        """whether the last gradient was; one that is not finite is left out, on all ranks"""
+        if not dist.is_initialized():
+            _init_process_group()
+        self._group = dist.distributed_c10d._get_default_group()
+        # checkpoints may take longer than a rank waits for another in a step
+        self._patient = twin(self._group, timedelta(minutes=30))
+        self._names = parameter_names(model).values()
+        buffers = dict(model.named_buffers(remove_duplicate=False))
+        self._persistent = [name for name in model.state_dict() if name in buffers]
+        self._model = model
+        self._gpu_memory: GpuMemory | None = None
+        self._engine = self._build(model)
+        refuse_state_dicts(model)
+        self.ledger = self._engine.ledger
+        """traffic between ranks, see `shardlab.attach`"""
+        self.module = self._engine.module
+        self._calls = 0
+
+    def __call__(self, given: Mapping[str, Any] | None = None, /, **batch: Any) -> Any:
+        """Run forward and backward; the call that completes a step starts its updates, too.
+
+        Without gradients (`torch.no_grad`) run forward alone.
+
+        Args:
+            given, batch: inputs of the model by name, on any device, as a mapping or as keywords.
+
+        Returns:
+            the output of the model, whose loss is that of these samples.
+
+        Raises:
+            UserError: a batch without names or too large for the GPU, no loss, a learning rate that
+                is none, or a `requires_grad` that has changed since the start.
+        """
+        if not isinstance(given, Mapping | None):
+            raise UserError("SlideFSDP: give a batch by name: sliding(input_ids=..., labels=...)")
+        device = self._engine.device
+        batch = {
+            name: _to_device(value, device) for name, value in {**(given or {}), **batch}.items()
+        }
+        if not torch.is_grad_enabled():
+            return self.module(**batch)
+        count = self.config.accumulation
+        check_learning_rate(self.learning_rate)
+        if self._gpu_memory is not None:
+            self._gpu_memory.check_batch(batch)
+        self._engine.begin(self._calls % count, count, self.learning_rate)
+        output = self._engine.compute(lambda: self._forward_backward(batch))
+        self._calls += 1
+        if self._calls % count == 0:
+            self.gradient_norm, self.applied = self._engine.end()
+        return output
+
+    def synchronize(self) -> None:
+        """Return when all updates are done, on all ranks; raise their errors."""
+        self._engine.synchronize()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return copies of the parameters in float32 and of the buffers, by the model's names.
+
+        All of it on rank 0, nothing on the others, as with torch's `StateDictOptions` with
+        `full_state_dict` and `cpu_offload`. All ranks call together.
+        """
+        state = self._engine.in_host_memory()
+        if dist.get_rank(self._group) > 0:
+            return {}
+        own = state["parameter"] | state[FROZEN]
+        whole = {n: own[n].to(torch.float32, copy=True) for n, *_ in self._names}
+        tied = {other: whole[names[0]] for names in self._names for other in names[1:]}
+        return {**whole, **tied, **in_host_memory(self._buffers())}
+
+    def save(self, folder: str | Path) -> None:
+        """Write all that `load` continues from, between steps and atomically.
+
+        Buffers are those of rank 0. Replaces a folder that `save` has written, and no other.
+
+        Raises:
+            UserError: something else is there, or a rank cannot write; on all ranks.
+        """
+        self._between_steps("save")
+        engine, folder = self._engine, checkpoint.folder_of(folder, "SlideFSDP.save")
+        state = engine.in_host_memory()  # first: it waits for threads that change rank_state
+        own = engine.rank_state() | {"random": random_state(engine.device)}
+        state |= {"buffer": in_host_memory(self._buffers()), "extra": own.pop("extra")}
+        checkpoint.write(folder, state, own, self._patient)
+
+    def load(self, folder: str | Path) -> None:
+        """Continue from what `save` wrote, with any number of ranks, which all see the folder.
+
+        With the same number of ranks, torch's random states continue, too. With another, residuals
+        of codecs are merged as by `shardlab.merge_states`.
+
+        Raises:
+            UserError: there is none, it is damaged, of another model or of one with other frozen
+                parameters, or a rank cannot read; on all ranks.
+        """
+        self._between_steps("load")
+        folder, group = checkpoint.folder_of(folder, "SlideFSDP.load"), self._patient
+        failed = f"{folder}: cannot be loaded"
+        state = self._engine.in_host_memory() | {"buffer": self._buffers()}
+        rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+        feedback = self.config.error_feedback
+
+        saved_ranks = run_or_fail_together(
+            group, failed, lambda: checkpoint.check(folder, state, rank, world_size)
+        )
+        own = run_or_fail_together(
+            group,
+            failed,
+            lambda: checkpoint.read_rank(folder, saved_ranks, rank, world_size, feedback),
+        )
+        # last: nobody writes to shared memory before all ranks have found a sound checkpoint
+        run_or_fail_together(group, failed, lambda: self._take(folder, state, own))
+        self._engine.take_in()
+
+    def _take(self, folder: Path, state: State, own: State) -> None:
+        extra = checkpoint.fill(folder, self._own_share(state))
+        communication = own.get("communication", {})
+        self._engine.load_rank_state(
+            {
+                "communication": communication,
+                "extra": extra or self._engine.rank_state()["extra"],
+            }
+        )
+        if "random" in own:
+            set_random_state(own["random"], self._engine.device)
+
+    def _buffers(self) -> dict[str, Tensor]:
+        """Return the buffers that a state dict has."""
+        return {name: self._model.get_buffer(name) for name in self._persistent}
+
+    def _own_share(self, state: State) -> State:
+        """Return what this rank reads: its part of what a node's ranks share, and all its own."""
+        rank, world_size = self._engine.groups.rank, self._engine.groups.world_size
+        return {
+            kind: {
+                name: tensor
+                for number, (name, tensor) in enumerate(named.items())
+                if kind in ("step", "buffer") or number % world_size == rank
+            }
+            for kind, named in state.items()
+        }
+
+    def _forward_backward(self, batch: dict[str, Any]) -> Any:
+        with self._engine.activation_offload, without_cache(self._model):
+            output = self.module(**batch)
+        loss = loss_of(output)
+        (loss * (self._engine.loss_scale / self.config.accumulation)).backward()
+        drop_graph(loss)
+        return output
+
+    def _between_steps(self, what: str) -> None:
+        if self._calls % self.config.accumulation:
+            raise UserError(
+                f"SlideFSDP.{what}: in the middle of a step: call it after the last one"
+            )
+
+    def _build(self, model: nn.Module) -> SlideEngine:
+        config = self.config
+        ours = config.activation_checkpointing != "none"
+        if ours and isinstance(model, PreTrainedModel) and model.is_activation_checkpointing:
+            model.activation_checkpointing_disable()  # else layers would be computed three times
+        device = config.device_or(device_of(self._group))
+        if device.type == "cuda":
+            device = own_gpu(device, self._patient)
+            self._gpu_memory = run_or_fail_together(
+                self._patient,
+                "free memory of GPUs is unknown",
+                lambda: GpuMemory(model, config, device, dist.get_world_size(self._group)),
+            )
+        strategy, optimization = config.strategy(), config.optimization()
+        engine = build_engine(
+            model, strategy, optimization, self._group, config.seed, device=device
+        )
+        assert isinstance(engine, SlideEngine)
+        return engine
+
+
+def _init_process_group() -> None:
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        dist.init_process_group(backend)  # as the launcher says
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+def _to_device(value: Any, device: torch.device) -> Any:
+    return moved(value, device) if isinstance(value, Tensor) else value

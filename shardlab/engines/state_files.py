@@ -1,0 +1,58 @@
+"""Named tensors in files of safetensors, which nothing ever unpickles, and random states."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from shardlab.engines.base import State
+
+
+def in_host_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies that later changes of the tensors do not reach."""
+    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors that share no memory."""
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+
+
+def save_state(path: Path, state: State) -> None:
+    """Write tensors under the keys KIND.NAME."""
+    kinds = state.items()
+    save_tensors(path, {f"{kind}.{name}": t for kind, named in kinds for name, t in named.items()})
+
+
+def load_state(path: Path) -> State:
+    """Read what `save_state` wrote; kinds without tensors are absent."""
+    state: State = {}
+    for key, tensor in load_file(path).items():
+        kind, _, name = key.partition(".")
+        # as they lie in the file, tensors may begin at odd addresses
+        state.setdefault(kind, {})[name] = tensor.clone()
+    return state
+
+
+_CUDA = torch.device("cuda")
+
+
+def random_state(device: torch.device = _CUDA) -> dict[str, Tensor]:
+    """Return the states of torch's generators: of the CPU and, where there is one, of a GPU.
+
+    Args:
+        device: the one that computes; by default the current GPU.
+    """
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda" and torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: dict[str, Tensor], device: torch.device = _CUDA) -> None:
+    """Restore the result of `random_state()`."""
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and device.type == "cuda" and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"], device)

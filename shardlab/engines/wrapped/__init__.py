@@ -1,1 +1,0 @@
-"""Engines around torch's own wrappers: DDP, FSDP1, FSDP2."""

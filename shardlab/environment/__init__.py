@@ -1,1 +1,0 @@
-"""The host that a figure was measured on, and its memory."""

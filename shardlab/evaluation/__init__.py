@@ -1,1 +1,0 @@
-"""The saved model of a run and its perplexity."""

@@ -1,1 +1,0 @@
-"""The machine's CPUs and NUMA nodes, and their assignment to ranks."""

@@ -1,1 +1,0 @@
-"""The training loop, and the metrics of the steps that it ran."""

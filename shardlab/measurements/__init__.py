@@ -1,1 +1,0 @@
-"""Calibrations: costs of single operations, as documents."""

@@ -1,0 +1,121 @@
+"""Sizes on which the memory of a model depends, read from the model."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from shardlab.config.schema import Train
+from shardlab.config.strategy import CanonicalStrategy, Strategy
+from shardlab.models.dtypes import dtype_of, uses_fp16
+from shardlab.models.memory_sizes import Sizes, UnitShape
+from shardlab.models.parts import transformer_blocks
+from shardlab.models.units import UnitPlan, checkpointing_modes, plan_units
+
+_ELEMENTARY = {"gelu_new": 5}
+"""activation functions that transformers writes as elementary operations (activations.py): number
+of tensors that backward needs of them and of the products around them"""
+
+
+def sizes_of(
+    model: PreTrainedModel, strategy: Strategy, train: Train, device: torch.device
+) -> Sizes:
+    """Return the sizes of a model that is not wrapped yet, on any device.
+
+    Args:
+        device: will compute; the type that `auto` stands for depends on it.
+
+    Raises:
+        UserError: the strategy does not fit the model.
+    """
+    full = strategy.canonical()
+    accumulation = full.accumulation or train.accumulation
+    samples = train.batch_size * train.accumulation // accumulation
+    sizes = state_sizes(model, strategy, accumulation, train.clip is not None, device)
+    return with_activations(sizes, model, strategy, samples * train.sequence_length)
+
+
+def state_sizes(
+    model: nn.Module, strategy: Strategy, accumulation: int, clips: bool, device: torch.device
+) -> Sizes:
+    """Return the sizes on which states and buffers depend; there are no activations.
+
+    Args:
+        model, device: see `sizes_of`; any model that has blocks.
+        clips: whether gradients wait for their norm.
+    """
+    full = strategy.canonical()
+    return Sizes(
+        parameters=_elements(model.parameters()),
+        trained=_trained(model.parameters()),
+        units=_units(model, full, device),
+        element_bytes=dtype_of(full.param_dtype, device).itemsize,
+        accumulation=accumulation,
+        holding=clips or uses_fp16(full, device),
+    )
+
+
+def with_activations(
+    sizes: Sizes, model: PreTrainedModel, strategy: Strategy, tokens: int
+) -> Sizes:
+    """Return the sizes with those on which activations and logits depend.
+
+    Args:
+        tokens: of a micro-batch of one rank.
+    """
+    config = model.config
+    heads = config.num_attention_heads
+    head = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return sizes._replace(
+        checkpointing=_checkpointing(model, strategy.canonical()),
+        width=config.hidden_size,
+        queries=heads * head,
+        keys=(getattr(config, "num_key_value_heads", None) or heads) * head,
+        feed_forward=_feed_forward(config),
+        wide=_wide(config),
+        vocabulary=config.vocab_size,
+        tokens=tokens,
+    )
+
+
+def _units(
+    model: nn.Module, full: CanonicalStrategy, device: torch.device
+) -> tuple[UnitShape, ...]:
+    if full.wrap is None:  # buckets in place of units
+        return ()
+    return tuple(_shape(plan) for plan in plan_units(model, full, device))
+
+
+def _shape(plan: UnitPlan) -> UnitShape:
+    own = {p for module in plan.modules for p in module.parameters()}
+    return UnitShape(
+        elements=_elements(own),
+        trained=_trained(own),
+        kept=not plan.reshard_after_forward,
+        element_bytes=plan.param_dtype.itemsize,
+    )
+
+
+def _elements(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(parameter.numel() for parameter in parameters)
+
+
+def _trained(parameters: Iterable[nn.Parameter]) -> int:
+    return _elements(parameter for parameter in parameters if parameter.requires_grad)
+
+
+def _checkpointing(model: nn.Module, full: CanonicalStrategy) -> tuple[str, ...]:
+    modes = checkpointing_modes(model, full)
+    return tuple(modes.get(block, "none") for block in transformer_blocks(model))
+
+
+def _feed_forward(config: PretrainedConfig) -> int:
+    width = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
+    return int(width or 4 * config.hidden_size)
+
+
+def _wide(config: PretrainedConfig) -> int:
+    function = getattr(config, "hidden_act", None) or getattr(config, "activation_function", None)
+    # with a gate: its input and output, what it is multiplied with, and the product
+    return 4 if function == "silu" else _ELEMENTARY.get(str(function), 2)

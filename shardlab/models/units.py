@@ -1,0 +1,254 @@
+"""Units of a model (modules that are gathered and reduced together) and settings of its blocks."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from shardlab.config.strategy import CanonicalStrategy
+from shardlab.config.timing_record import UnitSize
+from shardlab.core.errors import UserError
+from shardlab.models.dtypes import dtype_of
+from shardlab.models.parts import model_parts, transformer_blocks
+from shardlab.models.unit_names import plain
+
+_aten = torch.ops.aten
+_PRODUCTS = [
+    _aten.mm.default,
+    _aten.addmm.default,
+    _aten.bmm.default,
+    _aten.baddbmm.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
+]
+"""operations whose results selective checkpointing keeps: what costs most to compute again"""
+
+
+class UnitPlan(NamedTuple):
+    """Modules that make up one unit."""
+
+    modules: tuple[nn.Module, ...]
+    """in the order of their use"""
+    reshard_after_forward: bool | int | None
+    param_dtype: torch.dtype
+
+    @property
+    def needed_in_backward(self) -> bool:
+        """Return whether gradients depend on its parameters.
+
+        Those of an embedding depend on the chosen rows alone.
+        """
+        return not all(isinstance(module, nn.Embedding) for module in self.modules)
+
+
+def plan_units(
+    model: nn.Module, strategy: CanonicalStrategy, device: torch.device
+) -> list[UnitPlan]:
+    """Return the units of a model by a strategy's canonical form, in the order of their use.
+
+    What belongs to none of them makes up the root, which is not in the list.
+
+    Raises:
+        UserError: an override names what the model does not have, or parts of a unit.
+    """
+    if strategy.wrap == "root":
+        return []
+    blocks = transformer_blocks(model)
+    settings = layer_settings(strategy, len(blocks))
+    plans = [
+        _plan(strategy, device, [blocks[n] for n in numbers], _common(numbers, settings))
+        for numbers in _grouped(blocks, strategy)
+    ]
+    return _with_ends(model, plans, strategy, device)
+
+
+def owned_parameters(
+    model: nn.Module, plans: Sequence[UnitPlan]
+) -> list[tuple[str, dict[str, nn.Parameter]]]:
+    """Return name and named parameters of the root, then of each plan's unit.
+
+    A parameter belongs to the first unit that has it.
+    """
+    names = {parameter: plain(name) for name, parameter in model.named_parameters()}
+    paths = {module: plain(name) for name, module in model.named_modules()}
+    units = []
+    for plan in plans:
+        own = {names[p]: p for m in plan.modules for p in m.parameters() if p in names}
+        units.append((paths[plan.modules[0]], own))
+        for parameter in own.values():
+            del names[parameter]
+    return [("root", {name: parameter for parameter, name in names.items()}), *units]
+
+
+def unit_sizes(
+    model: nn.Module, strategy: CanonicalStrategy, device: torch.device
+) -> list[UnitSize]:
+    """Return the units that a canonical strategy gathers or reduces together, in order of use.
+
+    Of `ddp` the buckets as it fills them during backward; else the root, then the units.
+
+    Args:
+        model: not yet wrapped; it may be on the meta device.
+    """
+    if strategy.bucket_mb is not None:
+        return _bucket_sizes(model, strategy.bucket_mb)
+    paths = {module: name for name, module in model.named_modules()}
+    left = set(model.parameters())
+    sizes = []
+    for plan in plan_units(model, strategy, device):
+        own = {p for module in plan.modules for p in module.parameters()} & left
+        left -= own
+        sizes.append(_unit_size(paths[plan.modules[0]], _in_order(model, own)))
+    return [_unit_size("root", _in_order(model, left)), *sizes]
+
+
+def _bucket_sizes(model: nn.Module, bucket_mb: float) -> list[UnitSize]:
+    backwards: list[torch.Tensor] = list(reversed([*model.parameters()]))
+    limit = int(bucket_mb * 2**20)
+    places, _ = dist._compute_bucket_assignment_by_size(backwards, [limit])
+    return [
+        _unit_size(f"bucket{number}", [backwards[place] for place in bucket])
+        for number, bucket in enumerate(places)
+    ]
+
+
+def _in_order(model: nn.Module, own: set[nn.Parameter]) -> list[torch.Tensor]:
+    return [parameter for parameter in model.parameters() if parameter in own]
+
+
+def _unit_size(name: str, parameters: Sequence[torch.Tensor]) -> UnitSize:
+    rows = [each.shape[0] if each.dim() else 1 for each in parameters]
+    shapes = [(n, each.numel() // n) for n, each in zip(rows, parameters, strict=True)]
+    return UnitSize(name=name, elements=sum(n * m for n, m in shapes), matrices=shapes)
+
+
+def layer_settings(strategy: CanonicalStrategy, layers: int) -> dict[int, dict[str, Any]]:
+    """Return the settings of the overrides of a canonical form, by the number of the layer.
+
+    Raises:
+        UserError: a layer that the model does not have.
+    """
+    found = {n: each.settings() for each in strategy.overrides for n in each.layers or ()}
+    beyond = [number for number in found if number >= layers]
+    if beyond:
+        raise UserError(
+            f"overrides: layer {min(beyond)}: the model has {layers} blocks, the last is "
+            f"{layers - 1}"
+        )
+    return found
+
+
+def checkpointing_modes(model: nn.Module, strategy: CanonicalStrategy) -> dict[nn.Module, str]:
+    """Return the activation checkpointing mode of each block, by a canonical strategy.
+
+    Raises:
+        UserError: see `layer_settings`; or the model has no blocks, and they are asked for.
+    """
+    modes = {each.activation_checkpointing for each in strategy.overrides}
+    if modes | {strategy.activation_checkpointing} <= {None, "none"}:
+        return {}  # also for models without blocks
+    blocks = transformer_blocks(model)
+    own = layer_settings(strategy, len(blocks))
+    key, default = "activation_checkpointing", strategy.activation_checkpointing
+    return {block: own.get(n, {}).get(key) or default for n, block in enumerate(blocks)}
+
+
+def prepare(model: nn.Module, strategy: CanonicalStrategy) -> None:
+    """Checkpoint, then compile the forward methods of the blocks; sharding comes after it.
+
+    A block keeps its names and hooks: what gathers and frees its parameters stays outside of what
+    is computed again or compiled, so that nothing is gathered twice.
+    """
+    modes = checkpointing_modes(model, strategy)
+    if not strategy.compile and not modes:
+        return
+    for block in transformer_blocks(model):
+        mode = modes.get(block, "none")
+        if mode != "none":
+            block.forward = _checkpointed(block, mode)
+        if strategy.compile:
+            block.forward = torch.compile(block.forward)
+
+
+def _checkpointed(block: nn.Module, mode: str) -> partial[object]:
+    again = partial(checkpoint, block.forward, use_reentrant=False)
+    if mode == "full":
+        return again
+    return partial(again, context_fn=partial(create_selective_checkpoint_contexts, _PRODUCTS))
+
+
+def _grouped(blocks: Sequence[nn.Module], strategy: CanonicalStrategy) -> Iterator[tuple[int, ...]]:
+    """Iterate over the numbers of the blocks of each unit."""
+    if strategy.wrap == "block":
+        size = strategy.wrap_size or 1
+        for first in range(0, len(blocks), size):
+            yield tuple(range(first, min(first + size, len(blocks))))
+        return
+    group: list[int] = []
+    elements = 0
+    for number, block in enumerate(blocks):
+        group.append(number)
+        elements += sum(p.numel() for p in block.parameters())
+        if elements >= (strategy.wrap_size or 0):
+            yield tuple(group)
+            group, elements = [], 0
+    if group:
+        yield tuple(group)
+
+
+def _common(numbers: Sequence[int], settings: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """Return the settings of a unit, which are those of all of its layers."""
+    of_unit = [
+        {k: v for k, v in settings.get(n, {}).items() if k != "activation_checkpointing"}
+        for n in numbers
+    ]
+    if any(each != of_unit[0] for each in of_unit):
+        raise UserError(
+            f"overrides: layers {numbers[0]} to {numbers[-1]} are one unit by wrap_size: give them "
+            "the same settings"
+        )
+    return of_unit[0]
+
+
+def _plan(
+    strategy: CanonicalStrategy,
+    device: torch.device,
+    modules: Sequence[nn.Module],
+    own: dict[str, Any],
+) -> UnitPlan:
+    reshard = own.get("reshard_after_forward", strategy.reshard_after_forward)
+    dtype = dtype_of(own.get("param_dtype", strategy.param_dtype), device)
+    return UnitPlan(tuple(modules), reshard, dtype)
+
+
+def _with_ends(
+    model: nn.Module, plans: list[UnitPlan], strategy: CanonicalStrategy, device: torch.device
+) -> list[UnitPlan]:
+    """Add units of the embedding and the head, where overrides ask for them."""
+    own = {each.module: each.settings() for each in strategy.overrides if each.module}
+    if not own:
+        return plans
+    parts = model_parts(model)
+    ends = {"embedding": parts.embedding, "head": parts.head}
+    if parts.tied:
+        if len(own) == 2 and own["embedding"] != own["head"]:
+            raise UserError(
+                "overrides: embedding and head share their weight: give them the same settings"
+            )
+        modules = [module for module in ends.values() if module is not None]
+        both = _plan(strategy, device, modules, next(iter(own.values())))
+        # used first and last, it is needed all the time
+        return [both._replace(reshard_after_forward=False), *plans]
+    for name, settings in own.items():
+        module = ends[name]
+        if module is None:
+            raise UserError(f"overrides: {type(model).__name__} has no {name}: remove it")
+        unit = _plan(strategy, device, [module], settings)
+        plans = [unit, *plans] if name == "embedding" else [*plans, unit]
+    return plans

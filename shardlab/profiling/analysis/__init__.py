@@ -1,1 +1,0 @@
-"""Interval arithmetic of traces: compute, communication, overlap, idle, skew."""

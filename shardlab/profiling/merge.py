@@ -1,0 +1,88 @@
+"""Merge of all ranks' traces into one Chrome trace for Perfetto and chrome://tracing.
+
+Every rank becomes one process named `rank R` (and one more for each of its devices); clocks that
+the profiler counted from different base times are brought together. The header keeps what the
+profiler wrote about the job (`distributedInfo`, by rank) and `ranks`, from process id to rank.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from shardlab.core.errors import UserError
+from shardlab.core.files import atomic
+from shardlab.profiling.trace_file import Event, read_events, read_header, write_trace
+
+_FLOWS = ("s", "t", "f")
+
+
+def merge_traces(paths: Sequence[str | Path], output: str | Path) -> None:
+    """Merge the traces of all ranks into one file.
+
+    Args:
+        paths: one trace of torch.profiler per rank, in rank order.
+        output: path of the merged trace, compressed.
+
+    Raises:
+        UserError: a trace is incomplete, or is another rank's.
+    """
+    headers = [read_header(path) for path in paths]
+    bases = [header.get("baseTimeNanoseconds", 0) for header in headers]
+    jobs = [header.get("distributedInfo", {}) for header in headers]
+    for rank, (path, job) in enumerate(zip(paths, jobs, strict=True)):
+        if job.get("rank", rank) != rank:
+            raise UserError(f"{path}: is the trace of rank {job['rank']}, not {rank}: order them")
+    processes = _processes(paths)
+    header = {
+        "schemaVersion": 1,
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": min(bases, default=0),
+        "ranks": {pid: rank for rank, pids in enumerate(processes) for pid in pids.values()},
+        "distributedInfo": {rank: job for rank, job in enumerate(jobs) if job},
+    }
+    with atomic(output) as temporary:
+        write_trace(temporary, header, _events(paths, bases, processes))
+
+
+def _processes(paths: Sequence[str | Path]) -> list[dict[int, int]]:
+    """Assign a new process id, unique in the job, to every process (or device) of each rank's
+    trace."""
+    processes, first = [], 0
+    for path in paths:
+        found = {event["pid"] for event in read_events(path) if _is_of_process(event)}
+        processes.append({pid: first + i for i, pid in enumerate(sorted(found))})
+        first += len(found)
+    return processes
+
+
+def _is_of_process(event: Event) -> bool:
+    """Return whether an event belongs to a numbered process with timed events.
+
+    The profiler also writes metadata under process ids that are words, and of processes without
+    other events.
+    """
+    return event["ph"] != "M" and isinstance(event.get("pid"), int)
+
+
+def _events(
+    paths: Sequence[str | Path], bases: Sequence[int], processes: Sequence[dict[int, int]]
+) -> Iterator[Event]:
+    for rank, (path, base, pids) in enumerate(zip(paths, bases, processes, strict=True)):
+        later = (base - min(bases)) / 1000
+        for event in read_events(path):
+            if event.get("pid") in pids:
+                yield _moved(event, rank, len(paths), pids, later)
+
+
+def _moved(event: Event, rank: int, ranks: int, pids: dict[int, int], later: float) -> Event:
+    """Return `event` with its process renumbered and its time shifted by `later` us."""
+    event["pid"] = pids[event["pid"]]
+    if "ts" in event:
+        event["ts"] += later
+    if event["ph"] in _FLOWS:
+        # flow arrows are matched by number over the whole file
+        event["id"] = event["id"] * ranks + rank
+    if event["ph"] == "M" and event["name"] == "process_name":
+        event["args"] = {"name": f"rank {rank}"}
+    if event["ph"] == "M" and event["name"] == "process_sort_index":
+        event["args"] = {"sort_index": event["pid"]}
+    return event

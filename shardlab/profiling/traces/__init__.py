@@ -1,1 +1,0 @@
-"""Chrome traces as files, and the labels that they carry."""

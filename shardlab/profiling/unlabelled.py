@@ -1,0 +1,174 @@
+"""Steps and passes of a trace that nobody labelled.
+
+* steps: `ProfilerStep#N`; without them every call of `Optimizer.step` ends a step, or every
+  backward pass does; otherwise the whole trace is one step. A device runs behind the CPU: there a
+  step begins when the work of the steps before has ended.
+* backward: nodes of the autograd engine, until the thread that runs the steps computes something
+  else. If it started collectives that run on the CPU, the wait for them after the last node belongs
+  to it, as DDP waits there: it ends with the next event of that thread.
+* forward: from the first operator before a backward pass, and after the pass and the call of
+  `Optimizer.step` before it, without `zero_grad` and the loading of batches.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardlab.profiling.clues import EVER, Clues
+from shardlab.profiling.intervals import EMPTY, Intervals, difference, merge
+from shardlab.profiling.operators import RESOLUTION_US
+from shardlab.profiling.trace import Trace
+
+Steps = dict[int, Intervals]
+
+
+def infer(trace: Trace) -> tuple[Trace, list[str]]:
+    """Return the trace with steps and passes, and what was inferred or is unknown.
+
+    Labels take precedence: what they say is kept.
+    """
+    labelled = len(trace.backward) > 0
+    outside = _outside(trace.clues)
+    backward = trace.backward if labelled else _backward(trace.clues, outside)
+    steps, notes = _steps(trace, backward)
+    if not labelled:
+        backward = _with_waits(trace, outside, steps, backward)
+        forward = _forward(trace.clues, outside, steps, backward)
+        trace = replace(trace, forward=forward, backward=backward)
+    notes += _said_of_passes(trace, labelled)
+    if trace.on_device:
+        trace, steps = replace(trace, host_steps=steps), _on_device(trace, steps)
+    return replace(trace, steps=steps), [*notes, *_missing(trace)]
+
+
+def _outside(clues: Clues) -> Intervals:
+    """Return when the thread that runs the steps computes outside of the autograd engine."""
+    if clues.host is None:
+        return EMPTY
+    found = difference(clues.host.compute(EVER), clues.engine)
+    # what rounding leaves of an operator of the engine
+    return found[found[:, 1] - found[:, 0] > RESOLUTION_US]
+
+
+def _backward(clues: Clues, outside: Intervals) -> Intervals:
+    nodes = clues.engine
+    if len(nodes) == 0:
+        return EMPTY
+    begun = np.searchsorted(outside[:, 0], nodes.ravel())
+    apart = begun[2::2] > begun[1:-1:2]
+    first = np.concatenate([[True], apart])
+    last = np.concatenate([apart, [True]])
+    return np.column_stack([nodes[first, 0], nodes[last, 1]])
+
+
+def _steps(trace: Trace, backward: Intervals) -> tuple[Steps, list[str]]:
+    if trace.steps:
+        # an annotation of a thread beside does not cut a step into pieces
+        return {n: np.array([[s[0, 0], s[-1, 1]]]) for n, s in trace.steps.items()}, []
+    optimizer = trace.clues.optimizer
+    if optimizer:
+        name = max(optimizer, key=lambda each: optimizer[each][-1, 1])
+        ends, how = optimizer[name][:, 1], f"each ends with {name}"
+    elif len(backward) > 1:
+        ends = backward[:, 1]
+        how = "each ends with a backward pass, that of a micro-batch too; forward holds the update"
+    else:
+        ends, how = np.array([np.inf]), "the whole trace is one"
+    first, last = trace.clues.whole[0]
+    bounds = np.concatenate([[first], ends[:-1], [last]])
+    steps = {i + 1: bounds[None, i : i + 2] for i in range(len(ends))}
+    return steps, [f"steps: inferred: no ProfilerStep in the trace: {how}"]
+
+
+def _with_waits(trace: Trace, outside: Intervals, steps: Steps, backward: Intervals) -> Intervals:
+    """Extend backward passes on the CPU by the wait for collectives that they have started."""
+    if trace.on_device or len(backward) == 0:
+        return backward
+    launched = trace.collectives.launched
+    of_pass = np.searchsorted(backward[:, 0], launched, side="right") - 1
+    inside = (of_pass >= 0) & (launched <= backward[of_pass, 1])
+    ends = backward[:, 1].copy()
+    np.maximum.at(ends, of_pass[inside], trace.collectives.times[inside, 1])
+    waits = np.bincount(of_pass[inside], minlength=len(ends)) > 0
+    beyond = [backward[:, 0], trace.clues.aside[:, 0], *(step[:, 1] for step in steps.values())]
+    beyond += [each[:, 0] for each in trace.clues.optimizer.values()]
+    limit = _next(np.concatenate(beyond), backward[:, 1])
+    ends = np.minimum(np.where(waits, _next(outside[:, 0], ends), ends), limit)
+    return np.column_stack([backward[:, 0], ends])
+
+
+def _next(times: NDArray[np.float64], after: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return for each of `after` the first of `times` that is not before it."""
+    ordered = np.append(np.sort(times), np.inf)
+    return ordered[np.searchsorted(ordered, after)]
+
+
+def _forward(clues: Clues, outside: Intervals, steps: Steps, backward: Intervals) -> Intervals:
+    bounds = np.sort(
+        np.concatenate(
+            [
+                clues.whole[:, 0],
+                backward[:, 1],
+                *(each[:, 1] for each in clues.optimizer.values()),
+                *(step[:, 0] for step in steps.values()),
+            ]
+        )
+    )
+    spans = [EMPTY]
+    for start in backward[:, 0]:
+        bound = bounds[max(0, np.searchsorted(bounds, start, side="right") - 1)]
+        first = np.searchsorted(outside[:, 0], bound - RESOLUTION_US)
+        if first < len(outside) and outside[first, 0] < start:
+            spans.append(np.array([[outside[first, 0], start]]))
+    return difference(merge(np.concatenate(spans)), clues.aside)
+
+
+def _on_device(trace: Trace, steps: Steps) -> Steps:
+    """Return when a device ran the steps; without those for which it had no time of their own."""
+    launched = np.concatenate([work.launched for work in trace.work])
+    ends = np.concatenate([work.times[:, 1] for work in trace.work])
+    order = np.argsort(launched, kind="stable")
+    done = np.concatenate([[-np.inf], np.maximum.accumulate(ends[order])])
+    bounds = {
+        number: np.maximum(step, done[np.searchsorted(launched[order], step)])
+        for number, step in steps.items()
+    }
+    return {number: each for number, each in bounds.items() if each[0, 0] < each[0, 1]}
+
+
+def _said_of_passes(trace: Trace, labelled: bool) -> Iterator[str]:
+    if len(trace.backward) == 0:
+        yield (
+            "forward, backward, update: unknown: no operator of the autograd engine in the trace, "
+            "as in inference and with compiled autograd"
+        )
+    elif not labelled:
+        yield "forward, backward: inferred from the operators of the autograd engine"
+
+
+def _missing(trace: Trace) -> Iterator[str]:
+    """Say which part of the breakdown is unknown, and why."""
+    clues = trace.clues
+    if clues.launches and not any(len(work.times) for work in trace.work):
+        yield (
+            "compute: of the CPU alone: work was launched on devices, but the trace holds none of "
+            "it: trace with ProfilerActivity.CUDA"
+        )
+    if clues.calls and len(trace.collectives.times) == 0:
+        yield (
+            f"communication: unknown: {clues.calls} calls of collectives, but the trace holds none "
+            "of their executions"
+        )
+    total = sum(len(work.times) for work in trace.work)
+    if clues.earlier:
+        yield (
+            f"steps: {clues.earlier} of {total} kernels and copies were launched before the trace: "
+            "the first step begins after them"
+        )
+    if clues.unlaunched > clues.earlier:
+        yield (
+            f"passes: {clues.unlaunched - clues.earlier} of {total} kernels and copies have no "
+            "launch in the trace: they count in the pass in which they began"
+        )

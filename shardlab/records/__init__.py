@@ -1,1 +1,0 @@
-"""Records of runs, timings and estimates, and how to read them."""

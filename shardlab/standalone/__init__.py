@@ -1,1 +1,0 @@
-"""Objects for other people's training scripts: LayerAdam and SlideFSDP."""

@@ -1,1 +1,0 @@
-"""The strategy document: settings, codec specifications, canonical form, hash, validation."""

@@ -1,1 +1,0 @@
-"""Interleaved steps of several strategies: times that compare in pairs."""

@@ -1,0 +1,214 @@
+"""Folder with the checkpoints of one run, each complete or absent, and their manifests."""
+
+import json
+import re
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from shardlab.config.model_and_data import Model
+from shardlab.config.schema import Train
+from shardlab.config.strategy import CanonicalStrategy
+from shardlab.core.checksums import damage, write_checked
+from shardlab.core.document import Document
+from shardlab.core.errors import UserError
+from shardlab.core.files import flush, make_folder, rename, sha256_of_file, writing
+from shardlab.core.host import git_revision
+from shardlab.train.run_plan import RunPlan
+
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+class Folder:
+    """Folder of `root/step-00000040` and so on, named by the number of steps done.
+
+    A checkpoint is written under a hidden name, flushed to disk and renamed; it is renamed back
+    before it is removed. So a process that is killed leaves no incomplete checkpoint under a
+    visible name, and the names alone tell which is the last. One process at a time makes changes.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def path(self, step: int) -> Path:
+        """Return the path of the complete checkpoint of a step."""
+        return self._root / f"step-{step:08d}"
+
+    def unfinished(self, step: int) -> Path:
+        """Return the path of a checkpoint that is being written."""
+        return _hidden(self.path(step))
+
+    def steps(self) -> list[int]:
+        """Return the steps of all checkpoints, in ascending order."""
+        paths = self._root.iterdir() if self._root.is_dir() else ()
+        return sorted(int(match[1]) for path in paths if (match := _NAME.fullmatch(path.name)))
+
+    def begin(self, step: int) -> None:
+        """Create `unfinished(step)`, empty."""
+        shutil.rmtree(self.unfinished(step), ignore_errors=True)
+        make_folder(self.unfinished(step))
+
+    def commit(self, step: int) -> None:
+        """Make `unfinished(step)` the checkpoint."""
+        flush(self.unfinished(step))
+        rename(self.unfinished(step), self.path(step))
+
+    def prune(self, keep: int) -> None:
+        """Remove all but the last `keep` checkpoints."""
+        for step in self.steps()[:-keep]:
+            self._remove(step)
+
+    def clear(self) -> None:
+        """Remove incomplete checkpoints, and folders that are named like one but empty."""
+        for path in self._root.glob(".step-*.partial"):
+            shutil.rmtree(path)
+        for step in self.steps():
+            with suppress(OSError):  # it is not empty
+                self.path(step).rmdir()
+
+    def set_aside(self, step: int) -> None:
+        """Rename a damaged checkpoint, so that it is no longer among the steps."""
+        shutil.rmtree(self._damaged(step), ignore_errors=True)
+        rename(self.path(step), self._damaged(step))
+
+    def remove(self) -> None:
+        """Remove all checkpoints, and the folder if nothing else is in it.
+
+        Raises:
+            StorageError: they cannot be removed.
+        """
+        with writing(self._root):
+            for step in self.steps():
+                self._remove(step)
+            self.clear()
+            for path in self._root.glob("step-*.damaged"):
+                shutil.rmtree(path)
+        with suppress(OSError):
+            self._root.rmdir()
+
+    def _damaged(self, step: int) -> Path:
+        return self.path(step).with_suffix(".damaged")
+
+    def _remove(self, step: int) -> None:
+        hidden = self.unfinished(step)
+        rename(self.path(step), hidden)
+        shutil.rmtree(hidden)
+
+
+def _hidden(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
+
+
+_FILE = "checkpoint.json"
+_AFTERWARDS = {"checkpoint", "timeout_s", "audit_steps", "profiled_steps"}
+"""values of `train` that do not affect the steps of the run"""
+
+
+class Manifest(Document):
+    """Contents of checkpoint.json, which is written last."""
+
+    format: Literal["full", "sharded"]
+    step: int
+    """number of steps done"""
+    sample: int
+    """index of the next sample"""
+    strategy: CanonicalStrategy
+    train: Train
+    model: Model
+    model_files: str | None = None
+    """of `Model.state`"""
+    seed: int
+    tokens: str
+    """checksum of the manifest of the token shards"""
+    revision: str
+    torch: str
+    files: dict[str, str]
+    """SHA-256 of every file, by its path in the checkpoint"""
+
+    @classmethod
+    def of(cls, plan: RunPlan, format: Literal["full", "sharded"]) -> "Manifest":
+        """Return the manifest of a run before its first step, without files."""
+        return cls(
+            format=format,
+            step=0,
+            sample=0,
+            strategy=plan.strategy.canonical(),
+            train=plan.train,
+            model=plan.model,
+            model_files=plan.model.state(),
+            seed=plan.seed,
+            tokens=sha256_of_file(plan.data / "tokens/manifest.json"),
+            revision=git_revision(),
+            torch=torch.__version__,
+            files={},
+        )
+
+    def made_by(self) -> str:
+        """Return the versions that wrote it; with others a run may not resume bit for bit."""
+        return f"revision {self.revision} with torch {self.torch}"
+
+    def write(self, folder: Path, files: dict[str, str]) -> None:
+        """Write checkpoint.json, with the checksums of all other files."""
+        write_checked(folder / _FILE, {**self.model_dump(mode="json"), "files": files})
+
+    def refuse_other(self, run: "Manifest", path: Path, elastic: bool) -> None:
+        """Check that `run` can resume from this checkpoint, which is at `path`.
+
+        Args:
+            elastic: `train` and the strategy may differ.
+
+        Raises:
+            UserError: it cannot; says what differs.
+        """
+        there, here = self._meaning(), run._meaning()
+        differ = [key for key in {**there, **here} if there.get(key) != here.get(key)]
+        fixed = [key for key in differ if key.partition(".")[0] not in ("train", "strategy")]
+        if not (fixed if elastic else differ):
+            return
+        key = (fixed or differ)[0]
+        fix = f"set it back, or remove {path.parent} to start anew"
+        if not fixed:
+            fix += ", or set train.checkpoint.elastic: true to go on all the same"
+        raise UserError(
+            f"{path}: made with {key} {json.dumps(there.get(key))}, now it is "
+            f"{json.dumps(here.get(key))}: {fix}"
+        )
+
+    def _meaning(self) -> dict[str, Any]:
+        """Return the values that identify a run, by dotted keys."""
+        named = {"model", "model_files", "seed", "tokens", "strategy"}
+        plain = self.model_dump(mode="json", include=named)
+        train = self.train.model_dump(mode="json", exclude=_AFTERWARDS)
+        return _flat({**plain, "train": train})
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read the manifest of the checkpoint at `path`.
+
+    Raises:
+        UserError: it is missing or damaged.
+    """
+    return Manifest.from_file(path / _FILE, f"remove {path}")
+
+
+def damage_in(path: Path, share: slice = slice(None)) -> str | None:
+    """Return the first file of the checkpoint at `path` that is missing or damaged, and which.
+
+    Args:
+        share: of the files, so that ranks can divide them.
+    """
+    try:
+        found = damage(path, read_manifest(path).files, share)
+    except UserError as error:
+        return str(error).removesuffix(f": remove {path}")
+    return next((f"{path / name}: {what}" for name, what in found), None)
+
+
+def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, each in value.items():
+        flat |= _flat(each, f"{prefix}{key}.") if isinstance(each, dict) else {prefix + key: each}
+    return flat

@@ -1,0 +1,170 @@
+"""The saved model of a run, its perplexity and bits per byte, and the perplexity when untrained."""
+
+import json
+import math
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
+
+from shardlab.config.model_and_data import Model
+from shardlab.config.run_record import Validation
+from shardlab.config.schema import Train
+from shardlab.core.errors import UserError
+from shardlab.core.files import flush, make_folder, rename, writing
+from shardlab.core.progress import track
+from shardlab.core.unfinished import unfinished
+from shardlab.data.loader import blocks
+from shardlab.data.tokens import TokenSplit, open_split
+from shardlab.models.build import build_model
+from shardlab.train.launch import launch
+
+# a progress bar for one small file is noise
+disable_progress_bar()
+
+FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+
+
+def save_model(
+    model: PreTrainedModel, parameters: dict[str, Tensor], tokenizer: Path, folder: Path
+) -> None:
+    """Write `FILES` into `folder`, each by an atomic rename.
+
+    Args:
+        model: gives the architecture; its weights are not used.
+        parameters: the whole model by name.
+        tokenizer: the tokenizer.json that the model was trained with.
+    """
+    with writing(folder):
+        make_folder(folder)
+        with unfinished(folder) as temporary:
+            model.save_pretrained(temporary, state_dict=parameters)
+            _save_tokenizer(tokenizer, model.config.eos_token_id, temporary)
+            flush(temporary)
+            for name in FILES:
+                rename(temporary / name, folder / name)
+
+
+def _save_tokenizer(path: Path, end_of_text: int, folder: Path) -> None:
+    text = Tokenizer.from_file(str(path)).id_to_token(end_of_text)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(path), eos_token=text, bos_token=text, unk_token=text
+    )
+    tokenizer.save_pretrained(folder)
+
+
+def load_model(folder: Path) -> PreTrainedModel:
+    """Load the saved model, on the CPU in float32.
+
+    Raises:
+        UserError: a file is absent or damaged.
+    """
+    missing = [name for name in FILES if not (folder / name).is_file()]
+    if missing:
+        raise UserError(f"{folder}: {', '.join(missing)} missing: train the run again")
+    try:
+        json.loads((folder / "config.json").read_text())
+        return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # the library raises nothing narrower
+        raise UserError(
+            f"{folder}: not a model: {' '.join(str(error).split())[:150]}: train the run again"
+        ) from None
+
+
+_BATCH = 32
+"""sequences per forward pass; it changes no result"""
+
+
+class Quality(NamedTuple):
+    """Quality of a model's predictions of a text."""
+
+    loss: float
+    """nats per token, mean over all predicted tokens"""
+    tokens: int
+    bits_per_byte: float
+    """all nats over the bytes of the text; comparable across tokenizers"""
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss); infinite where that exceeds the largest float."""
+        try:
+            return math.exp(self.loss)
+        except OverflowError:
+            return math.inf
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, split: TokenSplit, sequence_length: int, batch: int) -> Quality:
+    """Return the quality over every token of `split` but its first.
+
+    The context of a token is its own window of `sequence_length` tokens.
+    """
+    model.eval()
+    nats, tokens = 0.0, 0
+    windows = blocks(split, sequence_length, batch)
+    for window in track(windows, "validate", unit="batch"):
+        logits = model(input_ids=window[:, :-1]).logits.float()
+        targets = window[:, 1:].flatten()
+        nats += float(F.cross_entropy(logits.flatten(0, 1), targets, reduction="sum"))
+        tokens += targets.numel()
+    return Quality(nats / tokens, tokens, nats / (math.log(2) * split.text_bytes))
+
+
+def _why(found: Quality, which: str = "") -> str | None:
+    """Return why figures of a model are not finite; None if they are."""
+    if not math.isfinite(found.loss):
+        return f"{which}validation loss is not finite"
+    if not math.isfinite(found.perplexity):
+        return f"{which}perplexity is infinite: the exponential of {found.loss:.4g} nats"
+    return None
+
+
+def validate_run(
+    final_model: Path, output: Path, train: Train, model: Model, seed: int, data: Path
+) -> None:
+    """Write the `Validation` of a saved model to `output`.
+
+    A child process does the work: this one stays free of threads, so that it can fork ranks.
+
+    Args:
+        model, seed: of the untrained model.
+        data: folder that holds tokens/.
+
+    Raises:
+        RunFailed: the child process failed.
+        UserError: the saved model or the tokens cannot be used.
+    """
+    worker = partial(_work, final_model, output, train, model, seed, data)
+    launch(worker, 1, train.threads, train.timeout_s, placement=train.placement)
+
+
+def _work(
+    final_model: Path,
+    output: Path,
+    train: Train,
+    model: Model,
+    seed: int,
+    data: Path,
+    group: dist.ProcessGroup,
+) -> None:
+    split = open_split(data / "tokens", "validation")
+    length = train.sequence_length
+    trained = evaluate(load_model(final_model), split, length, _BATCH)
+    built = build_model(model, split.vocabulary, length, split.end_of_text, seed)
+    untrained = evaluate(built.whole(), split, length, _BATCH)
+    validation = Validation(
+        val_loss=trained.loss,
+        val_ppl=trained.perplexity,
+        val_bits_per_byte=trained.bits_per_byte,
+        val_tokens=trained.tokens,
+        untrained_ppl=untrained.perplexity,
+        not_finite=_why(trained) or _why(untrained, "untrained "),
+    )
+    validation.to_file(output)

@@ -1,0 +1,152 @@
+"""Interleaved steps of several strategies in the processes of one set of ranks.
+
+The speed of a machine drifts by more than strategies differ. So each rank holds an engine for every
+strategy, and in each repetition each engine does one step, in another order every time: steps of
+one repetition are compared in pairs.
+"""
+
+import random
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch.distributed as dist
+
+from shardlab.comm.emulated_link import Emulation
+from shardlab.comm.object_collectives import gather_values
+from shardlab.config.contention import Contention
+from shardlab.config.race_record import Ruling
+from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
+from shardlab.core.cpu_times import CpuMeter, total
+from shardlab.core.determinism import compute_deterministically
+from shardlab.core.progress import track
+from shardlab.data.tokens import open_split
+from shardlab.train.launch import Worker, launch
+from shardlab.train.timing_plan import TimingPlan
+from shardlab.train.timing_runner import Runner, slowest
+from shardlab.train.turns import Turn
+
+_UNTIMED_REPETITIONS = 2
+"""first steps allocate memory, and DDP rebuilds its buckets after one"""
+
+Look = Callable[[dict[str, list[float]]], Ruling]
+"""rules on a race from the step times of the slowest rank, by run: one per repetition, fewer for a
+run that has left"""
+Mark = Callable[[str], None]
+"""says of which run the next calls are; empty: of none"""
+
+
+class Interleaved(NamedTuple):
+    """Runs after their last repetition, alike on all ranks except for their times."""
+
+    runners: list[Runner]
+    reason: str
+    """why it was the last"""
+    contention: Contention | None
+
+    def timed(self, mark: Mark) -> list[TimedRun]:
+        """Trace some steps of all runs; return their records on rank 0, and none elsewhere."""
+        found = []
+        for runner in self.runners:
+            mark(runner.run)
+            found.append(runner.timed_run(self.contention))
+        return [each for each in found if each is not None]
+
+
+def launch_plan(
+    plan: TimingPlan, link: Emulation, worker: Worker, limit_s: float | None = None
+) -> None:
+    """Launch the ranks of a plan; errors are those of `launch`."""
+    train, ranks = plan.train, plan.timing.world_size
+    launch(
+        worker,
+        ranks,
+        train.threads,
+        train.timeout_s,
+        limit_s,
+        links=link.links,
+        placement=train.placement,
+    )
+
+
+def interleave(
+    plan: TimingPlan,
+    link: Emulation,
+    block: int,
+    look: Look,
+    mark: Mark,
+    turn: Turn,
+    group: dist.ProcessGroup,
+) -> Interleaved:
+    """Do repetitions until a look stops them, or as many as the plan says; end in a last turn.
+
+    Args:
+        block: repetitions before each look. Runs that have diverged by then leave.
+        look: called on rank 0.
+        mark: called on each rank before each part of a run.
+        turn: waited for before each repetition.
+    """
+    if plan.train.deterministic:
+        compute_deterministically()
+    chief = dist.get_rank(group) == 0
+    share = slice(dist.get_rank(group), None, dist.get_world_size(group))
+    split = open_split(plan.data / "tokens", "train", share)
+    runners = []
+    for run in plan.runs:
+        dist.barrier(group)  # so that a rank that fails is the one that is behind
+        mark(run)
+        runners.append(Runner(plan, run, split, link, group))
+    for _ in range(_UNTIMED_REPETITIONS):
+        for runner in runners:
+            mark(runner.run)
+            runner.step()
+    for runner in runners:
+        runner.begin()
+    used = []
+    most = plan.timing.repetitions
+    reason = f"all of {most} repetitions"
+    numbers: Iterable[int] = range(most)
+    if chief and turn.shown:
+        numbers = track(numbers, f"time {plan.name}", total=most, unit="repetition")
+    for number in numbers:
+        turn.wait(number / most)
+        meter = CpuMeter()
+        for index in order(number, len(runners)):
+            if runners[index].active:
+                mark(runners[index].run)
+                runners[index].step()
+        used.append(meter.read())
+        if (number + 1) % block and number + 1 < most:
+            continue
+        mark("")
+        ruling = _ruling(runners, look, group)
+        if ruling.stop is not None:
+            reason = ruling.stop
+            break
+        for runner in runners:
+            runner.active &= runner.run not in ruling.leave and not runner.diverged
+    turn.wait(1.0)
+    contention = Contention.of(gather_values(total(used), group))
+    return Interleaved(runners, reason, contention)
+
+
+def _ruling(runners: list[Runner], look: Look, group: dist.ProcessGroup) -> Ruling:
+    """Return what rank 0 rules, on every rank."""
+    own = {runner.run: runner.step_ms for runner in runners}
+    ranks = gather_values(own, group)
+    ruling = None
+    if dist.get_rank(group) == 0:
+        ruling = look(
+            {
+                runner.run: slowest([rank[runner.run] for rank in ranks])
+                for runner in runners
+                if runner.run != NO_COMMUNICATION and not runner.diverged
+            }
+        )
+    return Ruling(*gather_values(ruling, group)[0])
+
+
+def order(number: int, count: int) -> list[int]:
+    """Return the order of the runs in a repetition: the same on all ranks."""
+    shuffled = list(range(count))
+    random.Random(number).shuffle(shuffled)
+    return shuffled

@@ -1,1 +1,0 @@
-"""Communication between ranks: point-to-point exchange, collectives of plain values, timing."""

@@ -1,1 +1,0 @@
-"""Units: what a strategy makes of a model, and its sizes."""

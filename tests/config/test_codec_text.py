@@ -1,0 +1,49 @@
+"""Codecs as text: types of option values, and round trips."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardlab.config.codec_options import TopKSpec
+from shardlab.config.codec_table import codec_text, split_text
+from shardlab.config.strategy import parse_strategy
+from shardlab.core.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("literal", "value"),
+    [
+        ("1e-3", 1e-3),
+        ("1E-3", 1e-3),
+        ("2.5e5", 2.5e5),
+        ("-1e+3", -1e3),
+        (".5e1", 5.0),
+        ("5.e-1", 0.5),
+        ("64", 64),
+        ("0.01", 0.01),
+        ("true", True),
+        ("e4m3", "e4m3"),
+        ("nf4", "nf4"),
+        ("null", None),
+    ],
+)
+def test_option_values_have_the_type_of_their_literal(literal, value):
+    found = split_text(f"some:option={literal}")["option"]
+    assert found == value and type(found) is type(value)
+
+
+def test_density_with_an_exponent():
+    strategy = parse_strategy({"gradients": {"codec": "topk:density=1e-3"}})
+    assert strategy.gradients.codec == TopKSpec(density=0.001)
+
+
+@given(st.floats(0, 1, exclude_min=True))
+def test_text_round_trips(density):
+    spec = TopKSpec(density=density)
+    assert parse_strategy({"gradients": {"codec": codec_text(spec)}}).gradients.codec == spec
+
+
+@pytest.mark.parametrize("value", [">128", "'", "2020-01-40", "[" * 3000])
+def test_an_option_that_is_not_yaml_is_one_line(value):
+    with pytest.raises(UserError, match="its value is not YAML"):
+        split_text(f"int8:group={value}")

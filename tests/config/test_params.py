@@ -1,0 +1,308 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from shardlab.config.codec_table import built_in
+from shardlab.config.parameters import Parameters
+from shardlab.config.schema import Params, each_timing
+from shardlab.config.strategy import Strategy
+from shardlab.core.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "params.yaml",
+        *(f"params/{name}.yaml" for name in ("small", "codecs", "links", "search", "gpu")),
+    ],
+)
+def test_provided_files_are_complete(name: str) -> None:
+    values = Parameters(ROOT / name)(*Params.model_fields)
+    assert len(values) == len(Params.model_fields)
+
+
+def test_experiment_on_all_codecs_runs_every_built_in_codec() -> None:
+    strategies = Parameters(ROOT / "params/codecs.yaml")("strategies")
+    missing = set(built_in()) - {strategy.gradients.codec.name for strategy in strategies.values()}
+    assert not missing, f"params/codecs.yaml: add a strategy with {sorted(missing)}"
+
+
+def refusal(*overrides: str) -> str:
+    """Return the error about params.yaml with these overrides."""
+    with pytest.raises(UserError) as error:
+        Parameters(ROOT / "params.yaml", overrides)
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    "override, message",
+    [
+        ("trian.steps=5", "trian: unknown key; did you mean 'train'?"),
+        ("train.stepz=5", "train.stepz: unknown key; did you mean 'steps'?"),
+        ("timings.one-rank.rounds=5", "timings.one-rank.rounds: renamed: write repetitions"),
+        ("train.steps=many", "train.steps: input should be a valid integer (found 'many')"),
+        ("train.steps=5.5", "train.steps: input should be a valid integer (found 5.5)"),
+        (
+            "train.world_size=0",
+            "train.world_size: input should be greater than or equal to 1 (found 0)",
+        ),
+        ("train.steps=1" + "0" * 30, "train.steps: expected a finite number of at most 2**53"),
+        (
+            "train.world_size=1000000000",
+            "train.world_size: input should be less than or equal to 65536 (found 1000000000)",
+        ),
+        (
+            "train.steps=1000000000000",
+            "train.steps: input should be less than or equal to 1000000000 (found 1000000000000)",
+        ),
+        (
+            "train.timeout_s=1.0e+15",
+            "train.timeout_s: input should be less than or equal to 10000000 "
+            "(found 1000000000000000.0)",
+        ),
+        ("train.checkpoint.keep=2", "train.checkpoint.every: field required"),
+        (
+            "train.checkpoint={every: 5, asynchronous: true}",
+            "train.checkpoint: asynchronous is for format: sharded: change one of them",
+        ),
+        (
+            "train={steps: 5, untimed_steps: 5}",
+            "train: untimed_steps must be below steps (5)",
+        ),
+        (
+            "strategies.ddp.enigne=ddp",
+            "strategies.ddp.enigne: unknown key; did you mean 'engine'?",
+        ),
+        (
+            "strategies.fsdp2-int8.gradients.codec=int9",
+            "strategies.fsdp2-int8.gradients.codec: unknown codec 'int9'; did you mean 'int8'? "
+            "(found 'int9')",
+        ),
+        ("data.path=here.json", "data: source 'wikipedia' needs no path: remove it"),
+        ("data.source=json", "data: source 'json' needs a path"),
+        (
+            "runs=[ddp]",
+            "runs: renamed: write strategies, all of which are runs, and timed_strategies for the "
+            "others",
+        ),
+        (
+            "last_round='2'",
+            "last_round: renamed: write rounds alone, the last of which is the last round",
+        ),
+        (
+            "timed_strategies={ddp: {engine: ddp}}",
+            "timed_strategies.ddp: 'ddp' is one of strategies, too",
+        ),
+        (
+            "timings.two-ranks.runs=matrx",
+            "timings.two-ranks.runs: expected names of strategies, matrix or all (found 'matrx')",
+        ),
+        (
+            "forecast.timings=[two-rank]",
+            "forecast.timings.0: 'two-rank' is no timing; did you mean 'two-ranks'?",
+        ),
+        ("comparison=two-rank", "comparison: 'two-rank' is no timing; did you mean 'two-ranks'?"),
+        ("forecast.runs=[dpp]", "forecast.runs.0: 'dpp' is no strategy; did you mean 'ddp'?"),
+        ("seeds=[0, 0]", "seeds: a seed is named twice"),
+        ("baseline=fsdp", "baseline: 'fsdp' is no run; did you mean 'fsdp2'?"),
+        ("agent.start=fsdp", "agent.start: 'fsdp' is no run; did you mean 'fsdp2'?"),
+        ("agent.judge=local", "agent: judge: local needs model"),
+        (
+            "policies.timings=[two-rank]",
+            "policies.timings.0: 'two-rank' is no timing; did you mean 'two-ranks'?",
+        ),
+        ("rounds.3.search=wan", "rounds.3.search: 'wan' is no search: add it to agent.searches"),
+        (
+            "rounds.2.after=results/results.jsonl",
+            "rounds.2.after: expected 'results/rounds/1/history.json' "
+            "(found 'results/results.jsonl')",
+        ),
+        ("steps", "--set steps: expected key=value, for example train.steps=10"),
+        ("seeds.0=1", "--set seeds.0: 'seeds' is a value, not a section"),
+    ],
+)
+def test_error_names_the_key_and_the_fix(override: str, message: str) -> None:
+    assert refusal(override) == message
+
+
+@pytest.mark.parametrize(
+    "override, message",
+    [
+        (
+            "timings.two-ranks.runs=[fsdp2, ddp]",
+            "comparison: timings.two-ranks lacks 'fsdp2-int8' of the matrix: remove "
+            "timings.two-ranks.runs, or add it there",
+        ),
+        (
+            "train.world_size=1",
+            "comparison: timings.two-ranks has 2 ranks, train 1: set timings.two-ranks.world_size "
+            "to 1",
+        ),
+        (
+            "train.link.rate=1gbit",
+            "comparison: the link of timings.two-ranks is loopback, that of train 1gbit: give "
+            "timings.two-ranks.link the value of train.link",
+        ),
+    ],
+)
+def test_compared_steps_are_of_the_matrix_as_it_trains(override: str, message: str) -> None:
+    """A single stage may still run with other ranks or another link."""
+    params = Parameters(ROOT / "params.yaml", [override])
+    assert params("train", "timings")
+    with pytest.raises(UserError) as error:
+        params("comparison")
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize("value", ["1" + "0" * 5000, "[" * 100_000])
+def test_extreme_values_are_refused(value: str) -> None:
+    message = refusal(f"train.steps={value}")
+    assert message.startswith("--set train.steps: ") and len(message) <= 300
+    assert message.endswith(" is neither YAML nor JSON")
+
+
+def test_names_with_paths_are_refused() -> None:
+    assert refusal("strategies.{name}={{}}".format(name="../x")).startswith("strategies")
+    assert "pattern" in refusal("strategies.Ünï={}")
+
+
+def write(path: Path, tree: Any) -> Path:
+    path.write_text(tree if isinstance(tree, str) else yaml.safe_dump(tree))
+    return path
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("train: [", "not YAML"),
+        ("- train", "expected a mapping of sections"),
+        ("a: !!python/object/apply:os.getcwd []", "not YAML"),
+    ],
+)
+def test_file_without_a_mapping_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Parameters(write(tmp_path / "params.yaml", text))
+
+
+def test_absent_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"absent\.yaml: no such file"):
+        Parameters(tmp_path / "absent.yaml")
+
+
+def test_file_with_a_part_of_the_parameters_is_read(tmp_path: Path) -> None:
+    """Report a valid key outside of the part as missing."""
+    part = {"strategies": {"one": {"engine": "ddp"}}, "seeds": [3]}
+    params = Parameters(write(tmp_path / "params.yaml", part))
+    strategy, seeds = params("strategies.one", "seeds")
+    assert strategy == Strategy(engine="ddp")
+    assert seeds == [3]
+    with pytest.raises(UserError, match=r"train: missing from "):
+        params("train")
+    with pytest.raises(UserError, match=r"strategies\.on: missing from .*; did you mean 'one'"):
+        params("strategies.on")
+
+
+def test_whole_file_is_validated_before_any_key_is_read(tmp_path: Path) -> None:
+    part = {"seeds": [3], "tokenize": {"shards": 0}}
+    with pytest.raises(UserError, match=r"^tokenize\.shards: "):
+        Parameters(write(tmp_path / "params.yaml", part))
+
+
+def test_overrides_are_applied_before_validation() -> None:
+    params = Parameters(ROOT / "params.yaml", ["train.steps=7", "seeds=[3, 1]"])
+    assert params("train").steps == 7
+    assert params("seeds") == [3, 1]
+
+
+def test_timings_name_the_matrix_or_all_strategies() -> None:
+    """Sorted: the order of the file changes no timing."""
+    timings = "timings={a: {}, b: {runs: matrix}, c: {runs: all}, d: {runs: [y]}}"
+    strategies = [
+        "strategies={y: {engine: ddp}, x: {engine: fsdp2}}",
+        "timed_strategies={w: {engine: manual}}",
+    ]
+    given = [
+        *strategies,
+        timings,
+        "baseline=x",
+        "agent={start: x}",
+        "forecast.runs=[x]",
+        "forecast.timings=[a]",
+        "comparison=b",
+    ]
+    found = Parameters(ROOT / "params.yaml", given)("timings")
+    assert [each.runs for each in found.values()] == [
+        ("x", "y"),
+        ("x", "y"),
+        ("w", "x", "y"),
+        ("y",),
+    ]
+
+
+def test_interleaved_timings_are_named_like_others() -> None:
+    """By the comparison, the forecast and policies, with words for their runs."""
+    given = [
+        "strategies={y: {engine: ddp}, x: {engine: fsdp2}}",
+        "timed_strategies={}",
+        "timings={a: {runs: [y], interleaved: {b: {}, c: {runs: [y], world_size: 1}}}}",
+        "baseline=x",
+        "agent={start: x}",
+        "forecast.runs=[x]",
+        "forecast.timings=[c]",
+        "comparison=b",
+        "policies={timings: [b]}",
+    ]
+    params = Parameters(ROOT / "params.yaml", given)
+    assert params("comparison") == "b"
+    found = each_timing(params("timings"))
+    assert {name: each.runs for name, each in found.items()} == {
+        "a": ("y",),
+        "b": ("x", "y"),
+        "c": ("y",),
+    }
+    twice = "timings={a: {runs: [y], interleaved: {b: {}}}, b: {}}"
+    with pytest.raises(UserError, match=r"timings.b: timings.a.interleaved.b has the same name"):
+        Parameters(ROOT / "params.yaml", [*given, twice, "forecast.timings=[a]"])
+    wrong = "timings={a: {runs: [y], interleaved: {b: {runs: [z]}}}}"
+    with pytest.raises(UserError, match=r"timings.a.interleaved.b.runs.0: 'z' is no strategy"):
+        Parameters(ROOT / "params.yaml", [*given, wrong, "forecast.timings=[a]"])
+    deeper = "timings={a: {runs: [y], interleaved: {b: {interleaved: {}}}}}"
+    with pytest.raises(UserError, match=r"timings.a.interleaved.b.interleaved: unknown key"):
+        Parameters(ROOT / "params.yaml", [*given, deeper, "forecast.timings=[a]"])
+
+
+def test_json_is_read_as_json(tmp_path: Path) -> None:
+    """Use tabs and 1e-3, which PyYAML reads as an error and as text."""
+    tree = {"train": {"learning_rate": 1e-3}, "seeds": [3]}
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(tree, indent="\t").replace("0.001", "1e-3"))
+    params = Parameters(path, ["train.weight_decay=1e-2", "data={source: synthetic}"])
+    train, seeds, data = params("train", "seeds", "data")
+    assert (train.learning_rate, train.weight_decay, seeds) == (1e-3, 1e-2, [3])
+    assert data.source == "synthetic"
+
+
+def test_invalid_json_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"run\.json: not JSON: Expecting ',' delimiter: line 2"):
+        Parameters(write(tmp_path / "run.json", '{"seeds": [3]\n"train": {}}'))
+
+
+def test_a_setting_that_is_off_leaves_the_hash_of_runs_as_it_was() -> None:
+    train = Parameters(ROOT / "params.yaml")("train")
+    assert "deterministic" not in train.meaning()
+    assert train.model_copy(update={"deterministic": True}).meaning()["deterministic"]
+
+
+def test_timings_are_read_where_no_strategy_is_known(tmp_path: Path) -> None:
+    """A file may hold a part of the parameters."""
+    path = tmp_path / "params.yaml"
+    path.write_text("timings: {a: {interleaved: {b: {world_size: 4}}}}")
+    found = each_timing(Parameters(path)("timings"))
+    assert {name: each.world_size for name, each in found.items()} == {"a": 2, "b": 4}

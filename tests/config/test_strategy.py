@@ -1,0 +1,162 @@
+"""Canonical form, hash and label of a strategy."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+
+from shardlab.config.engine_traits import ENGINES, EngineName, inapplicable
+from shardlab.config.settings import Override
+from shardlab.config.strategy import CanonicalStrategy, Strategy, parse_strategy
+from shardlab.core.document import validate
+from shardlab.core.errors import UserError
+from tests.config.drawn_strategies import documents
+
+FROZEN = Path(__file__).with_name("frozen_hashes.json")
+"""strategies of params.yaml, params/*.yaml and committed records, by their hashes"""
+
+
+def reverse(value: Any) -> Any:
+    """The same mapping with its keys in another order, at every depth."""
+    if isinstance(value, dict):
+        return {key: reverse(value[key]) for key in reversed(value)}
+    return value
+
+
+@given(documents())
+def test_the_canonical_form_is_a_valid_strategy_of_the_same_hash(document: dict[str, Any]) -> None:
+    strategy = parse_strategy(document)
+    written = json.loads(json.dumps(strategy.canonical().model_dump(mode="json")))
+    assert parse_strategy(written).canonical() == strategy.canonical()
+    assert strategy.canonical().canonical() == strategy.canonical()
+    assert parse_strategy(written).hash() == strategy.hash()
+
+
+@given(documents(), documents())
+def test_hashes_and_labels_are_equal_just_when_meanings_are(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    a, b = parse_strategy(one), parse_strategy(other)
+    assert (a.hash() == b.hash()) == (a.canonical() == b.canonical())
+    assert (a.label() == b.label()) == (a.hash() == b.hash())
+    assert a.label() == a.canonical().label()
+
+
+@given(documents())
+def test_the_order_of_keys_has_no_meaning(document: dict[str, Any]) -> None:
+    assert parse_strategy(reverse(document)).hash() == parse_strategy(document).hash()
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        ({}, {"engine": "fsdp2", "wrap": "block", "reshard_after_forward": True}),
+        ({"wrap": "root"}, {"wrap": "root", "reshard_after_forward": False}),
+        ({"engine": "ddp"}, {"engine": "ddp", "bucket_mb": 25.0}),
+        ({}, {"prefetch": 0}),
+        ({}, {"sharding": "full_shard", "placement": "dim0", "param_dtype": "auto"}),
+        ({"sharding": "shard_grad_op"}, {"reshard_after_forward": False}),
+        ({"reshard_after_forward": 1}, {"reshard_after_forward": False}),
+        ({"prefetch": 2}, {"prefetch": 2, "prefetch_backward": 2}),
+        ({}, {"async_unshard": False}),
+        (
+            {"engine": "fsdp1"},
+            {"engine": "fsdp1", "prefetch_backward": 1, "use_orig_params": False},
+        ),
+        ({}, {"overrides": [{"layers": "0-3", "reshard_after_forward": True}]}),
+        (
+            {"overrides": [{"layers": "0-3", "reshard_after_forward": False}]},
+            {
+                "overrides": [
+                    {"layers": [2, 3, "1"], "reshard_after_forward": True},
+                    {"layers": "0,1", "reshard_after_forward": False},
+                    {"layers": "2-3", "reshard_after_forward": False},
+                ]
+            },
+        ),
+        (
+            {"overrides": [{"module": "head"}]},
+            {"overrides": [{"module": "head", "param_dtype": "auto"}, {"module": "head"}]},
+        ),
+        (
+            {"engine": "manual"},
+            {"engine": "manual", "prefetch": 1, "gradients": {"route": "exchange"}},
+        ),
+        (
+            {"engine": "slide", "grad_sync": "gpu_reduce"},
+            {"engine": "slide", "grad_sync": "gpu_reduce", "reduce_every_micro_batch": True},
+        ),
+        ({}, {"gradients": {"codec": "none", "route": "native", "minimum_size": 7}}),
+        (
+            {"gradients": {"codec": "int8:group=128"}},
+            {"gradients": {"codec": {"name": "int8"}, "route": "exchange"}},
+        ),
+    ],
+)
+def test_defaults_written_out_mean_the_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert parse_strategy(one).hash() == parse_strategy(other).hash()
+
+
+@pytest.mark.parametrize("case", json.loads(FROZEN.read_text()), ids=lambda case: case["hash"])
+def test_committed_hashes_stay(case: dict[str, Any]) -> None:
+    """Trials are stored under these hashes: another value throws every stored trial away."""
+    assert parse_strategy(case["strategy"]).hash() == case["hash"]
+
+
+@given(documents())
+def test_whatever_is_read_as_canonical_is_made_canonical(document: dict[str, Any]) -> None:
+    canonical = parse_strategy(document).canonical()
+    for value in (document, parse_strategy(document), canonical.model_dump(mode="json")):
+        read = validate(CanonicalStrategy, value, "strategy")
+        assert type(read) is CanonicalStrategy
+        assert read == canonical
+
+
+def test_a_mistake_in_a_canonical_strategy_is_answered_in_one_line() -> None:
+    with pytest.raises(UserError, match="entry: wrap does not apply to engine 'ddp'"):
+        validate(CanonicalStrategy, {"engine": "ddp", "wrap": "root"}, "entry")
+
+
+def test_traits_are_of_settings_that_exist() -> None:
+    assert {*ENGINES} == {*get_args(EngineName)}
+    for name, traits in ENGINES.items():
+        assert traits.settings <= {*Strategy.model_fields}
+        assert {*traits.defaults} <= traits.settings
+        assert not traits.settings & inapplicable(name)
+
+
+def test_the_label_names_what_is_not_the_default() -> None:
+    gradients = {
+        "codec": "int4:group=64,levels=nf4",
+        "error_feedback": True,
+        "residual": "bf16",
+        "minimum_size": 0,
+        "exclude": ["*.bias", "*norm*"],
+        "warmup_steps": 20,
+    }
+    weights = {"codec": "int8", "minimum_size": 4096}
+    assert parse_strategy({"gradients": gradients, "weights": weights}).label() == (
+        "fsdp2, int4:group=64,levels=nf4 from 0 elements, error feedback in bf16, "
+        "without *.bias *norm*, after 20 steps, weights int8:group=128 from 4096 elements"
+    )
+    nodes = {"codec": "int8", "between_nodes": "int4", "ranks_per_node": 4}
+    assert parse_strategy({"gradients": nodes}).label() == (
+        "fsdp2, int8:group=128, int4:group=128 between nodes of 4 ranks"
+    )
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_page_of_an_engine_lists_its_settings_and_no_others(engine: EngineName) -> None:
+    text = (Path(__file__).parents[2] / f"docs/engines/{engine}.md").read_text()
+    listed = re.findall(r"^\| `(\w+)` \|.*\|.*\|.*\|$", text, re.M)
+    refused = set() if ENGINES[engine].compiles else {"compile"}
+    assert set(listed) == {*Strategy.model_fields} - inapplicable(engine) - refused - {"engine"}
+    assert len(listed) == len(set(listed))
+
+
+def test_the_page_of_strategies_has_every_override() -> None:
+    text = (Path(__file__).parents[2] / "docs/strategies.md").read_text()
+    assert [field for field in Override.model_fields if f"`{field}`" not in text] == []

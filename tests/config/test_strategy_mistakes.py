@@ -1,0 +1,159 @@
+"""A mistake in a strategy is answered in one line."""
+
+from typing import Any
+
+import pytest
+
+from shardlab.config.strategy import parse_strategy
+from shardlab.config.validation import check_fits
+from shardlab.core.errors import UserError
+
+
+@pytest.mark.parametrize(
+    "document, message",
+    [
+        ({"engin": "ddp"}, "strategy.engin: unknown key; did you mean 'engine'?"),
+        (
+            {"engine": "dpp"},
+            "strategy.engine: input should be 'ddp', 'fsdp1', 'fsdp2', 'manual' or 'slide' (found "
+            "'dpp')",
+        ),
+        (
+            {"engine": "ddp", "wrap": "root"},
+            "strategy: wrap does not apply to engine 'ddp': remove it",
+        ),
+        (
+            {"sharding": "hybrid_shard"},
+            "strategy: hybrid_shard and replicas belong together: give both or none",
+        ),
+        (
+            {"sharding": "no_shard", "prefetch": 1},
+            "strategy: prefetch is pointless with no_shard, which gathers nothing: remove it",
+        ),
+        (
+            {"sharding": "shard_grad_op", "reshard_after_forward": 4},
+            "strategy: shard_grad_op keeps parameters after forward: remove reshard_after_forward",
+        ),
+        (
+            {"engine": "slide", "gradients": {"codec": "powersgd:rank=4"}},
+            "strategy: powersgd factors matrices, and slide sends flat vectors, which it would "
+            "leave as they are: use fsdp2 or ddp, or another codec",
+        ),
+        (
+            {"engine": "fsdp1", "wrap_size": 2},
+            "strategy: fsdp1 cannot make one unit of several blocks: use wrap: size, or "
+            "engine: fsdp2",
+        ),
+        (
+            {"param_dtype": "fp16", "gradients": {"codec": "int8", "error_feedback": True}},
+            "strategy: error_feedback keeps what was not sent in units of the loss scale, which "
+            "changes with param_dtype: fp16: use bf16",
+        ),
+        (
+            {"overrides": [{"layers": "3-x", "param_dtype": "bf16"}]},
+            "strategy.overrides.0.layers: expected layers such as 3, '0-3' or '0-2,7' "
+            "(found '3-x')",
+        ),
+        (
+            {"wrap": "root", "overrides": [{"layers": 3, "param_dtype": "bf16"}]},
+            "strategy: overrides: layers: with wrap: root units are not single blocks: use "
+            "wrap: block",
+        ),
+        (
+            {
+                "activations": "disk",
+                "overrides": [
+                    {"layers": 0, "activation_checkpointing": "full"},
+                    {"layers": 0, "activation_checkpointing": "none"},
+                ],
+            },
+            "strategy: activations: disk is for inputs of checkpointed blocks: set "
+            "activation_checkpointing: full, or remove it",
+        ),
+        (
+            {"engine": "ddp", "reduce_dtype": "bf16"},
+            "strategy: reduce_dtype does not apply to engine 'ddp': remove it, or cast gradients "
+            "by `gradients: {codec: bf16}`",
+        ),
+        (
+            {"engine": "slide", "wrap": "root"},
+            "strategy: wrap: root is one unit, and a window needs several: use block, or another "
+            "engine",
+        ),
+        (
+            {"engine": "slide", "compile": True},
+            "strategy: compile needs parameters whose storage does not change: remove it, or "
+            "engine: slide",
+        ),
+        (
+            {"engine": "manual", "reshard_after_forward": 2},
+            "strategy: reshard_after_forward as a number of ranks is for fsdp2: use true or false",
+        ),
+        (
+            {"engine": "fsdp1", "prefetch": 2},
+            "strategy: fsdp1 gathers at most 1 unit ahead: lower prefetch",
+        ),
+        (
+            {"activations": "disk"},
+            "strategy: activations: disk is for inputs of checkpointed blocks: set "
+            "activation_checkpointing: full, or remove it",
+        ),
+        (
+            {"activations": "disk", "activation_checkpointing": "full", "compile": True},
+            "strategy: activations: disk cannot store what compiled blocks keep: remove "
+            "it, or compile",
+        ),
+        (
+            {"gradients": {"error_feedback": True}},
+            "strategy.gradients: error_feedback is pointless with codec 'none': nothing is lost",
+        ),
+        (
+            {"gradients": {"codec": "int8", "route": "native"}},
+            "strategy.gradients: codec 'int8' cannot be summed on the wire: use route: exchange",
+        ),
+        (
+            {"gradients": {"codec": "itn8"}},
+            "strategy.gradients.codec: unknown codec 'itn8'; did you mean 'int8'? (found 'itn8')",
+        ),
+        (
+            {"gradients": {"codec": "int8:gruop=8"}},
+            "strategy.gradients.codec.gruop: unknown key; did you mean 'group'?",
+        ),
+        (
+            {"gradients": {"codec": "topk:density=2.0"}},
+            "strategy.gradients.codec.density: input should be less than or equal to 1 (found 2.0)",
+        ),
+    ],
+)
+def test_a_mistake_is_answered_in_one_line(document: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        parse_strategy(document)
+    assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize(
+    "document, message",
+    [
+        (
+            {"sharding": "hybrid_shard", "replicas": 3},
+            "replicas: 3 copies do not divide 4 ranks",
+        ),
+        (
+            {"sharding": "hybrid_shard", "replicas": 4},
+            "replicas: 4 copies on as many ranks shard nothing: use no_shard",
+        ),
+        (
+            {"sharding": "hybrid_shard", "replicas": 2, "reshard_after_forward": 4},
+            "reshard_after_forward: 4 does not divide the 2 ranks of a copy",
+        ),
+        (
+            {"accumulation": 3},
+            "accumulation: 3 micro-batches do not divide the 8 samples of a rank "
+            "(train.batch_size * train.accumulation)",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_ranks_is_refused(document: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        check_fits(parse_strategy(document), world_size=4, samples=8)
+    assert str(refusal.value) == message

@@ -1,0 +1,138 @@
+"""Gathers, frees and reductions of the manual engine."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shardlab.comm.attach import attach
+from shardlab.engines.flat import make_mesh, named_parts
+from shardlab.engines.manual import FlatSharded
+from shardlab.models.units import UnitPlan
+from tests.ranks import on_ranks
+
+
+class Stack(nn.Module):
+    """Layers one after another, one more that is never used, and an embedding tied to the head."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 8)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(layers))
+        self.head = nn.Linear(8, 10, bias=False)
+        self.head.weight = self.embedding.weight
+        self.idle = nn.Linear(8, 8)
+        self.without_backward: int | None = None
+        """block at whose output backward ends"""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(x)
+        for index, block in enumerate(self.blocks):
+            hidden = torch.tanh(block(hidden))
+            if index == self.without_backward:
+                hidden = hidden.detach()
+        return self.head(hidden)
+
+
+def sharded(group, layers=4, reshard=True, ends=(), **options):
+    """`ends`: which modules around the blocks are units of their own."""
+    torch.manual_seed(0)
+    model = Stack(layers)
+    plans = [UnitPlan((block,), reshard, torch.float32) for block in model.blocks]
+    if ends:
+        modules = tuple(getattr(model, name) for name in ends)
+        plans.insert(0, UnitPlan(modules, False, torch.float32))
+    mesh = make_mesh(group, 1, torch.device("cpu"))
+    wrapped = FlatSharded(model, lambda module: None, plans, mesh, **options)
+    return model, wrapped, attach(wrapped, route="exchange")
+
+
+def loss_of(wrapped, rank):
+    tokens = torch.arange(10).roll(rank)[None]
+    return nn.functional.cross_entropy(wrapped(tokens).flatten(0, 1), tokens.flatten())
+
+
+@pytest.mark.parametrize("ends", [(), ("embedding", "head")])
+@on_ranks(2)
+def test_gradients_of_shards_are_the_mean_over_ranks(group, ends) -> None:
+    torch.manual_seed(0)
+    plain = Stack(4)
+    for rank in range(2):
+        (loss_of(plain, rank) / 2).backward()
+    _, wrapped, _ = sharded(group, ends=ends)
+    loss_of(wrapped, dist.get_rank(group)).backward()
+    wrapped.schedule.finish()
+    for unit in wrapped.units:
+        whole = [torch.empty_like(unit.shard.grad) for _ in range(2)]
+        dist.all_gather(whole, unit.shard.grad, group=group)
+        for name, part in named_parts(torch.cat(whole), unit.shapes).items():
+            expected = plain.get_parameter(name).grad
+            expected = torch.zeros_like(part) if expected is None else expected
+            torch.testing.assert_close(part, expected, rtol=0, atol=1e-6)
+
+
+@on_ranks(2)
+def test_only_units_in_use_and_the_next_have_memory(group) -> None:
+    model, wrapped, _ = sharded(group, layers=5)
+    counts = []
+
+    def count(*_):
+        counts.append(sum(unit.allocated for unit in wrapped.units))
+
+    for block in model.blocks:
+        block.register_forward_hook(count)
+        block.register_full_backward_hook(count)
+    loss_of(wrapped, 0).backward()
+    wrapped.schedule.finish()
+    # the root, the unit in use, the one ahead, and in backward the one whose gradients come last
+    assert max(counts) <= 4
+    assert not any(unit.allocated for unit in wrapped.units)
+
+
+@on_ranks(2)
+def test_gathers_and_reductions_are_as_many_as_theory_says(group) -> None:
+    counts = []
+    for reshard in (True, False):
+        _, wrapped, handle = sharded(group, layers=5, reshard=reshard)
+        loss_of(wrapped, 0).backward()
+        wrapped.schedule.finish()
+        for account in handle.ledger.accounts.values():
+            # the ranks once compare what they are about to send
+            counts.append(account.collectives - account.extra_collectives)
+    # forward gathers the root and every block, backward all blocks but the last again
+    assert counts == [6, 1 + 5 + 4, 6, 1 + 5]
+
+
+@on_ranks(2)
+def test_a_tied_embedding_of_its_own_is_gathered_once_and_moves_nothing_else(group) -> None:
+    _, wrapped, handle = sharded(group, layers=5, ends=("embedding", "head"))
+    loss_of(wrapped, 0).backward()
+    wrapped.schedule.finish()
+    account = handle.ledger.accounts["weights"]
+    # the layer that nobody uses makes up the root
+    assert account.collectives - account.extra_collectives == 1 + 1 + 5 + 4
+
+
+@on_ranks(2)
+def test_a_unit_that_was_gathered_for_nothing_is_freed_when_it_has_arrived(group) -> None:
+    model, wrapped, handle = sharded(group)
+    model.without_backward = 0
+    schedule, gather = wrapped.schedule, wrapped.schedule._collectives.gather.all_gather
+    arrived = []
+
+    def slowly(output, shard, unit):
+        if unit.name == schedule.units[0].message.name:
+            time.sleep(0.3)
+        gather(output, shard, unit)
+        arrived.append(unit.name)
+
+    schedule._collectives.gather.all_gather = slowly
+    loss_of(wrapped, dist.get_rank(group)).backward()
+    schedule.finish()
+    assert schedule.units[0].message.name in arrived
+    assert not schedule.units[0].allocated
+    schedule._gathers.drain()
+    assert not schedule.units[0].gradient.any()
+    handle.detach()

@@ -1,0 +1,48 @@
+"""The example scripts run as they are, on two ranks, and compression is three lines of each."""
+
+import ast
+import json
+import runpy
+
+import pytest
+import transformers  # noqa: F401 - imported once, before a command is forked
+
+from tests.commands import Command
+from tests.examples.scripts import ROOT, on_two_ranks
+
+NEEDED = {
+    "fsdp2": "transformers",
+    "accelerate_fsdp2": "accelerate",
+    "fabric_fsdp2": "lightning_fabric",
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NEEDED)
+def test_an_example_trains_and_prints_what_it_saved(name, tmp_path):
+    pytest.importorskip(NEEDED[name])
+    said = on_two_ranks(tmp_path, f"examples/{name}.py").splitlines()
+    losses = [float(line.split()[-1]) for line in said if line.startswith("step ")]
+    assert len(losses) == 20 and losses[-1] < 0.9 * losses[0]
+    [summary] = [json.loads(line) for line in said if line.startswith("{")]
+    for kind in ("gradients", "weights"):
+        assert summary[kind]["collectives"] >= 60
+        assert summary[kind]["compression_ratio"] > 3.5
+        assert summary[kind]["bytes_wire"] * 3.5 < summary[kind]["bytes_raw"]
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_compression_takes_three_lines(name):
+    lines = (ROOT / "examples" / f"{name}.py").read_text().splitlines()
+    marked = [line for line in lines if line.endswith("  # <- shardlab")]
+    assert len(marked) == 3
+    rest = ast.parse("\n".join(line for line in lines if line not in marked))
+    names = {node.id for node in ast.walk(rest) if isinstance(node, ast.Name)}
+    assert not names & {"shardlab", "handle"}
+
+
+def test_activations_on_disk_change_no_loss(tmp_path):
+    script = str(ROOT / "examples/sliding_checkpoint.py")
+    run = Command(tmp_path, lambda: runpy.run_path(script, run_name="__main__"))
+    assert run.wait(240) == 0, run.said()
+    assert run.said().count("loss") == 10

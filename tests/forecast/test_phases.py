@@ -1,0 +1,78 @@
+"""Messages of multi-phase methods in a calibration."""
+
+import pytest
+import torch
+
+from shardlab.codecs.multi_phase import MultiPhaseMethod
+from shardlab.codecs.registry import make_method
+from shardlab.codecs.unit import Block, Unit
+from shardlab.comm.ledger import Ledger
+from shardlab.comm.multi_phase import MultiPhaseCollective
+from shardlab.config.calibration_record import PhasedCost, wire_bytes
+from shardlab.forecast.machine import fit_machine
+from shardlab.forecast.matrices import powersgd_phases
+from shardlab.forecast.measured_costs import interleave
+from shardlab.forecast.measured_phases import Vector, phased_times, unit_of
+from tests.forecast.timing_factory import made_calibration
+from tests.ranks import on_ranks
+
+SPECS = [
+    "int8-shared:group=8",
+    "sketch:rows=4,width=0.01,density=0.3",
+    "gradiveq:slice=16,components=4,refresh=3",
+    "powersgd:rank=2",
+]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("spec", SPECS)
+@on_ranks()
+def test_calibrated_messages_are_those_of_real_ranks(group, monkeypatch, spec, world_size):
+    """Number and bytes, in an ordinary step."""
+    n = 48 * 30
+    unit = unit_of(n, 1)
+    monkeypatch.setattr("shardlab.forecast.measured_phases.ELEMENTS", [n])
+    costs = [PhasedCost(**each) for each in phased_times([(spec, True)], 1, group)]
+    assert [each.operation for each in costs] == ["reduce_scatter", "all_reduce"]
+    for cost in costs:
+        method, ledger = make_method(spec), Ledger()
+        assert isinstance(method, MultiPhaseMethod)
+        ours = MultiPhaseCollective(group, ledger, "gradients", method)
+        for _ in range(2):
+            ledger.reset()
+            vector = torch.randn(n)
+            if cost.operation == "all_reduce":
+                ours.all_reduce(vector, 1.0, unit)
+            else:
+                ours.reduce_scatter(vector[: n // world_size].clone(), vector, 1.0, unit)
+        account = ledger.accounts["gradients"]
+        # on gloo chunks are summed by an exchange
+        ways = [
+            "exchange" if m.operation == "reduce_scatter" else m.operation for m in cost.messages
+        ]
+        sent = [
+            wire_bytes(way, message.nbytes, world_size)
+            for way, message in zip(ways, cost.messages, strict=True)
+        ]
+        assert account.bytes_wire == pytest.approx(sum(sent))
+        assert account.collectives == len(cost.messages) > 0
+        assert len(cost.seconds) == 1 and cost.seconds[0] > 0
+
+
+@on_ranks(2)
+def test_a_calibration_on_square_matrices_predicts_powersgd_on_those_of_a_layer(group, monkeypatch):
+    """Messages to the byte, computation within a factor of 3: others may run."""
+    sizes = [1 << 12, 1 << 14, 1 << 16, 1 << 18]
+    monkeypatch.setattr("shardlab.forecast.measured_phases.ELEMENTS", sizes)
+    spec, rank = "powersgd:rank=4", 4
+    costs = [PhasedCost(**each) for each in phased_times([(spec, True)], 9, group)]
+    assert {(each.elements, each.matrices) for each in costs} > {(1 << 18, 1), (1 << 18, 16)}
+    machine = fit_machine(made_calibration().model_copy(update={"phased": costs}))
+    shapes = [(384, 128), (128, 128), (512, 128), (128, 512), (128, 1), (1000, 128), (5, 3)]
+    unit = Unit("layer", tuple(Block(str(n), *each) for n, each in enumerate(shapes)))
+    found = powersgd_phases(rank, shapes, 2, machine.phased[spec, True])
+    for operation, lines in found.items():
+        real = Vector(spec, True, unit, operation, group)
+        fastest = min(interleave({"real": real.reduce}, 15, group)["real"])
+        assert [(way, size.at(1.0)) for way, size in lines.messages] == real.messages
+        assert fastest / 3 < lines.seconds.at(1.0) < 3 * fastest

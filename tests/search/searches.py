@@ -1,0 +1,128 @@
+"""Searches made by hand; their figures come from tests/record_factory.py."""
+
+import random
+from collections.abc import Iterable
+from typing import Any, get_args
+
+from shardlab.config import race_record as race
+from shardlab.config.schema import Train
+from shardlab.config.search import Agent
+from shardlab.config.strategy import Strategy, parse_strategy
+from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
+from shardlab.search.beginning import initial_history
+from shardlab.search.history import History
+from shardlab.search.judge import Question
+from shardlab.search.rounds import (
+    Arm,
+    Candidate,
+    Measurement,
+    Outcome,
+    Proposal,
+    Trained,
+    Trial,
+    Verdict,
+)
+from tests.record_factory import STRATEGIES, make_candidate, make_record, make_records
+from tests.timed_run_factory import make_timed
+
+LIMIT = 4_000_000_000
+AGENT = Agent(start="fsdp2", memory_limit_gb=LIMIT / 1e9)
+DDP, DDP_INT8, FSDP2 = (parse_strategy(STRATEGIES[run]) for run in ("ddp", "ddp-int8", "fsdp2"))
+KEPT = parse_strategy({"reshard_after_forward": False})
+INT4_KEPT = parse_strategy({**STRATEGIES["fsdp2-int4"], "reshard_after_forward": False})
+
+
+def begin(
+    runs: list[str] | None = None, timed: Iterable[TimedRun] = (), agent: Agent = AGENT
+) -> History:
+    return initial_history(make_records(runs, seeds=2), timed, agent, Train())
+
+
+def ask(*candidates: Candidate, held: Candidate | None = None) -> Question:
+    return Question("Nothing is known.", held or make_candidate(engine="fsdp2"), [*candidates])
+
+
+def proposal_of(history: History, *strategies: Strategy) -> Proposal:
+    """Race of the incumbent, the start and these strategies."""
+    arms: dict[str, Arm] = {}
+    for each in (history.held.strategy, history.reference.strategy, *strategies):
+        quality = history.quality(each.canonical())
+        arms[each.hash()] = Arm(
+            roles=["judge"],
+            hash=each.hash(),
+            label=each.label(),
+            strategy=each.canonical(),
+            trained=quality is not None and quality.sure,
+        )
+    return Proposal(
+        round=len(history.rounds) + 1,
+        incumbent=history.incumbent,
+        evidence="",
+        memory_limit_bytes=LIMIT,
+        space=None,
+        candidates=[],
+        verdict=Verdict(choice=None, reason="by test", judge="rules"),
+        arms=[*arms.values()] if strategies else [],
+        reference=history.reference.measurements,
+    )
+
+
+def trial_of(
+    proposal: Proposal, *trained: Trained, losses: float = 7.6, **ratios: float | Outcome
+) -> Trial:
+    """Race in which an arm takes so many times the incumbent's step, or ends with that outcome.
+
+    Args:
+        losses: of the arms other than the incumbent, whose loss is 7.6.
+        ratios: by hash, with `_` before it; 1 where nothing is said.
+    """
+    if not proposal.arms:
+        return Trial(round=proposal.round)
+    given = {arm.hash: ratios.get(f"_{arm.hash}", 1.0) for arm in proposal.arms}
+    lost = {key: each for key, each in given.items() if each in get_args(Outcome)}
+    arms = {
+        key: race.Arm(
+            outcome=lost.get(key, "ok"),
+            detail="by test" if key in lost else "",
+            losses=[7.6 if key == proposal.incumbent else losses],
+        )
+        for key in given
+    }
+    runs = [_raced(arm, given[arm.hash]) for arm in proposal.arms if arm.hash not in lost]
+    return Trial(
+        round=proposal.round,
+        race=race.Race(
+            name=f"round-{proposal.round}",
+            incumbent=proposal.incumbent,
+            arms=arms,
+            reason="every challenger is decided",
+            seconds=9.5,
+            runs=[] if proposal.incumbent in lost else runs,
+        ),
+        trained=[*trained],
+        seconds=12.5,
+    )
+
+
+def trained(strategy: Strategy, quality: float = 1.0, **changes: Any) -> Trained:
+    """Training runs of a strategy with so many times the perplexity of fsdp2."""
+    runs = [make_record("fsdp2", seed) for seed in range(2)]
+    return Trained(
+        hash=strategy.hash(),
+        outcome="ok",
+        measurements=[
+            Measurement.of(each).model_copy(
+                update={"val_ppl": quality * (each.val_ppl or 0.0), **changes}
+            )
+            for each in runs
+        ],
+    )
+
+
+def _raced(arm: Arm, ratio: float | Outcome) -> TimedRun:
+    assert isinstance(ratio, float)
+    chance = random.Random(arm.hash)
+    steps = [40 * ratio * (1 + 0.05 * chance.uniform(-1, 1)) for _ in range(40)]
+    run = make_timed("race", NO_COMMUNICATION, step_ms=steps)
+    form = arm.strategy.model_dump(mode="json")
+    return run.model_copy(update={"run": arm.hash, "strategy": form, "strategy_hash": arm.hash})

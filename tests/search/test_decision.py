@@ -1,0 +1,194 @@
+"""What a round decides: the fastest arm that was shown to be faster, and as good, is held."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardlab.config.strategy import Strategy
+from shardlab.core.errors import UserError
+from shardlab.search.decision import conclude, race_rule
+from shardlab.search.history import History
+from shardlab.search.rounds import Outcome, Round, Trained
+from tests.search.searches import (
+    AGENT,
+    DDP,
+    DDP_INT8,
+    FSDP2,
+    INT4_KEPT,
+    KEPT,
+    LIMIT,
+    begin,
+    proposal_of,
+    trained,
+    trial_of,
+)
+
+HISTORY = begin(["fsdp2", "ddp", "ddp-int8"])
+
+
+def test_errors_are_divided_among_four_challengers_of_each_race():
+    """Start, judge's choice, forecast's and a random one."""
+    assert race_rule(AGENT).false_accept == pytest.approx(0.05 / (4 * AGENT.budget))
+
+
+def key(strategy: Strategy) -> str:
+    return f"_{strategy.hash()}"
+
+
+def after(
+    figures: dict[Strategy, float | Outcome],
+    *runs: Trained,
+    history: History = HISTORY,
+    fits: bool = True,
+    **how: Any,
+) -> History:
+    proposal = proposal_of(history, *figures).model_copy(update={"fits": fits})
+    ratios = {key(strategy): figure for strategy, figure in figures.items()}
+    return conclude(history, proposal, trial_of(proposal, *runs, **how, **ratios), AGENT)
+
+
+def last(*arguments: Any, **how: Any) -> Round:
+    return after(*arguments, **how).rounds[-1]
+
+
+@given(st.floats(0.3, 3), st.floats(0.3, 3), st.floats(0.98, 1.08), st.integers(1, 2 * LIMIT))
+def test_the_fastest_is_held_that_is_shown_to_be_faster_as_good_and_small_enough(
+    ddp, other, quality, peak
+):
+    runs = trained(INT4_KEPT, quality, memory_peak_bytes=peak)
+    history = after({DDP: ddp, INT4_KEPT: other}, runs)
+    found = {each.hash: each for each in history.rounds[-1].compared}
+    fast = {
+        strategy.hash(): found[strategy.hash()].step.ratio
+        for strategy, good in ((DDP, True), (INT4_KEPT, quality <= 1.03 and peak <= LIMIT))
+        if good and found[strategy.hash()].step.high < 1
+    }
+    assert history.incumbent == min(fast, key=lambda each: fast[each], default=FSDP2.hash())
+    assert history.rounds[-1].decision == ("accept" if fast else "reject")
+    assert {each.hash for each in found.values() if not each.objections} == {*fast}
+
+
+@pytest.mark.parametrize(
+    ("figures", "runs", "how", "reason"),
+    [
+        ({DDP: 1.0}, [], {}, "no gain in step time is shown"),
+        ({DDP: 1.5}, [], {}, "it is slower"),
+        ({DDP: "crash"}, [], {}, "it ended with outcome crash: by test"),
+        ({INT4_KEPT: 0.5}, [], {}, "its perplexity was not measured"),
+        (
+            {INT4_KEPT: 0.5},
+            [trained(INT4_KEPT, 1.05)],
+            {},
+            "1.030 times the start's (seeds trained: 2)",
+        ),
+        ({INT4_KEPT: 0.5}, [trained(INT4_KEPT, memory_peak_bytes=2 * LIMIT)], {}, "above 4000 MB"),
+        (
+            {INT4_KEPT: 0.5},
+            [Trained(hash=INT4_KEPT.hash(), outcome="diverged", detail="seed 1: step 7")],
+            {},
+            "training it ended with outcome diverged: seed 1: step 7",
+        ),
+        ({KEPT: 0.5}, [], {"losses": 7.9}, "its losses are not those of the start"),
+    ],
+)
+def test_what_is_not_held_has_a_reason(figures, runs, how, reason):
+    found = last(figures, *runs, **how)
+    assert (found.decision, found.held) == ("reject", FSDP2.hash())
+    assert reason in found.reason
+
+
+def test_what_fits_replaces_an_incumbent_that_does_not_even_if_it_is_slower():
+    found = last({DDP: 1.8, KEPT: 1.4}, fits=False)
+    assert (found.decision, found.held, found.fits) == ("accept", KEPT.hash(), True)
+    assert found.reason.endswith("; the incumbent's peak memory is above 4000 MB")
+    large = trained(INT4_KEPT, memory_peak_bytes=2 * LIMIT)
+    found = last({INT4_KEPT: 1.2}, large, fits=False)
+    assert (found.decision, found.held, found.fits) == ("reject", FSDP2.hash(), False)
+
+
+def test_what_computes_other_losses_is_held_by_no_later_choice():
+    before = after({KEPT: 0.5, DDP: 0.8}, losses=7.9)
+    assert before.fastest(0.03, LIMIT, {}).hash == FSDP2.hash()
+
+
+def test_other_losses_are_no_objection_to_what_is_compressed():
+    assert last({DDP_INT8: 0.5}, losses=7.9).decision == "accept"
+
+
+def test_a_reason_to_accept_states_ratio_interval_and_perplexity():
+    found = last({DDP: 0.5})
+    assert found.reason.startswith("ddp, none: step 0.50")
+    assert "times the incumbent's (95 % of searches 0." in found.reason
+    assert found.reason.endswith("perplexity 1.000 times the start's")
+    assert (found.stopped, found.seconds) == ("every challenger is decided", 12.5)
+
+
+def test_quality_is_compared_with_the_start_and_steps_with_the_incumbent():
+    first = after({DDP_INT8: 0.5})
+    assert first.incumbent == DDP_INT8.hash()
+    assert last({DDP: 0.8}, history=first).held == DDP.hash()
+    worse = trained(INT4_KEPT, 1.031)
+    assert last({INT4_KEPT: 0.8}, worse, history=first).held == DDP_INT8.hash()
+
+
+def test_steps_of_all_arms_are_known_afterwards_over_those_of_the_start():
+    history = after({DDP: 0.5, KEPT: 1.5}, history=after({DDP_INT8: 0.5}))
+    for strategy, ratio in ((DDP_INT8, 1.0), (DDP, 0.5), (KEPT, 1.5)):
+        steps = history.measured[strategy.hash()].steps[-1]
+        assert (steps.source, steps.repetitions) == ("round 2", 40)
+        assert steps.ratio == pytest.approx(ratio, rel=0.02)
+    assert [race.name for race in history.races] == ["round-1", "round-2"]
+
+
+def test_an_incumbent_that_fails_gives_way_to_the_best_that_is_known():
+    first = after({DDP: 0.5, DDP_INT8: 0.6})
+    second = after({KEPT: 1.0, DDP: "memory"}, history=first)
+    assert second.incumbent == DDP_INT8.hash()
+    assert second.rounds[-1].decision == "reject"
+    assert "the incumbent ended with outcome memory: by test" in second.rounds[-1].reason
+
+
+def test_what_takes_the_place_of_an_incumbent_fits_in_memory():
+    before = after({DDP: 0.5, DDP_INT8: 0.6, KEPT: 0.7})
+    known = before.measured[DDP_INT8.hash()]
+    large = [
+        each.model_copy(update={"memory_peak_bytes": 2 * LIMIT}) for each in known.measurements
+    ]
+    known = known.model_copy(update={"measurements": large})
+    before = before.model_copy(update={"measured": {**before.measured, known.hash: known}})
+    proposal = proposal_of(before, INT4_KEPT)
+    trial = trial_of(proposal, **{key(DDP): "memory"})
+    assert conclude(before, proposal, trial, AGENT).incumbent == KEPT.hash()
+    proposal = proposal.model_copy(update={"peaks": {KEPT.hash(): 2 * LIMIT}})
+    assert conclude(before, proposal, trial, AGENT).incumbent == FSDP2.hash()
+
+
+def test_the_proposal_says_what_is_held_before():
+    proposal = proposal_of(HISTORY.model_copy(update={"incumbent": DDP.hash()}))
+    assert conclude(HISTORY, proposal, trial_of(proposal), AGENT).incumbent == DDP.hash()
+
+
+def test_a_round_without_a_race_changes_nothing_but_is_told():
+    history = after({})
+    assert history.rounds[-1].decision == "none"
+    assert history.rounds[-1].reason == "nothing was raced: by test"
+    assert (history.incumbent, history.measured) == (HISTORY.incumbent, HISTORY.measured)
+
+
+def test_the_trial_of_another_proposal_is_refused():
+    raced, unraced = proposal_of(HISTORY, DDP), proposal_of(HISTORY)
+    of_other_incumbent = proposal_of(after({DDP: 0.5}), KEPT)
+    for proposal, other in (raced, unraced), (unraced, raced), (raced, of_other_incumbent):
+        with pytest.raises(UserError, match="run the trial again"):
+            conclude(HISTORY, proposal, trial_of(other), AGENT)
+
+
+def test_a_race_that_had_no_time_rolls_back_and_says_so():
+    proposal = proposal_of(HISTORY, DDP)
+    trial = trial_of(proposal)
+    race = trial.race.model_copy(update={"arms": {}, "runs": [], "reason": "no time was left"})
+    last = conclude(HISTORY, proposal, trial.model_copy(update={"race": race}), AGENT)
+    assert last.incumbent == HISTORY.incumbent
+    assert (last.rounds[-1].decision, last.rounds[-1].reason) == ("reject", "no time was left")

@@ -1,0 +1,121 @@
+"""Limits and stops of a search, and how predictions become a shortlist."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from shardlab.config.search import Agent
+from shardlab.config.strategy import parse_strategy
+from shardlab.search.beginning import memory_limit
+from shardlab.search.decision import conclude
+from shardlab.search.feasible import Feasible
+from shardlab.search.proposal import reason_to_stop
+from shardlab.search.rounds import Decision, Round, Verdict
+from shardlab.search.shortlist import class_of, shorten
+from shardlab.search.surrogate import Ranked
+from tests.record_factory import STRATEGIES
+from tests.search.searches import AGENT, DDP, KEPT, begin, proposal_of, trial_of
+
+HISTORY = begin(timed=[])
+
+
+def ranked(*documents: dict[str, object] | str) -> list[Ranked]:
+    """Strategies in the order of their predictions; the last one has none."""
+    found = []
+    for number, document in enumerate(documents, 1):
+        form = STRATEGIES[document] if isinstance(document, str) else document
+        strategy = parse_strategy(form).canonical()
+        seconds = None if number == len(documents) else number / 100
+        found.append(Ranked(Feasible(strategy, strategy.hash(), 1), seconds))
+    return found
+
+
+def labels(found: Sequence[Ranked]) -> list[str]:
+    return [each.feasible.strategy.label() for each in found]
+
+
+def test_a_shortlist_holds_the_best_of_each_class_and_one_to_explore():
+    predicted = ranked(
+        {"engine": "ddp", "gradients": {"codec": "int8:group=64"}},
+        {"engine": "ddp", "bucket_mb": 5.0},
+        {"engine": "ddp", "bucket_mb": 1.0},
+        {
+            "engine": "fsdp2",
+            "gradients": {"codec": "int8:group=128"},
+            "reshard_after_forward": False,
+        },
+        {"engine": "manual", "gradients": STRATEGIES["fsdp2-topk"]["gradients"]},
+        {"engine": "manual"},
+        {"engine": "fsdp1"},
+    )
+    found = shorten(predicted, HISTORY, 0.03, 4)
+    assert labels(found.best) == [
+        "ddp, none, buckets of 5 MiB",
+        "fsdp2, int8:group=128, kept after forward",
+        "manual, none, exchange",
+    ]
+    assert labels([found.exploratory]) == ["ddp, int8:group=64"]
+    assert found.known == 1
+    assert len({class_of(each.feasible.strategy) for each in found.best}) == 3
+    fewer = shorten(predicted, HISTORY, 0.03, 2)
+    assert (fewer.best, fewer.exploratory) == (found.best[:1], found.exploratory)
+    assert labels([shorten(predicted[1:], HISTORY, 0.03, 4).exploratory]) == ["fsdp1, none"]
+
+
+@pytest.mark.parametrize(
+    ("step", "listed"),
+    [(0.01, 1), (0.0105, 1), (0.0106, 2), (0.02, 2)],
+)
+def test_predictions_that_tie_are_listed_once(step, listed):
+    weights = {"codec": "int8:group=128"}
+    one, other = ranked({}, {"weights": weights}, "ddp")[:2]
+    coded = other.feasible.strategy
+    entry = HISTORY.reference.model_copy(update={"strategy": coded, "hash": coded.hash()})
+    history = HISTORY.model_copy(update={"measured": {**HISTORY.measured, entry.hash: entry}})
+    both = [one, other._replace(seconds=step)]
+    found = shorten(both, history, 0.03, 6)
+    assert (found.best, found.tolerated) == (both[:listed], both)
+
+
+def test_what_was_raced_or_failed_is_not_listed_again():
+    proposal = proposal_of(HISTORY, DDP, KEPT)
+    trial = trial_of(proposal, **{f"_{KEPT.hash()}": "crash"})
+    history = conclude(HISTORY, proposal, trial, AGENT)
+    predicted = ranked("ddp", {"reshard_after_forward": False}, "fsdp2", "fsdp2-exchange", "ddp")
+    assert labels(shorten(predicted, HISTORY, 0.03, 6).best) == ["ddp, none", KEPT.label()]
+    after = shorten(predicted, history, 0.03, 6)
+    assert (labels(after.best), after.known) == (["fsdp2, none, exchange"], 4)
+
+
+def test_the_memory_limit_is_given_or_the_machines_share():
+    load = HISTORY.workload
+    assert memory_limit(Agent(memory_limit_gb=1.5), load) == 1_500_000_000
+    assert memory_limit(Agent(), load) == load.memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("decisions", "agent", "reason"),
+    [
+        (["accept", "none", "reject"], Agent(budget=3), None),
+        (["accept", "none", "reject"], Agent(budget=2), "the budget of 2 trials is spent"),
+        (["reject", "none", "reject"], Agent(stop_loss=2), "stop-loss: the last 2 trials were"),
+        (["reject", "accept", "reject"], Agent(stop_loss=2), None),
+        (["accept"] * 3, Agent(budget_minutes=3.0), "the budget of 3 minutes is spent: 3.0"),
+        (["accept"] * 2, Agent(budget_minutes=3.0), None),
+    ],
+)
+def test_a_search_stops_by_trials_minutes_and_rejections(decisions, agent, reason):
+    rounds = [
+        Round(
+            round=number,
+            verdict=Verdict(choice=None, reason="by test", judge="rules"),
+            space=None,
+            candidates=[],
+            stopped="",
+            seconds=60.0,
+            **Decision(decision=decision, reason="by test", held=HISTORY.start).model_dump(),
+        )
+        for number, decision in enumerate(decisions, 1)
+    ]
+    found = reason_to_stop(HISTORY.model_copy(update={"rounds": rounds}), agent)
+    assert found is None if reason is None else found.startswith(reason)

@@ -1,0 +1,167 @@
+"""The grid and what is feasible of it: legal, each meaning once, within memory by the formula."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardlab.config.engine_traits import ENGINES
+from shardlab.config.schema import Space
+from shardlab.config.strategy import CanonicalStrategy, parse_strategy
+from shardlab.config.validation import check_fits
+from shardlab.core.errors import UserError
+from shardlab.models.memory_step import CUBLAS_WORKSPACE, host_memory
+from shardlab.search.feasible import Feasible, feasible, formula_bytes
+from shardlab.search.grid import documents, frugality
+from tests.search.machine import SPACE
+from tests.search.shapes import MadeShapes
+
+SHAPES = MadeShapes()
+NOTHING = Space(gradients=(), weights=())
+ENDLESS = 10**15
+SAVING = ("activation_checkpointing", "accumulation")
+
+
+def peak_of(ranks: int):
+    return lambda strategy: formula_bytes(strategy, SHAPES, ranks)
+
+
+def found(ranks: int, limit: int = ENDLESS, space: Space = NOTHING) -> list[Feasible]:
+    return [*feasible(space, SHAPES, ranks, peak_of(ranks), limit, Counter())]
+
+
+def without_saving(strategy: CanonicalStrategy) -> CanonicalStrategy:
+    form = strategy.model_dump(mode="json", exclude={*SAVING})
+    return parse_strategy(form).canonical()
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.sampled_from([1, 2, 3, 4, 6, 8]), st.integers(5_000_000, 60_000_000))
+def test_all_that_is_feasible_is_legal_new_and_saves_only_the_memory_that_it_must(ranks, limit):
+    strategies = found(ranks, limit)
+    assert len({each.hash for each in strategies}) == len(strategies)
+    levels = [parse_strategy({"engine": "ddp", **level}) for level in frugality(SHAPES.samples)]
+    order = [tuple(getattr(each, key) for key in SAVING) for each in levels]
+    plain = set()
+    for each in strategies[::9]:
+        check_fits(each.strategy, ranks, SHAPES.samples)
+        form = each.strategy.model_dump(mode="json")
+        assert each.strategy == parse_strategy(form).canonical()
+        assert each.hash == each.strategy.hash()
+        assert each.memory_bytes == peak_of(ranks)(each.strategy) <= limit
+        least = without_saving(each.strategy)
+        assert least.hash() not in plain, "one level is enough"
+        plain.add(least.hash())
+        level = order.index(tuple(getattr(each.strategy, key) for key in SAVING))
+        if level:
+            form = least.model_dump(mode="json", exclude={*SAVING})
+            cheaper = parse_strategy(form | frugality(SHAPES.samples)[level - 1]).canonical()
+            assert peak_of(ranks)(cheaper) > limit
+
+
+def test_more_memory_allows_all_that_less_does():
+    limits = (8_000_000, 20_000_000, ENDLESS)
+    small, middle, all_of_them = (
+        {without_saving(each.strategy).hash() for each in found(2, limit)} for limit in limits
+    )
+    assert small < middle < all_of_them
+
+
+def test_counts_add_up_and_the_order_is_fixed():
+    count, again = Counter(), Counter()
+    limit = 20_000_000
+    first = [*feasible(NOTHING, SHAPES, 4, peak_of(4), limit, count)]
+    assert first == [*feasible(NOTHING, SHAPES, 4, peak_of(4), limit, again)]
+    assert count == again
+    assert count["legal"] == len(first) + count["spared"] + count["beyond memory"]
+    everything = Counter()
+    assert [*feasible(NOTHING, SHAPES, 4, peak_of(4), ENDLESS, everything)]
+    assert everything["legal"] == count["legal"], "memory makes nothing illegal"
+    assert count["spared"] > 0 < count["beyond memory"]
+
+
+def test_every_engine_with_all_of_its_values_is_there():
+    strategies = [each.strategy for each in found(4, space=SPACE)]
+    assert {each.engine for each in strategies} == {*ENGINES}
+    values = {
+        name: {getattr(each, name) for each in strategies}
+        for name in ("wrap", "bucket_mb", "sharding", "replicas", "window", "prefetch", "moments")
+    }
+    assert values["wrap"] == {None, "block", "root"}
+    assert values["bucket_mb"] == {None, 1.0, 5.0, 25.0, 100.0}
+    assert values["sharding"] >= {"full_shard", "no_shard", "hybrid_shard"}
+    assert values["replicas"] == {None, 2}
+    assert values["window"] == {None, 2}
+    assert values["prefetch"] >= {0, 1, 2}
+    assert values["moments"] >= {"memory", "disk"}
+    codecs = {
+        (each.gradients.codec.name, each.weights and each.weights.codec.name) for each in strategies
+    }
+    assert codecs == {
+        (gradients, weights)
+        for gradients in ("none", "int8", "int4", "topk")
+        for weights in (None, "int8")
+    }
+
+
+@pytest.mark.parametrize("engine", [name for name in ENGINES if "wrap" in ENGINES[name].settings])
+def test_units_are_blocks_by_powers_of_two_and_the_whole_model(engine):
+    of_engine = (each for each in documents(NOTHING, 8, 2) if each["engine"] == engine)
+    units = {(each["wrap"], each.get("wrap_size")) for each in of_engine}
+    sizes = (1, 2, 4) if ENGINES[engine].multi_block_units else (1,)
+    assert units == {("root", None), *(("block", size) for size in sizes)}
+
+
+@pytest.mark.parametrize(
+    ("layers", "missing"), [(1, {"fsdp2", "manual"}), (2, {"manual"}), (3, {})]
+)
+def test_the_last_half_of_the_layers_may_stay_gathered_where_it_would_not_anyway(layers, missing):
+    kept = {each["engine"] for each in documents(NOTHING, layers, 2) if "overrides" in each}
+    assert kept == {name for name in ENGINES if ENGINES[name].unit_overrides}.difference(missing)
+
+
+@pytest.mark.parametrize("samples", [1, 2, 6, 8, 32])
+def test_batches_are_split_evenly_and_only_after_everything_is_recomputed(samples):
+    levels = frugality(samples)
+    assert levels[0] == {}
+    assert all(samples % level.get("accumulation", 1) == 0 for level in levels)
+    assert all(
+        level["activation_checkpointing"] == "full" for level in levels if "accumulation" in level
+    )
+
+
+def test_a_model_that_a_strategy_does_not_fit_leaves_it_out():
+    def peak(strategy: CanonicalStrategy) -> int:
+        if strategy.engine != "ddp":
+            raise UserError("no such layer")
+        return 1
+
+    strategies = [*feasible(NOTHING, SHAPES, 2, peak, ENDLESS, Counter())]
+    assert {each.strategy.engine for each in strategies} == {"ddp"}
+
+
+def test_each_document_is_drawn_once():
+    drawn = [repr(each) for each in documents(SPACE, SHAPES.layers, 4)]
+    assert len({*drawn}) == len(drawn)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_is_spared_is_legal_so_that_the_count_is_true(ranks):
+    for document in documents(NOTHING, SHAPES.layers, ranks):
+        try:
+            check_fits(parse_strategy(document), ranks, SHAPES.samples)
+        except UserError:
+            continue
+        for level in frugality(SHAPES.samples):
+            check_fits(parse_strategy(document | level), ranks, SHAPES.samples)
+
+
+def test_states_in_host_memory_need_none_of_a_gpu():
+    slide = parse_strategy({"engine": "slide"}).canonical()
+    shapes = MadeShapes()
+    on_host = formula_bytes(slide, shapes, 2)
+    shapes.on_gpu = True
+    on_gpu = formula_bytes(slide, shapes, 2)
+    states = sum(host_memory(slide, shapes.sizes(slide), 2).values())
+    assert states > 0 and on_gpu == on_host - states + CUBLAS_WORKSPACE

@@ -1,0 +1,165 @@
+"""Checkpoints for another number of ranks, another mesh and another engine."""
+
+import os
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from shardlab.core.errors import UserError
+from shardlab.engines.activation_checkpoint import FOLDER_VARIABLE
+from tests.ranks import on_ranks, run_ranks
+from tests.train.checkpointed import ENGINES, Run, differing, plan_of, strategy_of
+
+INT8 = {"codec": "int8:group=64", "error_feedback": True}
+
+
+def mean_losses(results) -> torch.Tensor:
+    return torch.stack([result["losses"] for result in results]).mean(0)
+
+
+def losses(run: Run) -> torch.Tensor:
+    return torch.tensor([event.loss for event in run.events])
+
+
+@pytest.mark.parametrize(
+    ("engine", "format", "gradients", "fewer"),
+    [
+        *((engine, "sharded", INT8, [3]) for engine in ("fsdp2", "slide")),
+        *(
+            pytest.param(engine, "sharded", INT8, [3], marks=pytest.mark.long)
+            for engine in ("ddp", "fsdp1", "manual")
+        ),
+        # what is whole is laid out anew by every engine below
+        pytest.param("fsdp2", "full", {}, [3], marks=pytest.mark.long),
+        *(pytest.param(each, "sharded", {}, [1], marks=pytest.mark.long) for each in ENGINES),
+        pytest.param("slide", "sharded", INT8, [2], marks=pytest.mark.long),
+    ],
+)
+def test_resumption_on_fewer_ranks(data, tmp_path, engine, format, gradients, fewer):
+    strategy = strategy_of(engine, **gradients)
+
+    def straight(group):
+        run = Run.start(plan_of(data, strategy, 4), tmp_path, group, every=2, format=format).to(2)
+        saved, counted = run.whole(), bytes_raw(run)
+        return {**saved, "counted": counted, "losses": losses(run.to(3))}
+
+    before = run_ranks(4, straight)
+    saved = {key: tensor for key, tensor in before[0].items() if key != "losses"}
+    for world_size in fewer:
+
+        def continued(group, world_size=world_size):
+            plan = plan_of(data, strategy, world_size)
+            run = Run.start(plan, tmp_path, group, elastic=True, format=format)
+            loaded, counted = run.whole(), bytes_raw(run)
+            assert not gradients or run.engine.residual_norm() > 0
+            return {**loaded, "counted": counted, "losses": losses(run.to(3))}
+
+        after = run_ranks(world_size, continued)
+        assert not differing(saved, {key: after[0][key] for key in saved})
+        # a codec sees other vectors on other ranks
+        tolerance = 1e-3 if gradients else 1e-5
+        torch.testing.assert_close(mean_losses(after), mean_losses(before), rtol=tolerance, atol=0)
+
+
+def bytes_raw(run: Run) -> torch.Tensor:
+    return torch.tensor(run.engine.ledger.sums()["gradients"]["bytes_raw"])
+
+
+MANUAL_ROOT = {"engine": "manual", "wrap": "root"}
+PLACES = [*map(strategy_of, ENGINES), MANUAL_ROOT]
+
+
+@pytest.mark.parametrize(
+    "source",
+    # every second one: all places read what these have written
+    [
+        pytest.param(number, marks=[pytest.mark.long] if number % 2 else [], id=name)
+        for number, name in enumerate([*ENGINES, "manual-root"])
+    ],
+)
+@on_ranks(2)
+def test_a_full_checkpoint_serves_every_engine(group, data, tmp_path, source) -> None:
+    straight = Run.start(plan_of(data, PLACES[source]), tmp_path, group, every=2, keep=2).to(2)
+    saved = straight.whole()
+    straight.to(3)
+    for step in (1, 2):  # each writes for two others and reads from two
+        target = PLACES[(source + step) % len(PLACES)]
+        run = Run.start(plan_of(data, target), tmp_path, group, elastic=True)
+        assert run.loop.step == 2
+        assert not differing(run.whole(), saved)
+        run.to(3)
+        torch.testing.assert_close(losses(run), losses(straight), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("format", ["full", pytest.param("sharded", marks=pytest.mark.long)])
+@on_ranks(2)
+def test_moments_are_converted_between_storage_and_dtypes(group, data, tmp_path, format) -> None:
+    places = [
+        {"engine": "slide", "moments": place, "moment_dtype": dtype}
+        for place in ("memory", "disk")
+        for dtype in ("fp32", "bf16")
+    ] + ([] if format == "sharded" else [strategy_of("ddp")])
+    for source, strategy in enumerate(places):
+        plan, target = (plan_of(data, each) for each in (strategy, places[source - 1]))
+        folder = tmp_path / str(source)
+        with patch.dict(os.environ, {FOLDER_VARIABLE: str(tmp_path / "disk")}):
+            straight = Run.start(plan, folder, group, every=2, keep=2, format=format).to(2)
+            saved = straight.whole()
+            straight.to(3)
+            run = Run.start(target, folder, group, elastic=True, format=format)
+        found = run.whole()
+        converted = {key: saved[key].to(tensor.dtype) for key, tensor in found.items()}
+        assert not differing(found, converted)
+        run.to(3)
+        torch.testing.assert_close(losses(run), losses(straight), rtol=1e-3, atol=0)
+
+
+@on_ranks(2)
+def test_error_feedback_is_reset_for_another_strategy(group, data, tmp_path) -> None:
+    Run.start(plan_of(data, strategy_of("fsdp2", **INT8)), tmp_path, group, every=2).to(2)
+    for engine in ENGINES:
+        plan = plan_of(data, strategy_of(engine, codec="int4", error_feedback=True))
+        run = Run.start(plan, tmp_path, group, elastic=True)
+        assert run.engine.residual_norm() == 0, engine
+        assert run.to(3).engine.residual_norm() > 0, engine
+
+
+@pytest.mark.parametrize(
+    ("engine", "format"),
+    [
+        ("fsdp2", "sharded"),
+        ("manual", "full"),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in (
+                *(("fsdp1", "full"), ("fsdp1", "sharded")),
+                *(("fsdp2", "full"), ("manual", "sharded")),
+            )
+        ),
+    ],
+)
+@on_ranks(4)
+def test_resumption_between_full_and_hybrid_sharding(group, data, tmp_path, engine, format):
+    one = strategy_of(engine)
+    two = {**one, "sharding": "hybrid_shard", "replicas": 2}
+    straight = losses(Run.start(plan_of(data, one, 4), tmp_path / "none", group).to(3))
+    run = Run.start(plan_of(data, one, 4), tmp_path, group, every=1, format=format).to(1)
+    for strategy, step in ((two, 2), (one, 3)):
+        saved = run.whole()
+        plan = plan_of(data, strategy, 4)
+        run = Run.start(plan, tmp_path, group, elastic=True, every=1, format=format)
+        assert not differing(run.whole(), saved)
+        run.to(step)
+    torch.testing.assert_close(losses(run), straight, rtol=1e-5, atol=0)
+
+
+def test_a_sharded_checkpoint_of_other_units_is_refused(data, tmp_path):
+    def on_rank(group):
+        Run.start(
+            plan_of(data, strategy_of("fsdp2")), tmp_path, group, every=3, format="sharded"
+        ).to(3)
+        Run.start(plan_of(data, MANUAL_ROOT), tmp_path, group, elastic=True)
+
+    with pytest.raises(UserError, match=r"holds no parameter 'root' of shape .*format: full$"):
+        run_ranks(2, on_rank)

@@ -1,0 +1,218 @@
+"""Checkpoints that are damaged, incomplete, of another experiment or too large for the disk."""
+
+import dataclasses
+import resource
+import shutil
+from pathlib import Path
+from threading import Event
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from shardlab.config.model_and_data import Model
+from shardlab.core.errors import UserError
+from shardlab.train import checkpoints
+from shardlab.train.checkpoint_folder import Folder, damage_in
+from shardlab.train.loop import StepEvent
+from tests.ranks import run_ranks
+from tests.train.checkpointed import FORMATS, Run, plan_of, strategy_of
+
+INT4_FSDP2 = strategy_of("fsdp2", codec="int4:group=64", error_feedback=True)
+
+
+@pytest.fixture(scope="module")
+def saved(data, tmp_path_factory) -> Path:
+    """Checkpoints of the steps 2 and 4, in both formats."""
+    root = tmp_path_factory.mktemp("saved")
+
+    def on_rank(group):
+        for format in ("full", "sharded"):
+            plan = plan_of(data, INT4_FSDP2)
+            Run.start(plan, root / format, group, every=2, format=format).to(4)
+
+    run_ranks(2, on_rank)
+    return root
+
+
+def resumed_step(plan, root, **options) -> int:
+    """Step that a run continues from."""
+    results = run_ranks(
+        2, lambda group: {"step": torch.tensor(Run.start(plan, root, group, **options).loop.step)}
+    )
+    return int(results[0]["step"])
+
+
+def refusal(plan, root, **options) -> str:
+    with pytest.raises(UserError) as error:
+        resumed_step(plan, root, **options)
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+FILES = [
+    ("full", "optimizer.safetensors"),
+    ("full", "rank-00001.json"),
+    ("sharded", "sharded/shard-00002-model-00001-of-00001.safetensors"),
+]
+
+
+def damage(path: Path, harm: str = "damaged") -> None:
+    if harm == "missing":
+        path.unlink()
+        return
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("format", "name", "harm"),
+    [*((*file, "damaged") for file in FILES), (*FILES[-1], "missing")],
+)
+def test_a_damaged_checkpoint_falls_back_to_the_one_before_it(
+    data, saved, tmp_path, format, name, harm
+):
+    root = shutil.copytree(saved / format, tmp_path / "root")
+    last = root / "step-00000004"
+    damage(last / name, harm)
+    plan = plan_of(data, INT4_FSDP2)
+    assert damage_in(last) == f"{last / name}: {harm}"
+    assert resumed_step(plan, root) == 2
+    assert sorted(path.name for path in root.iterdir()) == [
+        "step-00000002",
+        "step-00000004.damaged",
+    ]
+    damage(root / "step-00000002" / name, harm)
+    assert refusal(plan, root) == (
+        f"{root}/step-00000002/{name}: {harm}; no checkpoint before it is whole: remove {root} to "
+        "start anew"
+    )
+
+
+def test_a_single_rank_falls_back_too(data, tmp_path):
+    plan = plan_of(data, INT4_FSDP2, 1)
+
+    def on_rank(group):
+        Run.start(plan, tmp_path, group, every=1, keep=2).to(3)
+        damage(tmp_path / "step-00000003/optimizer.safetensors")
+        assert Run.start(plan, tmp_path, group).loop.step == 2
+
+    run_ranks(1, on_rank)
+    assert (tmp_path / "step-00000003.damaged").exists()
+
+
+def test_training_goes_on_while_an_asynchronous_checkpoint_is_written(data, tmp_path):
+    plan, last = plan_of(data, strategy_of("ddp"), 1), tmp_path / "step-00000001"
+    may_end, commit = Event(), Folder.commit
+
+    def on_rank(group):
+        run = Run.start(plan, tmp_path, group, every=1, **FORMATS["asynchronous"])
+        with patch.object(Folder, "commit", lambda *a: may_end.wait(20) and commit(*a)):
+            run.loop.run(1, lambda event: run.checkpoints.step_done([event]))
+            assert not last.exists()
+            may_end.set()
+            run.checkpoints.finish()
+        assert last.exists()
+
+    run_ranks(1, on_rank)
+
+
+def later_sample(text: str) -> str:
+    return text.replace('"sample": ', '"sample": 1')
+
+
+@pytest.mark.parametrize("change", [None, lambda _: "{", lambda _: "{}", later_sample])
+def test_a_changed_checkpoint_json_is_named(data, saved, tmp_path, change):
+    root = shutil.copytree(saved / "full", tmp_path / "root")
+    manifest = root / "step-00000004/checkpoint.json"
+    text = manifest.read_text()
+    manifest.unlink() if change is None else manifest.write_text(change(text))
+    found = damage_in(manifest.parent)
+    what = "no such file" if change is None else "damaged"
+    assert found is not None and found.startswith(f"{manifest}: {what}") and "\n" not in found
+    assert resumed_step(plan_of(data, INT4_FSDP2), root) == 2
+
+
+def test_an_empty_folder_of_a_later_step_does_not_block(data, saved, tmp_path):
+    root = shutil.copytree(saved / "full", tmp_path / "root")
+    (root / "step-99999999").mkdir()
+    assert resumed_step(plan_of(data, INT4_FSDP2), root) == 4
+    assert not (root / "step-99999999").exists()
+
+
+def test_incomplete_checkpoint_is_removed(data, saved, tmp_path):
+    root = shutil.copytree(saved / "full", tmp_path / "root")
+    (root / "step-00000004").rename(root / ".step-00000006.partial")
+    assert resumed_step(plan_of(data, INT4_FSDP2), root) == 2
+    assert [path.name for path in root.iterdir()] == ["step-00000002"]
+
+
+@pytest.mark.long
+def test_a_checkpoint_of_another_experiment_is_refused(data, saved, tmp_path):
+    root = saved / "full"
+    plan = plan_of(data, INT4_FSDP2, learning_rate=0.5)
+    assert refusal(plan, root) == (
+        f"{root}/step-00000004: made with train.learning_rate 0.003, now it is 0.5: set it back, "
+        f"or remove {root} to start anew, or set train.checkpoint.elastic: true to go on all the "
+        "same"
+    )
+    assert resumed_step(plan, root, elastic=True) == 4
+    other = plan_of(data, strategy_of("fsdp2"))
+    assert 'strategy.gradients.codec.name "int4", now it is "none"' in refusal(other, root)
+    assert resumed_step(other, root, elastic=True) == 4
+    model = dataclasses.replace(plan, model=Model(preset="small"))
+    for elastic in (False, True):
+        assert refusal(model, root, elastic=elastic) == (
+            f'{root}/step-00000004: made with model.preset "tiny", now it is "small": set it back, '
+            f"or remove {root} to start anew"
+        )
+
+
+def test_a_checkpoint_of_other_weights_is_refused(data, saved, tmp_path, monkeypatch):
+    root, plan = shutil.copytree(saved / "full", tmp_path / "root"), plan_of(data, INT4_FSDP2)
+    monkeypatch.setattr(Model, "state", lambda self: "other")
+    said = f'{root}/step-00000004: made with model_files null, now it is "other": set it back, '
+    assert refusal(plan, root).startswith(said)
+
+
+def test_settings_without_effect_on_steps_may_differ(data, saved):
+    plan = plan_of(data, INT4_FSDP2, timeout_s=30.0, audit_steps=0, profiled_steps=1)
+    assert resumed_step(plan, saved / "full", every=7, keep=1) == 4
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", FORMATS)
+def test_full_disk_keeps_the_previous_checkpoint(data, tmp_path, name):
+    """Files beyond a size cannot be written by one rank, from step 4 on."""
+    options = FORMATS[name]
+    plan = plan_of(data, INT4_FSDP2)
+
+    def on_rank(group):
+        run = Run.start(plan, tmp_path, group, every=2, **options).to(3)
+        if dist.get_rank(group) == (0 if name == "full" else 1):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, -1))
+        run.to(5)
+
+    with pytest.raises(
+        UserError, match=r"step-00000004.*: cannot be written \(.*large.*: free space"
+    ):
+        run_ranks(2, on_rank)
+    assert Folder(tmp_path).steps() == [2]
+    assert damage_in(tmp_path / "step-00000002") is None
+    assert resumed_step(plan, tmp_path) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+
+
+def test_checkpoint_of_another_version_is_refused(saved, data, tmp_path, monkeypatch):
+    @dataclasses.dataclass
+    class OfALaterVersion(StepEvent):
+        figure: float
+
+    root = shutil.copytree(saved / "sharded", tmp_path / "sharded")
+    monkeypatch.setattr(checkpoints, "StepEvent", OfALaterVersion)
+    said = refusal(plan_of(data, INT4_FSDP2), root, format="sharded")
+    assert "another version of shardlab made it: remove it" in said

@@ -1,0 +1,114 @@
+"""Resumed runs match uninterrupted ones."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.ranks import on_ranks, run_ranks
+from tests.train.checkpointed import (
+    ENGINES,
+    FORMATS,
+    INT4,
+    Run,
+    differing,
+    plan_of,
+    strategy_of,
+)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@on_ranks(2)
+def test_resumed_run_matches_uninterrupted_run(group, data, tmp_path, engine):
+    """After one step and several, with and without a codec: every pair of settings."""
+    straight = {}
+    for codec, gradients in enumerate(({}, INT4)):
+        plan = plan_of(data, strategy_of(engine, **gradients))
+        straight[codec] = plan, Run.start(plan, tmp_path / "none", group).to(3)
+    for number, (name, options) in enumerate(FORMATS.items()):
+        turn = number + ENGINES.index(engine)
+        step, (plan, expected) = 1 + turn // 2 % 2, straight[turn % 2]
+        Run.start(plan, tmp_path / name, group, every=step, **options).to(step)
+        resumed = Run.start(plan, tmp_path / name, group, **options)
+        assert resumed.loop.step == step, name
+        resumed.to(3)
+        assert torch.equal(resumed.curve(), expected.curve()), name
+        assert not differing(resumed.tensors(), expected.tensors()), name
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"engine": "ddp", "gradients": {"codec": "powersgd:rank=4", "error_feedback": True}},
+        {"engine": "ddp", "bucket_mb": 0.1, "gradients": {"codec": "qsgd"}},
+        {
+            "engine": "fsdp2",
+            "gradients": {**INT4, "residual": "int8", "exclude": ["*.ln_*.*"], "warmup_steps": 3},
+            "weights": {"codec": "int8:group=64,rounding=stochastic"},
+        },
+    ],
+    ids=["factors", "random", "everything"],
+)
+@on_ranks(2)
+def test_communication_state_is_resumed(group, data, tmp_path, strategy):
+    plan = plan_of(data, strategy)
+    straight = Run.start(plan, tmp_path, group, every=2, keep=1).to(5)
+    resumed = Run.start(plan, tmp_path, group)
+    assert resumed.loop.step == 4
+    resumed.to(5)
+    assert torch.equal(resumed.curve(), straight.curve())
+    assert not differing(resumed.tensors(), straight.tensors())
+
+
+@pytest.mark.long
+@on_ranks(4)
+def test_four_ranks_resume_bit_for_bit(group, data, tmp_path):
+    """With more than two ranks a sum depends on its order, and so on how buckets are laid out."""
+    plans = [plan_of(data, strategy_of(engine), 4) for engine in ENGINES]
+    for plan in plans:
+        root = tmp_path / plan.strategy.engine
+        straight = Run.start(plan, root, group, every=2).to(3)
+        resumed = Run.start(plan, root, group).to(3)
+        assert not differing(resumed.tensors(), straight.tensors()), plan.strategy.engine
+
+
+@on_ranks(2)
+def test_random_state_and_ledger_are_resumed(group, data, tmp_path):
+    plan = plan_of(data, strategy_of("fsdp2", **INT4))
+    straight = Run.start(plan, tmp_path, group, every=2)
+    torch.manual_seed(7 + dist.get_rank(group))
+    straight.to(4)
+    expected = torch.rand(3)
+    resumed = Run.start(plan, tmp_path, group)
+    assert torch.equal(torch.rand(3), expected)
+    assert resumed.engine.ledger.sums() == straight.engine.ledger.sums()
+    assert resumed.events == straight.events
+    assert resumed.loop.sample == straight.loop.sample == 4 * 12
+
+
+@pytest.mark.fresh_ranks
+def test_nothing_is_unpickled(data, tmp_path):
+    plan = plan_of(data, strategy_of("fsdp2", **INT4))
+
+    def on_rank(group):
+        import pickle
+
+        for name, options in FORMATS.items():
+            Run.start(plan, tmp_path / name, group, every=2, **options).to(2)
+        pickle.load = pickle.loads = pickle.Unpickler = torch.load = None
+        for name, options in FORMATS.items():
+            assert Run.start(plan, tmp_path / name, group, **options).loop.step == 2
+
+    run_ranks(2, on_rank)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files and {path.suffix for path in files} == {".json", ".safetensors"}
+
+
+def test_last_checkpoints_are_kept(data, tmp_path):
+    plan = plan_of(data, strategy_of("ddp"), 1)
+
+    def on_rank(group):
+        Run.start(plan, tmp_path, group, every=1, keep=3).to(5)
+
+    run_ranks(1, on_rank)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["step-00000003", "step-00000004", "step-00000005"]

@@ -1,0 +1,177 @@
+"""The ranks of one command start, fail, die and restart together."""
+
+import os
+import signal
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from shardlab.comm.object_collectives import device_of, gather_bytes, gather_values
+from shardlab.core.errors import UserError
+from shardlab.train.launch import RunFailed, launch
+from tests.commands import launching, wait_for
+from tests.ranks import on_ranks, run_ranks
+from tests.train.workers import (
+    adds_up,
+    dies_at_first,
+    mistaken,
+    one_dies,
+    one_raises,
+    pids,
+    sleeps,
+)
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_ranks_have_local_rank_and_thread_count(tmp_path):
+    def worker(group):
+        adds_up(tmp_path)(group)
+        assert torch.get_num_threads() == 1
+
+    launch(worker, 3, threads=1, timeout_s=30)
+    assert [(tmp_path / name).read_text() for name in "012"] == ["3 0/3", "3 1/3", "3 2/3"]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="each rank has a GPU here")
+@on_ranks(2)
+def test_ranks_without_gpus_use_gloo_on_the_cpu(group) -> None:
+    assert device_of(group) == torch.device("cpu")
+    assert dist.get_backend(group) == "gloo"
+
+
+@on_ranks(3)
+def test_values_and_bytes_are_gathered_in_rank_order(group) -> None:
+    rank = dist.get_rank(group)
+    assert gather_values({"rank": rank}, group) == [{"rank": r} for r in range(3)]
+    assert gather_bytes(b"x" * rank, group) == [b"", b"x", b"xx"]
+
+
+def test_every_process_group_has_the_timeout_of_the_run():
+    """torch gives half an hour to groups that are made later, a device mesh's among them."""
+
+    def on_rank(group):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+        groups = [group, dist.new_group([0, 1]), mesh.get_group("replicas"), mesh.get_group(1)]
+        members = [each for each in groups if each is not dist.GroupMember.NON_GROUP_MEMBER]
+        for each in members:
+            options = each._get_backend(torch.device("cpu")).options
+            assert options._timeout == timedelta(seconds=17)
+        return {"groups": torch.tensor(len(members))}
+
+    assert [int(r["groups"]) for r in run_ranks(4, on_rank, timeout_s=17)] == [4, 4, 3, 3]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_first_error_is_reported(rank):
+    with pytest.raises(RunFailed, match="wrong sum on purpose") as caught:
+        launch(one_raises(rank, ArithmeticError("wrong sum on purpose")), 3, 1, timeout_s=30)
+    assert caught.value.kind == "crash"
+    assert caught.value.detail.startswith(f"rank {rank}: Traceback")
+    assert "onnection" not in caught.value.detail
+
+
+def test_memory_error_is_reported_as_memory():
+    with pytest.raises(RunFailed) as caught:
+        launch(one_raises(1, MemoryError()), 2, 1, timeout_s=30)
+    assert caught.value.kind == "memory"
+
+
+def test_a_mistake_of_the_user_stays_one_line():
+    with pytest.raises(UserError, match=r"^train.steps: too many$"):
+        launch(mistaken, 2, 1, timeout_s=30)
+
+
+def test_silent_exit_is_reported():
+    def worker(group):
+        if dist.get_rank(group) == 1:
+            os._exit(3)
+        dist.barrier(group)
+
+    with pytest.raises(RunFailed, match="rank 1 ended with exit code 3"):
+        launch(worker, 2, 1, timeout_s=30)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "message"),
+    [
+        (signal.SIGKILL, "memory", r"rank 1 was killed by signal 9 \(SIGKILL, out of memory\?\)"),
+        (signal.SIGTERM, "crash", r"rank 1 was killed by signal 15 \(SIGTERM\)"),
+        (signal.SIGQUIT, "crash", r"rank 1 was killed by signal 3 \(SIGQUIT\)"),
+    ],
+)
+def test_a_killed_rank_is_named_with_its_signal(number, kind, message):
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # a handler that ranks must not have
+    ending = signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a background shell ignores it
+    try:
+        with pytest.raises(RunFailed, match=message) as caught:
+            launch(one_dies(1, number), 3, 1, timeout_s=60)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGQUIT, ending)
+    assert caught.value.kind == kind
+
+
+def test_a_rank_says_where_it_was_when_its_memory_was_damaged(tmp_path):
+    def stumbles(group):
+        if dist.get_rank(group) == 1:  # two at once would write between each other's words
+            os.abort()  # as the C library does where it finds its heap damaged
+        time.sleep(60)
+
+    command = launching(tmp_path, stumbles, 2)
+    assert command.wait() == 1
+    assert "was killed by signal 6 (SIGABRT)" in command.said()
+    assert "Fatal Python error: Aborted" in command.said()
+    assert "in stumbles" in command.said()
+
+
+def test_run_over_its_time_limit_is_ended_without_restart():
+    with pytest.raises(RunFailed, match=r"not done after 0\.5 s") as caught:
+        launch(lambda group: time.sleep(60), 2, 1, 60, limit_s=0.5, max_restarts=9)
+    assert caught.value.kind == "timeout"
+
+
+def test_killed_rank_ends_the_others(tmp_path):
+    command = launching(tmp_path, sleeps(tmp_path), 3)
+    wait_for(lambda: pids(tmp_path, 3) is not None)
+    os.kill(pids(tmp_path, 3)[2], signal.SIGKILL)
+    assert command.wait() == 1
+    assert "rank 2 was killed by signal 9" in command.said()
+    command.leaves_nothing()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_rank_and_no_file_outlives_a_killed_command(tmp_path, number):
+    command = launching(tmp_path, sleeps(tmp_path), 2)
+    wait_for(lambda: pids(tmp_path, 2) is not None)
+    assert len(command.family()) == 3
+    os.kill(command.pid, number)
+    assert command.wait() != 0
+    command.leaves_nothing()
+
+
+def test_crashed_run_restarts_with_new_ranks(tmp_path, capfd):
+    launch(dies_at_first(1, tmp_path, times=2), 3, 1, 30, max_restarts=3)
+    assert files(tmp_path) == [f"{attempt}.{rank}" for attempt in range(3) for rank in range(3)]
+    restarts = [line for line in capfd.readouterr().err.splitlines() if "restart" in line]
+    cause = "rank 1 was killed by signal 9 (SIGKILL, out of memory?)"
+    assert restarts == [f"restart {n} of 3: {cause}" for n in (1, 2)]
+
+
+def test_restarts_are_limited(tmp_path):
+    with pytest.raises(RunFailed, match="rank 0 was killed"):
+        launch(dies_at_first(0, tmp_path, times=9), 2, 1, 30, max_restarts=1)
+    assert sorted(name.partition(".")[0] for name in files(tmp_path)) == ["0", "0", "1", "1"]
+
+
+def test_user_error_is_not_retried(capfd):
+    with pytest.raises(UserError):
+        launch(mistaken, 2, 1, 30, max_restarts=5)
+    assert "restart 1" not in capfd.readouterr().err

@@ -1,0 +1,261 @@
+"""Races on real ranks: arms leave, fail and hang, and the others are timed all the same."""
+
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from torch import nn
+
+import shardlab.train.race as races
+from shardlab.config.link import FRAME_HEADERS, Link
+from shardlab.config.model_and_data import Model
+from shardlab.config.race_record import BLOCK, Arm, Race, Ruling
+from shardlab.config.schema import Timing, Train
+from shardlab.config.strategy import parse_strategy
+from shardlab.config.timing_record import NO_COMMUNICATION
+from shardlab.core.errors import UserError
+from shardlab.train.interleaved import Look
+from shardlab.train.launch import RunFailed
+from shardlab.train.race import race
+from shardlab.train.timing_plan import TimingPlan
+from tests.train.faulty_arms import memory, on_rank, poison, raises, refuses
+
+STRATEGIES = {
+    "ddp": parse_strategy({"engine": "ddp"}),
+    "manual": parse_strategy({"engine": "manual"}),
+    "int8": parse_strategy({"engine": "ddp", "gradients": {"codec": "int8"}}),
+}
+TIMEOUT_S = 4
+"""of a rank that waits for one that hangs"""
+LIMIT_S = 120.0
+
+
+def plan(data: Path, *runs: str, blocks: int = 1, **train: object) -> TimingPlan:
+    values = {"batch_size": 2, "sequence_length": 16, "profiled_steps": 1, "timeout_s": TIMEOUT_S}
+    return TimingPlan(
+        "a-race",
+        Timing(runs=runs or tuple(STRATEGIES), repetitions=blocks * BLOCK),
+        STRATEGIES,
+        Train(**{**values, **train}),
+        Model(preset="tiny"),
+        data,
+    )
+
+
+def on(step_ms: dict[str, list[float]]) -> Ruling:
+    return Ruling()
+
+
+def raced(planned: TimingPlan, folder: Path, look: Look = on, limit_s: float = LIMIT_S) -> Race:
+    output = folder / "race.json"
+    race(planned, output, look, limit_s)
+    return Race.from_file(output, "race again")
+
+
+@pytest.fixture(scope="module")
+def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Race:
+    return raced(plan(data, blocks=2), tmp_path_factory.mktemp("race"))
+
+
+@pytest.mark.long
+def test_a_race_that_nothing_stops_is_a_timing(whole):
+    assert whole.reason == f"all of {2 * BLOCK} repetitions"
+    assert [run.run for run in whole.runs] == [*STRATEGIES, NO_COMMUNICATION]
+    assert all(len(run.step_ms) == 2 * BLOCK for run in whole.runs)
+    assert whole.incumbent == "ddp"
+    assert whole.arms.keys() == STRATEGIES.keys()
+    assert whole.seconds > 0
+    coded = {run.run: run for run in whole.runs}["int8"]
+    assert coded.bytes_raw / coded.bytes_wire > 3.5
+
+
+def test_equal_numerics_have_equal_losses_and_lossy_ones_have_not(whole):
+    losses = {name: arm.losses for name, arm in whole.arms.items()}
+    assert len(losses["ddp"]) == 10
+    assert losses["manual"] == pytest.approx(losses["ddp"], rel=1e-5)
+    assert losses["int8"][0] == pytest.approx(losses["ddp"][0], rel=1e-6)
+    assert losses["int8"] != pytest.approx(losses["ddp"], rel=1e-5)
+
+
+@pytest.mark.long
+def test_a_look_stops_the_race_and_lets_arms_leave(data, tmp_path):
+    def look(step_ms):
+        assert {len(times) for times in step_ms.values()} == {BLOCK} or len(step_ms["ddp"]) > BLOCK
+        if len(step_ms["ddp"]) == 2 * BLOCK:
+            return Ruling("enough")
+        return Ruling(leave=("manual",))
+
+    planned = plan(data)
+    longer = replace(planned, timing=planned.timing.model_copy(update={"repetitions": 50}))
+    found = raced(longer, tmp_path, look)
+    assert found.reason == "enough"
+    steps = {run.run: len(run.step_ms) for run in found.runs}
+    assert steps == {"ddp": 20, "manual": 10, "int8": 20, NO_COMMUNICATION: 20}
+
+
+@pytest.mark.parametrize(
+    ("rank", "at", "fault", "outcome", "detail"),
+    [
+        (0, 7, raises, "crash", "rank 0: ArithmeticError: wrong on purpose"),
+        # beside the others: a test below
+        pytest.param(
+            *(1, 4, memory, "memory", "rank 1: MemoryError: too much on purpose"),
+            marks=pytest.mark.long,
+        ),
+        # the way of the one before, but for the report of the rank: tests/launch has that
+        pytest.param(
+            *(1, 3, lambda: os.kill(os.getpid(), signal.SIGKILL), "memory", "SIGKILL, out of mem"),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            *(1, 1, lambda: time.sleep(60), "timeout", "rank 1: neither at an end nor in touch"),
+            marks=pytest.mark.long,
+        ),
+    ],
+    ids=["raises", "lacks memory", "killed", "hangs"],
+)
+def test_a_faulty_arm_is_named_and_the_others_race(
+    data, tmp_path, faulty, rank, at, fault, outcome, detail
+):
+    faulty(STRATEGIES["manual"], on_rank(rank, at, fault))
+    found = raced(plan(data), tmp_path)
+    assert {name: arm.outcome for name, arm in found.arms.items()} == {
+        "ddp": "ok",
+        "manual": outcome,
+        "int8": "ok",
+    }
+    assert detail in found.arms["manual"].detail
+    assert "\n" not in found.arms["manual"].detail
+    assert [run.run for run in found.runs] == ["ddp", "int8", NO_COMMUNICATION]
+    assert all(len(run.step_ms) == BLOCK for run in found.runs)
+
+
+@pytest.mark.long
+def test_memory_that_lacks_only_beside_the_others_costs_the_arm_that_asked_last(
+    data, tmp_path, faulty
+):
+    """Alone with the incumbent, no arm fails."""
+    fault = on_rank(1, 4, memory)
+    planned = plan(data)
+    longest = len(planned.runs)
+
+    def beside_all(number: int, model: nn.Module) -> None:
+        if counted["engines"] == longest:
+            fault(number, model)
+
+    counted = faulty(STRATEGIES["manual"], beside_all)
+    found = raced(planned, tmp_path)
+    outcomes = {name: arm.outcome for name, arm in found.arms.items()}
+    assert outcomes == {"ddp": "ok", "manual": "memory", "int8": "ok"}
+
+
+@pytest.mark.long
+def test_an_arm_that_hangs_on_all_ranks_is_ended_by_the_limit(data, tmp_path, faulty):
+    faulty(STRATEGIES["int8"], lambda number, _: time.sleep(60) if number == 5 else None)
+    found = raced(plan(data, timeout_s=60), tmp_path, limit_s=60)
+    assert found.arms["int8"].outcome == "timeout"
+    assert found.arms["manual"].outcome == "ok"
+    assert found.seconds < 60
+
+
+@pytest.mark.long
+def test_a_diverged_arm_leaves_and_the_others_race_on(data, tmp_path, faulty):
+    faulty(STRATEGIES["int8"], poison)
+    found = raced(plan(data, blocks=2), tmp_path)
+    arm = found.arms["int8"]
+    assert (arm.outcome, arm.detail) == ("diverged", "its gradients are not finite")
+    assert [loss is None for loss in arm.losses] == [False] * 4 + [True] * 6
+    assert found.arms["manual"].outcome == "ok"
+    steps = [(run.run, len(run.step_ms)) for run in found.runs]
+    assert steps == [(name, 2 * BLOCK) for name in ("ddp", "manual", NO_COMMUNICATION)]
+
+
+@pytest.mark.long
+def test_an_incumbent_that_fails_ends_the_race(data, tmp_path, faulty):
+    faulty(STRATEGIES["ddp"], on_rank(1, 2, raises))
+    found = raced(plan(data), tmp_path)
+    assert found.arms == {
+        "ddp": Arm(outcome="crash", detail="rank 1: ArithmeticError: wrong on purpose")
+    }
+    assert found.reason == "the incumbent failed"
+    assert found.runs == []
+
+
+@pytest.mark.long
+def test_all_attempts_have_the_link(permitted, data, tmp_path, faulty):
+    faulty(STRATEGIES["manual"], on_rank(1, 4, raises))
+    planned = plan(data)
+    timing = planned.timing.model_copy(update={"link": Link(rate="1gbit")})
+    found = raced(replace(planned, timing=timing), tmp_path)
+    runs = {run.run: run for run in found.runs}
+    assert runs.keys() == {"ddp", "int8", NO_COMMUNICATION}
+    payload = runs["ddp"].interface_bytes - FRAME_HEADERS * runs["ddp"].interface_frames
+    assert runs["ddp"].bytes_wire < payload < 1.03 * runs["ddp"].bytes_wire
+
+
+def test_without_challengers_there_is_no_race(data, tmp_path, faulty):
+    faulty(STRATEGIES["int8"], on_rank(0, 0, raises))
+    found = raced(plan(data, "ddp", "int8"), tmp_path)
+    assert found.reason == "every challenger failed"
+    assert {name: arm.outcome for name, arm in found.arms.items()} == {"int8": "crash"}
+    assert found.runs == []
+
+
+def test_a_race_without_time_is_no_race(data, tmp_path):
+    found = raced(plan(data), tmp_path, limit_s=0.01)
+    assert found.reason.startswith("the time limit of 0.01 s came before the first look")
+    assert (found.arms, found.runs) == ({}, [])
+
+
+@pytest.mark.long
+def test_arms_that_are_all_slow_are_not_blamed(data, tmp_path, faulty):
+    faulty(STRATEGIES["int8"], lambda number, _: time.sleep(1))
+    found = raced(plan(data), tmp_path, limit_s=14)
+    assert found.reason.startswith("the time limit of 14 s came before the first look")
+    assert (found.arms, found.runs) == ({}, [])
+
+
+@pytest.mark.long
+def test_a_look_is_the_last_where_the_next_would_come_too_late(data, tmp_path, faulty):
+    faulty(STRATEGIES["int8"], lambda number, _: time.sleep(0.3))
+    found = raced(plan(data, blocks=9), tmp_path, limit_s=18)
+    assert found.reason == "the 9 s of an attempt are nearly over"
+    assert {len(run.step_ms) for run in found.runs} == {BLOCK}
+    assert {arm.outcome for arm in found.arms.values()} == {"ok"}
+
+
+def test_a_strategy_that_cannot_be_built_is_a_crash_of_its_arm(data, tmp_path):
+    odd = parse_strategy({"overrides": [{"layers": [7], "param_dtype": "bf16"}]})
+    found = raced(replace(plan(data), strategies={**STRATEGIES, "manual": odd}), tmp_path)
+    assert found.arms["manual"].outcome == "crash"
+    assert "layer 7" in found.arms["manual"].detail
+    assert found.arms["int8"].outcome == "ok"
+
+
+@pytest.mark.parametrize("fault", [raises, refuses])
+def test_ranks_that_others_start_end_the_race_with_the_name_of_the_run(
+    data, tmp_path, faulty, monkeypatch, fault
+):
+    monkeypatch.setattr(races, "rank_environment", lambda _: SimpleNamespace(rank=1))
+    faulty(STRATEGIES["manual"], on_rank(1, 1, fault))
+    with pytest.raises(RunFailed) as failure:
+        raced(plan(data), tmp_path)
+    assert failure.value.kind == "crash"
+    assert failure.value.summary.startswith("manual: ")
+    assert "on purpose" in failure.value.summary
+
+
+def test_what_no_arm_caused_is_raised(data, tmp_path):
+    with pytest.raises(UserError, match="tokens"):
+        raced(replace(plan(data), data=tmp_path / "nowhere"), tmp_path)
+
+    def look(step_ms: dict[str, list[float]]) -> Ruling:
+        raise RuntimeError("the rule is wrong")
+
+    with pytest.raises(RunFailed, match="the rule is wrong"):
+        raced(plan(data, blocks=2), tmp_path, look)
+    assert [*tmp_path.iterdir()] == []
