@@ -105,7 +105,6 @@ def test_page_shows_runs_licence_hashes_and_commands(report):
         "no candidate is left",
         "it ended with outcome timeout: 300 s",
         "4e41bc4d1a2b",
-        "0123456789abcdef",
         "snakemake --cores all",
         "dvc repro",
         "vocabulary",
