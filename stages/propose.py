@@ -9,7 +9,7 @@ from shardlab.config.run_record import read_records
 from shardlab.config.timing_record import read_all
 from shardlab.core.checksums import read_checked
 from shardlab.core.progress import say
-from shardlab.forecast.check import fitted_runs
+from shardlab.forecast.results import fitted_runs
 from shardlab.models.unit_shapes import ModelShapes
 from shardlab.search.beginning import hold_fastest, initial_history, known_before
 from shardlab.search.evidence import data_facts, machine_facts

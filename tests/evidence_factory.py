@@ -4,9 +4,8 @@ from typing import Any
 
 from shardlab.config.run_record import Record
 from shardlab.config.schema import Quality
-from shardlab.forecast.check import Check, summarize
 from shardlab.forecast.extrapolation import BreakEven, Point
-from shardlab.forecast.results import ForecastDocument
+from shardlab.forecast.results import Check, ForecastDocument, summarize
 from shardlab.report.evidence import Evidence
 from tests.record_factory import BASELINE, STRATEGIES, make_history, make_losses
 from tests.timed_run_factory import make_timed, make_timings
@@ -27,7 +26,6 @@ def make_forecast(runs: list[str] | None = None, **changes: Any) -> ForecastDocu
             high_ms=41.0 + number,
             measured_ms=40.0,
             error=number / 40,
-            error_of_communication=-number / 50,
         )
         for number, run in enumerate(named)
     ]
@@ -53,7 +51,6 @@ def make_forecast(runs: list[str] | None = None, **changes: Any) -> ForecastDocu
         "operations": [],
         "engines": [],
         "wait_ms": 2.0,
-        "noise_ms": 1.0,
         "points": points,
         "links": {"ethernet-10g": "made for tests", "dgx-h100": "made for tests"},
         "break_even": [

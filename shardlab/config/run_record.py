@@ -188,30 +188,21 @@ class Validation(Document):
 
 
 class Estimate(Document):
-    """Estimated peak memory of a rank in a training step, bytes by category."""
+    """Estimated peak memory of a rank in a training step, in closed form."""
 
-    traced: dict[str, int] | None
-    """with fake tensors; None where tracing is not possible"""
-    closed_form: dict[str, int]
+    bytes_by_category: dict[str, int]
 
     @property
-    def traced_bytes(self) -> int | None:
-        """Sum of the traced categories."""
-        return None if self.traced is None else sum(self.traced.values())
-
-    @property
-    def closed_form_bytes(self) -> int:
-        """Sum of the categories in closed form."""
-        return sum(self.closed_form.values())
+    def total(self) -> int:
+        """Bytes of all categories."""
+        return sum(self.bytes_by_category.values())
 
 
 class Joined(Document):
     """Fields that other stages add; absent from the record of a trial."""
 
     memory_estimate_bytes: int | None = None
-    """peak of a step per rank, traced before the run; None where that is not possible"""
-    memory_closed_form_bytes: int | None = None
-    """the same in closed form (`shardlab.models.memory_step`)"""
+    """peak of a step per rank in closed form (`shardlab.models.memory`)"""
     steps_to_quality: dict[str, float | None] = {}
     """by training loss in nats per token: steps until it was reached; None: it was not"""
     time_to_quality_s: dict[str, float | None] = {}

@@ -1,6 +1,6 @@
 """Check, before `SlideFSDP` allocates or computes, that it fits the free memory of a GPU.
 
-The bytes are those of the memory model (`shardlab.models.memory_step`). On a CPU `NodeMemory` checks that
+The bytes are those of the memory model (`shardlab.models.memory`). On a CPU `NodeMemory` checks that
 the machine has the memory.
 """
 
@@ -14,8 +14,7 @@ from transformers import PreTrainedModel
 from shardlab.core.errors import UserError
 from shardlab.engines.slide_config import SlideConfig
 from shardlab.engines.step_space import free_bytes, too_large
-from shardlab.models.memory_sizes import Categories, Sizes
-from shardlab.models.memory_step import device_memory
+from shardlab.models.memory import Categories, Sizes, device_memory
 from shardlab.models.unit_sizes import state_sizes, with_activations
 
 _FIX = 'set SlideConfig.window=2 and param_dtype="bf16", or end what else uses the memory'

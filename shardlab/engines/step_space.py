@@ -11,8 +11,7 @@ from shardlab.config.schema import Train
 from shardlab.config.strategy import Strategy
 from shardlab.core.errors import UserError
 from shardlab.core.host import free_memory_bytes
-from shardlab.models.memory_sizes import Categories
-from shardlab.models.memory_step import device_memory, host_memory
+from shardlab.models.memory import Categories, device_memory, host_memory
 from shardlab.models.unit_sizes import sizes_of
 
 _LARGEST = 3

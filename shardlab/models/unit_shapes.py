@@ -11,7 +11,7 @@ from shardlab.config.strategy import CanonicalStrategy
 from shardlab.config.timing_record import UnitSize
 from shardlab.core.checksums import read_checked
 from shardlab.models.build import build_model
-from shardlab.models.memory_sizes import Sizes
+from shardlab.models.memory import Sizes
 from shardlab.models.parts import transformer_blocks
 from shardlab.models.unit_sizes import sizes_of
 from shardlab.models.units import unit_sizes

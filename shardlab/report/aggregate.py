@@ -160,7 +160,7 @@ def divergence(records: Sequence[Record]) -> str:
 
 def derived(record: Record) -> dict[str, float | None]:
     """Return the measures that are computed from several fields; None where one is absent."""
-    estimate = record.memory_estimate_bytes or record.memory_closed_form_bytes
+    estimate = record.memory_estimate_bytes
     return {
         **traffic(record),
         "untrained_factor": _ratio(record.untrained_ppl, _perplexity(record)),

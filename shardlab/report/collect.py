@@ -134,8 +134,7 @@ def join_record(
         for kind, stage in ((Breakdown, "profile"), (Validation, "validate"))
     )
     joined = Joined(
-        memory_estimate_bytes=estimate.traced_bytes,
-        memory_closed_form_bytes=estimate.closed_form_bytes,
+        memory_estimate_bytes=estimate.total,
         scaling_efficiency=scaling_efficiency(
             timed, metrics.strategy_hash, metrics.world_size, metrics.link
         ),

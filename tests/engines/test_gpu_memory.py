@@ -10,7 +10,7 @@ from shardlab.config.schema import Train
 from shardlab.core.errors import UserError
 from shardlab.engines import gpu_memory
 from shardlab.engines.gpu_memory import GpuMemory
-from shardlab.models.memory_step import CUBLAS_WORKSPACE, closed_form
+from shardlab.models.memory import CUBLAS_WORKSPACE, closed_form
 from shardlab.models.unit_sizes import sizes_of
 from tests.engines.sliding_factory import labelled, model_of, slid
 from tests.engines.test_slide_fsdp_refusals import own_model

@@ -3,8 +3,7 @@
 import pytest
 
 from shardlab.config.strategy import parse_strategy
-from shardlab.models.memory_sizes import Sizes, UnitShape
-from shardlab.models.memory_step import closed_form, host_memory
+from shardlab.models.memory import Sizes, UnitShape, closed_form, host_memory
 
 FEEDBACK = {"codec": "int8", "error_feedback": True}
 PARAMETERS = 1_000_000
@@ -32,7 +31,6 @@ UNITS = 1000
         # states are divided; the gradients of every rank wait for the norm
         ({"engine": "slide"}, 3.0 + 4.0),
         ({"engine": "slide", "grad_sync": "gpu_reduce"}, 3.0 + 1.0),
-        ({"engine": "slide", "moments": "disk"}, 1.0 + 4.0),
     ],
 )
 def test_bytes_of_parameters_match_hand_calculation(document, expected):

@@ -22,7 +22,7 @@ from shardlab.engines.slide.shared_file import NodeFile
 from shardlab.engines.slide.shared_memory import NodeMemory
 from shardlab.engines.slide.unit import Precision, SlideUnit
 from shardlab.models.dtypes import dtype_of, uses_fp16
-from shardlab.models.slide_buffers import (
+from shardlab.models.memory import (
     KeptGradients,
     gradient_vectors,
     kept_gradients,

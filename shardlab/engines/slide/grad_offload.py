@@ -16,7 +16,7 @@ from shardlab.engines.slide.copies import NodeContext
 from shardlab.engines.slide.rank_progress import REDUCED, UPDATED, RankProgress
 from shardlab.engines.slide.shared_memory import NodeMemory
 from shardlab.engines.slide.unit import SlideUnit, own_vector
-from shardlab.models.slide_buffers import KeptGradients, slot_sizes
+from shardlab.models.memory import KeptGradients, slot_sizes
 
 _PARTS = 4
 """that a unit is off-loaded in, about: more would cost the training thread what they hide"""

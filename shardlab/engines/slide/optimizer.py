@@ -22,7 +22,7 @@ from shardlab.engines.slide.moments import MomentStore
 from shardlab.engines.slide.prefetch import count_shared_memory
 from shardlab.engines.slide.rank_progress import OFFLOADED, REDUCED, UPDATED
 from shardlab.engines.slide.unit import SlideUnit, own_vector
-from shardlab.models.slide_buffers import KeptGradients
+from shardlab.models.memory import KeptGradients
 
 
 class GradReduction:

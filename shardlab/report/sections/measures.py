@@ -153,22 +153,16 @@ EFFICIENCY = [
         "no estimate contains",
     ),
     Column(
-        "estimate, traced",
+        "estimate",
         "MB/rank",
         where_known("memory_estimate_bytes", scale=MB),
-        "peak of a step on fake tensors before the run, without the buffers of codecs",
-    ),
-    Column(
-        "estimate, closed form",
-        "MB/rank",
-        where_known("memory_closed_form_bytes", scale=MB),
-        "the same by formula, from model and strategy",
+        "peak of a step by formula, from model and strategy, without the buffers of codecs",
     ),
     Column(
         "growth / estimate",
         "",
         where_known("memory_ratio"),
-        "measured growth over the traced estimate, or over the closed form if there is none",
+        "measured growth over the estimate",
     ),
     Column(
         "reserved",

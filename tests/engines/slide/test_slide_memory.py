@@ -9,7 +9,7 @@ import torch
 from shardlab.config.schema import Train
 from shardlab.config.strategy import parse_strategy
 from shardlab.engines.activation_checkpoint import FOLDER_VARIABLE
-from shardlab.models.memory_step import closed_form, host_memory
+from shardlab.models.memory import closed_form, host_memory
 from shardlab.models.unit_sizes import sizes_of
 from shardlab.train.utilization import MemoryMeter
 from tests.deep_models import deep_model, engine_of, keep_no_freed_memory
