@@ -1,4 +1,4 @@
-"""Rows of Hugging Face datasets."""
+"""Rows of Hugging Face datasets: files on this machine, and datasets of the hub."""
 
 import os
 import re
@@ -8,14 +8,15 @@ from typing import Any
 
 from shardlab.config.model_and_data import Data
 from shardlab.core.errors import UserError
-from shardlab.data.json_files import read_json
-from shardlab.data.packed import PACKED
-from shardlab.data.parquet import expect_columns, read_parquet
-from shardlab.data.source_records import Fields, Tally
+from shardlab.data.local_files import PACKED, read_json
+from shardlab.data.source_records import FIELDS, LARGEST, TOO_LARGE, Fields, Tally
 
 _ENDINGS = (".parquet", ".json", ".jsonl")
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
 """one of them is in a folder that `save_to_disk` wrote"""
+_ROWS = 1000
+_BATCH = LARGEST
+"""bytes of the rows that are decoded at once, by the average row of the file"""
 _ON_HUB = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 
 
@@ -57,7 +58,7 @@ def read_huggingface(data: Data, tally: Tally, fields: Fields) -> Iterator[tuple
             return
         rows = _load(datasets, path, split, data.streaming)
         if rows.column_names is not None:
-            expect_columns(f"data.path {path!r}", rows.column_names, fields)
+            _expect_columns(f"data.path {path!r}", rows.column_names, fields)
         for number, row in enumerate(rows, start=1):
             yield f"record {number}", str(number), row
     except UserError:
@@ -128,3 +129,60 @@ def _fix(place: Path, reason: str) -> str:
         f"cannot load it from the hub ({reason}); check name and network, or fetch it elsewhere: "
         f"hf download {name} --repo-type dataset --local-dir FOLDER, and give that folder"
     )
+
+
+def read_parquet(
+    path: Path, tally: Tally, fields: Fields = FIELDS
+) -> Iterator[tuple[str, str, Any]]:
+    """Yield position, id (the number from 1) and row, of the columns of `fields` and `id`.
+
+    A row that is too large is a bad record.
+
+    Raises:
+        UserError: not Parquet, or a column is missing.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        # without these options it keeps a whole group of rows
+        with pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
+            names = file.schema_arrow.names
+            _expect_columns(str(path), names, fields)
+            columns = [n for n in ("id", fields.title or "title", fields.text) if n in names]
+            average = _bytes(file.metadata, columns) // max(1, file.metadata.num_rows)
+            rows = max(1, min(_ROWS, _BATCH // max(1, average)))
+            for batch in file.iter_batches(rows, columns=columns, use_threads=False):
+                for row in (batch.slice(i, 1) for i in range(batch.num_rows)):
+                    number += 1
+                    if row.nbytes > LARGEST:
+                        tally.bad(f"record {number}", TOO_LARGE)
+                    else:
+                        yield f"record {number}", str(number), row.to_pylist()[0]
+    except UserError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{path}: cannot be read as Parquet ({reason}); fetch it again") from None
+
+
+def _bytes(metadata: Any, columns: list[str]) -> int:
+    """Return the uncompressed size of some columns of a file."""
+    groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
+    chunks = (group.column(i) for group in groups for i in range(group.num_columns))
+    return sum(c.total_uncompressed_size for c in chunks if c.path_in_schema in columns)
+
+
+def _expect_columns(place: str, names: list[str], fields: Fields) -> None:
+    """Check that the columns of a table contain the text, and the title if it is named.
+
+    Raises:
+        UserError: one is missing.
+    """
+    for key, name in (("text_column", fields.text), ("title_column", fields.title)):
+        if name is not None and name not in names:
+            raise UserError(
+                f"{place}: no column {name!r} (it has {', '.join(names)[:200]}); "
+                f"set data.{key} to the right one"
+            )

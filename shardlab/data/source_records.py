@@ -1,5 +1,6 @@
 """Conversion of raw records to documents, and a tally of those that are none."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from copy import copy
@@ -7,8 +8,14 @@ from typing import Any, NamedTuple
 
 from shardlab.core.errors import UserError
 from shardlab.data.corpus_file import Document
-from shardlab.data.limits import excess
 
+LARGEST = 16 << 20
+"""bytes of a record in a file, and characters of a document"""
+TOO_LARGE = f"larger than {LARGEST >> 20} MiB"
+PART = 1 << 18
+"""characters that are tokenized at once; a tokenizer needs up to 700 bytes for each"""
+WORD_END = re.compile(r"(?<=\S)[ \t\n\r]")
+"""where the pre-tokenizers of byte-level BPE end a token, whatever comes before or after"""
 _LONGEST_ID = 1000
 _NAMED = 100
 
@@ -100,11 +107,23 @@ def to_documents(
 def within_limits(documents: Iterable[Document], tally: Tally) -> Iterator[Document]:
     """Yield the documents that the next stage can read in bounded memory."""
     for document in documents:
-        kind = excess(document.content)
+        kind = _excess(document.content)
         if kind is None:
             yield document
         else:
             tally.bad(f"document {document.id!r}", kind)
+
+
+def _excess(text: str) -> str | None:
+    if len(text) > LARGEST:
+        return TOO_LARGE
+    last = 0
+    if len(text) > PART:
+        for end in WORD_END.finditer(text):
+            if end.start() - last > PART:
+                break
+            last = end.start()
+    return f"over {PART} characters without a space" if len(text) - last > PART else None
 
 
 def _title(value: dict[str, Any], fields: Fields) -> str:

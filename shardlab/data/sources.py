@@ -15,10 +15,9 @@ from shardlab.core.files import sha256_of_file
 from shardlab.core.progress import track
 from shardlab.data.corpus_file import Document, write_corpus
 from shardlab.data.huggingface import read_huggingface
-from shardlab.data.json_files import read_json_array, read_json_lines
+from shardlab.data.local_files import SEPARATOR, read_json_array, read_json_lines, read_text
 from shardlab.data.mediawiki import read_dump, read_mediawiki
 from shardlab.data.source_records import Fields, Tally, to_documents, within_limits
-from shardlab.data.text_files import SEPARATOR, read_text
 from shardlab.data.wheels import open_member
 
 _SYNTHETIC_DOCUMENTS = 2000
