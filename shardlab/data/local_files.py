@@ -161,7 +161,8 @@ def _complaint(error: Exception) -> str:
         return "not UTF-8"
     said = error.args[0]  # bytes where the file is not UTF-8
     text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
-    return f"not a JSON array ({text.splitlines()[0]}); fix it, or fetch the file again"
+    reason = text.splitlines()[0].rstrip(".")
+    return f"cannot be read as a JSON array ({reason}); fix it, or fetch the file again"
 
 
 def read_json_lines(path: Path, tally: Tally) -> Iterator[tuple[str, str, Any]]:

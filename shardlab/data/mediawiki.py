@@ -22,10 +22,11 @@ _LARGEST_PAGE = 2 << 20
 """characters; MediaWiki refuses larger pages ($wgMaxArticleSize)"""
 
 
-class _Page(NamedTuple):
+class _Article(NamedTuple):
     id: str
     title: str
-    markup: str
+    text: str
+    """markup, then prose"""
 
 
 def read_mediawiki(path: Path, tally: Tally) -> Iterator[Document]:
@@ -43,53 +44,18 @@ def read_dump(file: BinaryIO | BufferedIOBase, name: str, tally: Tally) -> Itera
         UserError: XML or compressed data that is malformed or ends early, with the page.
     """
     cores = usable_cores()
-    pages = _articles(_pages(file, name), tally)
+    articles = _articles(_pages(file, name), tally)
     with worker_pool(cores) as pool:
-        for page, text, kind in map_in_order(pool, _strip, pages, 4 * cores):
+        for article, kind in map_in_order(pool, _strip, articles, 4 * cores):
             if kind is None:
-                yield Document(page.id, page.title, text)
+                yield Document(*article)
             else:
-                tally.bad(f"page {page.id} ({page.title[:60]!r})", kind)
+                tally.bad(f"page {article.id} ({article.title[:60]!r})", kind)
 
 
-def _strip(page: _Page) -> tuple[_Page, str, str | None]:
-    """Return the page without its markup, its text, and the kind of bad record that it is."""
-    try:
-        text, kind = plain_text(page.markup), None
-    except TooComplex as error:
-        text, kind = "", str(error)
-    return page._replace(markup=""), text, kind if text or kind else "empty text"
-
-
-def _articles(pages: Iterator[dict[str, str]], tally: Tally) -> Iterator[_Page]:
-    for number, page in enumerate(pages, start=1):
-        title, markup = page["title"].replace("_", " "), page["text"]
-        kind = None
-        if not _is_whole(page["id"]) or not _is_whole(page["ns"]):
-            kind = "id or namespace is no whole number"
-        elif "redirect" in page:
-            tally.leave_out("redirect")
-        elif int(page["ns"]) != 0:
-            tally.leave_out("not in the article namespace")
-        elif not title.strip() or not markup:
-            kind = "no text" if title.strip() else "no title"
-        elif len(markup) > _LARGEST_PAGE:
-            kind = f"text larger than {_LARGEST_PAGE >> 20} MiB"
-        else:
-            yield _Page(page["id"].strip(), title, markup)
-        if kind is not None:
-            tally.bad(f"page number {number}", kind)
-
-
-def _is_whole(text: str) -> bool:
-    return len(text) < 20 and text.strip().removeprefix("-").isdecimal()
-
-
-def _pages(file: BinaryIO | BufferedIOBase, name: str) -> Iterator[dict[str, str]]:
-    """Yield `id`, `ns`, `title` and `text` of each page, and `redirect` if it is one."""
-    pages = 0
-    namespaces: dict[str, str] = {}
-    text = ""
+def _pages(file: BinaryIO | BufferedIOBase, name: str) -> Iterator[tuple[ElementTree.Element, str]]:
+    """Yield the pages of a dump, each with the text of its last revision."""
+    pages, text = 0, ""
     root = None
     try:
         for event, element in ElementTree.iterparse(file, ["start", "end"]):
@@ -98,14 +64,12 @@ def _pages(file: BinaryIO | BufferedIOBase, name: str) -> Iterator[dict[str, str
                 root = element
                 if tag != "mediawiki":
                     raise ElementTree.ParseError(f"it begins with <{tag[:40]}>")
-            elif event == "end" and tag == "namespace":
-                namespaces[element.text or ""] = element.get("key", "")
-            elif event == "end" and tag == "revision":  # the last one stays
+            elif event == "end" and tag == "revision":
                 text = element.findtext("{*}text") or ""
-                element.clear()
+                element.clear()  # a page may have thousands
             elif event == "end" and tag == "page":
                 pages += 1
-                yield _fields(element, namespaces) | {"text": text}
+                yield element, text
                 text = ""
                 root.clear()
     # LookupError, ValueError: an encoding that Python or expat does not know
@@ -116,12 +80,28 @@ def _pages(file: BinaryIO | BufferedIOBase, name: str) -> Iterator[dict[str, str
         ) from None
 
 
-def _fields(page: ElementTree.Element, namespaces: dict[str, str]) -> dict[str, str]:
-    fields = {key: page.findtext(f"{{*}}{key}") or "" for key in ("id", "title")}
-    prefix = fields["title"].partition(":")[0]
-    # dumps before 2012 have no ns
-    fields["ns"] = page.findtext("{*}ns", namespaces.get(prefix, "0"))
-    return fields if page.find("{*}redirect") is None else fields | {"redirect": ""}
+def _articles(pages: Iterator[tuple[ElementTree.Element, str]], tally: Tally) -> Iterator[_Article]:
+    for number, (page, markup) in enumerate(pages, start=1):
+        title = page.findtext("{*}title", "").replace("_", " ")
+        if page.find("{*}redirect") is not None:
+            tally.leave_out("redirect")
+        elif page.findtext("{*}ns", "0") != "0":
+            tally.leave_out("not in the article namespace")
+        elif not title.strip() or not markup:
+            tally.bad(f"page number {number}", "no text" if title.strip() else "no title")
+        elif len(markup) > _LARGEST_PAGE:
+            tally.bad(f"page number {number}", f"text larger than {_LARGEST_PAGE >> 20} MiB")
+        else:
+            yield _Article(page.findtext("{*}id", str(number)), title, markup)
+
+
+def _strip(article: _Article) -> tuple[_Article, str | None]:
+    """Return an article with prose in place of markup, and the kind of bad record that it is."""
+    try:
+        text = plain_text(article.text)
+    except (ParserError, RecursionError):
+        return article._replace(text=""), "markup cannot be parsed"
+    return article._replace(text=text), None if text else "empty text"
 
 
 _APPENDICES = {
@@ -142,36 +122,14 @@ _LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z]+)*")
 _TAGS = {"gallery", "imagemap", "math", "ref", "references", "score", "table", "timeline"}
 _MEDIA = {"category", "file", "image", "media"}
 
-_MARKS = "<{[|*#:;'="
-_MOST_MARKS = 200_000
-"""characters with a meaning; the parser needs about a kilobyte for each"""
-_PAIRS = [("{{", "}}"), ("[[", "]]"), ("{|", "|}")]
-_MOST_OPEN = 1000
-"""brackets that nothing closes; the parser goes back to each"""
-
-
-class TooComplex(ValueError):
-    """Markup that the parser would need too much memory or time for, or cannot read."""
-
 
 def plain_text(markup: str) -> str:
     """Return headings and paragraphs, without templates, tables, references, pictures and
     appendices.
 
     Raises:
-        TooComplex: markup that would take much memory or time, or cannot be read at all.
+        ParserError, RecursionError: the parser cannot read the markup.
     """
-    if sum(map(markup.count, _MARKS)) > _MOST_MARKS:
-        raise TooComplex(f"over {_MOST_MARKS} marks")
-    if any(markup.count(a) - markup.count(b) > _MOST_OPEN for a, b in _PAIRS):
-        raise TooComplex(f"over {_MOST_OPEN} brackets that nothing closes")
-    try:
-        return _prose(markup)
-    except (ParserError, RecursionError):
-        raise TooComplex("markup cannot be parsed") from None
-
-
-def _prose(markup: str) -> str:
     nodes = _without_appendices(mwparserfromhell.parse(markup).nodes)
     text = Wikicode(_without_furniture(nodes)).strip_code()
     text = re.sub(r" ?\([\s,;:]*\)", "", text)  # where a pronunciation was dropped

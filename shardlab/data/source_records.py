@@ -1,6 +1,5 @@
 """Conversion of raw records to documents, and a tally of those that are none."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from copy import copy
@@ -12,10 +11,6 @@ from shardlab.data.corpus_file import Document
 LARGEST = 16 << 20
 """bytes of a record in a file, and characters of a document"""
 TOO_LARGE = f"larger than {LARGEST >> 20} MiB"
-PART = 1 << 18
-"""characters that are tokenized at once; a tokenizer needs up to 700 bytes for each"""
-WORD_END = re.compile(r"(?<=\S)[ \t\n\r]")
-"""where the pre-tokenizers of byte-level BPE end a token, whatever comes before or after"""
 _LONGEST_ID = 1000
 _NAMED = 100
 
@@ -99,31 +94,11 @@ def to_documents(
             tally.bad(position, kind)
         elif not (text := value[fields.text]).strip():
             tally.leave_out("empty text")
+        elif len(text) > LARGEST:
+            tally.bad(position, TOO_LARGE)
         else:
             own = value.get("id")
             yield Document(identity if own is None else str(own), _title(value, fields), text)
-
-
-def within_limits(documents: Iterable[Document], tally: Tally) -> Iterator[Document]:
-    """Yield the documents that the next stage can read in bounded memory."""
-    for document in documents:
-        kind = _excess(document.content)
-        if kind is None:
-            yield document
-        else:
-            tally.bad(f"document {document.id!r}", kind)
-
-
-def _excess(text: str) -> str | None:
-    if len(text) > LARGEST:
-        return TOO_LARGE
-    last = 0
-    if len(text) > PART:
-        for end in WORD_END.finditer(text):
-            if end.start() - last > PART:
-                break
-            last = end.start()
-    return f"over {PART} characters without a space" if len(text) - last > PART else None
 
 
 def _title(value: dict[str, Any], fields: Fields) -> str:
@@ -154,5 +129,5 @@ def _complaint(value: Any, fields: Fields) -> str | None:
     try:
         f"{value.get('id')}{title}{text}".encode()
     except UnicodeEncodeError:
-        return "half of a surrogate pair in the text"
+        return "not UTF-8, or half of a surrogate pair in the text"
     return None

@@ -16,8 +16,7 @@ from shardlab.config.model_and_data import Tokenize
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, sha256_of_file, sha256_of_value, write_text
 from shardlab.core.progress import say, track
-from shardlab.data.corpus_file import read_corpus
-from shardlab.data.source_records import PART
+from shardlab.data.corpus_file import Document, read_corpus
 from shardlab.data.tokenizer import (
     TextTokenizer,
     fingerprint,
@@ -29,6 +28,8 @@ from shardlab.data.tokens import MANIFEST, Manifest, Shard
 from shardlab.data.workers import usable_cores, worker_pool
 
 _FORMAT = 1
+_BATCH = 1 << 18
+"""bytes of text that are encoded at once, and more where a document is longer"""
 
 
 class Piece(NamedTuple):
@@ -201,58 +202,48 @@ def _write(job: Job, piece: Piece, path: Path) -> Shard:
     digest = hashlib.sha256()
     tokens = documents = size = 0
     with atomic(path) as temporary, temporary.open("wb") as file:
-        for batch in _batches(job, piece, tokenizer):
+        for batch in _batches(job, piece):
             ids = np.array(_ids(tokenizer, batch, encode), dtype)
             raw = ids.tobytes()
             file.write(raw)
             digest.update(raw)
             tokens += len(ids)
-            documents += sum(part.last for part in batch)
-            size += sum(len(part.text.encode()) for part in batch)
+            documents += len(batch)
+            size += sum(document.size for document in batch)
     return Shard(
         file=path.name, tokens=tokens, documents=documents, bytes=size, sha256=digest.hexdigest()
     )
 
 
-class _Part(NamedTuple):
-    document: str
-    text: str
-    last: bool
-    """whether the document ends with it"""
-
-
-def _batches(job: Job, piece: Piece, tokenizer: TextTokenizer) -> Iterator[list[_Part]]:
-    batch: list[_Part] = []
+def _batches(job: Job, piece: Piece) -> Iterator[list[Document]]:
+    """Yield the documents of a piece, some at a time."""
+    batch: list[Document] = []
     size = 0
     for document, *_ in read_corpus(job.corpus, piece.start, piece.stop):
         if is_validation(document.split_key, job.validation_share) == piece.validation:
-            *before, last = tokenizer.parts(document.content)
-            for text in [*before, last]:
-                batch.append(_Part(document.id, text, text is last))
-                size += len(text)
-                if size >= PART:
-                    yield batch
-                    batch, size = [], 0
+            batch.append(document)
+            size += document.size
+            if size >= _BATCH:
+                yield batch
+                batch, size = [], 0
     if batch:
         yield batch
 
 
 def _ids(
-    tokenizer: TextTokenizer, batch: list[_Part], encode: Callable[[list[str]], list[list[int]]]
+    tokenizer: TextTokenizer, batch: list[Document], encode: Callable[[list[str]], list[list[int]]]
 ) -> list[int]:
-    """Return the tokens of the parts, with the end token after each document."""
+    """Return the tokens of documents, with the end token after each."""
     end = tokenizer.end_of_text_id
     tokens: list[int] = []
-    for part, ids in zip(batch, encode([part.text for part in batch]), strict=True):
+    for document, ids in zip(batch, encode([each.content for each in batch]), strict=True):
         if end in ids:
             raise UserError(
-                f"tokenize.tokenizer: plain text of document {part.document[:40]!r} becomes the "
+                f"tokenize.tokenizer: plain text of document {document.id[:40]!r} becomes the "
                 f"end-of-text token {tokenizer.end_of_text!r}; give a tokenizer that keeps one "
                 "token for that alone"
             )
-        tokens += ids
-        if part.last:
-            tokens.append(end)
+        tokens += [*ids, end]
     return tokens
 
 

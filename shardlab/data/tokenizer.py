@@ -14,15 +14,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from shardlab.core.errors import UserError
 from shardlab.core.files import sha256_of_file
 from shardlab.core.progress import say
-from shardlab.data.source_records import PART, WORD_END
 from shardlab.data.wheels import open_member
 
 END_OF_TEXT = "<|endoftext|>"
 _ON_HUB = re.compile(r"\w[\w.-]*(/[\w.-]+)?(?<!\.json)")
-_WINDOW = 256
-"""characters on each side of a cut that are encoded to see that it changes nothing"""
-_CUTS = 100
-"""cuts of a part that are tried"""
 _WORDS = 1 << 21
 """bytes of distinct words to train a tokenizer on, which needs up to 160 bytes for each"""
 # the pre-tokenizers of byte-level BPE divide these further, but join none
@@ -72,26 +67,6 @@ class TextTokenizer:
         encode = tiktoken_encoder(self._tokenizer)
         return self.encode if encode is None else lambda texts: [encode(text) for text in texts]
 
-    def parts(self, text: str) -> Iterator[str]:
-        """Yield a long text in parts whose token ids, one after the other, are those of the text.
-
-        Raises:
-            UserError: a text of over a million characters that this tokenizer encodes otherwise
-                wherever it is cut.
-        """
-        for part in _parts(text, self._may_cut):
-            if len(part) > 4 * PART:
-                raise UserError(
-                    f"tokenize.tokenizer: a text of {len(text)} characters ({text[:40]!r} ...) "
-                    f"changes its tokens where it is cut; cut it to {4 * PART} characters yourself"
-                )
-            yield part
-
-    def _may_cut(self, text: str, place: int) -> bool:
-        before, after = text[max(0, place - _WINDOW) : place], text[place : place + _WINDOW]
-        first, second, both = self.encode([before, after, before + after])
-        return first + second == both
-
     def decode(self, ids: Iterable[int]) -> str:
         """Decode token ids; special tokens are shown."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
@@ -132,28 +107,8 @@ def train_tokenizer(texts: Iterator[str], vocabulary: int) -> TextTokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    # the library takes 256 texts at a time; the pre-tokenizer ends a token wherever parts() cuts
-    pieces = (part for text in texts for part in _parts(text, lambda *_: True))
-    tokenizer.train_from_iterator(_first_words(pieces), trainer)
+    tokenizer.train_from_iterator(_first_words(texts), trainer)
     return TextTokenizer(tokenizer)
-
-
-def _parts(text: str, may_cut: Callable[[str, int], bool]) -> Iterator[str]:
-    """Yield a text in parts of at most `PART` characters, cut before white space.
-
-    Args:
-        may_cut: whether the text can be cut before a character of this index; where it cannot
-            be cut near `PART`, the rest of the text is one part.
-    """
-    start = 0
-    while len(text) - start > PART:
-        ends = [m.start() for m in WORD_END.finditer(text, start + 1, start + PART + 1)]
-        stop = next((end for end in ends[: -_CUTS - 1 : -1] if may_cut(text, end)), None)
-        if stop is None:
-            break
-        yield text[start:stop]
-        start = stop
-    yield text[start:]
 
 
 def _first_words(texts: Iterable[str]) -> Iterator[str]:
