@@ -17,6 +17,7 @@ _STATE, _SPLITS = "state.json", "dataset_dict.json"
 _ROWS = 1000
 _BATCH = LARGEST
 """bytes of the rows that are decoded at once, by the average row of the file"""
+_MISSING = "data.source huggingface needs the datasets package: pip install 'shardlab[datasets]'"
 _ON_HUB = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 
 
@@ -46,9 +47,7 @@ def read_huggingface(data: Data, tally: Tally, fields: Fields) -> Iterator[tuple
     try:
         import datasets
     except ImportError:
-        raise UserError(
-            "data.source huggingface needs the datasets package: pip install 'shardlab[datasets]'"
-        ) from None
+        raise UserError(_MISSING) from None
     try:
         if files := _files(datasets, place, split):
             for file in files:
@@ -141,9 +140,11 @@ def read_parquet(
     Raises:
         UserError: not Parquet, or a column is missing.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise UserError(_MISSING) from None
     number = 0
     try:
         # without these options it keeps a whole group of rows

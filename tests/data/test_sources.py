@@ -196,7 +196,7 @@ def test_a_folder_of_texts_is_read_in_order_without_hidden_files(tmp_path):
 
 
 def test_texts_that_are_too_large_or_not_utf8_are_bad_records(tmp_path):
-    large = b"word " * (LARGEST // 5 + 1)
+    large = b"word " * (LARGEST // 4)
     path = tmp_path / "x.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\n\r\n" + large + b"\n\n\xff\n\ntwo")
     options = {"separator": "\n\n", "bad_records": "skip"}
