@@ -127,7 +127,7 @@ def _elements(file: BinaryIO) -> Iterator[tuple[Any, str | None]]:
             continue
         depth += (event in ("start_map", "start_array")) - (event in ("end_map", "end_array"))
         size += _VALUE + (len(value) if isinstance(value, str) else 0)
-        if size > LARGEST or depth > _DEEPEST:
+        if size > LARGEST or depth > _DEEPEST + 1:
             kind = kind or (TOO_LARGE if size > LARGEST else "nested too deeply")
             builder = None
         if builder is not None and depth > 0:
@@ -146,7 +146,7 @@ class _Reader:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.since_event = 0
-        """bytes since the parser told of a value"""
+        """bytes since the last value"""
 
     def read(self, size: int) -> bytes:
         self.since_event += size
@@ -190,7 +190,7 @@ def read_json_lines(path: Path, tally: Tally) -> Iterator[tuple[str, str, Any]]:
                 tally.bad(f"line {number}", kind)
 
 
-def read_text(place: Path, separator: str, tally: Tally) -> Iterator[tuple[str, str, Any]]:
+def read_text(root: Path, separator: str, tally: Tally) -> Iterator[tuple[str, str, Any]]:
     """Yield position, id and `{"text": ...}` of each document of a file or of a folder.
 
     A folder's `.txt` and `.md` files, packed ones too, are read in the order of their names, those
@@ -204,26 +204,26 @@ def read_text(place: Path, separator: str, tally: Tally) -> Iterator[tuple[str, 
     Raises:
         UserError: the folder has no such files, or one of them cannot be unpacked.
     """
-    if place.is_file():
-        yield from _read_text_file(place, "", separator, tally)
+    if root.is_file():
+        yield from _read_text_file(root, "", separator, tally)
         return
-    paths = _text_files(place)
+    paths = _text_files(root)
     if (first := next(paths, None)) is None:
         raise UserError(
-            f"data.path {str(place)!r}: a folder without {' or '.join(_TEXT_ENDINGS)} files; "
+            f"data.path {str(root)!r}: a folder without {' or '.join(_TEXT_ENDINGS)} files; "
             "name files so, or give one file"
         )
     for path in chain([first], paths):
-        yield from _read_text_file(path, f"{path.relative_to(place)}:", separator, tally)
+        yield from _read_text_file(path, f"{path.relative_to(root)}:", separator, tally)
 
 
 def _text_files(folder: Path) -> Iterator[Path]:
-    for place, folders, names in os.walk(folder):
+    for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             stem, ending = os.path.splitext(name)  # noqa: PTH122 - there may be millions of names
             if (stem if ending in PACKED else name).endswith(_TEXT_ENDINGS) and name[0] != ".":
-                yield Path(place, name)
+                yield Path(parent, name)
 
 
 def _read_text_file(
@@ -241,7 +241,7 @@ def _read_text_file(
 
 
 def _split(file: TextIO, separator: str) -> Iterator[str | None]:
-    """Yield what is between separators, None in place of what is larger than `LARGEST`."""
+    """Yield what is between separators, None in root of what is larger than `LARGEST`."""
     rest, is_large = "", False
     while chunk := file.read(_CHUNK):
         *ended, rest = (rest + chunk).split(separator)

@@ -148,11 +148,11 @@ def _without_appendices(nodes: list[Node]) -> Iterator[Node]:
 
 
 def _without_furniture(nodes: Iterable[Node]) -> list[Node]:
-    kept = [node for node in nodes if not _is_furniture(node)]
-    for node in kept:
+    prose = [node for node in nodes if not _is_furniture(node)]
+    for node in prose:
         if isinstance(node, Tag) and node.contents is not None:
             node.contents.nodes = _without_furniture(node.contents.nodes)
-    return kept
+    return prose
 
 
 def _is_furniture(node: Node) -> bool:

@@ -55,8 +55,10 @@ class Tally:
             UserError: when bad records are refused.
         """
         if self._policy == "refuse":
-            place = f"{self._where}: {self._file}{position}"
-            raise UserError(f"{place}: {kind}; fix it, or set data.bad_records to skip")
+            raise UserError(
+                f"{self._where}: {self._file}{position}: {kind}; "
+                "fix it, or set data.bad_records to skip"
+            )
         self._kinds[kind] += 1
         if len(self._named) < _NAMED:
             self._named.append(f"{self._file}{position}: {kind}")
@@ -97,8 +99,8 @@ def to_documents(
         elif len(text) > LARGEST:
             tally.bad(position, TOO_LARGE)
         else:
-            own = value.get("id")
-            yield Document(identity if own is None else str(own), _title(value, fields), text)
+            stated = value.get("id")
+            yield Document(identity if stated is None else str(stated), _title(value, fields), text)
 
 
 def _title(value: dict[str, Any], fields: Fields) -> str:
