@@ -254,7 +254,7 @@ def _publish(job: Job, manifest: Manifest, out: Path) -> None:
     (tokens / MANIFEST).unlink(missing_ok=True)
     for stale in tokens.glob("*.bin"):
         stale.unlink()
-    shutil.copyfile(job.tokenizer, out / "tokenizer.json")
+    write_text(out / "tokenizer.json", job.tokenizer.read_text(encoding="utf-8"))
     for shard in [*manifest.train, *manifest.validation]:
         shutil.move(job.folder / shard.file, tokens / shard.file)
     manifest.to_file(tokens / MANIFEST)
