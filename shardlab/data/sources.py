@@ -15,10 +15,9 @@ from shardlab.core.files import sha256_of_file
 from shardlab.core.progress import track
 from shardlab.data.corpus_file import Document, write_corpus
 from shardlab.data.huggingface import read_huggingface
-from shardlab.data.json_files import read_json_array, read_json_lines
+from shardlab.data.local_files import SEPARATOR, read_json_array, read_json_lines, read_text
 from shardlab.data.mediawiki import read_dump, read_mediawiki
-from shardlab.data.source_records import Fields, Tally, to_documents, within_limits
-from shardlab.data.text_files import SEPARATOR, read_text
+from shardlab.data.source_records import Fields, Tally, to_documents
 from shardlab.data.wheels import open_member
 
 _SYNTHETIC_DOCUMENTS = 2000
@@ -48,7 +47,7 @@ def prepare(data: Data, corpus: Path, work: Path) -> dict[str, Any]:
     # every source is a generator, whose files are to be closed also after an error
     source_documents = cast(Generator[Document], read_documents(data, work, tally))
     with closing(source_documents) as documents:
-        limited = islice(within_limits(documents, tally), data.documents)
+        limited = islice(documents, data.documents)
         size = write_corpus(corpus, track(limited, "documents", data.documents, " documents"))
     files = {corpus.name: sha256_of_file(corpus)}
     return {**source._asdict(), **size._asdict(), **tally.as_json(), "files": files}
