@@ -5,8 +5,9 @@ import subprocess
 import sys
 import time
 
-from shardlab.config.contention import Contention
 from shardlab.core.cpu_times import CpuMeter
+
+from shardlab.config.contention import Contention
 from tests.commands import Command
 
 BUSY = "import sys, time\nprint(flush=True)\nwhile time.process_time() < {0}: pass\n"
