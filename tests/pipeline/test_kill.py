@@ -70,7 +70,9 @@ def is_whole(path: Path) -> bool:
     text = path.read_text()
     if path.suffix == ".html":
         return text.rstrip().endswith("</html>")
-    return all(json.loads(part) for part in (text.splitlines() if "l" in path.suffix else [text]))
+    return all(
+        json.loads(part) for part in (text.splitlines() if path.suffix == ".jsonl" else [text])
+    )
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.command.split()[0])
