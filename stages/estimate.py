@@ -6,7 +6,7 @@ import torch
 
 from shardlab.config.parameters import Parameters
 from shardlab.config.run_record import Estimate
-from shardlab.core.checksums import write_checked
+from shardlab.core.files import write_json
 from shardlab.core.progress import say
 from shardlab.data.tokens import read_manifest
 from shardlab.models.build import build_model
@@ -31,7 +31,7 @@ def main(params: Parameters) -> None:
         # the device is the CPU, so host memory counts
         by_category = {**closed_form(*case), **host_memory(*case)}
         estimates[name] = Estimate(bytes_by_category=by_category).model_dump()
-    write_checked("results/memory.json", estimates)
+    write_json("results/memory.json", estimates)
     say(f"estimate: memory of {len(strategies)} runs in results/memory.json")
 
 

@@ -22,10 +22,9 @@ from shardlab.config.run_record import (
 )
 from shardlab.config.schema import Quality
 from shardlab.config.timing_record import TimedRun, scaling_efficiency
-from shardlab.core.checksums import read_checked, read_checked_lines
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
-from shardlab.core.files import atomic, finite
+from shardlab.core.files import atomic, finite, read_json, read_json_lines
 from shardlab.report.quality import quality_at_time, steps_to_quality, time_to_quality
 
 D = TypeVar("D", bound=Document)
@@ -60,7 +59,7 @@ def read_estimate(path: Path, run: str) -> Estimate:
         UserError: the file is missing or damaged, or has no estimate of the run.
     """
     fix = _fix("estimate")
-    found = read_checked(path, fix)
+    found = read_json(path, fix)
     if run not in found:
         raise UserError(f"{path}: has no run {run!r}: {fix}")
     try:
@@ -77,7 +76,7 @@ def read_loss_curve(results: Path, run: str, seed: int) -> LossCurve:
     """
     path = results / "train" / run / f"seed{seed}" / "events.jsonl"
     fix = _fix(train_stage(run, seed))
-    events = read_checked_lines(path, fix)
+    events = read_json_lines(path, fix)
     try:
         return LossCurve(
             steps=[int(event["step"]) for event in events],
@@ -99,9 +98,6 @@ def _fix(stage: str) -> str:
 
 class Metrics(Setting, Training):
     """metrics.json of the train stage."""
-
-    files: dict[str, str]
-    """SHA-256 of the trace and of the files of the model, by their paths beside it"""
 
 
 def join_record(
