@@ -11,8 +11,7 @@ from pathlib import Path
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say
-from shardlab.train.chat_terminal import converse, show
-from shardlab.train.conversation import Conversation, Sampling
+from shardlab.train.chat import Conversation, Sampling, converse, print_answer
 from stages.common import Parser
 
 
@@ -28,12 +27,10 @@ def main() -> None:
     given = {key: value for key, value in vars(parser.parse_args()).items() if value is not None}
     folder, prompt = given.pop("folder"), given.pop("prompt", None)
     conversation = Conversation(folder, validate(Sampling, given, "chat"))
-    if not conversation.verified:
-        say(f"chat: {folder}: no metrics.json next to it: its files are not verified")
     if prompt is None:
         converse(conversation)
     else:
-        show(conversation.answer(prompt))
+        print_answer(conversation, prompt)
 
 
 if __name__ == "__main__":

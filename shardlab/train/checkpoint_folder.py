@@ -1,4 +1,13 @@
-"""Folder with the checkpoints of one run, each complete or absent, and their manifests."""
+"""Folder with the checkpoints of one run, each complete on disk or absent, and without pickles.
+
+step-00000040/
+  checkpoint.json              origin, and the checksum of every other file
+  model.safetensors            format full: parameters by the names of the unwrapped model
+  optimizer.safetensors        and `exp_avg`, `exp_avg_sq` and `step` of each of them
+  sharded/*.safetensors        format sharded: torch.distributed.checkpoint, one file per rank
+  rank-00000.safetensors       of each rank: residuals, counters, random states
+  rank-00000.json              and its events and ledger
+"""
 
 import json
 import re
@@ -12,7 +21,6 @@ import torch
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Train
 from shardlab.config.strategy import CanonicalStrategy
-from shardlab.core.checksums import damage, write_checked
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
 from shardlab.core.files import flush, make_folder, rename, sha256_of_file, writing
@@ -27,7 +35,7 @@ class Folder:
 
     A checkpoint is written under a hidden name, flushed to disk and renamed; it is renamed back
     before it is removed. So a process that is killed leaves no incomplete checkpoint under a
-    visible name, and the names alone tell which is the last. One process at a time makes changes.
+    visible name. One process at a time makes changes.
     """
 
     def __init__(self, root: Path) -> None:
@@ -39,7 +47,7 @@ class Folder:
 
     def unfinished(self, step: int) -> Path:
         """Return the path of a checkpoint that is being written."""
-        return _hidden(self.path(step))
+        return self._root / f".step-{step:08d}.partial"
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints, in ascending order."""
@@ -47,32 +55,19 @@ class Folder:
         return sorted(int(match[1]) for path in paths if (match := _NAME.fullmatch(path.name)))
 
     def begin(self, step: int) -> None:
-        """Create `unfinished(step)`, empty."""
-        shutil.rmtree(self.unfinished(step), ignore_errors=True)
-        make_folder(self.unfinished(step))
-
-    def commit(self, step: int) -> None:
-        """Make `unfinished(step)` the checkpoint."""
-        flush(self.unfinished(step))
-        rename(self.unfinished(step), self.path(step))
-
-    def prune(self, keep: int) -> None:
-        """Remove all but the last `keep` checkpoints."""
-        for step in self.steps()[:-keep]:
-            self._remove(step)
-
-    def clear(self) -> None:
-        """Remove incomplete checkpoints, and folders that are named like one but empty."""
+        """Create `unfinished(step)`, empty; remove what killed processes have left unfinished."""
         for path in self._root.glob(".step-*.partial"):
             shutil.rmtree(path)
-        for step in self.steps():
-            with suppress(OSError):  # it is not empty
-                self.path(step).rmdir()
+        make_folder(self.unfinished(step))
 
-    def set_aside(self, step: int) -> None:
-        """Rename a damaged checkpoint, so that it is no longer among the steps."""
-        shutil.rmtree(self._damaged(step), ignore_errors=True)
-        rename(self.path(step), self._damaged(step))
+    def commit(self, step: int, keep: int) -> None:
+        """Make `unfinished(step)` the checkpoint; remove all but the last `keep`."""
+        flush(self.unfinished(step))
+        if self.path(step).exists():  # damaged: the run went on from the one before
+            shutil.rmtree(self.path(step))
+        rename(self.unfinished(step), self.path(step))
+        for old in self.steps()[:-keep]:
+            self._remove(old)
 
     def remove(self) -> None:
         """Remove all checkpoints, and the folder if nothing else is in it.
@@ -83,23 +78,14 @@ class Folder:
         with writing(self._root):
             for step in self.steps():
                 self._remove(step)
-            self.clear()
-            for path in self._root.glob("step-*.damaged"):
+            for path in self._root.glob(".step-*.partial"):
                 shutil.rmtree(path)
         with suppress(OSError):
             self._root.rmdir()
 
-    def _damaged(self, step: int) -> Path:
-        return self.path(step).with_suffix(".damaged")
-
     def _remove(self, step: int) -> None:
-        hidden = self.unfinished(step)
-        rename(self.path(step), hidden)
-        shutil.rmtree(hidden)
-
-
-def _hidden(path: Path) -> Path:
-    return path.with_name(f".{path.name}.partial")
+        rename(self.path(step), self.unfinished(step))
+        shutil.rmtree(self.unfinished(step))
 
 
 _FILE = "checkpoint.json"
@@ -146,13 +132,22 @@ class Manifest(Document):
             files={},
         )
 
+    @classmethod
+    def read(cls, path: Path) -> "Manifest":
+        """Read the manifest of the checkpoint at `path`.
+
+        Raises:
+            UserError: it is missing or damaged.
+        """
+        return cls.from_file(path / _FILE, f"remove {path}")
+
+    def write(self, folder: Path) -> None:
+        """Write checkpoint.json."""
+        self.to_file(folder / _FILE)
+
     def made_by(self) -> str:
         """Return the versions that wrote it; with others a run may not resume bit for bit."""
         return f"revision {self.revision} with torch {self.torch}"
-
-    def write(self, folder: Path, files: dict[str, str]) -> None:
-        """Write checkpoint.json, with the checksums of all other files."""
-        write_checked(folder / _FILE, {**self.model_dump(mode="json"), "files": files})
 
     def refuse_other(self, run: "Manifest", path: Path, elastic: bool) -> None:
         """Check that `run` can resume from this checkpoint, which is at `path`.
@@ -185,13 +180,14 @@ class Manifest(Document):
         return _flat({**plain, "train": train})
 
 
-def read_manifest(path: Path) -> Manifest:
-    """Read the manifest of the checkpoint at `path`.
+def checksums(folder: Path, share: slice = slice(None)) -> dict[str, str]:
+    """Return the SHA-256 of the files of a checkpoint that is being written, by relative paths.
 
-    Raises:
-        UserError: it is missing or damaged.
+    Args:
+        share: of the files in the order of their paths, so that ranks divide them.
     """
-    return Manifest.from_file(path / _FILE, f"remove {path}")
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())[share]
+    return {str(path.relative_to(folder)): sha256_of_file(path) for path in paths}
 
 
 def damage_in(path: Path, share: slice = slice(None)) -> str | None:
@@ -201,10 +197,15 @@ def damage_in(path: Path, share: slice = slice(None)) -> str | None:
         share: of the files, so that ranks can divide them.
     """
     try:
-        found = damage(path, read_manifest(path).files, share)
+        files = Manifest.read(path).files
     except UserError as error:
         return str(error).removesuffix(f": remove {path}")
-    return next((f"{path / name}: {what}" for name, what in found), None)
+    for name in sorted(files)[share]:
+        if not (path / name).is_file():
+            return f"{path / name}: missing"
+        if sha256_of_file(path / name) != files[name]:
+            return f"{path / name}: damaged"
+    return None
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:

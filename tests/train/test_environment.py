@@ -49,11 +49,9 @@ def test_without_a_launcher_all_ranks_are_local():
     assert rank_environment(4) is None
 
 
-@pytest.mark.parametrize(("agent", "agent_store"), [("True", True), ("False", False)])
-def test_variables_of_torchrun_are_read(variables, agent, agent_store):
-    local = {"LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_USE_AGENT_STORE": agent}
-    variables(RANK=3, WORLD_SIZE=4, **local, **MASTER)
-    assert rank_environment(4) == RankEnvironment(3, 4, 1, 2, "node0", 29500, agent_store)
+def test_variables_of_torchrun_are_read(variables):
+    variables(RANK=3, WORLD_SIZE=4, LOCAL_RANK=1, LOCAL_WORLD_SIZE=2, **MASTER)
+    assert rank_environment(4) == RankEnvironment(3, 4, 1, 2, "node0", 29500)
 
 
 def test_minimal_variables_suffice(variables):
