@@ -107,9 +107,8 @@ class Conversation:
             )
         except Exception as error:  # of the libraries, or of the folder's chat template
             self._messages.pop()
-            raise UserError(
-                f"no answer: {type(error).__name__}: {_line(error)}; fewer --tokens need less memory"
-            ) from None
+            why = f"{type(error).__name__}: {_line(error)}"
+            raise UserError(f"no answer: {why}; fewer --tokens need less memory") from None
         except KeyboardInterrupt:
             self._messages.append({"role": "assistant", "content": streamer.text})
             raise

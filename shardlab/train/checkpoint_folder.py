@@ -23,7 +23,7 @@ from shardlab.config.schema import Train
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
-from shardlab.core.files import flush, make_folder, rename, sha256_of_file, writing
+from shardlab.core.files import find_damage, sha256_of_file, writing
 from shardlab.core.host import git_revision
 from shardlab.train.run_plan import RunPlan
 
@@ -33,9 +33,8 @@ _NAME = re.compile(r"step-(\d{8,})")
 class Folder:
     """Folder of `root/step-00000040` and so on, named by the number of steps done.
 
-    A checkpoint is written under a hidden name, flushed to disk and renamed; it is renamed back
-    before it is removed. So a process that is killed leaves no incomplete checkpoint under a
-    visible name. One process at a time makes changes.
+    A checkpoint is written under a hidden name and renamed; it is renamed back before it is
+    removed. So a process that is killed leaves no incomplete checkpoint under a visible name. One process at a time makes changes.
     """
 
     def __init__(self, root: Path) -> None:
@@ -58,14 +57,13 @@ class Folder:
         """Create `unfinished(step)`, empty; remove what killed processes have left unfinished."""
         for path in self._root.glob(".step-*.partial"):
             shutil.rmtree(path)
-        make_folder(self.unfinished(step))
+        self.unfinished(step).mkdir(parents=True)
 
     def commit(self, step: int, keep: int) -> None:
         """Make `unfinished(step)` the checkpoint; remove all but the last `keep`."""
-        flush(self.unfinished(step))
         if self.path(step).exists():  # damaged: the run went on from the one before
             shutil.rmtree(self.path(step))
-        rename(self.unfinished(step), self.path(step))
+        self.unfinished(step).rename(self.path(step))
         for old in self.steps()[:-keep]:
             self._remove(old)
 
@@ -84,7 +82,7 @@ class Folder:
             self._root.rmdir()
 
     def _remove(self, step: int) -> None:
-        rename(self.path(step), self.unfinished(step))
+        self.path(step).rename(self.unfinished(step))
         shutil.rmtree(self.unfinished(step))
 
 
@@ -180,16 +178,6 @@ class Manifest(Document):
         return _flat({**plain, "train": train})
 
 
-def checksums(folder: Path, share: slice = slice(None)) -> dict[str, str]:
-    """Return the SHA-256 of the files of a checkpoint that is being written, by relative paths.
-
-    Args:
-        share: of the files in the order of their paths, so that ranks divide them.
-    """
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())[share]
-    return {str(path.relative_to(folder)): sha256_of_file(path) for path in paths}
-
-
 def damage_in(path: Path, share: slice = slice(None)) -> str | None:
     """Return the first file of the checkpoint at `path` that is missing or damaged, and which.
 
@@ -197,15 +185,10 @@ def damage_in(path: Path, share: slice = slice(None)) -> str | None:
         share: of the files, so that ranks can divide them.
     """
     try:
-        files = Manifest.read(path).files
+        damage = find_damage(path, Manifest.read(path).files, share)
     except UserError as error:
         return str(error).removesuffix(f": remove {path}")
-    for name in sorted(files)[share]:
-        if not (path / name).is_file():
-            return f"{path / name}: missing"
-        if sha256_of_file(path / name) != files[name]:
-            return f"{path / name}: damaged"
-    return None
+    return None if damage is None else f"{path / damage[0]}: {damage[1]}"
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Periodic checkpoints of a run, and resumption from the last.
 
 Format `full` holds whole tensors by the names of the unwrapped model, for any engine. In `sharded`
-every rank writes its part, and any number of ranks reads what it needs: torch.distributed.checkpoint
-with its safetensors storage, since FileSystemWriter would pickle its metadata.
+every rank writes its part, and any number of ranks reads what it needs, by
+torch.distributed.checkpoint with its safetensors storage: FileSystemWriter pickles its metadata.
 """
 
 import json
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,7 +30,7 @@ from shardlab.comm.handle import merge_states
 from shardlab.comm.object_collectives import gather_values, run_or_fail_together
 from shardlab.config.schema import Checkpoint
 from shardlab.core.errors import UserError
-from shardlab.core.files import writing
+from shardlab.core.files import sha256_of_files, writing
 from shardlab.core.progress import say
 from shardlab.engines.base import Engine, State
 from shardlab.engines.state_files import (
@@ -40,7 +41,7 @@ from shardlab.engines.state_files import (
     save_tensors,
     set_random_state,
 )
-from shardlab.train.checkpoint_folder import Folder, Manifest, checksums, damage_in
+from shardlab.train.checkpoint_folder import Folder, Manifest, damage_in
 from shardlab.train.loop import Loop, StepEvent
 from shardlab.train.run_plan import RunPlan
 from shardlab.train.summary import mean_ledger, merge_events
@@ -173,7 +174,7 @@ class Checkpoints:
             save_state(file, state)
             file.with_suffix(".json").write_text(values)
             dist.barrier(self._group)
-            parts = gather_values(checksums(folder, self._share), self._group)
+            parts = gather_values(sha256_of_files(folder, self._share), self._group)
             if self._is_chief:
                 files = {name: digest for part in parts for name, digest in part.items()}
                 position = {"step": step, "sample": sample, "files": files}
@@ -240,7 +241,9 @@ def _rank_file(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank:05d}.safetensors"
 
 
-def _read_rank(folder: Path, rank: int):
+def _read_rank(
+    folder: Path, rank: int
+) -> tuple[State, list[dict[str, Any]], dict[Any, dict[str, Any]]]:
     """Return state, events and ledger sums of one rank."""
     file = _rank_file(folder, rank)
     values = json.loads(file.with_suffix(".json").read_text())

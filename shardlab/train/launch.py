@@ -27,9 +27,9 @@ from torch.multiprocessing import start_processes
 
 from shardlab.config.affinity import CpuAffinity
 from shardlab.core.errors import UserError
+from shardlab.core.files import temporary
 from shardlab.core.process import begin_fork, die_with_parent
 from shardlab.core.progress import say
-from shardlab.core.unfinished import temporary
 from shardlab.train.launch_environment import RankEnvironment, rank_environment
 from shardlab.train.rank import Interfaces, Job, Worker
 from shardlab.train.rank_failure import Failure, RunFailed, cause_of
