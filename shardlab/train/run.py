@@ -16,7 +16,7 @@ from shardlab.comm.object_collectives import device_of, gather_bytes, gather_val
 from shardlab.config.settings import DTYPE_BYTES
 from shardlab.core.checksums import read_checked, refuse_damage, write_checked, write_checked_lines
 from shardlab.core.cpu_times import CpuMeter, CpuTimes
-from shardlab.core.determinism import compute_deterministically
+from shardlab.core.device import compute_deterministically
 from shardlab.core.files import sha256_of_file
 from shardlab.core.progress import say
 from shardlab.data.loader import Batches
