@@ -21,7 +21,7 @@ import torch.distributed as dist
 from benchmarks.common import WORK, arguments, choose, on_ranks, print_table, write_results
 from benchmarks.engines import STRATEGIES
 from benchmarks.traced import Trainee
-from shardlab.comm import all_to_all, codec_collective, collective
+from shardlab.comm import all_to_all, collective, ledger
 from shardlab.config.strategy import parse_strategy
 from shardlab.profiling.capture import Capture
 from shardlab.report.numbers import figure
@@ -96,15 +96,12 @@ def _repetitions(
 def _no_ledger() -> Iterator[None]:
     """Disable counting of messages and timing of codecs."""
     with ExitStack() as stack:
-        for owner, names in (
-            (collective.Collective, ["_count"]),
-            (codec_collective.CodecCollective, ["_count_number", "_count_sent", "_report"]),
-            (all_to_all.AllToAllCollective, ["_count_uncompressed"]),
+        for owner, name in (
+            (collective.Collective, "_count"),
+            (all_to_all.AllToAllCollective, "_count_sent"),
+            (ledger.Account, "add_time"),
         ):
-            for name in names:
-                stack.enter_context(patch.object(owner, name, lambda *_, **__: None))
-        untimed = patch.object(collective.Collective, "_timed", lambda *_: nullcontext())
-        stack.enter_context(untimed)
+            stack.enter_context(patch.object(owner, name, lambda *_, **__: None))
         yield
 
 

@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+from shardlab.train.missing_tokens import build_once
+
 from shardlab.config.fields import Seed
 from shardlab.config.parameters import Parameters
 from shardlab.core.document import validate
@@ -13,7 +15,6 @@ from shardlab.core.errors import UserError
 from shardlab.core.lock import is_job
 from shardlab.data.tokens import MANIFEST
 from shardlab.train.launch_environment import rank_environment
-from shardlab.train.missing_tokens import build_once
 from shardlab.train.run import train_run
 from shardlab.train.run_plan import RunPlan
 from shardlab.train.utilization import show_placements

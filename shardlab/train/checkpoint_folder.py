@@ -34,7 +34,8 @@ class Folder:
     """Folder of `root/step-00000040` and so on, named by the number of steps done.
 
     A checkpoint is written under a hidden name and renamed; it is renamed back before it is
-    removed. So a process that is killed leaves no incomplete checkpoint under a visible name. One process at a time makes changes.
+    removed. So a process that is killed leaves no incomplete checkpoint under a visible name. One
+    process at a time makes changes.
     """
 
     def __init__(self, root: Path) -> None:

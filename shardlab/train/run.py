@@ -14,7 +14,7 @@ from shardlab.codecs.kernels import native
 from shardlab.comm.emulated_link import Emulation, emulated
 from shardlab.comm.object_collectives import device_of, gather_bytes, gather_values
 from shardlab.config.settings import DTYPE_BYTES
-from shardlab.core.determinism import compute_deterministically
+from shardlab.core.device import compute_deterministically
 from shardlab.core.files import read_json, refuse_damage, write_json, write_json_lines
 from shardlab.core.host import CpuMeter, CpuTimes
 from shardlab.core.progress import say

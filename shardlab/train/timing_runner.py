@@ -11,8 +11,7 @@ import torch.distributed as dist
 
 from shardlab.codecs.kernels import native
 from shardlab.comm.emulated_link import Emulation, interface_bytes, interface_frames
-from shardlab.comm.hierarchy import subgroup
-from shardlab.comm.object_collectives import device_of, gather_bytes, gather_values
+from shardlab.comm.object_collectives import device_of, gather_bytes, gather_values, subgroup
 from shardlab.config.contention import Contention
 from shardlab.config.link import connection_name
 from shardlab.config.run_record import Breakdown

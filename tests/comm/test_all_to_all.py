@@ -12,10 +12,10 @@ from shardlab.codecs.unit import Unit
 from shardlab.codecs.wire import message_bytes
 from shardlab.comm.all_to_all import AllToAllCollective, LinearNative
 from shardlab.comm.codec_collective import CodecSettings
+from shardlab.comm.collective import Native
+from shardlab.comm.emulated_link import LinkThrottle
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
-from shardlab.comm.native import Native
-from shardlab.comm.traffic import LinkThrottle
 from tests.comm.codec_factory import Positive, RandomHalf
 from tests.comm.wire import gathered, is_same_everywhere, vector_of, vectors_of, wire
 from tests.ranks import on_ranks

@@ -8,11 +8,10 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from shardlab.codecs.unit import Block, Unit
-from shardlab.comm.build import make_collective
-from shardlab.comm.collective import CompletedWork
+from shardlab.comm.attach import make_collective
+from shardlab.comm.collective import CompletedWork, Native
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Account, Ledger
-from shardlab.comm.native import Native
 from shardlab.profiling.labels import unit_of
 from tests.comm import codec_factory
 from tests.ranks import on_ranks

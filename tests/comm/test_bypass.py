@@ -7,9 +7,8 @@ import torch.distributed as dist
 import shardlab
 from shardlab.codecs.registry import make_codec, make_method
 from shardlab.codecs.unit import Block, Unit
-from shardlab.comm.build import Route, make_collective
-from shardlab.comm.feedback import ErrorFeedback
-from shardlab.comm.layout import Layout
+from shardlab.comm.attach import Route, make_collective
+from shardlab.comm.feedback import ErrorFeedback, Layout
 from shardlab.comm.ledger import Ledger
 from shardlab.core.errors import UserError
 from shardlab.models.unit_names import matching

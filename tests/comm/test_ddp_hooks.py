@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.distributed as dist
+from shardlab.comm.bypass import BypassCollective
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import shardlab
 from shardlab.comm import ddp_hooks
-from shardlab.comm.bypass import BypassCollective
 from tests.comm.wrapped_models import backward, batch, network
 from tests.ranks import on_ranks
 

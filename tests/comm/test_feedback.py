@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from shardlab.comm.residuals import blank, elements, narrow, widen
 
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
 from shardlab.comm.feedback import ErrorFeedback, Updates, register_step_hook
-from shardlab.comm.residuals import blank, elements, narrow, widen
 
 KEY = MessageKey(0, 0, "unit", 0)
 KINDS = ["fp32", "bf16", "int8"]

@@ -9,8 +9,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 import shardlab
-from shardlab.comm.layout import Layout
-from shardlab.comm.native import Native
+from shardlab.comm.collective import Native
+from shardlab.comm.feedback import Layout
 from shardlab.core.errors import UserError
 from tests.comm.wire import gathered, is_same_everywhere, wire
 from tests.comm.wrapped_models import backward, ddp, fsdp2, full, gradients_after, hsdp, network

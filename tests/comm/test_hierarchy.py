@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from shardlab.comm.hierarchy import HierarchicalCollective
 
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Unit
@@ -10,7 +11,6 @@ from shardlab.codecs.wire import message_bytes
 from shardlab.comm.all_to_all import AllToAllCollective
 from shardlab.comm.codec_collective import CodecSettings
 from shardlab.comm.feedback import ErrorFeedback
-from shardlab.comm.hierarchy import HierarchicalCollective
 from shardlab.comm.ledger import Ledger
 from shardlab.core.errors import UserError
 from tests.comm.wire import gathered, is_same_everywhere, vector_of, vectors_of, wire

@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.distributed as dist
+from shardlab.comm.traffic import LinkThrottle, Traffic
 
 from shardlab.codecs.unit import Block, Unit
-from shardlab.comm.build import make_collective
+from shardlab.comm.attach import make_collective
+from shardlab.comm.collective import Native
 from shardlab.comm.emulated_link import Links, emulated, interface_bytes, interface_frames
 from shardlab.comm.ledger import Ledger
-from shardlab.comm.native import Native
-from shardlab.comm.traffic import LinkThrottle, Traffic
 from shardlab.config.link import Link
 from tests.comm import codec_factory
 from tests.ranks import on_ranks, run_ranks

@@ -8,12 +8,10 @@ import torch.distributed as dist
 
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Block, Unit
-from shardlab.comm.build import Route, make_collective
-from shardlab.comm.feedback import ErrorFeedback
-from shardlab.comm.handle import merge_states
-from shardlab.comm.layout import Layout
+from shardlab.comm.attach import Route, make_collective
+from shardlab.comm.feedback import ErrorFeedback, Layout
+from shardlab.comm.handle import merge_residuals, merge_states
 from shardlab.comm.ledger import Ledger
-from shardlab.comm.residual_merging import merge_residuals
 from shardlab.core.errors import UserError
 from tests.comm.phase_vectors import gradients, whole
 from tests.comm.wire import gathered
