@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlab.train.divergence import divergence_step, has_diverged
+from shardlab.train.loop import divergence_step, has_diverged
 from shardlab.train.loop import StepEvent
 
 
