@@ -6,6 +6,7 @@ launcher has bound already, such as torchrun's --numa-binding or srun's --cpu-bi
 """
 
 import os
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,19 +151,21 @@ def place_ranks(topology: Topology, ranks: Sequence[RankLocation]) -> list[Place
     if len({tuple(rank.cpus) for rank in ranks}) > 1:  # a launcher has bound them
         return [Placement(topology.cores_of(rank.cpus)) for rank in ranks]
     usable = topology.cores_of(ranks[0].cpus)
-    nodes = sorted({core.node for core in usable})
-    wanted = []
+    size = Counter(core.node for core in usable for _ in core.cpus)
+    nodes = sorted(size)
+    wanted: list[list[int]] = []
     for number, rank in enumerate(ranks):
-        dealt = nodes[number :: len(ranks)] or [nodes[number % len(nodes)]]
-        wanted.append([rank.gpu_node] if rank.gpu_node in nodes else dealt)
-    return [
-        _part(
-            tuple(core for core in usable if core.node in mine),
-            sum(other == mine for other in wanted[:number]),
-            wanted.count(mine),
-        )
-        for number, mine in enumerate(wanted)
-    ]
+        if rank.gpu_node in nodes:
+            wanted.append([rank.gpu_node])
+        elif len(ranks) < len(nodes):
+            wanted.append(nodes[number :: len(ranks)])
+        else:  # highest averages: round-robin over nodes of equal size, more ranks on larger ones
+            wanted.append([max(nodes, key=lambda node: size[node] / (wanted.count([node]) + 1))])
+    placed = []
+    for number, mine in enumerate(wanted):
+        cores = tuple(core for core in usable if core.node in mine)
+        placed.append(_part(cores, wanted[:number].count(mine), wanted.count(mine)))
+    return placed
 
 
 def place_here(ranks: Sequence[RankLocation], root: Path = SYSFS) -> list[Placement]:
@@ -172,10 +175,10 @@ def place_here(ranks: Sequence[RankLocation], root: Path = SYSFS) -> list[Placem
 
 def _part(cores: tuple[Core, ...], index: int, count: int) -> Placement:
     """Return the part of one of `count` ranks that share these cores."""
-    single = tuple(Core(core.node, (cpu,)) for core in cores for cpu in core.cpus)
-    for units in (cores, single):
+    for units in ([core.cpus for core in cores], [(cpu,) for core in cores for cpu in core.cpus]):
         size = len(units)
         if size >= count:
-            return Placement(units[size * index // count : size * (index + 1) // count])
+            chosen = units[size * index // count : size * (index + 1) // count]
+            return Placement(Topology(cores).cores_of({cpu for unit in chosen for cpu in unit}))
     turn = index % len(cores)  # each rank takes another core for control
     return Placement(cores[turn:] + cores[:turn])

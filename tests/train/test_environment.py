@@ -54,11 +54,6 @@ def test_variables_of_torchrun_are_read(variables):
     assert rank_environment(4) == RankEnvironment(3, 4, 1, 2, "node0", 29500)
 
 
-def test_minimal_variables_suffice(variables):
-    variables(RANK=1, WORLD_SIZE=2, **MASTER)
-    assert rank_environment(2) == RankEnvironment(1, 2, 1, 2, "node0", 29500)
-
-
 def test_another_number_of_ranks_is_refused(variables):
     variables(RANK=0, WORLD_SIZE=3, **MASTER)
     with pytest.raises(UserError, match=r"torchrun started 3 ranks, train\.world_size says 2"):
@@ -90,25 +85,11 @@ def test_variables_of_srun_are_mapped_to_those_of_torchrun(srun):
     assert 1024 < found.master_port < 32768, "the kernel gives ports above to anybody"
 
 
-def test_steps_of_one_job_have_different_ports(srun):
-    ports = set()
-    for step in range(20):
-        srun(STEP_ID=step)
-        ports.add(rank_environment(4).master_port)
-    assert len(ports) == 20
-
-
 def test_master_address_of_the_user_precedes_that_of_slurm(srun, variables):
     srun()
     variables(**MASTER)
     found = rank_environment(4)
     assert (found.master_addr, found.master_port) == ("node0", 29500)
-
-
-def test_torchrun_inside_srun_precedes_slurm(srun, variables):
-    srun()
-    variables(RANK=1, WORLD_SIZE=2, **MASTER)
-    assert rank_environment(2) == RankEnvironment(1, 2, 1, 2, "node0", 29500)
 
 
 def test_one_task_for_several_ranks_is_refused(srun):
