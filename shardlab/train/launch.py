@@ -38,7 +38,7 @@ __all__ = ["Interfaces", "RunFailed", "Worker", "launch", "launch_together"]
 
 _REPORTS_S = 0.5
 """a rank that is killed breaks the connections of others within milliseconds"""
-_TIMEOUTS_S = 5.0
+_TIMEOUTS_S = 3.0
 """ranks that wait for the same one time out one after the other, as they began to wait"""
 _LINGER_S = 2.0
 """the key-value store ends with the process of rank 0, and torchrun's agent with its first rank"""
