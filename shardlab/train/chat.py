@@ -40,7 +40,7 @@ class Sampling(Document):
     """None: another one for each conversation"""
 
 
-class _Streamer(TextStreamer):  # type: ignore[misc]
+class _Streamer(TextStreamer):
     """Streamer that collects the answer and passes its pieces on."""
 
     def __init__(self, tokenizer: Any, show: Callable[[str], None]) -> None:

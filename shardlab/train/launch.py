@@ -99,7 +99,12 @@ def launch_together(commands: Mapping[str, Callable[[], None]]) -> None:
     Raises:
         RunFailed, UserError: of the first command that failed; no process of the others is left.
     """
-    failure = _run_forked({n: lambda _, c=c: c() for n, c in commands.items()}, math.inf)
+
+    def call(command: Callable[[], None], folder: Path) -> None:
+        command()
+
+    works = {name: partial(call, command) for name, command in commands.items()}
+    failure = _run_forked(works, math.inf)
     if failure is not None:
         raise failure.error()
 

@@ -16,6 +16,7 @@ from shardlab.comm.object_collectives import device_of, subgroup
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Train
 from shardlab.config.strategy import Strategy
+from shardlab.config.timing_record import UnitSize
 from shardlab.core.files import temporary
 from shardlab.core.progress import track
 from shardlab.data.loader import Batches
@@ -176,8 +177,8 @@ class BuiltLoop(NamedTuple):
     loop: Loop
     parameters: int
     """of the whole model"""
-    units: list[int]
-    """parameters of each unit that the strategy wraps"""
+    units: list[UnitSize]
+    """of the parts that the strategy wraps"""
     flops_per_token: float
     loss_scaled: bool
     """whether fp16 scales the loss"""

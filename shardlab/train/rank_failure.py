@@ -57,8 +57,8 @@ class Failure:
         if isinstance(error, RunFailed):
             return cls(error.kind, error.summary, error.detail, time.time())
         if isinstance(error, UserError):
-            kind = "storage" if isinstance(error, StorageError) else "user"
-            return cls(kind, str(error), seconds=time.time())
+            storage = isinstance(error, StorageError)
+            return cls("storage" if storage else "user", str(error), seconds=time.time())
         line = traceback.format_exception_only(error)[0].splitlines()[0]
         text = "".join(traceback.format_exception(error)).strip()
         memory = isinstance(error, MemoryError | torch.OutOfMemoryError)

@@ -106,7 +106,7 @@ class Runner:
     def _record(
         self, contention: Contention | None, ranks: list[dict[str, Any]], breakdown: Breakdown
     ) -> TimedRun:
-        plan, train = self._plan, self._train
+        plan, train = self._plan, self._plan.train
         link = plan.timing.link
         ledger = mean_ledger([rank["ledger"] for rank in ranks], len(self.step_ms))
         sent = np.array([rank["sent"] for rank in ranks]).reshape(-1, 2)

@@ -72,9 +72,10 @@ class Turns:
         """
         with self._done.get_lock():
             self._done[timing] = done
-            least = min(self._done)
+            shares = self._done[:]
+            least = min(shares)
             if least != _ABSENT and least != math.inf:
-                following = list(self._done).index(least)
+                following = shares.index(least)
                 for _ in range(self._ranks[following]):
                     self._gates[following].release()
 
