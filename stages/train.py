@@ -25,7 +25,7 @@ def main(
     run: Annotated[str, "name of a strategy in the parameters"],
     seed: Annotated[int, "of the weights, the order of the data and random codecs"] = 0,
     max_restarts: Annotated[int, "how often to start new ranks after one has failed"] = 0,
-    show_placement: Annotated[bool, "print which CPUs and memory each rank gets, and end"] = False,
+    show_placement: Annotated[bool, "print which CPUs each rank gets, and end"] = False,
 ) -> None:
     """Write metrics.json, events.jsonl, trace.json.gz and final_model/ of the run."""
     values = plans.train(params, run)

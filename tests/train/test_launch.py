@@ -159,7 +159,7 @@ def test_commands_run_together_until_one_fails(tmp_path):
 
     launch_together({"first": lambda: command(0), "second": lambda: command(0)})
     assert files(tmp_path) == ["0", "1"]
-    with pytest.raises(RunFailed, match="rank 1: (?s:.*)OSError: on purpose"):
+    with pytest.raises(RunFailed, match=r"rank 1: (?s:.*)OSError: on purpose"):
         launch_together({"first": lambda: time.sleep(60), "second": lambda: command(1)})
 
 
