@@ -22,7 +22,6 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
-from torch.distributed.rendezvous import rendezvous
 from torch.multiprocessing import start_processes
 
 from shardlab.config.affinity import CpuAffinity
@@ -40,8 +39,6 @@ _REPORTS_S = 0.5
 """a rank that is killed breaks the connections of others within milliseconds"""
 _TIMEOUTS_S = 3.0
 """ranks that wait for the same one time out one after the other, as they began to wait"""
-_LINGER_S = 2.0
-"""the key-value store ends with the process of rank 0, and torchrun's agent with its first rank"""
 
 
 def launch(
@@ -214,29 +211,34 @@ def _be_rank(job: Job, environment: RankEnvironment, limit_s: float | None) -> N
     if limit_s is not None:
         signal.signal(signal.SIGALRM, partial(_expire, limit_s))
         signal.setitimer(signal.ITIMER_REAL, limit_s)
-    os.environ |= environment.variables()
-    name = f"rank {environment.rank}"
-    try:
-        store, _, _ = next(rendezvous("env://", timeout=job.timeout))
-    except dist.DistNetworkError as error:
-        if "EADDRINUSE" not in str(error):
-            raise
-        port = environment.master_port
-        raise UserError(f"port {port} is in use: choose another in MASTER_PORT") from None
+    os.environ["LOCAL_RANK"] = str(environment.local_rank)
+    os.environ["LOCAL_WORLD_SIZE"] = str(environment.local_world_size)
+    store = _connect(environment, job.timeout)
     try:
         # torchrun's agent reads what `record` writes
         record(job.run)(environment.rank, store)
     except BaseException as error:
+        name = f"rank {environment.rank}"
         failure = Failure.of(error, name)
         cause = _cause_of_all(failure, store, environment)
-        if environment.rank == 0:
-            time.sleep(_LINGER_S)
         if cause is not failure and cause.seconds != failure.seconds:
             say(f"{name} ends, too: {cause.summary}")
             raise SystemExit(1) from None
         raise cause.error() from error
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _connect(environment: RankEnvironment, timeout: timedelta) -> dist.Store:
+    """Open the key-value store of torchrun's agent; without an agent, rank 0 hosts it."""
+    hosts = environment.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    address, port = environment.master_addr, environment.master_port
+    try:
+        return dist.TCPStore(address, port, None, hosts, timeout, wait_for_workers=False)
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise UserError(f"port {port} is in use: choose another in MASTER_PORT") from None
 
 
 def _expire(limit_s: float, *_: Any) -> None:
@@ -253,6 +255,8 @@ def _cause_of_all(failure: Failure, store: dist.Store, environment: RankEnvironm
     patience = _TIMEOUTS_S if failure.waited else _REPORTS_S
     end = time.monotonic() + patience
     with suppress(RuntimeError):  # the store has ended with its process
+        if store.check(["attempt"]):  # not the failures of an earlier one
+            store = dist.PrefixStore(store.get("attempt").decode(), store)
         store.set(f"failure of {own}", json.dumps(asdict(failure)))
         while failure.is_consequence and time.monotonic() < end:
             for name in [name for name, report in reports.items() if report is None]:

@@ -19,10 +19,6 @@ class RankEnvironment:
     master_addr: str
     master_port: int
 
-    def variables(self) -> dict[str, str]:
-        """Return them as the variables that torch reads."""
-        return {name.upper(): str(value) for name, value in vars(self).items()}
-
 
 def rank_environment(world_size: int) -> RankEnvironment | None:
     """Read the variables of torchrun, or of srun with one task for each rank, in `os.environ`.
