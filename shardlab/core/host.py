@@ -30,7 +30,8 @@ def describe_host() -> dict[str, Any]:
 
 def memory_bytes() -> int:
     """Return the host memory in bytes: of the machine, or the lowest control group limit."""
-    return min([psutil.virtual_memory().total, *(limit for limit, _ in _memory_of_groups())])
+    total: int = psutil.virtual_memory().total
+    return min([total, *(limit for limit, _ in _memory_of_groups())])
 
 
 def free_memory_bytes() -> int:
@@ -38,9 +39,8 @@ def free_memory_bytes() -> int:
 
     Files that the kernel keeps in memory only to save time count as free.
     """
-    return min(
-        [psutil.virtual_memory().available, *(limit - used for limit, used in _memory_of_groups())]
-    )
+    available: int = psutil.virtual_memory().available
+    return min([available, *(limit - used for limit, used in _memory_of_groups())])
 
 
 def _memory_of_groups() -> Iterator[tuple[int, int]]:
