@@ -228,11 +228,9 @@ def gradient() -> Picture:
         Box("hook", ("flat vector,", "one chunk per rank")),
         Box("error feedback", ("chunk + residual",)),
         Box("encode", ("Codec.encode:", "uint8 payload")),
-        Box("envelope", ("fingerprint,", "checksum")),
     ]
     receives = [
         Box("all-to-all", ("chunk i to rank i;", "ledger counts bytes")),
-        Box("check", ("fingerprint,", "checksum")),
         Box("decode_add", ("sum of W payloads", "in float32")),
         Box("mean", ("sum / W",)),
         Box("optimizer", ("AdamW on", "the shard")),

@@ -276,7 +276,7 @@ class Native(Collective):
     def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
         nbytes = self._count_all_gather(output)
         if dist.get_backend(self.group) == "gloo":
-            self.transport.gather(shard, self._chunks(output))
+            self.transport.all_to_all(*self.transport.gathering(shard, self._chunks(output)))
             return
         with self.ledger.traffic.operation(nbytes, output.device):
             dist.all_gather_single(output, shard, group=self.group)
@@ -353,10 +353,7 @@ class UncompressedAllToAll(Collective):
     @labelled
     def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
         self._agree(unit, output, f"none ({output.dtype})")
-        chunks = self._chunks(output)
-        if chunks[self.rank].data_ptr() != shard.data_ptr():
-            chunks[self.rank].copy_(shard)
-        self._all_to_all([shard] * self.world_size, chunks)
+        self._all_to_all(*self.transport.gathering(shard, self._chunks(output)))
         self._count_vector(output)
 
     def _count_vector(self, vector: Tensor) -> None:

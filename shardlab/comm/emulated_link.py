@@ -142,20 +142,14 @@ class Links:
 
         Call it in the process that created the links, or in a rank.
         """
-        self._set_port(rank, "down")
 
-    def fix(self, rank: int) -> None:
-        """Connect the rank again."""
-        self._set_port(rank, "up")
-
-    def _set_port(self, rank: int, state: str) -> None:
-        def set_port() -> None:
+        def set_port_down() -> None:
             _enter(self._namespaces[-1])
-            _run("ip", "link", "set", "dev", _port(rank), state)
+            _run("ip", "link", "set", "dev", _port(rank), "down")
 
         with ThreadPoolExecutor(1) as thread:
             # a separate thread, since it stays in the namespace of the bridge
-            thread.submit(set_port).result()
+            thread.submit(set_port_down).result()
 
     def _build(self) -> None:
         self._namespaces = [self._new_namespace() for _ in range(self.world_size + 1)]

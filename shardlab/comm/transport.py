@@ -220,11 +220,17 @@ class Traffic:
 
 
 class _Timed(dist.Work):
-    """Work whose end is noted."""
+    """Work whose end is noted.
 
-    def __init__(self, work: dist.Work, traffic: Traffic, operation: Operation | None) -> None:
+    Args:
+        late: see `Traffic.end`.
+    """
+
+    def __init__(
+        self, work: dist.Work, traffic: Traffic, operation: Operation | None, late: bool = False
+    ) -> None:
         super().__init__()
-        self._work, self._traffic, self._operation = work, traffic, operation
+        self._work, self._traffic, self._operation, self._late = work, traffic, operation, late
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the end of the operation, up to the timeout of its process group."""
@@ -234,7 +240,7 @@ class _Timed(dist.Work):
             failed = False
         finally:
             # an operation that failed has ended, too
-            self._traffic.end(self._operation, failed)
+            self._traffic.end(self._operation, failed, self._late)
         return True
 
 
@@ -267,90 +273,69 @@ class Transport:
                 inputs[b] of rank a has as many bytes as outputs[a] of rank b. Those of this rank
                 itself are ignored.
         """
-        transfer, operation = self._start(inputs, outputs)
-        failed = True
-        try:
-            transfer.wait()
-            failed = False
-        finally:
-            self._traffic.end(operation, failed, late=True)
+        self._start(inputs, outputs, late=True).wait()
 
     def start_all_to_all(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> dist.Work:
         """Start `all_to_all`; `inputs` must not change until the end of `wait()`."""
-        transfer, operation = self._start(inputs, outputs)
-        return _Timed(transfer, self._traffic, operation)
+        return self._start(inputs, outputs, late=False)
 
-    def gather(self, shard: Tensor, parts: Sequence[Tensor]) -> None:
-        """Send the shard of every rank, all of one size, to all ranks.
+    def start_gather(self, shard: Tensor, parts: Sequence[Tensor]) -> dist.Work:
+        """Start to send the shard of every rank, all of one size, to all ranks.
 
         Args:
             parts: one per rank; this rank's own part may be `shard` itself.
         """
-        self._copy_own(shard, parts)
-        self.all_to_all([shard] * self.world_size, parts)
+        return self.start_all_to_all(*self.gathering(shard, parts))
 
-    def start_gather(self, shard: Tensor, parts: Sequence[Tensor]) -> dist.Work:
-        """Start `gather`."""
-        self._copy_own(shard, parts)
-        return self.start_all_to_all([shard] * self.world_size, parts)
-
-    def _copy_own(self, shard: Tensor, parts: Sequence[Tensor]) -> None:
+    def gathering(
+        self, shard: Tensor, parts: Sequence[Tensor]
+    ) -> tuple[list[Tensor], Sequence[Tensor]]:
+        """Return the arguments of the all-to-all that gathers shards, see `start_gather`."""
         own = parts[self.rank]
         if own.data_ptr() != shard.data_ptr():
             own.copy_(shard)
+        return [shard] * self.world_size, parts
 
-    def _start(
-        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
-    ) -> tuple["_Transfer", Operation | None]:
+    def _start(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], late: bool) -> _Timed:
         """Post the first pieces of an all-to-all."""
-        waves: list[_Wave] = []
+        pairs: list[_Pair] = []
         sent = received = 0
         # every rank begins with another one, so that no receiver is congested
         for shift in range(1, self.world_size):
             source = (self.rank - shift) % self.world_size
             target = (self.rank + shift) % self.world_size
-            incoming, outgoing = self._cut(outputs[source]), self._cut(inputs[target])
             received += outputs[source].nbytes
             sent += inputs[target].nbytes
-            for taken, given in zip_longest(incoming, outgoing):
-                waves.append(_Wave(source, taken, target, given))
+            pieces = zip_longest(self._cut(outputs[source]), self._cut(inputs[target]))
+            for incoming, outgoing in pieces:
+                size = max(
+                    0 if incoming is None else incoming.numel(),
+                    0 if outgoing is None else outgoing.numel(),
+                )
+                pairs.append(_Pair(size, source, incoming, target, outgoing))
         operation = self._traffic.begin(max(sent, received), inputs[0].device)
-        if self._in_pieces:
-            return _Transfer(self.group, waves), operation
-        return _Transfer(self.group, waves, batch=True), operation
+        transfer = _Transfer(self.group, pairs, self._in_pieces)
+        return _Timed(transfer, self._traffic, operation, late)
 
     def _cut(self, part: Tensor) -> Sequence[Tensor]:
         """Return the pieces of a message; none if it is empty, since the peer posts nothing."""
-        if part.numel() == 0:
+        size = part.nbytes
+        if size == 0:
             return ()
         data = part.view(-1).view(torch.uint8)
-        size = data.numel()
-        if not self._in_pieces or size <= SMALL:
-            return (data,)
         limit = PIECE if self.world_size == 2 else min(PIECE, max(SMALL, -(-size // AT_ONCE)))
-        return data.split(limit) if size > limit else (data,)
+        return data.split(limit) if self._in_pieces and size > limit else (data,)
 
 
-class _Wave(NamedTuple):
+class _Pair(NamedTuple):
     """Piece from one rank and piece to another, either of which may be missing."""
 
+    size: int
+    """bytes of the larger direction"""
     source: int
     incoming: Tensor | None
     target: int
     outgoing: Tensor | None
-
-
-class _Posted(NamedTuple):
-    work: dist.Work | None
-    direction: str
-    peer: int
-
-    def wait(self) -> None:
-        assert self.work is not None, "this rank is in the group"
-        try:
-            self.work.wait()
-        except RuntimeError as error:
-            raise RuntimeError(f"bytes {self.direction} rank {self.peer}: {error}") from error
 
 
 class _Transfer(dist.Work):
@@ -359,66 +344,59 @@ class _Transfer(dist.Work):
     All ranks post in the same order, since they start and await exchanges in the same order.
 
     Args:
-        batch: post everything as one operation: NCCL's separate ones could wait for each other.
+        in_pieces: or all at once, as one operation: NCCL's separate ones could wait for each other.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, waves: Sequence[_Wave], batch: bool = False
+        self, group: dist.ProcessGroup, pairs: Sequence[_Pair], in_pieces: bool = True
     ) -> None:
         super().__init__()
         self._group = group
-        self._in_flight: deque[tuple[int, list[_Posted]]] = deque()
+        self._waiting = deque(pairs)
+        self._in_flight: deque[tuple[int, list[tuple[str, dist.Work | None]]]] = deque()
         """bytes of the larger direction, and the posted pieces"""
-        self._waiting = deque(() if batch else waves)
-        if batch and waves:
-            self._in_flight.append((0, _post_batch(group, waves)))
-        largest = SMALL
-        for wave in self._waiting:
-            largest = max(largest, _size(wave))
-        self._free = AT_ONCE * largest
+        if pairs and not in_pieces:
+            self._waiting.clear()
+            works = dist.batch_isend_irecv(_operations(group, pairs))
+            self._in_flight.append((0, [("of other ranks", work) for work in works]))
+        self._free = AT_ONCE * max([SMALL, *(pair.size for pair in self._waiting)])
         self._fill()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait until every piece has arrived, up to the group's timeout."""
         while self._in_flight:
-            size, pieces = self._in_flight[0]
-            for posted in pieces:
-                posted.wait()
+            size, works = self._in_flight[0]
+            for peer, work in works:
+                assert work is not None, "this rank is in the group"
+                try:
+                    work.wait()
+                except RuntimeError as error:
+                    raise RuntimeError(f"bytes {peer}: {error}") from error
             self._in_flight.popleft()
             self._free += size
             self._fill()
         return True
 
     def _fill(self) -> None:
+        group = self._group
         while self._waiting and self._free > 0:
-            wave = self._waiting.popleft()
-            posted = []
-            if wave.incoming is not None:
-                work = dist.irecv(wave.incoming, group=self._group, tag=_TAG, group_src=wave.source)
-                posted.append(_Posted(work, "from", wave.source))
-            if wave.outgoing is not None:
-                work = dist.isend(wave.outgoing, group=self._group, tag=_TAG, group_dst=wave.target)
-                posted.append(_Posted(work, "to", wave.target))
-            size = _size(wave)
-            self._in_flight.append((size, posted))
+            size, source, incoming, target, outgoing = self._waiting.popleft()
+            works = []
+            if incoming is not None:
+                work = dist.irecv(incoming, group=group, tag=_TAG, group_src=source)
+                works.append((f"from rank {source}", work))
+            if outgoing is not None:
+                work = dist.isend(outgoing, group=group, tag=_TAG, group_dst=target)
+                works.append((f"to rank {target}", work))
+            self._in_flight.append((size, works))
             self._free -= size
 
 
-def _post_batch(group: dist.ProcessGroup, waves: Sequence[_Wave]) -> list[_Posted]:
+def _operations(group: dist.ProcessGroup, pairs: Sequence[_Pair]) -> list[dist.P2POp]:
     operations = []
-    for wave in waves:
-        if wave.incoming is not None:
-            receive = dist.P2POp(dist.irecv, wave.incoming, group=group, group_peer=wave.source)
-            operations.append(receive)
-        if wave.outgoing is not None:
-            send = dist.P2POp(dist.isend, wave.outgoing, group=group, group_peer=wave.target)
-            operations.append(send)
-    first = waves[0]
-    return [_Posted(work, "from", first.source) for work in dist.batch_isend_irecv(operations)]
-
-
-def _size(wave: _Wave) -> int:
-    """Return the bytes of the larger direction."""
-    incoming = 0 if wave.incoming is None else wave.incoming.numel()
-    outgoing = 0 if wave.outgoing is None else wave.outgoing.numel()
-    return max(incoming, outgoing)
+    for _, source, incoming, target, outgoing in pairs:
+        if incoming is not None:
+            operations.append(dist.P2POp(dist.irecv, incoming, group=group, group_peer=source))
+        if outgoing is not None:
+            operations.append(dist.P2POp(dist.isend, outgoing, group=group, group_peer=target))
+    return operations

@@ -100,7 +100,7 @@ def of_two_units(weight, group):
 def in_a_thread_of_its_own(weight, group):
     other = 1 - dist.get_rank(group)
     parts = [torch.ones(1 << 18 if rank == other else 0) for rank in range(2)]
-    running = lane().start(Transport(group).exchange, parts, [p.clone() for p in parts])
+    running = lane().start(Transport(group).all_to_all, parts, [p.clone() for p in parts])
     loss = (torch.randn(64, 256) @ weight).square().mean()
     with record_function("shardlab::backward"):
         loss.backward()
