@@ -115,7 +115,7 @@ def _launch_local(job: Job, limit_s: float | None, max_restarts: int) -> None:
         if failure is None:
             return
         if failure.kind == "timeout":
-            raise RunFailed("timeout", *[f"not done after {limit_s:g} s"] * 2)
+            raise _timed_out(limit_s)
         if failure.kind not in ("crash", "memory") or restart > max_restarts:
             raise failure.error()
         say(f"restart {restart} of {max_restarts}: {failure.summary}")
@@ -162,18 +162,19 @@ def _report(folder: Path, name: str) -> Path:
 
 
 def _watch(processes: dict[str, BaseProcess], folder: Path, deadline: float) -> Failure | None:
-    """Return None when all processes are done, or the cause of the first failure."""
+    """Return None when all processes are done, else the cause of the first failure."""
     reports: dict[str, Failure | None] = dict.fromkeys(processes)
 
     def running() -> dict[int, str]:
-        for name, process in processes.items():
-            if reports[name] is None and process.exitcode:
-                reports[name] = _failure(name, process.exitcode, _report(folder, name))
-        return {p.sentinel: name for name, p in processes.items() if p.exitcode is None}
+        codes = {name: process.exitcode for name, process in processes.items()}
+        for name, code in codes.items():
+            if code and reports[name] is None:
+                reports[name] = _failure(name, code, _report(folder, name))
+        return {processes[name].sentinel: name for name, code in codes.items() if code is None}
 
     while (alive := running()) and not any(reports.values()):
         if time.monotonic() >= deadline:
-            return Failure("timeout", "the time limit")
+            return Failure("timeout", "not done in time")
         wait(alive, None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
     failures = [failure for failure in reports.values() if failure is not None]
     if not failures:
@@ -242,7 +243,12 @@ def _connect(environment: RankEnvironment, timeout: timedelta) -> dist.Store:
 
 
 def _expire(limit_s: float, *_: Any) -> None:
-    raise RunFailed("timeout", *[f"not done after {limit_s:g} s"] * 2)
+    raise _timed_out(limit_s)
+
+
+def _timed_out(limit_s: float | None) -> RunFailed:
+    summary = f"not done after {limit_s:g} s"
+    return RunFailed("timeout", summary, summary)
 
 
 def _cause_of_all(failure: Failure, store: dist.Store, environment: RankEnvironment) -> Failure:

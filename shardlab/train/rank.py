@@ -114,28 +114,34 @@ def exchange(
         TimeoutError: names the ranks that did not join.
     """
     deadline = time.monotonic() + timeout.total_seconds()
-    mine = [uuid.uuid4().hex, value]
-    name = ""
+    token = uuid.uuid4().hex
+    mine = json.dumps([token, value])
+    if rank == 0:
+        attempt = dist.PrefixStore(token, store)
+        attempt.set("rank 0", mine)
+        store.set("attempt", token)
+        names = [f"rank {other}" for other in range(world_size)]
+        while missing := [name for name in names if not attempt.check([name])]:
+            _wait(deadline, missing)
+        joined = [json.loads(attempt.get(name)) for name in names]
+        attempt.set("joined", json.dumps(joined))
+        return attempt, [value for _, value in joined]
+    attempt, name = None, ""
     while True:
-        if rank == 0 and not name:
-            store.set("attempt", mine[0])
         if store.check(["attempt"]) and (latest := store.get("attempt").decode()) != name:
             name, attempt = latest, dist.PrefixStore(latest, store)
-            attempt.set(f"rank {rank}", json.dumps(mine))
-        missing = ["rank 0"] if not name else []
-        if name and rank == 0:
-            names = [f"rank {other}" for other in range(world_size)]
-            missing = [other for other in names if not attempt.check([other])]
-            if not missing:
-                joined = [json.loads(attempt.get(other)) for other in names]
-                attempt.set("joined", json.dumps(joined))
-        if name and attempt.check(["joined"]):
+            attempt.set(f"rank {rank}", mine)
+        if attempt is not None and attempt.check(["joined"]):
             joined = json.loads(attempt.get("joined"))
-            if joined[rank] == mine:
+            if joined[rank][0] == token:
                 return attempt, [value for _, value in joined]
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{', '.join(missing) or 'rank 0'} did not join within the time-out")
-        time.sleep(_POLL_S)
+        _wait(deadline, ["rank 0"])
+
+
+def _wait(deadline: float, missing: list[str]) -> None:
+    if time.monotonic() > deadline:
+        raise TimeoutError(f"{', '.join(missing)} did not join within the time-out")
+    time.sleep(_POLL_S)
 
 
 def gpu_node() -> int | None:

@@ -12,7 +12,6 @@ from tests.commands import (
     forked,
     free_port,
     launching,
-    spawned,
     torchrun,
     wait_for,
 )
@@ -169,10 +168,9 @@ def test_ranks_of_two_nodes_join(tmp_path):
     assert sums == ["6 0/2", "6 1/2", "6 0/2", "6 1/2"]
 
 
-@pytest.mark.parametrize("by", [forked, pytest.param(spawned, marks=pytest.mark.long)])
-def test_torchrun_restarts_after_a_killed_rank(tmp_path, by):
+def test_torchrun_restarts_after_a_killed_rank(tmp_path):
     worker = "workers.dies_at_first(1, folder)"
-    agent = by(tmp_path / "agent", torchrun(tmp_path, worker, 2, *ONE, "--max-restarts=1"))
+    agent = forked(tmp_path / "agent", torchrun(tmp_path, worker, 2, *ONE, "--max-restarts=1"))
     assert join([agent]) == [0], agent.said()
     assert_attempts(tmp_path, 2)
 
