@@ -126,12 +126,13 @@ def exchange(
         joined = [json.loads(attempt.get(name)) for name in names]
         attempt.set("joined", json.dumps(joined))
         return attempt, [value for _, value in joined]
-    attempt, name = None, ""
+    name = ""
     while True:
         if store.check(["attempt"]) and (latest := store.get("attempt").decode()) != name:
-            name, attempt = latest, dist.PrefixStore(latest, store)
+            name = latest
+            attempt = dist.PrefixStore(name, store)
             attempt.set(f"rank {rank}", mine)
-        if attempt is not None and attempt.check(["joined"]):
+        if name and attempt.check(["joined"]):
             joined = json.loads(attempt.get("joined"))
             if joined[rank][0] == token:
                 return attempt, [value for _, value in joined]
