@@ -11,7 +11,6 @@ import pytest
 import torch.distributed as dist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from benchmarks.resume import Outcome
 from shardlab.config.link import Link
 from shardlab.config.schema import Checkpoint
 from shardlab.core.errors import UserError
@@ -23,6 +22,7 @@ from shardlab.train.run import train_run
 from tests.commands import Command, wait_for
 from tests.namespaces import held, opened_by
 from tests.train.checkpointed import INT4, plan_of, strategy_of
+from tests.train.interrupted_runs import Outcome
 
 RATE = "20mbit"
 """at which a step of the tiny model takes long enough to see the link"""
