@@ -13,14 +13,12 @@ from shardlab.report.evidence import Evidence
 from shardlab.report.stage_files import read_document, read_loss_curve
 from shardlab.report.write import write_report
 from shardlab.search.history import History
-from shardlab.search.policies.documents import PolicyComparison
 from stages import plans
 from stages.common import run
 
 _RESULTS = Path("results")
 _FOLDER, _TIMINGS = _RESULTS / "report", _RESULTS / "timings"
 _FORECAST = _RESULTS / "forecast" / "forecast.json"
-_POLICIES = _RESULTS / "policies" / "policies.json"
 
 
 def main(params: Parameters) -> None:
@@ -43,7 +41,6 @@ def main(params: Parameters) -> None:
         comparison=plan["comparison"],
         quality=plan["quality"],
         predicted=read_document(ForecastDocument, _FORECAST, "forecast"),
-        policies=read_document(PolicyComparison, _POLICIES, "policies"),
     )
     write_report(evidence, _FOLDER)
     say(f"report: {_FOLDER / 'report.html'}")
