@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,7 @@ from shardlab.core.unfinished import unfinished
 from shardlab.profiling.breakdown import analyse
 from shardlab.search.decision import TrialFailed, race_rule, train_promising
 from shardlab.search.race_rule import ruling
-from shardlab.search.records import Candidate, Measured, Proposal, Trial
+from shardlab.search.records import Candidate, Proposal, Trial
 from shardlab.train.evaluation import validate_run
 from shardlab.train.launch import RunFailed
 from shardlab.train.race import race
@@ -82,7 +83,10 @@ def main(
 
     elapsed = stopwatch()
     raced = _raced(proposal, do) if proposal.arms else None
-    trained = _train(values, proposal, raced, do) if raced else []
+    trained = []
+    if raced is not None:
+        agent, seeds = values["agent"], values["seeds"]
+        trained = train_promising(raced, proposal, agent, seeds, partial(measure, values, do))
     trial = Trial(round=count, race=raced, trained=trained, seconds=elapsed())
     trial.to_file(folder / "trial.json")
     say(f"round {number}: {raced.reason if raced else 'nothing was raced'}")
@@ -168,22 +172,23 @@ def _plan(values: Values, arm: Candidate, seed: int) -> RunPlan:
     return RunPlan(run, seed, arm.strategy, train, model, DATA)
 
 
-def _train(values: Values, proposal: Proposal, raced: Race, do: Do) -> list[Measured]:
-    """Train what may replace the incumbent and is of unknown quality."""
+def measure(values: Values, do: Do, arm: Candidate, seed: int, left_s: float) -> Record:
+    """Return the record of a training run.
 
-    def measure(arm: Candidate, seed: int, left_s: float) -> Record:
-        with unfinished(SCRATCH / f"{arm.hash}-seed{seed}") as folder:
-            try:
-                do(Step(folder=str(folder), arm=arm.hash, seed=seed, limit_s=left_s))
-                return evaluated(_plan(values, arm, seed), folder)
-            except RunFailed as failure:
-                raise TrialFailed(failure.kind, failure.detail) from failure
-            except StorageError:
-                raise  # no property of the strategy: a rerun tries it again
-            except UserError as error:  # not chosen by a user, so a refusal is data
-                raise TrialFailed("crash", str(error)) from error
-
-    return train_promising(raced, proposal, values["agent"], values["seeds"], measure)
+    Raises:
+        TrialFailed: it ended without figures.
+    """
+    SCRATCH.mkdir(exist_ok=True)
+    with unfinished(SCRATCH / f"{arm.hash}-seed{seed}") as folder:
+        try:
+            do(Step(folder=str(folder), arm=arm.hash, seed=seed, limit_s=left_s))
+            return evaluated(_plan(values, arm, seed), folder)
+        except RunFailed as failure:
+            raise TrialFailed(failure.kind, failure.detail) from failure
+        except StorageError:
+            raise  # no property of the strategy: a rerun tries it again
+        except UserError as error:  # not chosen by a user, so a refusal is data
+            raise TrialFailed("crash", str(error)) from error
 
 
 def evaluated(plan: RunPlan, folder: Path) -> Record:

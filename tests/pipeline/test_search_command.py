@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from shardlab.search.folder import Step, TimeIsUpError
 
 from shardlab.config.parameters import Parameters
 from shardlab.config.search import Agent
 from shardlab.config.strategy import Strategy, parse_strategy
-from shardlab.search.folder import Step, TimeIsUpError
 from shardlab.search.history import History
 from stages import search
 from tests.commands import said_after, typed

@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 import yaml
+from shardlab.search.conversation import Conversation
+from shardlab.search.policies.documents import PolicyComparison
+from shardlab.search.rounds import Proposal, Trial
+from tests.search.racing import RacingMachine
 
 from shardlab.config.hardware import Hardware
 from shardlab.config.parameters import Parameters
@@ -14,11 +18,8 @@ from shardlab.config.run_record import Record, write_records
 from shardlab.config.timing_record import NO_COMMUNICATION, write_timings
 from shardlab.core.checksums import write_checked
 from shardlab.core.errors import StorageError, UserError
-from shardlab.search.conversation import Conversation
 from shardlab.search.decision import conclude
 from shardlab.search.history import History
-from shardlab.search.policies.documents import PolicyComparison
-from shardlab.search.rounds import Proposal, Trial
 from shardlab.train.launch import RunFailed
 from shardlab.train.run_plan import RunPlan
 from shardlab.train.timing_plan import TimingPlan
@@ -26,7 +27,6 @@ from stages import decide, plans, policies, propose, trial
 from tests.record_factory import STRATEGIES, make_record, make_records
 from tests.search.chat_server import listed, reader, says, serving
 from tests.search.machine import SPACE, TIMED
-from tests.search.racing import RacingMachine
 from tests.search.searches import AGENT, DDP, INT4_KEPT, KEPT, begin, proposal_of, trial_of
 
 TIMINGS = ("one-rank", "two-ranks", "fast")
