@@ -60,7 +60,7 @@ def main(
     timings = Parameters(folder / "params.yaml")("timings")
     print(result_text(history, read_all(folder / "results/timings", timings), name, reason))
     sys.stdout.flush()
-    say(f"search: everything is kept in {folder}")
+    say(f"search: all results are in {folder}")
 
 
 def _search(folder: Path, limit_s: float) -> tuple[History, str]:

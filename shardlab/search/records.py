@@ -120,7 +120,7 @@ class Measured(Document):
 
     def step(self, load: Workload) -> StepRatio | None:
         """Return the latest steps on the link and the ranks of a search."""
-        known = [each for each in self.steps if _is_on(each, load)]
+        known = [step for step in self.steps if _is_on(step, load)]
         return known[-1] if known else None
 
     def failure(self, load: Workload) -> Failure | None:
