@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
     "name",
     [
         "params.yaml",
-        *(f"params/{name}.yaml" for name in ("small", "codecs", "links", "search", "gpu")),
+        *(f"params/{name}.yaml" for name in ("small", "codecs", "links", "gpu")),
     ],
 )
 def test_provided_files_are_complete(name: str) -> None:

@@ -66,7 +66,6 @@ def test_nothing_is_refused(
         ("tokenize", "{tokenizer: PATH}"),
         ("model", "{pretrained: PATH}"),
         ("model", "{config: PATH}"),
-        ("agent", "{judge: local, model: PATH}"),
     ],
 )
 def test_paths_that_no_input_holds_are_refused(folder: Path, key: str, value: str) -> None:
