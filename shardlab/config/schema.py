@@ -11,7 +11,7 @@ from shardlab.config.compression import Compression, WeightCodec
 from shardlab.config.fields import Count, Name, Positive, Round, Seconds, Seed, WorldSize
 from shardlab.config.link import Link
 from shardlab.config.model_and_data import Data, Model, Tokenize
-from shardlab.config.search import Agent, Policies, RoundPlan
+from shardlab.config.search import Agent, RoundPlan
 from shardlab.config.strategy import Strategy
 from shardlab.core.document import AS_TUPLE, Document
 
@@ -245,5 +245,4 @@ class Params(Document):
     forecast: Forecast
     quality: Quality
     agent: Agent
-    policies: Policies
     rounds: dict[Round, RoundPlan] = Field(min_length=1)
