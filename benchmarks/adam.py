@@ -7,7 +7,7 @@ All ways take turns, and the fastest repetition of each counts. The ceiling touc
 step in float32 (28 bytes an element) with almost no arithmetic. The mixed step takes gradients of
 bfloat16 and leaves a copy of the parameters in bfloat16; torch's needs a cast before and after its
 fused step. The summed step takes those of several ranks, as torch's does by add, divide, step and
-copy. Steps with narrow moments keep both in bfloat16 (20 bytes an element instead of 28).
+copy.
 DeepSpeedCPUAdam is measured where `make rivals` has installed it; it compiles itself at its first
 use.
 """
@@ -19,7 +19,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 import torch
-from shardlab.codecs.adam import Hyper, adam_, sum_of_squares
+from shardlab.codecs.adam import Hyper, adam_
 from shardlab.codecs.native import INT, POINTER, function
 from shardlab.codecs.workers import Workers
 from torch import Tensor, nn
@@ -32,7 +32,6 @@ HYPER = Hyper(1e-3, weight_decay=0.1)
 STEP = 10
 MILLION = 1 << 20
 Call = Callable[[], object]
-_NARROW = ", narrow moments"
 
 _c_traffic = function("adam_traffic", POINTER, POINTER, POINTER, POINTER, POINTER, INT)
 
@@ -44,22 +43,13 @@ class Vectors:
         self.parameter, self.gradient = torch.randn(n), torch.randn(n)
         self.exp_avg, self.exp_avg_sq = torch.randn(n), torch.rand(n)
         self.narrow = [self.gradient.bfloat16() for _ in range(max(RANKS))]
-        self.moments = self.exp_avg, self.exp_avg_sq
-        self.narrow_moments = self.exp_avg.bfloat16(), self.exp_avg_sq.bfloat16()
         self.mirror = self.parameter.bfloat16()
         self.theirs = nn.Parameter(self.parameter.clone())
         self.theirs.grad = self.gradient
 
-    def ours(
-        self,
-        gradients: list[Tensor],
-        workers: Workers,
-        mirror: Tensor | None = None,
-        narrow: bool = False,
-    ) -> None:
+    def ours(self, gradients: list[Tensor], workers: Workers, mirror: Tensor | None = None) -> None:
         """Run our step on these vectors."""
-        moments = self.narrow_moments if narrow else self.moments
-        scale = 1 / len(gradients)
+        moments, scale = (self.exp_avg, self.exp_avg_sq), 1 / len(gradients)
         adam_(self.parameter, *moments, gradients, HYPER, STEP, scale, mirror, workers=workers)
 
     def traffic(self, workers: Workers) -> None:
@@ -99,13 +89,10 @@ def calls(vectors: Vectors, workers: Workers) -> dict[str, Call]:
         "float32": lambda: vectors.ours([gradient], workers),
         "torch mixed": torch_mixed,
         "mixed": lambda: vectors.ours(vectors.narrow[:1], workers, mirror),
-        "float32, narrow moments": lambda: vectors.ours([gradient], workers, narrow=True),
-        "mixed, narrow moments": lambda: vectors.ours(vectors.narrow[:1], workers, mirror, True),
     }
     for ranks in RANKS:
         ways[f"torch sum of {ranks}"] = partial(torch_summed, ranks)
         ways[f"sum of {ranks}"] = partial(vectors.ours, vectors.narrow[:ranks], workers, mirror)
-    ways["sum of squares"] = lambda: sum_of_squares(vectors.narrow[:1], workers=workers)
     if find_spec("deepspeed"):
         deepspeed = import_module("deepspeed.ops.adam").DeepSpeedCPUAdam
         ways["DeepSpeed float32"] = deepspeed([vectors.theirs], rate, weight_decay=decay).step
@@ -136,7 +123,7 @@ def main() -> None:
         __doc__,
         args.out / "adam.md",
         text_table("Million elements per second", ["elements, threads", *rates], rows),
-        "In brackets: share of the ceiling. With x: ratio to torch; of narrow moments to wide ones.",
+        "In brackets: share of the ceiling. With x: ratio to torch.",
     )
 
 
@@ -146,8 +133,6 @@ def cell(way: str, rates: dict[str, float]) -> str:
     if way == "float32":
         text += f" ({rates[way] / rates['ceiling']:.2f})"
     other = f"torch {way.removeprefix('DeepSpeed ')}"
-    if way.endswith(_NARROW):
-        other = way.removesuffix(_NARROW)
     return text + f" {rates[way] / rates[other]:.2f}x" if other in rates else text
 
 

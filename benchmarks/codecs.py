@@ -3,7 +3,7 @@
     python -m benchmarks.codecs [SPEC ...] [--codecs MODULE ...] [--repetitions R] [--data FOLDER]
                                 [--work FOLDER] [--out FOLDER]
 
-Without SPEC all of `SPECS` and the other registered codecs. Ranks reduce and scatter the gradients
+Without SPEC all of `SPECS`, and an example of each other registered codec. Ranks reduce and scatter the gradients
 of `benchmarks/gradients.py`, laid out as `fully_shard` does, without error feedback. An error is
 |mean received - exact mean| / |exact mean|; bits are those that a rank sends to others, by element.
 
@@ -32,7 +32,7 @@ from benchmarks.common import (
     publish,
     text_table,
 )
-from benchmarks.gradients import UNIT, Gradients, load_gradients, statistics
+from benchmarks.gradients import UNIT, Gradients, load_gradients
 from shardlab.codecs.base import Codec, MessageKey
 from shardlab.codecs.registry import make_method, spec_of
 from shardlab.codecs.unit import Unit
@@ -74,10 +74,11 @@ def main() -> None:
         work=WORK,
     )
     load_codecs(args.codecs, "--codecs")
-    specs = args.specs or all_specs_of_table()
+    listed = {spec.partition(":")[0] for spec in SPECS}
+    others = {name: spec.examples for name, spec in all_specs().items() if name not in listed}
+    specs = args.specs or [*SPECS, *(next(iter(some), name) for name, some in others.items())]
     methods = [make_method(spec) for spec in specs]
     gradients = load_gradients(args.data, args.work)
-    known = on_ranks(1, lambda _: statistics(gradients), threads=2)[0]
     errors, speeds = [], []
     for spec, method in zip(specs, methods, strict=True):
         seconds = stopwatch()
@@ -86,25 +87,15 @@ def main() -> None:
             work = partial(speed_cells, method, gradients.large, args.repetitions)
             speeds.append([spec, *on_ranks(1, work)[0]])
         say(f"benchmarks: {spec} in {seconds():.0f} s")
-    sizes = [f"error, W={world_size}" for world_size in WORLD_SIZES]
+    sizes = ["bits/element", *(f"error, W={world_size}" for world_size in WORLD_SIZES)]
     both = [f"{name}, 2 threads" for name in COLUMNS]
     publish(
         __doc__,
         args.out / "codecs.md",
-        "Gradients: " + ", ".join(f"{name} {value:.3g}" for name, value in known.items()),
-        text_table(
-            "Bytes and errors", ["codec", "bits/element", *sizes, "extra collectives"], errors
-        ),
+        text_table("Bytes and errors", ["codec", *sizes, "extra collectives"], errors),
         text_table("Speed", ["codec", "encode, GB/s", *COLUMNS, *both], speeds),
         "One thread: share of memcpy's bytes per second. Two threads: times as fast as one.",
     )
-
-
-def all_specs_of_table() -> list[str]:
-    """Return `SPECS` and, of other registered codecs, the first example."""
-    known = {spec.partition(":")[0] for spec in SPECS}
-    others = {name: spec for name, spec in all_specs().items() if name not in known}
-    return [*SPECS, *(next(iter(spec.examples), name) for name, spec in others.items())]
 
 
 def error_cells(spec: str, gradients: Gradients) -> list[str]:

@@ -5,7 +5,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from shardlab.comm.emulated_link import Links
 from shardlab.config.link import Link
-from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, write_json, write_text
 from shardlab.core.host import describe_host, git_revision, torch_version
 from shardlab.report.tables import Table, make_table
@@ -56,18 +55,6 @@ def arguments(
         several = "+" if isinstance(default, list) else None
         parser.add_argument(flag, type=kind, nargs=several, default=default, help=text)
     return parser.parse_args()
-
-
-def choose(names: Sequence[str], known: Collection[str], default: Collection[str]) -> list[str]:
-    """Return `names`, or `default` where there are none.
-
-    Raises:
-        UserError: a name that is not known.
-    """
-    unknown = set(names) - set(known)
-    if unknown:
-        raise UserError(f"{', '.join(sorted(unknown))}: not one of {', '.join(known)}")
-    return list(names or default)
 
 
 def text_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -131,24 +118,17 @@ def interleaved_times(
     calls: Mapping[str, Callable[[], object]],
     repetitions: int,
     threads: int = 1,
-    limit_s: float = float("inf"),
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Return seconds of the repetitions of each call; calls take turns, the first turn is untimed.
 
     With several threads each is a pause and two calls, of which the second is timed: torch's
     threads spin for some 10 ms after an operation, on processors that the next call needs.
-
-    Args:
-        limit_s: no repetition starts later than this, except the first two.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     seconds: dict[str, list[float]] = {name: [] for name in calls}
-    first = time.perf_counter()
-    for turn in range(repetitions + 1):
-        if turn >= 2 and time.perf_counter() - first > limit_s:
-            break
+    for _ in range(repetitions + 1):
         for name, call in calls.items():
             if threads > 1:
                 time.sleep(_SPINNING_S)

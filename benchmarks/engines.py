@@ -17,11 +17,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.common import arguments, choose, on_ranks, publish, text_table
+from benchmarks.common import arguments, on_ranks, publish, text_table
 from shardlab.comm.object_collectives import device_of
 from shardlab.config.model_and_data import Model
 from shardlab.config.strategy import parse_strategy
 from shardlab.core.document import validate
+from shardlab.core.errors import UserError
 from shardlab.core.progress import say
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
@@ -79,7 +80,9 @@ def main() -> None:
         rate=([], "such as 100mbit 1gbit"),
         repetitions=1,
     )
-    names = choose(args.strategies, _DOCUMENTS, STRATEGIES)
+    if unknown := {*args.strategies} - {*_DOCUMENTS}:
+        raise UserError(f"{', '.join(sorted(unknown))}: not one of {', '.join(_DOCUMENTS)}")
+    names = args.strategies or [*STRATEGIES]
     tables = []
     for world_size in args.world_size:
         cases = [

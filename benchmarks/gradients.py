@@ -80,16 +80,6 @@ def load_gradients(data: Path, work: Path) -> Gradients:
     return Gradients(**load_file(path))
 
 
-def statistics(gradients: Gradients) -> dict[str, float]:
-    """Return kurtosis, and the mean cosine between ranks: errors of codecs depend on them."""
-    ranks = gradients.ranks.double()
-    first = ranks[0]
-    kurtosis = float(first.sub(first.mean()).pow(4).mean() / first.var(correction=0).square())
-    unit = F.normalize(ranks, dim=1)
-    cosines = (unit @ unit.T)[*torch.triu_indices(len(ranks), len(ranks), 1)]
-    return {"kurtosis": kurtosis, "cosine between ranks": float(cosines.mean())}
-
-
 def _record(split: TokenSplit, path: Path) -> None:
     if split.vocabulary < _ROWS:
         raise UserError(f"tokenize.vocabulary: {split.vocabulary}; the benchmarks need {_ROWS}")
@@ -99,7 +89,7 @@ def _record(split: TokenSplit, path: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
 
     def backward() -> dict[str, Tensor]:
-        """Return the gradient of the next batch by matrix: of rows of the embedding, then blocks."""
+        """Return the gradient of the next batch by matrix; of the embedding `_ROWS` rows."""
         model.zero_grad()
         batch = batches.batch(_BATCH * next(batch_numbers), _BATCH)
         logits = model(input_ids=batch[:, :-1]).logits
@@ -116,8 +106,7 @@ def _record(split: TokenSplit, path: Path) -> None:
     vectors = []
     for _ in track(range(2 * RANKS), "ranks", unit="rank"):
         matrices = backward()
-        first = [matrix for name, matrix in matrices.items() if "wte" in name or ".h.0." in name]
-        vectors.append(_joined(first))
+        vectors.append(_joined([m for n, m in matrices.items() if "wte" in n or ".h.0." in n]))
     tensors = {
         "before": torch.stack(vectors[:RANKS]),
         "ranks": torch.stack(vectors[RANKS:]),

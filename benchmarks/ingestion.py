@@ -51,9 +51,8 @@ def main() -> None:
         for way, usage in usages.items()
     ]
     headings = ["way", "MB per second", "times our speed", *HEADINGS]
-    publish(
-        __doc__, args.out / "ingestion.md", text_table(f"{size:.0f} MB of JSON", headings, rows)
-    )
+    table = text_table(f"{size:.0f} MB of JSON", headings, rows)
+    publish(__doc__, args.out / "ingestion.md", table)
 
 
 def repeated(path: Path, size: float) -> Iterator[Document]:
@@ -87,12 +86,6 @@ def tokenizers(corpus: Path, out: Path) -> None:
     _write(out, (ids for batch in _texts(corpus) for ids in encode(batch)))
 
 
-def tiktoken(corpus: Path, out: Path) -> None:
-    """Read by ijson and encode by tiktoken."""
-    encode = given_tokenizer("gpt2", _DOWNLOADS).bulk_encoder()
-    _write(out, (ids for batch in _texts(corpus) for ids in encode(batch)))
-
-
 def gigatoken(corpus: Path, out: Path) -> None:
     """Read by ijson and encode by gigatoken, in threads."""
     from gigatoken import Tokenizer
@@ -106,7 +99,6 @@ def gigatoken(corpus: Path, out: Path) -> None:
 WAYS: dict[str, Callable[[Path, Path], None]] = {
     "shardlab": shardlab,
     "ijson, tokenizers": tokenizers,
-    "ijson, tiktoken": tiktoken,
     "ijson, gigatoken": gigatoken,
 }
 

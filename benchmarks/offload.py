@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -29,6 +28,7 @@ from benchmarks.common import arguments, on_ranks, publish, text_table
 from shardlab.comm.object_collectives import device_of
 from shardlab.config.schema import Train
 from shardlab.config.strategy import Strategy, parse_strategy
+from shardlab.core.errors import UserError
 from shardlab.core.progress import say
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
@@ -36,7 +36,8 @@ from shardlab.models.memory import closed_form, host_memory
 from shardlab.models.presets import Shape, shape_config
 from shardlab.models.unit_sizes import sizes_of
 from shardlab.models.weights import RandomWeights
-from shardlab.report.tables import figure
+from shardlab.report.tables import ABSENT, figure
+from shardlab.train.launch import RunFailed
 
 _VOCABULARY, _UNTIMED, _TIMED, _MB = 512, 2, 6, 1e6
 _FULL = {"activation_checkpointing": "full"}
@@ -66,11 +67,18 @@ def main() -> None:
     rows = []
     for layers in options.layers:
         for name in STRATEGIES:
-            figures = on_ranks(options.world_size, partial(measure, options, layers, name))[0]
-            rows.append([name, str(layers), *map(figure, figures)])
-            say(f"{name}, {layers} layers: {figures[1]:.1f} MB")
+            rows.append([name, str(layers), *_cells(options, layers, name)])
+            say(f"benchmarks: {name}, {layers} layers: {rows[-1][3]}")
     title = f"Of one of {options.world_size} ranks"
     publish(__doc__, options.out / "offload.md", text_table(title, COLUMNS, rows))
+
+
+def _cells(options: argparse.Namespace, layers: int, name: str) -> list[str]:
+    try:
+        ranks = on_ranks(options.world_size, partial(measure, options, layers, name))
+    except (UserError, RunFailed) as error:  # a model that does not fit is a result
+        return [str(getattr(error, "summary", error)), *[ABSENT] * 5]
+    return [figure(value) for value in ranks[0]]
 
 
 def measure(
@@ -84,9 +92,9 @@ def measure(
     train = Train(batch_size=options.samples, sequence_length=options.length)
     memory = strategy, sizes_of(model, strategy, train, device), options.world_size
     form, host = (sum(parts(*memory).values()) for parts in (closed_form, host_memory))
-    make = partial(_engine, options, layers, strategy, device, group)
-    held, engine = _held(device, lambda: _train(make(), options))
-    seconds = [_seconds(engine, options) for _ in range(_TIMED)]
+    train = partial(_trained, options, layers, strategy, device, group)
+    held, engine = _held(device, train)
+    seconds = [_step(engine, options) for _ in range(_TIMED)]
     parameters = sum(p.numel() for p in model.parameters())
     tokens_per_s = options.samples * options.length / statistics.median(seconds)
     return [parameters / 1e6, held / _MB, form / _MB, held / form, host / _MB, tokens_per_s]
@@ -101,31 +109,26 @@ def _model(options: argparse.Namespace, layers: int) -> PreTrainedModel:
     return model
 
 
-def _engine(
+def _trained(
     options: argparse.Namespace,
     layers: int,
     strategy: Strategy,
     device: torch.device,
     group: dist.ProcessGroup,
 ) -> Engine:
+    """Train until memory peaks: the first step allocates optimizer states, the second has all."""
     model = _model(options, layers)
     weights, optimization = RandomWeights(model, 0), Optimization(0.1, 1.0)
-    return build_engine(model, strategy, optimization, group, weights=weights, device=device)
-
-
-def _batch(options: argparse.Namespace) -> Tensor:
-    return torch.randint(_VOCABULARY, (options.samples, options.length + 1))
-
-
-def _train(engine: Engine, options: argparse.Namespace) -> Engine:
-    """Train until memory peaks: the first step allocates optimizer states, the second has all."""
+    engine = build_engine(model, strategy, optimization, group, weights=weights, device=device)
     for _ in range(_UNTIMED):
-        engine.step([_batch(options)], 1e-4)
+        _step(engine, options)
     return engine
 
 
-def _seconds(engine: Engine, options: argparse.Namespace) -> float:
-    batch, start = _batch(options), time.perf_counter()
+def _step(engine: Engine, options: argparse.Namespace) -> float:
+    """Return the seconds of a step."""
+    batch = torch.randint(_VOCABULARY, (options.samples, options.length + 1))
+    start = time.perf_counter()
     engine.step([batch], 1e-4)
     return time.perf_counter() - start
 
