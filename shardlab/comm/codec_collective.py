@@ -80,7 +80,7 @@ class CodecCollective(Collective):
         n = output.numel()
         if self._bypasses(unit, n, self.world_size, vector.dtype):
             self._exact.reduce_scatter(output, vector, scale, unit)
-        elif parts := self._parts(unit, self.world_size):
+        elif self._excluded and (parts := self._parts(unit, self.world_size)):
             for part in parts:
                 message = part.select(vector.view(self.world_size, n))
                 result = message.new_empty(message.numel() // self.world_size)
@@ -97,7 +97,7 @@ class CodecCollective(Collective):
         n = vector.numel()
         if self._bypasses(unit, n, 1, vector.dtype):
             self._exact.all_reduce(vector, scale, unit)
-        elif parts := self._parts(unit, 1):
+        elif self._excluded and (parts := self._parts(unit, 1)):
             for part in parts:
                 message = part.select(vector.view(1, n))
                 if part.excluded:
@@ -153,7 +153,7 @@ class CodecCollective(Collective):
             reason = str(dtype)
         elif unit.blocks and sum(unit.chunk_sizes(chunks)) != chunk:
             reason = NO_GRADIENT
-        elif self._messages[unit.name] < self._warmup:
+        elif self._warmup and self._messages[unit.name] < self._warmup:
             self._messages[unit.name] += 1
             reason = WARM_UP
         else:
@@ -170,7 +170,7 @@ class CodecCollective(Collective):
 
     def _parts(self, unit: Unit, chunks: int) -> list["_Part"]:
         """Return the excluded blocks and the others as separate messages; none without excluded."""
-        if not self._excluded or not any(block.name in self._excluded for block in unit.blocks):
+        if not any(block.name in self._excluded for block in unit.blocks):
             return []
         self.account.uncompressed[BY_NAME] += 1
         parts = [_Part(True, unit.name), _Part(False, unit.name)]

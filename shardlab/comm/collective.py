@@ -179,18 +179,18 @@ class Collective(ABC):
 
     def _send_numbers(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Exchange a number of 8 bytes with every rank: an extra collective, and metadata."""
-        account, begin = self.account, now(inputs[0].device)
-        self.transport.all_to_all(inputs, outputs)
-        account.add_time("extra_collective_s", begin, inputs[0].device)
-        nbytes = 8 * (self.world_size - 1)
+        self._all_to_all(inputs, outputs, extra=True)
+        account, nbytes = self.account, 8 * (self.world_size - 1)
         account.collectives += 1
         account.extra_collectives += 1
         account.bytes_wire += nbytes
         account.metadata_bytes += nbytes
 
-    def _all_to_all(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """Exchange the messages of one collective."""
-        if not self._extra:
+    def _all_to_all(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], extra: bool = False
+    ) -> None:
+        """Exchange the messages of one collective; add the time of one that is extra."""
+        if not (extra or self._extra):
             self.transport.all_to_all(inputs, outputs)
             return
         begin = now(inputs[0].device)
