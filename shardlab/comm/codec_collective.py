@@ -190,7 +190,8 @@ class CodecCollective(Collective):
         self, output: Tensor, vector: Tensor, scale: float, unit: Unit
     ) -> None:
         if self.feedback is not None and (unit.name, vector.numel()) not in self._laid_out:
-            self._lay_out(unit, Layout.scattering(unit, self.world_size, output.numel()), vector)
+            layout = Layout.scattering(unit, self.world_size, output.numel())
+            self._lay_out(unit, layout, vector.numel())
         if self._is_wide(vector):
             self._reduce_scatter(output, vector, scale, unit)
             return
@@ -201,7 +202,8 @@ class CodecCollective(Collective):
 
     def _widened_all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:
         if self.feedback is not None and (unit.name, vector.numel()) not in self._laid_out:
-            self._lay_out(unit, Layout.whole(self.world_size, vector.numel()), vector)
+            layout = Layout.whole(self.world_size, vector.numel())
+            self._lay_out(unit, layout, vector.numel())
         if self._is_wide(vector):
             self._all_reduce(vector, scale, unit)
             return
@@ -210,11 +212,13 @@ class CodecCollective(Collective):
             self._all_reduce(wide, scale, unit)
         vector.copy_(wide)
 
-    def _lay_out(self, unit: Unit, layout: Layout, vector: Tensor) -> None:
-        """Record the order of a unit's elements before its first message of a size."""
+    def _lay_out(self, unit: Unit, layout: Layout, n: int) -> None:
+        """Record the order of a unit's elements before its first message of n elements."""
         assert self.feedback is not None, "there are residuals"
-        self.feedback.lay_out(unit.name, layout._replace(ranks_per_node=self.ranks_per_node))
-        self._laid_out.add((unit.name, vector.numel()))
+        self._laid_out.add((unit.name, n))
+        # shorter ones have no residual, also when they are padded
+        if n > self.minimum_size - self.world_size:
+            self.feedback.lay_out(unit.name, layout._replace(ranks_per_node=self.ranks_per_node))
 
     def _is_wide(self, vector: Tensor) -> bool:
         """Return whether a message needs no conversion: short ones have no codec."""
