@@ -10,9 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.codecs.unit import Block, Unit
-from shardlab.comm.collective import Collective, labelled, uncompressed
+from shardlab.comm.collective import Collective, labelled
 from shardlab.comm.feedback import ErrorFeedback, Layout, Updates
 from shardlab.comm.ledger import Kind, Ledger
+from shardlab.comm.uncompressed import uncompressed
 
 BY_NAME = "excluded by name"
 WARM_UP = "warm-up"
