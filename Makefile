@@ -118,6 +118,6 @@ clean:
 # The path file, unlike an editable installation, comes after the current folder: a copy of this tree
 # (`dvc exp run --temp` makes them) runs its own code.
 .venv/.project: .venv/.packages $(wildcard csrc/*)
-	@python -m shardlab.codecs.kernels.build
+	@python -m shardlab.codecs.native
 	@echo "$(CURDIR)" > "$$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shardlab.pth"
 	@touch $@

@@ -42,7 +42,7 @@ from benchmarks.common import (
 )
 from benchmarks.other_codecs import RIVALS
 from benchmarks.speed import best_times, clock_of
-from shardlab.codecs.kernels.workers import Workers
+from shardlab.codecs.workers import Workers
 from shardlab.comm.object_collectives import device_of
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, write_json

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from benchmarks.common import arguments, choose, print_table
 from benchmarks.speed import as_received, best_times
-from shardlab.codecs.kernels import float8, floats, integers, native, signs
-from shardlab.codecs.kernels.grouped import GroupedKernel
+from shardlab.codecs import float8, floats, integers, native, signs
+from shardlab.codecs.grouped import GroupedKernel
 
 KERNELS: dict[str, tuple[GroupedKernel, int]] = {
     **{name: (kernel, 128) for name, kernel in integers.KERNELS.items()},

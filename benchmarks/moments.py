@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from benchmarks.common import WORK, arguments, on_ranks, print_table, write_results
 from benchmarks.speed import best_times
-from shardlab.codecs.kernels.adam import Hyper, adam_
-from shardlab.codecs.kernels.workers import Workers
+from shardlab.codecs.adam import Hyper, adam_
+from shardlab.codecs.workers import Workers
 from shardlab.engines.anonymous_file import AnonymousFile, aligned_blocks
 from shardlab.engines.slide.moments import FileMoments, Moments, MomentStore
 from shardlab.engines.slide.shared_file import NodeFile

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import shardlab
 from shardlab.codecs.grouped import GroupedCodec
-from shardlab.codecs.kernels.grouped import Format, GroupedKernel
-from shardlab.codecs.kernels.scales import read_scales, scale_words, widened
+from shardlab.codecs.grouped import Format, GroupedKernel
+from shardlab.codecs.scales import read_scales, scale_words, widened
 from shardlab.config.codec_options import Group
 
 
@@ -50,7 +50,7 @@ class Ternary(GroupedCodec):
     """C(x)_i = s * round(x_i / s), s = max|x| in a group, rounded up to bfloat16.
 
     2 + 16/group bits per element. Biased, |x_i - C(x)_i| <= s/2, a contraction: use error feedback.
-    Not linear. Wire: `shardlab.codecs.kernels.grouped` with the format above.
+    Not linear. Wire: `shardlab.codecs.grouped` with the format above.
     """
 
     name = "ternary"

@@ -64,6 +64,8 @@ class Codec(ABC):
     """name in strategies"""
     unbiased: bool
     """the mean of D(encode(x, key)) over keys is x"""
+    random: bool = False
+    """what is sent depends on the key, too"""
     linear: ClassVar[bool] = False
     """payloads can be summed on the wire"""
     votes: ClassVar[bool] = False

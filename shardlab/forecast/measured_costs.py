@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from shardlab.codecs.base import MessageKey
-from shardlab.codecs.kernels.adam import Hyper, adam_
-from shardlab.codecs.kernels.workers import Workers
+from shardlab.codecs.adam import Hyper, adam_
+from shardlab.codecs.workers import Workers
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.wire import HEADER, Buffers, Contents, describe, message_bytes, seal, unseal
 from shardlab.config.calibration_record import UPDATE_BYTES, MemoryOperation

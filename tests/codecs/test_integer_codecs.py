@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardlab.codecs.base import MessageKey
-from shardlab.codecs.kernels.integers import NF4
+from shardlab.codecs.integers import NF4
 from shardlab.codecs.registry import make_codec
 
 RANDOM = {

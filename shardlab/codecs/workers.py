@@ -1,6 +1,6 @@
-"""Thread pool of the kernels that accept one: csrc/workers.h.
+"""Thread pools of the kernels: csrc/workers.h.
 
-Its threads use no OpenMP and are separate from those of torch.
+Their threads use no OpenMP and are separate from those of torch.
 """
 
 import ctypes
@@ -8,15 +8,20 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
+from functools import cache
 from itertools import cycle, islice
 
-from shardlab.codecs.kernels import native
-from shardlab.codecs.kernels.native import INT, POINTER, function
+import torch
+
+from shardlab.codecs import native
+from shardlab.codecs.native import INT, POINTER, function
 
 _c_create = function("workers_create", POINTER, INT, POINTER)
 _c_destroy = function("workers_destroy", POINTER)
 
 _ANYWHERE = -1
+_WORTH_A_THREAD = 1 << 16
+"""elements; for fewer a thread costs more than it saves"""
 
 
 class Workers:
@@ -87,3 +92,16 @@ def _forget_all() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all)
+
+
+def threads_for(n: int) -> int | None:
+    """Return a pool of as many threads as torch uses; None if n elements are too few for it."""
+    threads = torch.get_num_threads()
+    if threads < 2 or n < 2 * _WORTH_A_THREAD:
+        return None
+    return _pool(threads).handle()
+
+
+@cache
+def _pool(threads: int) -> Workers:
+    return Workers(threads)

@@ -19,7 +19,7 @@ Vectors of 16 bits are widened when read. What is written to them is rounded:
 * `exp_avg` and `mirror` to the nearest, ties to even, as torch rounds;
 * `exp_avg_sq`, and a parameter of 16 bits, stochastically, which is unbiased: a step
   changes a second moment by about 1 - beta2, less than half the distance of bfloat16 numbers, and
-  rounding to the nearest would never move it. The 32 bits of `shardlab.codecs.kernels.random` for element
+  rounding to the nearest would never move it. The 32 bits of `shardlab.codecs.random` for element
   e, with the key words (k0, k1 ^ (e >> 32)) from BLAKE2b of seed and step, are the chance: the
   lower 16 for the second moment, the upper 16 for the parameter (the lowest 13 of them: float16).
 """
@@ -34,17 +34,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardlab.codecs.kernels import native
-from shardlab.codecs.kernels.adam_reference import SQUARES_BLOCK, adam_reference, squares_reference
-from shardlab.codecs.kernels.native import FLOAT, INT, POINTER, addresses, function
-from shardlab.codecs.kernels.operators import register
-from shardlab.codecs.kernels.workers import Workers
+from shardlab.codecs import native
+from shardlab.codecs.native import FLOAT, INT, POINTER, addresses, function
+from shardlab.codecs.random import bits_of
+from shardlab.codecs.scales import square_root
+from shardlab.codecs.workers import Workers
 
 PARAMETER_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOMENT_DTYPES = (torch.float32, torch.bfloat16)
 """float16 is too narrow: it loses what a gradient below 5e-3 adds to the second moment"""
 
-_DTYPES = PARAMETER_DTYPES  # by their number in csrc/gradients.h
+_DTYPES = PARAMETER_DTYPES  # by their number in csrc/adam.cpp
+SQUARES_BLOCK = 1 << 14
+"""elements whose squares are summed to one float64"""
+_LANES = 16
 
 _VECTOR, _VECTORS = (POINTER, INT), (POINTER, INT, INT)  # with their kind and number
 _c_adam = function("adam", POINTER, *(3 * _VECTOR), *_VECTORS, *_VECTOR, INT, POINTER, INT, INT)
@@ -119,10 +122,11 @@ def adam_(
     if step < 1 or offset < 0:
         raise ValueError(f"step is {step}, offset {offset}: they count from 1 and from 0")
     handle = workers.handle() if workers else None
-    _adam(
-        *(parameter, exp_avg, exp_avg_sq, list(gradients), hyper.constants(step, scale), mirror),
-        *(_key(seed, step), offset, handle or 0),
-    )
+    given = parameter, exp_avg, exp_avg_sq, list(gradients), hyper.constants(step, scale), mirror
+    if native.compiled(parameter):
+        _adam(*given, _key(seed, step), offset, handle or 0)
+    else:
+        adam_reference(*given, _key(seed, step), offset)
 
 
 def sum_of_squares(
@@ -142,7 +146,10 @@ def sum_of_squares(
     blocks = -(-(n + offset % SQUARES_BLOCK) // SQUARES_BLOCK)
     sums = torch.empty(blocks, dtype=torch.float64)
     handle = workers.handle() if workers else None
-    _squares(list(gradients), scale, offset % SQUARES_BLOCK, sums, handle or 0)
+    if native.compiled(gradients[0]):
+        _squares(list(gradients), scale, offset % SQUARES_BLOCK, sums, handle or 0)
+    else:
+        squares_reference(gradients, scale, offset % SQUARES_BLOCK, sums)
     return math.fsum(sums.tolist())
 
 
@@ -170,6 +177,115 @@ def _check_gradients(gradients: Sequence[Tensor], like: Tensor | None = None) ->
         _check("gradient", gradient, PARAMETER_DTYPES, gradients[0] if like is None else like)
 
 
+def adam_reference(
+    parameter: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    gradients: Sequence[Tensor],
+    constants: Sequence[float],
+    mirror: Tensor | None,
+    key: Sequence[int],
+    offset: int,
+) -> None:
+    """Run `adam_` in PyTorch, with the words of the key."""
+    as_floats = parameter.new_tensor(constants, dtype=torch.float32)
+    scale, keep, decay, weight1, beta2, weight2, root, eps, rate = as_floats
+    p, m, v = parameter.float() * keep, exp_avg.float(), exp_avg_sq.float()
+    g = fused(decay, p, _total(gradients) * scale) if decay else _total(gradients) * scale
+    lerp = weight1 < 0.5
+    m = fused(weight1 if lerp else weight1 - 1, g - m, m if lerp else g)
+    v = fused(weight2 * g, g, v * beta2)
+    p = p + (rate * m) / (square_root(v) / root + eps)
+
+    numbers = torch.arange(offset, offset + len(p), device=p.device)
+    chance = bits_of(numbers, key[0], (numbers >> 32) ^ key[1])
+    exp_avg.copy_(m)
+    exp_avg_sq.copy_(_rounded(v, exp_avg_sq.dtype, chance & 0xFFFF))
+    parameter.copy_(_rounded(p, parameter.dtype, chance >> 16))
+    if mirror is not None:
+        mirror.copy_(p)
+
+
+def squares_reference(gradients: Sequence[Tensor], scale: float, offset: int, sums: Tensor) -> None:
+    """Write the sums of squares of blocks in PyTorch.
+
+    Args:
+        offset: of the first element in the first block.
+        sums: float64 [blocks], written. Each is a sum of lanes: lane l adds every 16th element.
+    """
+    g = _total(gradients)
+    g = (g * g.new_tensor(scale)).double()
+    padded = g.new_zeros(len(sums) * SQUARES_BLOCK)
+    padded[offset : offset + len(g)] = g * g
+    lanes = g.new_zeros(len(sums), _LANES)
+    for row in padded.view(len(sums), SQUARES_BLOCK // _LANES, _LANES).unbind(1):
+        lanes += row
+    while lanes.shape[1] > 1:
+        low, high = lanes.chunk(2, 1)
+        lanes = low + high
+    sums.copy_(lanes[:, 0])
+
+
+def _total(gradients: Sequence[Tensor]) -> Tensor:
+    total = gradients[0].float()
+    for gradient in gradients[1:]:
+        total = total + gradient.float()
+    return total
+
+
+def _rounded(values: Tensor, dtype: torch.dtype, chance: Tensor) -> Tensor:
+    if dtype == torch.bfloat16:
+        return stochastic_bf16(values, chance)
+    return values if dtype == torch.float32 else stochastic_fp16(values, chance & 0x1FFF)
+
+
+def fused(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """Return a * b + c, rounded once; float32 tensors.
+
+    float64 holds the product of two float32 exactly. What it rounds away of a sum is kept as its
+    last bit (rounding to odd), so that the second rounding, to float32, has the result of a single
+    one.
+    """
+    product, addend = a.double() * b.double(), c.double()
+    total = product + addend
+    # Knuth's TwoSum: what rounding took away, exactly
+    shown = total - product
+    error = (product - (total - shown)) + (addend - shown)
+    bits = total.view(torch.int64)
+    inexact = total.isfinite() & (error != 0) & (bits & 1 == 0)
+    towards = torch.where((error > 0) == (total > 0), 1, -1)
+    return torch.where(inexact, bits + towards, bits).view(torch.float64).float()
+
+
+def stochastic_bf16(values: Tensor, chance: Tensor) -> Tensor:
+    """Round up or down to bfloat16 at random, unbiased.
+
+    Args:
+        values: float32.
+        chance: int64 in [0, 2**16), one for each value, uniformly random.
+    """
+    bits = values.view(torch.int32)
+    rounded = torch.where(values.isfinite(), bits + chance.to(torch.int32), bits) >> 16
+    return torch.where(
+        values.isnan(), values.to(torch.bfloat16), rounded.to(torch.int16).view(torch.bfloat16)
+    )
+
+
+def stochastic_fp16(values: Tensor, chance: Tensor) -> Tensor:
+    """Round to float16 likewise, subnormal numbers included; above 65504 towards infinity.
+
+    Args:
+        values: float32.
+        chance: int64 in [0, 2**13).
+    """
+    magnitude = values.abs()
+    exponent = (magnitude.view(torch.int32) & 0x7F800000).clamp(min=(127 - 14) << 23)
+    step = (exponent - (10 << 23)).view(torch.float32)
+    down = (magnitude / step + chance * 2.0**-13).floor() * step
+    finite = torch.where(values.isfinite(), down, magnitude)
+    return torch.copysign(finite, values).to(torch.float16)
+
+
 def _run_adam(
     parameter: Tensor,
     exp_avg: Tensor,
@@ -181,9 +297,6 @@ def _run_adam(
     offset: int,
     workers: int,
 ) -> None:
-    if not native.compiled(parameter):
-        adam_reference(parameter, exp_avg, exp_avg_sq, gradients, constants, mirror, key, offset)
-        return
     _c_adam(
         workers,
         *_one(parameter),
@@ -200,9 +313,6 @@ def _run_adam(
 def _run_squares(
     gradients: Sequence[Tensor], scale: float, offset: int, sums: Tensor, workers: int
 ) -> None:
-    if not native.compiled(gradients[0]):
-        squares_reference(gradients, scale, offset, sums)
-        return
     n = gradients[0].numel()
     _c_squares(workers, *_several(gradients), n, scale, offset, sums.data_ptr())
 
@@ -215,12 +325,12 @@ def _several(vectors: Sequence[Tensor]) -> tuple[Any, int, int]:
     return addresses(vectors), _DTYPES.index(vectors[0].dtype), len(vectors)
 
 
-_adam = register(
+_adam = native.operator(
     "adam(Tensor(a!) parameter, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, Tensor[] gradients, "
     "float[] constants, Tensor(d!)? mirror, int[] key, int offset, int workers) -> ()",
     _run_adam,
 )
-_squares = register(
+_squares = native.operator(
     "sum_of_squares(Tensor[] gradients, float scale, int offset, Tensor(a!) sums, int workers)"
     " -> ()",
     _run_squares,

@@ -1,7 +1,5 @@
-// Ascending positions as Elias-Fano codes or bitmaps: specified in shardlab/codecs/kernels/indices.py.
-#include <algorithm>
-
-#include "bits.h"
+// Ascending positions as Elias-Fano codes or bitmaps: shardlab/codecs/positions.py.
+#include "workers.h"
 
 static constexpr int64_t kWord = 8;  // bytes
 
@@ -37,7 +35,7 @@ SHARDLAB_INLINE void encode(const int32_t* places, int64_t count, int64_t bits, 
 }
 
 template <int64_t Spread>
-SHARDLAB_INLINE bool decode(const uint8_t* bytes, int64_t n, int64_t count, int64_t bits,
+static bool decode(const uint8_t* bytes, int64_t n, int64_t count, int64_t bits,
                             int64_t lower, int64_t upper, int32_t* places) {
   const uint64_t mask = (uint64_t{1} << bits) - 1;
   int64_t j = 0, before = -1, ascending = 1;
@@ -58,8 +56,8 @@ SHARDLAB_INLINE bool decode(const uint8_t* bytes, int64_t n, int64_t count, int6
   return ascending && j == count && before < n;
 }
 
-SHARDLAB_KERNEL void indices_encode(const int32_t* places, int64_t count, int64_t bits,
-                                    int64_t spread, int64_t lower, int64_t upper, uint8_t* out) {
+SHARDLAB_KERNEL void positions_encode(const int32_t* places, int64_t count, int64_t bits,
+                                      int64_t spread, int64_t lower, int64_t upper, uint8_t* out) {
   std::fill_n(out + lower, upper, uint8_t{0});
   if (spread) {
     encode<1>(places, count, bits, out, out + lower);
@@ -68,10 +66,18 @@ SHARDLAB_KERNEL void indices_encode(const int32_t* places, int64_t count, int64_
   }
 }
 
-// *valid = whether the bytes are `count` ascending positions below n.
-SHARDLAB_KERNEL void indices_decode(const uint8_t* bytes, int64_t n, int64_t count, int64_t bits,
-                                    int64_t spread, int64_t lower, int64_t upper, int32_t* places,
-                                    int64_t* valid) {
-  *valid = spread ? decode<1>(bytes, n, count, bits, lower, upper, places)
-                  : decode<0>(bytes, n, count, bits, lower, upper, places);
+// The sizes of one vector of positions.
+struct Split {
+  int64_t count, bits, spread, lower, upper;
+};
+
+// valid[i] = whether vector i is `count` ascending positions below n.
+SHARDLAB_KERNEL void positions_decode(Workers* workers, const uint8_t* const* coded, int64_t vectors,
+                                      int64_t n, const Split* splits, int32_t* const* places,
+                                      int64_t* valid) {
+  for_each(workers, vectors, [=](int64_t i) {
+    const Split& of = splits[i];
+    const auto run = of.spread ? decode<1> : decode<0>;
+    valid[i] = run(coded[i], n, of.count, of.bits, of.lower, of.upper, places[i]);
+  });
 }

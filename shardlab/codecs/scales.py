@@ -10,9 +10,8 @@ receiver detects in the sum.
 import torch
 from torch import Tensor
 
-from shardlab.codecs.kernels.rounding import square_root
-
 NOT_FINITE = 0x7FC0
+"""bits of the NaN scale"""
 TOO_LARGE = 2.0**127
 NORM_TOO_LARGE = 2.0**120
 _SMALLEST_SCALE = 2.0**-126
@@ -74,6 +73,11 @@ def _words(largest: Tensor, scale: Tensor, limit: float) -> Tensor:
     bits = (scale.clamp_min(_SMALLEST_SCALE).view(torch.int32) + 0xFFFF) >> 16
     bits = bits.masked_fill(largest == 0, 0).masked_fill(~(largest < limit), NOT_FINITE)
     return bits.to(torch.int16)
+
+
+def square_root(values: Tensor) -> Tensor:
+    """Return the correctly rounded root: PyTorch's own of float32 is not, on some processors."""
+    return values.double().sqrt().float()
 
 
 def _divided(values: Tensor, levels: float) -> Tensor:
