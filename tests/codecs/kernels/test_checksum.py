@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.codecs.kernels.triton_served import on_reference, on_triton
 
 from shardlab.codecs.kernels.checksum import write_header
-from tests.codecs.kernels.triton_served import on_reference, on_triton
 from tests.ranks import on_ranks
 
 IDENTITY = 0xFEDCBA98

@@ -1,16 +1,81 @@
+"""Adam in one pass: the bits of the reference and of torch, stochastic rounding, squared norms."""
+
 import itertools
 import math
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from shardlab.codecs.kernels import native
-from shardlab.codecs.kernels.adam import Hyper, adam_, sum_of_squares
-from shardlab.codecs.kernels.workers import Workers
-from tests.codecs.kernels.adam_cases import BF16, FP16, FP32, Case, numbers, stepped
-from tests.codecs.kernels.kernel_vectors import any_bits
+from shardlab.codecs import native
+from shardlab.codecs.adam import Hyper, adam_, sum_of_squares
+from shardlab.codecs.workers import Workers
+from tests.codecs.vectors import any_bits, bits, reference
+
+FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+DECAYING = Hyper(1e-3, weight_decay=0.1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Arguments of `adam_`, with the values of its vectors drawn from the seed."""
+
+    n: int
+    seed: int = 0
+    wild: bool = False
+    """any bits, not normal numbers"""
+    dtypes: tuple[torch.dtype, ...] = (FP32, FP32, FP32, FP32)
+    """of the parameter, its moments and the gradients"""
+    ranks: int = 1
+    mirror: torch.dtype | None = None
+    hyper: Hyper = DECAYING
+    step: int = 3
+    scale: float = 1.0
+    offset: int = 0
+    shift: int = 0
+    """elements by which all vectors are off their alignment"""
+
+    def vectors(self) -> list[Tensor]:
+        """Parameter, moments, gradients, mirror."""
+        generator = torch.Generator().manual_seed(self.seed)
+        kinds = [*self.dtypes[:3], *[self.dtypes[3]] * self.ranks, self.mirror or FP32]
+        made = []
+        for place, dtype in enumerate(kinds):
+            values = torch.randn(self.n, generator=generator)
+            if self.wild:
+                values = any_bits(self.n, self.seed + place)
+            if place == 2:
+                values = values.abs()
+            room = torch.zeros(self.n + self.shift + place, dtype=dtype)
+            room[self.shift + place :] = values
+            made.append(room[self.shift + place :])
+        return made
+
+
+def stepped(
+    case: Case, workers: Workers | None = None, cuts: list[int] | None = None
+) -> list[list[int]]:
+    """Bits of all vectors after the step, made in calls for the parts between the cuts."""
+    *vectors, mirror = case.vectors()
+    has_mirror = case.mirror is not None and case.dtypes[0] is FP32
+    ends = sorted({0, case.n, *(min(cut, case.n) for cut in cuts or [])})
+    for start, stop in itertools.pairwise(ends):
+        parameter, first, second, *gradients = (vector[start:stop] for vector in vectors)
+        adam_(
+            *(parameter, first, second, gradients, case.hyper, case.step, case.scale),
+            mirror=mirror[start:stop] if has_mirror else None,
+            seed=case.seed,
+            offset=case.offset + start,
+            workers=workers,
+        )
+    return [bits(vector) for vector in (*vectors, mirror)]
+
 
 CASES = st.builds(
     Case,
@@ -42,8 +107,7 @@ CASES = st.builds(
 
 @given(CASES)
 def test_the_kernel_has_the_bits_of_the_reference(case):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "library", lambda: None)
+    with reference():
         expected = stepped(case)
     assert stepped(case) == expected
 
@@ -120,7 +184,7 @@ def test_mirror_is_the_parameter_rounded_to_nearest(dtype):
     values = torch.cat([any_bits(5000, 1), torch.tensor([65504.0, 65519.9, 65520.0, -1e9])])
     mirror, zeros = values.to(dtype), torch.zeros_like(values)
     adam_(values, zeros, zeros.clone(), [zeros], Hyper(0.0), 1, mirror=mirror)
-    assert numbers(mirror) == numbers(values.to(dtype))
+    assert bits(mirror) == bits(values.to(dtype))
 
 
 def drawn(value, dtype, seed=0, step=1):
@@ -210,8 +274,7 @@ def test_sum_of_squares_matches_reference_on_any_number_of_threads(n, dtype, off
     vectors = [any_bits(n, seed).nan_to_num().clamp(-1e4, 1e4).to(dtype) for seed in range(ranks)]
     found = sum_of_squares(vectors, 1 / 3, offset)
     assert sum_of_squares(vectors, 1 / 3, offset, Workers(2)) == found
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "library", lambda: None)
+    with reference():
         assert sum_of_squares(vectors, 1 / 3, offset) == found
     total = sum(vector.double() for vector in vectors) / 3
     assert found == pytest.approx(float(total @ total), rel=1e-5)
@@ -239,3 +302,43 @@ def test_step_writes_only_inside_the_vectors():
     for row in (*memory, mirrors):
         assert (row[outside] == 7).all()
     assert not (memory[:3, 3:50] == 7).any()
+
+
+POOLED = Case(n=100_003)
+
+
+def test_pool_serves_concurrent_callers():
+    expected, workers = stepped(POOLED), Workers(2)
+    with ThreadPoolExecutor(4) as callers:
+        assert all(callers.map(lambda _: stepped(POOLED, workers) == expected, range(20)))
+
+
+def test_forked_process_starts_its_own_threads():
+    expected, workers = stepped(POOLED), Workers(2)
+    stepped(POOLED, workers)
+    # forked while a caller uses the pool
+    stop = threading.Event()
+
+    def run_steps():
+        while not stop.is_set():
+            stepped(POOLED, workers)
+
+    caller = threading.Thread(target=run_steps)
+    caller.start()
+    children = []
+    for _ in range(5):
+        children.append(os.fork())
+        if not children[-1]:
+            same = stepped(POOLED, workers) == expected
+            workers.close()
+            os._exit(0 if same else 1)
+    stop.set()
+    caller.join()
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 5
+    assert stepped(POOLED, workers) == expected
+
+
+@pytest.mark.parametrize(("count", "cpus"), [(0, None), (1, []), (1, [100_000])])
+def test_impossible_threads_are_refused(count, cpus):
+    with pytest.raises(ValueError, match="workers: "):
+        Workers(count, cpus)

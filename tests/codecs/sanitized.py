@@ -1,6 +1,6 @@
 """The kernels under AddressSanitizer and UndefinedBehaviorSanitizer, with random payloads.
 
-    python -m tests.codecs.kernels.sanitized [PAYLOADS [SEED]]
+    python -m tests.codecs.sanitized [PAYLOADS [SEED]]
 
 builds csrc/ with both sanitizers, runs every kernel, and decodes PAYLOADS (100,000 when not given)
 payloads per codec setting: random bytes and encoded vectors with flipped bytes. A report of a
@@ -16,12 +16,12 @@ from pathlib import Path
 
 import torch
 
-from shardlab.codecs.kernels import build
+from shardlab.codecs import native
 from shardlab.codecs.registry import make_codec
 from shardlab.core.process import die_with_parent
 from tests.codecs.codec_examples import SPECS
 from tests.codecs.golden_payloads import KEY
-from tests.codecs.kernels.all_kernels import digest
+from tests.codecs.vectors import any_bits, coded
 
 _FLAGS = [
     "-std=c++17",
@@ -40,7 +40,7 @@ _SIZES = (0, 1, 7, 8, 127, 129, 1000)
 def build_sanitized(folder: Path) -> Path:
     """Build csrc/ with both sanitizers; return the library."""
     library = folder / "sanitized.so"
-    sources = map(str, build.SOURCES.glob("*.cpp"))
+    sources = map(str, (native.TREE / "csrc").glob("*.cpp"))
     subprocess.run(["c++", *_FLAGS, *sources, "-o", str(library)], check=True)
     return library
 
@@ -60,6 +60,13 @@ def run_sanitized(library: Path, *command: str) -> subprocess.CompletedProcess[s
     return subprocess.run(
         [sys.executable, *command], env=environment, capture_output=True, text=True, check=False
     )
+
+
+def run_kernels() -> None:
+    """Run every codec on vectors of random bits, on one thread and on several."""
+    for spec in SPECS:
+        for n in (1, 7, 129, 1300, 300_001):
+            coded(make_codec(spec), any_bits(n, n), torch.linspace(-1, 1, n))
 
 
 def decode_random(payloads: int, seed: int) -> tuple[int, int]:
@@ -93,7 +100,7 @@ def decode_random(payloads: int, seed: int) -> tuple[int, int]:
 def _main(payloads: int = 100_000, seed: int = 0) -> None:
     with tempfile.TemporaryDirectory() as folder:
         library = build_sanitized(Path(folder))
-        command = ("-m", "tests.codecs.kernels.sanitized", str(payloads), str(seed))
+        command = ("-m", "tests.codecs.sanitized", str(payloads), str(seed))
         done = run_sanitized(library, *command)
         print(done.stdout, done.stderr, sep="", end="")
         sys.exit(done.returncode)
@@ -103,8 +110,8 @@ if __name__ == "__main__":
     die_with_parent(os.getppid())
     numbers = [int(each) for each in sys.argv[1:]]
     if "SHARDLAB_SANITIZED" in os.environ:
-        build.LIBRARY, build.SOURCES = Path(os.environ["SHARDLAB_SANITIZED"]), Path("absent")
-        print(digest(), flush=True)
+        native.LIBRARY, native.TREE = Path(os.environ["SHARDLAB_SANITIZED"]), Path("absent")
+        run_kernels()
         print("decoded {:,}, refused {:,} payloads".format(*decode_random(*numbers)))
     else:
         _main(*numbers)
