@@ -9,11 +9,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardlab.codecs.base import MessageKey
 from shardlab.codecs.adam import Hyper, adam_
-from shardlab.codecs.workers import Workers
+from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.wire import HEADER, Buffers, Contents, describe, message_bytes, seal, unseal
+from shardlab.codecs.workers import Workers
 from shardlab.config.calibration_record import UPDATE_BYTES, MemoryOperation
 from shardlab.config.codec_table import codec_text
 from shardlab.config.schema import Space
