@@ -20,15 +20,9 @@
 
 static constexpr int64_t kBlock = 512;  // elements; a larger group is one block
 
-// The random numbers of a group: element i of it is element `first + i` of the message.
+// The random numbers of a group, whose first element is element `first` of the message.
 struct Random {
   uint32_t k0, k1, first;
-  SHARDLAB_INLINE_MEMBER uint32_t bits(int64_t i) const {
-    return random_bits(first + static_cast<uint32_t>(i), k0, k1);
-  }
-  SHARDLAB_INLINE_MEMBER float operator()(int64_t i) const {
-    return uniform(first + static_cast<uint32_t>(i), k0, k1);
-  }
 };
 
 // The same, for eight elements at a time.

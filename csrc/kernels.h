@@ -93,11 +93,6 @@ SHARDLAB_INLINE uint32_t random_bits(uint32_t element, uint32_t k0, uint32_t k1)
   return mixed(element * kWeyl + k0, k1);
 }
 
-// Uniform in [0, 1): the upper 24 bits, exact in float32.
-SHARDLAB_INLINE float uniform(uint32_t element, uint32_t k0, uint32_t k1) {
-  return static_cast<float>(static_cast<int32_t>(random_bits(element, k0, k1) >> 8)) * 0x1p-24f;
-}
-
 // Rounding to the nearest with subnormal numbers, whatever the thread is set to (PyTorch can be told to
 // flush them): a vector's bits must not depend on the threads that take part.
 class PlainFloats {

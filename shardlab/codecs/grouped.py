@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from shardlab.codecs import native
-from shardlab.codecs.base import Codec, Content, MessageKey, key_words
+from shardlab.codecs.base import Content, FusedCodec, MessageKey, key_words
 from shardlab.codecs.compiled import compiled_on_gpus
 from shardlab.codecs.native import FLOAT, INT, POINTER, WORD, address, addresses, function
 from shardlab.codecs.random import uniform
@@ -32,7 +32,7 @@ from shardlab.codecs.workers import threads_for
 _LARGEST_GROUP = 4096  # csrc/decoding.h
 
 
-class GroupedCodec(Codec):
+class GroupedCodec(FusedCodec):
     """Codec that maps each group of elements to a head and codes.
 
     A subclass sets the sizes and defines `quantize` and `dequantize` in PyTorch, which see many
@@ -82,36 +82,7 @@ class GroupedCodec(Codec):
     def content(self, n: int, payload: Tensor) -> Content:  # noqa: D102
         return Content(n, 0, self.head_bytes * -(-n // self.group))
 
-    def encode(  # noqa: D102
-        self, vector: Tensor, key: MessageKey | None = None, out: Tensor | None = None
-    ) -> Tensor:
-        return self._encode(vector, None, None, key, out)
-
-    def encode_residual(  # noqa: D102
-        self,
-        vector: Tensor,
-        residual: Tensor,
-        kept: Tensor,
-        key: MessageKey | None = None,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        return self._encode(vector, residual, kept, key, out)
-
-    def decode_add(  # noqa: D102
-        self, payload: Tensor, out: Tensor, alpha: float = 1.0, key: MessageKey | None = None
-    ) -> None:
-        self._decode([payload], out, alpha, add=True)
-
-    def decode_sum(  # noqa: D102
-        self,
-        payloads: Sequence[Tensor],
-        out: Tensor,
-        alpha: float = 1.0,
-        keys: Sequence[MessageKey] | None = None,
-    ) -> None:
-        self._decode(list(payloads), out, alpha, add=False)
-
-    def _encode(
+    def fused_encode(  # noqa: D102
         self,
         x: Tensor,
         residual: Tensor | None,
@@ -130,15 +101,22 @@ class GroupedCodec(Codec):
             encode_groups(self, x, residual, kept, *words, payload)
         return payload
 
-    def _decode(self, payloads: list[Tensor], out: Tensor, alpha: float, add: bool) -> None:
+    def fused_decode(  # noqa: D102
+        self,
+        payloads: Sequence[Tensor],
+        out: Tensor,
+        alpha: float,
+        keys: Sequence[MessageKey] | None,
+        add: bool,
+    ) -> None:
         native.check_floats(out=out)
         for payload in payloads:
             self._check_payload(payload, out.numel())
             native.check_payload(payload, payload.numel(), out)
         if self.kernels and native.compiled(out):
-            _kernels(self.format).decode(payloads, self.group, out, alpha, add)
+            _kernels(self.format).decode(list(payloads), self.group, out, alpha, add)
         else:
-            decode_groups(self, payloads, out, alpha, add)
+            decode_groups(self, list(payloads), out, alpha, add)
 
 
 @compiled_on_gpus

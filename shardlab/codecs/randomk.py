@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shardlab.codecs.base import Codec, Content, MessageKey, key_words
+from shardlab.codecs.base import Content, FusedCodec, MessageKey, key_words
 from shardlab.codecs.compiled import compiled_on_gpus
 from shardlab.codecs.native import check_floats
 from shardlab.codecs.random import random_bits
 from shardlab.codecs.selection import keep, scatter_add, scatter_sum
 
 
-class RandomK(Codec):
+class RandomK(FusedCodec):
     """Selection of k = max(1, round(density * n)) random elements, without replacement.
 
     Stich et al. 2018 (definition 2.1). The positions follow from the key, which all ranks share:
@@ -44,50 +44,45 @@ class RandomK(Codec):
     def content(self, n: int, payload: Tensor) -> Content:  # noqa: D102
         return Content(self._kept(n), 0, 0)
 
-    def encode(  # noqa: D102
-        self, vector: Tensor, key: MessageKey | None = None, out: Tensor | None = None
-    ) -> Tensor:
-        check_floats(vector=vector)
-        drawn = vector[self._positions(vector, key)]
-        bad = ~vector.isfinite().all()
-        return _as_payload(self._sent(drawn, bad, vector.numel()), out)
-
-    def encode_residual(  # noqa: D102
+    def fused_encode(  # noqa: D102
         self,
-        vector: Tensor,
-        residual: Tensor,
-        kept: Tensor,
-        key: MessageKey | None = None,
-        out: Tensor | None = None,
+        x: Tensor,
+        residual: Tensor | None,
+        kept: Tensor | None,
+        key: MessageKey | None,
+        out: Tensor | None,
     ) -> Tensor:
-        check_floats(vector=vector, residual=residual, kept=kept)
-        positions = self._positions(vector, key)
-        wanted = vector + residual
+        check_floats(vector=x, residual=residual, kept=kept)
+        positions = self._positions(x, key)
+        wanted = x if residual is None else x + residual
         drawn = wanted[positions]
-        sent = self._sent(drawn, ~wanted.isfinite().all(), vector.numel())
-        keep(vector, residual, kept, positions, drawn, sent)
-        return _as_payload(sent, out)
+        sent = drawn.masked_fill(~wanted.isfinite().all(), float("nan"))
+        if self.unbiased and drawn.numel():
+            sent.mul_(x.numel() / drawn.numel())
+        if residual is not None and kept is not None:
+            keep(x, residual, kept, positions, drawn, sent)
+        payload = sent.view(torch.uint8)
+        return payload if out is None else out.copy_(payload)
 
-    def decode_add(  # noqa: D102
-        self, payload: Tensor, out: Tensor, alpha: float = 1.0, key: MessageKey | None = None
-    ) -> None:
-        self._check_payload(payload, out.numel())
-        scatter_add(payload.view(torch.float32), self._positions(out, key), out, alpha)
-
-    def decode_sum(  # noqa: D102
+    def fused_decode(  # noqa: D102
         self,
         payloads: Sequence[Tensor],
         out: Tensor,
-        alpha: float = 1.0,
-        keys: Sequence[MessageKey] | None = None,
+        alpha: float,
+        keys: Sequence[MessageKey] | None,
+        add: bool,
     ) -> None:
         for payload in payloads:
             self._check_payload(payload, out.numel())
-        drawn = {key: self._positions(out, key) for key in {key.shared() for key in keys or ()}}
-        if not drawn:
+        if not keys:
             key_words(None, self.name)
+        drawn = {key: self._positions(out, key) for key in {key.shared() for key in keys or ()}}
+        positions = [drawn[key.shared()] for key in keys or ()]
         values = [payload.view(torch.float32) for payload in payloads]
-        scatter_sum(values, [drawn[key.shared()] for key in keys or ()], out, alpha)
+        if add:
+            scatter_add(values[0], positions[0], out, alpha)
+        else:
+            scatter_sum(values, positions, out, alpha)
 
     def _kept(self, n: int) -> int:
         return min(n, max(1, round(self.density * n)))
@@ -96,16 +91,6 @@ class RandomK(Codec):
         n = vector.numel()
         words = key_words(key.shared() if key else None, self.name)
         return random_positions(n, self._kept(n), words, vector.device)
-
-    def _sent(self, drawn: Tensor, bad: Tensor, n: int) -> Tensor:
-        """Return what is sent: NaN everywhere if some of the n elements are `bad`."""
-        sent = drawn.masked_fill(bad, float("nan"))
-        return sent.mul_(n / drawn.numel()) if self.unbiased and drawn.numel() else sent
-
-
-def _as_payload(values: Tensor, out: Tensor | None) -> Tensor:
-    payload = values.view(torch.uint8)
-    return payload if out is None else out.copy_(payload)
 
 
 def random_positions(n: int, k: int, key: tuple[int, int], device: torch.device) -> Tensor:

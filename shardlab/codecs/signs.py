@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shardlab.codecs import native
-from shardlab.codecs.base import Codec, Content, MessageKey
+from shardlab.codecs.base import Content, FusedCodec, MessageKey
 from shardlab.codecs.compiled import compiled_on_gpus
 from shardlab.codecs.grouped import GroupedCodec, pack, unpack
 from shardlab.codecs.native import FLOAT, INT, POINTER, address, addresses, function
@@ -104,7 +104,7 @@ class OneBit(GroupedCodec):
         return torch.where(codes == 0, others, below)
 
 
-class Sign(Codec):
+class Sign(FusedCodec):
     """D = m sgn(x), m = mean|x| of the message; several payloads are a majority vote.
 
     signSGD with majority vote (Bernstein et al. 2018, section 3.3; 2019, algorithm 1): the owner of
@@ -130,39 +130,13 @@ class Sign(Codec):
     def content(self, n: int, payload: Tensor) -> Content:  # noqa: D102
         return Content(n, 0, _MAGNITUDE_BYTES)
 
-    def encode(  # noqa: D102
-        self, vector: Tensor, key: MessageKey | None = None, out: Tensor | None = None
-    ) -> Tensor:
-        return self._encode(vector, None, None, out)
-
-    def encode_residual(
+    def fused_encode(  # noqa: D102
         self,
-        vector: Tensor,
-        residual: Tensor,
-        kept: Tensor,
-        key: MessageKey | None = None,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        """Encode in two passes over memory: what is lost depends on the mean of all elements."""
-        return self._encode(vector, residual, kept, out)
-
-    def decode_add(  # noqa: D102
-        self, payload: Tensor, out: Tensor, alpha: float = 1.0, key: MessageKey | None = None
-    ) -> None:
-        self._decode([payload], out, alpha, add=True)
-
-    def decode_sum(
-        self,
-        payloads: Sequence[Tensor],
-        out: Tensor,
-        alpha: float = 1.0,
-        keys: Sequence[MessageKey] | None = None,
-    ) -> None:
-        """Set out to alpha * (sum of magnitudes) * (sign that most ranks sent, 0 for a tie)."""
-        self._decode(list(payloads), out, alpha, add=False)
-
-    def _encode(
-        self, x: Tensor, residual: Tensor | None, kept: Tensor | None, out: Tensor | None
+        x: Tensor,
+        residual: Tensor | None,
+        kept: Tensor | None,
+        key: MessageKey | None,
+        out: Tensor | None,
     ) -> Tensor:
         native.check_floats(vector=x, residual=residual, kept=kept)
         size = self.payload_bytes(x.numel())
@@ -172,13 +146,20 @@ class Sign(Codec):
         encode(x, residual, kept, payload)
         return payload
 
-    def _decode(self, payloads: list[Tensor], out: Tensor, alpha: float, add: bool) -> None:
+    def fused_decode(  # noqa: D102
+        self,
+        payloads: Sequence[Tensor],
+        out: Tensor,
+        alpha: float,
+        keys: Sequence[MessageKey] | None,
+        add: bool,
+    ) -> None:
         native.check_floats(out=out)
         for payload in payloads:
             self._check_payload(payload, out.numel())
             native.check_payload(payload, payload.numel(), out)
         decode = _DECODE if native.compiled(out) else decode_signs
-        decode(payloads, out, alpha, add)
+        decode(list(payloads), out, alpha, add)
 
 
 @compiled_on_gpus

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shardlab.codecs import positions as coding
 from shardlab.codecs import selection
-from shardlab.codecs.base import Codec, Content, MessageKey
+from shardlab.codecs.base import Codec, Content, FusedCodec, MessageKey
 from shardlab.codecs.floats import BFloat16, Float16
 from shardlab.codecs.identity import Identity
 from shardlab.codecs.integers import Int4, Int8
@@ -24,7 +24,7 @@ _VALUE_CODECS: dict[str, Callable[[], Codec]] = {
 """by the option `values`, with their default groups"""
 
 
-class Sparse(Codec):
+class Sparse(FusedCodec):
     """Selected elements with their positions; the residual keeps all others.
 
     Wire: the number of elements (uint32, only where n does not determine it), the values in order
@@ -68,45 +68,40 @@ class Sparse(Codec):
         index_bytes = payload.numel() - self._count_bytes - size
         return Content(k, index_bytes, self._count_bytes + metadata)
 
-    def encode(  # noqa: D102
-        self, vector: Tensor, key: MessageKey | None = None, out: Tensor | None = None
-    ) -> Tensor:
-        values, positions = selection.largest(vector, self.most(vector.numel()), self._floor)
-        return self._payload(values, positions, vector.numel(), key, out)
-
-    def encode_residual(  # noqa: D102
+    def fused_encode(  # noqa: D102
         self,
-        vector: Tensor,
-        residual: Tensor,
-        kept: Tensor,
-        key: MessageKey | None = None,
-        out: Tensor | None = None,
+        x: Tensor,
+        residual: Tensor | None,
+        kept: Tensor | None,
+        key: MessageKey | None,
+        out: Tensor | None,
     ) -> Tensor:
-        n = vector.numel()
+        n = x.numel()
+        if residual is None or kept is None:
+            values, positions = selection.largest(x, self.most(n), self._floor)
+            return self._payload(values, positions, n, key, out)
         apart = kept.data_ptr() != residual.data_ptr()
         values, positions = selection.largest(
-            vector, self.most(n), self._floor, residual, kept if apart else None
+            x, self.most(n), self._floor, residual, kept if apart else None
         )
         payload = self._payload(values, positions, n, key, out)
         sent = self._values(payload, len(values), key)
-        selection.keep(None if apart else vector, residual, kept, positions, values, sent)
+        selection.keep(None if apart else x, residual, kept, positions, values, sent)
         return payload
 
-    def decode_add(  # noqa: D102
-        self, payload: Tensor, out: Tensor, alpha: float = 1.0, key: MessageKey | None = None
-    ) -> None:
-        values, positions = self._parts([payload], out.numel(), [key] if key else None)
-        selection.scatter_add(values[0], positions[0], out, alpha)
-
-    def decode_sum(  # noqa: D102
+    def fused_decode(  # noqa: D102
         self,
         payloads: Sequence[Tensor],
         out: Tensor,
-        alpha: float = 1.0,
-        keys: Sequence[MessageKey] | None = None,
+        alpha: float,
+        keys: Sequence[MessageKey] | None,
+        add: bool,
     ) -> None:
         values, positions = self._parts(payloads, out.numel(), keys)
-        selection.scatter_sum(values, positions, out, alpha)
+        if add:
+            selection.scatter_add(values[0], positions[0], out, alpha)
+        else:
+            selection.scatter_sum(values, positions, out, alpha)
 
     def _payload(
         self, values: Tensor, positions: Tensor, n: int, key: MessageKey | None, out: Tensor | None
