@@ -36,7 +36,7 @@ LIBRARY = Path(__file__).with_name("libshardlab_kernels.so")
 TREE = Path(__file__).parents[2]
 """csrc/ is in it in a source tree; an installed package has the libraries alone"""
 _INSTRUCTIONS = {"v3": "AVX2", "v4": "AVX-512"}
-_why_reference = "SHARDLAB_KERNELS=reference"
+_why_reference = ""
 
 
 def serving() -> str:
@@ -74,6 +74,7 @@ def library() -> ctypes.CDLL | None:
     if wanted not in ("", "reference"):
         raise UserError(f"SHARDLAB_KERNELS: set it to 'reference' or not at all (found {wanted!r})")
     if wanted == "reference":
+        _why_reference = "SHARDLAB_KERNELS=reference"
         return None
     expected = source_hash()
     try:
