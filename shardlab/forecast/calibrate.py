@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, get_args
 import torch
 import torch.distributed as dist
 
-from shardlab.codecs.kernels import native
+from shardlab.codecs import native
 from shardlab.comm.emulated_link import emulated
 from shardlab.comm.object_collectives import gather_values
 from shardlab.comm.transport import Transport
