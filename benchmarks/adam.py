@@ -19,12 +19,12 @@ from importlib import import_module
 from importlib.util import find_spec
 
 import torch
-from shardlab.codecs.adam import Hyper, adam_
-from shardlab.codecs.native import INT, POINTER, function
-from shardlab.codecs.workers import Workers
 from torch import Tensor, nn
 
 from benchmarks.common import RIVAL_PACKAGES, arguments, best_times, publish, text_table
+from shardlab.codecs.adam import Hyper, adam_
+from shardlab.codecs.native import INT, POINTER, function
+from shardlab.codecs.workers import Workers
 from shardlab.report.tables import figure
 
 RANKS = (2, 4)

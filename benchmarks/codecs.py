@@ -3,9 +3,9 @@
     python -m benchmarks.codecs [SPEC ...] [--codecs MODULE ...] [--repetitions R] [--data FOLDER]
                                 [--work FOLDER] [--out FOLDER]
 
-Without SPEC all of `SPECS`, and an example of each other registered codec. Ranks reduce and scatter the gradients
-of `benchmarks/gradients.py`, laid out as `fully_shard` does, without error feedback. An error is
-|mean received - exact mean| / |exact mean|; bits are those that a rank sends to others, by element.
+Without SPEC all of `SPECS`, and an example of each other registered codec. Ranks reduce and scatter
+the gradients of `benchmarks/gradients.py`, laid out as `fully_shard` does, without error feedback.
+An error is |mean received - exact mean| / |exact mean|; bits are sent to others, by element.
 
 Speed is bytes touched per second as a share of those of memcpy (`copy_`). Touched is each byte that
 an ideal single pass reads or writes once: an encoding reads the vector and writes the payload; with

@@ -13,13 +13,13 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from shardlab.codecs.workers import Workers
 
 from benchmarks import adam
 from benchmarks.codecs import COLUMNS, SPECS, codec_calls, shares_of_copy
 from benchmarks.common import arguments, best_times, clock_of, on_ranks, publish, text_table
 from shardlab.codecs.base import Codec
 from shardlab.codecs.registry import make_method
+from shardlab.codecs.workers import Workers
 from shardlab.comm.object_collectives import device_of
 from shardlab.report.tables import figure
 

@@ -4,9 +4,9 @@
     python -m benchmarks.rivals [SPEC ...] [--repetitions R] [--data FOLDER] [--work FOLDER]
                                 [--rivals FOLDER] [--out FOLDER]
 
-One thread, the same real gradient of 16 Mi elements, buffers reused where the package lets one; the
-calls of both sides take turns, on a GPU where there is one, and the fastest repetition counts. SPEC:
-only the rivals of these of our codecs. A package that does not work is in the table with its error.
+One thread, the same real gradient of 16 Mi elements, buffers reused where the package lets one.
+Calls of both sides take turns, on a GPU where there is one, and the fastest repetition counts.
+SPEC: only the rivals of these of our codecs. A package that does not work has its error.
 """
 
 import os

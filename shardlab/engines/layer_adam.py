@@ -9,8 +9,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 
-from shardlab.codecs.kernels.adam import Hyper, adam_
-from shardlab.codecs.kernels.workers import Workers
+from shardlab.codecs.adam import Hyper, adam_
+from shardlab.codecs.workers import Workers
 from shardlab.core.errors import UserError, nearest
 from shardlab.engines.layer_adam_validation import (
     check_gradient,
@@ -36,7 +36,7 @@ class LayerAdam(Optimizer):
     rate schedulers and hooks are those of torch.optim.AdamW, whose state it loads and which loads
     its state. Moments are float32 whatever the parameters are; in bfloat16 they take half the
     memory. A second moment of bfloat16, and parameters of 16 bits, are rounded stochastically, by
-    a function of seed, step and element: `shardlab.codecs.kernels.adam`. Elements are numbered in the
+    a function of seed, step and element: `shardlab.codecs.adam`. Elements are numbered in the
     order of the groups, those of a DTensor by their position in the whole; before the first step,
     parameters may be replaced by their shards.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shardlab.codecs.kernels.adam import MOMENT_DTYPES, PARAMETER_DTYPES
+from shardlab.codecs.adam import MOMENT_DTYPES, PARAMETER_DTYPES
 from shardlab.core.errors import UserError, nearest
 
 Group = dict[str, Any]

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from shardlab.codecs.adam import Hyper, adam_
 from shardlab.codecs.base import MessageKey
-from shardlab.codecs.kernels.adam import Hyper, adam_
-from shardlab.codecs.kernels.workers import Workers
 from shardlab.codecs.registry import make_codec
+from shardlab.codecs.workers import Workers
 from shardlab.config.calibration_record import UPDATE_BYTES, MemoryOperation
 from shardlab.config.codec_table import codec_text
 from shardlab.config.schema import Space

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch.distributed as dist
 
-from shardlab.codecs.kernels import native
+from shardlab.codecs import native
 from shardlab.comm.emulated_link import Emulation, emulated
 from shardlab.config.race_record import BLOCK, Arm, Race, Ruling
 from shardlab.config.timing_record import NO_COMMUNICATION

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from shardlab.codecs.workers import Workers
 
 from benchmarks import adam
 from shardlab.codecs import native
+from shardlab.codecs.workers import Workers
 
 if not native.available():
     pytest.skip("no compiled kernels", allow_module_level=True)

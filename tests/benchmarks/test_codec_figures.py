@@ -37,10 +37,10 @@ def test_error_without_magnitude_is_that_of_the_scaled_sum():
 
 
 @pytest.mark.parametrize(("spec", "bits", "largest"), [("none", 32, 1e-6), ("bf16", 16, 5e-3)])
-def test_a_reduction_has_the_bits_and_the_error_of_its_codec(spec, bits, largest):
+@on_ranks(2)
+def test_a_reduction_has_the_bits_and_the_error_of_its_codec(group, spec, bits, largest):
     n = sum(block.rows * block.columns for block in UNIT.blocks)
     ranks = torch.randn(2, n, generator=torch.Generator().manual_seed(0))
-    gradients = Gradients(ranks, ranks, ranks[0])
-    for figures in on_ranks(2, lambda group: reduction(spec, gradients, group)):
-        assert figures["bits"] == bits
-        assert figures["error"] < largest
+    figures = reduction(spec, Gradients(ranks, ranks, ranks[0]), group)
+    assert figures["bits"] == bits
+    assert figures["error"] < largest

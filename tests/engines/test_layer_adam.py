@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import shardlab
-from shardlab.codecs.kernels import native
-from shardlab.codecs.kernels.adam import Hyper, adam_
+from shardlab.codecs import native
+from shardlab.codecs.adam import Hyper, adam_
 from shardlab.core.errors import UserError
 from tests.engines.layer_adam_cases import (
     alike,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from shardlab.codecs.kernels import native
+from shardlab.codecs import native
 from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
 from shardlab.engines.base import Optimization

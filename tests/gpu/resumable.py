@@ -4,12 +4,14 @@ Each test leaves a JSON file. A test that has passed with the same code on the s
 """
 
 import hashlib
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from benchmarks.common import code_and_gpus
 from shardlab.core.files import read_json, write_json
+
+_CODE = "shardlab", "csrc", "tests"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,11 +22,28 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Results(config.getoption("results")))
 
 
+def _code_and_gpus() -> dict[str, str]:
+    """Return a hash of the code and the GPUs: results of others are outdated.
+
+    The process does not ask CUDA, so that it can fork ranks that do.
+    """
+    digest = hashlib.sha256()
+    for file in sorted(path for name in _CODE for path in Path(name).rglob("*.*")):
+        if file.suffix in (".py", ".cpp", ".h", ".yaml"):
+            digest.update(file.as_posix().encode() + b"\0" + file.read_bytes())
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        gpus = subprocess.run(query, capture_output=True, text=True, timeout=60).stdout
+    except FileNotFoundError:
+        gpus = ""
+    return {"code": digest.hexdigest(), "gpus": gpus.strip()}
+
+
 class Results:
     """Results of tests, one file each."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._key = folder, code_and_gpus("tests")
+        self._folder, self._key = folder, _code_and_gpus()
 
     def _file(self, test: str) -> Path:
         return self._folder / f"{hashlib.sha256(test.encode()).hexdigest()[:16]}.json"

@@ -59,7 +59,7 @@ def files_of(graph: grimp.ImportGraph, root: Path, stage: str) -> set[str]:
     """Files of code that a stage runs; an __init__.py that only describes its package runs none."""
     paths = {file_of(root, module) for module in imported(graph, f"stages.{stage}")}
     files = {path for path in paths if not _only_describes(root / path)}
-    if any(file.startswith("shardlab/codecs/kernels/") for file in files):
+    if any(file.startswith("shardlab/codecs/") for file in files):
         files.add("csrc/CMakeLists.txt")  # what the bindings load is built there
     if any(file.startswith("shardlab/codecs/") for file in files):
         files.add("user_codecs/README.md")  # those of the user are imported from there

@@ -106,7 +106,7 @@ def test_neither_locale_nor_home_changes_an_output(tmp_path: Path) -> None:
 
 def test_reference_kernels_are_named_where_there_is_no_compiler(tmp_path: Path) -> None:
     project = project_in(tmp_path / "project")
-    (project / "shardlab/codecs/kernels/libshardlab_kernels.so").unlink()
+    (project / "shardlab/codecs/libshardlab_kernels.so").unlink()
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in ("python", "git"):

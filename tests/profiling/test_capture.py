@@ -9,14 +9,14 @@ import torch
 import torch.distributed as dist
 from torch.profiler import record_function
 
-from shardlab.codecs.kernels.integers import KERNELS
+from shardlab.codecs.integers import Int8
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Unit
 from shardlab.comm.all_to_all import AllToAllCollective
 from shardlab.comm.background import Background
-from shardlab.comm.collective import Native
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.transport import Transport
+from shardlab.comm.uncompressed import Native
 from shardlab.profiling.breakdown import OTHER, analyse, read_steps
 from shardlab.profiling.capture import Capture
 from shardlab.profiling.merge import merge_traces
@@ -47,7 +47,7 @@ def blocking(weight, group):
     with record_function("shardlab::backward"):
         loss.backward()
         dist.all_reduce(weight.grad, group=group)
-    KERNELS["int8"].encode(weight.grad.view(-1), 128)
+    Int8().encode(weight.grad.view(-1))
 
 
 def overlapping(weight, group):

@@ -13,8 +13,8 @@ import ctypes
 import time
 from typing import Any
 
-from shardlab.codecs.kernels import native
-from shardlab.codecs.kernels.native import INT, POINTER, function
+from shardlab.codecs import native
+from shardlab.codecs.native import INT, POINTER, function
 
 BYTES = 4
 """of a counter"""

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardlab.codecs.kernels.adam import Hyper
+from shardlab.codecs.adam import Hyper
 from shardlab.comm.object_collectives import run_or_fail_together
 from shardlab.core.errors import UserError
 from shardlab.engines.activation_checkpoint import scratch_folder

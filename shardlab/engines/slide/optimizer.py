@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardlab.codecs.kernels.adam import Hyper, adam_, sum_of_squares
-from shardlab.codecs.kernels.workers import Workers
+from shardlab.codecs.adam import Hyper, adam_, sum_of_squares
+from shardlab.codecs.workers import Workers
 from shardlab.comm.background import Background, Running
 from shardlab.comm.collective import Collective
 from shardlab.comm.object_collectives import gather_values
