@@ -1,6 +1,7 @@
 """Command lines, timings, ranks and pages of figures of the benchmarks."""
 
 import argparse
+import json
 import shlex
 import sys
 import tempfile
@@ -15,7 +16,7 @@ import torch.distributed as dist
 
 from shardlab.comm.emulated_link import Links
 from shardlab.config.link import Link
-from shardlab.core.files import read_json, write_json, write_text
+from shardlab.core.files import write_text
 from shardlab.core.host import describe_host, git_revision, torch_version
 from shardlab.report.tables import Table, make_table
 from shardlab.train.launch import launch
@@ -108,10 +109,10 @@ def on_ranks(
         links = rate and stack.enter_context(Links(world_size, Link(rate=rate)))
 
         def worker(group: dist.ProcessGroup) -> None:
-            write_json(Path(folder, str(dist.get_rank(group))), function(group))
+            Path(folder, str(dist.get_rank(group))).write_text(json.dumps(function(group)))
 
         launch(worker, world_size, threads, _LONGEST_WAIT_S, links=links or None)
-        return [read_json(Path(folder, str(rank))) for rank in range(world_size)]
+        return [json.loads(Path(folder, str(rank)).read_text()) for rank in range(world_size)]
 
 
 def interleaved_times(

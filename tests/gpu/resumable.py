@@ -22,7 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Results(config.getoption("results")))
 
 
-def _code_and_gpus() -> dict[str, str]:
+def code_and_gpus() -> dict[str, str]:
     """Return a hash of the code and the GPUs: results of others are outdated.
 
     The process does not ask CUDA, so that it can fork ranks that do.
@@ -43,7 +43,7 @@ class Results:
     """Results of tests, one file each."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._key = folder, _code_and_gpus()
+        self._folder, self._key = folder, code_and_gpus()
 
     def _file(self, test: str) -> Path:
         return self._folder / f"{hashlib.sha256(test.encode()).hexdigest()[:16]}.json"
