@@ -16,8 +16,8 @@ Operation = Literal["exchange", "gather", "all_reduce", "reduce_scatter"]
 PhasedOperation = Literal["reduce_scatter", "all_reduce"]
 """collective that a multi-phase method stands for"""
 
-MemoryOperation = Literal["copy", "update", "load", "store"]
-"""copy: of a vector, by a thread; update: AdamW; load, store: moments on disk"""
+MemoryOperation = Literal["copy", "update"]
+"""copy: of a vector, by a thread; update: AdamW"""
 
 UPDATE_BYTES = 28
 """bytes of host memory that AdamW moves per float32 element: parameter and two moments read and
@@ -38,9 +38,7 @@ def wire_bytes(operation: Operation, nbytes: float, world_size: int) -> float:
 
 def memory_operations(strategy: CanonicalStrategy) -> list[MemoryOperation]:
     """Return the memory operations that a forecast of a canonical strategy needs."""
-    if strategy.traits.residency != "streamed":
-        return []
-    return ["copy", "update", "load", "store"] if strategy.moments == "disk" else ["copy", "update"]
+    return ["copy", "update"] if strategy.traits.residency == "streamed" else []
 
 
 class Transfer(Document):

@@ -18,7 +18,6 @@ from shardlab.comm.ledger import Audit
 from shardlab.config.compression import WeightCompression
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.core.inputs import moved
-from shardlab.engines.activation_checkpoint import activation_offload
 from shardlab.engines.base import Engine, EngineSetup, State, StepOutcome
 from shardlab.engines.numerics import (
     LossScale,
@@ -28,6 +27,7 @@ from shardlab.engines.numerics import (
     read_together,
     sum_of_squares,
 )
+from shardlab.engines.sliding_checkpoint import activation_offload
 from shardlab.models.dtypes import uses_fp16
 from shardlab.models.unit_names import plain
 from shardlab.profiling.labels import BACKWARD, FORWARD
@@ -51,14 +51,15 @@ class ModuleEngine(Engine):
         self._optimization = setup.optimization
         self._loss_scale = LossScale(uses_fp16(strategy, device))
         self.activation_offload = activation_offload(strategy, device)
-        """around forward: where the inputs of checkpointed blocks go"""
+        """around forward: where activations go"""
 
     def _accumulate(self, batch: Tensor, count: int) -> Tensor:
         """Run forward and backward of one of `count` micro-batches; return its loss, [] on the
         device, which the host would wait for."""
         batch = moved(batch, self.device)
-        with record_function(FORWARD), self.activation_offload:
-            logits = self._logits(batch[:, :-1])
+        with record_function(FORWARD):
+            with self.activation_offload:
+                logits = self._logits(batch[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
         with record_function(BACKWARD):
             factor = self._loss_scale.value / count

@@ -23,7 +23,7 @@ from shardlab.core.document import Document
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic
 from shardlab.engines.base import State
-from shardlab.engines.slide.unit import FROZEN
+from shardlab.engines.slide_memory import FROZEN
 from shardlab.engines.state_files import load_state, save_state
 
 _ABOUT, _FILE, _OF_RANKS = "slide.json", "slide.safetensors", "rank-*.safetensors"

@@ -19,9 +19,7 @@ from shardlab.engines.base import State
 from shardlab.engines.build import build_engine
 from shardlab.engines.gpu_memory import GpuMemory
 from shardlab.engines.own_gpu import own_gpu
-from shardlab.engines.slide.engine import SlideEngine
-from shardlab.engines.slide.groups import twin
-from shardlab.engines.slide.unit import FROZEN
+from shardlab.engines.slide import SlideEngine
 from shardlab.engines.slide_config import (
     SlideConfig,
     check_learning_rate,
@@ -31,6 +29,7 @@ from shardlab.engines.slide_config import (
     refuse_state_dicts,
     without_cache,
 )
+from shardlab.engines.slide_memory import FROZEN, gloo_group
 from shardlab.engines.state_files import in_host_memory, random_state, set_random_state
 from shardlab.models.unit_names import parameter_names
 
@@ -75,7 +74,7 @@ class SlideFSDP:
             _init_process_group()
         self._group = dist.distributed_c10d._get_default_group()
         # checkpoints may take longer than a rank waits for another in a step
-        self._patient = twin(self._group, timedelta(minutes=30))
+        self._patient = gloo_group(self._group, timedelta(minutes=30))
         self._names = parameter_names(model).values()
         buffers = dict(model.named_buffers(remove_duplicate=False))
         self._persistent = [name for name in model.state_dict() if name in buffers]

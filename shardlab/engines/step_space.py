@@ -20,7 +20,7 @@ _FIX = (
     "lower train.batch_size, set activation_checkpointing: full, take engine: slide or more ranks, "
     "or end what else uses the memory"
 )
-_HOST_FIX = "take engine: slide with moments: disk, or more nodes, or end what else uses the memory"
+_HOST_FIX = "take engine: slide, or more nodes, or end what else uses the memory"
 _HOST = torch.device("cpu")
 
 

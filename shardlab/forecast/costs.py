@@ -205,9 +205,7 @@ class Measured(Costs):
         return Phase(cpu, self._framing * wire, self._delay_s, operation, nbytes)
 
     def move(self, operation: MemoryOperation, nbytes: float) -> Phase:  # noqa: D102
-        seconds = self._machine.memory[operation].at(nbytes)
-        on_disk = operation in ("load", "store")
-        return Phase(wait=seconds) if on_disk else Phase(seconds)
+        return Phase(self._machine.memory[operation].at(nbytes))
 
     def collect(self, nbytes: float) -> Phase:  # noqa: D102
         return Phase(self._machine.memory["copy"].at(nbytes))

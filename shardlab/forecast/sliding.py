@@ -1,7 +1,7 @@
 """Tasks of a step of `slide`: prefetch, compute, gradient off-load and updates, each in its lane.
 
 Source: `shardlab.engines.slide`; what runs in which lane and what waits for what is that of its
-schedule, prefetch, gradient off-load, optimizer and moments.
+schedule, transfers and optimizer.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ from shardlab.forecast.sliding_costs import Movements
 from shardlab.forecast.work import COMPUTE, Step, Work
 from shardlab.models.slide_buffers import slot_sizes, window_slots
 
-IN, OUT, UPDATE, LOAD, STORE = "in", "out", "update", "load", "store"
+IN, OUT, UPDATE = "in", "out", "update"
 """lanes"""
 _LEAVING = 2
 """gradient vectors in flight (`shardlab.engines.scheduling`)"""
@@ -34,10 +34,6 @@ class Slide(Step):
         self._updated: dict[int, str] = {}
         self._last_in: dict[int, int] = {}
         """unit whose gradients arrived last, by slot of host memory"""
-        every = range(len(work.units))
-        order = every if work.holding else every[::-1]
-        on_disk = work.strategy.moments == "disk"
-        self._moments = MomentsOnDisk(self, self._moves, order) if on_disk else None
         self._stale = False
 
     def add_step(self) -> None:  # noqa: D102
@@ -63,21 +59,14 @@ class Slide(Step):
         self.use("backward", 0, self.backward_s(0))
         for unit in reversed(self._units):
             self._start_all(self._units[:unit][::-1])
-            left = self._pass_unit_backward(unit)
+            self.use("backward", unit, self.backward_s(unit))
+            left = self._leave(unit)
             if last or unit not in self._stay:
                 self.gathered.discard(unit)
             self._start_all(self._units[: unit - 1][::-1])
             self._land(unit, left, first, last)
         self._stale = last
         self._land(0, self._leave(0), first, last)
-
-    def _pass_unit_backward(self, unit: int) -> str:
-        """Off-load the gradients of a unit in parts as they are computed; return the last copy."""
-        parts, left = self._moves.parts(unit), ""
-        for part in range(parts):
-            self.use("backward", unit, self.backward_s(unit) / parts)
-            left = self._leave(unit, part)
-        return left
 
     def _end(self) -> None:
         """Add the gradient norm, of which every rank has a part, and what depends on it."""
@@ -116,17 +105,16 @@ class Slide(Step):
         assert unit == 0 or unit in self.gathered, "a unit is used that has no memory"
         super().use(what, unit, seconds)
 
-    def _leave(self, unit: int, part: int = 0) -> str:
-        if part == 0 and len(self._leaving) == _LEAVING:
+    def _leave(self, unit: int) -> str:
+        if len(self._leaving) == _LEAVING:
             self.compute("settle", 0.0, [self._leaving.popleft()])
         self.add(f"collect {unit}", COMPUTE, self._moves.collection(unit))
-        turn = [] if part else self._turn(unit)
-        left = self.launch(f"leave {unit}", OUT, self._moves.departure(unit), turn)
+        left = self.launch(f"leave {unit}", OUT, self._moves.departure(unit), self._turn(unit))
         assert left is not None
         return left
 
     def _land(self, unit: int, left: str, first: bool, last: bool) -> None:
-        """Add what follows the last part of an off-loaded gradient."""
+        """Add what follows the copy of an off-loaded gradient."""
         self._leaving.append(left)
         landing = self.awaited(self._moves.landing(unit, first, last))
         self._landed[unit] = self.add(f"land {unit}", UPDATE, landing, [left])
@@ -145,44 +133,8 @@ class Slide(Step):
         before, self._last_in[slot] = self._last_in.get(slot), unit
         if before is None:
             return []
-        taken = self._moves.keeping in ("sums", "totals")
+        taken = self._moves.keeping == "sums"
         return [(self._landed if taken else self._updated)[before]]
 
     def _update(self, unit: int) -> None:
-        if self._moments is None:
-            self._updated[unit] = self.add(f"update {unit}", UPDATE, self._moves.update(unit))
-        else:
-            self._updated[unit] = self._moments.update(unit)
-
-
-class MomentsOnDisk:
-    """Tasks of updates whose moments are on disk (`shardlab.engines.slide.moments`).
-
-    Moments are loaded one unit ahead of their update and stored after it.
-
-    Args:
-        order: of updates in every step.
-    """
-
-    def __init__(self, step: Step, moves: Movements, order: Sequence[int]) -> None:
-        self._step, self._moves = step, moves
-        self._following = dict(zip(order, [*order[1:], order[0]], strict=True))
-        self._loads: dict[int, str] = {}
-        self._stores: dict[int, str] = {}
-        """name of the last update"""
-
-    def update(self, unit: int) -> str:
-        """Add an update; return the name of the task after which the unit may be used."""
-        add, following = self._step.add, self._following[unit]
-        load = self._loads.pop(unit) if unit in self._loads else self._load(unit, [])
-        loaded = add(f"loaded {unit}", UPDATE, (), [load])
-        own = [self._stores[following]] if following in self._stores else []
-        self._loads[following] = self._load(following, [loaded, *own])
-        updated = add(f"update {unit}", UPDATE, self._moves.update(unit))
-        # the buffer is free once its unit has been stored
-        stored = add(f"stored before {unit}", UPDATE, (), [*self._stores.values()])
-        self._stores = {unit: add(f"store {unit}", STORE, self._moves.store(unit), [stored])}
-        return updated
-
-    def _load(self, unit: int, after: Sequence[str]) -> str:
-        return self._step.add(f"load {unit}", LOAD, self._moves.load(unit), after)
+        self._updated[unit] = self.add(f"update {unit}", UPDATE, self._moves.update(unit))

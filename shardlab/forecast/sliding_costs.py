@@ -13,8 +13,6 @@ from shardlab.forecast.schedule import Phase
 from shardlab.forecast.work import Work
 from shardlab.models.slide_buffers import gradient_bytes, gradient_vectors, kept_gradients
 
-PARTS = 4
-"""parts per unit, about (`shardlab.engines.slide.grad_offload`)"""
 _FLOAT = DTYPE_BYTES["fp32"]
 _MOMENTS = 2
 
@@ -30,7 +28,7 @@ class Movements:
         self._ranks = ranks = self._inside.world_size
         self._arriving = work.weights.element_bytes
         self._landed = gradient_bytes(full, self._arriving, ranks)
-        self.keeping = kept_gradients(full, work.accumulation, work.holding)
+        self.keeping = kept_gradients(work.accumulation, work.holding)
         plain = full.gradients.plain() and full.gradients.route == "native"
         self._vectors = gradient_vectors(full, ranks)
         self._summed = self._vectors if plain else 1
@@ -45,20 +43,15 @@ class Movements:
         own = self._costs.move("copy", nbytes / self._ranks)
         return own, *self._inside.gather(self._elements(unit), self._work.weights)
 
-    def parts(self, unit: int) -> int:
-        """Return the number of equal parts in which gradients leave when ranks do not reduce them
-        first."""
-        return 1 if unit == 0 or self._reduces else PARTS
-
     def collection(self, unit: int) -> Phases:
-        """Copy a part of the gradients on the device into the outgoing vector."""
-        return (self._costs.collect(self._elements(unit) * self._landed / self.parts(unit)),)
+        """Copy the gradients on the device into the outgoing vector."""
+        return (self._costs.collect(self._elements(unit) * self._landed),)
 
     def departure(self, unit: int) -> Phases:
-        """Copy a part from the device."""
+        """Copy the gradients from the device."""
         nbytes = self._elements(unit) * self._landed
         if not self._reduces:
-            return (self._costs.move("copy", nbytes / self.parts(unit)),)
+            return (self._costs.move("copy", nbytes),)
         reduced = self._inside.reduce_scatter(self._elements(unit), self._work.gradients.inside)
         return *reduced, self._costs.move("copy", nbytes / self._ranks)
 
@@ -67,12 +60,10 @@ class Movements:
         chunk, phases = self._chunk(unit), []
         adding = _FLOAT * (1 if first else 2)
         if self.keeping == "sums":
-            phases.append(self._pass(self._elements(unit) * (self._landed + adding)))
-        if last or self.keeping == "totals":
-            phases += self._over_ranks(unit)
-        if self.keeping == "totals":
-            phases.append(self._pass(chunk * (self._summed * self._landed + adding)))
+            added = chunk if self._reduces else self._elements(unit)
+            phases.append(self._pass(added * (self._landed + adding)))
         if last:
+            phases += self._over_ranks(unit)
             average = self._work.gradients.inside._replace(element_bytes=_FLOAT)
             phases += self._across.all_reduce(round(chunk), average)
             phases.append(self._pass(chunk * self._gradients))  # read once for the norm
@@ -84,14 +75,6 @@ class Movements:
         moved = 2 * (_FLOAT + _MOMENTS * self._moment) + self._gradients + mirror
         return (self._pass(self._chunk(unit) * moved),)
 
-    def load(self, unit: int) -> Phases:
-        """Load moments from disk."""
-        return (self._costs.move("load", self._chunk(unit) * _MOMENTS * self._moment),)
-
-    def store(self, unit: int) -> Phases:
-        """Store moments to disk."""
-        return (self._costs.move("store", self._chunk(unit) * _MOMENTS * self._moment),)
-
     @property
     def _reduces(self) -> bool:
         """Return whether gradients are reduced on the device."""
@@ -100,7 +83,7 @@ class Movements:
     @property
     def _gradients(self) -> int:
         """Return the bytes moved per element of the summed gradient."""
-        if self.keeping == "totals" or self._across.world_size > 1:
+        if self._across.world_size > 1:
             return _FLOAT
         return self._summed * (_FLOAT if self.keeping == "sums" else self._landed)
 

@@ -13,11 +13,10 @@ elements of the root and of the largest unit, b the bytes of an element that the
 with, l those of an element of a gradient that arrives, m those of a moment. Bytes per node:
 
 - parameters 4 P; where b is less than 4 also a mirror of them, b P; frozen parameters b each;
-- moments 2 m P; with moments on disk those of three units;
+- moments 2 m P;
 - gradients arrive in V vectors: one per rank (V = N) or one for all (V = 1). Where they are applied
   as they arrive: V l (3 G + R) for slots that units share. Where they wait for the global norm:
-  V l P. Several micro-batches are summed in float32 beside those slots: 4 V P, or 4 P where each
-  rank sums its shard.
+  V l P. Several micro-batches are summed in float32 beside those slots: 4 V P.
 """
 
 from shardlab.config.settings import DTYPE_BYTES
@@ -32,9 +31,6 @@ from shardlab.models.slide_buffers import (
 
 _FLOAT = DTYPE_BYTES["fp32"]
 _RESIDUAL = {"fp32": 4.0, "bf16": 2.0, "int8": 1 + 2 / 128}
-_UNITS_WITH_MOMENTS = 3
-"""units whose moments are in host memory while the others are on disk: one is read, one is updated
-and one is written"""
 
 
 def device_states(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> Categories:
@@ -61,9 +57,6 @@ def sharded_states(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> Ca
 def host_states(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> Categories:
     """Return the bytes of streamed states in the host memory of a node, by category."""
     root, units = sizes.trained_root, sizes.trained_units()
-    in_memory = sizes.trained
-    if full.moments == "disk":
-        in_memory = sum(sorted([root, *units])[-_UNITS_WITH_MOMENTS:])
     mirror = 0 if sizes.element_bytes == _FLOAT else sizes.element_bytes
     frozen = sizes.parameters - sizes.trained
     vectors = gradient_vectors(full, world_size)
@@ -73,12 +66,11 @@ def host_states(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> Categ
         "nothing": slots,
         "arrived": arriving * sizes.trained,
         "sums": vectors * _FLOAT * sizes.trained + slots,
-        "totals": _FLOAT * sizes.trained + slots,
     }
     return {
         "parameters": (_FLOAT + mirror) * sizes.trained + sizes.element_bytes * frozen,
-        "moments": 2 * DTYPE_BYTES[full.moment_dtype] * in_memory,
-        "gradients": gradients[kept_gradients(full, sizes.accumulation, sizes.holding)],
+        "moments": 2 * DTYPE_BYTES[full.moment_dtype] * sizes.trained,
+        "gradients": gradients[kept_gradients(sizes.accumulation, sizes.holding)],
     }
 
 

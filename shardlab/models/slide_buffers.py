@@ -16,30 +16,24 @@ from shardlab.config.strategy import CanonicalStrategy
 
 _HOST_SLOTS = 3
 """one that is filled, one that is applied, and one because ranks do not progress alike"""
-_ON_THE_WAY = 2
+_LEAVING = 2
 """vectors of gradients that leave the device at a time"""
 
-KeptGradients = Literal["nothing", "arrived", "sums", "totals"]
+KeptGradients = Literal["nothing", "arrived", "sums"]
 """gradients that stay in host memory until they are applied: none, since they are applied where
-they arrive; all as they arrive; the sum over micro-batches of each rank; each rank's shard of the
-sum over ranks and micro-batches"""
+they arrive; all as they arrive; each rank's sum over micro-batches, in float32"""
 
 
-def kept_gradients(
-    strategy: CanonicalStrategy, accumulation: int | None, holding: bool
-) -> KeptGradients:
+def kept_gradients(accumulation: int | None, holding: bool) -> KeptGradients:
     """Return which gradients stay in host memory until they are applied.
 
     Args:
         accumulation: number of micro-batches of a step, where that is known.
         holding: gradients wait until the norm of all of them is known.
     """
-    reduced = strategy.grad_sync == "gpu_reduce"
-    if accumulation == 1 and not holding:
-        return "nothing"
-    if accumulation == 1 and (reduced or not strategy.reduce_every_micro_batch):
-        return "arrived"
-    return "totals" if reduced or strategy.reduce_every_micro_batch else "sums"
+    if accumulation != 1:
+        return "sums"
+    return "arrived" if holding else "nothing"
 
 
 def window_slots(strategy: CanonicalStrategy, units: int) -> int:
@@ -68,7 +62,7 @@ def offload_bytes(
     Args:
         root, units: numbers of trained elements.
     """
-    elements = min(_ON_THE_WAY, len(units)) * max(units, default=0) + root
+    elements = min(_LEAVING, len(units)) * max(units, default=0) + root
     return gradient_bytes(strategy, element_bytes, world_size) * elements
 
 
@@ -81,7 +75,7 @@ def slot_sizes(root: int, units: Sequence[int]) -> list[int]:
 
 
 def gradient_vectors(strategy: CanonicalStrategy, world_size: int) -> int:
-    """Return how many vectors of gradients arrive: one per rank, or one that ranks share."""
+    """Return how many whole vectors of gradients arrive on a node: one per rank, or W chunks."""
     return world_size if strategy.grad_sync == "cpu_reduce" else 1
 
 

@@ -70,13 +70,12 @@ def _meshes(traits: EngineTraits, world_size: int) -> list[Part]:
 
 
 def _motion(traits: EngineTraits, layers: int) -> list[Part]:
-    """Return when parameters are gathered or brought, and where gradients and moments are."""
+    """Return when parameters are gathered or brought, and where gradients are reduced."""
     if traits.residency == "streamed":
         return [
-            {"window": window, "moments": moments, "param_transfer": transfer, "grad_sync": sync}
-            for window, moments, transfer, sync in product(
+            {"window": window, "param_transfer": transfer, "grad_sync": sync}
+            for window, transfer, sync in product(
                 [each for each in _WINDOWS if each <= max(layers, 2)],
-                ("memory", "disk"),
                 ("full", "shard"),
                 ("cpu_reduce", "gpu_reduce"),
             )

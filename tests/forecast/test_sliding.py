@@ -17,7 +17,7 @@ from shardlab.forecast.sliding import Slide
 from shardlab.forecast.sliding_costs import PARTS
 from shardlab.forecast.step import step_seconds, step_tasks
 from shardlab.forecast.work import Compute, Overhead, Work
-from tests.engines.slide.small_engine import MODES, batch_of, engine_of
+from tests.engines.small_engine import MODES, batch_of, engine_of
 from tests.forecast.cost_factory import Timed
 from tests.forecast.timing_factory import INT8, MACHINE, MODEL, made_run, predicted
 from tests.ranks import run_ranks

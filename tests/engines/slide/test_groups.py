@@ -15,7 +15,7 @@ from shardlab.core.errors import UserError
 from shardlab.engines.slide.groups import GroupPool, node_groups
 from shardlab.engines.slide.shared_memory import NodeMemory
 from tests.descriptors import opened
-from tests.engines.slide.small_engine import MODES, engine_of, train
+from tests.engines.small_engine import MODES, engine_of, train
 from tests.engines.slide.unwatched_ranks import outcomes
 from tests.engines.sliding_factory import model_of, trained
 from tests.ranks import on_ranks, run_ranks

@@ -18,7 +18,7 @@ from shardlab.engines.slide import optimizer
 from shardlab.engines.slide.copies import ThrottledCopies
 from shardlab.train.launch import RunFailed, launch
 from tests.descriptors import SHARED, opened
-from tests.engines.slide.small_engine import MODES, DelayedCopies, batch_of, engine_of, train
+from tests.engines.small_engine import MODES, DelayedCopies, batch_of, engine_of, train
 from tests.engines.slide.unwatched_ranks import outcomes
 from tests.ranks import on_ranks
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from shardlab.core.errors import UserError
-from tests.engines.slide.small_engine import (
+from tests.engines.small_engine import (
     MODES,
     DelayedCopies,
     differing,

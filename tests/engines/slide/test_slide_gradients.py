@@ -7,7 +7,7 @@ import torch
 
 from shardlab.core.errors import UserError
 from shardlab.engines.slide.copies import ThrottledCopies
-from tests.engines.slide.small_engine import (
+from tests.engines.small_engine import (
     MODES,
     PoisoningCopies,
     batch_of,

@@ -13,7 +13,7 @@ from shardlab.models.memory_step import closed_form, host_memory
 from shardlab.models.unit_sizes import sizes_of
 from shardlab.train.utilization import MemoryMeter
 from tests.deep_models import deep_model, engine_of, keep_no_freed_memory
-from tests.engines.slide.small_engine import MODES
+from tests.engines.small_engine import MODES
 from tests.ranks import on_ranks, run_ranks
 
 CPU = torch.device("cpu")

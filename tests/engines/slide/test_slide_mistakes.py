@@ -16,7 +16,7 @@ import shardlab
 from shardlab.core.errors import UserError
 from shardlab.engines.slide import shared_memory
 from tests.commands import TORCHRUN, Command, forked
-from tests.engines.slide.small_engine import MODES, batch_of, differing, engine_of, states_of, train
+from tests.engines.small_engine import MODES, batch_of, differing, engine_of, states_of, train
 from tests.engines.sliding_factory import model_of, tokens_of
 from tests.ranks import on_ranks
 

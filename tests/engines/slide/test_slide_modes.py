@@ -6,8 +6,8 @@ from itertools import product
 import pytest
 import torch
 
-from shardlab.engines.slide.optimizer import update_workers
-from tests.engines.slide.small_engine import (
+from shardlab.engines.slide_optimizer import update_workers
+from tests.engines.small_engine import (
     MODES,
     DelayedCopies,
     differing,

@@ -20,7 +20,7 @@ from shardlab.train.launch import RunFailed, launch
 from tests.commands import said_after
 from tests.disks import mount
 from tests.engines.slide import small_engine
-from tests.engines.slide.small_engine import batch_of, differing, states_of, train
+from tests.engines.small_engine import batch_of, differing, states_of, train
 from tests.families import config_of
 from tests.ranks import on_ranks, run_ranks
 

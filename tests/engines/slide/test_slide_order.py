@@ -9,7 +9,7 @@ import pytest
 
 from shardlab.engines.activation_checkpoint import FOLDER_VARIABLE
 from shardlab.engines.slide.rank_progress import UPDATED
-from tests.engines.slide.small_engine import DelayedCopies, engine_of, train
+from tests.engines.small_engine import DelayedCopies, engine_of, train
 from tests.ranks import on_ranks
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import shardlab
 from shardlab.core.errors import UserError
-from tests.engines.slide.small_engine import MODES, DelayedCopies, engine_of, train
+from tests.engines.small_engine import MODES, DelayedCopies, engine_of, train
 from tests.engines.sliding_factory import by_hand, slid
 from tests.ranks import on_ranks
 

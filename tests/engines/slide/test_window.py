@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.engines.slide.small_engine import (
+from tests.engines.small_engine import (
     LAYERS,
     MODES,
     DelayedCopies,

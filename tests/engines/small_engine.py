@@ -13,8 +13,8 @@ from transformers.initialization import no_init_weights
 from shardlab.config.strategy import parse_strategy
 from shardlab.engines.base import EngineSetup, Optimization
 from shardlab.engines.build import build_engine
-from shardlab.engines.slide.copies import ThrottledCopies
-from shardlab.engines.slide.engine import SlideEngine
+from shardlab.engines.slide_transfers import ThrottledCopies
+from shardlab.engines.slide import SlideEngine
 from shardlab.models.presets import Shape, shape_config
 from shardlab.models.units import prepare
 from shardlab.models.weights import RandomWeights

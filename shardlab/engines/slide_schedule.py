@@ -1,19 +1,32 @@
-"""The order of prefetches, off-loads and updates of one step."""
+"""Module of the `slide` engine, and the order of its prefetches, off-loads and updates."""
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.profiler import record_function
+from torch.utils import checkpoint
 
 from shardlab.comm.background import Running
-from shardlab.engines.scheduling import MissingGradients, UnitSchedule
-from shardlab.engines.slide.grad_offload import GradOffload
-from shardlab.engines.slide.optimizer import HostOptimizer
-from shardlab.engines.slide.prefetch import Prefetcher, Window
-from shardlab.engines.slide.unit import SlideUnit
+from shardlab.comm.collective import Collective, MakeCollective
+from shardlab.core.errors import UserError
+from shardlab.engines.scheduling import (
+    MissingGradients,
+    ScheduledModule,
+    UnitSchedule,
+    with_gradient,
+)
+from shardlab.engines.slide_memory import RankGroups, SlideUnit
+from shardlab.engines.slide_optimizer import HostOptimizer
+from shardlab.engines.slide_transfers import GradOffload, Prefetcher, Window
+from shardlab.models.units import UnitPlan
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 
 class Schedule(UnitSchedule):
@@ -22,9 +35,9 @@ class Schedule(UnitSchedule):
     forward   a unit is fetched while those before it compute, and gives its slot to the next one
               after its use; the last ones stay, as backward needs them first;
     backward  the same from the last unit to the first. When all gradients of a unit are there, its
-              slot is free. They are off-loaded in parts as they are computed: the last unit first,
-              on all ranks, whatever each of them has used. A parameter without a gradient when
-              backward has passed its unit gets none;
+              slot is free, and they are off-loaded: the last unit first, on all ranks, whatever
+              each of them has used. A parameter without a gradient when backward has passed its
+              unit gets none;
     updates   begin when gradients are in host memory, unless they are held until all are;
     frozen    a unit with frozen parameters gives its slot back when backward has passed it, which
               may be after its last gradient. A unit that is frozen as a whole is never off-loaded.
@@ -75,6 +88,8 @@ class Schedule(UnitSchedule):
         """indices of units with frozen parameters that backward has yet to pass"""
         self._recomputing = False
         """the forward pass of the model is over: what computes now does so for backward"""
+        self._ended: Running | None = None
+        """agreement of the ranks on the end of a backward pass"""
 
     def begin(self) -> None:
         """Prepare the forward pass of the model."""
@@ -89,6 +104,11 @@ class Schedule(UnitSchedule):
         # after the fetch: what is still missing now was lost to an evaluation, not to this pass
         self._accounted_step = self._step if torch.is_grad_enabled() else None
         self._wait(self.root)
+
+    def agree(self) -> None:
+        """Return when all ranks have ended their backward pass after the same gathers."""
+        if self._ended is not None:
+            self._ended.wait()
 
     def end_step(self) -> None:
         """Fetch what the next forward pass begins with, after the last gradient of a step."""
@@ -158,12 +178,10 @@ class Schedule(UnitSchedule):
             if unit.index not in self._to_pass:
                 self._free(unit)
             self._offload_ready()
-        elif unit is self._to_offload[0]:
-            self._offload.advance(unit)
 
     def finish(self) -> None:
         """Off-load whatever gradients are there, after backward."""
-        self._prefetcher.backward_ended()
+        self._ended = self._prefetcher.end_backward()
         self._give_up(reversed(self.units))
         self._offload_ready()
         if self.last:
@@ -266,3 +284,101 @@ class Schedule(UnitSchedule):
             if unit in self._to_offload or self._awaited(unit):
                 return
             self._fetch_all([unit], next_step=True)
+
+
+class SlideModule(ScheduledModule):
+    """Wrapper of `model` whose units are on the device while they are used.
+
+    `schedule` and `owner` are set after `attach`.
+
+    Args:
+        plans: its units, in the order of their use; what is left makes up the root.
+        units: the root, then those of `plans`, unbound.
+        checkpointed: blocks that backward recomputes: what autograd saves then is used at once.
+    """
+
+    schedule: Schedule
+    owner: Callable[[], object]
+    """the engine, as long as there is one"""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plans: Sequence[UnitPlan],
+        units: Sequence[SlideUnit],
+        checkpointed: Container[nn.Module],
+        groups: RankGroups,
+    ) -> None:
+        super().__init__(model, plans, units)
+        self._units = units
+        self._groups = groups
+        self.gather: Collective | None = None
+        self.reduce: Collective | None = None
+        self.average: Collective | None = None
+        # hooks, not `forward`: others call the model, too, as its `generate` does
+        model.register_forward_pre_hook(lambda *_: self._begin())
+        model.register_forward_hook(lambda *_: self.schedule.computed())
+        for index, (plan, unit) in enumerate(zip(plans, units[1:], strict=True)):
+            for module in plan.modules:
+                if unit.frozen_shapes:
+                    module.register_forward_hook(partial(self._returned, index))
+                if module not in checkpointed:
+                    module.forward = self._saving_positions(module.forward)
+
+    def attach_collectives(  # noqa: D102
+        self, gradients: MakeCollective, weights: MakeCollective, replicas: MakeCollective
+    ) -> Callable[[], None]:
+        before = self.gather, self.reduce, self.average
+        groups = self._groups
+        self.gather = None if groups.gathers is None else weights(groups.gathers)
+        self.reduce = None if groups.reductions is None else gradients(groups.reductions)
+        self.average = None if groups.across is None else replicas(groups.across)
+
+        def detach() -> None:
+            self.gather, self.reduce, self.average = before
+
+        return detach
+
+    def unit_names(self) -> dict[str, list[str]]:
+        """Return the names of the trained parameters of each unit."""
+        return {unit.name: list(unit.shapes) for unit in self._units}
+
+    def _returned(self, index: int, module: nn.Module, inputs: Any, output: Any) -> None:
+        if [*with_gradient(output)]:
+            self.schedule.returned(index)
+
+    def _begin(self) -> None:
+        if self.owner() is None:
+            raise UserError(
+                "slide: what trained the model is gone, and its memory with it: keep SlideFSDP as "
+                "long as the model is used, or load its state_dict() into a new one"
+            )
+        if torch.is_grad_enabled() and not self.schedule.in_step:
+            raise UserError(
+                "slide: the model was called outside of a step, where its gradients would be lost: "
+                "call what trains it (SlideFSDP), or use torch.no_grad()"
+            )
+        self.schedule.begin()
+
+    def _saving_positions(self, forward: Callable[P, Result]) -> Callable[P, Result]:
+        @wraps(forward)
+        def saving(*args: P.args, **kwargs: P.kwargs) -> Result:
+            _refuse_checkpoint()
+            with self.schedule.window.saving_positions():
+                return forward(*args, **kwargs)
+
+        return saving
+
+
+def _refuse_checkpoint() -> None:
+    """Refuse a block within a checkpointed region.
+
+    Our hooks would take what the block saves before those of the region, so nothing would be
+    recomputed. torch has no public way to ask for the hooks that are active.
+    """
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if hooks is not None and hooks[0].__module__ == checkpoint.__name__:
+        raise UserError(
+            "slide: the model calls its blocks within torch.utils.checkpoint, where nothing would "
+            "be computed again: set activation_checkpointing: full"
+        )

@@ -1,0 +1,456 @@
+"""Transfers of the `slide` engine: parameters to the device, and gradients from it."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple, ParamSpec
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from shardlab.comm.background import Background, Running, drain_all
+from shardlab.comm.collective import Collective
+from shardlab.comm.ledger import Account, Ledger
+from shardlab.config.strategy import CanonicalStrategy
+from shardlab.core.accelerator import Accelerator
+from shardlab.core.device import accelerator_of
+from shardlab.core.errors import UserError
+from shardlab.engines.scheduling import VectorPool
+from shardlab.engines.slide_memory import Layout, RankGroups, SlideUnit, chunk_of
+from shardlab.engines.sliding_checkpoint import KeptTensor, unchanged
+from shardlab.models.slide_buffers import KeptGradients, slot_sizes
+
+P = ParamSpec("P")
+
+_BACKWARD_ENDS = -1
+"""what ranks agree on in place of the index of a unit"""
+
+
+class Copies(ABC):
+    """Two lanes, to and from the device, each with a thread and an order of its own.
+
+    What is started in a lane may wait, communicate and `copy`. It begins after what its caller had
+    launched on the device before; what is launched after `Running.wait` begins after it, and
+    `Running.synchronize` returns when its bytes have arrived.
+
+    Args:
+        one_thread: launches the calls of both lanes on a GPU, in the order in which they were
+            started: for lanes that both communicate between devices.
+    """
+
+    def __init__(self, device: torch.device, one_thread: bool = False) -> None:
+        self._inward = Background("in", device)
+        self._outward = Background("out", device, beside=self._inward if one_thread else None)
+
+    def start_in(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> Running:
+        """Queue a call in the lane to the device."""
+        return self._inward.start(call, *args, **kwargs)
+
+    def start_out(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> Running:
+        """Queue a call in the lane from the device."""
+        return self._outward.start(call, *args, **kwargs)
+
+    def check(self) -> None:
+        """Raise the error of a call that has failed already."""
+        self._inward.check()
+        self._outward.check()
+
+    def drain(self) -> None:
+        """Return when all calls have ended; raise one of their errors."""
+        drain_all(self._inward, self._outward)
+
+    def pin(self, tensor: Tensor) -> None:  # noqa: B027  (a CPU reaches all memory)
+        """Page-lock host memory that will be copied from or to; no page of it twice."""
+
+    def unpin(self) -> None:  # noqa: B027
+        """Undo every `pin`, when nothing is copied any more."""
+
+    @abstractmethod
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """Copy a vector, within a call in a lane."""
+
+
+class ThrottledCopies(Copies):
+    """Copies for a CPU as the device, with a rate and a latency that make overlap visible.
+
+    Args:
+        gigabytes_per_s: of each lane; None for as fast as memory is.
+        latency_s: of each copy, before its first byte.
+    """
+
+    def __init__(self, gigabytes_per_s: float | None = None, latency_s: float = 0.0) -> None:
+        super().__init__(torch.device("cpu"))
+        self._seconds_per_byte = 0.0 if gigabytes_per_s is None else 1e-9 / gigabytes_per_s
+        self._latency_s = latency_s
+
+    def copy(self, target: Tensor, source: Tensor) -> None:  # noqa: D102
+        end = time.perf_counter() + self._latency_s + source.nbytes * self._seconds_per_byte
+        target.copy_(source)
+        left = end - time.perf_counter()
+        if left > 0:
+            time.sleep(left)
+
+
+class AcceleratorCopies(Copies):
+    """Copies by the copy engines of a GPU, on a stream for each lane."""
+
+    def __init__(self, device: torch.device, accelerator: Accelerator, one_thread: bool) -> None:
+        super().__init__(device, one_thread)
+        self._accelerator = accelerator
+        self._pinned: list[Tensor] = []
+        """keep their memory until it is unpinned"""
+
+    def copy(self, target: Tensor, source: Tensor) -> None:  # noqa: D102
+        self._accelerator.copy(target, source)
+
+    def pin(self, tensor: Tensor) -> None:  # noqa: D102
+        if tensor.nbytes:
+            self._accelerator.page_lock(tensor)
+            self._pinned.append(tensor)
+
+    def unpin(self) -> None:  # noqa: D102
+        while self._pinned:
+            self._accelerator.page_unlock(self._pinned.pop())
+
+
+def copies_for(device: torch.device, strategy: CanonicalStrategy) -> Copies:
+    """Return those of a device, unthrottled."""
+    if (accelerator := accelerator_of(device)) is None:
+        return ThrottledCopies()
+    # NCCL may hang where ranks launch on two communicators in two orders
+    both = strategy.param_transfer == "shard" and strategy.grad_sync == "gpu_reduce"
+    return AcceleratorCopies(device, accelerator, one_thread=both)
+
+
+class _SavedView(NamedTuple):
+    """A view of a parameter that backward needs, without memory."""
+
+    unit: int
+    offset: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+
+class _Occupied(NamedTuple):
+    """A slot with a unit in it."""
+
+    slot: Tensor
+    updates: int
+    """of the unit, that had begun when it got the slot"""
+
+
+class Window:
+    """K slots on the device, each for one unit at a time.
+
+    A unit whose next update has begun does not count as contained: its slot holds old parameters.
+
+    Where autograd would save a slot that other units use before backward, it saves the unit and the
+    position in it, which is looked up in the slot that the unit has in backward.
+
+    Args:
+        slots: K.
+        size: elements of the largest unit.
+    """
+
+    def __init__(self, slots: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.slots = slots
+        self._free = [torch.empty(size, dtype=dtype, device=device) for _ in range(slots)]
+        self._units: dict[int, SlideUnit] = {}
+        """by the address of the slot"""
+        self._occupied: dict[int, _Occupied] = {}
+        """by the index of the unit"""
+        self._addresses = {slot.untyped_storage().data_ptr() for slot in self._free}
+        self._device = device
+
+    def has_room(self, unit: SlideUnit) -> bool:
+        """Return whether a slot is free, or occupied by old parameters of this unit."""
+        return bool(self._free) or unit.index in self._occupied
+
+    def __contains__(self, unit: SlideUnit) -> bool:
+        occupied = self._occupied.get(unit.index)
+        return occupied is not None and occupied.updates == unit.updates
+
+    def alive(self) -> Sequence[SlideUnit]:
+        """Return the units that have a slot, whatever is in it."""
+        return [*self._units.values()]
+
+    def admit(self, unit: SlideUnit) -> Tensor:
+        """Give a unit a slot; returns its vector, not yet filled, as whose views it is bound."""
+        assert unit not in self, f"{unit.name} is there"
+        before = self._occupied.get(unit.index)
+        slot = self._free.pop() if before is None else before.slot
+        self._occupied[unit.index] = _Occupied(slot, unit.updates)
+        self._units[slot.untyped_storage().data_ptr()] = unit
+        vector = slot[: unit.whole]
+        unit.bind(vector)
+        return vector
+
+    def release(self, unit: SlideUnit) -> None:
+        """Free the slot of a unit."""
+        slot = self._occupied.pop(unit.index).slot
+        del self._units[slot.untyped_storage().data_ptr()]
+        unit.unbind(self._device)
+        self._free.append(slot)
+
+    @contextmanager
+    def saving_positions(self) -> Iterator[None]:
+        """Let autograd save positions in units instead of slots, while the block computes."""
+        with saved_tensors_hooks(self._pack, self._unpack):
+            yield
+
+    def _pack(self, tensor: Tensor) -> KeptTensor | _SavedView:
+        address = tensor.untyped_storage().data_ptr()
+        if address not in self._addresses:
+            return KeptTensor.of(tensor)
+        unit = self._units[address]
+        assert tensor.dtype is unit.precision.compute, "a view of a parameter in another type"
+        offset = int(tensor.storage_offset())
+        return _SavedView(unit.index, offset, tensor.shape, tensor.stride())
+
+    def _unpack(self, saved: KeptTensor | _SavedView) -> Tensor:
+        if isinstance(saved, KeptTensor):
+            return unchanged(saved.tensor, saved.version)
+        assert saved.unit in self._occupied, "backward uses a unit that is not on the device"
+        slot = self._occupied[saved.unit].slot
+        return slot.as_strided(saved.shape, saved.stride, saved.offset)
+
+
+class Prefetcher:
+    """Copies of units to the device, each as soon as its last update is done.
+
+    Args:
+        updated: of a unit, its last update where one has begun.
+        gather: ranks load their own chunks and all-gather the rest on the device; None: every rank
+            loads whole units.
+    """
+
+    def __init__(
+        self,
+        groups: RankGroups,
+        copies: Copies,
+        ledger: Ledger,
+        updated: Mapping[int, Running],
+        gather: Collective | None,
+    ) -> None:
+        self._groups, self._copies, self._ledger = groups, copies, ledger
+        self._updated, self._gather = updated, gather
+        self._rank, self._world_size = groups.rank, groups.world_size
+
+    def start(self, unit: SlideUnit, vector: Tensor, step: int | None) -> Running:
+        """Fill a vector on the device, as long as the unit or as its trained part.
+
+        Args:
+            step: that uses it, and may not have begun; None if no step does.
+        """
+        updated = self._updated.get(unit.index)
+        return self._copies.start_in(self._fetch, unit, vector, updated, step)
+
+    def end_backward(self) -> Running | None:
+        """Let ranks agree that a backward pass ends here; None where they need not."""
+        return None if self._gather is None else self._copies.start_in(self._agree, _BACKWARD_ENDS)
+
+    def count_step(self, step: int) -> None:
+        """Count in the ledger what was fetched for a step, all of which has arrived."""
+        self._ledger.join(step)
+
+    def _fetch(
+        self, unit: SlideUnit, vector: Tensor, updated: Running | None, step: int | None
+    ) -> None:
+        if updated is not None:
+            updated.wait()
+        with self._ledger.apart(step):
+            if self._gather is not None:
+                self._load_and_gather(unit, vector, self._gather)
+                return
+            self._copies.copy(vector, unit.source[: vector.numel()])
+            if self._world_size > 1 and unit.count:  # no rank in particular owns frozen parameters
+                trained = vector[: unit.size]
+                count_shared_memory(self._ledger.accounts["weights"], trained, self._world_size)
+
+    def _load_and_gather(self, unit: SlideUnit, vector: Tensor, gather: Collective) -> None:
+        self._agree(unit.index)
+        shard = chunk_of(vector, self._rank, self._world_size)
+        source = unit.source[: vector.numel()]
+        self._copies.copy(shard, chunk_of(source, self._rank, self._world_size))
+        both = vector.numel() > unit.size
+        gather.all_gather(vector, shard, unit.message_of_both if both else unit.message)
+
+    def _agree(self, event: int) -> None:
+        """Compare what all ranks do next: gathers of different units would mix up parameters.
+
+        Raises:
+            UserError: ranks use different layers.
+        """
+        events = torch.empty(self._world_size, dtype=torch.int64)
+        dist.all_gather_single(events, torch.tensor([event]), group=self._groups.order)
+        if bool((events != event).any()):
+            raise UserError(
+                "slide: ranks use different layers, or in another order, and with param_transfer: "
+                "shard each gathers them from all: set param_transfer: full"
+            )
+
+
+def count_shared_memory(account: Account, vector: Tensor, world_size: int) -> None:
+    """Count a vector that ranks read from each other's memory as if it were sent."""
+    moved = vector.nbytes * (world_size - 1) / world_size
+    account.collectives += 1
+    account.bytes_raw += moved
+    account.bytes_wire += moved
+
+
+@dataclass(eq=False)
+class GradSlot:
+    """Host memory for the gradients of one unit at a time."""
+
+    vectors: list[Tensor]
+    """of all ranks where they add them up in shared memory, else of this rank alone"""
+    own: Tensor
+    """this rank's: whole, or its chunk where ranks reduce on the device"""
+    busy: Running | None = None
+    """after which it may be written to again, on all ranks"""
+
+    def of(self, size: int) -> "GradSlot":
+        """Return the beginnings of the vectors."""
+        return GradSlot([vector[:size] for vector in self.vectors], self.own[:size], self.busy)
+
+
+class GradBuffers:
+    """Host memory for gradients: slots in which they arrive, and vectors that stay for a step.
+
+    Where gradients stay as they arrive, each unit has a slot. Else units share a few, in turn, and
+    the root has one more. Units are off-loaded in one order on all ranks (`Schedule` sees to it),
+    added up and applied in that order, so that what a slot waits for never waits for the slot.
+
+    Args:
+        units: those with a trained part, and the root first.
+        chunks: ranks reduce on the device, and each keeps its chunk.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[SlideUnit],
+        groups: RankGroups,
+        keeping: KeptGradients,
+        chunks: bool,
+    ) -> None:
+        self.keeping, self._groups = keeping, groups
+        self._sizes = {unit.index: unit.chunk if chunks else unit.size for unit in units}
+        self._order = {unit.index: place for place, unit in enumerate(units)}
+        dtype = units[0].precision.offload
+        root, *others = self._sizes.values()
+        self._alone = keeping == "arrived"
+        sizes = [root, *others] if self._alone else slot_sizes(root, others)
+        # where sums are kept other ranks read those, not what has arrived
+        shared = groups.sums and keeping != "sums"
+        self._arriving = _Vectors("arrived", sizes, dtype, groups.world_size if shared else 0)
+        kept = [*self._sizes.values()] if keeping == "sums" else []
+        width = groups.world_size if groups.sums else 0
+        self._sums = _Vectors("sum", kept, torch.float32, width)
+
+    def layout(self) -> Layout:
+        """Return the vectors that lie in shared memory."""
+        return self._arriving.layout() | self._sums.layout()
+
+    def map(self, memory: Mapping[str, Tensor]) -> None:
+        """Take the vectors, and allocate those that are not shared."""
+        self._slots = self._arriving.slots(memory, self._groups.rank)
+        self._totals = self._sums.slots(memory, self._groups.rank)
+
+    def unshared(self) -> list[Tensor]:
+        """Return vectors that gradients are copied to, but for those in shared memory."""
+        return [] if self._arriving.ranks else [slot.own for slot in self._slots]
+
+    def slot(self, unit: SlideUnit) -> GradSlot:
+        """Return the next slot of a unit, another one than its neighbours have."""
+        place = self._order[unit.index]
+        if not self._alone and place:
+            place = 1 + place % (len(self._slots) - 1)
+        return self._slots[place]
+
+    def size(self, unit: SlideUnit) -> int:
+        """Return the elements of a unit that this rank copies."""
+        return self._sizes[unit.index]
+
+    def total(self, unit: SlideUnit) -> GradSlot:
+        """Return what keeps the sum of a unit's gradients over micro-batches."""
+        return self._totals[self._order[unit.index]]
+
+
+class _Vectors(NamedTuple):
+    """Vectors of some sizes, in shared memory where several ranks read them."""
+
+    name: str
+    sizes: list[int]
+    dtype: torch.dtype
+    ranks: int
+    """that each have one in shared memory; 0 for one of this rank alone"""
+
+    def layout(self) -> Layout:
+        return {
+            f"/{self.name}{place}.{rank}": (self.dtype, size)
+            for place, size in enumerate(self.sizes)
+            for rank in range(self.ranks)
+        }
+
+    def slots(self, memory: Mapping[str, Tensor], rank: int) -> list[GradSlot]:
+        made = []
+        for place, size in enumerate(self.sizes):
+            vectors = [memory[f"/{self.name}{place}.{r}"] for r in range(self.ranks)]
+            vectors = vectors or [torch.zeros(size, dtype=self.dtype)]
+            made.append(GradSlot(vectors, vectors[rank if self.ranks else 0]))
+        return made
+
+
+Receive = Callable[[SlideUnit, Running, GradSlot, bool, bool], None]
+"""takes a unit, its copy to host memory, the slot, and whether the micro-batch is the first and
+whether it is the last of the step"""
+
+
+class GradOffload:
+    """Copies of units' gradients to host memory, one unit after another.
+
+    Args:
+        receive: called for each unit whose copy has been queued.
+        reduce: ranks reduce on the device, and each copies its chunk of the mean; None: each copies
+            its whole vector.
+    """
+
+    def __init__(
+        self,
+        copies: Copies,
+        buffers: GradBuffers,
+        receive: Receive,
+        reduce: Collective | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._copies, self._buffers = copies, buffers
+        self._receive, self._reduce = receive, reduce
+        self._vectors = VectorPool(dtype, device)
+
+    def start(self, unit: SlideUnit, first: bool, last: bool) -> None:
+        """Off-load the gradients of a unit: those that are there, and zeros for the others.
+
+        Args:
+            first, last: whether these are of the first and of the last micro-batch of a step.
+        """
+        vector = self._vectors.acquire(unit.size)
+        unit.collect(vector)
+        slot = self._buffers.slot(unit)
+        target = slot.own[: self._buffers.size(unit)]
+        copied = self._copies.start_out(self._move, unit, vector, target, slot.busy)
+        self._vectors.release_after(copied, vector)
+        self._receive(unit, copied, slot, first, last)
+
+    def _move(self, unit: SlideUnit, vector: Tensor, target: Tensor, busy: Running | None) -> None:
+        if self._reduce is not None:
+            chunk = torch.empty(unit.chunk, dtype=vector.dtype, device=vector.device)
+            self._reduce.reduce_scatter(chunk, vector, 1 / self._reduce.world_size, unit.message)
+            vector = chunk
+        if busy is not None:
+            busy.wait()
+        self._copies.copy(target, vector)
