@@ -25,7 +25,7 @@ from benchmarks.speed import best_times
 from shardlab.config.model_and_data import Model
 from shardlab.config.strategy import parse_strategy
 from shardlab.core.document import validate
-from shardlab.engines.activation_checkpoint import FOLDER_VARIABLE
+from shardlab.engines.sliding_checkpoint import FOLDER_VARIABLE
 from shardlab.engines.activation_stores import FileStore, StoredTensor
 from shardlab.engines.anonymous_file import aligned_blocks
 from shardlab.engines.base import Engine, Optimization

@@ -34,7 +34,7 @@ from benchmarks.common import arguments, on_ranks, print_table, write_results
 from shardlab.config.strategy import parse_strategy
 from shardlab.core.progress import say
 from shardlab.engines.base import EngineSetup, Optimization
-from shardlab.engines.slide.copies import ThrottledCopies
+from shardlab.engines.slide_transfers import ThrottledCopies
 from shardlab.engines.slide.engine import SlideEngine
 from shardlab.models.presets import Shape, shape_config
 from shardlab.models.units import prepare

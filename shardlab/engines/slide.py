@@ -36,7 +36,6 @@ from shardlab.engines.slide_transfers import (
     GradOffload,
     Prefetcher,
     Window,
-    copies_for,
 )
 from shardlab.models.dtypes import dtype_of, uses_fp16
 from shardlab.models.slide_buffers import (
@@ -74,7 +73,9 @@ class SlideEngine(ModuleEngine):
         self._holding = optimization.clip is not None or uses_fp16(strategy, device)
         """whether updates wait until the norm of the whole gradient is known"""
         self.groups = groups = make_groups(strategy, setup.group, ranks_per_node)
-        self._copies = copies = copies or copies_for(device, strategy)
+        on_device = strategy.grad_sync == "gpu_reduce"
+        both = strategy.param_transfer == "shard" and on_device
+        self._copies = copies = copies or Copies(device, one_thread=both)
         plans = plan_units(model, strategy, device)
         _refuse_shared(model, plans)
         self.units = units = _make_units(model, plans, setup, groups)
@@ -83,7 +84,6 @@ class SlideEngine(ModuleEngine):
         self._trained = [unit for unit in units if unit.count]
         trained = [root, *(unit for unit in others if unit.count)]
         keeping = kept_gradients(optimization.accumulation, self._holding)
-        on_device = strategy.grad_sync == "gpu_reduce"
         buffers = GradBuffers(trained, groups, keeping, on_device)
         _allocate(units, buffers, setup, groups.here, copies)
         run_or_fail_together(
@@ -168,7 +168,8 @@ class SlideEngine(ModuleEngine):
             result = call()
             self._schedule.finish()
         except BaseException as error:
-            if self._schedule.in_backward or self.groups.gathers is not None:
+            begun = any(p.grad is not None for u in self.units for p in u.parameters.values())
+            if begun or self._schedule.in_backward or self.groups.gathers is not None:
                 self._break(error)
             raise
         finally:

@@ -17,7 +17,6 @@ from shardlab.core.inputs import moved
 from shardlab.engines import slide_checkpoint as checkpoint
 from shardlab.engines.base import State
 from shardlab.engines.build import build_engine
-from shardlab.engines.gpu_memory import GpuMemory
 from shardlab.engines.own_gpu import own_gpu
 from shardlab.engines.slide import SlideEngine
 from shardlab.engines.slide_config import (
@@ -31,6 +30,7 @@ from shardlab.engines.slide_config import (
 )
 from shardlab.engines.slide_memory import FROZEN, gloo_group
 from shardlab.engines.state_files import in_host_memory, random_state, set_random_state
+from shardlab.engines.step_space import GpuMemory
 from shardlab.models.unit_names import parameter_names
 
 

@@ -14,12 +14,7 @@ from torch.utils import checkpoint
 from shardlab.comm.background import Running
 from shardlab.comm.collective import Collective, MakeCollective
 from shardlab.core.errors import UserError
-from shardlab.engines.scheduling import (
-    MissingGradients,
-    ScheduledModule,
-    UnitSchedule,
-    with_gradient,
-)
+from shardlab.engines.scheduling import ScheduledModule, UnitSchedule, with_gradient
 from shardlab.engines.slide_memory import RankGroups, SlideUnit
 from shardlab.engines.slide_optimizer import HostOptimizer
 from shardlab.engines.slide_transfers import GradOffload, Prefetcher, Window
@@ -34,13 +29,12 @@ class Schedule(UnitSchedule):
 
     forward   a unit is fetched while those before it compute, and gives its slot to the next one
               after its use; the last ones stay, as backward needs them first;
-    backward  the same from the last unit to the first. When all gradients of a unit are there, its
-              slot is free, and they are off-loaded: the last unit first, on all ranks, whatever
-              each of them has used. A parameter without a gradient when backward has passed its
-              unit gets none;
+    backward  the same from the last unit to the first. Backward has passed a unit when it comes to
+              one that was used before it: then its slot is free, and its gradients are off-loaded,
+              the last unit first on all ranks, whatever each of them has used. A parameter without
+              a gradient then gets zeros;
     updates   begin when gradients are in host memory, unless they are held until all are;
-    frozen    a unit with frozen parameters gives its slot back when backward has passed it, which
-              may be after its last gradient. A unit that is frozen as a whole is never off-loaded.
+    frozen    a unit that is frozen as a whole is never off-loaded.
 
     The root (what belongs to no unit) has memory of its own. It comes first, stays for the step and
     is off-loaded last; its frozen part is fetched once.
@@ -72,7 +66,8 @@ class Schedule(UnitSchedule):
         self._prefetcher, self._offload, self._optimizer = prefetcher, offload, optimizer
         self._pending: dict[str, Running] = {}
         """fetches that nobody has waited for, by the name of the unit"""
-        self._missing = MissingGradients()
+        self._awaited: set[int] = set()
+        """indices of units that backward has yet to pass"""
         self._to_offload: deque[SlideUnit] = deque()
         """units whose gradients have not left in this backward pass"""
         self._uses: dict[int, tuple[int, int]] = {}
@@ -84,8 +79,6 @@ class Schedule(UnitSchedule):
         of host memory makes necessary"""
         self._stale = vector
         """the part of the root that is not on the device as it is in host memory"""
-        self._to_pass: set[int] = set()
-        """indices of units with frozen parameters that backward has yet to pass"""
         self._recomputing = False
         """the forward pass of the model is over: what computes now does so for backward"""
         self._ended: Running | None = None
@@ -94,10 +87,9 @@ class Schedule(UnitSchedule):
     def begin(self) -> None:
         """Prepare the forward pass of the model."""
         self.in_backward = False
-        self._missing.expect(self.units)
         self._to_offload = deque(unit for unit in reversed(self.units) if unit.count)
+        self._awaited = {unit.index for unit in self._to_offload}
         self._uses.clear()
-        self._to_pass.clear()
         self._recomputing = False
         self._use_count = 0
         self._fetch_first()
@@ -159,31 +151,25 @@ class Schedule(UnitSchedule):
         self._fetch_all(self.units[index + 1 :])
 
     def returned(self, index: int) -> None:
-        """Note that backward will pass a unit with frozen parameters: its output has a gradient."""
-        self._to_pass.add(self.units[index].index)
+        """Note that backward will pass a unit: its output has a gradient."""
+        self._awaited.add(self.units[index].index)
 
     def before_backward(self, index: int) -> None:  # noqa: D102
         self.in_backward = True
-        self._finish_behind(index)
+        _, last = self._uses[index]
+        # autograd goes through operations in reverse: what was used after this unit is done, and
+        # so is what was not used at all
+        uses = {unit.index: self._uses.get(unit.index - 1, (math.inf, 0)) for unit in self.units}
+        self._pass(unit for unit in reversed(self.units) if uses[unit.index][0] > last)
         # an output that a unit only passes on may have its gradient later, when units before this
         # one are done, too
-        if self._awaited(self.units[index]):
+        if self.units[index].index in self._awaited:
             self._need(index, self._awaited_before(index))
-
-    def accumulated(self, unit: SlideUnit) -> None:  # noqa: D102
-        self.in_backward = True
-        if unit is self.root:
-            return
-        if self._missing.arrived(unit):
-            if unit.index not in self._to_pass:
-                self._free(unit)
-            self._offload_ready()
 
     def finish(self) -> None:
         """Off-load whatever gradients are there, after backward."""
         self._ended = self._prefetcher.end_backward()
-        self._give_up(reversed(self.units))
-        self._offload_ready()
+        self._pass(reversed(self.units))
         if self.last:
             self._stale = self._vector[: self.root.size]
         if self.root.count:
@@ -225,34 +211,22 @@ class Schedule(UnitSchedule):
             with record_function(f"shardlab::wait for {unit.name}"):
                 pending.wait()
 
-    def _finish_behind(self, index: int) -> None:
-        """Finish the units that backward has passed: those first used after this one's last use."""
-        _, last = self._uses[index]
-        behind = [
-            unit
-            for unit in reversed(self.units)
-            if self._uses.get(unit.index - 1, (math.inf, 0))[0] > last  # or not used at all
-        ]
-        self._give_up(behind)
-        self._offload_ready()
-
-    def _give_up(self, units: Iterable[SlideUnit]) -> None:
-        """Expect no more gradients of units that backward is done with."""
+    def _pass(self, units: Iterable[SlideUnit]) -> None:
+        """Free and off-load units that backward is done with."""
         # all of them before any is freed: freeing one fetches units that are still awaited
-        given_up = [unit for unit in units if self._awaited(unit)]
-        for unit in given_up:
-            self._missing.give_up(unit)
-            self._to_pass.discard(unit.index)
-        for unit in given_up:
+        passed = [unit for unit in units if unit.index in self._awaited]
+        self._awaited.difference_update(unit.index for unit in passed)
+        for unit in passed:
             self._free(unit)
-
-    def _awaited(self, unit: SlideUnit) -> bool:
-        """Return whether backward is not done with a unit."""
-        return self._missing.of(unit) or unit.index in self._to_pass
+        # in the order that is the same on all ranks
+        while self._to_offload and self._to_offload[0].index not in self._awaited:
+            self._start_offload(self._to_offload.popleft())
+        if self.last and not self._holding:
+            self._fetch_for_next_step()
 
     def _awaited_before(self, index: int) -> list[SlideUnit]:
         """Return the units that backward needs next; those that are done may be updated."""
-        return [unit for unit in reversed(self.units[:index]) if self._awaited(unit)]
+        return [unit for unit in reversed(self.units[:index]) if unit.index in self._awaited]
 
     def _free(self, unit: SlideUnit) -> None:
         """Free the slot of a unit that this backward pass uses no more, and fetch the next ones."""
@@ -262,13 +236,6 @@ class Schedule(UnitSchedule):
             if changes or unit not in self.units[: self.window.slots]:
                 self._release(unit)
             self._fetch_all(self._awaited_before(unit.index - 1))
-
-    def _offload_ready(self) -> None:
-        """Off-load complete units, in the order that is the same on all ranks."""
-        while self._to_offload and not self._missing.of(self._to_offload[0]):
-            self._start_offload(self._to_offload.popleft())
-        if self.last and not self._holding:
-            self._fetch_for_next_step()
 
     def _start_offload(self, unit: SlideUnit) -> None:
         self._offload.start(unit, self.first, self.last)
@@ -281,7 +248,7 @@ class Schedule(UnitSchedule):
         In the order of updates, which is the same on all ranks: these fetches wait for them.
         """
         for unit in reversed(self.units[: self.window.slots]):
-            if unit in self._to_offload or self._awaited(unit):
+            if unit in self._to_offload or unit.index in self._awaited:
                 return
             self._fetch_all([unit], next_step=True)
 
@@ -309,7 +276,7 @@ class SlideModule(ScheduledModule):
         checkpointed: Container[nn.Module],
         groups: RankGroups,
     ) -> None:
-        super().__init__(model, plans, units)
+        super().__init__(model, plans)
         self._units = units
         self._groups = groups
         self.gather: Collective | None = None

@@ -1,7 +1,5 @@
 """Transfers of the `slide` engine: parameters to the device, and gradients from it."""
 
-import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,8 +13,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from shardlab.comm.background import Background, Running, drain_all
 from shardlab.comm.collective import Collective
 from shardlab.comm.ledger import Account, Ledger
-from shardlab.config.strategy import CanonicalStrategy
-from shardlab.core.accelerator import Accelerator
 from shardlab.core.device import accelerator_of
 from shardlab.core.errors import UserError
 from shardlab.engines.scheduling import VectorPool
@@ -30,7 +26,7 @@ _BACKWARD_ENDS = -1
 """what ranks agree on in place of the index of a unit"""
 
 
-class Copies(ABC):
+class Copies:
     """Two lanes, to and from the device, each with a thread and an order of its own.
 
     What is started in a lane may wait, communicate and `copy`. It begins after what its caller had
@@ -39,12 +35,16 @@ class Copies(ABC):
 
     Args:
         one_thread: launches the calls of both lanes on a GPU, in the order in which they were
-            started: for lanes that both communicate between devices.
+            started: for lanes that both communicate between devices, as NCCL may hang where ranks
+            launch on two communicators in two orders.
     """
 
     def __init__(self, device: torch.device, one_thread: bool = False) -> None:
+        self._accelerator = accelerator_of(device)
         self._inward = Background("in", device)
         self._outward = Background("out", device, beside=self._inward if one_thread else None)
+        self._pinned: list[Tensor] = []
+        """keep their memory until it is unpinned"""
 
     def start_in(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> Running:
         """Queue a call in the lane to the device."""
@@ -53,6 +53,13 @@ class Copies(ABC):
     def start_out(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> Running:
         """Queue a call in the lane from the device."""
         return self._outward.start(call, *args, **kwargs)
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """Copy a vector, within a call in a lane."""
+        if self._accelerator is None:
+            target.copy_(source)
+        else:
+            self._accelerator.copy(target, source)
 
     def check(self) -> None:
         """Raise the error of a call that has failed already."""
@@ -63,67 +70,16 @@ class Copies(ABC):
         """Return when all calls have ended; raise one of their errors."""
         drain_all(self._inward, self._outward)
 
-    def pin(self, tensor: Tensor) -> None:  # noqa: B027  (a CPU reaches all memory)
-        """Page-lock host memory that will be copied from or to; no page of it twice."""
-
-    def unpin(self) -> None:  # noqa: B027
-        """Undo every `pin`, when nothing is copied any more."""
-
-    @abstractmethod
-    def copy(self, target: Tensor, source: Tensor) -> None:
-        """Copy a vector, within a call in a lane."""
-
-
-class ThrottledCopies(Copies):
-    """Copies for a CPU as the device, with a rate and a latency that make overlap visible.
-
-    Args:
-        gigabytes_per_s: of each lane; None for as fast as memory is.
-        latency_s: of each copy, before its first byte.
-    """
-
-    def __init__(self, gigabytes_per_s: float | None = None, latency_s: float = 0.0) -> None:
-        super().__init__(torch.device("cpu"))
-        self._seconds_per_byte = 0.0 if gigabytes_per_s is None else 1e-9 / gigabytes_per_s
-        self._latency_s = latency_s
-
-    def copy(self, target: Tensor, source: Tensor) -> None:  # noqa: D102
-        end = time.perf_counter() + self._latency_s + source.nbytes * self._seconds_per_byte
-        target.copy_(source)
-        left = end - time.perf_counter()
-        if left > 0:
-            time.sleep(left)
-
-
-class AcceleratorCopies(Copies):
-    """Copies by the copy engines of a GPU, on a stream for each lane."""
-
-    def __init__(self, device: torch.device, accelerator: Accelerator, one_thread: bool) -> None:
-        super().__init__(device, one_thread)
-        self._accelerator = accelerator
-        self._pinned: list[Tensor] = []
-        """keep their memory until it is unpinned"""
-
-    def copy(self, target: Tensor, source: Tensor) -> None:  # noqa: D102
-        self._accelerator.copy(target, source)
-
-    def pin(self, tensor: Tensor) -> None:  # noqa: D102
-        if tensor.nbytes:
+    def pin(self, tensor: Tensor) -> None:
+        """Page-lock host memory that a GPU will copy from or to; no page of it twice."""
+        if self._accelerator is not None and tensor.nbytes:
             self._accelerator.page_lock(tensor)
             self._pinned.append(tensor)
 
-    def unpin(self) -> None:  # noqa: D102
-        while self._pinned:
+    def unpin(self) -> None:
+        """Undo every `pin`, when nothing is copied any more."""
+        while self._accelerator is not None and self._pinned:
             self._accelerator.page_unlock(self._pinned.pop())
-
-
-def copies_for(device: torch.device, strategy: CanonicalStrategy) -> Copies:
-    """Return those of a device, unthrottled."""
-    if (accelerator := accelerator_of(device)) is None:
-        return ThrottledCopies()
-    # NCCL may hang where ranks launch on two communicators in two orders
-    both = strategy.param_transfer == "shard" and strategy.grad_sync == "gpu_reduce"
-    return AcceleratorCopies(device, accelerator, one_thread=both)
 
 
 class _SavedView(NamedTuple):

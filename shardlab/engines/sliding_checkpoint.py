@@ -1,4 +1,4 @@
-"""Off-load of activations: what autograd saves leaves the device in forward, returns in backward."""
+"""Off-load of activations, which leave the device in forward and return in backward."""
 
 import errno
 import os

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from shardlab.config.model_and_data import Model
 from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
-from shardlab.engines.activation_checkpoint import FOLDER_VARIABLE
+from shardlab.engines.sliding_checkpoint import FOLDER_VARIABLE
 from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
 from shardlab.models.presets import Shape, shape_config

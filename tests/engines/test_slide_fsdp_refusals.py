@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import shardlab
 from shardlab.core.errors import UserError
-from tests.engines.slide.small_engine import differing
+from tests.engines.small_engine import differing
 from tests.engines.sliding_factory import model_of, tokens_of
 from tests.ranks import on_ranks
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from shardlab.core.errors import UserError
-from shardlab.engines.activation_checkpoint import SlidingCheckpoint
+from shardlab.engines.sliding_checkpoint import SlidingCheckpoint
 from shardlab.engines.activation_stores import FileStore, HostStore
 from tests.engines.storages import alive, watch
 

@@ -6,7 +6,7 @@ import torch
 
 from shardlab.config.strategy import parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION
-from shardlab.engines.slide.copies import ThrottledCopies
+from shardlab.engines.slide_transfers import ThrottledCopies
 from shardlab.engines.slide.rank_progress import UPDATED
 from shardlab.forecast.coding import codings
 from shardlab.forecast.costs import Measured, OnCluster

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shardlab.core.errors import UserError
-from shardlab.engines.activation_checkpoint import FOLDER_VARIABLE
+from shardlab.engines.sliding_checkpoint import FOLDER_VARIABLE
 from tests.ranks import on_ranks, run_ranks
 from tests.train.checkpointed import ENGINES, Run, differing, plan_of, strategy_of
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shardlab.core.errors import UserError
-from shardlab.engines.activation_checkpoint import FOLDER_VARIABLE
+from shardlab.engines.sliding_checkpoint import FOLDER_VARIABLE
 from tests.engines.small_engine import differing
 from tests.engines.sliding_factory import by_hand, labelled, model_of, slid, trained
 from tests.ranks import on_ranks

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from shardlab.core.errors import UserError
 from shardlab.engines.slide import optimizer
-from shardlab.engines.slide.copies import ThrottledCopies
+from shardlab.engines.slide_transfers import ThrottledCopies
 from shardlab.train.launch import RunFailed, launch
 from tests.descriptors import SHARED, opened
 from tests.engines.small_engine import MODES, DelayedCopies, batch_of, engine_of, train

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shardlab.core.errors import UserError
-from shardlab.engines.slide.copies import ThrottledCopies
+from shardlab.engines.slide_transfers import ThrottledCopies
 from tests.engines.small_engine import (
     MODES,
     PoisoningCopies,

@@ -8,7 +8,7 @@ import torch
 
 from shardlab.config.schema import Train
 from shardlab.config.strategy import parse_strategy
-from shardlab.engines.activation_checkpoint import FOLDER_VARIABLE
+from shardlab.engines.sliding_checkpoint import FOLDER_VARIABLE
 from shardlab.models.memory_step import closed_form, host_memory
 from shardlab.models.unit_sizes import sizes_of
 from shardlab.train.utilization import MemoryMeter

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 import shardlab
 from shardlab.core.errors import UserError
-from shardlab.engines.activation_checkpoint import FOLDER_VARIABLE
+from shardlab.engines.sliding_checkpoint import FOLDER_VARIABLE
 from shardlab.train.launch import RunFailed, launch
 from tests.commands import said_after
 from tests.disks import mount

@@ -7,7 +7,7 @@ from itertools import cycle
 
 import pytest
 
-from shardlab.engines.activation_checkpoint import FOLDER_VARIABLE
+from shardlab.engines.sliding_checkpoint import FOLDER_VARIABLE
 from shardlab.engines.slide.rank_progress import UPDATED
 from tests.engines.small_engine import DelayedCopies, engine_of, train
 from tests.ranks import on_ranks
