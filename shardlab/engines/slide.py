@@ -153,6 +153,7 @@ class SlideEngine(ModuleEngine):
         for unit in self.units:
             unit.check()
         self._copies.check()
+        self._optimizer.check()
         if number == 0:
             self._begin(learning_rate)
         self._schedule.first, self._schedule.last = number == 0, number == count - 1
@@ -194,11 +195,14 @@ class SlideEngine(ModuleEngine):
         return norm, applied
 
     def _break(self, error: BaseException) -> None:
-        """Refuse further steps."""
+        """Refuse further steps; raise the first error of a thread in place of what it led to."""
         self._broken = (
             f"slide: a step was broken off ({type(error).__name__}) and parameters may be between "
             "two steps: continue from a checkpoint"
         )
+        if isinstance(error, Exception):
+            self._copies.check()
+            self._optimizer.check()
 
     @property
     def loss_scale(self) -> float:

@@ -213,7 +213,7 @@ def shared_vectors(
         if rank > 0:
             return None
         _check_free(total, unshared_bytes)
-        descriptor, name = tempfile.mkstemp(prefix="shardlab-", dir=_SHARED)
+        descriptor, name = tempfile.mkstemp(prefix=f"shardlab-{os.getpid()}-", dir=_SHARED)
         os.ftruncate(descriptor, total)
         os.close(descriptor)
         return name

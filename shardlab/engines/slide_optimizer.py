@@ -63,9 +63,12 @@ class HostOptimizer:
         self._last: Running | None = None
 
     def begin_step(self) -> None:
-        """Begin a step, before its first gradient; raise the error of an update that failed."""
-        self._lane.check()
+        """Begin a step, before its first gradient."""
         self._squares.clear()
+
+    def check(self) -> None:
+        """Raise the error of an update that has failed already."""
+        self._lane.check()
 
     def receive(
         self, unit: SlideUnit, copied: Running, slot: GradSlot, first: bool, last: bool

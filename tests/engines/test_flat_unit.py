@@ -3,10 +3,10 @@
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from shardlab.engines.manual_unit import FlatUnit
 from torch import nn
 
 from shardlab.engines.flat import named_parts
-from shardlab.engines.manual_unit import FlatUnit
 
 SHAPES = st.lists(
     st.lists(st.integers(1, 5), min_size=0, max_size=3).map(tuple), min_size=1, max_size=5

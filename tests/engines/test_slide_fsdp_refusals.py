@@ -10,8 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import shardlab
 from shardlab.core.errors import UserError
-from tests.engines.small_engine import differing
 from tests.engines.sliding_factory import model_of, tokens_of
+from tests.engines.small_engine import differing
 from tests.ranks import on_ranks
 
 Pair = namedtuple("Pair", ["loss", "logits"])
