@@ -24,8 +24,7 @@ def model_of(family, seed=0):
 def slid(model, **config):
     """A model in `SlideFSDP`."""
     config = {"learning_rate": 1e-3, "clip": 0.5, **config}
-    sliding = shardlab.SlideFSDP(model, shardlab.SlideConfig(**config))
-    return sliding
+    return shardlab.SlideFSDP(model, shardlab.SlideConfig(**config))
 
 
 def tokens_of(step, rank):
