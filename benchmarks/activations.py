@@ -20,9 +20,9 @@ from benchmarks.common import WORK, arguments, on_ranks, print_table, write_resu
 from shardlab.config.model_and_data import Model
 from shardlab.config.strategy import parse_strategy
 from shardlab.core.document import validate
-from shardlab.engines.sliding_checkpoint import FOLDER_VARIABLE
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
+from shardlab.engines.sliding_checkpoint import FOLDER_VARIABLE
 from shardlab.models.build import build_model
 from shardlab.report.numbers import figure
 

@@ -6,15 +6,13 @@ import torch
 
 from shardlab.config.strategy import parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION
-from shardlab.engines.slide_transfers import ThrottledCopies
-from shardlab.engines.slide.rank_progress import UPDATED
+from shardlab.engines.slide_transfers import Copies
 from shardlab.forecast.coding import codings
 from shardlab.forecast.costs import Measured, OnCluster
 from shardlab.forecast.model import fit_model, unpredictable
 from shardlab.forecast.presets import PRESETS
 from shardlab.forecast.schedule import simulate
 from shardlab.forecast.sliding import Slide
-from shardlab.forecast.sliding_costs import PARTS
 from shardlab.forecast.step import step_seconds, step_tasks
 from shardlab.forecast.work import Compute, Overhead, Work
 from tests.engines.small_engine import MODES, batch_of, engine_of
@@ -27,8 +25,7 @@ UNITS = (ROOT, *COUNT * [UNIT])
 ALL = sum(UNITS)
 NO_ROOT = (0, *COUNT * [UNIT])
 """a root that neither computes nor moves"""
-DISKS = ({}, {"moments": "disk"})
-LANES = {"bring": "in", "land": "out", "update": "update"}
+LANES = {"bring": "in", "leave": "out"}
 
 
 def work_of(units=UNITS, compute=Compute(0.0, 0.0, 0.0), micro=1, holding=True, **settings) -> Work:  # noqa: B008
@@ -59,18 +56,22 @@ def period(work, costs, *lanes, steps=4):
     return end - before
 
 
-class Noting(ThrottledCopies):
+class Noting(Copies):
     """Notes which units come and leave, and how many bytes are copied in each lane."""
 
     def __init__(self):
-        super().__init__()
-        self.order = {"in": [], "out": [], "update": []}
+        super().__init__(torch.device("cpu"))
+        self.order = {"in": [], "out": []}
         self.nbytes = {"in": 0, "out": 0}
 
     def start_in(self, call, *given):
-        if given:  # it is not the end of a pass, on which ranks agree
+        if len(given) > 1:  # it is not the end of a pass, on which ranks agree
             self.order["in"].append(given[0].index)
         return super().start_in(call, *given)
+
+    def start_out(self, call, *given):
+        self.order["out"].append(given[0].index)
+        return super().start_out(call, *given)
 
     def copy(self, target, source):
         self.nbytes[threading.current_thread().name.partition("_")[0]] += source.nbytes
@@ -81,22 +82,6 @@ def noted(group, document, clip, micro):
     """The order of one step by lane, and the bytes that it copies."""
     copies = Noting()
     engine = engine_of(group, document, clip, copies, accumulation=micro)
-    publish = engine._memory.progress.publish
-
-    def note(kind, unit, step):
-        if kind == UPDATED:
-            copies.order["update"].append(unit)
-        publish(kind, unit, step)
-
-    offload = engine._schedule._offload
-    receive = offload._receive
-
-    def note_offload(unit, *given):
-        copies.order["out"].append(unit.index)
-        receive(unit, *given)
-
-    engine._memory.progress.publish = note
-    offload._receive = note_offload
     for _ in range(2):
         engine.synchronize()
         for lane in copies.order.values():
@@ -188,9 +173,9 @@ COPY = 4 * UNIT
 
 
 @pytest.mark.parametrize("holding", [True, False])
-def test_dominant_offload_starts_with_a_part_of_the_last_unit_and_ends_the_step(holding):
+def test_dominant_offload_starts_after_the_last_unit_and_ends_the_step(holding):
     found = period(BUSY._replace(holding=holding), Timed(0.0, 1, copy=1 / COPY), "out")
-    assert found == pytest.approx(COUNT * FORWARD + BACKWARD / PARTS + COUNT)
+    assert found == pytest.approx(COUNT * FORWARD + BACKWARD + COUNT)
 
 
 def test_dominant_prefetch_copies_back_to_back_except_at_turns():
@@ -247,34 +232,12 @@ def test_a_larger_window_never_makes_a_step_longer(mode):
 
 
 @pytest.mark.parametrize("holding", [True, False])
-@pytest.mark.parametrize("moments", ["memory", "disk"])
 @pytest.mark.parametrize("micro", [1, 3])
-def test_steps_reach_a_steady_state(holding, moments, micro):
+def test_steps_reach_a_steady_state(holding, micro):
     work = BUSY._replace(holding=holding, accumulation=micro)
-    work = work._replace(strategy=work.strategy.model_copy(update={"moments": moments}))
-    costs = Timed(0.01, 2, copy=2e-5, update=3e-6, load=1e-5, store=2e-5)
-    lanes = ("in", "out", "update", "load", "store")
+    costs = Timed(0.01, 2, copy=2e-5, update=3e-6)
+    lanes = ("in", "out", "update")
     assert step_seconds(work, costs) == pytest.approx(period(work, costs, *lanes, steps=12))
-
-
-def test_moments_on_disk_are_loaded_and_stored_once():
-    on_disk = work_of(BUSY.units, BUSY.compute, moments="disk")
-    assert lane_bytes(on_disk, Timed(0.0, 2)) == lane_bytes(BUSY, Timed(0.0, 2)) | {
-        "load": 8 * COUNT * UNIT / 2,
-        "store": 8 * COUNT * UNIT / 2,
-    }
-
-
-@pytest.mark.parametrize("lane", ["load", "store"])
-def test_disk_access_is_hidden_unless_it_dominates(lane):
-    """Beside it nothing but one unit's turn: moments come one unit ahead."""
-    on_disk = work_of(BUSY.units, BUSY.compute, moments="disk")
-    moved = {"load": 1e-9, "store": 1e-9} | {lane: 1 / (8 * UNIT)}
-    found = period(on_disk, Timed(0.0, 1, **moved), "load", "store")
-    assert COUNT - 1e-9 <= found <= COUNT + COUNT * (FORWARD + BACKWARD)
-    fast = Timed(0.0, 1, load=1e-9, store=1e-9)
-    bare = COUNT * (FORWARD + BACKWARD)
-    assert period(on_disk, fast, "load", "store") == pytest.approx(bare, rel=1e-3)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -323,14 +286,10 @@ def test_nodes_of_a_cluster_all_reduce_the_sums_of_their_ranks():
 
 
 def test_uncalibrated_memory_is_reported():
-    bare = MACHINE._replace(memory={})
-    slide, disk = (parse_strategy({"engine": "slide", **more}).canonical() for more in DISKS)
+    slide = parse_strategy({"engine": "slide"}).canonical()
     reported = "the memory that it moves was not calibrated"
-    assert unpredictable(slide, bare) == unpredictable(disk, bare) == reported
-    diskless = {name: MACHINE.memory[name] for name in ("copy", "update")}
-    assert unpredictable(slide, MACHINE._replace(memory=diskless)) is None
-    assert unpredictable(disk, MACHINE._replace(memory=diskless)) == reported
-    assert unpredictable(disk, MACHINE) is None
+    assert unpredictable(slide, MACHINE._replace(memory={})) == reported
+    assert unpredictable(slide, MACHINE) is None
 
 
 def test_fit_recovers_the_overhead_of_slide():

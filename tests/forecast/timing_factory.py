@@ -51,7 +51,7 @@ UNITS = [203_000, 112_000, 112_000]
 """elements: the root, then two blocks"""
 OPERATIONS: tuple[Operation, ...] = ("exchange", "gather", "all_reduce", "reduce_scatter")
 
-MEMORY: tuple[MemoryOperation, ...] = ("copy", "update", "load", "store")
+MEMORY: tuple[MemoryOperation, ...] = ("copy", "update")
 MACHINE = Machine(
     transport={
         name: Line(1e-4 * number, 2e-10 * number) for number, name in enumerate(OPERATIONS, 1)

@@ -86,7 +86,7 @@ def test_every_engine_with_all_of_its_values_is_there():
     assert {each.engine for each in strategies} == {*ENGINES}
     values = {
         name: {getattr(each, name) for each in strategies}
-        for name in ("wrap", "bucket_mb", "sharding", "replicas", "window", "prefetch", "moments")
+        for name in ("wrap", "bucket_mb", "sharding", "replicas", "window", "prefetch")
     }
     assert values["wrap"] == {None, "block", "root"}
     assert values["bucket_mb"] == {None, 1.0, 5.0, 25.0, 100.0}
@@ -94,7 +94,6 @@ def test_every_engine_with_all_of_its_values_is_there():
     assert values["replicas"] == {None, 2}
     assert values["window"] == {None, 2}
     assert values["prefetch"] >= {0, 1, 2}
-    assert values["moments"] >= {"memory", "disk"}
     codecs = {
         (each.gradients.codec.name, each.weights and each.weights.codec.name) for each in strategies
     }
