@@ -53,6 +53,7 @@ class ThrottledCopies(Copies):
         self._seconds_per_byte = 1e-9 / gigabytes_per_s
 
     def copy(self, target: Tensor, source: Tensor) -> None:
+        """Copy a vector, and wait as long as a link of that rate takes."""
         end = time.perf_counter() + source.nbytes * self._seconds_per_byte
         super().copy(target, source)
         if (left := end - time.perf_counter()) > 0:

@@ -1,4 +1,4 @@
-"""Engines that run a module by autograd, and those whose parameters torch's AdamW updates."""
+"""Engines that run a module by autograd, those that torch's AdamW updates, and `ddp` of them."""
 
 import math
 from abc import abstractmethod
@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
 from shardlab.comm.attach import attach
@@ -28,7 +29,7 @@ from shardlab.engines.numerics import (
     sum_of_squares,
 )
 from shardlab.engines.sliding_checkpoint import activation_offload
-from shardlab.models.dtypes import uses_fp16
+from shardlab.models.dtypes import dtype_of, uses_fp16
 from shardlab.models.unit_names import plain
 from shardlab.profiling.labels import BACKWARD, FORWARD
 
@@ -213,3 +214,39 @@ class AutogradEngine(ModuleEngine):
             state["exp_avg"] = torch.zeros_like(parameter, requires_grad=False)
             state["exp_avg_sq"] = torch.zeros_like(parameter, requires_grad=False)
         return cast(dict[str, Tensor], state)
+
+
+class DDPEngine(AutogradEngine):
+    """Engine with the whole model on every rank; buckets of gradients are averaged in backward."""
+
+    def __init__(self, model: nn.Module, setup: EngineSetup) -> None:
+        setup.fill(model)
+        wrapped = DistributedDataParallel(
+            model,
+            process_group=setup.group,
+            bucket_cap_mb=setup.strategy.bucket_mb,
+            gradient_as_bucket_view=True,
+        )
+        super().__init__(wrapped, setup)
+        self._wrapped = wrapped
+        self._dtype = dtype_of(setup.strategy.param_dtype, setup.device)
+
+    def _accumulating(self) -> AbstractContextManager[None]:
+        return self._wrapped.no_sync()
+
+    def _logits(self, tokens: Tensor) -> Tensor:
+        narrow = self._dtype is not torch.float32
+        with torch.autocast(self.device.type, self._dtype, enabled=narrow):
+            return super()._logits(tokens)
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        named = self._wrapped.module.named_parameters()
+        return {plain(name): parameter for name, parameter in named}
+
+    def rehearse(self, batch: Tensor) -> None:
+        """Run a pass: DDP rebuilds its buckets after the first, and sums depend on the layout."""
+        before = self._handle.state_dict()
+        self._accumulate(batch, 1)
+        self._finish_backward()
+        self._optimizer.zero_grad()
+        self._handle.load_state_dict(before)

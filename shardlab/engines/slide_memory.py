@@ -137,50 +137,30 @@ def node_groups(
             are, but for those that containers or emulated links separate.
 
     Raises:
-        UserError: nodes have different numbers of ranks, or those of one are not on one machine.
+        UserError: nodes have different numbers of ranks.
     """
-    ranks = dist.get_process_group_ranks(group)
+    ranks, rank = dist.get_process_group_ranks(group), dist.get_rank(group)
     everyone = gloo_group(group)
-    machines, networks = zip(*gather_values([_machine(), _network()], everyone), strict=True)
-    if ranks_per_node is None:
-        keys = [f"{machine} {net}" for machine, net in zip(machines, networks, strict=True)]
-    else:
-        keys = [str(position // ranks_per_node) for position in range(len(ranks))]
-    nodes: dict[str, list[int]] = {}
-    for position, key in enumerate(keys):
-        nodes.setdefault(key, []).append(position)
-    _check_nodes([*nodes.values()], machines)
+    keys = gather_values(rank // ranks_per_node if ranks_per_node else _node_key(), everyone)
+    nodes: dict[object, list[int]] = {}
+    for number, key in zip(ranks, keys, strict=True):
+        nodes.setdefault(key, []).append(number)
+    if len({*map(len, nodes.values())}) > 1:
+        listed = ", ".join(str(len(node)) for node in nodes.values())
+        raise UserError(f"slide: nodes of {listed} ranks: start equally many on each")
     if len(nodes) == 1:
         return everyone, None
-    mine = nodes[keys[dist.get_rank(group)]]
-    here = mine.index(dist.get_rank(group))
-    return (
-        subgroup(group, [ranks[position] for position in mine], "gloo"),
-        subgroup(group, [ranks[node[here]] for node in nodes.values()], "gloo"),
-    )
+    own = nodes[keys[rank]]
+    position = own.index(ranks[rank])
+    across = [node[position] for node in nodes.values()]
+    return subgroup(group, own, "gloo"), subgroup(group, across, "gloo")
 
 
-def _machine() -> str:
-    """Return a key of processes that see one /dev/shm: a container has its own."""
+def _node_key() -> str:
+    """Return a key of ranks that see one /dev/shm and one network: emulated links move threads."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {_SHARED.stat().st_dev}"
-
-
-def _network() -> int:
-    """Return the network namespace of this thread: emulated links move threads."""
-    return Path("/proc/thread-self/ns/net").stat().st_ino
-
-
-def _check_nodes(nodes: list[list[int]], machines: tuple[str, ...]) -> None:
-    sizes = [len(node) for node in nodes]
-    if len(set(sizes)) > 1:
-        listed = ", ".join(map(str, sizes))
-        raise UserError(f"slide: nodes of {listed} ranks: start equally many on each")
-    if any(len({machines[position] for position in node}) > 1 for node in nodes):
-        raise UserError(
-            f"slide: ranks_per_node {sizes[0]}: ranks of one node are on different machines or "
-            "in different containers: give the number that each of them has"
-        )
+    network = Path("/proc/thread-self/ns/net").stat().st_ino
+    return f"{boot} {_SHARED.stat().st_dev} {network}"
 
 
 def shared_vectors(

@@ -5,7 +5,6 @@ import os
 import shutil
 import tempfile
 import weakref
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -62,101 +61,72 @@ def unchanged(tensor: Tensor, version: int) -> Tensor:
     return tensor
 
 
-class _Store(ABC):
-    """Buffers outside of the device, each of which is freed with its last reference."""
+class _Store:
+    """Buffers outside of the device, each of which is freed with its last reference.
 
-    def __init__(self, device: torch.device) -> None:
+    They are mapped temporary files without a name, which are gone with the process, or page-locked
+    host memory, which torch allocates again and again.
+
+    Args:
+        folder: of the files; None: host memory.
+    """
+
+    def __init__(
+        self, device: torch.device, folder: Path | None = None, when_full: WhenFull = "error"
+    ) -> None:
         # with the index of the GPU, as tensors have it; "cuda" has none
         self.device = torch.empty(0, device=device).device
-        self.accelerator = accelerator_of(device)
+        self._accelerator = accelerator_of(device)
+        self._folder, self._when_full = folder, when_full
+        if folder is not None:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                tempfile.TemporaryFile(dir=folder).close()
+            except OSError as error:
+                raise UserError(
+                    f"{folder}: no file can be made there ({error.strerror}): name another folder"
+                ) from error
 
-    @abstractmethod
     def allocate(self, size: int) -> Tensor:
         """Return uint8 [size]; raise UserError where there is no space."""
-
-    def write(self, buffer: Tensor, source: Tensor) -> None:
-        """Copy uint8 [size] of the device to a buffer, on the current stream."""
-        self._copy(buffer, source)
-
-    def read(self, out: Tensor, buffer: Tensor) -> None:
-        """Copy a buffer to the device, on the current stream."""
-        self._copy(out, buffer)
-
-    def _copy(self, target: Tensor, source: Tensor) -> None:
-        if self.accelerator is None:
-            target.copy_(source)
-        else:
-            self.accelerator.copy(target, source)
-
-
-class _HostStore(_Store):
-    """Page-locked host memory, which torch allocates again and again."""
-
-    def allocate(self, size: int) -> Tensor:
-        if self.accelerator is None:
-            return torch.empty(size, dtype=torch.uint8)
-        return self.accelerator.page_locked((size,), torch.uint8)
-
-
-class _FileStore(_Store):
-    """Mapped temporary files without a name: they are gone with the process."""
-
-    def __init__(self, folder: Path, device: torch.device, when_full: WhenFull) -> None:
-        super().__init__(device)
-        self._folder, self._when_full, self._host = folder, when_full, _HostStore(device)
-        self._full = False
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-        except OSError as error:
-            raise UserError(
-                f"{folder}: no file can be made there ({error.strerror}): name another folder"
-            ) from error
-
-    def allocate(self, size: int) -> Tensor:
-        if not self._full:
+        if self._folder is not None:
             try:
                 with tempfile.TemporaryFile(dir=self._folder) as file:
                     # reserved: a write to a mapped page that the disk lacks would end the process
                     os.posix_fallocate(file.fileno(), 0, size)
                     return torch.from_numpy(np.memmap(file, np.uint8, "r+", shape=(size,)))
             except OSError as error:
-                self._refuse(size, error)
-        return self._host.allocate(size)
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                    raise
+                free = shutil.disk_usage(self._folder).free
+                line = f"{self._folder}: {size:,} more bytes do not fit, {free:,} are free"
+                if self._when_full == "error":
+                    raise UserError(
+                        f"{line}: make room, name another folder, or keep this in memory"
+                    ) from error
+                say(f"{line}: host memory takes the rest")
+                self._folder = None
+        return self._host_memory(size)
 
-    def _refuse(self, size: int, error: OSError) -> None:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise error
-        free = shutil.disk_usage(self._folder).free
-        line = f"{self._folder}: {size:,} more bytes do not fit, {free:,} are free"
-        if self._when_full == "error":
-            raise UserError(
-                f"{line}: make room, name another folder, or keep this in memory"
-            ) from error
-        say(f"{line}: host memory takes the rest")
-        self._full = True
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """Copy between a buffer and the device, on the current stream."""
+        if self._accelerator is None:
+            target.copy_(source)
+        elif self._folder is None:
+            self._accelerator.copy(target, source)
+        else:  # a GPU reaches page-locked memory alone, which is used again once it is freed
+            staged = self._host_memory(source.numel())
+            for to, of in ((staged, source), (target, staged)):
+                if to.is_cpu and of.is_cpu:
+                    to.copy_(of)
+                else:
+                    self._accelerator.copy(to, of)
+                    self._accelerator.current_stream().record().synchronize()
 
-    def write(self, buffer: Tensor, source: Tensor) -> None:
-        self._copy(buffer, self._through_memory(buffer, source))
-
-    def read(self, out: Tensor, buffer: Tensor) -> None:
-        if self.accelerator is None:
-            out.copy_(buffer)
-            return
-        staged = self.accelerator.page_locked(buffer.shape, torch.uint8)
-        staged.copy_(buffer)
-        self.accelerator.copy(out, staged)
-        # page-locked memory is used again as soon as it is freed
-        self.accelerator.current_stream().record().synchronize()
-
-    def _through_memory(self, buffer: Tensor, source: Tensor) -> Tensor:
-        """Return the bytes in host memory: a GPU copies to page-locked memory alone."""
-        if self.accelerator is None:
-            return source
-        staged = self.accelerator.page_locked(buffer.shape, torch.uint8)
-        self.accelerator.copy(staged, source)
-        self.accelerator.current_stream().record().synchronize()
-        return staged
+    def _host_memory(self, size: int) -> Tensor:
+        if self._accelerator is None:
+            return torch.empty(size, dtype=torch.uint8)
+        return self._accelerator.page_locked((size,), torch.uint8)
 
 
 class _Activation:
@@ -191,7 +161,7 @@ class _Activation:
         tensor = unchanged(self._tensor, self._version)
         elements = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
         self._stored = store.allocate(tensor.nbytes)
-        self._written = thread.start(store.write, self._stored, elements)
+        self._written = thread.start(store.copy, self._stored, elements)
         return tensor.nbytes
 
     def finish(self) -> None:
@@ -207,7 +177,7 @@ class _Activation:
             assert self._stored is not None, "it was stored before its memory was freed"
             # allocated by the stream that computes, and so reused in the order of that stream
             buffer = torch.empty(self._stored.numel(), dtype=torch.uint8, device=self._device)
-            self._loading = buffer, thread.start(store.read, buffer, self._stored)
+            self._loading = buffer, thread.start(store.copy, buffer, self._stored)
 
     def take(self, store: _Store, thread: Background) -> Tensor:
         """Return the tensor, as often as it is wanted."""
@@ -276,7 +246,7 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
         Raises:
             UserError: nothing can be written in `folder`.
         """
-        return cls(_FileStore(Path(folder), _device(device), when_full))
+        return cls(_Store(_device(device), Path(folder), when_full))
 
     @classmethod
     def in_memory(cls, device: torch.device | str | None = None) -> Self:
@@ -293,7 +263,7 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
             raise UserError(
                 "SlidingCheckpoint: on a CPU activations are in host memory already: use on_disk"
             )
-        return cls(_HostStore(found))
+        return cls(_Store(found))
 
     def __enter__(self) -> Self:
         if self._hooks is not None:
