@@ -211,8 +211,12 @@ class SlideEngine(ModuleEngine):
 
     def synchronize(self) -> None:
         """Return when all updates are done, on all ranks."""
-        self._optimizer.drain()
-        self._copies.drain()
+        try:
+            self._optimizer.drain()
+            self._copies.drain()
+        except Exception as error:
+            self._break(error)
+            raise
 
     def whole_parameters(self) -> Iterator[dict[str, Tensor]]:  # noqa: D102
         self.synchronize()
@@ -368,9 +372,7 @@ def _allocate(
     copies.pin(memory)
     for unit in units:
         unit.map(vectors)
-    buffers.map(vectors)
-    for vector in buffers.unshared():
-        copies.pin(vector)
+    buffers.map(vectors, pinned=setup.device.type != "cpu")
 
 
 def _device_bytes(units: Sequence[SlideUnit], setup: EngineSetup, world_size: int) -> int:

@@ -71,7 +71,7 @@ class Copies:
         drain_all(self._inward, self._outward)
 
     def pin(self, tensor: Tensor) -> None:
-        """Page-lock host memory that a GPU will copy from or to; no page of it twice."""
+        """Page-lock host memory that a GPU will copy from or to."""
         if self._accelerator is not None and tensor.nbytes:
             self._accelerator.page_lock(tensor)
             self._pinned.append(tensor)
@@ -311,14 +311,10 @@ class GradBuffers:
         """Return the vectors that lie in shared memory."""
         return self._arriving.layout() | self._sums.layout()
 
-    def map(self, memory: Mapping[str, Tensor]) -> None:
-        """Take the vectors, and allocate those that are not shared."""
-        self._slots = self._arriving.slots(memory, self._groups.rank)
-        self._totals = self._sums.slots(memory, self._groups.rank)
-
-    def unshared(self) -> list[Tensor]:
-        """Return vectors that gradients are copied to, but for those in shared memory."""
-        return [] if self._arriving.ranks else [slot.own for slot in self._slots]
+    def map(self, memory: Mapping[str, Tensor], pinned: bool) -> None:
+        """Take the vectors, and allocate those that are not shared: page-locked for a GPU."""
+        self._slots = self._arriving.slots(memory, self._groups.rank, pinned)
+        self._totals = self._sums.slots(memory, self._groups.rank, False)
 
     def slot(self, unit: SlideUnit) -> GradSlot:
         """Return the next slot of a unit, another one than its neighbours have."""
@@ -352,11 +348,11 @@ class _Vectors(NamedTuple):
             for rank in range(self.ranks)
         }
 
-    def slots(self, memory: Mapping[str, Tensor], rank: int) -> list[GradSlot]:
+    def slots(self, memory: Mapping[str, Tensor], rank: int, pinned: bool) -> list[GradSlot]:
         made = []
         for place, size in enumerate(self.sizes):
             vectors = [memory[f"/{self.name}{place}.{r}"] for r in range(self.ranks)]
-            vectors = vectors or [torch.zeros(size, dtype=self.dtype)]
+            vectors = vectors or [torch.zeros(size, dtype=self.dtype, pin_memory=pinned)]
             made.append(GradSlot(vectors, vectors[rank if self.ranks else 0]))
         return made
 
