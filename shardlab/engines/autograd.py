@@ -89,19 +89,19 @@ class ModuleEngine(Engine):
 
 
 def _attach(module: nn.Module, strategy: CanonicalStrategy, seed: int, **more: Any) -> Handle:
-    given, weights = strategy.gradients, strategy.weights or WeightCompression()
+    gradients, weights = strategy.gradients, strategy.weights or WeightCompression()
     return attach(
         module,
-        given.codec,
+        gradients.codec,
         weights.codec,
-        error_feedback=given.error_feedback,
-        residual=given.residual,
-        route=given.route,
-        minimum_size=given.minimum_size,
-        exclude=given.exclude,
-        warmup_steps=given.warmup_steps,
-        between_nodes=given.between_nodes,
-        ranks_per_node=given.ranks_per_node,
+        error_feedback=gradients.error_feedback,
+        residual=gradients.residual,
+        route=gradients.route,
+        minimum_size=gradients.minimum_size,
+        exclude=gradients.exclude,
+        warmup_steps=gradients.warmup_steps,
+        between_nodes=gradients.between_nodes,
+        ranks_per_node=gradients.ranks_per_node,
         weights_minimum_size=weights.minimum_size,
         seed=seed,
         **more,

@@ -229,7 +229,7 @@ class SlideEngine(ModuleEngine):
         self._touched = True
         kinds: State = {
             kind: {
-                unit.name: laid_out(unit.vectors[kind][unit.own], unit.count, self.groups.mesh)
+                unit.name: laid_out(unit.vectors[kind][unit.shard], unit.count, self.groups.mesh)
                 for unit in self._trained
             }
             for kind in _STATES
@@ -270,8 +270,8 @@ class SlideEngine(ModuleEngine):
         if self._touched:
             self.take_in()
         self._optimizer.begin_step()
-        given, groups = self._optimization, self.groups
-        hyper = Hyper(learning_rate, given.betas, given.eps, given.weight_decay)
+        adamw, groups = self._optimization, self.groups
+        hyper = Hyper(learning_rate, adamw.betas, adamw.eps, adamw.weight_decay)
         self._optimizer.hyper = hyper
         summed = groups.nodes * (groups.world_size if groups.sums else 1)
         self._optimizer.scale = 1 / (summed * self._loss_scale.value)

@@ -87,13 +87,13 @@ class SlideFSDP:
         self.module = self._engine.module
         self._calls = 0
 
-    def __call__(self, given: Mapping[str, Any] | None = None, /, **batch: Any) -> Any:
+    def __call__(self, inputs: Mapping[str, Any] | None = None, /, **batch: Any) -> Any:
         """Run forward and backward; the call that completes a step starts its updates, too.
 
         Without gradients (`torch.no_grad`) run forward alone.
 
         Args:
-            given, batch: inputs of the model by name, on any device, as a mapping or as keywords.
+            inputs, batch: inputs of the model by name, on any device, as a mapping or as keywords.
 
         Returns:
             the output of the model, whose loss is that of these samples.
@@ -102,11 +102,11 @@ class SlideFSDP:
             UserError: a batch without names or too large for the GPU, no loss, a learning rate that
                 is none, or a `requires_grad` that has changed since the start.
         """
-        if not isinstance(given, Mapping | None):
+        if not isinstance(inputs, Mapping | None):
             raise UserError("SlideFSDP: give a batch by name: sliding(input_ids=..., labels=...)")
         device = self._engine.device
         batch = {
-            name: _to_device(value, device) for name, value in {**(given or {}), **batch}.items()
+            name: _to_device(value, device) for name, value in {**(inputs or {}), **batch}.items()
         }
         if not torch.is_grad_enabled():
             return self.module(**batch)

@@ -150,10 +150,10 @@ def node_groups(
         raise UserError(f"slide: nodes of {listed} ranks: start equally many on each")
     if len(nodes) == 1:
         return everyone, None
-    own = nodes[keys[rank]]
-    position = own.index(ranks[rank])
+    here = nodes[keys[rank]]
+    position = here.index(ranks[rank])
     across = [node[position] for node in nodes.values()]
-    return subgroup(group, own, "gloo"), subgroup(group, across, "gloo")
+    return subgroup(group, here, "gloo"), subgroup(group, across, "gloo")
 
 
 def _node_key() -> str:
@@ -296,7 +296,7 @@ class SlideUnit(ParameterUnit):
         self.whole = self.size + world_size * -(-_elements(self.frozen_shapes) // world_size)
         """elements of both parts"""
         self.first = rank * self.chunk
-        self.own = slice(self.first, self.first + self.chunk)
+        self.shard = slice(self.first, self.first + self.chunk)
         """the chunk that this rank updates"""
         self.precision = precision
         self.message = Unit(name, (Block(name, self.count, 1),))
@@ -346,8 +346,8 @@ class SlideUnit(ParameterUnit):
             whole = torch.zeros_like(vector)
             for name, view in named_parts(whole, self._shapes_in(kind)).items():
                 view.copy_(self.parameters[name].data)
-            own = chunk_of(vector, self._rank, self._world_size)
-            own.copy_(chunk_of(whole, self._rank, self._world_size))
+            shard = chunk_of(vector, self._rank, self._world_size)
+            shard.copy_(chunk_of(whole, self._rank, self._world_size))
 
     def check(self) -> None:
         """Check that the trained parameters are still those of the beginning.
@@ -366,7 +366,7 @@ class SlideUnit(ParameterUnit):
     def refresh(self) -> None:
         """Update the mirror of this rank's chunk after a write to the parameters."""
         if self.narrow:
-            self.vectors["mirror"][self.own].copy_(self.vectors["parameter"][self.own])
+            self.vectors["mirror"][self.shard].copy_(self.vectors["parameter"][self.shard])
 
     def bind(self, vector: Tensor) -> None:
         """Make the parameters views of a vector on the device, which is used again and again."""

@@ -16,7 +16,7 @@ from shardlab.comm.background import Background, Running
 from shardlab.comm.collective import Collective
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.object_collectives import gather_values
-from shardlab.engines.slide_memory import KINDS, RankGroups, SlideUnit
+from shardlab.engines.slide_memory import FROZEN, RankGroups, SlideUnit
 from shardlab.engines.slide_transfers import GradBuffers, GradSlot, count_shared_memory
 
 
@@ -119,9 +119,9 @@ class HostOptimizer:
         if self._buffers.keeping == "sums":
             total = self._buffers.total(unit)
             if first:
-                total.own.copy_(gradient.own)
+                total.local.copy_(gradient.local)
             else:
-                total.own.add_(gradient.own)
+                total.local.add_(gradient.local)
             gradient = total
         if not last:
             return
@@ -135,34 +135,38 @@ class HostOptimizer:
 
     def _over_ranks(self, unit: SlideUnit, gradient: GradSlot, scale: float) -> list[Tensor]:
         """Return what adds up to this rank's chunk of the sum over ranks, or of the mean."""
-        own = gradient.own
+        local = gradient.local
         if self._groups.sums:
-            count_shared_memory(self._ledger.accounts["gradients"], own, self._groups.world_size)
+            count_shared_memory(self._ledger.accounts["gradients"], local, self._groups.world_size)
             dist.barrier(self._groups.updates)
-            parts = [vector[unit.own] for vector in gradient.vectors]
+            parts = [vector[unit.shard] for vector in gradient.vectors]
             if self._ledger.audit is not None:  # the sum was not encoded
                 mean = _sum(parts) * scale
                 self._ledger.audit.add(mean, mean)
             return parts
         if self._reduce_scatter is not None:
-            mean = torch.empty(unit.chunk, dtype=own.dtype)
+            mean = torch.empty(unit.chunk, dtype=local.dtype)
             self._reduce_scatter.reduce_scatter(
-                mean, own, 1 / self._groups.world_size, unit.message
+                mean, local, 1 / self._groups.world_size, unit.message
             )
-            own[unit.own].copy_(mean)
-            return [own[unit.own]]
-        return [own]
+            local[unit.shard].copy_(mean)
+            return [local[unit.shard]]
+        return [local]
 
     @torch.no_grad()
     def _update(self, unit: SlideUnit, step: int, hyper: Hyper, scale: float) -> None:
+        shards = {
+            kind: vector[unit.shard] for kind, vector in unit.vectors.items() if kind != FROZEN
+        }
         adam_(
-            unit.vectors["parameter"][unit.own],
-            *(unit.vectors[kind][unit.own] for kind in KINDS),
+            shards["parameter"],
+            shards["exp_avg"],
+            shards["exp_avg_sq"],
             self._gradients.pop(unit.index),
             hyper,
             step,
             scale,
-            unit.vectors["mirror"][unit.own] if unit.narrow else None,
+            shards.get("mirror"),
             # neither of these depends on the number of ranks
             seed=_unit_seed(self._seed, unit.name),
             offset=unit.first,

@@ -264,14 +264,14 @@ class GradSlot:
 
     vectors: list[Tensor]
     """of all ranks where they add them up in shared memory, else of this rank alone"""
-    own: Tensor
+    local: Tensor
     """this rank's: whole, or its chunk where ranks reduce on the device"""
     busy: Running | None = None
     """after which it may be written to again, on all ranks"""
 
     def of(self, size: int) -> "GradSlot":
         """Return the beginnings of the vectors."""
-        return GradSlot([vector[:size] for vector in self.vectors], self.own[:size], self.busy)
+        return GradSlot([vector[:size] for vector in self.vectors], self.local[:size], self.busy)
 
 
 class GradBuffers:
@@ -295,7 +295,7 @@ class GradBuffers:
     ) -> None:
         self.keeping, self._groups = keeping, groups
         self._sizes = {unit.index: unit.chunk if chunks else unit.size for unit in units}
-        self._order = {unit.index: place for place, unit in enumerate(units)}
+        self._order = {unit.index: number for number, unit in enumerate(units)}
         dtype = units[0].precision.offload
         root, *others = self._sizes.values()
         self._alone = keeping == "arrived"
@@ -303,9 +303,9 @@ class GradBuffers:
         # where sums are kept other ranks read those, not what has arrived
         shared = groups.sums and keeping != "sums"
         self._arriving = _Vectors("arrived", sizes, dtype, groups.world_size if shared else 0)
-        kept = [*self._sizes.values()] if keeping == "sums" else []
+        summed = [*self._sizes.values()] if keeping == "sums" else []
         width = groups.world_size if groups.sums else 0
-        self._sums = _Vectors("sum", kept, torch.float32, width)
+        self._sums = _Vectors("sum", summed, torch.float32, width)
 
     def layout(self) -> Layout:
         """Return the vectors that lie in shared memory."""
@@ -318,10 +318,10 @@ class GradBuffers:
 
     def slot(self, unit: SlideUnit) -> GradSlot:
         """Return the next slot of a unit, another one than its neighbours have."""
-        place = self._order[unit.index]
-        if not self._alone and place:
-            place = 1 + place % (len(self._slots) - 1)
-        return self._slots[place]
+        number = self._order[unit.index]
+        if not self._alone and number:
+            number = 1 + number % (len(self._slots) - 1)
+        return self._slots[number]
 
     def size(self, unit: SlideUnit) -> int:
         """Return the elements of a unit that this rank copies."""
@@ -343,15 +343,15 @@ class _Vectors(NamedTuple):
 
     def layout(self) -> Layout:
         return {
-            f"/{self.name}{place}.{rank}": (self.dtype, size)
-            for place, size in enumerate(self.sizes)
+            f"/{self.name}{number}.{rank}": (self.dtype, size)
+            for number, size in enumerate(self.sizes)
             for rank in range(self.ranks)
         }
 
     def slots(self, memory: Mapping[str, Tensor], rank: int, pinned: bool) -> list[GradSlot]:
         made = []
-        for place, size in enumerate(self.sizes):
-            vectors = [memory[f"/{self.name}{place}.{r}"] for r in range(self.ranks)]
+        for number, size in enumerate(self.sizes):
+            vectors = [memory[f"/{self.name}{number}.{r}"] for r in range(self.ranks)]
             vectors = vectors or [torch.zeros(size, dtype=self.dtype, pin_memory=pinned)]
             made.append(GradSlot(vectors, vectors[rank if self.ranks else 0]))
         return made
@@ -393,7 +393,7 @@ class GradOffload:
         vector = self._vectors.acquire(unit.size)
         unit.collect(vector)
         slot = self._buffers.slot(unit)
-        target = slot.own[: self._buffers.size(unit)]
+        target = slot.local[: self._buffers.size(unit)]
         copied = self._copies.start_out(self._move, unit, vector, target, slot.busy)
         self._vectors.release_after(copied, vector)
         self._receive(unit, copied, slot, first, last)
