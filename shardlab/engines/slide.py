@@ -19,24 +19,18 @@ from shardlab.engines.autograd import ModuleEngine
 from shardlab.engines.base import EngineSetup, State, StepOutcome
 from shardlab.engines.flat import laid_out, split_vector
 from shardlab.engines.numerics import clip_coefficient, norm_of, read_together
+from shardlab.engines.slide_groups import RankGroups, make_groups
 from shardlab.engines.slide_memory import (
     FROZEN,
     KINDS,
+    GradBuffers,
     Precision,
-    RankGroups,
     SlideUnit,
-    make_groups,
     shared_vectors,
 )
 from shardlab.engines.slide_optimizer import HostOptimizer, update_workers
-from shardlab.engines.slide_schedule import Schedule, SlideModule
-from shardlab.engines.slide_transfers import (
-    Copies,
-    GradBuffers,
-    GradOffload,
-    Prefetcher,
-    Window,
-)
+from shardlab.engines.slide_schedule import Schedule, SlideModule, refuse_shared
+from shardlab.engines.slide_transfers import Copies, GradOffload, Prefetcher, Window
 from shardlab.models.dtypes import dtype_of, uses_fp16
 from shardlab.models.slide_buffers import (
     kept_gradients,
@@ -77,7 +71,7 @@ class SlideEngine(ModuleEngine):
         both = strategy.param_transfer == "shard" and on_device
         self._copies = copies = copies or Copies(device, one_thread=both)
         plans = plan_units(model, strategy, device)
-        _refuse_shared(model, plans)
+        refuse_shared(model, plans)
         self.units = units = _make_units(model, plans, setup, groups)
         """the root, then the others in the order of their use"""
         root, *others = units
@@ -327,28 +321,6 @@ def _make_units(
         SlideUnit(index, name, own, groups.rank, groups.world_size, precision)
         for index, (name, own) in enumerate(owned_parameters(model, plans))
     ]
-
-
-def _refuse_shared(model: nn.Module, plans: Sequence[UnitPlan]) -> None:
-    """Refuse a unit that uses a parameter of another one, which is not on the device then."""
-    root, *others = owned_parameters(model, plans)
-    owners = {p: (name, unit) for unit, own in (root, *others) for name, p in own.items()}
-    modules = [
-        (unit, module)
-        for (unit, _), plan in zip(others, plans, strict=True)
-        for part in plan.modules
-        for module in part.modules()
-    ]
-    inside = {module for _, module in modules}
-    modules += [(root[0], module) for module in model.modules() if module not in inside]
-    for user, module in modules:
-        for parameter in module.parameters(recurse=False):
-            name, owner = owners[parameter]
-            if owner != user:
-                raise UserError(
-                    f"slide: {name} belongs to {owner}, which leaves the device, and {user} uses "
-                    "it, too: give each a parameter of its own, or choose another engine"
-                )
 
 
 def _allocate(

@@ -1,28 +1,27 @@
-"""Host memory of the `slide` engine: the ranks of a node, memory that they share, units in it."""
+"""Host memory of the `slide` engine: what ranks of a node share, units and gradients in it."""
 
 import mmap
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from shardlab.codecs.unit import Block, Unit
-from shardlab.comm.hierarchy import subgroup, timeout_of
+from shardlab.comm.background import Running
 from shardlab.comm.layout import REPLICAS
 from shardlab.comm.object_collectives import gather_values, run_or_fail_together
-from shardlab.config.strategy import CanonicalStrategy
 from shardlab.core.errors import UserError
 from shardlab.core.host import free_memory_bytes
-from shardlab.engines.flat import REPLICATE, SHARD, named_parts
+from shardlab.engines.flat import named_parts
 from shardlab.engines.scheduling import ParameterUnit
+from shardlab.engines.slide_groups import RankGroups
+from shardlab.models.slide_buffers import KeptGradients, slot_sizes
 
 Layout = dict[str, tuple[torch.dtype, int]]
 """type and number of elements of vectors, by name"""
@@ -33,134 +32,6 @@ FROZEN = "frozen"
 
 _SHARED = Path("/dev/shm")
 _GIB = 1 << 30
-
-
-@dataclass(frozen=True)
-class RankGroups:
-    """The process groups of a `slide` engine; each thread communicates over groups of its own."""
-
-    here: dist.ProcessGroup
-    """the ranks of the node, for the training thread"""
-    across: dist.ProcessGroup | None
-    """those that update the same chunk on other nodes, where there are any"""
-    updates: dist.ProcessGroup
-    """of the node, for the thread of updates"""
-    gathers: dist.ProcessGroup | None
-    """of the node, for parameters on the device; None: every rank loads whole units"""
-    order: dist.ProcessGroup | None
-    """of gloo, with `gathers`: ranks agree on the unit that they gather next"""
-    reductions: dist.ProcessGroup | None
-    """of the node, for messages with gradients; None: ranks sum vectors in shared memory"""
-    mesh: DeviceMesh
-    """[ranks] or [nodes, ranks], of host memory"""
-
-    @property
-    def rank(self) -> int:
-        """This rank, among those of its node."""
-        return dist.get_rank(self.here)
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks of the node."""
-        return dist.get_world_size(self.here)
-
-    @property
-    def nodes(self) -> int:
-        """Number of nodes."""
-        return 1 if self.across is None else dist.get_world_size(self.across)
-
-    @property
-    def sums(self) -> bool:
-        """Return whether an update adds up the gradients of all ranks of the node."""
-        return self.world_size > 1 and self.reductions is None
-
-
-def make_groups(
-    strategy: CanonicalStrategy, group: dist.ProcessGroup, ranks_per_node: int | None = None
-) -> RankGroups:
-    """Create the groups that a strategy needs; all ranks of the group call together.
-
-    Args:
-        strategy: in its canonical form.
-        ranks_per_node: see `node_groups`.
-
-    Raises:
-        UserError: see `node_groups`; or the ranks of a node are not consecutive.
-    """
-    here, across = node_groups(group, ranks_per_node)
-    mesh = _mesh(group, here, across)
-    members = dist.get_process_group_ranks(here)
-    gathers = order = reductions = None
-    updates = subgroup(group, members, "gloo")
-    if len(members) > 1:
-        if strategy.param_transfer == "shard":
-            gathers, order = subgroup(group, members), subgroup(group, members, "gloo")
-        if strategy.grad_sync == "gpu_reduce":
-            reductions = subgroup(group, members)
-        elif strategy.gradients.route != "native" or not strategy.gradients.plain():
-            reductions = updates  # the same thread sends them
-    return RankGroups(here, across, updates, gathers, order, reductions, mesh)
-
-
-def gloo_group(group: dist.ProcessGroup, timeout: timedelta | None = None) -> dist.ProcessGroup:
-    """Return a new gloo group of the same ranks; by default with the timeout of the group."""
-    ranks = dist.get_process_group_ranks(group)
-    wait = timeout or timeout_of(group)
-    created: dist.ProcessGroup = dist.new_group(ranks, wait, "gloo", use_local_synchronization=True)
-    return created
-
-
-def _mesh(
-    group: dist.ProcessGroup, here: dist.ProcessGroup, across: dist.ProcessGroup | None
-) -> DeviceMesh:
-    ranks, size = dist.get_process_group_ranks(group), dist.get_world_size(here)
-    node = dist.get_rank(group) // size
-    if dist.get_process_group_ranks(here) != ranks[node * size : (node + 1) * size]:
-        raise UserError("slide: ranks of one node must follow each other: number them by node")
-    if across is None:
-        return DeviceMesh.from_group(here, "cpu", mesh_dim_names=(SHARD,))
-    nodes = torch.tensor(ranks).view(-1, size)
-    names = REPLICATE, SHARD
-    return DeviceMesh.from_group([across, here], "cpu", mesh=nodes, mesh_dim_names=names)
-
-
-def node_groups(
-    group: dist.ProcessGroup, ranks_per_node: int | None = None
-) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
-    """Return two gloo groups of this rank; all ranks of the group call together.
-
-    The first has the ranks of its node. The second has the ranks at the same position of every
-    node, in order; None where there is one node.
-
-    Args:
-        ranks_per_node: so many consecutive ranks are a node. By default the ranks of one machine
-            are, but for those that containers or emulated links separate.
-
-    Raises:
-        UserError: nodes have different numbers of ranks.
-    """
-    ranks, rank = dist.get_process_group_ranks(group), dist.get_rank(group)
-    everyone = gloo_group(group)
-    keys = gather_values(rank // ranks_per_node if ranks_per_node else _node_key(), everyone)
-    nodes: dict[object, list[int]] = {}
-    for number, key in zip(ranks, keys, strict=True):
-        nodes.setdefault(key, []).append(number)
-    if len({*map(len, nodes.values())}) > 1:
-        listed = ", ".join(str(len(node)) for node in nodes.values())
-        raise UserError(f"slide: nodes of {listed} ranks: start equally many on each")
-    if len(nodes) == 1:
-        return everyone, None
-    here = nodes[keys[rank]]
-    position = here.index(ranks[rank])
-    across = [node[position] for node in nodes.values()]
-    return subgroup(group, here, "gloo"), subgroup(group, across, "gloo")
-
-
-def _node_key() -> str:
-    """Return a key of ranks that see one /dev/shm and one network: emulated links move threads."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    network = Path("/proc/thread-self/ns/net").stat().st_ino
-    return f"{boot} {_SHARED.stat().st_dev} {network}"
 
 
 def shared_vectors(
@@ -409,6 +280,105 @@ class SlideUnit(ParameterUnit):
                 parts.append(named_parts(vector[self.size :], self.frozen_shapes))
             self._views[address] = [view for part in parts for view in part.values()]
         return self._views[address]
+
+
+@dataclass(eq=False)
+class GradSlot:
+    """Host memory for the gradients of one unit at a time."""
+
+    vectors: list[Tensor]
+    """of all ranks where they add them up in shared memory, else of this rank alone"""
+    local: Tensor
+    """this rank's: whole, or its chunk where ranks reduce on the device"""
+    busy: Running | None = None
+    """after which it may be written to again, on all ranks"""
+
+    def of(self, size: int) -> "GradSlot":
+        """Return the beginnings of the vectors."""
+        return GradSlot([vector[:size] for vector in self.vectors], self.local[:size], self.busy)
+
+
+class GradBuffers:
+    """Host memory for gradients: slots in which they arrive, and vectors that stay for a step.
+
+    Where gradients stay as they arrive, each unit has a slot. Else units share a few, in turn, and
+    the root has one more. Units are off-loaded in one order on all ranks (`Schedule` sees to it),
+    added up and applied in that order, so that what a slot waits for never waits for the slot.
+
+    Args:
+        units: those with a trained part, and the root first.
+        chunks: ranks reduce on the device, and each keeps its chunk.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[SlideUnit],
+        groups: RankGroups,
+        keeping: KeptGradients,
+        chunks: bool,
+    ) -> None:
+        self.keeping, self._groups = keeping, groups
+        self._sizes = {unit.index: unit.chunk if chunks else unit.size for unit in units}
+        self._order = {unit.index: number for number, unit in enumerate(units)}
+        dtype = units[0].precision.offload
+        root, *others = self._sizes.values()
+        self._alone = keeping == "arrived"
+        sizes = [root, *others] if self._alone else slot_sizes(root, others)
+        # where sums are kept other ranks read those, not what has arrived
+        shared = groups.sums and keeping != "sums"
+        self._arriving = _Vectors("arrived", sizes, dtype, groups.world_size if shared else 0)
+        summed = [*self._sizes.values()] if keeping == "sums" else []
+        width = groups.world_size if groups.sums else 0
+        self._sums = _Vectors("sum", summed, torch.float32, width)
+
+    def layout(self) -> Layout:
+        """Return the vectors that lie in shared memory."""
+        return self._arriving.layout() | self._sums.layout()
+
+    def map(self, memory: Mapping[str, Tensor], pinned: bool) -> None:
+        """Take the vectors, and allocate those that are not shared: page-locked for a GPU."""
+        self._slots = self._arriving.slots(memory, self._groups.rank, pinned)
+        self._totals = self._sums.slots(memory, self._groups.rank, False)
+
+    def slot(self, unit: SlideUnit) -> GradSlot:
+        """Return the next slot of a unit, another one than its neighbours have."""
+        number = self._order[unit.index]
+        if not self._alone and number:
+            number = 1 + number % (len(self._slots) - 1)
+        return self._slots[number]
+
+    def size(self, unit: SlideUnit) -> int:
+        """Return the elements of a unit that this rank copies."""
+        return self._sizes[unit.index]
+
+    def total(self, unit: SlideUnit) -> GradSlot:
+        """Return what keeps the sum of a unit's gradients over micro-batches."""
+        return self._totals[self._order[unit.index]]
+
+
+class _Vectors(NamedTuple):
+    """Vectors of some sizes, in shared memory where several ranks read them."""
+
+    name: str
+    sizes: list[int]
+    dtype: torch.dtype
+    ranks: int
+    """that each have one in shared memory; 0 for one of this rank alone"""
+
+    def layout(self) -> Layout:
+        return {
+            f"/{self.name}{number}.{rank}": (self.dtype, size)
+            for number, size in enumerate(self.sizes)
+            for rank in range(self.ranks)
+        }
+
+    def slots(self, memory: Mapping[str, Tensor], rank: int, pinned: bool) -> list[GradSlot]:
+        made = []
+        for number, size in enumerate(self.sizes):
+            vectors = [memory[f"/{self.name}{number}.{r}"] for r in range(self.ranks)]
+            vectors = vectors or [torch.zeros(size, dtype=self.dtype, pin_memory=pinned)]
+            made.append(GradSlot(vectors, vectors[rank if self.ranks else 0]))
+        return made
 
 
 def chunk_of(vector: Tensor, rank: int, world_size: int) -> Tensor:

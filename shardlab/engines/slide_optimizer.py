@@ -16,8 +16,9 @@ from shardlab.comm.background import Background, Running
 from shardlab.comm.collective import Collective
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.object_collectives import gather_values
-from shardlab.engines.slide_memory import FROZEN, RankGroups, SlideUnit
-from shardlab.engines.slide_transfers import GradBuffers, GradSlot, count_shared_memory
+from shardlab.engines.slide_groups import RankGroups
+from shardlab.engines.slide_memory import FROZEN, GradBuffers, GradSlot, SlideUnit
+from shardlab.engines.slide_transfers import count_shared_memory
 
 
 class HostOptimizer:

@@ -15,10 +15,11 @@ from shardlab.comm.background import Running
 from shardlab.comm.collective import Collective, MakeCollective
 from shardlab.core.errors import UserError
 from shardlab.engines.scheduling import ScheduledModule, UnitSchedule, with_gradient
-from shardlab.engines.slide_memory import RankGroups, SlideUnit
+from shardlab.engines.slide_groups import RankGroups
+from shardlab.engines.slide_memory import SlideUnit
 from shardlab.engines.slide_optimizer import HostOptimizer
 from shardlab.engines.slide_transfers import GradOffload, Prefetcher, Window
-from shardlab.models.units import UnitPlan
+from shardlab.models.units import UnitPlan, owned_parameters
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -349,3 +350,25 @@ def _refuse_checkpoint() -> None:
             "slide: the model calls its blocks within torch.utils.checkpoint, where nothing would "
             "be computed again: set activation_checkpointing: full"
         )
+
+
+def refuse_shared(model: nn.Module, plans: Sequence[UnitPlan]) -> None:
+    """Refuse a unit that uses a parameter of another one, which is not on the device then."""
+    root, *others = owned_parameters(model, plans)
+    owners = {p: (name, unit) for unit, own in (root, *others) for name, p in own.items()}
+    modules = [
+        (unit, module)
+        for (unit, _), plan in zip(others, plans, strict=True)
+        for part in plan.modules
+        for module in part.modules()
+    ]
+    inside = {module for _, module in modules}
+    modules += [(root[0], module) for module in model.modules() if module not in inside]
+    for user, module in modules:
+        for parameter in module.parameters(recurse=False):
+            name, owner = owners[parameter]
+            if owner != user:
+                raise UserError(
+                    f"slide: {name} belongs to {owner}, which leaves the device, and {user} uses "
+                    "it, too: give each a parameter of its own, or choose another engine"
+                )

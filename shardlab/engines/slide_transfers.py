@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import NamedTuple, ParamSpec
 
 import torch
@@ -16,9 +15,9 @@ from shardlab.comm.ledger import Account, Ledger
 from shardlab.core.device import accelerator_of
 from shardlab.core.errors import UserError
 from shardlab.engines.scheduling import VectorPool
-from shardlab.engines.slide_memory import Layout, RankGroups, SlideUnit, chunk_of
+from shardlab.engines.slide_groups import RankGroups
+from shardlab.engines.slide_memory import GradBuffers, GradSlot, SlideUnit, chunk_of
 from shardlab.engines.sliding_checkpoint import KeptTensor, unchanged
-from shardlab.models.slide_buffers import KeptGradients, slot_sizes
 
 P = ParamSpec("P")
 
@@ -256,105 +255,6 @@ def count_shared_memory(account: Account, vector: Tensor, world_size: int) -> No
     account.collectives += 1
     account.bytes_raw += moved
     account.bytes_wire += moved
-
-
-@dataclass(eq=False)
-class GradSlot:
-    """Host memory for the gradients of one unit at a time."""
-
-    vectors: list[Tensor]
-    """of all ranks where they add them up in shared memory, else of this rank alone"""
-    local: Tensor
-    """this rank's: whole, or its chunk where ranks reduce on the device"""
-    busy: Running | None = None
-    """after which it may be written to again, on all ranks"""
-
-    def of(self, size: int) -> "GradSlot":
-        """Return the beginnings of the vectors."""
-        return GradSlot([vector[:size] for vector in self.vectors], self.local[:size], self.busy)
-
-
-class GradBuffers:
-    """Host memory for gradients: slots in which they arrive, and vectors that stay for a step.
-
-    Where gradients stay as they arrive, each unit has a slot. Else units share a few, in turn, and
-    the root has one more. Units are off-loaded in one order on all ranks (`Schedule` sees to it),
-    added up and applied in that order, so that what a slot waits for never waits for the slot.
-
-    Args:
-        units: those with a trained part, and the root first.
-        chunks: ranks reduce on the device, and each keeps its chunk.
-    """
-
-    def __init__(
-        self,
-        units: Sequence[SlideUnit],
-        groups: RankGroups,
-        keeping: KeptGradients,
-        chunks: bool,
-    ) -> None:
-        self.keeping, self._groups = keeping, groups
-        self._sizes = {unit.index: unit.chunk if chunks else unit.size for unit in units}
-        self._order = {unit.index: number for number, unit in enumerate(units)}
-        dtype = units[0].precision.offload
-        root, *others = self._sizes.values()
-        self._alone = keeping == "arrived"
-        sizes = [root, *others] if self._alone else slot_sizes(root, others)
-        # where sums are kept other ranks read those, not what has arrived
-        shared = groups.sums and keeping != "sums"
-        self._arriving = _Vectors("arrived", sizes, dtype, groups.world_size if shared else 0)
-        summed = [*self._sizes.values()] if keeping == "sums" else []
-        width = groups.world_size if groups.sums else 0
-        self._sums = _Vectors("sum", summed, torch.float32, width)
-
-    def layout(self) -> Layout:
-        """Return the vectors that lie in shared memory."""
-        return self._arriving.layout() | self._sums.layout()
-
-    def map(self, memory: Mapping[str, Tensor], pinned: bool) -> None:
-        """Take the vectors, and allocate those that are not shared: page-locked for a GPU."""
-        self._slots = self._arriving.slots(memory, self._groups.rank, pinned)
-        self._totals = self._sums.slots(memory, self._groups.rank, False)
-
-    def slot(self, unit: SlideUnit) -> GradSlot:
-        """Return the next slot of a unit, another one than its neighbours have."""
-        number = self._order[unit.index]
-        if not self._alone and number:
-            number = 1 + number % (len(self._slots) - 1)
-        return self._slots[number]
-
-    def size(self, unit: SlideUnit) -> int:
-        """Return the elements of a unit that this rank copies."""
-        return self._sizes[unit.index]
-
-    def total(self, unit: SlideUnit) -> GradSlot:
-        """Return what keeps the sum of a unit's gradients over micro-batches."""
-        return self._totals[self._order[unit.index]]
-
-
-class _Vectors(NamedTuple):
-    """Vectors of some sizes, in shared memory where several ranks read them."""
-
-    name: str
-    sizes: list[int]
-    dtype: torch.dtype
-    ranks: int
-    """that each have one in shared memory; 0 for one of this rank alone"""
-
-    def layout(self) -> Layout:
-        return {
-            f"/{self.name}{number}.{rank}": (self.dtype, size)
-            for number, size in enumerate(self.sizes)
-            for rank in range(self.ranks)
-        }
-
-    def slots(self, memory: Mapping[str, Tensor], rank: int, pinned: bool) -> list[GradSlot]:
-        made = []
-        for number, size in enumerate(self.sizes):
-            vectors = [memory[f"/{self.name}{number}.{r}"] for r in range(self.ranks)]
-            vectors = vectors or [torch.zeros(size, dtype=self.dtype, pin_memory=pinned)]
-            made.append(GradSlot(vectors, vectors[rank if self.ranks else 0]))
-        return made
 
 
 Receive = Callable[[SlideUnit, Running, GradSlot, bool, bool], None]
