@@ -34,12 +34,11 @@ from shardlab.core.progress import say
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
 from shardlab.engines.step_space import free_bytes
-from shardlab.models.memory_sizes import Sizes
-from shardlab.models.memory_step import closed_form, device_memory, host_memory
+from shardlab.models.memory import Sizes, closed_form, device_memory, host_memory
 from shardlab.models.presets import Shape, shape_config
 from shardlab.models.unit_sizes import sizes_of
 from shardlab.models.weights import RandomWeights
-from shardlab.report.numbers import figure
+from shardlab.report.tables import figure
 
 _VOCABULARY, _UNTIMED, _TIMED, _MB = 512, 2, 6, 1e6
 _USED = 0.9

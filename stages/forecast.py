@@ -7,7 +7,7 @@ from shardlab.config.parameters import Parameters
 from shardlab.config.timing_record import read_all
 from shardlab.core.progress import say
 from shardlab.forecast.results import predict, write_forecast
-from shardlab.report.stage_files import read_document
+from shardlab.report.collect import read_document
 from stages import plans
 from stages.common import run
 
@@ -15,12 +15,12 @@ _FOLDER, _TIMINGS = Path("results/forecast"), Path("results/timings")
 
 
 def main(params: Parameters) -> None:
-    """Write results/forecast: forecast.json, its tables as CSV, chakra.zip."""
+    """Write results/forecast: forecast.json and its tables as CSV."""
     plan = plans.forecast(params)
     calibration = read_document(Calibration, Path("results/calibration.json"), "calibrate")
     timed = read_all(_TIMINGS, plan["timings"])
-    predicted, traces = predict(calibration, timed, plan["forecast"])
-    write_forecast(_FOLDER, predicted, traces)
+    predicted = predict(calibration, timed, plan["forecast"])
+    write_forecast(_FOLDER, predicted)
     for warning in predicted.warnings:
         say(f"forecast: warning: {warning}")
     if predicted.summary is not None:

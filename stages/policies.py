@@ -29,12 +29,13 @@ def main(params: Parameters) -> None:
 
 def _replayed(plan: Values) -> PolicyComparison:
     # imported here: most experiments replay no policy, and these take seconds
+    from shardlab.forecast.bounds import step_s
+    from shardlab.forecast.check import fitted_runs
+
     from shardlab.config.calibration_record import Calibration
     from shardlab.config.run_record import read_records
     from shardlab.config.strategy import CanonicalStrategy
     from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, read_all
-    from shardlab.forecast.bounds import step_s
-    from shardlab.forecast.check import fitted_runs
     from shardlab.models.unit_shapes import ModelShapes
     from shardlab.search.beginning import initial_history
     from shardlab.search.judge import RuleJudge

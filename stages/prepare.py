@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from shardlab.config.parameters import Parameters
-from shardlab.core.checksums import write_checked
+from shardlab.core.files import write_json
 from shardlab.core.progress import say
 from shardlab.data.sources import prepare
 from stages import plans
@@ -11,10 +11,10 @@ from stages.common import run
 
 
 def main(params: Parameters) -> None:
-    """Write data/corpus.json, and data/source.json with source, licence, counts and checksum."""
+    """Write data/corpus.json, and data/source.json with source, licence and counts."""
     plan = plans.prepare(params)
     source = prepare(plan["data"], Path("data/corpus.json"), Path(".work"))
-    write_checked("data/source.json", source)
+    write_json("data/source.json", source)
     say(
         f"prepare: {source['documents']} documents, {source['bytes'] / 1e6:.2f} MB of text "
         f"from {source['name']}, {source['bad_records']['count']} bad records"

@@ -5,22 +5,20 @@ from pathlib import Path
 from shardlab.config.parameters import Parameters
 from shardlab.config.run_record import read_records
 from shardlab.config.timing_record import read_timing
-from shardlab.core.checksums import read_checked
+from shardlab.core.files import read_json
 from shardlab.core.progress import say
 from shardlab.forecast.results import ForecastDocument
 from shardlab.report.aggregate import select
+from shardlab.report.collect import read_document, read_loss_curve
 from shardlab.report.evidence import Evidence
-from shardlab.report.stage_files import read_document, read_loss_curve
 from shardlab.report.write import write_report
 from shardlab.search.history import History
-from shardlab.search.policies.documents import PolicyComparison
 from stages import plans
 from stages.common import run
 
 _RESULTS = Path("results")
 _FOLDER, _TIMINGS = _RESULTS / "report", _RESULTS / "timings"
 _FORECAST = _RESULTS / "forecast" / "forecast.json"
-_POLICIES = _RESULTS / "policies" / "policies.json"
 
 
 def main(params: Parameters) -> None:
@@ -33,8 +31,8 @@ def main(params: Parameters) -> None:
         baseline=plan["baseline"],
         losses={name: {seed: _losses(name, seed) for seed in seeds} for name in runs},
         history=read_document(History, history, f"decide {last}"),
-        source=read_checked("data/source.json", "run python -m stages.prepare"),
-        statistics=read_checked("data/statistics.json", "run python -m stages.tokenize"),
+        source=read_json("data/source.json", "run python -m stages.prepare"),
+        statistics=read_json("data/statistics.json", "run python -m stages.tokenize"),
         timed=[
             run
             for name, timing in plan["timings"].items()
@@ -43,7 +41,6 @@ def main(params: Parameters) -> None:
         comparison=plan["comparison"],
         quality=plan["quality"],
         predicted=read_document(ForecastDocument, _FORECAST, "forecast"),
-        policies=read_document(PolicyComparison, _POLICIES, "policies"),
     )
     write_report(evidence, _FOLDER)
     say(f"report: {_FOLDER / 'report.html'}")

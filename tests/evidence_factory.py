@@ -4,12 +4,9 @@ from typing import Any
 
 from shardlab.config.run_record import Record
 from shardlab.config.schema import Quality
-from shardlab.forecast.check import Check, summarize
 from shardlab.forecast.extrapolation import BreakEven, Point
-from shardlab.forecast.results import ForecastDocument
+from shardlab.forecast.results import Check, ForecastDocument, summarize
 from shardlab.report.evidence import Evidence
-from shardlab.search.policies.documents import PolicyComparison, Replay
-from shardlab.search.policies.summary import summarize as summarize_replays
 from tests.record_factory import BASELINE, STRATEGIES, make_history, make_losses
 from tests.timed_run_factory import make_timed, make_timings
 
@@ -29,7 +26,6 @@ def make_forecast(runs: list[str] | None = None, **changes: Any) -> ForecastDocu
             high_ms=41.0 + number,
             measured_ms=40.0,
             error=number / 40,
-            error_of_communication=-number / 50,
         )
         for number, run in enumerate(named)
     ]
@@ -55,7 +51,6 @@ def make_forecast(runs: list[str] | None = None, **changes: Any) -> ForecastDocu
         "operations": [],
         "engines": [],
         "wait_ms": 2.0,
-        "noise_ms": 1.0,
         "points": points,
         "links": {"ethernet-10g": "made for tests", "dgx-h100": "made for tests"},
         "break_even": [
@@ -80,33 +75,6 @@ def make_forecast(runs: list[str] | None = None, **changes: Any) -> ForecastDocu
         "warnings": [],
     }
     return ForecastDocument(**{**facts, **changes})
-
-
-def make_policies() -> PolicyComparison:
-    """Rules at the best with the first pick, and a policy that stays 10 % behind."""
-    replays = [
-        Replay(
-            policy=policy,
-            workload=timing,
-            seed=seed,
-            picks=["a", "b"],
-            regret=[1.0, last, last],
-            first=not last,
-            abstained=False,
-            infeasible=0,
-            flips=1,
-        )
-        for policy, last in (("rules", 0.0), ("tpe", 0.1))
-        for timing in ("table-2", "table-4")
-        for seed in range(2)
-    ]
-    return PolicyComparison(
-        tables={"table-2": 90, "table-4": 94},
-        reference="rules",
-        seeds=2,
-        summaries=summarize_replays(replays, "rules"),
-        replays=replays,
-    )
 
 
 def make_evidence(records: list[Record], baseline: str = BASELINE, **changes: Any) -> Evidence:
@@ -138,7 +106,6 @@ def make_evidence(records: list[Record], baseline: str = BASELINE, **changes: An
             "pad_ratio": 0.0,
             "entropy_bits": 9.1342,
         },
-        "policies": make_policies(),
         "timed": make_timings(),
         "comparison": "two-ranks",
         "quality": Quality(train_loss=(7.0, 5.5), time_s=(1.0, 4.0)),

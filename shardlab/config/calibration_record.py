@@ -38,7 +38,9 @@ def wire_bytes(operation: Operation, nbytes: float, world_size: int) -> float:
 
 def memory_operations(strategy: CanonicalStrategy) -> list[MemoryOperation]:
     """Return the memory operations that a forecast of a canonical strategy needs."""
-    return ["copy", "update"] if strategy.traits.residency == "streamed" else []
+    if strategy.traits.residency != "streamed":
+        return []
+    return ["copy", "update"]
 
 
 class Transfer(Document):
@@ -103,7 +105,7 @@ class MemoryCost(Document):
 
     operation: MemoryOperation
     nbytes: int
-    """bytes of the vector for copy, load and store; for update all bytes read and written"""
+    """bytes of the vector for copy; for update all bytes read and written"""
     seconds: list[float] = Field(min_length=1)
 
 

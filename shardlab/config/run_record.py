@@ -11,10 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from shardlab.config.contention import Contention
-from shardlab.core.checksums import read_checked_lines, write_checked_lines
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
-from shardlab.core.files import finite
+from shardlab.core.files import finite, read_json_lines, write_json_lines
 
 SCHEMA_VERSION = 3
 
@@ -188,30 +187,21 @@ class Validation(Document):
 
 
 class Estimate(Document):
-    """Estimated peak memory of a rank in a training step, bytes by category."""
+    """Estimated peak memory of a rank in a training step, in closed form."""
 
-    traced: dict[str, int] | None
-    """with fake tensors; None where tracing is not possible"""
-    closed_form: dict[str, int]
+    bytes_by_category: dict[str, int]
 
     @property
-    def traced_bytes(self) -> int | None:
-        """Sum of the traced categories."""
-        return None if self.traced is None else sum(self.traced.values())
-
-    @property
-    def closed_form_bytes(self) -> int:
-        """Sum of the categories in closed form."""
-        return sum(self.closed_form.values())
+    def total(self) -> int:
+        """Bytes of all categories."""
+        return sum(self.bytes_by_category.values())
 
 
 class Joined(Document):
     """Fields that other stages add; absent from the record of a trial."""
 
     memory_estimate_bytes: int | None = None
-    """peak of a step per rank, traced before the run; None where that is not possible"""
-    memory_closed_form_bytes: int | None = None
-    """the same in closed form (`shardlab.models.memory_step`)"""
+    """peak of a step per rank in closed form (`shardlab.models.memory`)"""
     steps_to_quality: dict[str, float | None] = {}
     """by training loss in nats per token: steps until it was reached; None: it was not"""
     time_to_quality_s: dict[str, float | None] = {}
@@ -244,7 +234,7 @@ def read_records(path: str | Path) -> list[Record]:
     Raises:
         UserError: the file is missing or damaged, or a line is no record of this schema version.
     """
-    lines = read_checked_lines(path, "run python -m stages.collect")
+    lines = read_json_lines(path, "run python -m stages.collect")
     for i, line in enumerate(lines, 1):
         version = line.get("schema_version")
         if isinstance(version, int) and version < SCHEMA_VERSION:
@@ -258,7 +248,7 @@ def read_records(path: str | Path) -> list[Record]:
 
 def write_records(path: str | Path, records: list[Record]) -> None:
     """Write JSON lines that `read_records` reads."""
-    write_checked_lines(path, [record.model_dump(mode="json") for record in records])
+    write_json_lines(path, [record.model_dump(mode="json") for record in records])
 
 
 def table_row(record: Record) -> dict[str, Any]:

@@ -197,7 +197,7 @@ class Forecast(Document):
     )
     """numbers of ranks to extrapolate to"""
     links: Annotated[tuple[Name, ...], AS_TUPLE] = Field(min_length=1)
-    """presets of `shardlab.forecast.presets` to extrapolate to"""
+    """presets of `shardlab.forecast.clusters` to extrapolate to"""
     space: Space = Space()
     """codecs to calibrate besides those of the timings, for strategies that were never timed"""
 

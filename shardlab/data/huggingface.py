@@ -1,4 +1,4 @@
-"""Rows of Hugging Face datasets."""
+"""Rows of Hugging Face datasets: files on this machine, and datasets of the hub."""
 
 import os
 import re
@@ -8,14 +8,16 @@ from typing import Any
 
 from shardlab.config.model_and_data import Data
 from shardlab.core.errors import UserError
-from shardlab.data.json_files import read_json
-from shardlab.data.packed import PACKED
-from shardlab.data.parquet import expect_columns, read_parquet
-from shardlab.data.source_records import Fields, Tally
+from shardlab.data.local_files import PACKED, read_json
+from shardlab.data.source_records import FIELDS, LARGEST, TOO_LARGE, Fields, Tally
 
 _ENDINGS = (".parquet", ".json", ".jsonl")
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
 """one of them is in a folder that `save_to_disk` wrote"""
+_ROWS = 1000
+_BATCH = LARGEST
+"""bytes of the rows that are decoded at once, by the average row of the file"""
+_MISSING = "data.source huggingface needs the datasets package: pip install 'shardlab[datasets]'"
 _ON_HUB = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 
 
@@ -34,37 +36,35 @@ def read_huggingface(data: Data, tally: Tally, fields: Fields) -> Iterator[tuple
         UserError: the `datasets` package is missing, or cannot load or read the dataset.
     """
     path = str(data.path)
-    place, split = Path(path), data.split or "train"
-    if place.is_file():
-        yield from _read_file(place, tally, fields)
+    local, split = Path(path), data.split or "train"
+    if local.is_file():
+        yield from _read_file(local, tally, fields)
         return
-    if place.exists():
+    if local.exists():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a local read must not ask the network
     elif not _ON_HUB.fullmatch(path) or path.endswith((*_ENDINGS, *PACKED)):
         raise UserError(f"data.path {path!r}: no such file or folder, and no name on the hub")
     try:
         import datasets
     except ImportError:
-        raise UserError(
-            "data.source huggingface needs the datasets package: pip install 'shardlab[datasets]'"
-        ) from None
+        raise UserError(_MISSING) from None
     try:
-        if files := _files(datasets, place, split):
+        if files := _files(datasets, local, split):
             for file in files:
-                name = os.path.relpath(file, place)  # it may be a link out of the folder
+                name = os.path.relpath(file, local)  # it may be a link out of the folder
                 for position, identity, row in _read_file(file, tally.inside(name), fields):
                     yield f"{name}: {position}", f"{name}:{identity}", row
             return
         rows = _load(datasets, path, split, data.streaming)
         if rows.column_names is not None:
-            expect_columns(f"data.path {path!r}", rows.column_names, fields)
+            _expect_columns(f"data.path {path!r}", rows.column_names, fields)
         for number, row in enumerate(rows, start=1):
             yield f"record {number}", str(number), row
     except UserError:
         raise
     except Exception as error:  # the readers of datasets have no common error
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise UserError(f"data.path {path!r}: {_fix(place, reason)}") from None
+        raise UserError(f"data.path {path!r}: {_fix(local, reason)}") from None
 
 
 def _read_file(path: Path, tally: Tally, fields: Fields) -> Iterator[tuple[str, str, Any]]:
@@ -85,32 +85,32 @@ def _is_json(path: Path) -> bool:
     return name.endswith((".json", ".jsonl"))
 
 
-def _files(datasets: Any, place: Path, split: str) -> list[Path]:
+def _files(datasets: Any, local: Path, split: str) -> list[Path]:
     """Return the Parquet or JSON files of a split of a local dataset; none of others.
 
     Raises:
         UserError: it has other splits.
     """
-    if not place.is_dir() or any((place / name).is_file() for name in (_STATE, _SPLITS)):
+    if not local.is_dir() or any((local / name).is_file() for name in (_STATE, _SPLITS)):
         return []
-    found = datasets.load_dataset_builder(str(place)).config.data_files or {}
-    _expect_split(str(place), split, [*map(str, found)])
-    paths = [Path(file) for file in found[split]]
+    files_of_splits = datasets.load_dataset_builder(str(local)).config.data_files or {}
+    _expect_split(str(local), split, [*map(str, files_of_splits)])
+    paths = [Path(file) for file in files_of_splits[split]]
     ours = all(path.suffix == ".parquet" or _is_json(path) for path in paths)
     return paths if ours else []
 
 
 def _load(datasets: Any, path: str, split: str, streaming: bool) -> Any:
-    place = Path(path)
-    if (place / _STATE).is_file():
+    local = Path(path)
+    if (local / _STATE).is_file():
         rows = datasets.load_from_disk(path)
         _expect_split(path, split, [str(rows.split or split)])
         return rows
-    if (place / _SPLITS).is_file():
+    if (local / _SPLITS).is_file():
         saved = datasets.load_from_disk(path)
         _expect_split(path, split, list(saved))
         return saved[split]
-    name, _, configuration = (path, "", "") if place.is_dir() else path.partition(":")
+    name, _, configuration = (path, "", "") if local.is_dir() else path.partition(":")
     return datasets.load_dataset(name, configuration or None, split=split, streaming=streaming)
 
 
@@ -120,11 +120,70 @@ def _expect_split(path: str, split: str, valid: list[str]) -> None:
         raise UserError(f"data.path {path!r}: no split {split!r}; set data.split to {splits}")
 
 
-def _fix(place: Path, reason: str) -> str:
-    if place.exists():
+def _fix(local: Path, reason: str) -> str:
+    if local.exists():
         return f"cannot read it as a Hugging Face dataset ({reason}); check its files"
-    name = str(place).partition(":")[0]
+    name = str(local).partition(":")[0]
     return (
         f"cannot load it from the hub ({reason}); check name and network, or fetch it elsewhere: "
         f"hf download {name} --repo-type dataset --local-dir FOLDER, and give that folder"
     )
+
+
+def read_parquet(
+    path: Path, tally: Tally, fields: Fields = FIELDS
+) -> Iterator[tuple[str, str, Any]]:
+    """Yield position, id (the number from 1) and row, of the columns of `fields` and `id`.
+
+    A row that is too large is a bad record.
+
+    Raises:
+        UserError: not Parquet, or a column is missing.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise UserError(_MISSING) from None
+    number = 0
+    try:
+        # without these options it keeps a whole group of rows
+        with pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
+            names = file.schema_arrow.names
+            _expect_columns(str(path), names, fields)
+            columns = [n for n in ("id", fields.title or "title", fields.text) if n in names]
+            average = _bytes(file.metadata, columns) // max(1, file.metadata.num_rows)
+            rows = max(1, min(_ROWS, _BATCH // max(1, average)))
+            for batch in file.iter_batches(rows, columns=columns, use_threads=False):
+                for row in (batch.slice(i, 1) for i in range(batch.num_rows)):
+                    number += 1
+                    if row.nbytes > LARGEST:
+                        tally.bad(f"record {number}", TOO_LARGE)
+                    else:
+                        yield f"record {number}", str(number), row.to_pylist()[0]
+    except UserError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{path}: cannot be read as Parquet ({reason}); fetch it again") from None
+
+
+def _bytes(metadata: Any, columns: list[str]) -> int:
+    """Return the uncompressed size of some columns of a file."""
+    groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
+    chunks = (group.column(i) for group in groups for i in range(group.num_columns))
+    return sum(c.total_uncompressed_size for c in chunks if c.path_in_schema in columns)
+
+
+def _expect_columns(table: str, names: list[str], fields: Fields) -> None:
+    """Check that the columns of a table contain the text, and the title if it is named.
+
+    Raises:
+        UserError: one is missing.
+    """
+    for key, name in (("text_column", fields.text), ("title_column", fields.title)):
+        if name is not None and name not in names:
+            raise UserError(
+                f"{table}: no column {name!r} (it has {', '.join(names)[:200]}); "
+                f"set data.{key} to the right one"
+            )

@@ -1,29 +1,32 @@
-"""Pages of a MediaWiki XML dump, parsed in parallel, in the order of the dump."""
+"""Articles of a MediaWiki XML dump as plain prose, parsed in parallel, in the order of the dump."""
 
 import bz2
-import signal
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from io import BufferedIOBase
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
-from xml.parsers.expat import ExpatError, ParserCreate
+from xml.etree import ElementTree
+
+import mwparserfromhell
+from mwparserfromhell.nodes import Heading, Node, Tag, Template, Wikilink
+from mwparserfromhell.parser import ParserError
+from mwparserfromhell.wikicode import Wikicode
 
 from shardlab.core.errors import UserError
 from shardlab.data.corpus_file import Document
 from shardlab.data.source_records import Tally
-from shardlab.data.wikitext import LARGEST_PAGE, TooComplex, plain_text
-from shardlab.data.workers import (
-    WorkerKilled,
-    map_in_order,
-    usable_cores,
-    worker_pool,
-)
+from shardlab.data.workers import map_in_order, usable_cores, worker_pool
+
+_LARGEST_PAGE = 2 << 20
+"""characters; MediaWiki refuses larger pages ($wgMaxArticleSize)"""
 
 
-class _Page(NamedTuple):
+class _Article(NamedTuple):
     id: str
     title: str
-    markup: str
+    text: str
+    """markup, then prose"""
 
 
 def read_mediawiki(path: Path, tally: Tally) -> Iterator[Document]:
@@ -41,165 +44,124 @@ def read_dump(file: BinaryIO | BufferedIOBase, name: str, tally: Tally) -> Itera
         UserError: XML or compressed data that is malformed or ends early, with the page.
     """
     cores = usable_cores()
-    pages = _articles(_pages(file, name), tally)
-    last = "the beginning"
+    articles = _articles(_pages(file, name), tally)
+    with worker_pool(cores) as pool:
+        for article, kind in map_in_order(pool, _strip, articles, 4 * cores):
+            if kind is None:
+                yield Document(*article)
+            else:
+                tally.bad(f"page {article.id} ({article.title[:60]!r})", kind)
+
+
+def _pages(file: BinaryIO | BufferedIOBase, name: str) -> Iterator[tuple[ElementTree.Element, str]]:
+    """Yield the pages of a dump, each with the text of its last revision."""
+    pages, text = 0, ""
+    root = None
     try:
-        with worker_pool(cores) as pool:
-            for page, text in map_in_order(pool, _strip, pages, 4 * cores):
-                last = f"page {page.id}"
-                if text:
-                    yield Document(page.id, page.title, text)
-                else:
-                    tally.bad(f"page {page.id} ({page.title[:60]!r})", page.markup)
-    except WorkerKilled:
+        for event, element in ElementTree.iterparse(file, ["start", "end"]):
+            tag = element.tag.rpartition("}")[2]
+            if root is None:
+                root = element
+                if tag != "mediawiki":
+                    raise ElementTree.ParseError(f"it begins with <{tag[:40]}>")
+            elif event == "end" and tag == "revision":
+                text = element.findtext("{*}text") or ""
+                element.clear()  # a page may have thousands
+            elif event == "end" and tag == "page":
+                pages += 1
+                yield element, text
+                text = ""
+                root.clear()
+    # LookupError, ValueError: an encoding that Python or expat does not know
+    except (ElementTree.ParseError, LookupError, ValueError, EOFError, OSError) as error:
         raise UserError(
-            f"{name}: a worker process was killed at one of the {4 * cores} pages after {last}: "
-            f"memory ran out, or its markup took over {_LONGEST_S} s to parse; remove that page"
+            f"{name}: page {pages + 1}: not a whole MediaWiki dump "
+            f"({' '.join(str(error).split())[:100]}); fetch the file again"
         ) from None
 
 
-def _strip(page: _Page) -> tuple[_Page, str]:
-    """Return the text, or none and its complaint in the place of the markup."""
-    # kills this process: the parser, in C, runs no handler before it is done
-    signal.setitimer(signal.ITIMER_VIRTUAL, _LONGEST_S)
-    try:
-        return page._replace(markup="empty text"), plain_text(page.markup)
-    except TooComplex as error:
-        return page._replace(markup=str(error)), ""
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-
-
-def _articles(pages: Iterator[dict[str, str]], tally: Tally) -> Iterator[_Page]:
-    for number, page in enumerate(pages, start=1):
-        title, markup = page.get("title", "").replace("_", " "), page.get("text")
-        kind = None
-        if "large" in page:
-            kind = f"{page['large']} larger than {LARGEST_PAGE >> 20} MiB"
-        elif not _is_whole(page.get("id", "")) or not _is_whole(page["ns"]):
-            kind = "id or namespace is no whole number"
-        elif "redirect" in page:
+def _articles(pages: Iterator[tuple[ElementTree.Element, str]], tally: Tally) -> Iterator[_Article]:
+    for number, (page, markup) in enumerate(pages, start=1):
+        title = page.findtext("{*}title", "").replace("_", " ")
+        if page.find("{*}redirect") is not None:
             tally.leave_out("redirect")
-        elif int(page["ns"]) != 0:
+        elif page.findtext("{*}ns", "0") != "0":
             tally.leave_out("not in the article namespace")
         elif not title.strip() or not markup:
-            kind = "no text" if title.strip() else "no title"
+            tally.bad(f"page number {number}", "no text" if title.strip() else "no title")
+        elif len(markup) > _LARGEST_PAGE:
+            tally.bad(f"page number {number}", f"text larger than {_LARGEST_PAGE >> 20} MiB")
         else:
-            yield _Page(page["id"].strip(), title, markup)
-        if kind is not None:
-            tally.bad(f"page number {number}", kind)
+            yield _Article(page.findtext("{*}id", str(number)), title, markup)
 
 
-def _is_whole(text: str) -> bool:
-    return len(text) < 20 and text.strip().removeprefix("-").isdecimal()
+def _strip(article: _Article) -> tuple[_Article, str | None]:
+    """Return an article with prose in place of markup, and the kind of bad record that it is."""
+    try:
+        text = plain_text(article.text)
+    except (ParserError, RecursionError):
+        return article._replace(text=""), "markup cannot be parsed"
+    return article._replace(text=text), None if text else "empty text"
 
 
-_LONGEST_S = 60
-"""CPU seconds for the markup of a page; a real one of the largest size needs about 10"""
-_CHUNK = 1 << 16
-_LONGEST_TAG = 1 << 20
-_DEEPEST = 100
-_NAMESPACES = 1000
+_APPENDICES = {
+    "bibliography",
+    "citations",
+    "external links",
+    "footnotes",
+    "further reading",
+    "notes",
+    "notes and references",
+    "references",
+    "references and notes",
+    "see also",
+    "sources",
+    "works cited",
+}
+_LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z]+)*")
+_TAGS = {"gallery", "imagemap", "math", "ref", "references", "score", "table", "timeline"}
+_MEDIA = {"category", "file", "image", "media"}
 
 
-def _pages(file: BinaryIO | BufferedIOBase, name: str) -> Iterator[dict[str, str]]:
-    """Yield `id`, `ns`, `title` and `text` of each page, `redirect` if it is one, and `large` if
-    a field was larger than `LARGEST_PAGE` and is left out."""
-    parser = ParserCreate()
-    dump = _Dump()
-    parser.buffer_text = True
-    parser.StartElementHandler = dump.start
-    parser.EndElementHandler = dump.end
-    parser.CharacterDataHandler = dump.characters
-    chunk, error = b"-", None
-    while chunk and error is None:
-        try:
-            chunk = file.read(_CHUNK)
-            dump.unheard += len(chunk)
-            parser.Parse(chunk, not chunk)
-            if dump.unheard > _LONGEST_TAG:
-                raise _NotADump(f"a tag or comment of over {_LONGEST_TAG >> 20} MiB")
-        except (ExpatError, _NotADump, EOFError, OSError) as caught:
-            error = caught
-        yield from dump.take()  # the pages before a mistake are good
-    if error is not None:
-        raise UserError(
-            f"{name}: page {dump.pages + 1}: not a whole MediaWiki dump "
-            f"({' '.join(str(error).split())[:100]}); fetch the file again"
-        )
+def plain_text(markup: str) -> str:
+    """Return headings and paragraphs, without templates, tables, references, pictures and
+    appendices.
+
+    Raises:
+        ParserError, RecursionError: the parser cannot read the markup.
+    """
+    nodes = _without_appendices(mwparserfromhell.parse(markup).nodes)
+    text = Wikicode(_without_furniture(nodes)).strip_code()
+    text = re.sub(r" ?\([\s,;:]*\)", "", text)  # where a pronunciation was dropped
+    lines = (line.strip() for line in text.splitlines())
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 
-class _NotADump(Exception):
-    """XML that is not the export format of MediaWiki."""
+def _without_appendices(nodes: list[Node]) -> Iterator[Node]:
+    skipped_level = 0  # level of the current appendix
+    for node in nodes:
+        if isinstance(node, Heading) and (not skipped_level or node.level <= skipped_level):
+            appendix = str(node.title.strip_code()).strip().lower() in _APPENDICES
+            skipped_level = node.level if appendix else 0
+        if not skipped_level:
+            yield node
 
 
-_PAGE = ["mediawiki", "page"]
-_FIELDS = [[*_PAGE, "title"], [*_PAGE, "ns"], [*_PAGE, "id"], [*_PAGE, "revision", "text"]]
-_NAMESPACE = ["mediawiki", "siteinfo", "namespaces", "namespace"]
+def _without_furniture(nodes: Iterable[Node]) -> list[Node]:
+    prose = [node for node in nodes if not _is_furniture(node)]
+    for node in prose:
+        if isinstance(node, Tag) and node.contents is not None:
+            node.contents.nodes = _without_furniture(node.contents.nodes)
+    return prose
 
 
-class _Dump:
-    """Expat handlers that gather the fields of one page at a time."""
-
-    def __init__(self) -> None:
-        self.pages = 0
-        self.unheard = 0
-        """bytes since the parser called a handler"""
-        self._path: list[str] = []
-        self._page: dict[str, str] = {}
-        self._done: list[dict[str, str]] = []
-        self._field: list[str] | None = None
-        """text of the current field in pieces; none outside of a field"""
-        self._size = 0
-        self._key = ""
-        self._namespaces: dict[str, str] = {}
-
-    def start(self, tag: str, attributes: dict[str, str]) -> None:
-        self.unheard = 0
-        self._path.append(tag)
-        if self._path[0] != "mediawiki" or len(self._path) > _DEEPEST:
-            raise _NotADump(f"<{tag[:40]}> inside of {len(self._path) - 1} others")
-        if self._path == _PAGE:
-            self._page = {}
-        elif self._path == [*_PAGE, "redirect"]:
-            self._page["redirect"] = ""
-        elif self._path in _FIELDS or self._path == _NAMESPACE:
-            self._field, self._size = [], 0
-            self._key = attributes.get("key", "")
-
-    def characters(self, text: str) -> None:
-        self.unheard = 0
-        if self._field is not None:
-            self._size += len(text)
-            if self._size <= LARGEST_PAGE:
-                self._field.append(text)
-
-    def end(self, tag: str) -> None:
-        self.unheard = 0
-        if self._field is not None and (self._path in _FIELDS or self._path == _NAMESPACE):
-            self._finish(tag, "".join(self._field))
-            self._field = None
-        elif self._path == _PAGE:
-            self.pages += 1
-            if "ns" not in self._page:  # dumps before 2012
-                prefix, _, _ = self._page.get("title", "").partition(":")
-                self._page["ns"] = self._namespaces.get(prefix, "0")
-            self._done.append(self._page)
-        self._path.pop()
-
-    def _finish(self, tag: str, text: str) -> None:
-        if tag == "namespace":
-            if len(self._namespaces) < _NAMESPACES:
-                self._namespaces[text] = self._key
-            return
-        if self._page.get("large") == tag:  # of an earlier revision
-            del self._page["large"]
-        if self._size > LARGEST_PAGE:
-            self._page["large"] = tag
-            text = ""
-        self._page[tag] = text
-
-    def take(self) -> list[dict[str, str]]:
-        """Return the pages that are complete, once."""
-        done, self._done = self._done, []
-        return done
+def _is_furniture(node: Node) -> bool:
+    if isinstance(node, Template):
+        return True
+    if isinstance(node, Tag):
+        return str(node.tag).strip().lower() in _TAGS
+    if isinstance(node, Wikilink):
+        prefix, colon, _ = str(node.title).partition(":")
+        prefix = prefix.strip()
+        return bool(colon) and (prefix.lower() in _MEDIA or bool(_LANGUAGE.fullmatch(prefix)))
+    return False

@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 from shardlab.core.errors import UserError
 from shardlab.data.corpus_file import Document
-from shardlab.data.limits import excess
 
+LARGEST = 16 << 20
+"""bytes of a record in a file, and characters of a document"""
+TOO_LARGE = f"larger than {LARGEST >> 20} MiB"
 _LONGEST_ID = 1000
 _NAMED = 100
 
@@ -53,8 +55,10 @@ class Tally:
             UserError: when bad records are refused.
         """
         if self._policy == "refuse":
-            place = f"{self._where}: {self._file}{position}"
-            raise UserError(f"{place}: {kind}; fix it, or set data.bad_records to skip")
+            raise UserError(
+                f"{self._where}: {self._file}{position}: {kind}; "
+                "fix it, or set data.bad_records to skip"
+            )
         self._kinds[kind] += 1
         if len(self._named) < _NAMED:
             self._named.append(f"{self._file}{position}: {kind}")
@@ -92,19 +96,11 @@ def to_documents(
             tally.bad(position, kind)
         elif not (text := value[fields.text]).strip():
             tally.leave_out("empty text")
+        elif len(text) > LARGEST:
+            tally.bad(position, TOO_LARGE)
         else:
-            own = value.get("id")
-            yield Document(identity if own is None else str(own), _title(value, fields), text)
-
-
-def within_limits(documents: Iterable[Document], tally: Tally) -> Iterator[Document]:
-    """Yield the documents that the next stage can read in bounded memory."""
-    for document in documents:
-        kind = excess(document.content)
-        if kind is None:
-            yield document
-        else:
-            tally.bad(f"document {document.id!r}", kind)
+            stated = value.get("id")
+            yield Document(identity if stated is None else str(stated), _title(value, fields), text)
 
 
 def _title(value: dict[str, Any], fields: Fields) -> str:
@@ -135,5 +131,5 @@ def _complaint(value: Any, fields: Fields) -> str | None:
     try:
         f"{value.get('id')}{title}{text}".encode()
     except UnicodeEncodeError:
-        return "half of a surrogate pair in the text"
+        return "not UTF-8, or half of a surrogate pair in the text"
     return None

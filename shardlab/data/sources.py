@@ -11,14 +11,12 @@ from typing import Any, NamedTuple, cast
 
 from shardlab.config.model_and_data import Data
 from shardlab.core.errors import UserError
-from shardlab.core.files import sha256_of_file
 from shardlab.core.progress import track
 from shardlab.data.corpus_file import Document, write_corpus
 from shardlab.data.huggingface import read_huggingface
-from shardlab.data.json_files import read_json_array, read_json_lines
+from shardlab.data.local_files import SEPARATOR, read_json_array, read_json_lines, read_text
 from shardlab.data.mediawiki import read_dump, read_mediawiki
-from shardlab.data.source_records import Fields, Tally, to_documents, within_limits
-from shardlab.data.text_files import SEPARATOR, read_text
+from shardlab.data.source_records import Fields, Tally, to_documents
 from shardlab.data.wheels import open_member
 
 _SYNTHETIC_DOCUMENTS = 2000
@@ -34,7 +32,7 @@ class Source(NamedTuple):
 
 
 def prepare(data: Data, corpus: Path, work: Path) -> dict[str, Any]:
-    """Write the corpus file and return its description: source, licence, counts, checksum.
+    """Write the corpus file and return its description: source, licence, counts.
 
     Args:
         work: folder for downloads.
@@ -48,10 +46,9 @@ def prepare(data: Data, corpus: Path, work: Path) -> dict[str, Any]:
     # every source is a generator, whose files are to be closed also after an error
     source_documents = cast(Generator[Document], read_documents(data, work, tally))
     with closing(source_documents) as documents:
-        limited = islice(within_limits(documents, tally), data.documents)
+        limited = islice(documents, data.documents)
         size = write_corpus(corpus, track(limited, "documents", data.documents, " documents"))
-    files = {corpus.name: sha256_of_file(corpus)}
-    return {**source._asdict(), **size._asdict(), **tally.as_json(), "files": files}
+    return {**source._asdict(), **size._asdict(), **tally.as_json()}
 
 
 def read_documents(data: Data, work: Path, tally: Tally) -> Iterator[Document]:

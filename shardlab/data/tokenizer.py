@@ -4,20 +4,24 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+from tiktoken import Encoding
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from shardlab.core.errors import UserError
 from shardlab.core.files import sha256_of_file
-from shardlab.data.limits import PART, first_words, parts
-from shardlab.data.tiktoken_encoder import tiktoken_encoder
+from shardlab.core.progress import say
 from shardlab.data.wheels import open_member
 
 END_OF_TEXT = "<|endoftext|>"
 _ON_HUB = re.compile(r"\w[\w.-]*(/[\w.-]+)?(?<!\.json)")
-_WINDOW = 256
-"""characters on each side of a cut that are encoded to see that it changes nothing"""
+_WORDS = 1 << 21
+"""bytes of distinct words to train a tokenizer on, which needs up to 160 bytes for each"""
+# the pre-tokenizers of byte-level BPE divide these further, but join none
+_WORD = re.compile(r" ?\w+| ?[^\w\s]+|\s+")
 
 
 class TextTokenizer:
@@ -63,26 +67,6 @@ class TextTokenizer:
         encode = tiktoken_encoder(self._tokenizer)
         return self.encode if encode is None else lambda texts: [encode(text) for text in texts]
 
-    def parts(self, text: str) -> Iterator[str]:
-        """Yield a long text in parts whose token ids, one after the other, are those of the text.
-
-        Raises:
-            UserError: a text of over a million characters that this tokenizer encodes otherwise
-                wherever it is cut.
-        """
-        for part in parts(text, self._may_cut):
-            if len(part) > 4 * PART:
-                raise UserError(
-                    f"tokenize.tokenizer: a text of {len(text)} characters ({text[:40]!r} ...) "
-                    f"changes its tokens where it is cut; cut it to {4 * PART} characters yourself"
-                )
-            yield part
-
-    def _may_cut(self, text: str, place: int) -> bool:
-        before, after = text[max(0, place - _WINDOW) : place], text[place : place + _WINDOW]
-        first, second, both = self.encode([before, after, before + after])
-        return first + second == both
-
     def decode(self, ids: Iterable[int]) -> str:
         """Decode token ids; special tokens are shown."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
@@ -113,7 +97,7 @@ def train_tokenizer(texts: Iterator[str], vocabulary: int) -> TextTokenizer:
 
     Every text can be encoded, because each byte is a token. Equal texts in equal order give an
     equal tokenizer. A small corpus gives fewer tokens: pairs seen once are not merged. A large one
-    is read as far as `first_words` allows.
+    is read until its distinct words are over 2 MiB: memory and most of the time grow with them.
     """
     tokenizer = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
@@ -123,10 +107,26 @@ def train_tokenizer(texts: Iterator[str], vocabulary: int) -> TextTokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    # the library takes 256 texts at a time; the pre-tokenizer ends a token wherever parts() cuts
-    pieces = (part for text in texts for part in parts(text, lambda *_: True))
-    tokenizer.train_from_iterator(first_words(pieces), trainer)
+    tokenizer.train_from_iterator(_first_words(texts), trainer)
     return TextTokenizer(tokenizer)
+
+
+def _first_words(texts: Iterable[str]) -> Iterator[str]:
+    """Yield texts as long as the distinct words of all of them are at most `_WORDS`."""
+    words: set[str] = set()
+    size = characters = 0
+    for text in texts:
+        new = set(_WORD.findall(text)) - words
+        size += sum(len(word.encode()) for word in new)
+        if size > _WORDS:
+            say(
+                f"the tokenizer is trained on the first {characters / 1e6:.3g} million characters: "
+                f"those after them bring the distinct words to over {_WORDS >> 20} MiB"
+            )
+            return
+        words |= new
+        characters += len(text)
+        yield text
 
 
 def given_tokenizer(choice: str, work: Path) -> TextTokenizer:
@@ -212,3 +212,71 @@ def _configured_end(tokenizer: Path) -> str:
         raise UserError(f"{path}: not a JSON object; fix or remove it") from None
     end = end.get("content") if isinstance(end, dict) else end
     return end if isinstance(end, str) and end else END_OF_TEXT
+
+
+# of GPT-2, as tiktoken writes it (r50k_pat_str); ByteLevel of tokenizers splits in the same places
+_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+_PLAIN = {
+    "type": "BPE",
+    "dropout": None,
+    "continuing_subword_prefix": None,
+    "end_of_word_suffix": None,
+    "ignore_merges": False,
+}
+
+
+def tiktoken_encoder(tokenizer: Tokenizer) -> Callable[[str], list[int]] | None:
+    """Return a function from text to the ids that `tokenizer` gives it, several times as fast; none
+    where they could differ. Special tokens in the text are text.
+
+    tiktoken merges any two tokens that are a token together, tokenizers the listed pairs only.
+    Both give the same ids if ids rise with the merges, and each merged token, taken as text, is
+    encoded as that token. For let tiktoken be the first to merge an unlisted pair, to token t.
+    All merges before were listed and none crossed the ends of t, so tokenizers makes the same ones
+    in t alone; there it is left with that pair, and t is not encoded as t.
+    """
+    given = json.loads(tokenizer.to_str())
+    if not (_splits_as_gpt2(given) and _is_plain(given)):
+        return None
+    model = given["model"]
+    byte, vocabulary = _bytes_of_characters(), model["vocab"]
+    merged = [first + second for first, second in model["merges"]]
+    if not (byte.keys() <= vocabulary.keys() and set("".join(merged)) <= byte.keys()):
+        return None
+    ranks = {bytes(byte[c] for c in word): vocabulary[word] for word in [*byte, *merged]}
+    rising = all(vocabulary[a] < vocabulary[b] for a, b in pairwise(merged))
+    if not rising or len(set(ranks.values())) < len(ranks):
+        return None
+    if any([t.id for t in tokenizer.model.tokenize(w)] != [vocabulary[w]] for w in merged):
+        return None
+    encoding = Encoding("", pat_str=_PATTERN, mergeable_ranks=ranks, special_tokens={})
+    return encoding.encode_ordinary
+
+
+def _splits_as_gpt2(given: dict[str, Any]) -> bool:
+    """Return whether a text is split by the pattern of GPT-2, and by nothing else."""
+    split = given["pre_tokenizer"] or {}
+    return (
+        given["normalizer"] is None
+        and split.get("type") == "ByteLevel"
+        and not split["add_prefix_space"]
+        and split["use_regex"]
+        and all(token["special"] for token in given["added_tokens"])
+    )
+
+
+def _is_plain(given: dict[str, Any]) -> bool:
+    model = given["model"]
+    return all((model.get(key) or None) == (value or None) for key, value in _PLAIN.items())
+
+
+def _bytes_of_characters() -> dict[str, int]:
+    """Return the byte that each character of a byte-level vocabulary stands for.
+
+    Printable Latin-1 characters stand for themselves, those from U+0100 for the other bytes in
+    order (Radford et al., `bytes_to_unicode` of GPT-2's encoder.py).
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    own = {c: ord(c) for c in alphabet if ord(c) < 256}
+    others = [byte for byte in range(256) if byte not in own.values()]
+    return own | dict(zip(alphabet[len(own) :], others, strict=True))

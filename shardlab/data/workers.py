@@ -3,15 +3,12 @@
 import multiprocessing
 import os
 import signal
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing.context import SpawnContext, SpawnProcess
-from types import ModuleType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from shardlab.core.errors import UserError
 from shardlab.core.process import die_with_parent
@@ -25,53 +22,28 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-class WorkerKilled(UserError):
-    """A worker process that was killed."""
-
-
-class _Process(SpawnProcess):
-    """A process that does not import the main module of its parent: with that of training it would
-    import torch, which takes seconds of every worker, and none needs it."""
-
-    @staticmethod
-    def _Popen(process_obj: Any) -> Any:  # noqa: N802 - a private method of multiprocessing
-        main = sys.modules["__main__"]
-        sys.modules["__main__"] = ModuleType("__main__")
-        try:
-            return SpawnProcess._Popen(process_obj)
-        finally:
-            sys.modules["__main__"] = main
-
-
-class _Context(SpawnContext):
-    Process = _Process
-
-
 @contextmanager
 def worker_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
-    """Start workers by spawn (a fork would copy the locks of the tokenizer's threads).
+    """Start workers by spawn: a fork would copy the locks of the tokenizer's threads.
 
-    They are killed at once when the block is left by an error, and by the kernel when the parent
-    is killed. To be entered in the main thread: the kernel watches the thread that starts them.
+    To be entered in the main thread: the kernel, which kills the workers of a killed parent,
+    watches the thread that starts them.
 
     Raises:
-        WorkerKilled: a worker was killed, by the kernel for want of memory or by anyone.
+        UserError: a worker was killed, by the kernel for want of memory or by anyone.
     """
     before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(
-        processes,
-        mp_context=_Context(),
-        initializer=_begin,
-        initargs=(os.getpid(),),
-    )
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(processes, context, _begin, (os.getpid(),))
     try:
         yield pool
     except BrokenProcessPool:
-        raise WorkerKilled(
+        raise UserError(
             "a worker process was killed, most likely because memory ran out; free some, or lower "
             "the number of CPUs (taskset), and run this stage again: it keeps finished shards"
         ) from None
     except BaseException:
+        # the pool itself would wait for what they are doing
         for process in set(multiprocessing.active_children()) - before:
             process.kill()
         raise

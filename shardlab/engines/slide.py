@@ -32,7 +32,7 @@ from shardlab.engines.slide_optimizer import HostOptimizer, update_workers
 from shardlab.engines.slide_schedule import Schedule, SlideModule, refuse_shared
 from shardlab.engines.slide_transfers import Copies, GradOffload, Prefetcher, Window
 from shardlab.models.dtypes import dtype_of, uses_fp16
-from shardlab.models.slide_buffers import (
+from shardlab.models.memory import (
     kept_gradients,
     offload_bytes,
     window_bytes,

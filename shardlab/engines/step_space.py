@@ -1,6 +1,6 @@
 """Checks, before anything is allocated, that a step fits the free memory of device and host.
 
-The bytes are those of the memory model (`shardlab.models.memory_step`).
+The bytes are those of the memory model (`shardlab.models.memory`).
 """
 
 import os
@@ -18,8 +18,7 @@ from shardlab.config.strategy import Strategy
 from shardlab.core.errors import UserError
 from shardlab.core.host import free_memory_bytes
 from shardlab.engines.slide_config import SlideConfig
-from shardlab.models.memory_sizes import Categories, Sizes
-from shardlab.models.memory_step import device_memory, host_memory
+from shardlab.models.memory import Categories, Sizes, device_memory, host_memory
 from shardlab.models.unit_sizes import sizes_of, state_sizes, with_activations
 
 _LARGEST = 3

@@ -6,29 +6,22 @@ from shardlab.config.codec_table import codec_text
 from shardlab.config.strategy import CanonicalStrategy, parse_strategy
 from shardlab.config.timing_record import TimedRun
 from shardlab.core.document import Document
+from shardlab.forecast.clusters import preset
 from shardlab.forecast.costs import Measured, OnCluster
 from shardlab.forecast.machine import CodecLines
-from shardlab.forecast.model import Model
-from shardlab.forecast.presets import preset
-from shardlab.forecast.step import step_seconds
-from shardlab.forecast.uncertainty import propagate
-from shardlab.forecast.work import Work
-from shardlab.forecast.workload import Case, case_of, strategy_of
+from shardlab.forecast.model import Case, Model, case_of, step_seconds
+from shardlab.forecast.step import Work
 
 ASSUMPTIONS = (
     "Weak scaling: every rank computes as many samples per step as here, and as fast as one rank "
-    "by itself on this machine; codecs run as fast as here and take turns with computation.",
+    "by itself on this machine; codecs run as fast as here.",
     "Links are not measured but assumed: each preset names its rates, latencies and sources.",
     "Collectives are those of the libraries of such clusters, the fastest of ring, tree and two "
     "levels; reduce-scatter is a real one, not gloo's. Codecs exchange payloads all-to-all.",
-    "Two collectives under way share the network of a rank; nothing else is on it, no rank is "
-    "later than the others, and no node fails.",
-    "Copies, updates and disks of slide go at the rates of the preset; they take nothing from "
-    "computation or from each other, and gradients are clipped.",
+    "Nothing else is on the network, no rank is later than the others, and no node fails.",
     "Of engines, what they compute for each collective is as here; what they wait for threads that "
     "share cores is left out.",
-    "Intervals carry the covariances of the fits to codecs, engines and computation: they say "
-    "nothing of the assumptions above.",
+    "Intervals are those of predictions on this machine: they say nothing of these assumptions.",
 )
 
 SLOWEST, FASTEST = 1e6, 1e12
@@ -64,34 +57,34 @@ def extrapolate(
     Raises:
         UserError: an unknown preset.
     """
-    return [
-        _point(run.run, case_of(run), model, link, count)
-        for run in runs
-        for link in links
-        for count in ranks
-        if count <= (strategy_of(run).gradients.codec.most_ranks or count)
-    ]
+    points = []
+    for run in runs:
+        case = case_of(run)
+        work = with_own_cores(case, model)
+        most = case.strategy.gradients.codec.most_ranks
+        for link in links:
+            for count in ranks:
+                if count <= (most or count):
+                    seconds = step_seconds(work, OnCluster(preset(link), count))
+                    step_ms, low_ms, high_ms = (1e3 * s for s in model.interval(seconds))
+                    points.append(
+                        Point(
+                            run=run.run,
+                            link=link,
+                            ranks=count,
+                            step_ms=step_ms,
+                            low_ms=low_ms,
+                            high_ms=high_ms,
+                            compute_ms=1e3 * sum(work.compute),
+                        )
+                    )
+    return points
 
 
-def _point(run: str, case: Case, model: Model, link: str, ranks: int) -> Point:
-    costs = OnCluster(preset(link), ranks)
-    found = propagate(lambda other: step_seconds(by_itself(case, other), costs), model)
-    return Point(
-        run=run,
-        link=link,
-        ranks=ranks,
-        step_ms=1e3 * found.value,
-        low_ms=1e3 * found.low,
-        high_ms=1e3 * found.high,
-        compute_ms=1e3 * sum(by_itself(case, model).compute),
-    )
-
-
-def by_itself(case: Case, model: Model) -> Work:
+def with_own_cores(case: Case, model: Model) -> Work:
     """Return the work of a step whose ranks have cores of their own."""
-    work = model.work(*case)
     compute = model.compute[min(model.compute)]
-    return work._replace(compute=compute, overhead=work.overhead._replace(wait=0.0))
+    return model.work(*case)._replace(compute=compute, wait_s=0.0)
 
 
 class BreakEven(Document):
@@ -105,8 +98,8 @@ class BreakEven(Document):
     exposed: float
     """for a fully exposed reduction of gradients, by `exposed_rate`"""
     step: float | None
-    """for the whole step, by simulation, against the same strategy without codecs; None: the codec
-    pays at every rate or at none"""
+    """for the whole step against the same strategy without codecs; None: the codec pays at every
+    rate or at none"""
     always: bool
     """whether the codec pays at every rate, where `step` is None"""
 
@@ -118,28 +111,34 @@ def exposed_rate(codec: CodecLines, elements: float, ranks: int) -> float:
     (1 - r) (W - 1)/W 4 n / rate = encoding n + decoding n, with r payload bytes per raw byte: what
     fewer bytes save is what the codec costs.
     """
-    each = elements / ranks
-    saved = (4 * each - codec.payload.at(each)) * (ranks - 1)
-    cost = ranks * (codec.encode.at(each) + codec.decode.at(each))
+    own = elements / ranks
+    saved = (4 * own - codec.payload.at(own)) * (ranks - 1)
+    cost = ranks * (codec.encode.at(own) + codec.decode.at(own))
     return max(8 * saved / cost, 0.0)
 
 
 def break_even(runs: Iterable[TimedRun], model: Model, ranks: int = 2) -> list[BreakEven]:
     """Return the break-even rates of every compressing run, for ranks with cores of their own."""
-    found = (_break_even(run, model, ranks) for run in runs)
-    return [each for each in found if each is not None]
+    rates = (_break_even(run, model, ranks) for run in runs)
+    return [rate for rate in rates if rate is not None]
 
 
 def _break_even(run: TimedRun, model: Model, ranks: int) -> BreakEven | None:
     case = case_of(run)
-    strategy, work = case.strategy, by_itself(case, model)
-    lines = work.gradients.inside.codec or work.weights.codec
+    strategy, work = case.strategy, with_own_cores(case, model)
+    lines = work.gradients[0].inside.codec or work.weights.codec
     if lines is None:
         return None
     names = [codec_text(strategy.gradients.codec)]
     names += [f"weights {codec_text(strategy.weights.codec)}"] if strategy.weights else []
-    bare = by_itself(case._replace(strategy=_without_codecs(strategy)), model)
-    step, always = _crossing(lambda rate: _gain(work, bare, model, ranks, rate))
+    uncompressed = with_own_cores(case._replace(strategy=_without_codecs(strategy)), model)
+
+    def gain(rate: float) -> float:
+        costs = Measured(model.machine, ranks, cores=ranks, bits_per_second=round(rate))
+        costs.rank = costs.rank._replace(bucket_bytes=0.0)  # which emulated links alone have
+        return step_seconds(uncompressed, costs) - step_seconds(work, costs)
+
+    step, always = _crossing(gain)
     return BreakEven(
         run=run.run,
         codec=", ".join(names),
@@ -154,13 +153,6 @@ def _without_codecs(strategy: CanonicalStrategy) -> CanonicalStrategy:
     """Return the same all-to-all route without a codec."""
     plain = {"gradients": {"codec": "none", "route": "exchange"}, "weights": None}
     return parse_strategy(strategy.model_dump(mode="json") | plain).canonical()
-
-
-def _gain(work: Work, bare: Work, model: Model, ranks: int, rate: float) -> float:
-    """Return the seconds per step that the codecs save on a link of a given rate."""
-    costs = Measured(model.machine, ranks, cores=ranks, bits_per_second=round(rate))
-    with_codecs, without = (step_seconds(each, costs) for each in (work, bare))
-    return without - with_codecs
 
 
 def _crossing(gain: Callable[[float], float]) -> tuple[float | None, bool]:

@@ -1,36 +1,98 @@
-"""Performance model of training steps: fitted on some timed runs, then predicting others."""
+"""Performance model of training steps: fitted on some timed runs, then predicting others.
+
+Three things are fitted on timings: computation, from steps without communication; the CPU work of
+each engine per collective; and one wait per collective, until the threads of all ranks have a core.
+Operations come from the calibration and are never fitted.
+"""
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from statistics import fmean, median
 from typing import NamedTuple
 
+import numpy as np
+from scipy.optimize import least_squares
+from scipy.special import stdtrit
+
 from shardlab.config.calibration_record import UPDATE_BYTES, memory_operations
-from shardlab.config.link import bucket_bytes
-from shardlab.config.strategy import CanonicalStrategy
+from shardlab.config.run_record import LinkEmulation
+from shardlab.config.strategy import CanonicalStrategy, parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, UnitSize
 from shardlab.core.errors import UserError
-from shardlab.forecast.bounds import (
-    Bound,
-    Speed,
-    bounds_of,
-    busy_cores,
-    mean_compute,
-    speed_of,
-    step_s,
-)
-from shardlab.forecast.coding import codings
+from shardlab.forecast.coding import codings, levels_of_units
 from shardlab.forecast.costs import Costs, Measured
 from shardlab.forecast.machine import Machine
-from shardlab.forecast.matrices import levels_of_units
-from shardlab.forecast.overheads import Engines, Measurement, fit_engines
-from shardlab.forecast.recomputation import (
-    Recomputation,
-    fit_recomputation,
-    is_selective,
-)
-from shardlab.forecast.step import obstacle, step_seconds
-from shardlab.forecast.work import Compute, Work
-from shardlab.forecast.workload import Workload, case_of, strategy_of
+from shardlab.forecast.sliding import Streamed
+from shardlab.forecast.step import Compute, Replicated, Sharded, Step, Work
+
+_STEPS: dict[str, type[Step]] = {
+    "replicated": Replicated,
+    "sharded": Sharded,
+    "streamed": Streamed,
+}
+"""by where the states of the engine are"""
+_LONGEST_S = 0.1
+"""upper bound of work and wait of one collective, seconds"""
+_UNVALIDATED = 0.1
+"""relative error that is assumed where a single timing was fitted: nothing tells it"""
+_CONFIDENCE = 0.95
+
+
+class Workload(NamedTuple):
+    """Facts of a step that are the same for every strategy: ranks, model, link."""
+
+    world_size: int
+    parameters: int
+    """of the model"""
+    accumulation: int = 1
+    """micro-batches, where the strategy does not say how many"""
+    threads: int = 1
+    """of each rank"""
+    bits_per_second: int | None = None
+    """rate of the link; None: loopback"""
+    delay_s: float = 0.0
+    """latency of each operation on the link"""
+    link_emulation: LinkEmulation = "none"
+    """as in records; with `namespaces` every rank is a node"""
+
+
+class Case(NamedTuple):
+    """One prediction to make: the arguments of `Model.predict`."""
+
+    strategy: CanonicalStrategy
+    units: Sequence[UnitSize]
+    """of the strategy, in the order of `shardlab.models.units.unit_sizes`"""
+    workload: Workload
+
+
+def case_of(run: TimedRun) -> Case:
+    """Return what a timed run was a measurement of; reads its configuration only."""
+    return Case(strategy_of(run), run.units, workload_of(run))
+
+
+def workload_of(run: TimedRun) -> Workload:
+    """Return the workload of a timed run."""
+    return Workload(
+        run.world_size,
+        run.parameters,
+        run.accumulation,
+        run.threads,
+        run.bits_per_second,
+        run.delay_ms / 1e3,
+        run.link_emulation,
+    )
+
+
+def strategy_of(run: TimedRun) -> CanonicalStrategy:
+    """Return the canonical form of a run's strategy."""
+    return parse_strategy(run.strategy, f"strategy of {run.run}").canonical()
+
+
+class Estimate(NamedTuple):
+    """A value with its 95 % prediction interval."""
+
+    value: float
+    low: float
+    high: float
 
 
 class Model(NamedTuple):
@@ -38,101 +100,93 @@ class Model(NamedTuple):
 
     machine: Machine
     cores: float
-    compute: dict[int, Compute]
+    compute: Mapping[int, Compute]
     """of one rank that has its cores to itself, by the number of busy cores"""
-    engines: Engines
-    recomputation: Recomputation = Recomputation()
-    speed: Speed = Speed()
-    """that everything above is at"""
-    bounds: tuple[Bound, ...] = ()
-    """that `speed` is fitted on"""
-    fitted_compute: Mapping[int, Compute] = MappingProxyType({})
-    """computation at speed 1"""
+    launch_s: Mapping[str, float]
+    """CPU seconds per collective, by engine"""
+    wait_s: float
+    """per collective, until the threads of all ranks have a core; a property of the machine"""
+    selective: float | None = None
+    """share of forward that selective checkpointing adds to backward. It is fitted, since
+    dispatching operations takes longer than what it saves in small blocks; None: no fitted run has
+    it"""
+    half_width: float = 0.0
+    """of the 95 % prediction interval, relative to the prediction"""
 
     def obstacle(self, strategy: CanonicalStrategy) -> str | None:
         """Return why the model cannot predict a canonical strategy, or None if it can."""
-        if not self.engines.work:
+        if not self.launch_s:
             return "the model was fitted on no run of any engine"
-        if is_selective(strategy) and self.recomputation.selective is None:
+        if _is_selective(strategy) and self.selective is None:
             return "selective activation checkpointing was in no run that the model was fitted on"
         return unpredictable(strategy, self.machine)
-
-    def without(self, timing: str) -> "Model":
-        """Return the model with the computation and the drift that other timings tell."""
-        others = tuple(bound for bound in self.bounds if bound.timing != timing)
-        if len(others) in (0, len(self.bounds)):
-            return self
-        return self.at(speed_of(others, self.fitted_compute))._replace(bounds=others)
-
-    def at(self, speed: Speed) -> "Model":
-        """Return the model of a machine of another speed: transfers, codecs and waits need its
-        cores as computation does."""
-        factor = speed.mean / self.speed.mean
-        return self._replace(
-            machine=self.machine.scaled(factor),
-            compute={busy: each.scaled(factor) for busy, each in self.compute.items()},
-            engines=self.engines.scaled(factor),
-            speed=speed,
-        )
-
-    def at_speed_of(self, compute: Compute, workload: Workload) -> "Model":
-        """Return the model of a machine that computes a workload's step in the given times."""
-        factor = sum(compute) / sum(self.computing(workload))
-        model = self.at(Speed(factor * self.speed.mean))
-        return model._replace(compute=dict.fromkeys(self.compute, compute))
 
     def predict(
         self, strategy: CanonicalStrategy, units: Sequence[UnitSize], workload: Workload
     ) -> float:
         """Predict the seconds of a step of a strategy that has no obstacle."""
-        return step_seconds(self.work(strategy, units, workload), self.costs(workload))
+        work = self.work(strategy, units, workload)
+        return step_seconds(work, self.costs(workload))
+
+    def estimate(
+        self, strategy: CanonicalStrategy, units: Sequence[UnitSize], workload: Workload
+    ) -> Estimate:
+        """Predict a step with its 95 % prediction interval."""
+        return self.interval(self.predict(strategy, units, workload))
+
+    def interval(self, seconds: float) -> Estimate:
+        """Return a prediction with its interval."""
+        half = self.half_width * seconds
+        return Estimate(seconds, max(seconds - half, 0.0), seconds + half)
 
     def work(
         self, strategy: CanonicalStrategy, units: Sequence[UnitSize], workload: Workload
     ) -> Work:
         """Return the work of one step of a strategy that has no obstacle."""
         gradients, weights = codings(strategy, self.machine)
+        update_s = 0.0
+        if strategy.traits.residency == "streamed":
+            update_s = self.machine.memory["update"].at(UPDATE_BYTES * workload.parameters)
         return Work(
             strategy,
             tuple(unit.elements for unit in units),
             strategy.accumulation or workload.accumulation,
             self.computing(workload),
-            self.engines.of(strategy.engine),
-            gradients,
+            # an engine that was never timed gets the mean of the others
+            self.launch_s.get(strategy.engine, fmean(self.launch_s.values() or [0.0])),
+            self.wait_s,
+            levels_of_units(strategy, gradients, units, workload.world_size),
             weights,
-            self._update_s(workload) if strategy.traits.residency == "streamed" else 0.0,
-            self.recomputation.selective or 0.0,
-            of_units=levels_of_units(strategy, gradients, units, workload.world_size),
+            update_s,
+            self.selective or 0.0,
         )
-
-    def _update_s(self, workload: Workload) -> float:
-        """Return the seconds that AdamW takes to update the whole model."""
-        return self.machine.memory["update"].at(UPDATE_BYTES * workload.parameters)
 
     def computing(self, workload: Workload) -> Compute:
         """Return the compute times fitted at the nearest number of busy cores."""
-        busy = busy_cores(workload.world_size * workload.threads, self.cores)
+        busy = _busy_cores(workload.world_size * workload.threads, self.cores)
         return self.compute[min(self.compute, key=lambda known: abs(known - busy))]
 
     def costs(self, workload: Workload) -> Costs:
         """Return the communication and memory costs for the ranks and the link of a workload."""
-        kernel = workload.link_emulation == "namespaces"
-        bits = workload.bits_per_second
         return Measured(
             self.machine,
             workload.world_size,
             self.cores / workload.threads,
-            bits,
+            workload.bits_per_second,
             workload.delay_s,
-            bucket_bytes(bits) if kernel and bits is not None else 0.0,
-            framed=kernel,
+            workload.link_emulation == "namespaces",
         )
 
 
+def step_seconds(work: Work, costs: Costs) -> float:
+    """Return the seconds of one step in steady state."""
+    return _STEPS[work.strategy.traits.residency](work, costs).seconds()
+
+
 def unpredictable(strategy: CanonicalStrategy, machine: Machine) -> str | None:
-    """Return why a canonical strategy cannot be simulated, or None if it can."""
-    if missing := obstacle(strategy):
-        return f"the model does not support {missing}"
+    """Return why a canonical strategy cannot be predicted, or None if it can."""
+    if setting := _unsupported(strategy):
+        return f"the model does not support {setting}"
     if strategy.param_dtype not in ("auto", "fp32"):  # others than steps without communication
         return f"computation in {strategy.param_dtype} was not timed"
     try:
@@ -144,58 +198,141 @@ def unpredictable(strategy: CanonicalStrategy, machine: Machine) -> str | None:
     return None
 
 
+def _unsupported(strategy: CanonicalStrategy) -> str | None:
+    """Return the setting of a canonical strategy that the model does not cover, or None."""
+    gradients, overrides = strategy.gradients, strategy.overrides
+    if strategy.offload:
+        return "offload"
+    if strategy.activations != "device":
+        return f"activations {strategy.activations}"
+    if strategy.compile:
+        return "compile"
+    if any(override.module is not None for override in overrides):
+        return "overrides of embedding or head"
+    if any(override.param_dtype is not None for override in overrides):
+        return "overrides of param_dtype"
+    if overrides and not (strategy.wrap == "block" and strategy.wrap_size is None):
+        return "overrides of layers that are not units"
+    copies = strategy.replicas or strategy.sharding == "no_shard"
+    if gradients.codec.needs_matrices and (copies or gradients.between_nodes is not None):
+        return f"codec {gradients.codec.name} between copies of the model"
+    return None
+
+
 def fit_model(machine: Machine, known: Sequence[TimedRun]) -> Model:
     """Fit the model on known runs, among them runs without communication.
 
     Raises:
-        UserError: there is no run without communication, or one that cannot be simulated.
+        UserError: there is no run without communication, or one that cannot be predicted.
     """
-    cores = float(known[0].host["cores"])
-    bounds = bounds_of(known, cores)
+    bounds = [run for run in known if run.run == NO_COMMUNICATION]
+    runs = [run for run in known if run.run != NO_COMMUNICATION]
     if not bounds:
         raise UserError("forecast.timings: none of them has steps without communication")
-    fitted = [run for run in known if run.run != NO_COMMUNICATION]
-    for run in fitted:
+    for run in runs:
         if why := unpredictable(strategy_of(run), machine):
             raise UserError(f"forecast.runs: {run.run}: {why}: name another run")
-    selective = [run for run in fitted if is_selective(strategy_of(run))]
-    plain = [run for run in fitted if not is_selective(strategy_of(run))]
-    names = dict.fromkeys(strategy_of(run).engine for run in plain)
-    timings = {run.timing for run in fitted}
-    own = [bound for bound in bounds if bound.timing in timings]
-    compute = mean_compute(own or bounds)
-    model = Model(
-        machine,
-        cores,
-        compute,
-        Engines(dict.fromkeys(names, 0.0), 0.0),
-        bounds=bounds,
-        fitted_compute=compute,
-    )
-    computes = {bound.timing: bound.compute for bound in own}
-    if plain:
-        model = model._replace(
-            engines=fit_engines([*names], _measured(model, plain, computes), plain)
-        )
-    if plain and selective:
-        steps = _measured(model, selective, computes)
-        recomputation = fit_recomputation(steps, model.engines.noise)
-        model = model._replace(recomputation=recomputation)
-    return model.at(speed_of(bounds, compute))
+    model = _fit(machine, bounds, runs)
+    return model._replace(half_width=_half_width(model, bounds, runs))
 
 
-def _measured(
-    model: Model, runs: Sequence[TimedRun], own: Mapping[str, Compute]
-) -> list[Measurement]:
-    """Return timed steps with the work that the model says they have.
+def _fit(machine: Machine, bounds: Sequence[TimedRun], runs: Sequence[TimedRun]) -> Model:
+    """Fit the computation, then work and wait of collectives, then selective checkpointing.
 
-    Args:
-        own: compute times of each timing, so that what drifts between timings is no overhead.
+    By least squares of absolute errors, not of relative ones: waits of some milliseconds are as
+    likely in a short step as in a long one.
     """
-    steps = []
-    for run in runs:
-        case = case_of(run)
-        work = model.work(*case)
-        work = work._replace(compute=own.get(run.timing, work.compute))
-        steps.append(Measurement(work, model.costs(case.workload), step_s(run)))
-    return steps
+    cores = float(bounds[0].host["cores"])
+    timings = {run.timing for run in runs}
+    own = {bound.timing: _compute_of(bound, cores) for bound in bounds}
+    by_cores: dict[int, list[Compute]] = {}
+    for bound in bounds:
+        if not timings or bound.timing in timings:
+            busy = _busy_cores(bound.world_size * bound.threads, cores)
+            by_cores.setdefault(busy, []).append(own[bound.timing])
+    if not by_cores:
+        raise UserError("forecast.timings: those of the runs have no steps without communication")
+    compute = {busy: Compute(*map(fmean, zip(*c, strict=True))) for busy, c in by_cores.items()}
+    plain = [run for run in runs if not _is_selective(strategy_of(run))]
+    engines = [*dict.fromkeys(strategy_of(run).engine for run in plain)]
+    model = Model(machine, cores, compute, dict.fromkeys(engines, 0.0), 0.0)
+    if not plain:
+        return model
+
+    def misses(of: Model, steps: Sequence[TimedRun]) -> list[float]:
+        # with the computation of its own timing, so that what drifts between them is no overhead
+        missed = []
+        for run in steps:
+            case = case_of(run)
+            work = of.work(*case)._replace(compute=own.get(run.timing, of.computing(case.workload)))
+            missed.append(step_seconds(work, of.costs(case.workload)) - _step_s(run))
+        return missed
+
+    def with_overheads(values: Sequence[float]) -> Model:
+        *launches, wait = map(float, values)
+        return model._replace(launch_s=dict(zip(engines, launches, strict=True)), wait_s=wait)
+
+    start = [1e-4] * (len(engines) + 1)
+    fitted = least_squares(
+        lambda values: misses(with_overheads(values), plain),
+        start,
+        bounds=(0.0, _LONGEST_S),
+        x_scale=1e-3,
+    )
+    model = with_overheads(fitted.x)
+    selective = [run for run in runs if run not in plain]
+    if selective:
+        share = least_squares(
+            lambda x: misses(model._replace(selective=float(x[0])), selective),
+            [0.5],
+            bounds=(0, 10),
+        )
+        model = model._replace(selective=float(share.x[0]))
+    return model
+
+
+def _half_width(model: Model, bounds: Sequence[TimedRun], runs: Sequence[TimedRun]) -> float:
+    """Return half the 95 % interval of relative errors.
+
+    From what the model misses of the runs that it was fitted on, by Student's t with as many
+    degrees of freedom as these are more than the fitted parameters, and from how far the speed of
+    the machine drifts between their timings.
+    """
+    freedom = len(runs) - len(model.launch_s) - 1
+    if freedom < 1:
+        return 1.96 * _UNVALIDATED
+    errors = [model.predict(*case_of(run)) / _step_s(run) - 1 for run in runs]
+    speeds = [
+        sum(_compute_of(bound, model.cores)) / sum(model.computing(workload_of(bound)))
+        for bound in bounds
+        if bound.timing in {run.timing for run in runs}
+    ]
+    variance = np.square(errors).sum() / freedom + np.var(speeds)
+    return float(stdtrit(freedom, (1 + _CONFIDENCE) / 2) * np.sqrt(variance))
+
+
+def _is_selective(strategy: CanonicalStrategy) -> bool:
+    """Return whether any block of a canonical strategy is checkpointed selectively."""
+    modes = {override.activation_checkpointing for override in strategy.overrides}
+    return "selective" in modes | {strategy.activation_checkpointing}
+
+
+def _busy_cores(threads: int, cores: float) -> int:
+    return round(min(threads, cores))
+
+
+def _compute_of(bound: TimedRun, cores: float) -> Compute:
+    """Return the compute times of one rank that has its cores to itself, from ranks that share
+    them.
+
+    Traced steps say how a step is divided, the others how long it is.
+    """
+    traced = bound.breakdown
+    parts = Compute(traced.forward_ms, traced.backward_ms, traced.update_ms)
+    share = min(1.0, cores / (bound.world_size * bound.threads))
+    return parts.scaled(share * _step_s(bound) / sum(parts))
+
+
+def _step_s(run: TimedRun) -> float:
+    """Return the measured step time in seconds: the median of the repetitions."""
+    return median(run.step_ms) / 1e3

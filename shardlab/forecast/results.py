@@ -1,45 +1,71 @@
-"""The forecast as one document and as tables."""
+"""The forecast as one document and as tables: validation on held-out runs, and predictions."""
 
-import csv
-import io
-import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import mean, median
 from typing import ClassVar
 
-from shardlab.config.calibration_record import Calibration
+import pandas as pd
+
+from shardlab.config.calibration_record import Calibration, Operation
 from shardlab.config.contention import warnings_of
 from shardlab.config.schema import Forecast
-from shardlab.config.timing_record import TimedRun, machine_name, machines
+from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, machine_name, machines
 from shardlab.core.document import Document
-from shardlab.core.files import atomic, write_text
-from shardlab.forecast.chakra import execution_trace
-from shardlab.forecast.check import (
-    Check,
-    OperationFit,
-    Summary,
-    check,
-    first_of_each,
-    fitted_runs,
-    operation_fits,
-    summarize,
-    unknown,
-)
-from shardlab.forecast.costs import OnCluster
+from shardlab.core.files import atomic
+from shardlab.forecast.clusters import preset
+from shardlab.forecast.costs import Measured
 from shardlab.forecast.extrapolation import (
     ASSUMPTIONS,
     BreakEven,
     Point,
     break_even,
-    by_itself,
     extrapolate,
 )
-from shardlab.forecast.integer_sums import IntegerSum, integer_sums
-from shardlab.forecast.machine import fit_machine
-from shardlab.forecast.model import fit_model
-from shardlab.forecast.presets import PRESETS, preset
-from shardlab.forecast.step import step_tasks
-from shardlab.forecast.workload import case_of
+from shardlab.forecast.machine import Machine, fit_machine, lower_quartile
+from shardlab.forecast.model import Model, case_of, fit_model, strategy_of
+from shardlab.forecast.step import Timeline
+
+
+class Check(Document):
+    """Predicted and measured step of one run; times in milliseconds."""
+
+    timing: str
+    run: str
+    world_size: int
+    link: str
+    held_out: bool
+    predicted_ms: float
+    low_ms: float
+    high_ms: float
+    """95 % prediction interval of a measurement"""
+    measured_ms: float
+    error: float
+    """predicted / measured - 1"""
+
+
+class Summary(Document):
+    """Absolute errors over held-out runs, and the coverage of their intervals."""
+
+    runs: int
+    median: float
+    worst: float
+    within: float
+    """fraction of measurements inside their 95 % prediction interval"""
+
+
+class OperationFit(Document):
+    """Measured and fitted time of one operation at one size."""
+
+    operation: Operation
+    world_size: int
+    link: str
+    nbytes: int
+    """bytes of the whole vector"""
+    measured_ms: float
+    fitted_ms: float
+    error: float
+    """fitted / measured - 1"""
 
 
 class EngineFit(Document):
@@ -56,7 +82,7 @@ class ForecastDocument(Document):
     renamed: ClassVar[dict[str, str]] = {"learnt_from": "fitted_on"}
 
     fitted_on: list[str]
-    """timing/run, no-communication bounds included: those of all timings"""
+    """timing/run, steps without communication included"""
     summary: Summary | None
     """over the held-out runs; None where there are none"""
     checks: list[Check]
@@ -65,24 +91,26 @@ class ForecastDocument(Document):
     operations: list[OperationFit]
     engines: list[EngineFit]
     wait_ms: float
-    """before an operation, until the threads of all ranks have a core"""
-    noise_ms: float
-    """standard deviation of a measured step that the model was fitted on"""
+    """before a collective, until the threads of all ranks have a core"""
     points: list[Point]
     links: dict[str, str]
     """presets and their sources"""
     break_even: list[BreakEven]
-    integer_sums: list[IntegerSum] = []
-    """empty where int8 or int8-shared was not calibrated"""
     assumptions: list[str]
     warnings: list[str]
     """calibration and timings that others disturbed, used all the same"""
 
 
+def fitted_runs(timings: Iterable[TimedRun], forecast: Forecast) -> list[TimedRun]:
+    """Return the runs that the model is fitted on, and those without communication beside them."""
+    names = {*forecast.runs, NO_COMMUNICATION}
+    return [run for run in timings if run.timing in forecast.timings and run.run in names]
+
+
 def predict(
     calibration: Calibration, timings: Sequence[TimedRun], forecast: Forecast
-) -> tuple[ForecastDocument, dict[str, bytes]]:
-    """Fit the model and predict; also return a Chakra execution trace of one step of each run.
+) -> ForecastDocument:
+    """Fit the model, validate it and predict.
 
     Raises:
         UserError: the timings lack steps without communication, or a preset is unknown.
@@ -90,40 +118,94 @@ def predict(
     machine = fit_machine(calibration)
     known = fitted_runs(timings, forecast)
     model = fit_model(machine, known)
-    left_out = unknown(timings, model)
-    runs = first_of_each(timings, left_out)
-    checks = check(timings, known, model)
-    predicted = ForecastDocument(
+    strategies = [run for run in timings if run.run != NO_COMMUNICATION]
+    reasons = {run.run: model.obstacle(strategy_of(run)) for run in strategies}
+    predictable = [run for run in strategies if reasons[run.run] is None]
+    first = {run.run: run for run in reversed(predictable)}
+    runs = [run for run in predictable if first[run.run] is run]
+    checks = check(predictable, known, model)
+    disturbed = [(f"timing {run.timing}", run.contention) for run in timings]
+    return ForecastDocument(
         fitted_on=[f"{run.timing}/{run.run}" for run in known],
         summary=summarize(checks),
         checks=checks,
-        left_out=left_out,
+        left_out={run: why for run, why in reasons.items() if why is not None},
         operations=operation_fits(calibration, machine),
         engines=[
-            EngineFit(engine=name, work_ms=1e3 * work) for name, work in model.engines.work.items()
+            EngineFit(engine=name, work_ms=1e3 * work) for name, work in model.launch_s.items()
         ],
-        wait_ms=1e3 * model.engines.wait,
-        noise_ms=1e3 * model.engines.noise,
+        wait_ms=1e3 * model.wait_s,
         points=extrapolate(runs, model, forecast.links, forecast.ranks),
         links={name: preset(name).source for name in forecast.links},
         break_even=break_even(runs, model),
-        integer_sums=integer_sums(machine, forecast.links, forecast.ranks),
         assumptions=list(ASSUMPTIONS),
         warnings=[
             *_of_other_machines(calibration, timings),
-            *warnings_of(
-                [
-                    ("calibration", calibration.contention),
-                    *((f"timing {run.timing}", run.contention) for run in timings),
-                ]
-            ),
+            *warnings_of([("calibration", calibration.contention), *disturbed]),
         ],
     )
-    costs = OnCluster(PRESETS[forecast.links[0]], forecast.ranks[0])
-    traces = {
-        run.run: execution_trace(step_tasks(by_itself(case_of(run), model), costs)) for run in runs
-    }
-    return predicted, traces
+
+
+def check(runs: Iterable[TimedRun], known: Iterable[TimedRun], model: Model) -> list[Check]:
+    """Predict runs that the model supports, in their order; those it was not fitted on validate
+    it."""
+    seen = {(run.timing, run.run) for run in known}
+    checks = []
+    for run in runs:
+        value, low, high = model.estimate(*case_of(run))
+        measured_ms = median(run.step_ms)
+        checks.append(
+            Check(
+                timing=run.timing,
+                run=run.run,
+                world_size=run.world_size,
+                link=run.link,
+                held_out=(run.timing, run.run) not in seen,
+                predicted_ms=1e3 * value,
+                low_ms=1e3 * low,
+                high_ms=1e3 * high,
+                measured_ms=measured_ms,
+                error=1e3 * value / measured_ms - 1,
+            )
+        )
+    return checks
+
+
+def summarize(checks: Iterable[Check]) -> Summary | None:
+    """Return the errors over held-out runs; None where there are none."""
+    held_out = [check for check in checks if check.held_out]
+    if not held_out:
+        return None
+    errors = [abs(check.error) for check in held_out]
+    return Summary(
+        runs=len(held_out),
+        median=median(errors),
+        worst=max(errors),
+        within=mean(check.low_ms <= check.measured_ms <= check.high_ms for check in held_out),
+    )
+
+
+def operation_fits(calibration: Calibration, machine: Machine) -> list[OperationFit]:
+    """Compare every measured operation with the fit; on links it is a formula."""
+    fits = []
+    for transfer in calibration.transfers:
+        cores = float(calibration.host["cores"])
+        costs = Measured(machine, transfer.world_size, cores, transfer.bits_per_second)
+        phase = costs.transfer(transfer.operation, transfer.nbytes)
+        fitted = Timeline(costs.rank).run("lane", (phase,))
+        measured = lower_quartile(transfer.seconds)
+        fits.append(
+            OperationFit(
+                operation=transfer.operation,
+                world_size=transfer.world_size,
+                link=transfer.link,
+                nbytes=transfer.nbytes,
+                measured_ms=1e3 * measured,
+                fitted_ms=1e3 * fitted,
+                error=fitted / measured - 1,
+            )
+        )
+    return fits
 
 
 def _of_other_machines(calibration: Calibration, timings: Sequence[TimedRun]) -> list[str]:
@@ -136,22 +218,16 @@ def _of_other_machines(calibration: Calibration, timings: Sequence[TimedRun]) ->
     ]
 
 
-def write_forecast(folder: Path, predicted: ForecastDocument, traces: Mapping[str, bytes]) -> None:
-    """Write forecast.json, its tables as CSV, and chakra.zip with a RUN.0.et for every run."""
+def write_forecast(folder: Path, predicted: ForecastDocument) -> None:
+    """Write forecast.json and its tables as CSV."""
     predicted.to_file(folder / "forecast.json")
-    tables: dict[str, tuple[type[Document], Iterable[Document]]] = {
+    tables: dict[str, tuple[type[Document], Sequence[Document]]] = {
         "checks": (Check, predicted.checks),
         "scaling": (Point, predicted.points),
         "operations": (OperationFit, predicted.operations),
         "break_even": (BreakEven, predicted.break_even),
     }
     for name, (kind, rows) in tables.items():
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(kind.model_fields), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(row.model_dump() for row in rows)
-        write_text(folder / f"{name}.csv", text.getvalue())
-    with atomic(folder / "chakra.zip") as temporary, zipfile.ZipFile(temporary, "w") as archive:
-        for run, trace in traces.items():
-            # no time stamps, so that equal forecasts make equal files
-            archive.writestr(zipfile.ZipInfo(f"{run}.0.et"), trace)
+        table = pd.DataFrame([row.model_dump() for row in rows], columns=list(kind.model_fields))
+        with atomic(folder / f"{name}.csv") as temporary:
+            table.to_csv(temporary, index=False, lineterminator="\n")

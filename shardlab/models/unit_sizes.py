@@ -9,7 +9,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from shardlab.config.schema import Train
 from shardlab.config.strategy import CanonicalStrategy, Strategy
 from shardlab.models.dtypes import dtype_of, uses_fp16
-from shardlab.models.memory_sizes import Sizes, UnitShape
+from shardlab.models.memory import Sizes, UnitShape
 from shardlab.models.parts import transformer_blocks
 from shardlab.models.units import UnitPlan, checkpointing_modes, plan_units
 

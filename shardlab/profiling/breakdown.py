@@ -16,15 +16,24 @@ Per rank and step, with intervals of time as sets:
 * idle: none of them. compute + exposed communication + exposed copies + idle = step, which is
   checked (the identity of TraceLens, `gpu_event_analyser.py`).
 
-Forward and backward are the labelled ranges, update is the rest of the step; `passes` says what
-belongs to them.
+Forward and backward are the labelled ranges, update is the rest of the step. On the CPU what
+happens during a pass belongs to it. What a device does belongs to the pass in which the CPU
+launched it, however much later it runs; the pass then lasts from the first to the last of it, and
+backward begins where forward has ended.
+
+Skew is waiting for the last rank, separated from transfer. The i-th collective of an operation and
+a unit in a step is the same one on all ranks. Until the last rank has begun it the others wait;
+from then on bytes move. On one machine all ranks read one clock. Between machines the difference of
+their clocks is added to one of the two and taken from the other: keep it below what is to be seen
+(NTP: about a millisecond, PTP: microseconds).
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +41,9 @@ from numpy.typing import NDArray
 from shardlab.config.run_record import Breakdown
 from shardlab.core.errors import UserError
 from shardlab.profiling.intervals import (
+    EMPTY,
     Intervals,
+    covers,
     difference,
     intersection,
     length,
@@ -40,14 +51,24 @@ from shardlab.profiling.intervals import (
     union,
 )
 from shardlab.profiling.labels import BACKWARD
-from shardlab.profiling.passes import times_of_passes
-from shardlab.profiling.skew import Phases, phases
-from shardlab.profiling.trace import Trace
+from shardlab.profiling.trace import EVER, Trace
 from shardlab.profiling.trace_file import refusing
 from shardlab.profiling.trace_reader import read_trace
 
 OTHER = "other"
 """collectives that belong to no unit, such as that of the gradient norm"""
+_PARTS = ("forward", "backward", "update")
+_Kind = tuple[int, str, str]
+"""step, operation, unit"""
+_Key = tuple[_Kind, int]
+
+
+class _Phases(NamedTuple):
+    """Times of the matched collectives of one rank."""
+
+    waiting: Intervals
+    """some collective waits for a rank and none transfers"""
+    transfer: Intervals
 
 
 @dataclass(frozen=True)
@@ -114,7 +135,7 @@ def read_steps(path: str | Path) -> list[StepTimes]:
 
 def step_times(ranks: Mapping[int, Trace]) -> list[StepTimes]:
     """Return every step of every rank, in order."""
-    waits = phases(ranks)
+    waits = _phases(ranks)
     return [
         _within(rank, number, trace, waits[rank])
         for rank, trace in ranks.items()
@@ -158,7 +179,7 @@ def summarize(times: Sequence[StepTimes]) -> Breakdown:
     )
 
 
-def _within(rank: int, number: int, trace: Trace, waits: Phases) -> StepTimes:
+def _within(rank: int, number: int, trace: Trace, waits: _Phases) -> StepTimes:
     """Return the times inside one step."""
     step = trace.steps[number]
     near = trace.near(step)
@@ -181,7 +202,7 @@ def _within(rank: int, number: int, trace: Trace, waits: Phases) -> StepTimes:
         copy_ms_by_kind=_by(near.copies.kinds, near.copies.times, step),
         exposed_copy_ms=_ms(exposed_copies),
         idle_ms=_ms(difference(step, busy)),
-        **times_of_passes(near, step, (trace.host_steps or trace.steps)[number]),
+        **_times_of_passes(near, step, (trace.host_steps or trace.steps)[number]),
     )
     _check(result)
     return result
@@ -207,3 +228,101 @@ def _check(times: StepTimes) -> None:
             f"compute + exposed communication + exposed copies + idle = {parts} ms, but the step "
             f"took {times.step_ms} ms"
         )
+
+
+def _times_of_passes(trace: Trace, step: Intervals, host: Intervals) -> dict[str, float | None]:
+    """Return the milliseconds of each pass, and of the work launched by each.
+
+    Args:
+        step: when the step ran.
+        host: when the CPU ran or launched it.
+
+    Returns:
+        None for each time if the step has no backward pass.
+    """
+    forward, backward = (intersection(each, host) for each in (trace.forward, trace.backward))
+    optimizer = [intersection(each, host) for each in trace.clues.optimizer.values()]
+    stepping = merge(np.concatenate([EMPTY, *optimizer]))
+    if trace.on_device:
+        first = _lasting(trace, forward)
+        second = difference(_lasting(trace, backward), first)
+        launched = (forward, backward, difference(EVER, union(forward, backward)))
+        spans = (first, second, difference(step, union(first, second)))
+        done = [
+            (trace.kernels.during(window), trace.collectives.during(window)) for window in launched
+        ]
+        stepping = _lasting(trace, stepping)
+    else:
+        spans = (forward, backward, difference(step, union(forward, backward)))
+        done = [(trace.compute(span), trace.communication(span)) for span in spans]
+    known = len(backward) > 0
+    result = {"optimizer_ms": _ms(intersection(stepping, step)) if len(stepping) else None}
+    for part, span, (compute, comm) in zip(_PARTS, spans, done, strict=True):
+        result[f"{part}_ms"] = _ms(intersection(span, step)) if known else None
+        result[f"{part}_compute_ms"] = _ms(intersection(compute, step)) if known else None
+        result[f"{part}_comm_ms"] = _ms(intersection(comm, step)) if known else None
+    return result
+
+
+def _lasting(trace: Trace, labelled: Intervals) -> Intervals:
+    """Return the span on a device from the first to the last kernel that each labelled range
+    launched."""
+    spans = [EMPTY]
+    for start, end in labelled:
+        window = np.array([[start, end]])
+        done = np.concatenate([work.during(window) for work in trace.work])
+        if len(done):
+            spans.append(np.array([[done[:, 0].min(), done[:, 1].max()]]))
+    return merge(np.concatenate(spans))
+
+
+def _phases(ranks: Mapping[int, Trace]) -> dict[int, _Phases]:
+    """Return waiting and transfer time of the collectives of each rank.
+
+    Those of a kind that the ranks have not equally often in a step are matched with none, nor is
+    what began outside of the steps.
+    """
+    keys = {rank: list(_keys(trace)) for rank, trace in ranks.items()}
+    totals = [Counter(kind for kind, _ in each) for each in keys.values()]
+    begun: dict[_Key, float] = {}
+    for rank, trace in ranks.items():
+        for key, start in zip(keys[rank], trace.collectives.times[:, 0], strict=True):
+            begun[key] = max(begun.get(key, -np.inf), float(start))
+
+    def is_matched(kind: _Kind) -> bool:
+        return kind[0] >= 0 and all(each[kind] == totals[0][kind] for each in totals)
+
+    return {
+        rank: _phases_of_rank(
+            trace.collectives.times,
+            np.array([is_matched(kind) for kind, _ in keys[rank]], dtype=bool),
+            [begun[key] for key in keys[rank]],
+        )
+        for rank, trace in ranks.items()
+    }
+
+
+def _keys(trace: Trace) -> Iterator[_Key]:
+    """Return kind and ordinal within its kind of each collective, in order."""
+    step_of = np.full(len(trace.collectives.times), -1)
+    for number, step in trace.steps.items():
+        step_of[covers(step, trace.collectives.times[:, 0])] = number
+    seen: Counter[_Kind] = Counter()
+    collectives = trace.collectives
+    for step, operation, unit in zip(
+        step_of, collectives.operations, collectives.units, strict=True
+    ):
+        kind = (int(step), str(operation), str(unit))
+        yield kind, seen[kind]
+        seen[kind] += 1
+
+
+def _phases_of_rank(
+    times: Intervals, matched: NDArray[np.bool_], begun: Sequence[float]
+) -> _Phases:
+    if not matched.any():
+        return _Phases(EMPTY, EMPTY)
+    start, end = times[matched].T
+    last = np.array(begun)[matched].clip(start, end)
+    transfer = merge(np.column_stack([last, end]))
+    return _Phases(difference(merge(times[matched]), transfer), transfer)

@@ -1,11 +1,21 @@
-"""Kinds of events by category, and roles by name."""
+"""Kinds of events by category, roles by name, and the unit whose values a collective moves.
+
+Labels stand around the call that starts a collective, on the thread that makes it. NCCL's kernels
+are traced back to that call by the correlation of their launch, messages to one other rank happen
+inside of it. What gloo's worker threads run is not linked to its call: the i-th call of an
+operation is matched to the i-th that runs. Two workers may begin two collectives in the other order
+than they were called, then these two exchange their units.
+"""
 
 import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from typing import NamedTuple
 
-from shardlab.profiling.attribution import GLOO_OPERATIONS
-from shardlab.profiling.clues import clue_of
 from shardlab.profiling.labels import BACKWARD, FORWARD, LINK, unit_of
+from shardlab.profiling.operators import RESOLUTION_US
+from shardlab.profiling.trace import clue_of
 from shardlab.profiling.trace_file import Event
 
 OPERATOR, RANGE, KERNEL, COPY, LAUNCH = range(5)
@@ -67,3 +77,88 @@ def kind_of_copy(name: str) -> str:
     """Return the direction of a copy, or Memset."""
     match = _COPY_KIND.match(name)
     return "unknown" if match is None else match[1] or "Memset"
+
+
+class Label(NamedTuple):
+    """A labelled range in one thread that names the unit whose values move in it."""
+
+    start: float
+    end: float
+    unit: str
+
+
+class Call(NamedTuple):
+    """An operator that starts a collective."""
+
+    start: float
+    thread: int
+    name: str
+
+
+Labels = Mapping[int, Sequence[Label]]
+"""by thread"""
+
+GLOO_OPERATIONS = {
+    "c10d::allreduce_": "gloo:all_reduce",
+    "c10d::allreduce_coalesced_": "gloo:all_reduce",
+    # gloo implements these by an all-reduce
+    "c10d::_reduce_scatter_base_": "gloo:all_reduce",
+    "c10d::reduce_scatter_": "gloo:all_reduce",
+    "c10d::_allgather_base_": "gloo:all_gather",
+    "c10d::allgather_": "gloo:all_gather",
+    "c10d::alltoall_base_": "gloo:all_to_all",
+    "c10d::broadcast_": "gloo:broadcast",
+    "c10d::barrier": "gloo:barrier",
+    "c10d::reduce_": "gloo:reduce",
+    "c10d::gather_": "gloo:gather",
+    "c10d::scatter_": "gloo:scatter",
+}
+"""by the operator that starts it"""
+
+
+def units_of_calls(labels: Labels, calls: Sequence[tuple[float, int]]) -> list[str]:
+    """Return the unit of each call by time and thread: that of the innermost label around it.
+
+    Returns:
+        empty where there is no label.
+    """
+    units = [""] * len(calls)
+    by_thread: dict[int, list[tuple[float, int]]] = defaultdict(list)
+    for place, (time, thread) in enumerate(calls):
+        by_thread[thread].append((time, place))
+    for thread, wanted in by_thread.items():
+        wanted.sort()
+        found = _innermost(sorted(labels.get(thread, ())), [time for time, _ in wanted])
+        for (_, place), unit in zip(wanted, found, strict=True):
+            units[place] = unit
+    return units
+
+
+def calls_of_worker(calls: Sequence[Call], operations: Sequence[str]) -> list[Call | None]:
+    """Return the call of what gloo's workers ran, in the order of its start.
+
+    Returns:
+        None where the calls are not as many, so that they cannot be matched.
+    """
+    found: list[Call | None] = [None] * len(operations)
+    for operation in set(operations):
+        of_this = sorted(c for c in calls if GLOO_OPERATIONS.get(c.name) == operation)
+        places = [i for i, name in enumerate(operations) if name == operation]
+        if len(of_this) == len(places):
+            for place, call in zip(places, of_this, strict=True):
+                found[place] = call
+    return found
+
+
+def _innermost(labels: Sequence[Label], times: Sequence[float]) -> Iterator[str]:
+    """Match labels of one thread, which are nested or disjoint; both arguments in order of time."""
+    open_: list[Label] = []
+    waiting = iter(labels)
+    following = next(waiting, None)
+    for time in times:
+        while following is not None and following.start <= time + RESOLUTION_US:
+            open_.append(following)
+            following = next(waiting, None)
+        while open_ and open_[-1].end < time:
+            open_.pop()
+        yield open_[-1].unit if open_ else ""

@@ -11,13 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from shardlab.core.errors import UserError
-from shardlab.profiling.attribution import (
-    Call,
-    Label,
-    calls_of_worker,
-    units_of_calls,
-)
-from shardlab.profiling.clues import ENGINE_THREAD, OPTIMIZER, ClueReader, Clues, clue_of
 from shardlab.profiling.intervals import Intervals, merge
 from shardlab.profiling.labels import BACKWARD, FORWARD, unit_of
 from shardlab.profiling.operators import Operators, OutOfOrder
@@ -33,11 +26,26 @@ from shardlab.profiling.roles import (
     RANGE,
     STEP,
     STEP_NAME,
+    Call,
+    Label,
+    calls_of_worker,
     collective_of,
     kind_of_copy,
     role_of,
+    units_of_calls,
 )
-from shardlab.profiling.trace import Collectives, Device, Launched, Launches, Trace
+from shardlab.profiling.trace import (
+    ENGINE_THREAD,
+    OPTIMIZER,
+    ClueReader,
+    Clues,
+    Collectives,
+    Device,
+    Launched,
+    Launches,
+    Trace,
+    clue_of,
+)
 from shardlab.profiling.trace_file import Event, read_events, read_header, refusing
 
 _LONGEST_US = 1e12

@@ -16,10 +16,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from shardlab.profiling.clues import EVER, Clues
 from shardlab.profiling.intervals import EMPTY, Intervals, difference, merge
 from shardlab.profiling.operators import RESOLUTION_US
-from shardlab.profiling.trace import Trace
+from shardlab.profiling.trace import EVER, Clues, Trace
 
 Steps = dict[int, Intervals]
 

@@ -9,8 +9,7 @@ from shardlab.config.strategy import CanonicalStrategy, parse_strategy
 from shardlab.config.timing_record import UnitSize
 from shardlab.config.validation import check_fits
 from shardlab.core.errors import UserError
-from shardlab.models.memory_sizes import Sizes
-from shardlab.models.memory_step import device_memory
+from shardlab.models.memory import Sizes, device_memory
 from shardlab.search.grid import documents, frugality
 
 

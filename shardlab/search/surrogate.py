@@ -10,9 +10,7 @@ from shardlab.config.search import Agent
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.config.timing_record import TimedRun
 from shardlab.forecast.machine import fit_machine
-from shardlab.forecast.model import Model, fit_model, unpredictable
-from shardlab.forecast.uncertainty import estimate
-from shardlab.forecast.workload import Workload, strategy_of
+from shardlab.forecast.model import Model, Workload, fit_model, strategy_of, unpredictable
 from shardlab.search.feasible import Feasible, Shapes
 from shardlab.search.history import History
 from shardlab.search.rounds import Prediction
@@ -107,7 +105,7 @@ class Surrogate:
         step = None
         if why is None:
             units = self._shapes.units(strategy)
-            step = estimate(self._model, strategy, units, self._workload)
+            step = self._model.estimate(strategy, units, self._workload)
         known = quality is not None and quality.ratio < float("inf")
         return Prediction(
             step_ms=step and 1e3 * step.value,

@@ -1,105 +1,75 @@
-"""Stage tokenize: what a killed one leaves is used by the next, which ends with the same bytes."""
+"""Token shards: what a killed build leaves is used by the next, which ends with the same bytes."""
 
 import os
-import shutil
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-import stages.tokenize  # noqa: F401 - imported once, before the commands are forked
-from shardlab.core.checksums import write_checked
-from shardlab.core.files import sha256_of_file
-from shardlab.core.process import command_line
+from shardlab.core.errors import UserError
 from shardlab.data.corpus_file import write_corpus
 from shardlab.data.sources import generate
-from tests.commands import Command, typed, wait_for
+from shardlab.data.workers import worker_pool
 
-PARAMS = """
-data: {source: synthetic, validation_share: 0.05}
-model: {preset: tiny}
-tokenize: {tokenizer: train, vocabulary: 300, shards: 12}
+BUILD = """
+import sys
+from pathlib import Path
+from shardlab.config.model_and_data import Tokenize
+from shardlab.data.tokenize import build_tokens
+options = Tokenize(tokenizer="train", vocabulary=300, shards=int(sys.argv[1]))
+build_tokens(Path("corpus.json"), 0.05, options, Path("work"), Path("data"))
 """
-GIVEN = ("corpus.json", "source.json")
 
 
-def start(folder: Path) -> Command:
-    return typed(folder / f"command{len(list(folder.iterdir()))}", folder, "stages.tokenize")
-
-
-def finish(folder: Path) -> None:
-    stage = start(folder)
-    assert stage.wait(120) == 0, stage.said()
-
-
-def kill(folder: Path, by_worker: bool, number: signal.Signals) -> Command:
-    """Send a signal to the stage or to one of its workers once a shard more is there."""
-    before = len(receipts(folder))
-    stage = start(folder)
-    wait_for(lambda: len(receipts(folder)) > before, 120)
-    workers = [pid for pid in stage.family() if "spawn_main" in command_line(pid)]
-    assert workers
-    os.kill(workers[0] if by_worker else stage.pid, number)
-    stage.wait(120)
-    wait_for(lambda: not stage.family())
-    assert before < len(receipts(folder)) < 12
-    assert not outputs(folder)
-    return stage
-
-
-def outputs(folder: Path) -> dict[Path, bytes]:
-    files = [p for p in (folder / "data").rglob("*") if p.is_file() and p.name not in GIVEN]
-    return {p.relative_to(folder): p.read_bytes() for p in files}
-
-
-def receipts(folder: Path) -> list[Path]:
-    # of the folder of shards alone: other entries are there for a moment
-    jobs = [path for path in (folder / ".work" / "tokenize").glob("[!.]*") if path.is_dir()]
-    return [receipt for job in jobs for receipt in job.glob("train-*.json")]
+def start(folder: Path, shards: int = 12) -> subprocess.Popen:
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    command = [sys.executable, "-c", BUILD, str(shards)]
+    return subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.DEVNULL)
 
 
 def prepare(folder: Path) -> Path:
-    corpus = folder / "data" / "corpus.json"
-    write_corpus(corpus, generate(1500))
-    files = {corpus.name: sha256_of_file(corpus)}
-    write_checked(corpus.with_name("source.json"), {"files": files})
-    (folder / "params.yaml").write_text(PARAMS)
+    write_corpus(folder / "corpus.json", generate(1500))
     return folder
 
 
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory):
-    """The folder of a run that is left alone."""
-    folder = prepare(tmp_path_factory.mktemp("calm"))
-    finish(folder)
-    return folder
+def receipts(folder: Path) -> dict[Path, int]:
+    """Return the times at which the shards of a build that has not ended were finished."""
+    return {path: path.stat().st_mtime_ns for path in folder.glob("work/tokenize/*/train-*.json")}
+
+
+def outputs(folder: Path) -> dict[str, bytes]:
+    files = [path for path in (folder / "data").rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 @pytest.mark.long
-def test_killed_builds_resume_to_the_same_bytes(calm, tmp_path):
-    killed = prepare(tmp_path)
-    stage = kill(killed, True, signal.SIGKILL)
-    assert stage.wait() == 2
-    assert "Traceback" not in stage.said()
-    assert "a worker process was killed" in stage.said().splitlines()[-1]
-    assert len(stage.said().splitlines()[-1]) <= 300
+def test_killed_builds_resume_to_the_same_bytes(tmp_path_factory):
+    calm, killed = (prepare(tmp_path_factory.mktemp(name)) for name in ("calm", "killed"))
+    assert start(calm).wait(120) == 0
     for number in (signal.SIGTERM, signal.SIGKILL):
-        kill(killed, False, number)
-    kept = receipts(killed)
-    inodes = {path.stem: path.with_suffix(".bin").stat().st_ino for path in kept}
-    torn = kept[0].with_suffix(".bin")
-    torn.write_bytes(torn.read_bytes()[:-1])
-    del inodes[torn.stem]
-
-    finish(killed)
+        before = receipts(killed)
+        build, end = start(killed), time.monotonic() + 120
+        while len(receipts(killed)) <= len(before) and time.monotonic() < end:
+            time.sleep(0.01)
+        build.send_signal(number)
+        assert build.wait(120) != 0
+        assert before.items() <= receipts(killed).items()  # none is built again
+        assert not outputs(killed)
+    assert start(killed).wait(120) == 0
     assert outputs(killed) == outputs(calm)
-    tokens = killed / "data" / "tokens"
-    assert {name: (tokens / f"{name}.bin").stat().st_ino for name in inodes} == inodes
-
-
-def test_fewer_shards_remove_stale_ones(calm, tmp_path):
-    folder = shutil.copytree(calm, tmp_path / "fewer")
-    (folder / "params.yaml").write_text(PARAMS.replace("12", "2"))
-    finish(folder)
-    names = sorted(path.name for path in (folder / "data" / "tokens").iterdir())
+    assert not any((killed / "work").iterdir())
+    assert start(killed, shards=2).wait(120) == 0
+    names = sorted(path.name for path in (killed / "data" / "tokens").iterdir())
     assert names == ["manifest.json", "train-0.bin", "train-1.bin", "validation.bin"]
+
+
+def test_a_killed_worker_is_one_line():
+    with (
+        pytest.raises(UserError, match=r"a worker process was killed, .* run this stage again"),
+        worker_pool(1) as pool,
+    ):
+        pool.submit(signal.raise_signal, signal.SIGKILL).result()

@@ -1,5 +1,4 @@
 import csv
-import zipfile
 
 import pytest
 
@@ -15,7 +14,7 @@ from shardlab.forecast.calibrate import SIZES, Network, calibrate
 from shardlab.forecast.machine import fit_machine
 from shardlab.forecast.measured_costs import ELEMENTS, codecs_of
 from shardlab.forecast.results import ForecastDocument
-from shardlab.report.stage_files import read_document
+from shardlab.report.collect import read_document
 from stages import calibrate as calibrate_stage
 from stages import forecast
 from tests.forecast.timing_factory import INT8, made_calibration, made_timings
@@ -88,9 +87,6 @@ def test_forecast_stage_writes_all_files_the_same_each_time(timed):
     assert len(found.points) == 5 * 2 * 2
     with (folder / "checks.csv").open(newline="") as file:
         assert len(list(csv.DictReader(file))) == len(found.checks) == 25
-    with zipfile.ZipFile(folder / "chakra.zip") as archive:
-        assert archive.namelist() == [f"{run}.0.et" for run in RUNS]
-        assert all(archive.read(name) for name in archive.namelist())
 
 
 @pytest.mark.parametrize(
@@ -112,10 +108,11 @@ def test_invalid_calibration_is_refused(timed):
         forecast.main(Parameters())
 
 
-def test_calibration_measures_operations_codecs_and_memory_on_real_ranks():
+def test_calibration_measures_operations_codecs_and_memory_on_real_ranks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # for the file of moments
     places = [Network(2, None), Network(2, Link(rate="1gbit"))]
     codecs = [(INT8, False), ("int4:group=128", True)]
-    memory = memory_operations(parse_strategy({"engine": "slide"}))
+    memory = memory_operations(parse_strategy({"engine": "slide"}).canonical())
     found = calibrate(places, codecs, threads=1, timeout_s=60, repetitions=2, memory=memory)
     assert Calibration.model_validate_json(found.model_dump_json()) == found
     loopback = [each for each in found.transfers if each.link == "loopback"]
@@ -128,15 +125,10 @@ def test_calibration_measures_operations_codecs_and_memory_on_real_ranks():
     (int8,) = (c for c in found.codecs if c.codec == INT8 and c.elements == 1 << 20)
     assert int8.payload_bytes == (1 << 20) * (1 + 2 / 128)
     sizes = {(each.operation, each.nbytes) for each in found.memory}
-    assert ("update", 28 << 20) in sizes and ("copy", 4 << 20) in sizes
+    assert ("update", 28 << 20) in sizes
     machine = fit_machine(found)
     assert machine.transport["gather"].beta >= 0
     assert list(machine.memory) == memory and machine.memory["copy"].at(1e6) > 0
-
-
-def test_memory_operations_are_those_of_slide():
-    asked = [{"engine": "fsdp2"}, {"engine": "slide"}]
-    assert [len(memory_operations(parse_strategy(each).canonical())) for each in asked] == [0, 2]
 
 
 def test_codecs_to_calibrate_are_unique():

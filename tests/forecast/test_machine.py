@@ -1,13 +1,13 @@
 """Fits of calibrated operations: lines, and the machine that they make."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardlab.core.errors import UserError
-from shardlab.forecast.check import operation_fits
-from shardlab.forecast.machine import fit_line, fit_machine, framing
+from shardlab.forecast.costs import framing
+from shardlab.forecast.machine import fit_line, fit_machine
+from shardlab.forecast.results import operation_fits
 from tests.forecast.timing_factory import MACHINE, OPERATIONS, made_calibration
 
 SIZES = [2.0**n for n in range(12, 23, 2)]
@@ -30,8 +30,6 @@ def test_every_measured_operation_is_compared_with_its_fit():
     fits = operation_fits(calibration, fit_machine(calibration))
     assert len(fits) == len(calibration.transfers)
     assert max(abs(fit.error) for fit in fits) < 0.02
-    large = [fit for fit in fits if fit.nbytes == 1 << 22 and fit.link == "loopback"]
-    assert all(0.5 < fit.efficiency <= 1 for fit in large)
 
 
 def test_framing_counts_headers_and_acknowledgements_like_the_kernel():
@@ -54,22 +52,6 @@ def test_fit_recovers_a_line(alpha, beta):
     line = fit_line(SIZES, [alpha + beta * size for size in SIZES])
     for size in SIZES:
         assert line.at(size) == pytest.approx(alpha + beta * size, rel=1e-6)
-    half = line.intervals()
-    assert abs(line.alpha - alpha) <= half[0] + 1e-6 * line.at(SIZES[0])
-    assert abs(line.beta - beta) <= half[1] + 1e-6 * line.at(SIZES[-1]) / SIZES[-1]
-
-
-def test_confidence_intervals_of_a_line_have_their_nominal_coverage():
-    alpha, beta, draws = 2e-4, 1e-9, 400
-    chance = np.random.default_rng(0)
-    hits = np.zeros(2)
-    for _ in range(draws):
-        seconds = [(alpha + beta * n) * (1 + 0.05 * chance.standard_normal()) for n in SIZES]
-        line = fit_line(SIZES, seconds)
-        a, b = line.intervals()
-        hits += [abs(line.alpha - alpha) <= a, abs(line.beta - beta) <= b]
-    # 95 % and three standard deviations of 400 draws below
-    assert (hits / draws > 0.917).all()
 
 
 def test_fitted_line_has_no_negative_coefficient():

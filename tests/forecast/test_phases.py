@@ -9,8 +9,8 @@ from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.multi_phase import MultiPhaseCollective
 from shardlab.config.calibration_record import PhasedCost, wire_bytes
+from shardlab.forecast.coding import powersgd_phases
 from shardlab.forecast.machine import fit_machine
-from shardlab.forecast.matrices import powersgd_phases
 from shardlab.forecast.measured_costs import interleave
 from shardlab.forecast.measured_phases import Vector, phased_times, unit_of
 from tests.forecast.timing_factory import made_calibration

@@ -11,17 +11,14 @@ from shardlab.config.calibration_record import (
     Transfer,
     wire_bytes,
 )
-from shardlab.config.link import bits_per_second, bucket_bytes
+from shardlab.config.link import bits_per_second
 from shardlab.config.run_record import Breakdown
 from shardlab.config.strategy import parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, UnitSize
 from shardlab.forecast.costs import Measured
 from shardlab.forecast.machine import CodecLines, Line, Machine
-from shardlab.forecast.model import Model
-from shardlab.forecast.overheads import Engines
-from shardlab.forecast.schedule import Task, duration, simulate
-from shardlab.forecast.work import Compute
-from shardlab.forecast.workload import case_of, workload_of
+from shardlab.forecast.model import Model, case_of, workload_of
+from shardlab.forecast.step import Compute, Timeline
 from tests.record_factory import HOST, QUIET
 from tests.timed_run_factory import timed_facts
 
@@ -64,9 +61,8 @@ MODEL = Model(
     machine=MACHINE,
     cores=2.0,
     compute={1: _ALONE, 2: _ALONE.scaled(1.15)},
-    engines=Engines(
-        {"ddp": 5e-5, "fsdp1": 4e-4, "fsdp2": 3e-4, "manual": 1e-4, "slide": 2e-5}, wait=1.8e-3
-    ),
+    launch_s={"ddp": 5e-5, "fsdp1": 4e-4, "fsdp2": 3e-4, "manual": 1e-4, "slide": 2e-5},
+    wait_s=1.8e-3,
 )
 
 
@@ -156,8 +152,8 @@ def made_calibration(machine: Machine = MACHINE) -> Calibration:
 
 def _transfer(machine: Machine, operation: Operation, nbytes: int, rate: str | None) -> Transfer:
     bits = None if rate is None else bits_per_second(rate)
-    costs = Measured(machine, 2, 2, bits, bucket=0.0 if bits is None else bucket_bytes(bits))
-    task = Task("one", "lane", (costs.transfer(operation, nbytes),))
+    costs = Measured(machine, 2, 2, bits)
+    seconds = Timeline(costs.rank).run("lane", (costs.transfer(operation, nbytes),))
     return Transfer(
         operation=operation,
         world_size=2,
@@ -166,7 +162,7 @@ def _transfer(machine: Machine, operation: Operation, nbytes: int, rate: str | N
         bits_per_second=bits,
         nbytes=nbytes,
         wire_bytes=wire_bytes(operation, nbytes, 2),
-        seconds=[duration(simulate([task], costs.rank))] * 3,
+        seconds=[seconds] * 3,
     )
 
 

@@ -3,8 +3,7 @@
 import pytest
 
 from shardlab.config.strategy import parse_strategy
-from shardlab.models.memory_sizes import Sizes, UnitShape
-from shardlab.models.memory_step import closed_form, host_memory
+from shardlab.models.memory import Sizes, UnitShape, closed_form, host_memory
 
 FEEDBACK = {"codec": "int8", "error_feedback": True}
 PARAMETERS = 1_000_000

@@ -8,6 +8,8 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
+from shardlab.forecast.overheads import Engines
+from shardlab.forecast.workload import Workload
 
 from shardlab.config.link import Link
 from shardlab.config.schema import Space, Train
@@ -16,8 +18,6 @@ from shardlab.config.strategy import CanonicalStrategy, parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
 from shardlab.forecast.machine import CodecLines, Line, Machine
 from shardlab.forecast.model import Model
-from shardlab.forecast.overheads import Engines
-from shardlab.forecast.workload import Workload
 from shardlab.search.beginning import initial_history
 from shardlab.search.history import History
 from shardlab.search.surrogate import Surrogate, fit

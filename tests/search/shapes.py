@@ -4,7 +4,7 @@ import math
 
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.config.timing_record import UnitSize
-from shardlab.models.memory_sizes import Sizes, UnitShape
+from shardlab.models.memory import Sizes, UnitShape
 
 
 class MadeShapes:

@@ -11,7 +11,7 @@ from shardlab.config.schema import Space
 from shardlab.config.strategy import CanonicalStrategy, parse_strategy
 from shardlab.config.validation import check_fits
 from shardlab.core.errors import UserError
-from shardlab.models.memory_step import CUBLAS_WORKSPACE, host_memory
+from shardlab.models.memory import CUBLAS_WORKSPACE, host_memory
 from shardlab.search.feasible import Feasible, feasible, formula_bytes
 from shardlab.search.grid import documents, frugality
 from tests.search.machine import SPACE

@@ -10,7 +10,7 @@ from shardlab.core.errors import UserError
 from shardlab.engines import step_space as space
 from shardlab.engines.step_space import free_bytes, refuse_too_large
 from shardlab.models.build import build_model
-from shardlab.models.memory_step import CUBLAS_WORKSPACE, closed_form, host_memory
+from shardlab.models.memory import CUBLAS_WORKSPACE, closed_form, host_memory
 from shardlab.models.unit_sizes import sizes_of
 from tests.ranks import on_ranks
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from shardlab.core.errors import UserError
-from shardlab.core.process import is_running
 from shardlab.train.launch import RunFailed, launch_together
 from shardlab.train.turns import Turns
+from tests.commands import is_running
 
 
 def take_turns(turns: Turns, path: Path, number: int, repetitions: int) -> None:

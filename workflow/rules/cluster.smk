@@ -3,7 +3,7 @@ import subprocess
 from math import ceil
 from statistics import mean
 
-from shardlab.core.checksums import read_checked
+from shardlab.core.files import read_json
 from shardlab.core.errors import UserError
 from shardlab.config.schema import each_timing
 
@@ -23,7 +23,7 @@ def read_estimate():
     if not ESTIMATE.exists():
         return None
     try:
-        known = read_checked(ESTIMATE, "repeat the stage estimate").values()
+        known = read_json(ESTIMATE, "repeat the stage estimate").values()
     except UserError as error:
         raise SystemExit(f"snakemake: error: {error}") from None
     return max(sum(each["closed_form"].values()) for each in known)

@@ -4,10 +4,12 @@ import json
 from typing import Literal
 
 from shardlab.report.evidence import section_of_runs
-from shardlab.report.numbers import (
+from shardlab.report.tables import (
     ABSENT,
     KB,
     MB,
+    RUN,
+    Column,
     Row,
     figure,
     optional,
@@ -19,7 +21,6 @@ from shardlab.report.numbers import (
     where_known,
     words,
 )
-from shardlab.report.tables import RUN, Column
 
 
 def _gradient_error(row: Row) -> str:
@@ -152,22 +153,16 @@ EFFICIENCY = [
         "no estimate contains",
     ),
     Column(
-        "estimate, traced",
+        "estimate",
         "MB/rank",
         where_known("memory_estimate_bytes", scale=MB),
-        "peak of a step on fake tensors before the run, without the buffers of codecs",
-    ),
-    Column(
-        "estimate, closed form",
-        "MB/rank",
-        where_known("memory_closed_form_bytes", scale=MB),
-        "the same by formula, from model and strategy",
+        "peak of a step by formula, from model and strategy, without the buffers of codecs",
     ),
     Column(
         "growth / estimate",
         "",
         where_known("memory_ratio"),
-        "measured growth over the traced estimate, or over the closed form if there is none",
+        "measured growth over the estimate",
     ),
     Column(
         "reserved",

@@ -1,0 +1,388 @@
+"""Memory of a rank in a training step, in closed form.
+
+The peak is the fullest of the moments of a step at which most can be alive. With P parameters, R of
+them in the root and G in the largest unit, N ranks and C copies of the model; b is 4 for float32
+and 2 for bf16 and fp16; k units are gathered ahead. Bytes per rank:
+
+- replicated and sharded states: parameters 4 P, gradients 4 P, the two moments of AdamW 8 P, times
+  C / N (Rajbhandari et al. 2020, ZeRO, section 3.1, for float32 weights). Where gradients are in
+  buckets or in a pool they stay between steps, elsewhere backward allocates them;
+- error feedback: 2 B P with B bytes per residual (4, 2 or 1 + 2/128 as fp32, bf16 or int8), since
+  each rank keeps what it did not send of its whole gradient, and what that was a step ago; where
+  states are replicated also 2 B P / N for the sums that each rank owns;
+- gathered: b R and what stays after forward; while a unit computes b G (1 + k) more, with an
+  all-gather buffer once more, which stays until the next one is filled or forward ends
+  (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py);
+- accumulation: b P for the whole gradients of earlier micro-batches, where only the last one's are
+  reduced;
+- gradients that are being reduced: b G as autograd makes them and as much in `reduce_dtype`; a pool
+  has two such vectors and one of the root's size;
+- activations, per token and block of width h, feed-forward width f, q for queries and v for keys
+  and values each: 4 h + 2 q + 2 v + w f elements, the 16 h of Korthikanti et al. 2022 (section 4.1,
+  without dropout and without the attention matrix, which fused attention does not store) for
+  w = 2; an activation function made of elementary operations has a larger w. Selective
+  checkpointing stores 3 h + 2 q + 2 v + f, full checkpointing h, and one block is recomputed.
+  With `activations` off the device h of three blocks stays: of the last, and of two that are
+  being copied;
+- logits: when backward begins, b T V bytes, and 12 T V of float32 for the logarithms of their
+  softmax and for the gradients of both.
+
+Streamed states lie in host memory, where the ranks of a node share them, and the device has a
+window of K slots for units, each as large as the largest, and memory for the root. With l bytes of
+an element of a gradient that arrives in host memory and m of a moment, bytes per node:
+
+- parameters 4 P; where b is less than 4 also a mirror of them, b P; frozen parameters b each;
+- moments 2 m P;
+- gradients arrive in V vectors: one per rank (V = N) or one for all (V = 1). Where they are applied
+  as they arrive: V l (3 G + R) for slots that units share. Where they wait for the global norm:
+  V l P. Several micro-batches are summed in float32 beside those slots: 4 V P.
+
+Frozen parameters have no gradients, moments and error feedback; activations are counted as if
+backward needed them all. Payloads of codecs are left out: at most the size of a unit's vector, and
+back.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from shardlab.config.settings import DTYPE_BYTES
+from shardlab.config.strategy import CanonicalStrategy, Strategy
+
+Categories = dict[str, int]
+"""bytes by category: parameters, gradients, moments, residuals, gathered, communication,
+activations, logits, accumulated"""
+
+
+class UnitShape(NamedTuple):
+    """Size of a unit, which is gathered in one collective."""
+
+    elements: int
+    trained: int
+    """number of elements that are trained"""
+    kept: bool
+    """gathered parameters stay between forward and backward"""
+    element_bytes: int
+    """of an element that computes"""
+
+
+class Sizes(NamedTuple):
+    """Sizes of a model and of a rank's step."""
+
+    parameters: int
+    trained: int
+    """number of parameters that are trained"""
+    units: tuple[UnitShape, ...]
+    """all but the root"""
+    element_bytes: int
+    """of an element of the root that computes"""
+    checkpointing: tuple[str, ...] = ()
+    """of every block"""
+    width: int = 0
+    """elements per token between blocks"""
+    queries: int = 0
+    """elements per token"""
+    keys: int = 0
+    """elements per token; there are as many of the values"""
+    feed_forward: int = 0
+    """elements per token"""
+    wide: int = 0
+    """number of tensors of the feed-forward width that backward needs"""
+    vocabulary: int = 0
+    tokens: int = 0
+    """of a micro-batch of one rank"""
+    accumulation: int = 1
+    """number of micro-batches of a step"""
+    holding: bool = True
+    """gradients wait until the norm of all of them is known"""
+
+    @property
+    def root(self) -> int:
+        """Number of elements that belong to no unit."""
+        return self.parameters - sum(unit.elements for unit in self.units)
+
+    @property
+    def trained_root(self) -> int:
+        """Number of elements of the root that are trained."""
+        return self.trained - sum(unit.trained for unit in self.units)
+
+    def trained_units(self) -> list[int]:
+        """Return the trained elements of each unit that has some."""
+        return [unit.trained for unit in self.units if unit.trained]
+
+
+_HOST_SLOTS = 3
+"""one that is filled, one that is applied, and one because ranks do not progress alike"""
+_ON_THE_WAY = 2
+"""vectors of gradients that leave the device at a time"""
+
+
+KeptGradients = Literal["nothing", "arrived", "sums"]
+"""gradients that stay in host memory until they are applied: none, since they are applied where
+they arrive; all as they arrive; each rank's sum over micro-batches, in float32"""
+
+
+def kept_gradients(accumulation: int | None, holding: bool) -> KeptGradients:
+    """Return which gradients stay in host memory until they are applied.
+
+    Args:
+        accumulation: number of micro-batches of a step, where that is known.
+        holding: gradients wait until the norm of all of them is known.
+    """
+    if accumulation != 1:
+        return "sums"
+    return "arrived" if holding else "nothing"
+
+
+def window_slots(strategy: CanonicalStrategy, units: int) -> int:
+    """Return K: more slots than units would never be used."""
+    assert strategy.window is not None
+    return min(strategy.window, units)
+
+
+def window_bytes(
+    strategy: CanonicalStrategy, element_bytes: int, root: int, units: Sequence[int]
+) -> int:
+    """Return the bytes of parameters on the device."""
+    slots = window_slots(strategy, len(units))
+    return element_bytes * (slots * max(units, default=0) + root)
+
+
+def offload_bytes(
+    strategy: CanonicalStrategy,
+    element_bytes: int,
+    root: int,
+    units: Sequence[int],
+    world_size: int,
+) -> int:
+    """Return the bytes of vectors on the device from which gradients leave it.
+
+    Args:
+        root, units: numbers of trained elements.
+    """
+    elements = min(_ON_THE_WAY, len(units)) * max(units, default=0) + root
+    return gradient_bytes(strategy, element_bytes, world_size) * elements
+
+
+def slot_sizes(root: int, units: Sequence[int]) -> list[int]:
+    """Return the elements of each slot for gradients in host memory.
+
+    The first is for the root alone; units share the others.
+    """
+    return [root, *min(_HOST_SLOTS, len(units)) * [max(units, default=0)]]
+
+
+def gradient_vectors(strategy: CanonicalStrategy, world_size: int) -> int:
+    """Return how many whole vectors of gradients arrive on a node: one per rank, or W chunks."""
+    return world_size if strategy.grad_sync == "cpu_reduce" else 1
+
+
+def gradient_bytes(strategy: CanonicalStrategy, element_bytes: int, world_size: int) -> int:
+    """Return the bytes of an element of a gradient that arrives in host memory."""
+    native = strategy.gradients.plain() and strategy.gradients.route == "native"
+    if world_size == 1 or (strategy.grad_sync == "cpu_reduce" and native):
+        return element_bytes
+    return DTYPE_BYTES[strategy.reduce_dtype]
+
+
+_FLOAT = DTYPE_BYTES["fp32"]
+_RESIDUAL = {"fp32": 4.0, "bf16": 2.0, "int8": 1 + 2 / 128}
+
+
+def device_states(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> Categories:
+    """Return the bytes that a rank keeps where it computes, by category."""
+    residuals = _residuals(full, sizes.trained, world_size)
+    if full.offload:
+        return dict.fromkeys(("parameters", "gradients", "moments", "residuals"), 0)
+    if full.traits.residency == "streamed":
+        return {"parameters": 0, "gradients": 0, "moments": 0, "residuals": residuals}
+    return {**sharded_states(full, sizes, world_size), "residuals": residuals}
+
+
+def sharded_states(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> Categories:
+    """Return the bytes of the states of a rank, by category: with `offload` in host memory."""
+    copies = full.copies(world_size)
+    trained = _FLOAT * sizes.trained * copies // world_size
+    return {
+        "parameters": _FLOAT * sizes.parameters * copies // world_size,
+        "gradients": trained,
+        "moments": 2 * trained,
+    }
+
+
+def host_states(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> Categories:
+    """Return the bytes of streamed states in the host memory of a node, by category."""
+    mirror = 0 if sizes.element_bytes == _FLOAT else sizes.element_bytes
+    frozen = sizes.parameters - sizes.trained
+    vectors = gradient_vectors(full, world_size)
+    arriving = vectors * gradient_bytes(full, sizes.element_bytes, world_size)
+    slots = arriving * sum(slot_sizes(sizes.trained_root, sizes.trained_units()))
+    if sizes.accumulation > 1:
+        gradients = vectors * _FLOAT * sizes.trained + slots
+    else:
+        gradients = arriving * sizes.trained if sizes.holding else slots
+    return {
+        "parameters": (_FLOAT + mirror) * sizes.trained + sizes.element_bytes * frozen,
+        "moments": 2 * DTYPE_BYTES[full.moment_dtype] * sizes.trained,
+        "gradients": gradients,
+    }
+
+
+def _residuals(full: CanonicalStrategy, trained: int, world_size: int) -> int:
+    if not full.gradients.error_feedback:
+        return 0
+    owned = trained // world_size if full.traits.residency == "replicated" else 0
+    return int(2 * _RESIDUAL[full.gradients.residual] * (trained + owned))
+
+
+CUBLAS_WORKSPACE = 32 << 20
+"""of a GPU of Hopper's generation, others take less (aten/src/ATen/cuda/CublasHandlePool.cpp)"""
+_INPUTS_LEFT = 3
+
+
+def device_memory(strategy: Strategy, sizes: Sizes, world_size: int, on_gpu: bool) -> Categories:
+    """Return the bytes that a step of a rank needs of its GPU, or of the host where it computes on
+    a CPU: states that are off-loaded or streamed included."""
+    given = strategy, sizes, world_size
+    rest = {"workspace": CUBLAS_WORKSPACE} if on_gpu else host_memory(*given)
+    return closed_form(*given) | rest
+
+
+def closed_form(strategy: Strategy, sizes: Sizes, world_size: int) -> Categories:
+    """Return the bytes alive at the fullest moment of a step, on the device that computes.
+
+    Where that is the CPU, `host_memory` is to be added.
+    """
+    full = strategy.canonical()
+    moments = _moments(full, sizes, device_states(full, sizes, world_size), world_size)
+    fullest = max(moments, key=lambda each: sum(each.values()))
+    return {name: size for name, size in fullest.items() if size}
+
+
+def host_memory(strategy: Strategy, sizes: Sizes, world_size: int) -> Categories:
+    """Return the bytes of a rank's off-loaded states, or of its part of streamed ones that a node
+    shares."""
+    full = strategy.canonical()
+    if full.offload:
+        return sharded_states(full, sizes, world_size)
+    if full.traits.residency != "streamed":
+        return {}
+    node = host_states(full, sizes, world_size)
+    return {name: size // world_size for name, size in node.items()}
+
+
+def _moments(
+    full: CanonicalStrategy, sizes: Sizes, states: Categories, world_size: int
+) -> list[Categories]:
+    """Return bytes at the end of forward, then of backward at its begin, in its first and its last
+    block, and at its end."""
+    stays = full.traits.gradients_stay
+    before = {**states, "gradients": states["gradients"] if stays else 0}
+    activations, of_block = _activations(full, sizes)
+    computing, kept, backward = _gathered(full, sizes)
+    unit, root = _reduced(full, sizes)
+    vectors = _vectors(full, sizes, world_size)
+    logits = sizes.tokens * sizes.vocabulary
+    at_once = {"gathered": backward, "communication": vectors + unit}
+    before["accumulated"] = _accumulated(full, sizes)
+    return [
+        before
+        | {"gathered": computing, "activations": activations, "communication": vectors}
+        | {"logits": logits * sizes.element_bytes},
+        before
+        | {"gathered": kept, "activations": activations, "communication": vectors}
+        | {"logits": logits * (sizes.element_bytes + 3 * _FLOAT)},
+        before | at_once | {"activations": activations + of_block},
+        states | at_once | {"activations": of_block},
+        states | {"gathered": _of_root(full, sizes), "communication": vectors + root},
+    ]
+
+
+def _activations(full: CanonicalStrategy, sizes: Sizes) -> tuple[int, int]:
+    """Return bytes kept for backward, and bytes that backward of one block recomputes and adds."""
+    attention = 2 * sizes.queries + 2 * sizes.keys
+    everything = 4 * sizes.width + attention + sizes.wide * sizes.feed_forward
+    kept = {
+        "none": everything,
+        "selective": 3 * sizes.width + attention + sizes.feed_forward,
+        "full": sizes.width,
+    }
+    token = sizes.tokens * sizes.element_bytes
+    ends = 2 * sizes.width  # the last normalisation
+    of_blocks = sum(kept[mode] for mode in sizes.checkpointing)
+    if full.activations != "device":
+        inputs = sum(mode != "none" for mode in sizes.checkpointing)
+        of_blocks -= sizes.width * (inputs - min(inputs, _INPUTS_LEFT))
+    again = max((everything - kept[mode] for mode in sizes.checkpointing), default=0)
+    return token * (of_blocks + ends), token * (again + 2 * sizes.feed_forward)
+
+
+def _gathered(full: CanonicalStrategy, sizes: Sizes) -> tuple[int, int, int]:
+    """Return bytes while the last unit computes, as backward begins, and in its largest unit."""
+    if full.traits.residency == "streamed":
+        units = [unit.elements for unit in sizes.units]
+        window = window_bytes(full, sizes.element_bytes, root=sizes.root, units=units)
+        return window, window, window
+    root = _of_root(full, sizes)
+    if _computes_in_place(full):
+        return root, root, root
+    kept = root + sum(unit.elements * unit.element_bytes for unit in sizes.units if unit.kept)
+    freed = _largest(unit.elements * unit.element_bytes for unit in sizes.units if not unit.kept)
+    buffer = 0
+    if full.traits.all_gather_buffer:
+        buffer = freed if sizes.units else root
+    return kept + freed + buffer, kept, kept + freed * (1 + full.depths()[1]) + min(buffer, freed)
+
+
+def _of_root(full: CanonicalStrategy, sizes: Sizes) -> int:
+    """Return bytes of gathered or cast parameters that stay during forward and backward."""
+    if _computes_in_place(full) and sizes.element_bytes == _FLOAT:
+        return 0
+    # autocast keeps narrow copies of all weights until backward is over
+    elements = sizes.parameters if full.traits.autocast else sizes.root
+    return elements * sizes.element_bytes
+
+
+def _computes_in_place(full: CanonicalStrategy) -> bool:
+    """Return whether a rank computes with the parameters that it keeps, not with a copy."""
+    in_place = full.traits.no_shard_in_place and full.sharding == "no_shard"
+    return in_place or full.traits.residency == "replicated"
+
+
+def _reduced(full: CanonicalStrategy, sizes: Sizes) -> tuple[int, int]:
+    """Return bytes of gradients that are being reduced, of the largest unit and of the root."""
+    buffers = full.traits.gradient_buffers
+    if buffers == "buckets":
+        return 0, 0
+    reduced = DTYPE_BYTES[full.reduce_dtype] if buffers == "temporary" else 0
+    unit = _largest(unit.trained * (unit.element_bytes + reduced) for unit in sizes.units)
+    root = sizes.trained_root * (sizes.element_bytes + reduced)
+    return unit, root
+
+
+def _vectors(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> int:
+    """Return bytes of the pool of vectors that gradients are reduced in."""
+    if full.traits.gradient_buffers != "pool":
+        return 0
+    if full.traits.residency == "streamed":
+        return offload_bytes(
+            full,
+            sizes.element_bytes,
+            root=sizes.trained_root,
+            units=sizes.trained_units(),
+            world_size=world_size,
+        )
+    largest = _largest(unit.elements for unit in sizes.units)
+    return (min(2, len(sizes.units)) * largest + sizes.root) * DTYPE_BYTES[full.reduce_dtype]
+
+
+def _accumulated(full: CanonicalStrategy, sizes: Sizes) -> int:
+    """Return bytes of gradients of micro-batches before the last, whole on every rank."""
+    sharded = full.traits.residency == "sharded"
+    if not sharded or sizes.accumulation == 1:
+        return 0
+    summed = DTYPE_BYTES[full.reduce_dtype] if full.traits.accumulates_in_reduce_dtype else 0
+    return sizes.trained * max(sizes.element_bytes, summed)
+
+
+def _largest(sizes: Iterable[int]) -> int:
+    return max(sizes, default=0)

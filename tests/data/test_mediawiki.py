@@ -1,0 +1,106 @@
+"""MediaWiki dumps: articles in order, bad pages, XML that is refused, and markup."""
+
+import bz2
+import multiprocessing
+
+import pytest
+
+from shardlab.config.model_and_data import Data
+from shardlab.core.errors import UserError
+from shardlab.data.corpus_file import read_corpus
+from shardlab.data.mediawiki import plain_text
+from shardlab.data.sources import prepare
+
+
+def page(number, title, body, namespace=0, redirect=""):
+    return (
+        f"<page><title>{title}</title><ns>{namespace}</ns><id>{number}</id>{redirect}"
+        f"<revision><id>1</id><text>an older one</text></revision>"
+        f"<revision><id>2</id><timestamp>2020-01-01T00:00:00Z</timestamp>"
+        f"<text>{body}</text></revision></page>"
+    )
+
+
+DUMP = (
+    '<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.10/" version="0.10">'
+    "<siteinfo><sitename>W</sitename></siteinfo>"
+    + page(1, "Alpha", "'''Alpha''' is [[letter|a letter]].\n\n== References ==\nbook")
+    + page(2, "Talk:Alpha", "chat", namespace=1)
+    + page(3, "A", "#REDIRECT [[Alpha]]", redirect='<redirect title="Alpha" />')
+    + page(4, "Void", "{{only|a template}}")
+    + page(5, "", "no title")
+    + page(6, "Nothing", "")
+    + page(7, "Large", "x" * (3 << 20))
+    + page(8, "Beta_blocker", "Beta is next.")
+    + "</mediawiki>"
+).encode()
+
+
+def run(tmp_path, content, name="dump.xml", **options):
+    (tmp_path / name).write_bytes(content)
+    data = Data(source="mediawiki", path=str(tmp_path / name), **options)
+    summary = prepare(data, tmp_path / "corpus.json", tmp_path / "work")
+    return [tuple(line.document) for line in read_corpus(tmp_path / "corpus.json")], summary
+
+
+@pytest.mark.parametrize("name", ["dump.xml", "dump.xml.bz2"])
+def test_articles_come_in_order_and_bad_pages_are_named(tmp_path, name):
+    content = bz2.compress(DUMP) if name.endswith(".bz2") else DUMP
+    documents, summary = run(tmp_path, content, name, bad_records="skip")
+    assert documents == [
+        ("1", "Alpha", "Alpha is a letter."),
+        ("8", "Beta blocker", "Beta is next."),
+    ]
+    # a page is named when its markup is parsed, later than one whose fields are bad
+    assert sorted(summary["bad_records"]["first"]) == [
+        "page 4 ('Void'): empty text",
+        "page number 5: no title",
+        "page number 6: no text",
+        "page number 7: text larger than 2 MiB",
+    ]
+    assert summary["left_out"] == {"not in the article namespace": 1, "redirect": 1}
+
+
+def test_a_partially_read_dump_leaves_no_worker_process(tmp_path):
+    before = set(multiprocessing.active_children())
+    assert len(run(tmp_path, DUMP, documents=1, bad_records="skip")[0]) == 1
+    assert set(multiprocessing.active_children()) <= before
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"<html/>", "page 1: not a whole MediaWiki dump .it begins with <html>"),
+        (b"", "page 1: not a whole MediaWiki dump"),
+        (b"<?xml version='1.0' encoding='klingon'?><mediawiki/>", "unknown encoding: klingon"),
+        (b"<mediawiki></page>", "page 1: not a whole MediaWiki dump .mismatched tag"),
+        (DUMP[: len(DUMP) - 20], "page 8: not a whole MediaWiki dump"),
+    ],
+    ids=range(5),
+)
+def test_other_xml_is_refused_in_one_line(tmp_path, content, message):
+    with pytest.raises(UserError, match=message) as caught:
+        run(tmp_path, content, bad_records="skip")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "corpus.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("markup", "text"),
+    [
+        ("'''Bold''' and [[Target|shown]] and [[plain]]", "Bold and shown and plain"),
+        ("Cat ({{IPA|k}}) sits.{{cite}}", "Cat sits."),
+        ("One.<ref>a book</ref> Two.", "One. Two."),
+        ("[[File:a.jpg|thumb|with [[link]]]]Text", "Text"),
+        ("''[[Image:a.jpg|thumb|x]]slanted''", "slanted"),
+        ("Text\n[[Category:Things]]\n[[de:Sache]]", "Text"),
+        ("Before\n{|\n| cell\n|}\nAfter", "Before\n\nAfter"),
+        ("[http://example.org a site] &amp; more", "a site & more"),
+        (
+            "Lead\n== Notes ==\nn\n=== Old ===\nn\n== Life ==\nlived\n==See also==\nx",
+            "Lead\nLife\nlived",
+        ),
+    ],
+)
+def test_markup_becomes_prose(markup, text):
+    assert plain_text(markup) == text

@@ -1,0 +1,212 @@
+import json
+import os
+import random
+import subprocess
+import sys
+from itertools import count, islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from shardlab.config.model_and_data import Model, Tokenize
+from shardlab.core.errors import UserError
+from shardlab.core.files import write_text
+from shardlab.data.sources import generate
+from shardlab.data.tokenizer import (
+    TextTokenizer,
+    fingerprint,
+    given_tokenizer,
+    load_tokenizer,
+    tiktoken_encoder,
+    train_tokenizer,
+)
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+PIECES = ["word", "'s", "'", " ", "  ", "\n", "\t", "\r\n", "9", "12", "!", "...", "é", "\u0301"]
+PIECES += ["語", "🦊", "\u00a0", "\u2003", "\x1c", "\x85", "<|endoftext|>", "ab", "\u200d", "İ"]
+MIXED = st.lists(TEXT | st.sampled_from(PIECES), max_size=30).map("".join)
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+TRAIN = """
+from shardlab.data.sources import generate
+from shardlab.data.tokenizer import train_tokenizer
+print(train_tokenizer((d.content for d in generate(100)), 400).sha256)
+"""
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer((document.content for document in generate(100)), 400)
+
+
+@pytest.fixture
+def saved(tokenizer, tmp_path):
+    write_text(tmp_path / "tokenizer.json", tokenizer.to_json())
+    return tmp_path / "tokenizer.json"
+
+
+@given(st.lists(MIXED, max_size=5))
+def test_tokens_decode_to_the_text_without_special_tokens(tokenizer, texts):
+    for text, ids in zip(texts, tokenizer.encode(texts), strict=True):
+        assert tokenizer.decode(ids) == text
+        assert tokenizer.end_of_text_id not in ids
+        assert all(0 <= i < tokenizer.vocabulary for i in ids)
+
+
+@pytest.mark.long
+def test_training_does_not_depend_on_threads(tokenizer):
+    for threads in ("1", "3"):
+        environment = {**os.environ, "RAYON_NUM_THREADS": threads}
+        command = [sys.executable, "-c", TRAIN]
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert run.stdout.strip() == tokenizer.sha256
+
+
+@pytest.mark.long
+def test_training_ends_where_distinct_words_are_too_many(capsys):
+    numbers = (f"{n:06d}" for n in count())
+    endless = train_tokenizer(numbers, 300)
+    assert "trained on the first 2.1 million characters" in capsys.readouterr().err
+    first = islice((f"{n:06d}" for n in count()), (1 << 21) // 6)
+    assert endless.to_json() == train_tokenizer(first, 300).to_json()
+
+
+def test_transformers_loads_the_file(tokenizer, saved):
+    loaded = PreTrainedTokenizerFast(tokenizer_file=str(saved), eos_token="<|endoftext|>")
+    text = "Some words, é🦊."
+    assert loaded(text)["input_ids"] == tokenizer.encode([text])[0]
+    assert loaded.eos_token_id == tokenizer.end_of_text_id
+    assert len(loaded) == tokenizer.vocabulary
+
+
+def test_a_saved_tokenizer_is_the_same_again(tokenizer, saved, tmp_path):
+    assert tokenizer.vocabulary == 400
+    for again in (load_tokenizer(saved), given_tokenizer(str(saved.parent), tmp_path)):
+        assert again.sha256 == tokenizer.sha256
+        assert again.encode(["x<|endoftext|>"]) == tokenizer.encode(["x<|endoftext|>"])
+
+
+@pytest.mark.parametrize("end", [None, "</s>", {"content": "</s>"}])
+def test_a_given_tokenizer_gets_an_end_and_loses_padding_and_truncation(tmp_path, end):
+    inner = byte_level([])
+    inner.enable_truncation(4)
+    inner.enable_padding(length=10)
+    inner.save(str(tmp_path / "tokenizer.json"))
+    if end is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
+    given = given_tokenizer(str(tmp_path), tmp_path)
+    assert given.end_of_text == ("</s>" if end else "<|endoftext|>")
+    assert (given.end_of_text_id, given.vocabulary) == (256, 257)
+    assert [len(ids) for ids in given.encode(["a", "abcdefgh"])] == [1, 8]
+
+
+def test_an_invalid_tokenizer_is_refused_by_name(tmp_path):
+    with pytest.raises(UserError, match=r"there is no absent\.json; give .*save_pretrained"):
+        given_tokenizer("absent.json", tmp_path)
+    path = tmp_path / "tokenizer.json"
+    path.write_text('{"model": {}}')
+    with pytest.raises(UserError, match=r"tokenizer\.json: not a file of the tokenizers library"):
+        given_tokenizer(str(path), tmp_path)
+
+
+def test_a_name_on_the_hub_is_read_from_the_cache_or_is_one_line(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    with pytest.raises(UserError, match="cannot be fetched from the hub") as caught:
+        given_tokenizer("Qwen/Qwen2.5-0.5B", tmp_path)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+    folder = tmp_path / "hub" / "models--Qwen--Qwen2.5-0.5B"
+    write_text(folder / "refs/main", "0" * 40)
+    snapshot = folder / "snapshots" / ("0" * 40)
+    write_text(snapshot / "tokenizer.json", tokenizer.to_json())
+    write_text(snapshot / "tokenizer_config.json", '{"eos_token": "<|im_end|>"}')
+    given = given_tokenizer("Qwen/Qwen2.5-0.5B", tmp_path)
+    assert given.end_of_text == "<|im_end|>"
+    assert given.encode(["some words"]) == tokenizer.encode(["some words"])
+    before = fingerprint("Qwen/Qwen2.5-0.5B")
+    write_text(snapshot / "tokenizer_config.json", '{"eos_token": "<|end|>"}')
+    assert fingerprint("Qwen/Qwen2.5-0.5B") != before
+
+
+def test_the_default_is_the_tokenizer_of_a_pretrained_model():
+    own = Tokenize().for_model(Model(pretrained="models/llama"))
+    assert (own.tokenizer, own.vocabulary) == ("models/llama", None)
+    for model in (Model(preset="tiny"), Model(config="models/llama")):
+        trained = Tokenize().for_model(model)
+        assert (trained.tokenizer, trained.vocabulary) == ("train", 2048)
+    given = Tokenize(tokenizer="gpt2").for_model(Model(pretrained="models/llama"))
+    assert (given.tokenizer, given.vocabulary) == ("gpt2", None)
+    with pytest.raises(UserError, match="brings its own tokenizer: remove it, or set"):
+        Tokenize(vocabulary=300).for_model(Model(pretrained="models/llama"))
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """Tokenizer of many kinds of tokens and white space."""
+    draw = random.Random(0)
+    texts = ("".join(draw.choices(PIECES, k=400)) for _ in range(200))
+    return train_tokenizer(texts, 600)
+
+
+@given(st.lists(MIXED, max_size=3))
+def test_tiktoken_gives_the_ids_of_tokenizers(trained, texts):
+    encode = trained.bulk_encoder()
+    assert encode != trained.encode
+    assert encode(texts) == trained.encode(texts)
+
+
+def byte_level(pairs):
+    """A byte-level BPE whose ids rise with its merges."""
+    words = dict.fromkeys([*ALPHABET, *(first + second for first, second in pairs)])
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return tokenizer
+
+
+def ids(tokenizer, text):
+    return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def test_a_vocabulary_is_refused_or_has_equal_ids():
+    """Vocabularies of random merges, of which tokenizers cannot reach all."""
+    draw = random.Random(0)
+    refused = 0
+    for _ in range(200):
+        words, pairs = list("abc"), {}
+        for _ in range(draw.randrange(1, 9)):
+            pair = (draw.choice(words), draw.choice(words))
+            pairs[pair] = None
+            words.append("".join(pair))
+        tokenizer = byte_level(list(pairs))
+        encode = tiktoken_encoder(tokenizer)
+        refused += encode is None
+        for _ in range(30 if encode else 0):
+            text = "".join(draw.choices("abc", k=draw.randrange(12)))
+            assert encode(text) == ids(tokenizer, text)
+    assert 20 < refused < 180
+
+
+OTHERS = {
+    "normalizer": lambda t: setattr(t, "normalizer", normalizers.NFC()),
+    "space before": lambda t: setattr(t, "pre_tokenizer", pre_tokenizers.ByteLevel()),
+    "no pre-tokenizer": lambda t: setattr(t, "pre_tokenizer", None),
+    "added token": lambda t: t.add_tokens([AddedToken("word")]),
+    "dropout": lambda t: setattr(t.model, "dropout", 0.5),
+    "whole words": lambda t: setattr(t.model, "ignore_merges", True),
+    "suffix": lambda t: setattr(t.model, "end_of_word_suffix", "#"),
+    "missing byte": lambda t: setattr(t, "model", models.BPE({"a": 0}, [], unk_token="a")),
+    "other model": lambda t: setattr(t, "model", models.WordLevel({"a": 0}, "a")),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_tokenizers_are_left_to_their_library(kind):
+    tokenizer = byte_level([("a", "b")])
+    assert tiktoken_encoder(tokenizer)
+    OTHERS[kind](tokenizer)
+    assert tiktoken_encoder(tokenizer) is None
+    text = TextTokenizer(byte_level([("b", "c"), ("a", "b"), ("ab", "c")]))
+    assert text.bulk_encoder() == text.encode  # tiktoken would merge a and bc
