@@ -39,7 +39,6 @@ STAGES: dict[str, tuple[str, ...]] = dict.fromkeys(
         "propose",
         "trial",
         "decide",
-        "policies",
         "report",
         "readme",
     ),

@@ -10,16 +10,14 @@ CONTENTS = Path("data/contents")
 """where the stage content records `inputs`"""
 
 _MODEL = ("model.pretrained", "model.config")
-_JUDGED = (*_MODEL, "agent.model")
 _READ = {
     "prepare": ("data.path",),
     "tokenize": ("tokenize.tokenizer",),
     "train": _MODEL,
     "timing": _MODEL,
     "estimate": _MODEL,
-    "propose": _JUDGED,
+    "propose": _MODEL,
     "trial": _MODEL,
-    "policies": _JUDGED,
 }
 """parameters that name what a stage reads"""
 
@@ -38,14 +36,13 @@ def inputs_of_stages(params: Parameters) -> dict[str, list[str]]:
 
 
 def _named(params: Parameters) -> dict[str, str | None]:
-    data, options, model, agent = params("data", "tokenize", "model", "agent")
+    data, options, model = params("data", "tokenize", "model")
     tokenizer = options.for_model(model).tokenizer
     return {
         "data.path": data.path,
         "model.pretrained": model.pretrained,
         "model.config": model.config,
         "tokenize.tokenizer": None if tokenizer in ("train", "gpt2") else tokenizer,
-        "agent.model": agent.model if agent.judge in ("local", "replay") else None,
     }
 
 

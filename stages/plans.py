@@ -156,13 +156,6 @@ def _round(params: Parameters, number: str) -> Values:
     return {"round": plan, "agent": agent.of(plan)}
 
 
-def policies(params: Parameters) -> Values:  # noqa: D103
-    named = _sections(params, "policies")
-    if not named["policies"].timings:
-        return named
-    return {**named, **_sections(params, "comparison", "agent"), **_evidence(params)}
-
-
 def report(params: Parameters) -> Values:  # noqa: D103
     *_, last = params("rounds")
     named = _sections(params, "seeds", "baseline", "timings", "comparison", "quality")
@@ -178,7 +171,7 @@ _OF_ITEMS: dict[str, tuple[Callable[..., Values], ...]] = {
 """stages that have a plan for each item of a section"""
 _OTHERS = (
     *(inputs, prepare, tokenize, validate, calibrate, forecast, estimate),
-    *(collect, policies, report),
+    *(collect, report),
 )
 
 _ENCODING = ("train", "timing", "calibrate", "estimate", "trial")

@@ -187,9 +187,6 @@ def _check_references(values: dict[str, Any]) -> None:
         for i, name in enumerate(known.runs):
             if strategies is not None:
                 refuse(f"forecast.runs.{i}", name, list(strategies), "strategy")
-    if "policies" in values and timings is not None:
-        for i, name in enumerate(values["policies"].timings):
-            refuse(f"policies.timings.{i}", name, named, "timing")
     if "tokenize" in values and "model" in values:
         values["tokenize"].for_model(values["model"])
     if "train" in values:

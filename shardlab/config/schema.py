@@ -11,7 +11,7 @@ from shardlab.config.compression import Compression, WeightCodec
 from shardlab.config.fields import Count, Name, Positive, Round, Seconds, Seed, WorldSize
 from shardlab.config.link import Link
 from shardlab.config.model_and_data import Data, Model, Tokenize
-from shardlab.config.search import Agent, Policies, RoundPlan
+from shardlab.config.search import Agent, RoundPlan
 from shardlab.config.strategy import Strategy
 from shardlab.core.document import AS_TUPLE, Document
 
@@ -50,7 +50,7 @@ class Train(Document):
     threads: int = Field(1, ge=1, le=4096)
     """CPU threads per rank; part of the result, because sums depend on it"""
     placement: CpuAffinity = "auto"
-    """CPU affinity of the ranks and NUMA node of their memory. auto: with several NUMA nodes each
+    """CPU affinity of the ranks. auto: with several NUMA nodes each
     rank gets CPUs of its own on the node of its GPU, or on the nodes round-robin; otherwise nothing
     changes. cores: CPUs of its own on every machine. none: nothing changes. Or the CPUs of each
     rank of a machine, such as ['0-3,8', '4-7']"""
@@ -245,5 +245,4 @@ class Params(Document):
     forecast: Forecast
     quality: Quality
     agent: Agent
-    policies: Policies
     rounds: dict[Round, RoundPlan] = Field(min_length=1)

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.background import Background, Running
-from shardlab.comm.collective import Collective
-from shardlab.comm.layout import REPLICAS
+from shardlab.comm.collective import REPLICAS, Collective
 from shardlab.engines.flat import named_parts
 from shardlab.engines.scheduling import ParameterUnit, UnitSchedule, VectorPool
 

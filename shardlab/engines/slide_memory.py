@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.background import Running
-from shardlab.comm.layout import REPLICAS
+from shardlab.comm.collective import REPLICAS
 from shardlab.comm.object_collectives import gather_values, run_or_fail_together
 from shardlab.core.errors import UserError
 from shardlab.core.host import free_memory_bytes

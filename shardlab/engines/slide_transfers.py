@@ -210,14 +210,14 @@ class Prefetcher:
 
     def count_step(self, step: int) -> None:
         """Count in the ledger what was fetched for a step, all of which has arrived."""
-        self._ledger.join(step)
+        self._ledger.merge_step(step)
 
     def _fetch(
         self, unit: SlideUnit, vector: Tensor, updated: Running | None, step: int | None
     ) -> None:
         if updated is not None:
             updated.wait()
-        with self._ledger.apart(step):
+        with self._ledger.step_accounts(step):
             if self._gather is not None:
                 self._load_and_gather(unit, vector, self._gather)
                 return

@@ -121,7 +121,7 @@ class _Store:
                     to.copy_(of)
                 else:
                     self._accelerator.copy(to, of)
-                    self._accelerator.current_stream().record().synchronize()
+                    self._accelerator.current_stream().synchronize()
 
     def _host_memory(self, size: int) -> Tensor:
         if self._accelerator is None:

@@ -66,7 +66,6 @@ def test_nothing_is_refused(
         ("tokenize", "{tokenizer: PATH}"),
         ("model", "{pretrained: PATH}"),
         ("model", "{config: PATH}"),
-        ("agent", "{judge: local, model: PATH}"),
     ],
 )
 def test_paths_that_no_input_holds_are_refused(folder: Path, key: str, value: str) -> None:
@@ -86,12 +85,10 @@ def test_stages_depend_on_the_inputs_that_they_read(folder: Path) -> None:
         "inputs={text: text, part: text/part, answers: text/a.txt}",
         "data={source: text, path: text/a.txt}",
         "model={config: text/part}",
-        "agent={judge: replay, model: text/a.txt}",
     ]
     read = inputs_of_stages(Parameters(ROOT / "params.yaml", given))
-    judged = {stage: ["answers", "part"] for stage in ("propose", "policies")}
-    of_model = {stage: ["part"] for stage in ("train", "timing", "estimate", "trial")}
-    assert read == {"prepare": ["answers"], "tokenize": [], **of_model, **judged}
+    of_model = {stage: ["part"] for stage in ("train", "timing", "estimate", "propose", "trial")}
+    assert read == {"prepare": ["answers"], "tokenize": [], **of_model}
 
 
 @pytest.mark.long

@@ -8,7 +8,6 @@ rule propose:
         expand(rules.timing.output, timing=config["timings"]),
         known_before,
     output:
-        "results/rounds/{round}/conversation.json",
         "results/rounds/{round}/proposal.json",
     log:
         "logs/propose/{round}.log",
@@ -56,22 +55,3 @@ rule decide:
         plan=plan("decide/{round}"),
     shell:
         "exec python -m stages.decide {wildcards.round:q}"
-
-
-rule policies:
-    input:
-        "data/tokens/manifest.json",
-        "results/calibration.json",
-        "results/results.jsonl",
-        expand(rules.timing.output, timing=config["timings"]),
-    output:
-        "results/policies/conversation.json",
-        "results/policies/policies.json",
-    log:
-        "logs/policies.log",
-    params:
-        code=CODE["policies"],
-        plan=plan("policies"),
-        read=READ["policies"],
-    shell:
-        "exec python -m stages.policies"

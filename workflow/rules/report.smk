@@ -3,7 +3,6 @@ rule report:
         "data/source.json",
         "data/statistics.json",
         "results/forecast/forecast.json",
-        "results/policies/policies.json",
         "results/results.jsonl",
         every_run("results/train/{run}/seed{seed}/events.jsonl"),
         expand(rules.timing.output, timing=config["timings"]),
