@@ -1,4 +1,4 @@
-"""A small model on any engine, and copies that are slow or fail."""
+"""A small GPT-2 on any engine, and copies that are slow or fail."""
 
 import functools
 import pickle
@@ -13,8 +13,8 @@ from transformers.initialization import no_init_weights
 from shardlab.config.strategy import parse_strategy
 from shardlab.engines.base import EngineSetup, Optimization
 from shardlab.engines.build import build_engine
-from shardlab.engines.slide.copies import ThrottledCopies
-from shardlab.engines.slide.engine import SlideEngine
+from shardlab.engines.slide import SlideEngine
+from shardlab.engines.slide_transfers import Copies
 from shardlab.models.presets import Shape, shape_config
 from shardlab.models.units import prepare
 from shardlab.models.weights import RandomWeights
@@ -26,25 +26,33 @@ MODES = {
     for transfer in ("full", "shard")
     for sync in ("cpu_reduce", "gpu_reduce")
 }
+CPU = torch.device("cpu")
 
 
-class DelayedCopies(ThrottledCopies):
-    """Every copy takes a time of its own."""
+class PoisoningCopies(Copies):
+    """Every copy takes a time of its own, in which what will be written holds NaN."""
 
     def __init__(self, seed):
-        super().__init__()
+        super().__init__(CPU)
         self._random = random.Random(seed)
 
     def copy(self, target, source):
-        time.sleep(self._random.random() * 4e-3)
+        target.fill_(torch.nan)
+        time.sleep(self._random.random() * 2e-3)
         super().copy(target, source)
 
 
-class PoisoningCopies(DelayedCopies):
-    """Memory that is about to be written holds NaN until then."""
+class FailingCopies(Copies):
+    """Works so many times."""
+
+    def __init__(self, good):
+        super().__init__(CPU)
+        self._good = good
 
     def copy(self, target, source):
-        target.fill_(torch.nan)
+        self._good -= 1
+        if self._good < 0:
+            raise OSError("the link is down")
         super().copy(target, source)
 
 
@@ -67,7 +75,6 @@ def engine_of(
     ranks_per_node=None,
     accumulation=None,
     layers=LAYERS,
-    betas=(0.9, 0.95),
     frozen=(),
 ):
     """With copies of its own, of the slide engine.
@@ -79,7 +86,7 @@ def engine_of(
     model = pickle.loads(pickled)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not any(part in name for part in frozen))
-    optimization = Optimization(0.1, clip, betas, accumulation=accumulation)
+    optimization = Optimization(0.1, clip, accumulation=accumulation)
     strategy = parse_strategy(document)
     if copies is None and ranks_per_node is None:
         return build_engine(model, strategy, optimization, group, weights=weights)
@@ -90,7 +97,7 @@ def engine_of(
     def fill(module):
         weights.materialize(module, names[module])
 
-    setup = EngineSetup(full, optimization, group, 0, torch.device("cpu"), fill)
+    setup = EngineSetup(full, optimization, group, 0, CPU, fill)
     return SlideEngine(model, setup, copies, ranks_per_node)
 
 
@@ -108,6 +115,13 @@ def train(engine, steps, micro=1, first=0):
         outcome = engine.step(batches, 1e-3)
         reported.append((outcome.loss, outcome.gradient_norm))
     return torch.tensor(reported)
+
+
+def weights_of(engine):
+    """All parameters by name, whole."""
+    return {
+        name: part.clone() for whole in engine.whole_parameters() for name, part in whole.items()
+    }
 
 
 def states_of(engine):

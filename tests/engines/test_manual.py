@@ -1,15 +1,16 @@
-"""Gathers, frees and reductions of the manual engine."""
-
-import time
+"""Flat units, gathers, frees and reductions of the manual engine."""
 
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from shardlab.comm.attach import attach
 from shardlab.engines.flat import make_mesh, named_parts
 from shardlab.engines.manual import FlatSharded
+from shardlab.engines.manual_schedule import FlatUnit
 from shardlab.models.units import UnitPlan
 from tests.ranks import on_ranks
 
@@ -115,24 +116,79 @@ def test_a_tied_embedding_of_its_own_is_gathered_once_and_moves_nothing_else(gro
     assert account.collectives - account.extra_collectives == 1 + 1 + 5 + 4
 
 
-@on_ranks(2)
-def test_a_unit_that_was_gathered_for_nothing_is_freed_when_it_has_arrived(group) -> None:
-    model, wrapped, handle = sharded(group)
-    model.without_backward = 0
-    schedule, gather = wrapped.schedule, wrapped.schedule._collectives.gather.all_gather
-    arrived = []
+SHAPES = st.lists(
+    st.lists(st.integers(1, 5), min_size=0, max_size=3).map(tuple), min_size=1, max_size=5
+)
 
-    def slowly(output, shard, unit):
-        if unit.name == schedule.units[0].message.name:
-            time.sleep(0.3)
-        gather(output, shard, unit)
-        arrived.append(unit.name)
 
-    schedule._collectives.gather.all_gather = slowly
-    loss_of(wrapped, dist.get_rank(group)).backward()
-    schedule.finish()
-    assert schedule.units[0].message.name in arrived
-    assert not schedule.units[0].allocated
-    schedule._gathers.drain()
-    assert not schedule.units[0].gradient.any()
-    handle.detach()
+def parameters_of(shapes: list[tuple[int, ...]]) -> dict[str, nn.Parameter]:
+    return {f"p{i}": nn.Parameter(torch.randn(shape)) for i, shape in enumerate(shapes)}
+
+
+def stored(parameters: dict[str, nn.Parameter], rank: int, world_size: int) -> FlatUnit:
+    unit = FlatUnit("unit", parameters, rank, world_size)
+    unit.store()
+    return unit
+
+
+@given(SHAPES, st.integers(1, 5))
+def test_shards_of_all_ranks_together_are_the_parameters(shapes, world_size):
+    values = {name: p.detach().clone() for name, p in parameters_of(shapes).items()}
+    units = [
+        stored({k: nn.Parameter(v.clone()) for k, v in values.items()}, rank, world_size)
+        for rank in range(world_size)
+    ]
+    together = torch.cat([unit.shard.data for unit in units])
+    assert len({unit.shard.numel() for unit in units}) == 1
+    assert not together[sum(v.numel() for v in values.values()) :].any()
+    for name, part in named_parts(together, units[0].shapes).items():
+        assert torch.equal(part, values[name])
+
+
+@given(SHAPES, st.integers(1, 4))
+def test_parameters_see_what_is_gathered(shapes, world_size):
+    parameters = parameters_of(shapes)
+    unit = stored(parameters, 0, world_size)
+    assert not unit.allocated
+    unit.allocate()
+    with torch.no_grad():
+        unit.full.copy_(torch.arange(unit.full.numel()))
+    assert [p.flatten().tolist() for p in parameters.values()] == [
+        part.flatten().tolist() for part in named_parts(unit.full, unit.shapes).values()
+    ]
+    unit.free()
+    assert not unit.allocated
+
+
+@given(SHAPES, st.integers(1, 4), st.data())
+def test_gradients_are_collected_where_their_parameters_lie(shapes, world_size, data):
+    parameters = parameters_of(shapes)
+    unit = stored(parameters, 0, world_size)
+    gradients = {}
+    for name, parameter in parameters.items():
+        if data.draw(st.booleans()):
+            parameter.grad = torch.randn(parameter.shape)
+            gradients[name] = parameter.grad.clone()
+    vector = torch.full((unit.full.numel(),), torch.nan)
+    unit.collect(vector)
+    for name, part in named_parts(vector, unit.shapes).items():
+        assert torch.equal(part, gradients.get(name, torch.zeros_like(part)))
+    assert vector.isfinite().all()
+    assert all(parameter.grad is None for parameter in parameters.values())
+
+
+def test_saved_tensors_are_restored_by_gathering():
+    weight = nn.Parameter(torch.randn(4, 4))
+    unit = stored({"weight": weight}, 0, 1)
+    unit.allocate()
+    with torch.no_grad():
+        unit.full.copy_(unit.shard)
+    x = torch.randn(2, 4, requires_grad=True)
+    y = nn.functional.linear(x, weight)
+    unit.free()
+    unit.allocate()
+    with torch.no_grad():
+        unit.full.copy_(unit.shard)
+    y.sum().backward()
+    [stored_weight] = named_parts(unit.shard.data, unit.shapes).values()
+    torch.testing.assert_close(x.grad, torch.ones(2, 4) @ stored_weight)

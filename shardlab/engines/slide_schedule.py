@@ -1,19 +1,28 @@
-"""The order of prefetches, off-loads and updates of one step."""
+"""Module of the `slide` engine, and the order of its prefetches, off-loads and updates."""
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.profiler import record_function
+from torch.utils import checkpoint
 
 from shardlab.comm.background import Running
-from shardlab.engines.scheduling import MissingGradients, UnitSchedule
-from shardlab.engines.slide.grad_offload import GradOffload
-from shardlab.engines.slide.optimizer import HostOptimizer
-from shardlab.engines.slide.prefetch import Prefetcher, Window
-from shardlab.engines.slide.unit import SlideUnit
+from shardlab.comm.collective import Collective, MakeCollective
+from shardlab.core.errors import UserError
+from shardlab.engines.scheduling import ScheduledModule, UnitSchedule, with_gradient
+from shardlab.engines.slide_groups import RankGroups
+from shardlab.engines.slide_memory import SlideUnit
+from shardlab.engines.slide_optimizer import HostOptimizer
+from shardlab.engines.slide_transfers import GradOffload, Prefetcher, Window
+from shardlab.models.units import UnitPlan, owned_parameters
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 
 class Schedule(UnitSchedule):
@@ -21,13 +30,12 @@ class Schedule(UnitSchedule):
 
     forward   a unit is fetched while those before it compute, and gives its slot to the next one
               after its use; the last ones stay, as backward needs them first;
-    backward  the same from the last unit to the first. When all gradients of a unit are there, its
-              slot is free. They are off-loaded in parts as they are computed: the last unit first,
-              on all ranks, whatever each of them has used. A parameter without a gradient when
-              backward has passed its unit gets none;
+    backward  the same from the last unit to the first. Backward has passed a unit when it comes to
+              one that was used before it: then its slot is free, and its gradients are off-loaded,
+              the last unit first on all ranks, whatever each of them has used. A parameter without
+              a gradient then gets zeros;
     updates   begin when gradients are in host memory, unless they are held until all are;
-    frozen    a unit with frozen parameters gives its slot back when backward has passed it, which
-              may be after its last gradient. A unit that is frozen as a whole is never off-loaded.
+    frozen    a unit that is frozen as a whole is never off-loaded.
 
     The root (what belongs to no unit) has memory of its own. It comes first, stays for the step and
     is off-loaded last; its frozen part is fetched once.
@@ -59,7 +67,8 @@ class Schedule(UnitSchedule):
         self._prefetcher, self._offload, self._optimizer = prefetcher, offload, optimizer
         self._pending: dict[str, Running] = {}
         """fetches that nobody has waited for, by the name of the unit"""
-        self._missing = MissingGradients()
+        self._awaited: set[int] = set()
+        """indices of units that backward has yet to pass"""
         self._to_offload: deque[SlideUnit] = deque()
         """units whose gradients have not left in this backward pass"""
         self._uses: dict[int, tuple[int, int]] = {}
@@ -71,24 +80,28 @@ class Schedule(UnitSchedule):
         of host memory makes necessary"""
         self._stale = vector
         """the part of the root that is not on the device as it is in host memory"""
-        self._to_pass: set[int] = set()
-        """indices of units with frozen parameters that backward has yet to pass"""
         self._recomputing = False
         """the forward pass of the model is over: what computes now does so for backward"""
+        self._ended: Running | None = None
+        """agreement of the ranks on the end of a backward pass"""
 
     def begin(self) -> None:
         """Prepare the forward pass of the model."""
         self.in_backward = False
-        self._missing.expect(self.units)
         self._to_offload = deque(unit for unit in reversed(self.units) if unit.count)
+        self._awaited = {unit.index for unit in self._to_offload}
         self._uses.clear()
-        self._to_pass.clear()
         self._recomputing = False
         self._use_count = 0
         self._fetch_first()
         # after the fetch: what is still missing now was lost to an evaluation, not to this pass
         self._accounted_step = self._step if torch.is_grad_enabled() else None
         self._wait(self.root)
+
+    def agree(self) -> None:
+        """Return when all ranks have ended their backward pass after the same gathers."""
+        if self._ended is not None:
+            self._ended.wait()
 
     def end_step(self) -> None:
         """Fetch what the next forward pass begins with, after the last gradient of a step."""
@@ -139,33 +152,25 @@ class Schedule(UnitSchedule):
         self._fetch_all(self.units[index + 1 :])
 
     def returned(self, index: int) -> None:
-        """Note that backward will pass a unit with frozen parameters: its output has a gradient."""
-        self._to_pass.add(self.units[index].index)
+        """Note that backward will pass a unit: its output has a gradient."""
+        self._awaited.add(self.units[index].index)
 
     def before_backward(self, index: int) -> None:  # noqa: D102
         self.in_backward = True
-        self._finish_behind(index)
+        _, last = self._uses[index]
+        # autograd goes through operations in reverse: what was used after this unit is done, and
+        # so is what was not used at all
+        uses = {unit.index: self._uses.get(unit.index - 1, (math.inf, 0)) for unit in self.units}
+        self._pass(unit for unit in reversed(self.units) if uses[unit.index][0] > last)
         # an output that a unit only passes on may have its gradient later, when units before this
         # one are done, too
-        if self._awaited(self.units[index]):
+        if self.units[index].index in self._awaited:
             self._need(index, self._awaited_before(index))
-
-    def accumulated(self, unit: SlideUnit) -> None:  # noqa: D102
-        self.in_backward = True
-        if unit is self.root:
-            return
-        if self._missing.arrived(unit):
-            if unit.index not in self._to_pass:
-                self._free(unit)
-            self._offload_ready()
-        elif unit is self._to_offload[0]:
-            self._offload.advance(unit)
 
     def finish(self) -> None:
         """Off-load whatever gradients are there, after backward."""
-        self._prefetcher.backward_ended()
-        self._give_up(reversed(self.units))
-        self._offload_ready()
+        self._ended = self._prefetcher.end_backward()
+        self._pass(reversed(self.units))
         if self.last:
             self._stale = self._vector[: self.root.size]
         if self.root.count:
@@ -207,34 +212,22 @@ class Schedule(UnitSchedule):
             with record_function(f"shardlab::wait for {unit.name}"):
                 pending.wait()
 
-    def _finish_behind(self, index: int) -> None:
-        """Finish the units that backward has passed: those first used after this one's last use."""
-        _, last = self._uses[index]
-        behind = [
-            unit
-            for unit in reversed(self.units)
-            if self._uses.get(unit.index - 1, (math.inf, 0))[0] > last  # or not used at all
-        ]
-        self._give_up(behind)
-        self._offload_ready()
-
-    def _give_up(self, units: Iterable[SlideUnit]) -> None:
-        """Expect no more gradients of units that backward is done with."""
+    def _pass(self, units: Iterable[SlideUnit]) -> None:
+        """Free and off-load units that backward is done with."""
         # all of them before any is freed: freeing one fetches units that are still awaited
-        given_up = [unit for unit in units if self._awaited(unit)]
-        for unit in given_up:
-            self._missing.give_up(unit)
-            self._to_pass.discard(unit.index)
-        for unit in given_up:
+        passed = [unit for unit in units if unit.index in self._awaited]
+        self._awaited.difference_update(unit.index for unit in passed)
+        for unit in passed:
             self._free(unit)
-
-    def _awaited(self, unit: SlideUnit) -> bool:
-        """Return whether backward is not done with a unit."""
-        return self._missing.of(unit) or unit.index in self._to_pass
+        # in the order that is the same on all ranks
+        while self._to_offload and self._to_offload[0].index not in self._awaited:
+            self._start_offload(self._to_offload.popleft())
+        if self.last and not self._holding:
+            self._fetch_for_next_step()
 
     def _awaited_before(self, index: int) -> list[SlideUnit]:
         """Return the units that backward needs next; those that are done may be updated."""
-        return [unit for unit in reversed(self.units[:index]) if self._awaited(unit)]
+        return [unit for unit in reversed(self.units[:index]) if unit.index in self._awaited]
 
     def _free(self, unit: SlideUnit) -> None:
         """Free the slot of a unit that this backward pass uses no more, and fetch the next ones."""
@@ -244,13 +237,6 @@ class Schedule(UnitSchedule):
             if changes or unit not in self.units[: self.window.slots]:
                 self._release(unit)
             self._fetch_all(self._awaited_before(unit.index - 1))
-
-    def _offload_ready(self) -> None:
-        """Off-load complete units, in the order that is the same on all ranks."""
-        while self._to_offload and not self._missing.of(self._to_offload[0]):
-            self._start_offload(self._to_offload.popleft())
-        if self.last and not self._holding:
-            self._fetch_for_next_step()
 
     def _start_offload(self, unit: SlideUnit) -> None:
         self._offload.start(unit, self.first, self.last)
@@ -263,6 +249,126 @@ class Schedule(UnitSchedule):
         In the order of updates, which is the same on all ranks: these fetches wait for them.
         """
         for unit in reversed(self.units[: self.window.slots]):
-            if unit in self._to_offload or self._awaited(unit):
+            if unit in self._to_offload or unit.index in self._awaited:
                 return
             self._fetch_all([unit], next_step=True)
+
+
+class SlideModule(ScheduledModule):
+    """Wrapper of `model` whose units are on the device while they are used.
+
+    `schedule` and `owner` are set after `attach`.
+
+    Args:
+        plans: its units, in the order of their use; what is left makes up the root.
+        units: the root, then those of `plans`, unbound.
+        checkpointed: blocks that backward recomputes: what autograd saves then is used at once.
+    """
+
+    schedule: Schedule
+    owner: Callable[[], object]
+    """the engine, as long as there is one"""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plans: Sequence[UnitPlan],
+        units: Sequence[SlideUnit],
+        checkpointed: Container[nn.Module],
+        groups: RankGroups,
+    ) -> None:
+        super().__init__(model, plans)
+        self._units = units
+        self._groups = groups
+        self.gather: Collective | None = None
+        self.reduce: Collective | None = None
+        self.average: Collective | None = None
+        # hooks, not `forward`: others call the model, too, as its `generate` does
+        model.register_forward_pre_hook(lambda *_: self._begin())
+        model.register_forward_hook(lambda *_: self.schedule.computed())
+        for index, (plan, unit) in enumerate(zip(plans, units[1:], strict=True)):
+            for module in plan.modules:
+                if unit.frozen_shapes:
+                    module.register_forward_hook(partial(self._returned, index))
+                if module not in checkpointed:
+                    module.forward = self._saving_positions(module.forward)
+
+    def attach_collectives(  # noqa: D102
+        self, gradients: MakeCollective, weights: MakeCollective, replicas: MakeCollective
+    ) -> Callable[[], None]:
+        before = self.gather, self.reduce, self.average
+        groups = self._groups
+        self.gather = None if groups.gathers is None else weights(groups.gathers)
+        self.reduce = None if groups.reductions is None else gradients(groups.reductions)
+        self.average = None if groups.across is None else replicas(groups.across)
+
+        def detach() -> None:
+            self.gather, self.reduce, self.average = before
+
+        return detach
+
+    def unit_names(self) -> dict[str, list[str]]:
+        """Return the names of the trained parameters of each unit."""
+        return {unit.name: list(unit.shapes) for unit in self._units}
+
+    def _returned(self, index: int, module: nn.Module, inputs: Any, output: Any) -> None:
+        if [*with_gradient(output)]:
+            self.schedule.returned(index)
+
+    def _begin(self) -> None:
+        if self.owner() is None:
+            raise UserError(
+                "slide: what trained the model is gone, and its memory with it: keep SlideFSDP as "
+                "long as the model is used, or load its state_dict() into a new one"
+            )
+        if torch.is_grad_enabled() and not self.schedule.in_step:
+            raise UserError(
+                "slide: the model was called outside of a step, where its gradients would be lost: "
+                "call what trains it (SlideFSDP), or use torch.no_grad()"
+            )
+        self.schedule.begin()
+
+    def _saving_positions(self, forward: Callable[P, Result]) -> Callable[P, Result]:
+        @wraps(forward)
+        def saving(*args: P.args, **kwargs: P.kwargs) -> Result:
+            _refuse_checkpoint()
+            with self.schedule.window.saving_positions():
+                return forward(*args, **kwargs)
+
+        return saving
+
+
+def _refuse_checkpoint() -> None:
+    """Refuse a block within a checkpointed region.
+
+    Our hooks would take what the block saves before those of the region, so nothing would be
+    recomputed. torch has no public way to ask for the hooks that are active.
+    """
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if hooks is not None and hooks[0].__module__ == checkpoint.__name__:
+        raise UserError(
+            "slide: the model calls its blocks within torch.utils.checkpoint, where nothing would "
+            "be computed again: set activation_checkpointing: full"
+        )
+
+
+def refuse_shared(model: nn.Module, plans: Sequence[UnitPlan]) -> None:
+    """Refuse a unit that uses a parameter of another one, which is not on the device then."""
+    root, *others = owned_parameters(model, plans)
+    owners = {p: (name, unit) for unit, own in (root, *others) for name, p in own.items()}
+    modules = [
+        (unit, module)
+        for (unit, _), plan in zip(others, plans, strict=True)
+        for part in plan.modules
+        for module in part.modules()
+    ]
+    inside = {module for _, module in modules}
+    modules += [(root[0], module) for module in model.modules() if module not in inside]
+    for user, module in modules:
+        for parameter in module.parameters(recurse=False):
+            name, owner = owners[parameter]
+            if owner != user:
+                raise UserError(
+                    f"slide: {name} belongs to {owner}, which leaves the device, and {user} uses "
+                    "it, too: give each a parameter of its own, or choose another engine"
+                )
